@@ -1,0 +1,137 @@
+"""Configurations, and the only statement of what each kernel can take.
+
+A configuration is a compile-time value; the geometry it is asked about is a
+run-time one. `can_implement` answers with a reason, so that a forced kernel
+that does not fit fails with a sentence.
+"""
+
+from std.collections import Optional
+from std.sys.info import CompilationTarget, simd_width_of
+
+from .fields import (
+    KERNEL_DEPTHWISE,
+    KERNEL_IMPLICIT_GEMM,
+    KERNEL_POINTWISE,
+    KERNEL_REFERENCE,
+    PANEL,
+)
+from .problem import ConvProblem
+
+comptime LANES = min(PANEL, simd_width_of[DType.float32]())
+"""Lanes of a float32 register; a panel is `PANEL / LANES` registers wide."""
+
+
+def vector_registers() -> Int:
+    """How many vector registers the target's instruction set names."""
+    comptime if CompilationTarget.is_x86():
+        return 32 if CompilationTarget.has_avx512f() else 16
+    return 32
+
+
+@fieldwise_init
+struct CpuTile(ImplicitlyCopyable, Movable):
+    """The register tile of the CPU kernels and the block that feeds it.
+
+    Args:
+        rows: Output pixels of a register tile.
+        panels: Filter panels of a register tile.
+        max_depth: Products accumulated between two spills of a tile, chosen so
+            that a row block of activations stays in L2.
+        max_rows: Output pixels of the largest activation block.
+        max_accumulators: Float32 values of the largest block of partial sums.
+    """
+
+    var rows: Int
+    var panels: Int
+    var max_depth: Int
+    var max_rows: Int
+    var max_accumulators: Int
+
+    def columns(self) -> Int:
+        """Filters of a register tile."""
+        return self.panels * PANEL
+
+    def elements(self) -> Int:
+        """Accumulators of a register tile."""
+        return self.rows * self.columns()
+
+    @staticmethod
+    def for_registers(lanes: Int, registers: Int) -> CpuTile:
+        """The tile that fills a register file: accumulators, one register for
+        each vector of the filter, one for the broadcast activation and one
+        spare.
+
+        Args:
+            lanes: Float32 lanes of a register.
+            registers: Registers that the instruction set names.
+
+        Returns:
+            The tile.
+        """
+        var panels = 2 if lanes == PANEL else 1
+        var vectors = panels * PANEL // lanes
+        var rows = (registers - vectors - 2) // vectors
+        return CpuTile(
+            rows=rows,
+            panels=panels,
+            max_depth=512,
+            max_rows=rows * 4,
+            max_accumulators=32 * 1024,
+        )
+
+
+comptime CPU_TILE = CpuTile.for_registers(LANES, vector_registers())
+"""The tile of the machine that this is compiled for."""
+
+
+def kernel_name(kernel: Int) -> StaticString:
+    """The name of a kernel code, as the Python layer spells it."""
+    if kernel == KERNEL_REFERENCE:
+        return "reference"
+    if kernel == KERNEL_IMPLICIT_GEMM:
+        return "implicit_gemm"
+    if kernel == KERNEL_POINTWISE:
+        return "pointwise"
+    if kernel == KERNEL_DEPTHWISE:
+        return "depthwise"
+    return "auto"
+
+
+def can_implement(
+    kernel: Int, problem: ConvProblem, activation_in_place: Bool
+) -> Optional[String]:
+    """Why a CPU kernel cannot take a problem.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        problem: The convolution.
+        activation_in_place: Whether the activation lies in memory as float32,
+            with nothing fused in front of it.
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    if kernel == KERNEL_DEPTHWISE and not problem.is_depthwise():
+        return String(
+            t"depthwise takes one channel and one filter a group; here"
+            t" {problem.group_channels()} and {problem.group_filters()}"
+        )
+    if problem.is_depthwise() and (
+        kernel == KERNEL_IMPLICIT_GEMM or kernel == KERNEL_POINTWISE
+    ):
+        return String(
+            t"{kernel_name(kernel)} reads filters in panels, which depthwise"
+            t" filters are not packed into"
+        )
+    if kernel == KERNEL_POINTWISE and not problem.is_pointwise():
+        return String(
+            t"pointwise takes one tap, stride 1 and no padding; here filter"
+            t" {problem.filter}, stride {problem.stride}, padding"
+            t" {problem.pad_before}/{problem.pad_after}"
+        )
+    if kernel == KERNEL_POINTWISE and not activation_in_place:
+        return String(
+            "pointwise reads the activation where it lies, as float32 and with"
+            " nothing fused in front"
+        )
+    return None

@@ -1,0 +1,153 @@
+"""Problem -> kernel, on the CPU."""
+
+from extensibility import ManagedTensorSlice
+from std.runtime import parallelism_level
+
+from .memory import HostBuffer, Reads
+from ..cpu.launch import launch_depthwise, launch_gemm, launch_reference
+from ..cpu.scheduler import choose_blocking
+from .config import CPU_TILE, LANES, can_implement, kernel_name
+from .epilogue import Epilogue
+from .fields import (
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_KERNEL,
+    KERNEL_AUTO,
+    KERNEL_DEPTHWISE,
+    KERNEL_IMPLICIT_GEMM,
+    KERNEL_POINTWISE,
+    KERNEL_REFERENCE,
+    LAYOUT_PACKED,
+    PANEL,
+)
+from .packing import pack_filter
+from .problem import ConvProblem, Geometry
+
+
+@fieldwise_init
+struct Choice(Copyable, Movable):
+    """A kernel and why it was chosen."""
+
+    var kernel: Int
+    var reason: String
+
+
+def choose_kernel(
+    requested: Int, problem: ConvProblem, activation_in_place: Bool
+) raises -> Choice:
+    """The kernel that runs a problem.
+
+    Args:
+        requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
+        problem: The convolution.
+        activation_in_place: As in `can_implement`.
+
+    Returns:
+        The kernel and the reason.
+
+    Raises:
+        If the requested kernel cannot take the problem: why.
+    """
+    if requested < KERNEL_AUTO or requested > KERNEL_DEPTHWISE:
+        raise Error(t"config: kernel code {requested} is not 0 to 4")
+    if requested != KERNEL_AUTO:
+        var refusal = can_implement(requested, problem, activation_in_place)
+        if refusal:
+            raise Error(
+                t"config: {kernel_name(requested)} cannot take this"
+                t" convolution: {refusal.value()}"
+            )
+        return Choice(requested, "asked for by config=")
+    if not can_implement(KERNEL_DEPTHWISE, problem, activation_in_place):
+        return Choice(
+            KERNEL_DEPTHWISE,
+            String(
+                t"one channel and one filter a group: lanes are channels,"
+                t" {LANES} at a time"
+            ),
+        )
+    var cut = choose_blocking(problem, parallelism_level())
+    var tile = String(
+        t"register tile {CPU_TILE.rows} pixels x {CPU_TILE.columns()} filters;"
+        t" {cut}; {parallelism_level()} threads"
+    )
+    if not can_implement(KERNEL_POINTWISE, problem, activation_in_place):
+        return Choice(
+            KERNEL_POINTWISE,
+            String(
+                t"one tap, stride 1, no padding: activations are read where"
+                t" they lie; {tile}"
+            ),
+        )
+    return Choice(KERNEL_IMPLICIT_GEMM, tile)
+
+
+def convolve[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    geometry: Geometry,
+) raises:
+    """Runs a validated problem, packing its filter first if it is not packed.
+
+    Parameters:
+        filter_type: The filter's type.
+
+    Args:
+        output: The op's output.
+        x: The activation.
+        filter: The filter, in the layout that `geometry` names.
+        epilogue: The epilogue.
+        problem: The convolution.
+        geometry: The decoded geometry operand.
+
+    Raises:
+        If the requested kernel cannot take the problem.
+    """
+    comptime activation_in_place = (
+        x.dtype == DType.float32 and not x._has_input_fusion
+    )
+    var choice = choose_kernel(
+        geometry[GEOMETRY_KERNEL], problem, activation_in_place
+    )
+    if problem.gemm_m() == 0 or problem.filters == 0:
+        return
+    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
+    if layout == LAYOUT_PACKED:
+        _launch(choice.kernel, output, x, filter, epilogue, problem)
+        return
+    var packed = HostBuffer[filter_type](problem.packed_length())
+    pack_filter(problem, layout, filter, packed.elements)
+    _launch(
+        choice.kernel, output, x, packed.elements.as_imm(), epilogue, problem
+    )
+    _ = packed^
+
+
+def _launch[
+    filter_type: DType
+](
+    kernel: Int,
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+) raises:
+    """Runs a kernel on a packed filter."""
+    if kernel == KERNEL_DEPTHWISE:
+        launch_depthwise(output, x, filter, epilogue, problem)
+    elif kernel == KERNEL_IMPLICIT_GEMM:
+        launch_gemm[pointwise=False](output, x, filter, epilogue, problem)
+    elif kernel == KERNEL_REFERENCE:
+        launch_reference(output, x, filter, epilogue, problem)
+    elif kernel == KERNEL_POINTWISE:
+        comptime if x.dtype == DType.float32 and not x._has_input_fusion:
+            launch_gemm[pointwise=True](output, x, filter, epilogue, problem)
+        else:
+            raise Error("dispatch: pointwise chosen for a converted activation")
+    else:
+        raise Error(t"dispatch: no kernel has code {kernel}")

@@ -1,0 +1,247 @@
+"""The epilogue contract, shared by every target.
+
+Of an accumulator value `v` of output element `[n, ..., k]` the epilogue makes
+
+    final_activation(activation(v + bias[k]) + beta * residual[n, ..., k])
+
+in float32, rounds it once to the output's type, hands it to what the graph
+compiler fused behind the op, and stores it.
+"""
+
+from extensibility import ManagedTensorSlice
+from std.math import erf, exp, tanh
+from std.utils import IndexList
+
+from .memory import Reads
+from .fields import (
+    ACTIVATION_CLAMP,
+    ACTIVATION_GELU,
+    ACTIVATION_GELU_TANH,
+    ACTIVATION_HARD_SWISH,
+    ACTIVATION_LEAKY_RELU,
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    ACTIVATION_SIGMOID,
+    ACTIVATION_SILU,
+    ACTIVATION_TANH,
+    GEOMETRY_ACTIVATION,
+    GEOMETRY_FINAL_ACTIVATION,
+    GEOMETRY_HAS_BIAS,
+    GEOMETRY_HAS_RESIDUAL,
+    SCALAR_ACTIVATION_P0,
+    SCALAR_ACTIVATION_P1,
+    SCALAR_BETA,
+    SCALAR_FINAL_P0,
+    SCALAR_FINAL_P1,
+    SCALARS_LENGTH,
+)
+from .problem import ConvProblem, Geometry
+
+comptime SQRT_HALF = Float32(0.70710678118654752440)
+comptime SQRT_TWO_OVER_PI = Float32(0.79788456080286535588)
+
+
+@fieldwise_init
+struct Activation(ImplicitlyCopyable, Movable):
+    """One elementwise function, chosen at run time by its `ACTIVATION_*` code.
+    """
+
+    var code: Int
+    var p0: Float32
+    var p1: Float32
+
+    @always_inline
+    def apply[
+        width: Int
+    ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        """The function of every lane.
+
+        Parameters:
+            width: Lanes.
+
+        Args:
+            v: The values.
+
+        Returns:
+            The function's values; `v` for `ACTIVATION_NONE`.
+        """
+        if self.code == ACTIVATION_NONE:
+            return v
+        if self.code == ACTIVATION_RELU:
+            return max(v, SIMD[DType.float32, width](0))
+        if self.code == ACTIVATION_CLAMP:
+            return min(max(v, self.p0), self.p1)
+        if self.code == ACTIVATION_LEAKY_RELU:
+            return v.gt(0).select(v, v * self.p0)
+        return self._apply_smooth[width](v)
+
+    @no_inline
+    def _apply_smooth[
+        width: Int
+    ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        """The functions long enough to be called rather than inlined."""
+        if self.code == ACTIVATION_SIGMOID:
+            return 1 / (1 + exp(-v))
+        if self.code == ACTIVATION_SILU:
+            return v / (1 + exp(-v))
+        if self.code == ACTIVATION_HARD_SWISH:
+            return v * min(max(v + 3, 0), 6) * Float32(1.0 / 6.0)
+        if self.code == ACTIVATION_GELU:
+            return 0.5 * v * (1 + erf(v * SQRT_HALF))
+        if self.code == ACTIVATION_GELU_TANH:
+            var cubic = v + 0.044715 * v * v * v
+            return 0.5 * v * (1 + tanh(SQRT_TWO_OVER_PI * cubic))
+        return tanh(v)
+
+
+@fieldwise_init
+struct Epilogue[bias_type: DType, residual_type: DType](
+    ImplicitlyCopyable, Movable
+):
+    """What happens to an accumulator before the store, except for what the
+    graph compiler fused.
+
+    `bias` has one value a filter, `residual` the output's shape in row-major
+    order; each is read only if its flag is set.
+    """
+
+    var has_bias: Bool
+    var has_residual: Bool
+    var bias: Reads[Self.bias_type]
+    var residual: Reads[Self.residual_type]
+    var beta: Float32
+    var activation: Activation
+    var final_activation: Activation
+
+    def __init__(
+        out self,
+        geometry: Geometry,
+        scalars: Reads[DType.float32],
+        bias: Reads[Self.bias_type],
+        residual: Reads[Self.residual_type],
+    ):
+        """Reads the epilogue off the op's operands.
+
+        Args:
+            geometry: The decoded geometry operand.
+            scalars: `SCALARS_LENGTH` values in host memory.
+            bias: One value a filter, or nothing that may be read.
+            residual: The residual, or nothing that may be read.
+        """
+        self.has_bias = geometry[GEOMETRY_HAS_BIAS] != 0
+        self.has_residual = geometry[GEOMETRY_HAS_RESIDUAL] != 0
+        self.bias = bias
+        self.residual = residual
+        self.beta = scalars[unsafe_offset=SCALAR_BETA]
+        self.activation = Activation(
+            geometry[GEOMETRY_ACTIVATION],
+            scalars[unsafe_offset=SCALAR_ACTIVATION_P0],
+            scalars[unsafe_offset=SCALAR_ACTIVATION_P1],
+        )
+        self.final_activation = Activation(
+            geometry[GEOMETRY_FINAL_ACTIVATION],
+            scalars[unsafe_offset=SCALAR_FINAL_P0],
+            scalars[unsafe_offset=SCALAR_FINAL_P1],
+        )
+
+    @always_inline
+    def apply[
+        width: Int
+    ](
+        self, v: SIMD[DType.float32, width], filter: Int, offset: Int
+    ) -> SIMD[DType.float32, width]:
+        """The epilogue of `width` neighbouring filters of one pixel.
+
+        Parameters:
+            width: How many filters.
+
+        Args:
+            v: Their accumulators.
+            filter: The first filter.
+            offset: The first element's row-major offset in the output.
+
+        Returns:
+            The values to round and store.
+        """
+        var result = v
+        if self.has_bias:
+            result += self.bias.unsafe_load[width=width](filter).cast[
+                DType.float32
+            ]()
+        result = self.activation.apply[width](result)
+        if self.has_residual:
+            var c = self.residual.unsafe_load[width=width](offset).cast[
+                DType.float32
+            ]()
+            result = c.fma(SIMD[DType.float32, width](self.beta), result)
+        return self.final_activation.apply[width](result)
+
+
+@always_inline
+def store_output[
+    width: Int
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    index: IndexList[output.rank],
+    offset: Int,
+    value: SIMD[DType.float32, width],
+):
+    """Rounds and stores neighbouring filters of one pixel, through whatever
+    the graph compiler fused behind the op.
+
+    Parameters:
+        width: How many filters.
+
+    Args:
+        output: The op's output, contiguous.
+        index: The first element's index.
+        offset: The same as a row-major offset.
+        value: The values.
+    """
+    var rounded = value.cast[output.dtype]()
+    comptime if output._has_output_store_fusion:
+        output._fused_store[width](index, rounded)
+    elif output._has_compute_fusion:
+        var fused = output._fused_compute_output_lambda[width](index, rounded)
+        output.unsafe_ptr().unsafe_store(offset, fused)
+    else:
+        output.unsafe_ptr().unsafe_store(offset, rounded)
+
+
+def validate_operands[
+    rank: Int
+](
+    problem: ConvProblem,
+    geometry: Geometry,
+    scalars: Int,
+    bias: Int,
+    residual_shape: IndexList[rank],
+    out_shape: IndexList[rank],
+) raises:
+    """Checks the epilogue's operands against the problem.
+
+    Args:
+        problem: The convolution.
+        geometry: The decoded geometry operand.
+        scalars: The scalars operand's length.
+        bias: The bias operand's length.
+        residual_shape: The residual operand's shape.
+        out_shape: The output's shape.
+
+    Raises:
+        Naming the argument, its value and what is allowed.
+    """
+    if scalars != SCALARS_LENGTH:
+        raise Error(
+            t"scalars: {scalars} values, but this op takes {SCALARS_LENGTH};"
+            t" the Python package and operations/ are of different versions"
+        )
+    if geometry[GEOMETRY_HAS_BIAS] != 0 and bias != problem.filters:
+        raise Error(
+            t"bias: {bias} elements, but there are {problem.filters} filters"
+        )
+    if geometry[GEOMETRY_HAS_RESIDUAL] != 0 and residual_shape != out_shape:
+        raise Error(
+            t"residual: shape {residual_shape} must equal the output's shape"
+            t" {out_shape}"
+        )

@@ -1,0 +1,50 @@
+"""Pointers to operands and scratch, whose lifetimes the caller of a kernel
+manages."""
+
+from extensibility import ManagedTensorSlice
+from std.memory.alloc import unsafe_alloc
+
+comptime CACHE_LINE = 64
+"""Bytes, and the alignment of scratch memory."""
+
+comptime Reads[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
+"""Elements that a kernel reads."""
+
+comptime Writes[dtype: DType] = Pointer[Scalar[dtype], MutUntrackedOrigin]
+"""Elements that a kernel writes."""
+
+
+@always_inline
+def operand(tensor: ManagedTensorSlice) -> Reads[tensor.dtype]:
+    """The elements of an op's operand, which outlive the op's call.
+
+    Args:
+        tensor: The operand, contiguous.
+
+    Returns:
+        Its first element.
+    """
+    return (
+        tensor.unsafe_ptr().as_imm().unsafe_origin_cast[ImmUntrackedOrigin]()
+    )
+
+
+struct HostBuffer[dtype: DType](Movable):
+    """Uninitialized memory that is freed with its owner, also when a kernel
+    raises. Keep the owner alive to the last use of `elements`."""
+
+    var elements: Writes[Self.dtype]
+
+    def __init__(out self, count: Int):
+        """Allocates.
+
+        Args:
+            count: Elements.
+        """
+        self.elements = unsafe_alloc[Scalar[Self.dtype]](
+            max(1, count), alignment=CACHE_LINE
+        )
+
+    def __deinit__(deinit self):
+        """Frees."""
+        self.elements.unsafe_free()

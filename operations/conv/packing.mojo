@@ -1,0 +1,110 @@
+"""Filter layouts, and the packing of one into the kernels' own.
+
+Packed filters are what every kernel reads: `[groups][panels][depth][PANEL]`,
+or `[taps][channels]` where the convolution is depthwise. `PANEL` does not
+depend on the machine, so a packed filter may be stored and moved.
+"""
+
+from max.algorithm import sync_parallelize
+
+from .memory import Reads, Writes
+from .fields import LAYOUT_KRSC, LAYOUT_RSCF, PANEL
+from .problem import ConvProblem
+
+
+@fieldwise_init
+struct FilterStrides(ImplicitlyCopyable, Movable):
+    """Element strides of an unpacked filter by filter, tap and channel."""
+
+    var filter: Int
+    var tap: Int
+    var channel: Int
+
+    def __init__(out self, layout: Int, problem: ConvProblem):
+        """The strides of a layout.
+
+        Args:
+            layout: `LAYOUT_KRSC`, `LAYOUT_RSCF` or `LAYOUT_FCRS`.
+            problem: The convolution.
+        """
+        var channels = problem.group_channels()
+        if layout == LAYOUT_KRSC:
+            self.filter = problem.gemm_k()
+            self.tap = channels
+            self.channel = 1
+        elif layout == LAYOUT_RSCF:
+            self.filter = 1
+            self.tap = channels * problem.filters
+            self.channel = problem.filters
+        else:
+            self.filter = problem.gemm_k()
+            self.tap = 1
+            self.channel = problem.taps()
+
+
+def pack_filter[
+    dtype: DType
+](
+    problem: ConvProblem,
+    layout: Int,
+    source: Reads[dtype],
+    packed: Writes[dtype],
+) raises:
+    """Packs a filter, on all threads.
+
+    Parameters:
+        dtype: The filter's type.
+
+    Args:
+        problem: The convolution.
+        layout: The layout of `source`.
+        source: The filter, `problem.filter_length(layout)` elements.
+        packed: Where to, `problem.packed_length()` elements.
+    """
+    var strides = FilterStrides(layout, problem)
+    if problem.is_depthwise():
+        for tap in range(problem.taps()):
+            for c in range(problem.channels):
+                packed[unsafe_offset = tap * problem.channels + c] = source[
+                    unsafe_offset = c * strides.filter + tap * strides.tap
+                ]
+        return
+
+    def pack_panel(index: Int) raises {imm}:
+        _pack_panel(problem, strides, index, source, packed)
+
+    sync_parallelize(pack_panel, problem.groups * problem.panels())
+
+
+def _pack_panel[
+    dtype: DType
+](
+    problem: ConvProblem,
+    strides: FilterStrides,
+    index: Int,
+    source: Reads[dtype],
+    packed: Writes[dtype],
+):
+    """Packs panel `index`, counted over groups and their panels."""
+    var group, panel = divmod(index, problem.panels())
+    var first = panel * PANEL
+    var lanes = min(PANEL, problem.gemm_n() - first)
+    var channels = problem.group_channels()
+    var base = (group * problem.gemm_n() + first) * strides.filter
+    var to = packed.unsafe_offset(index * problem.gemm_k() * PANEL)
+    for tap in range(problem.taps()):
+        for c in range(channels):
+            var from_here = source.unsafe_offset(
+                base + tap * strides.tap + c * strides.channel
+            )
+            if strides.filter == 1 and lanes == PANEL:
+                to.unsafe_store(from_here.unsafe_load[width=PANEL]())
+            else:
+                for lane in range(PANEL):
+                    to[unsafe_offset=lane] = (
+                        from_here[
+                            unsafe_offset = lane * strides.filter
+                        ] if lane
+                        < lanes else Scalar[dtype](0)
+                    )
+            to = to.unsafe_offset(PANEL)

@@ -1,0 +1,133 @@
+"""The CPU epilogue: a register tile, just written and still in L1, becomes
+output."""
+
+from extensibility import ManagedTensorSlice
+
+from ..conv.memory import Reads
+from ..conv.config import CPU_TILE
+from ..conv.epilogue import Epilogue, store_output
+from ..conv.fields import PANEL
+from ..conv.problem import ConvProblem
+from .tile_io import Pixel
+
+
+@always_inline
+def store_channels[
+    width: Int
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    pixel: Pixel,
+    row: Int,
+    filter: Int,
+    value: SIMD[DType.float32, width],
+):
+    """Applies the epilogue to neighbouring filters of one pixel and stores
+    them.
+
+    Parameters:
+        width: How many filters.
+
+    Args:
+        output: The op's output.
+        epilogue: The epilogue.
+        problem: The convolution.
+        pixel: The output pixel.
+        row: The same, as a row of the implicit GEMM.
+        filter: The first filter.
+        value: Their accumulators.
+    """
+    var offset = row * problem.filters + filter
+    store_output[width](
+        output,
+        pixel.index[output.rank](filter),
+        offset,
+        epilogue.apply[width](value, filter, offset),
+    )
+
+
+@always_inline
+def _store_row(
+    output: ManagedTensorSlice[mut=True, ...],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    pixel: Pixel,
+    row: Int,
+    filter: Int,
+    columns: Int,
+    values: Reads[DType.float32],
+):
+    """Stores one pixel's row of a tile."""
+    var j = 0
+    while j + PANEL <= columns:
+        store_channels[PANEL](
+            output,
+            epilogue,
+            problem,
+            pixel,
+            row,
+            filter + j,
+            values.unsafe_load[width=PANEL](j),
+        )
+        j += PANEL
+    while j + 4 <= columns:
+        store_channels[4](
+            output,
+            epilogue,
+            problem,
+            pixel,
+            row,
+            filter + j,
+            values.unsafe_load[width=4](j),
+        )
+        j += 4
+    while j < columns:
+        store_channels[1](
+            output,
+            epilogue,
+            problem,
+            pixel,
+            row,
+            filter + j,
+            values.unsafe_load(j),
+        )
+        j += 1
+
+
+@no_inline
+def store_tile(
+    output: ManagedTensorSlice[mut=True, ...],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    row: Int,
+    rows: Int,
+    filter: Int,
+    columns: Int,
+    accumulators: Reads[DType.float32],
+):
+    """Applies the epilogue to a register tile in memory and stores it.
+
+    Args:
+        output: The op's output.
+        epilogue: The epilogue.
+        problem: The convolution.
+        row: The tile's first row of the implicit GEMM.
+        rows: How many rows are output.
+        filter: The tile's first filter, counted over all groups.
+        columns: How many filters are output.
+        accumulators: Rows of `CPU_TILE.columns()` values.
+    """
+    var pixel = Pixel(problem, row)
+    for i in range(rows):
+        _store_row(
+            output,
+            epilogue,
+            problem,
+            pixel,
+            row + i,
+            filter,
+            columns,
+            accumulators.unsafe_offset(i * CPU_TILE.columns()),
+        )
+        pixel.advance(problem)

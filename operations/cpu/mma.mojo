@@ -1,0 +1,133 @@
+"""The register tile: `rows x panels*PANEL` outputs, one product deep a step.
+
+The multiplication of both GEMM kernels, and the only loop in which their time
+goes. Each step broadcasts `rows` activations against `panels` filter vectors;
+the accumulators never leave registers. (The outer-product form of Goto and van
+de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.)
+"""
+
+from ..conv.memory import Reads, Writes
+from ..conv.config import CPU_TILE, LANES
+from ..conv.fields import PANEL
+
+
+@no_inline
+def multiply_tile[
+    filter_type: DType, rows: Int, panels: Int
+](
+    activation: Reads[DType.float32],
+    row_stride: Int,
+    filter: Reads[filter_type],
+    panel_stride: Int,
+    depth: Int,
+    accumulators: Writes[DType.float32],
+    accumulate: Bool,
+):
+    """Multiplies a tile.
+
+    Parameters:
+        filter_type: The packed filter's type.
+        rows: Output pixels.
+        panels: Filter panels.
+
+    Args:
+        activation: `rows` rows of `depth` values.
+        row_stride: Elements between two rows.
+        filter: The first panel's `depth` steps of `PANEL` values.
+        panel_stride: Elements between two panels.
+        depth: Products of each output.
+        accumulators: The tile in memory, `rows` rows of `CPU_TILE.columns()`.
+        accumulate: Whether to add to the tile instead of overwriting it.
+    """
+    comptime vectors = panels * PANEL // LANES
+    comptime in_panel = PANEL // LANES
+    comptime Vector = SIMD[DType.float32, LANES]
+    comptime columns = CPU_TILE.columns()
+
+    var acc = Array[Vector, rows * vectors](fill=Vector(0))
+    if accumulate:
+        comptime for i in range(rows):
+            comptime for j in range(vectors):
+                acc[i * vectors + j] = accumulators.unsafe_load[width=LANES](
+                    i * columns + j * LANES
+                )
+    for k in range(depth):
+        var b = Array[Vector, vectors](fill=Vector(0))
+        comptime for j in range(vectors):
+            b[j] = filter.unsafe_load[width=LANES](
+                (j // in_panel) * panel_stride
+                + k * PANEL
+                + (j % in_panel) * LANES
+            ).cast[DType.float32]()
+        comptime for i in range(rows):
+            var a = Vector(activation.unsafe_load(i * row_stride + k))
+            comptime for j in range(vectors):
+                acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+    comptime for i in range(rows):
+        comptime for j in range(vectors):
+            accumulators.unsafe_store(
+                i * columns + j * LANES, acc[i * vectors + j]
+            )
+
+
+@always_inline
+def tile_rows(rows: Int) -> Int:
+    """The register tile that serves `rows` output pixels: the next even count,
+    or 1, as odd ones are not instantiated.
+
+    Args:
+        rows: Output pixels, from 1 to `CPU_TILE.rows`.
+
+    Returns:
+        Rows of the tile, at least `rows`.
+    """
+    return 1 if rows == 1 else (rows + 1) // 2 * 2
+
+
+def multiply[
+    filter_type: DType
+](
+    rows: Int,
+    panels: Int,
+    activation: Reads[DType.float32],
+    row_stride: Int,
+    filter: Reads[filter_type],
+    panel_stride: Int,
+    depth: Int,
+    accumulators: Writes[DType.float32],
+    accumulate: Bool,
+):
+    """Multiplies a tile whose size is known at run time.
+
+    `activation` must have `tile_rows(rows)` rows that may be read.
+
+    Parameters:
+        filter_type: The packed filter's type.
+
+    Args:
+        rows: Output pixels, from 1 to `CPU_TILE.rows`.
+        panels: Filter panels, from 1 to `CPU_TILE.panels`.
+        activation: As in `multiply_tile`.
+        row_stride: As in `multiply_tile`.
+        filter: As in `multiply_tile`.
+        panel_stride: As in `multiply_tile`.
+        depth: As in `multiply_tile`.
+        accumulators: As in `multiply_tile`.
+        accumulate: As in `multiply_tile`.
+    """
+    var wanted = tile_rows(rows)
+    comptime for p in range(1, CPU_TILE.panels + 1):
+        if panels == p:
+            comptime for half in range(CPU_TILE.rows // 2 + 1):
+                comptime tile = max(1, 2 * half)
+                if wanted == tile:
+                    multiply_tile[filter_type, tile, p](
+                        activation,
+                        row_stride,
+                        filter,
+                        panel_stride,
+                        depth,
+                        accumulators,
+                        accumulate,
+                    )
+                    return

@@ -1,0 +1,367 @@
+"""Activation tiles: rows of the implicit im2col matrix, gathered as float32.
+
+A row is one output pixel's `T*R*S*C/groups` inputs in the order of the packed
+filter. Only a block of rows ever exists, in a buffer that fits in L2; padding
+becomes zeros here, so the multiplication never asks for it.
+"""
+
+from extensibility import ManagedTensorSlice
+from std.math import ceildiv
+from std.utils import IndexList
+
+from ..conv.memory import Reads, Writes, operand
+from ..conv.fields import PANEL
+from ..conv.problem import SPATIAL, ConvProblem
+
+comptime COPY = PANEL
+"""Elements that the gather moves at once."""
+
+
+@fieldwise_init
+struct Pixel(ImplicitlyCopyable, Movable):
+    """An output pixel `[n, z, p, q]`."""
+
+    var n: Int
+    var at: IndexList[SPATIAL]
+
+    def __init__(out self, problem: ConvProblem, row: Int):
+        """The pixel of a row of the implicit GEMM.
+
+        Args:
+            problem: The convolution.
+            row: From 0 to `problem.gemm_m() - 1`.
+        """
+        var rest, q = divmod(row, problem.output[2])
+        var zn, p = divmod(rest, problem.output[1])
+        var n, z = divmod(zn, problem.output[0])
+        self.n = n
+        self.at = IndexList[SPATIAL](z, p, q)
+
+    @always_inline
+    def advance(mut self, problem: ConvProblem):
+        """Moves to the next row's pixel.
+
+        Args:
+            problem: The convolution.
+        """
+        self.at[2] += 1
+        if self.at[2] < problem.output[2]:
+            return
+        self.at[2] = 0
+        self.at[1] += 1
+        if self.at[1] < problem.output[1]:
+            return
+        self.at[1] = 0
+        self.at[0] += 1
+        if self.at[0] == problem.output[0]:
+            self.at[0] = 0
+            self.n += 1
+
+    @always_inline
+    def index[rank: Int](self, channel: Int) -> IndexList[rank]:
+        """The index of a channel of this pixel in a tensor of this rank.
+
+        Parameters:
+            rank: Of the tensor: batch, spatial dimensions, channels.
+
+        Args:
+            channel: The channel.
+
+        Returns:
+            `[n, *at, channel]`, without the leading spatial ones.
+        """
+        return tensor_index[rank](self.n, self.at, channel)
+
+
+@always_inline
+def tensor_index[
+    rank: Int
+](n: Int, at: IndexList[SPATIAL], channel: Int) -> IndexList[rank]:
+    """The index of an element in a tensor that lacks the leading spatial ones.
+
+    Parameters:
+        rank: Of the tensor: batch, spatial dimensions, channels.
+
+    Args:
+        n: The image.
+        at: The position, with three spatial coordinates.
+        channel: The channel.
+
+    Returns:
+        `[n, *at, channel]`, without the leading spatial coordinates.
+    """
+    var index = IndexList[rank](fill=0)
+    index[0] = n
+    comptime missing = SPATIAL - (rank - 2)
+    comptime for i in range(rank - 2):
+        index[1 + i] = at[missing + i]
+    index[rank - 1] = channel
+    return index
+
+
+@always_inline
+def load_activation[
+    width: Int
+](
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    n: Int,
+    at: IndexList[SPATIAL],
+    channel: Int,
+) -> SIMD[DType.float32, width]:
+    """Neighbouring channels of one input pixel, through whatever the graph
+    compiler fused in front of the op.
+
+    Parameters:
+        width: How many channels.
+
+    Args:
+        x: The activation, contiguous.
+        problem: The convolution.
+        n: The image.
+        at: The input pixel, inside the image.
+        channel: The first channel.
+
+    Returns:
+        The values.
+    """
+    comptime if x._has_input_fusion:
+        return x._fused_load[width](
+            tensor_index[x.rank](n, at, channel)
+        ).cast[DType.float32]()
+    else:
+        return (
+            x.unsafe_ptr()
+            .unsafe_load[width=width](
+                pixel_offset(problem, n, at) * problem.channels + channel
+            )
+            .cast[DType.float32]()
+        )
+
+
+@always_inline
+def pixel_offset(problem: ConvProblem, n: Int, at: IndexList[SPATIAL]) -> Int:
+    """The row-major offset, in pixels, of an input pixel.
+
+    Args:
+        problem: The convolution.
+        n: The image.
+        at: The pixel; may lie outside the image.
+
+    Returns:
+        The offset.
+    """
+    return (
+        (n * problem.input[0] + at[0]) * problem.input[1] + at[1]
+    ) * problem.input[2] + at[2]
+
+
+@always_inline
+def _zero(to: Writes[DType.float32], count: Int):
+    """Zeroes at least `count` values, in whole `COPY`s: the excess is
+    overwritten by the next run, or lies in the row's slack."""
+    for i in range(0, count, COPY):
+        to.unsafe_store(i, SIMD[DType.float32, COPY](0))
+
+
+@always_inline
+def _copy_memory[
+    dtype: DType
+](
+    x: Reads[dtype],
+    begin: Int,
+    length: Int,
+    to: Writes[DType.float32],
+    count: Int,
+):
+    """Converts `x[begin : begin+count]`, in whole `COPY`s where the tensor of
+    `length` elements reaches that far; the excess is as in `_zero`."""
+    var whole = count
+    if begin + ceildiv(count, COPY) * COPY > length:
+        whole = count // COPY * COPY
+    for i in range(0, whole, COPY):
+        to.unsafe_store(
+            i, x.unsafe_load[width=COPY](begin + i).cast[DType.float32]()
+        )
+    for i in range(whole, count):
+        to[unsafe_offset=i] = x[unsafe_offset = begin + i].cast[DType.float32]()
+
+
+@always_inline
+def _copy_fused(
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    n: Int,
+    at: IndexList[SPATIAL],
+    channel: Int,
+    to: Writes[DType.float32],
+    count: Int,
+):
+    """Loads `count` channels of one pixel through the fused producer."""
+    var whole = count // COPY * COPY
+    for i in range(0, whole, COPY):
+        to.unsafe_store(
+            i, load_activation[COPY](x, problem, n, at, channel + i)
+        )
+    for i in range(whole, count):
+        to[unsafe_offset=i] = load_activation[1](
+            x, problem, n, at, channel + i
+        )[0]
+
+
+@always_inline
+def _gather_span(
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    n: Int,
+    at: IndexList[SPATIAL],
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Gathers elements `[begin, end)` of one filter row's `S*C` inputs, which
+    lie side by side in memory, zeroing those left and right of the image."""
+    var channels = problem.channels
+    var first = max(0, -at[2]) * channels
+    var last = max(
+        0, min(problem.filter[2], problem.input[2] - at[2]) * channels
+    )
+    var left = min(max(first, begin), end)
+    var right = min(max(last, left), end)
+    if left > begin:
+        _zero(to, left - begin)
+    if right > left:
+        _copy_memory(
+            operand(x),
+            pixel_offset(problem, n, at) * channels + left,
+            problem.batch
+            * problem.input[0]
+            * problem.input[1]
+            * problem.input[2]
+            * channels,
+            to.unsafe_offset(left - begin),
+            right - left,
+        )
+    if end > right:
+        _zero(to.unsafe_offset(right - begin), end - right)
+
+
+@always_inline
+def _gather_taps(
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    group: Int,
+    n: Int,
+    at: IndexList[SPATIAL],
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Gathers elements `[begin, end)` of one filter row's inputs tap by tap."""
+    var channels = problem.group_channels()
+    for s in range(begin // channels, ceildiv(end, channels)):
+        var low = max(begin, s * channels)
+        var high = min(end, (s + 1) * channels)
+        var pixel = at
+        pixel[2] += s * problem.dilation[2]
+        var here = to.unsafe_offset(low - begin)
+        if pixel[2] < 0 or pixel[2] >= problem.input[2]:
+            _zero(here, high - low)
+            continue
+        var channel = group * channels + low - s * channels
+        comptime if x._has_input_fusion:
+            _copy_fused(x, problem, n, pixel, channel, here, high - low)
+        else:
+            _copy_memory(
+                operand(x),
+                pixel_offset(problem, n, pixel) * problem.channels + channel,
+                problem.batch
+                * problem.input[0]
+                * problem.input[1]
+                * problem.input[2]
+                * problem.channels,
+                here,
+                high - low,
+            )
+
+
+def _gather_row(
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    group: Int,
+    pixel: Pixel,
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Gathers elements `[begin, end)` of one output pixel's row."""
+    var segment = problem.filter[2] * problem.group_channels()
+    var adjacent = problem.groups == 1 and (
+        problem.dilation[2] == 1 or problem.filter[2] == 1
+    )
+    var origin = (
+        pixel.at * problem.stride - problem.pad_before
+    )
+    for index in range(begin // segment, ceildiv(end, segment)):
+        var t, r = divmod(index, problem.filter[1])
+        var at = origin
+        at[0] += t * problem.dilation[0]
+        at[1] += r * problem.dilation[1]
+        var low = max(begin, index * segment)
+        var high = min(end, (index + 1) * segment)
+        var here = to.unsafe_offset(low - begin)
+        low -= index * segment
+        high -= index * segment
+        if (
+            at[0] < 0
+            or at[0] >= problem.input[0]
+            or at[1] < 0
+            or at[1] >= problem.input[1]
+        ):
+            _zero(here, high - low)
+            continue
+        comptime if not x._has_input_fusion:
+            if adjacent:
+                _gather_span(x, problem, pixel.n, at, low, high, here)
+                continue
+        _gather_taps(x, problem, group, pixel.n, at, low, high, here)
+
+
+def gather_rows(
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    group: Int,
+    first: Int,
+    rows: Int,
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+    row_stride: Int,
+):
+    """Gathers a block of the implicit im2col matrix.
+
+    Writes up to `COPY - 1` values behind each row, so rows need that slack.
+
+    Args:
+        x: The activation.
+        problem: The convolution.
+        group: The group.
+        first: The first row, an output pixel.
+        rows: How many rows.
+        begin: The first column, from 0 to `problem.gemm_k() - 1`.
+        end: The column behind the last.
+        to: The block.
+        row_stride: Elements between two rows of the block.
+    """
+    var pixel = Pixel(problem, first)
+    for i in range(rows):
+        _gather_row(
+            x,
+            problem,
+            group,
+            pixel,
+            begin,
+            end,
+            to.unsafe_offset(i * row_stride),
+        )
+        pixel.advance(problem)

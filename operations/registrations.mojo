@@ -1,0 +1,149 @@
+"""The registered ops: operands -> problem -> dispatch, and no arithmetic."""
+
+from extensibility import (
+    InputTensor,
+    ManagedTensorSlice,
+    OutputTensor,
+    _FusedComputeOutputTensor,
+    _FusedInputTensor,
+    register,
+)
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+from std.utils import IndexList
+
+from .conv.dispatch import choose_kernel, convolve
+from .conv.config import kernel_name
+from .conv.epilogue import Epilogue, validate_operands
+from .conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
+from .conv.memory import operand
+from .conv.problem import ConvProblem, Geometry
+
+
+def _convolve[
+    target: StaticString
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: ManagedTensorSlice,
+    bias: ManagedTensorSlice,
+    residual: ManagedTensorSlice,
+    geometry: ManagedTensorSlice[dtype=DType.int64, ...],
+    scalars: ManagedTensorSlice[dtype=DType.float32, ...],
+) raises:
+    """Decodes the operands, checks them, and dispatches."""
+    comptime if not is_cpu[target]():
+        raise Error(
+            t"maxconv.conv: device {target} is not supported; allowed: cpu"
+        )
+    else:
+        var decoded = Geometry(
+            operand(geometry),
+            geometry.size(),
+        )
+        var out_shape = rebind[IndexList[x.rank]](output.shape())
+        var problem = ConvProblem(decoded, x.shape(), out_shape)
+        problem.validate(decoded[GEOMETRY_FILTER_LAYOUT], filter.size())
+        validate_operands(
+            problem,
+            decoded,
+            scalars.size(),
+            bias.size(),
+            rebind[IndexList[x.rank]](residual.shape()),
+            out_shape,
+        )
+        var epilogue = Epilogue(
+            decoded,
+            operand(scalars),
+            operand(bias),
+            operand(residual),
+        )
+        convolve(
+            output,
+            x,
+            operand(filter),
+            epilogue,
+            problem,
+            decoded,
+        )
+
+
+@register("maxconv.conv")
+struct Conv:
+    """A convolution of spatial rank 1 to 3, its geometry a run-time value."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, rank: Int
+    ](
+        output: _FusedComputeOutputTensor[rank=rank, ...],
+        x: InputTensor[dtype=dtype, rank=rank, ...],
+        filter: InputTensor[dtype=dtype, rank=1, ...],
+        bias: InputTensor[rank=1, ...],
+        residual: InputTensor[rank=rank, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Runs the convolution.
+
+        Parameters:
+            target: Where: cpu.
+            dtype: Of activation and filter.
+            rank: Of the tensors: the spatial rank and two.
+
+        Args:
+            output: `[N, *output, K]`.
+            x: The activation, `[N, *input, C]`.
+            filter: The filter, flat, in the layout that `geometry` names.
+            bias: One value a filter, or none.
+            residual: The output's shape, or empty.
+            geometry: See fields.mojo.
+            scalars: See fields.mojo.
+            ctx: The device.
+
+        Raises:
+            Naming the argument, its value and what is allowed.
+        """
+        _convolve[target](output, x, filter, bias, residual, geometry, scalars)
+
+
+@register("maxconv.conv_fused_input")
+struct ConvFusedInput:
+    """`maxconv.conv` that loads its activation through whatever elementwise
+    work stands before it in the graph."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType, rank: Int
+    ](
+        output: _FusedComputeOutputTensor[rank=rank, ...],
+        x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
+        filter: InputTensor[dtype=dtype, rank=1, ...],
+        bias: InputTensor[rank=1, ...],
+        residual: InputTensor[rank=rank, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Runs the convolution.
+
+        Parameters:
+            target: As in `Conv`.
+            dtype: As in `Conv`.
+            rank: As in `Conv`.
+
+        Args:
+            output: As in `Conv`.
+            x: As in `Conv`.
+            filter: As in `Conv`.
+            bias: As in `Conv`.
+            residual: As in `Conv`.
+            geometry: As in `Conv`.
+            scalars: As in `Conv`.
+            ctx: As in `Conv`.
+
+        Raises:
+            As `Conv`.
+        """
+        _convolve[target](output, x, filter, bias, residual, geometry, scalars)
