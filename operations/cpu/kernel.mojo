@@ -1,25 +1,25 @@
 """The implicit GEMM of the CPU: a task's loops over depth, filters and pixels.
 
     for each slice of the products:
-        gather the block's activations           (tile_io)
         for each pair of filter panels:          the panels stay in L2
             for each register tile of pixels:    the tile's rows stay in L1
+                activations in place, or gathered if the tile meets an edge
                 multiply, and after the last slice: epilogue, store
 """
 
 from extensibility import ManagedTensorSlice
 from std.math import ceildiv
 
-from ..conv.memory import Reads, operand
+from ..conv.memory import Reads, Writes, operand
 from ..conv.config import CPU_TILE
 from ..conv.epilogue import Epilogue
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
 from .epilogue import store_tile
-from .mma import multiply
+from .mma import Run, TileOperand, multiply, tile_rows
 from .scheduler import Blocking
 from .smem import Scratch
-from .tile_io import gather_rows
+from .tile_io import Columns, Pixel, gather_rows, is_inside, runs_in_place
 
 
 @fieldwise_init
@@ -51,6 +51,30 @@ struct Task(ImplicitlyCopyable, Movable):
         self.panels = min(blocking.panels, problem.panels() - self.panel)
 
 
+@fieldwise_init
+struct RowTile(ImplicitlyCopyable, Movable):
+    """Rows of a register tile, counted from the task's first row."""
+
+    var row: Int
+    var rows: Int
+
+    @always_inline
+    def next(mut self, problem: ConvProblem, blocking: Blocking, task: Task):
+        """Moves to the tile behind this one, which ends with the task and, if
+        tiles keep to image rows, with its image row.
+
+        Args:
+            problem: The convolution.
+            blocking: The cut.
+            task: The task.
+        """
+        self.row += self.rows
+        self.rows = min(CPU_TILE.rows, task.rows - self.row)
+        if blocking.row_aligned:
+            var q = (task.row + self.row) % problem.output[2]
+            self.rows = min(self.rows, problem.output[2] - q)
+
+
 def run_task[
     filter_type: DType, pointwise: Bool
 ](
@@ -67,8 +91,8 @@ def run_task[
 
     Parameters:
         filter_type: The packed filter's type.
-        pointwise: Whether whole tiles are read where the activation lies
-            instead of being gathered; `can_implement` says when.
+        pointwise: Whether the activation is the implicit GEMM's matrix as it
+            lies in memory; `can_implement` says when.
 
     Args:
         output: The op's output.
@@ -82,21 +106,17 @@ def run_task[
     """
     var products = problem.gemm_k()
     for begin in range(0, products, blocking.depth):
-        var end = min(begin + blocking.depth, products)
-        comptime if not pointwise:
-            gather_rows(
-                x,
-                problem,
-                task.group,
-                task.row,
-                task.rows,
-                begin,
-                end,
-                scratch.activation,
-                blocking.row_stride(),
-            )
+        var columns = Columns(
+            problem, begin, min(begin + blocking.depth, products)
+        )
         for unit in range(ceildiv(task.panels, CPU_TILE.panels)):
-            for tile in range(ceildiv(task.rows, CPU_TILE.rows)):
+            # One tile's memory is enough when no partial sum outlives it.
+            var slot = 0
+            if blocking.depth < products:
+                slot = unit * blocking.row_tiles
+            var tile = RowTile(0, 0)
+            tile.next(problem, blocking, task)
+            while tile.rows > 0:
                 _run_tile[filter_type, pointwise](
                     output,
                     x,
@@ -106,11 +126,16 @@ def run_task[
                     blocking,
                     task,
                     scratch,
+                    columns,
                     unit,
                     tile,
-                    begin,
-                    end,
+                    scratch.accumulators.unsafe_offset(
+                        slot * CPU_TILE.elements()
+                    ),
                 )
+                if blocking.depth < products:
+                    slot += 1
+                tile.next(problem, blocking, task)
 
 
 @always_inline
@@ -125,75 +150,100 @@ def _run_tile[
     blocking: Blocking,
     task: Task,
     scratch: Scratch,
+    columns: Columns,
     unit: Int,
-    tile: Int,
-    begin: Int,
-    end: Int,
+    tile: RowTile,
+    accumulators: Writes[DType.float32],
 ):
-    """Multiplies one register tile by products `[begin, end)`."""
+    """Multiplies one register tile by the products of `columns`."""
     var products = problem.gemm_k()
-    var row = tile * CPU_TILE.rows
-    var rows = min(CPU_TILE.rows, task.rows - row)
     var panel = task.panel + unit * CPU_TILE.panels
     var panels = min(CPU_TILE.panels, task.panel + task.panels - panel)
-    var activation = scratch.activation.unsafe_offset(
-        row * blocking.row_stride()
-    ).as_imm()
-    var row_stride = blocking.row_stride()
-    comptime if pointwise:
-        if rows == CPU_TILE.rows:
-            activation = (
-                operand(x)
-                .unsafe_bitcast[Float32]()
-                .unsafe_offset(
-                    (task.row + row) * problem.channels
-                    + task.group * problem.group_channels()
-                    + begin
-                )
-            )
-            row_stride = problem.channels
-        else:
-            activation = scratch.activation.as_imm()
-            if unit == 0:
-                gather_rows(
-                    x,
-                    problem,
-                    task.group,
-                    task.row + row,
-                    rows,
-                    begin,
-                    end,
-                    scratch.activation,
-                    row_stride,
-                )
-    # One tile's memory is enough when no partial sum outlives its tile.
-    var slot = 0
-    if blocking.depth < products:
-        slot = unit * ceildiv(task.rows, CPU_TILE.rows) + tile
-    var accumulators = scratch.accumulators.unsafe_offset(
-        slot * CPU_TILE.elements()
+    var activations = _tile_operand[pointwise](
+        x, problem, blocking, task, scratch, columns, unit, tile
     )
     multiply[filter_type](
-        rows,
+        tile.rows,
         panels,
-        activation,
-        row_stride,
+        activations,
         filter.unsafe_offset(
-            ((task.group * problem.panels() + panel) * products + begin) * PANEL
+            (task.group * problem.panels() + panel) * products * PANEL
         ),
         products * PANEL,
-        end - begin,
         accumulators,
-        begin > 0,
+        columns.begin > 0,
     )
-    if end == products:
+    if columns.end == products:
         store_tile(
             output,
             epilogue,
             problem,
-            task.row + row,
-            rows,
+            task.row + tile.row,
+            tile.rows,
             task.group * problem.gemm_n() + panel * PANEL,
             min(panels * PANEL, problem.gemm_n() - panel * PANEL),
             accumulators.as_imm(),
         )
+
+
+@always_inline
+def _tile_operand[
+    pointwise: Bool
+](
+    x: ManagedTensorSlice,
+    problem: ConvProblem,
+    blocking: Blocking,
+    task: Task,
+    scratch: Scratch,
+    columns: Columns,
+    unit: Int,
+    tile: RowTile,
+) -> TileOperand:
+    """The tile's activations: where they lie if its rows are whole and inside
+    the image, otherwise gathered, once for all panels."""
+    var row = task.row + tile.row
+    comptime if x.dtype == DType.float32 and not x._has_input_fusion:
+        # A tile of an odd number of rows reads one row too many.
+        if tile.rows == tile_rows(tile.rows):
+            comptime if pointwise:
+                var whole = TileOperand(problem.channels)
+                whole.append(
+                    Run(
+                        operand(x)
+                        .unsafe_bitcast[Float32]()
+                        .unsafe_offset(
+                            row * problem.channels
+                            + task.group * problem.group_channels()
+                            + columns.begin
+                        ),
+                        columns.begin,
+                        columns.end - columns.begin,
+                    )
+                )
+                return whole^
+            else:
+                var pixel = Pixel(problem, row)
+                if blocking.row_aligned and is_inside(
+                    problem, pixel, tile.rows
+                ):
+                    return runs_in_place(
+                        operand(x).unsafe_bitcast[Float32](),
+                        problem,
+                        task.group,
+                        pixel,
+                        columns,
+                    )
+    var stride = blocking.row_stride()
+    var to = scratch.activation.unsafe_offset(tile.row * stride)
+    comptime if pointwise:
+        # Only the last tile of a block is ever gathered.
+        to = scratch.activation
+    if unit == 0:
+        gather_rows(
+            x, problem, task.group, row, tile.rows, columns, to, stride
+        )
+    var gathered = TileOperand(stride)
+    gathered.append(
+        Run(to.as_imm(), columns.begin, columns.end - columns.begin)
+    )
+    return gathered^

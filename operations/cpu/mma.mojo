@@ -11,15 +11,63 @@ from ..conv.config import CPU_TILE, LANES
 from ..conv.fields import PANEL
 
 
+comptime MIN_RUN = 16
+"""Products of the shortest run worth reading where it lies: shorter ones are
+gathered into one long run."""
+
+comptime MAX_RUNS = CPU_TILE.max_depth // MIN_RUN + 2
+"""Runs of a slice of `CPU_TILE.max_depth` products, cut at both ends."""
+
+
+@fieldwise_init
+struct Run(ImplicitlyCopyable, Movable):
+    """Products that lie side by side in memory, for every row of a tile."""
+
+    var activation: Reads[DType.float32]
+    """The first product's activation of the tile's first row."""
+    var step: Int
+    """The first product, counted from the filter panel's first step."""
+    var length: Int
+    """How many products."""
+
+
+@fieldwise_init
+struct TileOperand(Movable):
+    """The activations of a register tile: runs of products, in which row i
+    lies `i * row_stride` elements behind row 0."""
+
+    var runs: Array[Run, MAX_RUNS]
+    var count: Int
+    var row_stride: Int
+
+    def __init__(out self, row_stride: Int):
+        """No runs yet.
+
+        Args:
+            row_stride: Elements between two rows.
+        """
+        self.runs = Array[Run, MAX_RUNS](uninitialized=True)
+        self.count = 0
+        self.row_stride = row_stride
+
+    @always_inline
+    def append(mut self, run: Run):
+        """Adds a run.
+
+        Args:
+            run: The run; at most `MAX_RUNS` fit.
+        """
+        self.runs[self.count] = run
+        self.count += 1
+
+
 @no_inline
 def multiply_tile[
     filter_type: DType, rows: Int, panels: Int
 ](
-    activation: Reads[DType.float32],
-    row_stride: Int,
+    operand: TileOperand,
     filter: Reads[filter_type],
     panel_stride: Int,
-    depth: Int,
     accumulators: Writes[DType.float32],
     accumulate: Bool,
 ):
@@ -31,11 +79,9 @@ def multiply_tile[
         panels: Filter panels.
 
     Args:
-        activation: `rows` rows of `depth` values.
-        row_stride: Elements between two rows.
-        filter: The first panel's `depth` steps of `PANEL` values.
+        operand: The activations.
+        filter: The first panel's steps of `PANEL` values.
         panel_stride: Elements between two panels.
-        depth: Products of each output.
         accumulators: The tile in memory, `rows` rows of `CPU_TILE.columns()`.
         accumulate: Whether to add to the tile instead of overwriting it.
     """
@@ -51,18 +97,23 @@ def multiply_tile[
                 acc[i * vectors + j] = accumulators.unsafe_load[width=LANES](
                     i * columns + j * LANES
                 )
-    for k in range(depth):
-        var b = Array[Vector, vectors](fill=Vector(0))
-        comptime for j in range(vectors):
-            b[j] = filter.unsafe_load[width=LANES](
-                (j // in_panel) * panel_stride
-                + k * PANEL
-                + (j % in_panel) * LANES
-            ).cast[DType.float32]()
-        comptime for i in range(rows):
-            var a = Vector(activation.unsafe_load(i * row_stride + k))
+    var row_stride = operand.row_stride
+    for index in range(operand.count):
+        var run = operand.runs[index]
+        var activation = run.activation
+        var weights = filter.unsafe_offset(run.step * PANEL)
+        for k in range(run.length):
+            var b = Array[Vector, vectors](fill=Vector(0))
             comptime for j in range(vectors):
-                acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+                b[j] = weights.unsafe_load[width=LANES](
+                    (j // in_panel) * panel_stride
+                    + k * PANEL
+                    + (j % in_panel) * LANES
+                ).cast[DType.float32]()
+            comptime for i in range(rows):
+                var a = Vector(activation.unsafe_load(i * row_stride + k))
+                comptime for j in range(vectors):
+                    acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
     comptime for i in range(rows):
         comptime for j in range(vectors):
             accumulators.unsafe_store(
@@ -89,17 +140,15 @@ def multiply[
 ](
     rows: Int,
     panels: Int,
-    activation: Reads[DType.float32],
-    row_stride: Int,
+    operand: TileOperand,
     filter: Reads[filter_type],
     panel_stride: Int,
-    depth: Int,
     accumulators: Writes[DType.float32],
     accumulate: Bool,
 ):
     """Multiplies a tile whose size is known at run time.
 
-    `activation` must have `tile_rows(rows)` rows that may be read.
+    `operand` must have `tile_rows(rows)` rows that may be read.
 
     Parameters:
         filter_type: The packed filter's type.
@@ -107,11 +156,9 @@ def multiply[
     Args:
         rows: Output pixels, from 1 to `CPU_TILE.rows`.
         panels: Filter panels, from 1 to `CPU_TILE.panels`.
-        activation: As in `multiply_tile`.
-        row_stride: As in `multiply_tile`.
+        operand: As in `multiply_tile`.
         filter: As in `multiply_tile`.
         panel_stride: As in `multiply_tile`.
-        depth: As in `multiply_tile`.
         accumulators: As in `multiply_tile`.
         accumulate: As in `multiply_tile`.
     """
@@ -122,11 +169,9 @@ def multiply[
                 comptime tile = max(1, 2 * half)
                 if wanted == tile:
                     multiply_tile[filter_type, tile, p](
-                        activation,
-                        row_stride,
+                        operand,
                         filter,
                         panel_stride,
-                        depth,
                         accumulators,
                         accumulate,
                     )

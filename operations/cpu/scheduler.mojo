@@ -7,6 +7,7 @@ from std.math import ceildiv
 from ..conv.config import CPU_TILE
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
+from .tile_io import reads_in_place
 
 comptime GATHER_COST = 8
 """Elements gathered in the time of one vector multiply-add: a model, good
@@ -19,7 +20,8 @@ comptime FILTER_BYTES_PER_CYCLE = 8
 @fieldwise_init
 struct Blocking(ImplicitlyCopyable, Movable, Writable):
     """A cut of the implicit GEMM into tasks of `rows x panels` outputs, each
-    accumulated over slices of `depth` products."""
+    accumulated over slices of `depth` products; `row_aligned` cuts tiles at
+    the ends of image rows too, `row_tiles` is the most that a task has."""
 
     var rows: Int
     var panels: Int
@@ -27,6 +29,8 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var row_blocks: Int
     var panel_blocks: Int
     var groups: Int
+    var row_aligned: Bool
+    var row_tiles: Int
 
     def tasks(self) -> Int:
         """How many tasks there are."""
@@ -39,15 +43,9 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         var lines = ceildiv(self.depth, PANEL) + 1
         return (lines | 1) * PANEL
 
-    def activation_elements(self) -> Int:
-        """Float32 values of a task's activation block."""
-        return (ceildiv(self.rows, 2) * 2) * self.row_stride()
-
     def tiles(self) -> Int:
-        """Register tiles of a task."""
-        return ceildiv(self.rows, CPU_TILE.rows) * ceildiv(
-            self.panels, CPU_TILE.panels
-        )
+        """Register tiles of a task, at most."""
+        return self.row_tiles * ceildiv(self.panels, CPU_TILE.panels)
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the cut on one line.
@@ -77,23 +75,27 @@ def choose_blocking(problem: ConvProblem, threads: Int) -> Blocking:
     var depth = ceildiv(ceildiv(products, slices), PANEL) * PANEL
     var panels = problem.panels()
     var units = ceildiv(panels, CPU_TILE.panels)
+    var row_aligned = not problem.is_pointwise() and reads_in_place(problem)
     var best = Blocking(
-        CPU_TILE.rows, CPU_TILE.panels, depth, 1, 1, problem.groups
+        CPU_TILE.rows, CPU_TILE.panels, depth, 1, 1, problem.groups, False, 1
     )
     var best_cost = Int.MAX
     var rows = CPU_TILE.max_rows
     while rows >= CPU_TILE.rows:
+        var block_rows = min(rows, problem.gemm_m())
         for cut in range(1, units + 1):
             var unit_count = ceildiv(units, cut)
             if cut > 1 and unit_count == ceildiv(units, cut - 1):
                 continue
             var candidate = Blocking(
-                min(rows, problem.gemm_m()),
+                block_rows,
                 min(unit_count * CPU_TILE.panels, panels),
                 depth,
-                ceildiv(problem.gemm_m(), rows),
+                ceildiv(problem.gemm_m(), block_rows),
                 ceildiv(units, unit_count),
                 problem.groups,
+                row_aligned,
+                _row_tiles(problem, block_rows, row_aligned),
             )
             if (
                 slices > 1
@@ -110,6 +112,14 @@ def choose_blocking(problem: ConvProblem, threads: Int) -> Blocking:
                 break
         rows -= CPU_TILE.rows
     return best
+
+
+def _row_tiles(problem: ConvProblem, rows: Int, row_aligned: Bool) -> Int:
+    """The most register tiles that `rows` neighbouring pixels are cut into."""
+    if not row_aligned:
+        return ceildiv(rows, CPU_TILE.rows)
+    var ends = ceildiv(rows - 1, problem.output[2])
+    return ceildiv(rows, CPU_TILE.rows) + ends
 
 
 def _cost(blocking: Blocking, products: Int, threads: Int) -> Int:

@@ -10,8 +10,10 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ..conv.memory import Reads, Writes, operand
+from ..conv.config import CPU_TILE
 from ..conv.fields import PANEL
 from ..conv.problem import SPATIAL, ConvProblem
+from .mma import MIN_RUN, Run, TileOperand
 
 comptime COPY = PANEL
 """Elements that the gather moves at once."""
@@ -157,6 +159,25 @@ def pixel_offset(problem: ConvProblem, n: Int, at: IndexList[SPATIAL]) -> Int:
 
 
 @always_inline
+def input_elements(problem: ConvProblem) -> Int:
+    """Elements of the activation.
+
+    Args:
+        problem: The convolution.
+
+    Returns:
+        `N * D * H * W * C`.
+    """
+    return (
+        problem.batch
+        * problem.input[0]
+        * problem.input[1]
+        * problem.input[2]
+        * problem.channels
+    )
+
+
+@always_inline
 def _zero(to: Writes[DType.float32], count: Int):
     """Zeroes at least `count` values, in whole `COPY`s: the excess is
     overwritten by the next run, or lies in the row's slack."""
@@ -217,6 +238,7 @@ def _gather_span(
     at: IndexList[SPATIAL],
     begin: Int,
     end: Int,
+    columns: Columns,
     to: Writes[DType.float32],
 ):
     """Gathers elements `[begin, end)` of one filter row's `S*C` inputs, which
@@ -234,11 +256,7 @@ def _gather_span(
         _copy_memory(
             operand(x),
             pixel_offset(problem, n, at) * channels + left,
-            problem.batch
-            * problem.input[0]
-            * problem.input[1]
-            * problem.input[2]
-            * channels,
+            columns.elements,
             to.unsafe_offset(left - begin),
             right - left,
         )
@@ -255,6 +273,7 @@ def _gather_taps(
     at: IndexList[SPATIAL],
     begin: Int,
     end: Int,
+    columns: Columns,
     to: Writes[DType.float32],
 ):
     """Gathers elements `[begin, end)` of one filter row's inputs tap by tap."""
@@ -275,43 +294,70 @@ def _gather_taps(
             _copy_memory(
                 operand(x),
                 pixel_offset(problem, n, pixel) * problem.channels + channel,
-                problem.batch
-                * problem.input[0]
-                * problem.input[1]
-                * problem.input[2]
-                * problem.channels,
+                columns.elements,
                 here,
                 high - low,
             )
 
 
+@fieldwise_init
+struct Columns(ImplicitlyCopyable, Movable):
+    """Columns `[begin, end)` of the implicit im2col matrix, cut into segments:
+    the inputs of one filter row, `S * C/groups` of them."""
+
+    var begin: Int
+    var end: Int
+    var segment: Int
+    var first_t: Int
+    var first_r: Int
+    var adjacent: Bool
+    var elements: Int
+
+    def __init__(out self, problem: ConvProblem, begin: Int, end: Int):
+        """Finds the segment that `begin` lies in.
+
+        Args:
+            problem: The convolution.
+            begin: The first column.
+            end: The column behind the last.
+        """
+        self.begin = begin
+        self.end = end
+        self.segment = problem.filter[2] * problem.group_channels()
+        self.first_t, self.first_r = divmod(
+            begin // self.segment, problem.filter[1]
+        )
+        self.adjacent = problem.groups == 1 and (
+            problem.dilation[2] == 1 or problem.filter[2] == 1
+        )
+        self.elements = input_elements(problem)
+
+
+@always_inline
 def _gather_row(
     x: ManagedTensorSlice,
     problem: ConvProblem,
     group: Int,
     pixel: Pixel,
-    begin: Int,
-    end: Int,
+    columns: Columns,
     to: Writes[DType.float32],
 ):
-    """Gathers elements `[begin, end)` of one output pixel's row."""
-    var segment = problem.filter[2] * problem.group_channels()
-    var adjacent = problem.groups == 1 and (
-        problem.dilation[2] == 1 or problem.filter[2] == 1
+    """Gathers the columns of one output pixel's row."""
+    var origin = pixel.at * problem.stride - problem.pad_before
+    var t = columns.first_t
+    var r = columns.first_r
+    var here = to
+    # Column of the segment's first element, counted from `begin`.
+    var start = (
+        (t * problem.filter[1] + r) * columns.segment - columns.begin
     )
-    var origin = (
-        pixel.at * problem.stride - problem.pad_before
-    )
-    for index in range(begin // segment, ceildiv(end, segment)):
-        var t, r = divmod(index, problem.filter[1])
+    var length = columns.end - columns.begin
+    while start < length:
         var at = origin
         at[0] += t * problem.dilation[0]
         at[1] += r * problem.dilation[1]
-        var low = max(begin, index * segment)
-        var high = min(end, (index + 1) * segment)
-        var here = to.unsafe_offset(low - begin)
-        low -= index * segment
-        high -= index * segment
+        var low = max(0, -start)
+        var high = min(columns.segment, length - start)
         if (
             at[0] < 0
             or at[0] >= problem.input[0]
@@ -319,12 +365,26 @@ def _gather_row(
             or at[1] >= problem.input[1]
         ):
             _zero(here, high - low)
-            continue
-        comptime if not x._has_input_fusion:
-            if adjacent:
-                _gather_span(x, problem, pixel.n, at, low, high, here)
-                continue
-        _gather_taps(x, problem, group, pixel.n, at, low, high, here)
+        else:
+            comptime if x._has_input_fusion:
+                _gather_taps(
+                    x, problem, group, pixel.n, at, low, high, columns, here
+                )
+            else:
+                if columns.adjacent:
+                    _gather_span(
+                        x, problem, pixel.n, at, low, high, columns, here
+                    )
+                else:
+                    _gather_taps(
+                        x, problem, group, pixel.n, at, low, high, columns, here
+                    )
+        here = here.unsafe_offset(high - low)
+        start += columns.segment
+        r += 1
+        if r == problem.filter[1]:
+            r = 0
+            t += 1
 
 
 def gather_rows(
@@ -333,8 +393,7 @@ def gather_rows(
     group: Int,
     first: Int,
     rows: Int,
-    begin: Int,
-    end: Int,
+    columns: Columns,
     to: Writes[DType.float32],
     row_stride: Int,
 ):
@@ -348,20 +407,118 @@ def gather_rows(
         group: The group.
         first: The first row, an output pixel.
         rows: How many rows.
-        begin: The first column, from 0 to `problem.gemm_k() - 1`.
-        end: The column behind the last.
+        columns: Which columns.
         to: The block.
         row_stride: Elements between two rows of the block.
     """
     var pixel = Pixel(problem, first)
     for i in range(rows):
         _gather_row(
-            x,
-            problem,
-            group,
-            pixel,
-            begin,
-            end,
-            to.unsafe_offset(i * row_stride),
+            x, problem, group, pixel, columns, to.unsafe_offset(i * row_stride)
         )
         pixel.advance(problem)
+
+
+def reads_in_place(problem: ConvProblem) -> Bool:
+    """Whether register tiles should keep to image rows, so that those inside
+    the image are read where they lie.
+
+    Worth it if runs are long and most tiles of an image row are inside.
+
+    Args:
+        problem: The convolution.
+
+    Returns:
+        Whether tiles keep to image rows.
+    """
+    var run = problem.group_channels()
+    if problem.groups == 1 and problem.dilation[2] == 1:
+        run *= problem.filter[2]
+    if run < MIN_RUN:
+        return False
+    if problem.pad_before[2] == 0 and problem.pad_after[2] == 0:
+        return problem.output[2] >= CPU_TILE.rows // 2
+    return problem.output[2] >= 2 * CPU_TILE.rows
+
+
+@always_inline
+def is_inside(problem: ConvProblem, pixel: Pixel, count: Int) -> Bool:
+    """Whether every tap of neighbouring output pixels lies inside the image's
+    width.
+
+    Args:
+        problem: The convolution.
+        pixel: The first pixel.
+        count: How many, all in one image row.
+
+    Returns:
+        Whether none needs padding to its left or right.
+    """
+    var first = pixel.at[2] * problem.stride[2] - problem.pad_before[2]
+    var last = first + (count - 1) * problem.stride[2] + problem.span(2)
+    return first >= 0 and last <= problem.input[2]
+
+
+@always_inline
+def runs_in_place(
+    x: Reads[DType.float32],
+    problem: ConvProblem,
+    group: Int,
+    pixel: Pixel,
+    columns: Columns,
+) -> TileOperand:
+    """The runs of a tile that `is_inside`, where they lie; those above or
+    below the image are left out, being zeros.
+
+    Args:
+        x: The activation.
+        problem: The convolution.
+        group: The group.
+        pixel: The tile's first pixel.
+        columns: Which columns of the implicit im2col matrix.
+
+    Returns:
+        The operand.
+    """
+    var result = TileOperand(problem.stride[2] * problem.channels)
+    var channels = problem.group_channels()
+    var origin = pixel.at * problem.stride - problem.pad_before
+    var length = columns.segment if columns.adjacent else channels
+    var per_segment = 1 if columns.adjacent else problem.filter[2]
+    var t = columns.first_t
+    var r = columns.first_r
+    var start = (t * problem.filter[1] + r) * columns.segment
+    while start < columns.end:
+        var at = origin
+        at[0] += t * problem.dilation[0]
+        at[1] += r * problem.dilation[1]
+        var inside = (
+            at[0] >= 0
+            and at[0] < problem.input[0]
+            and at[1] >= 0
+            and at[1] < problem.input[1]
+        )
+        for s in range(per_segment):
+            var low = max(columns.begin, start)
+            var high = min(columns.end, start + length)
+            if inside and high > low:
+                var pixels = pixel_offset(problem, pixel.n, at)
+                pixels += s * problem.dilation[2]
+                result.append(
+                    Run(
+                        x.unsafe_offset(
+                            pixels * problem.channels
+                            + group * channels
+                            + low
+                            - start
+                        ),
+                        low,
+                        high - low,
+                    )
+                )
+            start += length
+        r += 1
+        if r == problem.filter[1]:
+            r = 0
+            t += 1
+    return result^
