@@ -10,6 +10,7 @@ from std.sys.info import CompilationTarget, simd_width_of
 
 from .fields import (
     KERNEL_DEPTHWISE,
+    KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
@@ -94,7 +95,26 @@ def kernel_name(kernel: Int) -> StaticString:
         return "pointwise"
     if kernel == KERNEL_DEPTHWISE:
         return "depthwise"
+    if kernel == KERNEL_GROUPED:
+        return "grouped"
     return "auto"
+
+
+def _grouped_refusal(problem: ConvProblem) -> Optional[String]:
+    """Why the grouped kernel cannot take a problem."""
+    if problem.panel_groups() > 1:
+        return None
+    if (
+        problem.groups > 1
+        and problem.group_filters() % PANEL == 0
+        and problem.group_channels() % PANEL == 0
+    ):
+        return None
+    return String(
+        t"grouped takes groups of 2, 4 or 8 channels and as many filters, or of"
+        t" multiples of {PANEL}; here {problem.groups} of"
+        t" {problem.group_channels()} and {problem.group_filters()}"
+    )
 
 
 def can_implement(
@@ -123,6 +143,15 @@ def can_implement(
             t"{kernel_name(kernel)} reads filters in panels, which depthwise"
             t" filters are not packed into"
         )
+    if problem.panel_groups() > 1 and (
+        kernel == KERNEL_IMPLICIT_GEMM or kernel == KERNEL_POINTWISE
+    ):
+        return String(
+            t"{kernel_name(kernel)} multiplies a panel by one group's channels,"
+            t" but here {problem.panel_groups()} groups share a panel"
+        )
+    if kernel == KERNEL_GROUPED:
+        return _grouped_refusal(problem)
     if kernel == KERNEL_POINTWISE and not problem.is_pointwise():
         return String(
             t"pointwise takes one tap, stride 1 and no padding; here filter"

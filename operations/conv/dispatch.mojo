@@ -4,7 +4,12 @@ from extensibility import ManagedTensorSlice
 from std.runtime import parallelism_level
 
 from .memory import HostBuffer, Reads
-from ..cpu.launch import launch_depthwise, launch_gemm, launch_reference
+from ..cpu.launch import (
+    launch_depthwise,
+    launch_gemm,
+    launch_grouped,
+    launch_reference,
+)
 from ..cpu.scheduler import choose_blocking
 from .config import CPU_TILE, LANES, can_implement, kernel_name
 from .epilogue import Epilogue
@@ -13,6 +18,7 @@ from .fields import (
     GEOMETRY_KERNEL,
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
+    KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
@@ -21,6 +27,11 @@ from .fields import (
 )
 from .packing import pack_filter
 from .problem import ConvProblem, Geometry
+
+
+comptime MAX_GROUPED_CHANNELS = 32
+"""Channels of the widest group that the grouped kernel is faster for than the
+implicit GEMM."""
 
 
 @fieldwise_init
@@ -47,8 +58,8 @@ def choose_kernel(
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    if requested < KERNEL_AUTO or requested > KERNEL_DEPTHWISE:
-        raise Error(t"config: kernel code {requested} is not 0 to 4")
+    if requested < KERNEL_AUTO or requested > KERNEL_GROUPED:
+        raise Error(t"config: kernel code {requested} is not 0 to 5")
     if requested != KERNEL_AUTO:
         var refusal = can_implement(requested, problem, activation_in_place)
         if refusal:
@@ -63,6 +74,17 @@ def choose_kernel(
             String(
                 t"one channel and one filter a group: lanes are channels,"
                 t" {LANES} at a time"
+            ),
+        )
+    if (
+        problem.group_channels() <= MAX_GROUPED_CHANNELS
+        and not can_implement(KERNEL_GROUPED, problem, activation_in_place)
+    ):
+        return Choice(
+            KERNEL_GROUPED,
+            String(
+                t"groups of {problem.group_channels()} channels: too narrow to"
+                t" gather, so read where they lie"
             ),
         )
     var cut = choose_blocking(problem, parallelism_level())
@@ -142,6 +164,8 @@ def _launch[
         launch_depthwise(output, x, filter, epilogue, problem)
     elif kernel == KERNEL_IMPLICIT_GEMM:
         launch_gemm[pointwise=False](output, x, filter, epilogue, problem)
+    elif kernel == KERNEL_GROUPED:
+        launch_grouped(output, x, filter, epilogue, problem)
     elif kernel == KERNEL_REFERENCE:
         launch_reference(output, x, filter, epilogue, problem)
     elif kernel == KERNEL_POINTWISE:

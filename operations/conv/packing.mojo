@@ -1,7 +1,7 @@
 """Filter layouts, and the packing of one into the kernels' own.
 
-Packed filters are what every kernel reads: `[groups][panels][depth][PANEL]`,
-or `[taps][channels]` where the convolution is depthwise. `PANEL` does not
+Packed filters are what every kernel reads: `[groups][panels][depth][PANEL]`
+(narrow groups share a panel, see `ConvProblem.panel_groups`), or `[taps][channels]` where the convolution is depthwise. `PANEL` does not
 depend on the machine, so a packed filter may be stored and moved.
 """
 
@@ -73,7 +73,7 @@ def pack_filter[
     def pack_panel(index: Int) raises {imm}:
         _pack_panel(problem, strides, index, source, packed)
 
-    sync_parallelize(pack_panel, problem.groups * problem.panels())
+    sync_parallelize(pack_panel, problem.packed_groups() * problem.panels())
 
 
 def _pack_panel[
@@ -88,9 +88,9 @@ def _pack_panel[
     """Packs panel `index`, counted over groups and their panels."""
     var group, panel = divmod(index, problem.panels())
     var first = panel * PANEL
-    var lanes = min(PANEL, problem.gemm_n() - first)
+    var lanes = min(PANEL, problem.packed_filters() - first)
     var channels = problem.group_channels()
-    var base = (group * problem.gemm_n() + first) * strides.filter
+    var base = (group * problem.packed_filters() + first) * strides.filter
     var to = packed.unsafe_offset(index * problem.gemm_k() * PANEL)
     for tap in range(problem.taps()):
         for c in range(channels):

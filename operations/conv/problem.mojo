@@ -112,9 +112,31 @@ struct ConvProblem(ImplicitlyCopyable, Movable, Writable):
         """Products of one output element, `T * R * S * C / groups`."""
         return self.taps() * self.group_channels()
 
+    def panel_groups(self) -> Int:
+        """Groups whose filters share a panel: as many as fill it, where each
+        has as many channels as filters and their number divides `PANEL`."""
+        var width = self.group_filters()
+        if (
+            width < 2
+            or width >= PANEL
+            or PANEL % width != 0
+            or width != self.group_channels()
+            or self.filters % PANEL != 0
+        ):
+            return 1
+        return PANEL // width
+
+    def packed_groups(self) -> Int:
+        """Groups, or sets of groups that share a panel, of a packed filter."""
+        return self.groups // self.panel_groups()
+
+    def packed_filters(self) -> Int:
+        """Filters of one of the `packed_groups`."""
+        return self.group_filters() * self.panel_groups()
+
     def panels(self) -> Int:
-        """Filter panels of one group: `gemm_n` in units of `PANEL`."""
-        return (self.gemm_n() + PANEL - 1) // PANEL
+        """Filter panels of one of the `packed_groups`."""
+        return (self.packed_filters() + PANEL - 1) // PANEL
 
     def is_depthwise(self) -> Bool:
         """Whether each output channel reads just its own input channel."""
@@ -134,7 +156,7 @@ struct ConvProblem(ImplicitlyCopyable, Movable, Writable):
         channel where the convolution is depthwise."""
         if self.is_depthwise():
             return self.taps() * self.channels
-        return self.groups * self.panels() * self.gemm_k() * PANEL
+        return self.packed_groups() * self.panels() * self.gemm_k() * PANEL
 
     def filter_length(self, layout: Int) -> Int:
         """Elements that the filter operand has in `layout`."""

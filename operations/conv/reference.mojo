@@ -29,7 +29,7 @@ def packed_offset(
     """
     if problem.is_depthwise():
         return tap * problem.channels + filter
-    var group, within = divmod(filter, problem.gemm_n())
+    var group, within = divmod(filter, problem.packed_filters())
     var panel, lane = divmod(within, PANEL)
     var k = tap * problem.group_channels() + channel
     return (

@@ -6,10 +6,12 @@ from std.runtime import parallelism_level
 
 from ..conv.memory import HostBuffer, Reads
 from ..conv.config import LANES
+from ..conv.fields import PANEL
 from ..conv.epilogue import Epilogue
 from ..conv.problem import ConvProblem
 from ..conv.reference import reference_pixel
 from .depthwise import depthwise_row
+from .grouped import grouped_row
 from .kernel import Task, run_task
 from .scheduler import choose_blocking, for_each_task
 from .smem import ScratchPlan
@@ -80,6 +82,38 @@ def launch_gemm[
     _ = memory^
 
 
+@fieldwise_init
+struct RowCut(ImplicitlyCopyable, Movable):
+    """A cut into tasks of one image row by a block of channels or panels."""
+
+    var image_rows: Int
+    var block: Int
+    var blocks: Int
+    var workers: Int
+
+    def __init__(out self, problem: ConvProblem, extent: Int, unit: Int):
+        """Cuts by rows and, if they are few, so that a single row still feeds
+        every thread.
+
+        Args:
+            problem: The convolution.
+            extent: Channels or panels, whichever the kernel counts.
+            unit: What a block should be a multiple of.
+        """
+        self.image_rows = (
+            problem.batch * problem.output[0] * problem.output[1]
+        )
+        self.workers = workers_for(problem, self.image_rows * extent)
+        var wanted = ceildiv(self.workers * 4, self.image_rows)
+        var blocks = min(ceildiv(extent, unit), wanted)
+        self.block = ceildiv(ceildiv(extent, blocks), unit) * unit
+        self.blocks = ceildiv(extent, self.block)
+
+    def tasks(self) -> Int:
+        """How many tasks there are."""
+        return self.image_rows * self.blocks
+
+
 def launch_depthwise[
     filter_type: DType
 ](
@@ -101,18 +135,10 @@ def launch_depthwise[
         epilogue: The epilogue.
         problem: The convolution, depthwise.
     """
-    var image_rows = problem.batch * problem.output[0] * problem.output[1]
-    var workers = workers_for(problem, image_rows * problem.channels)
-    # A single image row still feeds every thread: by its channels.
-    var blocks = 1
-    if image_rows < workers * 4:
-        blocks = min(
-            ceildiv(problem.channels, LANES), ceildiv(workers * 4, image_rows)
-        )
-    var block = ceildiv(ceildiv(problem.channels, blocks), LANES) * LANES
+    var cut = RowCut(problem, problem.channels, LANES)
 
     def run(_worker: Int, index: Int) raises {imm}:
-        var channel_block, image_row = divmod(index, image_rows)
+        var block, image_row = divmod(index, cut.image_rows)
         depthwise_row[filter_type](
             output,
             x,
@@ -120,13 +146,51 @@ def launch_depthwise[
             epilogue,
             problem,
             image_row,
-            channel_block * block,
-            min(problem.channels, (channel_block + 1) * block),
+            block * cut.block,
+            min(problem.channels, (block + 1) * cut.block),
         )
 
-    for_each_task(
-        run, image_rows * ceildiv(problem.channels, block), workers
-    )
+    for_each_task(run, cut.tasks(), cut.workers)
+
+
+def launch_grouped[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+) raises:
+    """Runs the grouped kernel.
+
+    Parameters:
+        filter_type: The packed filter's type.
+
+    Args:
+        output: The op's output.
+        x: The activation.
+        filter: The packed filter.
+        epilogue: The epilogue.
+        problem: The convolution; `can_implement` says which.
+    """
+    var panels = problem.filters // PANEL
+    var cut = RowCut(problem, panels, 1)
+
+    def run(_worker: Int, index: Int) raises {imm}:
+        var block, image_row = divmod(index, cut.image_rows)
+        grouped_row[filter_type](
+            output,
+            x,
+            filter,
+            epilogue,
+            problem,
+            image_row,
+            block * cut.block,
+            min(panels, (block + 1) * cut.block),
+        )
+
+    for_each_task(run, cut.tasks(), cut.workers)
 
 
 def launch_reference[

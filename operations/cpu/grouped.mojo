@@ -1,0 +1,195 @@
+"""Grouped convolution on the CPU: lanes are the filters of a panel, registers
+are pixels.
+
+Groups narrower than a panel share one: `16 / width` groups of `width` channels
+and filters each. A step multiplies, in every lane, the lane's filter by one
+channel of the lane's group, which a shuffle of the 16 loaded channels puts
+there. Groups of whole panels broadcast instead.
+"""
+
+from extensibility import ManagedTensorSlice
+from std.utils import IndexList
+
+from ..conv.epilogue import Epilogue
+from ..conv.fields import PANEL
+from ..conv.memory import Reads
+from ..conv.problem import SPATIAL, ConvProblem
+from .epilogue import store_channels
+from .image_row import COLUMNS, ColumnTile, RowTaps, load_column
+
+
+def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
+    """The channel, among `PANEL` loaded ones, that each lane multiplies.
+
+    Parameters:
+        width: Channels and filters of a group, at most `PANEL`.
+
+    Args:
+        channel: The channel within every group.
+
+    Returns:
+        `lane // width * width + channel` for each lane.
+    """
+    var mask = IndexList[PANEL](fill=0)
+    for lane in range(PANEL):
+        mask[lane] = lane // width * width + channel
+    return mask
+
+
+@always_inline
+def _tap[
+    filter_type: DType, width: Int, checked: Bool
+](
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    problem: ConvProblem,
+    n: Int,
+    at: IndexList[SPATIAL],
+    channel: Int,
+    mut acc: Array[SIMD[DType.float32, PANEL], COLUMNS],
+):
+    """Adds `PANEL` input channels of one tap to every pixel of a tile."""
+    comptime Vector = SIMD[DType.float32, PANEL]
+    var values = Array[Vector, COLUMNS](fill=Vector(0))
+    var here = at
+    comptime for i in range(COLUMNS):
+        values[i] = load_column[PANEL, checked](x, problem, n, here, channel)
+        here[2] += problem.stride[2]
+    comptime for j in range(width):
+        comptime lanes = lane_channels[width](j)
+        var weights = filter.unsafe_load[width=PANEL](j * PANEL).cast[
+            DType.float32
+        ]()
+        comptime for i in range(COLUMNS):
+            acc[i] = values[i].shuffle[mask=lanes]().fma(weights, acc[i])
+
+
+@always_inline
+def _tile[
+    filter_type: DType, width: Int, checked: Bool
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    line: RowTaps,
+    row: Int,
+    q: Int,
+    panel: Int,
+):
+    """Computes `COLUMNS` neighbouring pixels by the filters of a panel."""
+    comptime Vector = SIMD[DType.float32, PANEL]
+    var acc = Array[Vector, COLUMNS](fill=Vector(0))
+    var channels = problem.group_channels()
+    var first = panel * PANEL // problem.group_filters() * channels
+    var weights = filter.unsafe_offset(panel * problem.gemm_k() * PANEL)
+    var origin = line.origin
+    origin[2] += q * problem.stride[2]
+    for t in range(line.depth.begin, line.depth.end):
+        for r in range(line.height.begin, line.height.end):
+            for s in range(problem.filter[2]):
+                var at = origin + IndexList[SPATIAL](t, r, s) * problem.dilation
+                var tap = (t * problem.filter[1] + r) * problem.filter[2] + s
+                # Groups that share a panel fill it: one block of channels.
+                for block in range(0, channels, PANEL):
+                    _tap[filter_type, width, checked](
+                        x,
+                        weights.unsafe_offset((tap * channels + block) * PANEL),
+                        problem,
+                        line.pixel.n,
+                        at,
+                        first + block,
+                        acc,
+                    )
+    var here = line.pixel
+    here.at[2] = q
+    comptime for i in range(COLUMNS):
+        comptime if checked:
+            if q + i >= problem.output[2]:
+                return
+        store_channels[PANEL](
+            output, epilogue, problem, here, row + q + i, panel * PANEL, acc[i]
+        )
+        here.at[2] += 1
+
+
+@no_inline
+def _row[
+    filter_type: DType, width: Int
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    image_row: Int,
+    begin: Int,
+    end: Int,
+):
+    """Computes panels `[begin, end)` of one row of the output image."""
+    var row = image_row * problem.output[2]
+    var line = RowTaps(problem, row)
+    for panel in range(begin, end):
+        var tile = ColumnTile(problem, line)
+        while tile.next(problem, line):
+            if tile.inside:
+                _tile[filter_type, width, False](
+                    output,
+                    x,
+                    filter,
+                    epilogue,
+                    problem,
+                    line,
+                    row,
+                    tile.q,
+                    panel,
+                )
+            else:
+                _tile[filter_type, width, True](
+                    output,
+                    x,
+                    filter,
+                    epilogue,
+                    problem,
+                    line,
+                    row,
+                    tile.q,
+                    panel,
+                )
+
+
+def grouped_row[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    image_row: Int,
+    begin: Int,
+    end: Int,
+):
+    """Computes panels `[begin, end)`, counted over all groups, of one row of
+    the output image.
+
+    Parameters:
+        filter_type: The packed filter's type.
+
+    Args:
+        output: The op's output.
+        x: The activation.
+        filter: The packed filter.
+        epilogue: The epilogue.
+        problem: The convolution; `can_implement` says which.
+        image_row: Which row, counted over images and depths.
+        begin: The first panel.
+        end: The panel behind the last.
+    """
+    comptime for doubling in range(1, 5):
+        comptime width = 1 << doubling
+        if min(PANEL, problem.group_filters()) == width:
+            _row[filter_type, width](
+                output, x, filter, epilogue, problem, image_row, begin, end
+            )
