@@ -1,3 +1,3 @@
 """Convolutions for MAX graphs; loading this package registers its ops."""
 
-from .registrations import Conv, ConvFusedInput
+from .registrations import Conv, ConvFusedInput, Explain

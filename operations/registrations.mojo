@@ -13,9 +13,12 @@ from max.gpu.host.info import is_cpu
 from std.utils import IndexList
 
 from .conv.dispatch import choose_kernel, convolve
-from .conv.config import kernel_name
 from .conv.epilogue import Epilogue, validate_operands
-from .conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
+from .conv.fields import (
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_KERNEL,
+    LAYOUT_PACKED,
+)
 from .conv.memory import operand
 from .conv.problem import ConvProblem, Geometry
 
@@ -147,3 +150,56 @@ struct ConvFusedInput:
             As `Conv`.
         """
         _convolve[target](output, x, filter, bias, residual, geometry, scalars)
+
+
+@register("maxconv.explain")
+struct Explain:
+    """Says which kernel a convolution would run on, without running it."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        kernel: OutputTensor[dtype=DType.int64, rank=1, ...],
+        reason: OutputTensor[dtype=DType.uint8, rank=1, ...],
+        x_shape: InputTensor[dtype=DType.int64, rank=1, ...],
+        out_shape: InputTensor[dtype=DType.int64, rank=1, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        activation_in_place: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Chooses.
+
+        Parameters:
+            target: Where: cpu.
+
+        Args:
+            kernel: One value: the chosen `KERNEL_*` code.
+            reason: UTF-8 text, cut to fit and filled with zeros.
+            x_shape: `[N, D, H, W, C]`.
+            out_shape: `[N, Z, P, Q, K]`.
+            geometry: See fields.mojo.
+            activation_in_place: One value: whether the activation lies in
+                memory as float32, with nothing fused in front of it.
+            ctx: The device.
+
+        Raises:
+            As `Conv`.
+        """
+        var decoded = Geometry(operand(geometry), geometry.size())
+        var input = IndexList[5](fill=0)
+        var output = IndexList[5](fill=0)
+        for i in range(5):
+            input[i] = Int(operand(x_shape)[unsafe_offset=i])
+            output[i] = Int(operand(out_shape)[unsafe_offset=i])
+        var problem = ConvProblem(decoded, input, output)
+        problem.validate(LAYOUT_PACKED, problem.packed_length())
+        var choice = choose_kernel(
+            decoded[GEOMETRY_KERNEL],
+            problem,
+            operand(activation_in_place)[unsafe_offset=0] != 0,
+        )
+        kernel[0] = Int64(choice.kernel)
+        var text = choice.reason.as_bytes()
+        for i in range(reason.size()):
+            reason[i] = text[i] if i < len(text) else UInt8(0)
