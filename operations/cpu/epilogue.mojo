@@ -2,8 +2,10 @@
 output."""
 
 from extensibility import ManagedTensorSlice
+from std.sys.info import size_of
+from std.sys.intrinsics import PrefetchOptions, prefetch
 
-from ..conv.memory import Reads
+from ..conv.memory import CACHE_LINE, Reads
 from ..conv.config import CPU_TILE
 from ..conv.epilogue import Epilogue, store_output
 from ..conv.fields import PANEL
@@ -93,6 +95,45 @@ def _store_row(
             values.unsafe_load(j),
         )
         j += 1
+
+
+@always_inline
+def prefetch_tile(
+    output: ManagedTensorSlice[mut=True, ...],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    row: Int,
+    rows: Int,
+    filter: Int,
+    columns: Int,
+):
+    """Asks for the memory that `store_tile` will read and write, so that it
+    arrives while the tile is being multiplied: the rows of a tile lie too far
+    apart for the hardware to guess.
+
+    Args:
+        output: The op's output.
+        epilogue: The epilogue.
+        problem: The convolution.
+        row: The tile's first row of the implicit GEMM.
+        rows: How many rows are output.
+        filter: The tile's first filter, counted over all groups.
+        columns: How many filters are output.
+    """
+    comptime to_write = PrefetchOptions().for_write().high_locality()
+    comptime to_read = PrefetchOptions().for_read().high_locality()
+    comptime line = CACHE_LINE // size_of[output.dtype]()
+    for i in range(rows):
+        var offset = (row + i) * problem.filters + filter
+        for j in range(0, columns, line):
+            comptime if not output._has_output_store_fusion:
+                prefetch[params=to_write](
+                    output.unsafe_ptr().unsafe_offset(offset + j)
+                )
+            if epilogue.has_residual:
+                prefetch[params=to_read](
+                    epilogue.residual.unsafe_offset(offset + j)
+                )
 
 
 @no_inline

@@ -15,7 +15,7 @@ from ..conv.config import CPU_TILE
 from ..conv.epilogue import Epilogue
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
-from .epilogue import store_tile
+from .epilogue import prefetch_tile, store_tile
 from .mma import Run, TileOperand, multiply, tile_rows
 from .scheduler import Blocking
 from .smem import Scratch
@@ -162,6 +162,13 @@ def _run_tile[
     var activations = _tile_operand[pointwise](
         x, problem, blocking, task, scratch, columns, unit, tile
     )
+    var row = task.row + tile.row
+    var first = task.group * problem.gemm_n() + panel * PANEL
+    var count = min(panels * PANEL, problem.gemm_n() - panel * PANEL)
+    if columns.end == products:
+        prefetch_tile(
+            output, epilogue, problem, row, tile.rows, first, count
+        )
     multiply[filter_type](
         tile.rows,
         panels,
@@ -178,10 +185,10 @@ def _run_tile[
             output,
             epilogue,
             problem,
-            task.row + tile.row,
+            row,
             tile.rows,
-            task.group * problem.gemm_n() + panel * PANEL,
-            min(panels * PANEL, problem.gemm_n() - panel * PANEL),
+            first,
+            count,
             accumulators.as_imm(),
         )
 
