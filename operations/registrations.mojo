@@ -8,6 +8,7 @@ from extensibility import (
     _FusedInputTensor,
     register,
 )
+from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils import IndexList
@@ -20,7 +21,45 @@ from .conv.fields import (
     LAYOUT_PACKED,
 )
 from .conv.memory import operand
-from .conv.problem import ConvProblem, Geometry
+from .conv.problem import SPATIAL, ConvProblem, Geometry
+
+
+comptime SHAPELESS_RANK = SPATIAL + 2
+
+
+@always_inline
+def _shapeless_input(
+    x: ManagedTensorSlice, problem: ConvProblem
+) -> InputTensor[
+    static_spec = _get_unknown_tensor_spec[x.dtype, SHAPELESS_RANK]()
+]:
+    """The activation with all its dimensions known at run time only."""
+    return {
+        x.unsafe_ptr(),
+        tensor_shape(problem.batch, problem.input, problem.channels),
+    }
+
+
+@always_inline
+def _shapeless_output(
+    output: ManagedTensorSlice[mut=True, ...], problem: ConvProblem
+) -> OutputTensor[
+    static_spec = _get_unknown_tensor_spec[output.dtype, SHAPELESS_RANK]()
+]:
+    """The output with all its dimensions known at run time only."""
+    return {
+        output.unsafe_ptr(),
+        tensor_shape(problem.batch, problem.output, problem.filters),
+    }
+
+
+def tensor_shape(
+    batch: Int, size: IndexList[SPATIAL], channels: Int
+) -> IndexList[SHAPELESS_RANK]:
+    """`[batch, *size, channels]`."""
+    return IndexList[SHAPELESS_RANK](
+        batch, size[0], size[1], size[2], channels
+    )
 
 
 def _convolve[
@@ -61,14 +100,40 @@ def _convolve[
             operand(bias),
             operand(residual),
         )
-        convolve(
-            output,
-            x,
-            operand(filter),
-            epilogue,
-            problem,
-            decoded,
+        # Unfused tensors lose their static shapes, so that all ops of a type
+        # share one compiled kernel.
+        comptime fused_output = (
+            output._has_compute_fusion or output._has_output_store_fusion
         )
+        comptime if fused_output and x._has_input_fusion:
+            convolve(output, x, operand(filter), epilogue, problem, decoded)
+        elif fused_output:
+            convolve(
+                output,
+                _shapeless_input(x, problem),
+                operand(filter),
+                epilogue,
+                problem,
+                decoded,
+            )
+        elif x._has_input_fusion:
+            convolve(
+                _shapeless_output(output, problem),
+                x,
+                operand(filter),
+                epilogue,
+                problem,
+                decoded,
+            )
+        else:
+            convolve(
+                _shapeless_output(output, problem),
+                _shapeless_input(x, problem),
+                operand(filter),
+                epilogue,
+                problem,
+                decoded,
+            )
 
 
 @register("maxconv.conv")
@@ -165,7 +230,7 @@ struct Explain:
         x_shape: InputTensor[dtype=DType.int64, rank=1, ...],
         out_shape: InputTensor[dtype=DType.int64, rank=1, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        activation_in_place: InputTensor[dtype=DType.int64, rank=1, ...],
+        source: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         """Chooses.
@@ -179,8 +244,7 @@ struct Explain:
             x_shape: `[N, D, H, W, C]`.
             out_shape: `[N, Z, P, Q, K]`.
             geometry: See fields.mojo.
-            activation_in_place: One value: whether the activation lies in
-                memory as float32, with nothing fused in front of it.
+            source: One value: a `SOURCE_*` code of config.mojo.
             ctx: The device.
 
         Raises:
@@ -197,7 +261,7 @@ struct Explain:
         var choice = choose_kernel(
             decoded[GEOMETRY_KERNEL],
             problem,
-            operand(activation_in_place)[unsafe_offset=0] != 0,
+            Int(operand(source)[unsafe_offset=0]),
         )
         kernel[0] = Int64(choice.kernel)
         var text = choice.reason.as_bytes()

@@ -81,6 +81,15 @@ struct CpuTile(ImplicitlyCopyable, Movable):
         )
 
 
+comptime SOURCE_FLOAT32 = 0
+"""The activation lies in memory as float32."""
+
+comptime SOURCE_CONVERTED = 1
+"""The activation lies in memory in another type."""
+
+comptime SOURCE_FUSED = 2
+"""The activation is made by what the graph compiler fused in front."""
+
 comptime CPU_TILE = CpuTile.for_registers(LANES, vector_registers())
 """The tile of the machine that this is compiled for."""
 
@@ -118,19 +127,23 @@ def _grouped_refusal(problem: ConvProblem) -> Optional[String]:
 
 
 def can_implement(
-    kernel: Int, problem: ConvProblem, activation_in_place: Bool
+    kernel: Int, problem: ConvProblem, source: Int
 ) -> Optional[String]:
     """Why a CPU kernel cannot take a problem.
 
     Args:
         kernel: A `KERNEL_*` code.
         problem: The convolution.
-        activation_in_place: Whether the activation lies in memory as float32,
-            with nothing fused in front of it.
+        source: A `SOURCE_*` code.
 
     Returns:
         The reason, or None if the kernel can.
     """
+    if source == SOURCE_FUSED and kernel != KERNEL_IMPLICIT_GEMM:
+        return String(
+            t"{kernel_name(kernel)} reads the activation from memory, but here"
+            t" other work is fused in front of it"
+        )
     if kernel == KERNEL_DEPTHWISE and not problem.is_depthwise():
         return String(
             t"depthwise takes one channel and one filter a group; here"
@@ -158,7 +171,7 @@ def can_implement(
             t" {problem.filter}, stride {problem.stride}, padding"
             t" {problem.pad_before}/{problem.pad_after}"
         )
-    if kernel == KERNEL_POINTWISE and not activation_in_place:
+    if kernel == KERNEL_POINTWISE and source != SOURCE_FLOAT32:
         return String(
             "pointwise reads the activation where it lies, as float32 and with"
             " nothing fused in front"

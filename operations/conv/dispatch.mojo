@@ -4,14 +4,17 @@ from extensibility import ManagedTensorSlice
 from std.runtime import parallelism_level
 
 from .memory import HostBuffer, Reads
-from ..cpu.launch import (
-    launch_depthwise,
-    launch_gemm,
-    launch_grouped,
-    launch_reference,
-)
+from ..cpu.launch import launch
 from ..cpu.scheduler import choose_blocking
-from .config import CPU_TILE, LANES, can_implement, kernel_name
+from .config import (
+    CPU_TILE,
+    LANES,
+    SOURCE_CONVERTED,
+    SOURCE_FLOAT32,
+    SOURCE_FUSED,
+    can_implement,
+    kernel_name,
+)
 from .epilogue import Epilogue
 from .fields import (
     GEOMETRY_FILTER_LAYOUT,
@@ -43,14 +46,14 @@ struct Choice(Copyable, Movable):
 
 
 def choose_kernel(
-    requested: Int, problem: ConvProblem, activation_in_place: Bool
+    requested: Int, problem: ConvProblem, source: Int
 ) raises -> Choice:
     """The kernel that runs a problem.
 
     Args:
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
         problem: The convolution.
-        activation_in_place: As in `can_implement`.
+        source: A `SOURCE_*` code.
 
     Returns:
         The kernel and the reason.
@@ -61,14 +64,14 @@ def choose_kernel(
     if requested < KERNEL_AUTO or requested > KERNEL_GROUPED:
         raise Error(t"config: kernel code {requested} is not 0 to 5")
     if requested != KERNEL_AUTO:
-        var refusal = can_implement(requested, problem, activation_in_place)
+        var refusal = can_implement(requested, problem, source)
         if refusal:
             raise Error(
                 t"config: {kernel_name(requested)} cannot take this"
                 t" convolution: {refusal.value()}"
             )
         return Choice(requested, "asked for by config=")
-    if not can_implement(KERNEL_DEPTHWISE, problem, activation_in_place):
+    if not can_implement(KERNEL_DEPTHWISE, problem, source):
         return Choice(
             KERNEL_DEPTHWISE,
             String(
@@ -78,7 +81,7 @@ def choose_kernel(
         )
     if (
         problem.group_channels() <= MAX_GROUPED_CHANNELS
-        and not can_implement(KERNEL_GROUPED, problem, activation_in_place)
+        and not can_implement(KERNEL_GROUPED, problem, source)
     ):
         return Choice(
             KERNEL_GROUPED,
@@ -87,12 +90,12 @@ def choose_kernel(
                 t" gather, so read where they lie"
             ),
         )
-    var cut = choose_blocking(problem, parallelism_level())
+    var cut = choose_blocking(problem, parallelism_level(), source)
     var tile = String(
         t"register tile {CPU_TILE.rows} pixels x {CPU_TILE.columns()} filters;"
         t" {cut}; {parallelism_level()} threads"
     )
-    if not can_implement(KERNEL_POINTWISE, problem, activation_in_place):
+    if not can_implement(KERNEL_POINTWISE, problem, source):
         return Choice(
             KERNEL_POINTWISE,
             String(
@@ -129,49 +132,25 @@ def convolve[
     Raises:
         If the requested kernel cannot take the problem.
     """
-    comptime activation_in_place = (
-        x.dtype == DType.float32 and not x._has_input_fusion
+    comptime source = SOURCE_FUSED if x._has_input_fusion else (
+        SOURCE_FLOAT32 if x.dtype == DType.float32 else SOURCE_CONVERTED
     )
-    var choice = choose_kernel(
-        geometry[GEOMETRY_KERNEL], problem, activation_in_place
-    )
+    var choice = choose_kernel(geometry[GEOMETRY_KERNEL], problem, source)
     if problem.gemm_m() == 0 or problem.filters == 0:
         return
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     if layout == LAYOUT_PACKED:
-        _launch(choice.kernel, output, x, filter, epilogue, problem)
+        launch(choice.kernel, output, x, filter, epilogue, problem, source)
         return
     var packed = HostBuffer[filter_type](problem.packed_length())
     pack_filter(problem, layout, filter, packed.elements)
-    _launch(
-        choice.kernel, output, x, packed.elements.as_imm(), epilogue, problem
+    launch(
+        choice.kernel,
+        output,
+        x,
+        packed.elements.as_imm(),
+        epilogue,
+        problem,
+        source,
     )
     _ = packed^
-
-
-def _launch[
-    filter_type: DType
-](
-    kernel: Int,
-    output: ManagedTensorSlice[mut=True, ...],
-    x: ManagedTensorSlice,
-    filter: Reads[filter_type],
-    epilogue: Epilogue,
-    problem: ConvProblem,
-) raises:
-    """Runs a kernel on a packed filter."""
-    if kernel == KERNEL_DEPTHWISE:
-        launch_depthwise(output, x, filter, epilogue, problem)
-    elif kernel == KERNEL_IMPLICIT_GEMM:
-        launch_gemm[pointwise=False](output, x, filter, epilogue, problem)
-    elif kernel == KERNEL_GROUPED:
-        launch_grouped(output, x, filter, epilogue, problem)
-    elif kernel == KERNEL_REFERENCE:
-        launch_reference(output, x, filter, epilogue, problem)
-    elif kernel == KERNEL_POINTWISE:
-        comptime if x.dtype == DType.float32 and not x._has_input_fusion:
-            launch_gemm[pointwise=True](output, x, filter, epilogue, problem)
-        else:
-            raise Error("dispatch: pointwise chosen for a converted activation")
-    else:
-        raise Error(t"dispatch: no kernel has code {kernel}")

@@ -2,11 +2,11 @@
 """
 
 from extensibility import ManagedTensorSlice
-from max.algorithm import sync_parallelize
 from std.utils import IndexList
 
 from .memory import Reads
-from ..cpu.epilogue import store_channels
+from ..cpu.epilogue import store_tile
+from ..cpu.smem import Scratch
 from ..cpu.tile_io import Pixel, load_activation
 from .epilogue import Epilogue
 from .fields import PANEL
@@ -46,6 +46,7 @@ def reference_pixel[
     epilogue: Epilogue,
     problem: ConvProblem,
     row: Int,
+    scratch: Scratch,
 ):
     """Computes all filters of one output pixel, summing in float64.
 
@@ -59,6 +60,7 @@ def reference_pixel[
         epilogue: The epilogue.
         problem: The convolution.
         row: The pixel, a row of the implicit GEMM.
+        scratch: The worker's own memory, a tile of it.
     """
     var pixel = Pixel(problem, row)
     var origin = pixel.at * problem.stride - problem.pad_before
@@ -84,12 +86,15 @@ def reference_pixel[
                     unsafe_offset = packed_offset(problem, k, tap, c)
                 ]
                 total += a[0].cast[DType.float64]() * b.cast[DType.float64]()
-        store_channels[1](
+        scratch.accumulators[unsafe_offset=0] = total.cast[DType.float32]()
+        store_tile(
             output,
             epilogue,
             problem,
-            pixel,
             row,
+            1,
             k,
-            total.cast[DType.float32](),
+            1,
+            scratch.accumulators.as_imm(),
+            1,
         )

@@ -9,12 +9,10 @@ loaded once for all the outputs that it reaches.
 from extensibility import ManagedTensorSlice
 from std.utils import IndexList
 
-from ..conv.memory import Reads
+from ..conv.memory import Reads, Writes
 from ..conv.config import LANES
-from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
-from .epilogue import store_channels
-from .image_row import COLUMNS, ColumnTile, RowTaps, load_column
+from .image_row import COLUMNS, ColumnTile, RowTaps, Span, load_column
 
 
 
@@ -88,15 +86,14 @@ def _tile[
     taps: Int,
     stride: Int,
 ](
-    output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
     problem: ConvProblem,
     line: RowTaps,
-    row: Int,
     q: Int,
     channel: Int,
+    to: Writes[DType.float32],
+    column_stride: Int,
 ):
     """Computes `COLUMNS` neighbouring pixels by `width` channels.
 
@@ -125,96 +122,81 @@ def _tile[
                 _step[filter_type, width, checked](
                     x, weights, problem, line.pixel.n, at, channel, acc
                 )
-    var here = line.pixel
-    here.at[2] = q
     comptime for i in range(COLUMNS):
-        comptime if checked:
-            if q + i >= problem.output[2]:
-                return
-        store_channels[width](
-            output, epilogue, problem, here, row + q + i, channel, acc[i]
-        )
-        here.at[2] += 1
+        to.unsafe_store(i * column_stride, acc[i])
 
 
 @no_inline
-def _row[
+def _span[
     filter_type: DType, width: Int, taps: Int, stride: Int
 ](
-    output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
     problem: ConvProblem,
-    image_row: Int,
-    begin: Int,
-    end: Int,
+    line: RowTaps,
+    span: Span,
+    to: Writes[DType.float32],
+    column_stride: Int,
 ):
-    """Computes channels `[begin, end)` of an image row, at least `width` of
-    them, the last vector overlapping the one before where they do not divide.
-    """
-    var row = image_row * problem.output[2]
-    var line = RowTaps(problem, row)
-    var tile = ColumnTile(problem, line)
-    while tile.next(problem, line):
-        var channel = begin
-        while channel < end:
-            channel = min(channel, end - width)
+    """Computes a span of at least `width` channels; the last vector overlaps
+    the one before where they do not divide."""
+    var tile = ColumnTile(span)
+    while tile.next(problem, line, span):
+        var sums = to.unsafe_offset((tile.q - span.q) * column_stride)
+        var channel = span.begin
+        while channel < span.end:
+            channel = min(channel, span.end - width)
+            var here = sums.unsafe_offset(channel - span.begin)
             if tile.inside:
                 _tile[filter_type, width, False, taps, stride](
-                    output,
                     x,
                     filter,
-                    epilogue,
                     problem,
                     line,
-                    row,
                     tile.q,
                     channel,
+                    here,
+                    column_stride,
                 )
             else:
                 _tile[filter_type, width, True, taps, stride](
-                    output,
                     x,
                     filter,
-                    epilogue,
                     problem,
                     line,
-                    row,
                     tile.q,
                     channel,
+                    here,
+                    column_stride,
                 )
             channel += width
 
 
-def depthwise_row[
+def depthwise_span[
     filter_type: DType
 ](
-    output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
     problem: ConvProblem,
-    image_row: Int,
-    begin: Int,
-    end: Int,
+    line: RowTaps,
+    span: Span,
+    to: Writes[DType.float32],
 ):
-    """Computes channels `[begin, end)` of one row of the output image.
+    """Computes the sums of a span.
 
     Parameters:
         filter_type: The packed filter's type.
 
     Args:
-        output: The op's output.
         x: The activation.
         filter: The packed filter, `[taps][channels]`.
-        epilogue: The epilogue.
         problem: The convolution, depthwise.
-        image_row: Which row, counted over images and depths.
-        begin: The first channel.
-        end: The channel behind the last.
+        line: The image row's taps.
+        span: Which columns and channels.
+        to: `span.filters()` sums of each column; at least `COLUMNS` columns
+            may be written.
     """
-    if end - begin >= LANES:
+    if span.filters() >= LANES:
         if problem.dilation[2] == 1:
             comptime for taps in range(3, 8, 2):
                 comptime for stride in range(1, 3):
@@ -222,34 +204,27 @@ def depthwise_row[
                         problem.filter[2] == taps
                         and problem.stride[2] == stride
                     ):
-                        _row[filter_type, LANES, taps, stride](
-                            output,
-                            x,
-                            filter,
-                            epilogue,
-                            problem,
-                            image_row,
-                            begin,
-                            end,
+                        _span[filter_type, LANES, taps, stride](
+                            x, filter, problem, line, span, to, span.filters()
                         )
                         return
-        _row[filter_type, LANES, 0, 0](
-            output, x, filter, epilogue, problem, image_row, begin, end
+        _span[filter_type, LANES, 0, 0](
+            x, filter, problem, line, span, to, span.filters()
         )
         return
-    var channel = begin
+    var part = span
     comptime for halving in range(1, 5):
         comptime width = LANES >> halving
         comptime if width > 0:
-            while channel + width <= end:
-                _row[filter_type, width, 0, 0](
-                    output,
+            part.end = part.begin + width
+            if part.end <= span.end:
+                _span[filter_type, width, 0, 0](
                     x,
                     filter,
-                    epilogue,
                     problem,
-                    image_row,
-                    channel,
-                    channel + width,
+                    line,
+                    part,
+                    to.unsafe_offset(part.begin - span.begin),
+                    span.filters(),
                 )
-                channel += width
+                part.begin = part.end

@@ -6,7 +6,6 @@ from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ..conv.memory import CACHE_LINE, Reads
-from ..conv.config import CPU_TILE
 from ..conv.epilogue import Epilogue, store_output
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
@@ -146,6 +145,7 @@ def store_tile(
     filter: Int,
     columns: Int,
     accumulators: Reads[DType.float32],
+    row_stride: Int,
 ):
     """Applies the epilogue to a register tile in memory and stores it.
 
@@ -157,7 +157,8 @@ def store_tile(
         rows: How many rows are output.
         filter: The tile's first filter, counted over all groups.
         columns: How many filters are output.
-        accumulators: Rows of `CPU_TILE.columns()` values.
+        accumulators: The tile.
+        row_stride: Elements between two rows of the tile.
     """
     var pixel = Pixel(problem, row)
     for i in range(rows):
@@ -169,6 +170,6 @@ def store_tile(
             row + i,
             filter,
             columns,
-            accumulators.unsafe_offset(i * CPU_TILE.columns()),
+            accumulators.unsafe_offset(i * row_stride),
         )
         pixel.advance(problem)

@@ -10,12 +10,10 @@ there. Groups of whole panels broadcast instead.
 from extensibility import ManagedTensorSlice
 from std.utils import IndexList
 
-from ..conv.epilogue import Epilogue
 from ..conv.fields import PANEL
-from ..conv.memory import Reads
+from ..conv.memory import Reads, Writes
 from ..conv.problem import SPATIAL, ConvProblem
-from .epilogue import store_channels
-from .image_row import COLUMNS, ColumnTile, RowTaps, load_column
+from .image_row import COLUMNS, ColumnTile, RowTaps, Span, load_column
 
 
 def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
@@ -68,15 +66,14 @@ def _tap[
 def _tile[
     filter_type: DType, width: Int, checked: Bool
 ](
-    output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
     problem: ConvProblem,
     line: RowTaps,
-    row: Int,
     q: Int,
     panel: Int,
+    to: Writes[DType.float32],
+    column_stride: Int,
 ):
     """Computes `COLUMNS` neighbouring pixels by the filters of a panel."""
     comptime Vector = SIMD[DType.float32, PANEL]
@@ -102,94 +99,77 @@ def _tile[
                         first + block,
                         acc,
                     )
-    var here = line.pixel
-    here.at[2] = q
     comptime for i in range(COLUMNS):
-        comptime if checked:
-            if q + i >= problem.output[2]:
-                return
-        store_channels[PANEL](
-            output, epilogue, problem, here, row + q + i, panel * PANEL, acc[i]
-        )
-        here.at[2] += 1
+        to.unsafe_store(i * column_stride, acc[i])
 
 
 @no_inline
-def _row[
+def _span[
     filter_type: DType, width: Int
 ](
-    output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
     problem: ConvProblem,
-    image_row: Int,
-    begin: Int,
-    end: Int,
+    line: RowTaps,
+    span: Span,
+    to: Writes[DType.float32],
 ):
-    """Computes panels `[begin, end)` of one row of the output image."""
-    var row = image_row * problem.output[2]
-    var line = RowTaps(problem, row)
-    for panel in range(begin, end):
-        var tile = ColumnTile(problem, line)
-        while tile.next(problem, line):
+    """Computes a span of groups `width` filters wide, or of whole panels."""
+    for panel in range(span.begin // PANEL, span.end // PANEL):
+        var tile = ColumnTile(span)
+        while tile.next(problem, line, span):
+            var sums = to.unsafe_offset(
+                (tile.q - span.q) * span.filters() + panel * PANEL - span.begin
+            )
             if tile.inside:
                 _tile[filter_type, width, False](
-                    output,
                     x,
                     filter,
-                    epilogue,
                     problem,
                     line,
-                    row,
                     tile.q,
                     panel,
+                    sums,
+                    span.filters(),
                 )
             else:
                 _tile[filter_type, width, True](
-                    output,
                     x,
                     filter,
-                    epilogue,
                     problem,
                     line,
-                    row,
                     tile.q,
                     panel,
+                    sums,
+                    span.filters(),
                 )
 
 
-def grouped_row[
+def grouped_span[
     filter_type: DType
 ](
-    output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
     problem: ConvProblem,
-    image_row: Int,
-    begin: Int,
-    end: Int,
+    line: RowTaps,
+    span: Span,
+    to: Writes[DType.float32],
 ):
-    """Computes panels `[begin, end)`, counted over all groups, of one row of
-    the output image.
+    """Computes the sums of a span.
 
     Parameters:
         filter_type: The packed filter's type.
 
     Args:
-        output: The op's output.
         x: The activation.
         filter: The packed filter.
-        epilogue: The epilogue.
         problem: The convolution; `can_implement` says which.
-        image_row: Which row, counted over images and depths.
-        begin: The first panel.
-        end: The panel behind the last.
+        line: The image row's taps.
+        span: Which columns and filters, the latter in whole panels.
+        to: `span.filters()` sums of each column; at least `COLUMNS` columns
+            may be written.
     """
     comptime for doubling in range(1, 5):
         comptime width = 1 << doubling
         if min(PANEL, problem.group_filters()) == width:
-            _row[filter_type, width](
-                output, x, filter, epilogue, problem, image_row, begin, end
-            )
+            _span[filter_type, width](x, filter, problem, line, span, to)

@@ -15,6 +15,12 @@ comptime COLUMNS = 8
 """Output pixels of a tile: as many independent sums as hide the latency of a
 multiply-add, and few enough to leave registers for the filter."""
 
+comptime MAX_SPAN_FILTERS = 256
+"""Filters of the widest span."""
+
+comptime SPAN_SUMS = 4096
+"""Sums of the largest span: they stay in L1 until they are stored."""
+
 
 @fieldwise_init
 struct TapRange(ImplicitlyCopyable, Movable):
@@ -69,8 +75,23 @@ struct RowTaps(ImplicitlyCopyable, Movable):
 
 
 @fieldwise_init
+struct Span(ImplicitlyCopyable, Movable):
+    """What a direct kernel computes at once: output columns `[q, q_end)` of an
+    image row by filters `[begin, end)`."""
+
+    var q: Int
+    var q_end: Int
+    var begin: Int
+    var end: Int
+
+    def filters(self) -> Int:
+        """How many filters, and the elements between two columns' sums."""
+        return self.end - self.begin
+
+
+@fieldwise_init
 struct ColumnTile(ImplicitlyCopyable, Movable):
-    """The tiles of an image row, in turn."""
+    """The tiles of a span, in turn."""
 
     var q: Int
     """The tile's first output column."""
@@ -78,40 +99,41 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
     """Whether the tile is whole and every tap lies inside the width."""
     var following: Int
 
-    def __init__(out self, problem: ConvProblem, line: RowTaps):
+    def __init__(out self, span: Span):
         """In front of the first tile.
 
         Args:
-            problem: The convolution.
-            line: The row's taps.
+            span: The span.
         """
-        self.q = 0
+        self.q = span.q
         self.inside = False
-        self.following = 0
+        self.following = span.q
 
     @always_inline
-    def next(mut self, problem: ConvProblem, line: RowTaps) -> Bool:
+    def next(
+        mut self, problem: ConvProblem, line: RowTaps, span: Span
+    ) -> Bool:
         """Moves to the next tile; the last one overlaps the one before rather
-        than be narrower, where the row is long enough.
+        than be narrower, where the span is long enough.
 
         Args:
             problem: The convolution.
             line: The row's taps.
+            span: The span.
 
         Returns:
             Whether there is one.
         """
-        var columns = problem.output[2]
-        if self.following >= columns:
+        if self.following >= span.q_end:
             return False
-        self.q = max(0, min(self.following, columns - COLUMNS))
+        self.q = max(span.q, min(self.following, span.q_end - COLUMNS))
         self.following = self.q + COLUMNS
         var first = line.origin[2] + self.q * problem.stride[2]
         var last = first + (COLUMNS - 1) * problem.stride[2] + problem.span(2)
         self.inside = (
             first >= 0
             and last <= problem.input[2]
-            and self.following <= columns
+            and self.following <= span.q_end
         )
         return True
 

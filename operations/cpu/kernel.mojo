@@ -76,7 +76,7 @@ struct RowTile(ImplicitlyCopyable, Movable):
 
 
 def run_task[
-    filter_type: DType, pointwise: Bool
+    filter_type: DType
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -91,8 +91,6 @@ def run_task[
 
     Parameters:
         filter_type: The packed filter's type.
-        pointwise: Whether the activation is the implicit GEMM's matrix as it
-            lies in memory; `can_implement` says when.
 
     Args:
         output: The op's output.
@@ -117,7 +115,7 @@ def run_task[
             var tile = RowTile(0, 0)
             tile.next(problem, blocking, task)
             while tile.rows > 0:
-                _run_tile[filter_type, pointwise](
+                _run_tile(
                     output,
                     x,
                     filter,
@@ -140,7 +138,7 @@ def run_task[
 
 @always_inline
 def _run_tile[
-    filter_type: DType, pointwise: Bool
+    filter_type: DType
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -159,7 +157,7 @@ def _run_tile[
     var products = problem.gemm_k()
     var panel = task.panel + unit * CPU_TILE.panels
     var panels = min(CPU_TILE.panels, task.panel + task.panels - panel)
-    var activations = _tile_operand[pointwise](
+    var activations = _tile_operand(
         x, problem, blocking, task, scratch, columns, unit, tile
     )
     var row = task.row + tile.row
@@ -190,13 +188,12 @@ def _run_tile[
             first,
             count,
             accumulators.as_imm(),
+            CPU_TILE.columns(),
         )
 
 
 @always_inline
-def _tile_operand[
-    pointwise: Bool
-](
+def _tile_operand(
     x: ManagedTensorSlice,
     problem: ConvProblem,
     blocking: Blocking,
@@ -212,7 +209,7 @@ def _tile_operand[
     comptime if x.dtype == DType.float32 and not x._has_input_fusion:
         # A tile of an odd number of rows reads one row too many.
         if tile.rows == tile_rows(tile.rows):
-            comptime if pointwise:
+            if blocking.pointwise:
                 var whole = TileOperand(problem.channels)
                 whole.append(
                     Run(
@@ -228,11 +225,9 @@ def _tile_operand[
                     )
                 )
                 return whole^
-            else:
+            if blocking.row_aligned:
                 var pixel = Pixel(problem, row)
-                if blocking.row_aligned and is_inside(
-                    problem, pixel, tile.rows
-                ):
+                if is_inside(problem, pixel, tile.rows):
                     return runs_in_place(
                         operand(x).unsafe_bitcast[Float32](),
                         problem,
@@ -242,7 +237,7 @@ def _tile_operand[
                     )
     var stride = blocking.row_stride()
     var to = scratch.activation.unsafe_offset(tile.row * stride)
-    comptime if pointwise:
+    if blocking.pointwise:
         # Only the last tile of a block is ever gathered.
         to = scratch.activation
     if unit == 0:

@@ -4,7 +4,7 @@ from max.algorithm import sync_parallelize
 from std.atomic import Atomic
 from std.math import ceildiv
 
-from ..conv.config import CPU_TILE
+from ..conv.config import CPU_TILE, SOURCE_FLOAT32
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
 from .tile_io import reads_in_place
@@ -21,7 +21,9 @@ comptime FILTER_BYTES_PER_CYCLE = 8
 struct Blocking(ImplicitlyCopyable, Movable, Writable):
     """A cut of the implicit GEMM into tasks of `rows x panels` outputs, each
     accumulated over slices of `depth` products; `row_aligned` cuts tiles at
-    the ends of image rows too, `row_tiles` is the most that a task has."""
+    the ends of image rows too, `row_tiles` is the most that a task has.
+    `pointwise` says that the activation is the implicit GEMM's matrix as it
+    lies in memory."""
 
     var rows: Int
     var panels: Int
@@ -31,6 +33,7 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var groups: Int
     var row_aligned: Bool
     var row_tiles: Int
+    var pointwise: Bool
 
     def tasks(self) -> Int:
         """How many tasks there are."""
@@ -59,25 +62,32 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-def choose_blocking(problem: ConvProblem, threads: Int) -> Blocking:
+def choose_blocking(
+    problem: ConvProblem, threads: Int, source: Int
+) -> Blocking:
     """The cut that a model of multiply-adds, gathers and filter traffic finds
     fastest on this many threads.
 
     Args:
         problem: The convolution, not depthwise.
         threads: How many threads there are.
+        source: A `SOURCE_*` code.
 
     Returns:
         The cut.
     """
+    var in_place = source == SOURCE_FLOAT32
+    var pointwise = in_place and problem.is_pointwise()
     var products = problem.gemm_k()
     var slices = ceildiv(products, CPU_TILE.max_depth)
     var depth = ceildiv(ceildiv(products, slices), PANEL) * PANEL
     var panels = problem.panels()
     var units = ceildiv(panels, CPU_TILE.panels)
-    var row_aligned = not problem.is_pointwise() and reads_in_place(problem)
+    var row_aligned = (
+        in_place and not pointwise and reads_in_place(problem)
+    )
     var best = Blocking(
-        CPU_TILE.rows, CPU_TILE.panels, depth, 1, 1, problem.groups, False, 1
+        CPU_TILE.rows, CPU_TILE.panels, depth, 1, 1, problem.groups, False, 1, pointwise
     )
     var best_cost = Int.MAX
     var rows = CPU_TILE.max_rows
@@ -96,6 +106,7 @@ def choose_blocking(problem: ConvProblem, threads: Int) -> Blocking:
                 problem.groups,
                 row_aligned,
                 _row_tiles(problem, block_rows, row_aligned),
+                pointwise,
             )
             if (
                 slices > 1

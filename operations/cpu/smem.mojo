@@ -2,6 +2,8 @@
 
 from ..conv.memory import CACHE_LINE, Writes
 from ..conv.config import CPU_TILE
+from ..conv.problem import ConvProblem
+from .image_row import SPAN_SUMS
 from .scheduler import Blocking
 
 
@@ -20,25 +22,39 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
     var activation: Int
     var accumulators: Int
 
-    def __init__(
-        out self, blocking: Blocking, slices: Int, gathers: Bool
-    ):
-        """What a cut of the problem needs.
+    @staticmethod
+    def for_blocks(problem: ConvProblem, blocking: Blocking) -> ScratchPlan:
+        """What a cut of the implicit GEMM needs: a block of gathered rows, or
+        one tile of them where only the last of a block is gathered; and its
+        partial sums, or one tile of them where no sum outlives its tile.
 
         Args:
+            problem: The convolution.
             blocking: The cut.
-            slices: How often partial sums go through memory; one tile is
-                enough for a single slice.
-            gathers: Whether whole blocks are gathered, rather than the last
-                tile of a block only.
+
+        Returns:
+            The plan.
         """
-        var rows = blocking.rows if gathers else min(
-            blocking.rows, CPU_TILE.rows
+        var rows = min(
+            blocking.rows,
+            CPU_TILE.rows if blocking.pointwise else blocking.rows,
         )
-        self.activation = (rows + 1) // 2 * 2 * blocking.row_stride()
-        self.accumulators = CPU_TILE.elements() * (
-            1 if slices == 1 else blocking.tiles()
+        var tiles = blocking.tiles() if (
+            blocking.depth < problem.gemm_k()
+        ) else 1
+        return ScratchPlan(
+            activation=(rows + 1) // 2 * 2 * blocking.row_stride(),
+            accumulators=tiles * CPU_TILE.elements(),
         )
+
+    @staticmethod
+    def for_rows() -> ScratchPlan:
+        """What the direct kernels need: the sums of a span.
+
+        Returns:
+            The plan.
+        """
+        return ScratchPlan(activation=0, accumulators=SPAN_SUMS)
 
     def elements(self) -> Int:
         """Float32 values of one worker, in whole cache lines."""

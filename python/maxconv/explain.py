@@ -48,7 +48,7 @@ def explain_choice(
                 _full_rank(problem.input_shape),
                 _full_rank(problem.output_shape),
                 problem.geometry(kernel=kernel),
-                [storage == "float32"],
+                [int(storage != "float32")],  # SOURCE_FLOAT32 or SOURCE_CONVERTED of config.mojo,
             )
         )
     )
