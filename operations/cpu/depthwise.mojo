@@ -6,29 +6,25 @@ checked. The common filter widths at stride 1 and 2 slide: an input pixel is
 loaded once for all the outputs that it reaches.
 """
 
-from extensibility import ManagedTensorSlice
-from std.utils import IndexList
 
 from ..conv.memory import Reads, Writes
 from ..conv.config import LANES
-from ..conv.problem import SPATIAL, ConvProblem
-from .image_row import COLUMNS, ColumnTile, RowTaps, Span, load_column
+from ..conv.problem import ConvProblem
+from .image_row import COLUMNS, ColumnTile, InputRow, RowTaps, Span
 
 
 
 @always_inline
 def _slide[
+    x_type: DType,
     filter_type: DType,
     width: Int,
     checked: Bool,
     taps: Int,
     stride: Int,
 ](
-    x: ManagedTensorSlice,
+    row: InputRow[x_type],
     filter: Reads[filter_type],
-    problem: ConvProblem,
-    n: Int,
-    at: IndexList[SPATIAL],
     channel: Int,
     mut acc: Array[SIMD[DType.float32, width], COLUMNS],
 ):
@@ -37,13 +33,11 @@ def _slide[
     comptime Vector = SIMD[DType.float32, width]
     var weights = Array[Vector, taps](fill=Vector(0))
     comptime for s in range(taps):
-        weights[s] = filter.unsafe_load[width=width](
-            s * problem.channels
-        ).cast[DType.float32]()
-    var here = at
+        weights[s] = filter.unsafe_load[width=width](s * row.channels).cast[
+            DType.float32
+        ]()
     comptime for j in range((COLUMNS - 1) * stride + taps):
-        var value = load_column[width, checked](x, problem, n, here, channel)
-        here[2] += 1
+        var value = row.load[width, checked](j, channel)
         comptime for s in range(taps):
             comptime if j >= s and (j - s) % stride == 0 and (
                 j - s
@@ -54,39 +48,35 @@ def _slide[
 
 @always_inline
 def _step[
-    filter_type: DType, width: Int, checked: Bool
+    x_type: DType, filter_type: DType, width: Int, checked: Bool
 ](
-    x: ManagedTensorSlice,
+    row: InputRow[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
-    n: Int,
-    at: IndexList[SPATIAL],
     channel: Int,
     mut acc: Array[SIMD[DType.float32, width], COLUMNS],
 ):
     """Adds one filter row of any length, stride and dilation, tap by tap."""
     for s in range(problem.filter[2]):
-        var weight = filter.unsafe_load[width=width](
-            s * problem.channels
-        ).cast[DType.float32]()
-        var here = at
-        here[2] += s * problem.dilation[2]
+        var weight = filter.unsafe_load[width=width](s * row.channels).cast[
+            DType.float32
+        ]()
         comptime for i in range(COLUMNS):
-            acc[i] = load_column[width, checked](
-                x, problem, n, here, channel
+            acc[i] = row.load[width, checked](
+                s * problem.dilation[2] + i * problem.stride[2], channel
             ).fma(weight, acc[i])
-            here[2] += problem.stride[2]
 
 
 @always_inline
 def _tile[
+    x_type: DType,
     filter_type: DType,
     width: Int,
     checked: Bool,
     taps: Int,
     stride: Int,
 ](
-    x: ManagedTensorSlice,
+    x: Reads[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     line: RowTaps,
@@ -114,13 +104,14 @@ def _tile[
                 * problem.channels
                 + channel
             )
+            var pixels = InputRow(x, problem, line.pixel.n, at)
             comptime if taps > 0:
-                _slide[filter_type, width, checked, taps, stride](
-                    x, weights, problem, line.pixel.n, at, channel, acc
+                _slide[x_type, filter_type, width, checked, taps, stride](
+                    pixels, weights, channel, acc
                 )
             else:
-                _step[filter_type, width, checked](
-                    x, weights, problem, line.pixel.n, at, channel, acc
+                _step[x_type, filter_type, width, checked](
+                    pixels, weights, problem, channel, acc
                 )
     comptime for i in range(COLUMNS):
         to.unsafe_store(i * column_stride, acc[i])
@@ -128,9 +119,9 @@ def _tile[
 
 @no_inline
 def _span[
-    filter_type: DType, width: Int, taps: Int, stride: Int
+    x_type: DType, filter_type: DType, width: Int, taps: Int, stride: Int
 ](
-    x: ManagedTensorSlice,
+    x: Reads[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     line: RowTaps,
@@ -148,7 +139,7 @@ def _span[
             channel = min(channel, span.end - width)
             var here = sums.unsafe_offset(channel - span.begin)
             if tile.inside:
-                _tile[filter_type, width, False, taps, stride](
+                _tile[x_type, filter_type, width, False, taps, stride](
                     x,
                     filter,
                     problem,
@@ -159,7 +150,7 @@ def _span[
                     column_stride,
                 )
             else:
-                _tile[filter_type, width, True, taps, stride](
+                _tile[x_type, filter_type, width, True, taps, stride](
                     x,
                     filter,
                     problem,
@@ -173,9 +164,9 @@ def _span[
 
 
 def depthwise_span[
-    filter_type: DType
+    x_type: DType, filter_type: DType
 ](
-    x: ManagedTensorSlice,
+    x: Reads[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     line: RowTaps,
@@ -185,6 +176,7 @@ def depthwise_span[
     """Computes the sums of a span.
 
     Parameters:
+        x_type: The activation's type.
         filter_type: The packed filter's type.
 
     Args:
@@ -204,11 +196,11 @@ def depthwise_span[
                         problem.filter[2] == taps
                         and problem.stride[2] == stride
                     ):
-                        _span[filter_type, LANES, taps, stride](
+                        _span[x_type, filter_type, LANES, taps, stride](
                             x, filter, problem, line, span, to, span.filters()
                         )
                         return
-        _span[filter_type, LANES, 0, 0](
+        _span[x_type, filter_type, LANES, 0, 0](
             x, filter, problem, line, span, to, span.filters()
         )
         return
@@ -218,7 +210,7 @@ def depthwise_span[
         comptime if width > 0:
             part.end = part.begin + width
             if part.end <= span.end:
-                _span[filter_type, width, 0, 0](
+                _span[x_type, filter_type, width, 0, 0](
                     x,
                     filter,
                     problem,

@@ -4,7 +4,7 @@ span by span, each computed into L1 and stored from there."""
 from extensibility import ManagedTensorSlice
 
 from ..conv.epilogue import Epilogue
-from ..conv.memory import Reads
+from ..conv.memory import Reads, operand
 from ..conv.problem import ConvProblem
 from .depthwise import depthwise_span
 from .epilogue import store_tile
@@ -59,11 +59,22 @@ def run_row[
             )
             if problem.is_depthwise():
                 depthwise_span(
-                    x, filter, problem, line, span, scratch.accumulators
+                    operand(x),
+                    filter,
+                    problem,
+                    line,
+                    span,
+                    scratch.accumulators,
                 )
             else:
                 grouped_span(
-                    x, filter, problem, line, span, scratch.accumulators
+                    operand(x),
+                    filter,
+                    problem,
+                    line,
+                    span,
+                    scratch.activation,
+                    scratch.accumulators,
                 )
             store_tile(
                 output,

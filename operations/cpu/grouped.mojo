@@ -7,13 +7,19 @@ channel of the lane's group, which a shuffle of the 16 loaded channels puts
 there. Groups of whole panels broadcast instead.
 """
 
-from extensibility import ManagedTensorSlice
 from std.utils import IndexList
 
 from ..conv.fields import PANEL
 from ..conv.memory import Reads, Writes
-from ..conv.problem import SPATIAL, ConvProblem
-from .image_row import COLUMNS, ColumnTile, RowTaps, Span, load_column
+from ..conv.problem import ConvProblem
+from .image_row import (
+    COLUMNS,
+    MAX_ROW_TAPS,
+    ColumnTile,
+    InputRow,
+    RowTaps,
+    Span,
+)
 
 
 def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
@@ -34,50 +40,94 @@ def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
     return mask
 
 
+comptime GATHERED = MAX_ROW_TAPS * COLUMNS * PANEL
+"""Values that a filter row of whole panels gathers at once."""
+
+comptime Sums = Array[SIMD[DType.float32, PANEL], COLUMNS]
+
+
 @always_inline
-def _tap[
-    filter_type: DType, width: Int, checked: Bool
+def _shuffled_row[
+    x_type: DType, filter_type: DType, width: Int, checked: Bool
 ](
-    x: ManagedTensorSlice,
+    row: InputRow[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
-    n: Int,
-    at: IndexList[SPATIAL],
     channel: Int,
-    mut acc: Array[SIMD[DType.float32, PANEL], COLUMNS],
+    mut acc: Sums,
 ):
-    """Adds `PANEL` input channels of one tap to every pixel of a tile."""
+    """Adds one filter row of groups that share a panel."""
     comptime Vector = SIMD[DType.float32, PANEL]
-    var values = Array[Vector, COLUMNS](fill=Vector(0))
-    var here = at
-    comptime for i in range(COLUMNS):
-        values[i] = load_column[PANEL, checked](x, problem, n, here, channel)
-        here[2] += problem.stride[2]
-    comptime for j in range(width):
-        comptime lanes = lane_channels[width](j)
-        var weights = filter.unsafe_load[width=PANEL](j * PANEL).cast[
-            DType.float32
-        ]()
+    for s in range(problem.filter[2]):
+        var values = Array[Vector, COLUMNS](fill=Vector(0))
         comptime for i in range(COLUMNS):
-            acc[i] = values[i].shuffle[mask=lanes]().fma(weights, acc[i])
+            values[i] = row.load[PANEL, checked](
+                s * problem.dilation[2] + i * problem.stride[2], channel
+            )
+        comptime for j in range(width):
+            comptime lanes = lane_channels[width](j)
+            var weights = filter.unsafe_load[width=PANEL](
+                (s * width + j) * PANEL
+            ).cast[DType.float32]()
+            comptime for i in range(COLUMNS):
+                acc[i] = values[i].shuffle[mask=lanes]().fma(weights, acc[i])
+
+
+@always_inline
+def _broadcast_row[
+    x_type: DType, filter_type: DType, checked: Bool
+](
+    row: InputRow[x_type],
+    filter: Reads[filter_type],
+    problem: ConvProblem,
+    channel: Int,
+    gathered: Writes[DType.float32],
+    mut acc: Sums,
+):
+    """Adds one filter row of groups of whole panels: `PANEL` channels of each
+    pixel are put where a broadcast finds them at a constant distance."""
+    comptime Vector = SIMD[DType.float32, PANEL]
+    var channels = problem.group_channels()
+    for first in range(0, problem.filter[2], MAX_ROW_TAPS):
+        var last = min(problem.filter[2], first + MAX_ROW_TAPS)
+        for s in range(first, last):
+            comptime for i in range(COLUMNS):
+                gathered.unsafe_store(
+                    ((s - first) * COLUMNS + i) * PANEL,
+                    row.load[PANEL, checked](
+                        s * problem.dilation[2] + i * problem.stride[2],
+                        channel,
+                    ),
+                )
+        for s in range(first, last):
+            var values = gathered.unsafe_offset((s - first) * COLUMNS * PANEL)
+            var weights = filter.unsafe_offset(s * channels * PANEL)
+            for j in range(PANEL):
+                var weight = weights.unsafe_load[width=PANEL](j * PANEL).cast[
+                    DType.float32
+                ]()
+                comptime for i in range(COLUMNS):
+                    acc[i] = Vector(values.unsafe_load(i * PANEL + j)).fma(
+                        weight, acc[i]
+                    )
 
 
 @always_inline
 def _tile[
-    filter_type: DType, width: Int, checked: Bool
+    x_type: DType, filter_type: DType, width: Int, checked: Bool
 ](
-    x: ManagedTensorSlice,
+    x: Reads[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     line: RowTaps,
     q: Int,
     panel: Int,
+    gathered: Writes[DType.float32],
     to: Writes[DType.float32],
     column_stride: Int,
 ):
     """Computes `COLUMNS` neighbouring pixels by the filters of a panel."""
-    comptime Vector = SIMD[DType.float32, PANEL]
-    var acc = Array[Vector, COLUMNS](fill=Vector(0))
+    var acc = Sums(fill=SIMD[DType.float32, PANEL](0))
     var channels = problem.group_channels()
     var first = panel * PANEL // problem.group_filters() * channels
     var weights = filter.unsafe_offset(panel * problem.gemm_k() * PANEL)
@@ -85,18 +135,28 @@ def _tile[
     origin[2] += q * problem.stride[2]
     for t in range(line.depth.begin, line.depth.end):
         for r in range(line.height.begin, line.height.end):
-            for s in range(problem.filter[2]):
-                var at = origin + IndexList[SPATIAL](t, r, s) * problem.dilation
-                var tap = (t * problem.filter[1] + r) * problem.filter[2] + s
-                # Groups that share a panel fill it: one block of channels.
+            var at = origin
+            at[0] += t * problem.dilation[0]
+            at[1] += r * problem.dilation[1]
+            var pixels = InputRow(x, problem, line.pixel.n, at)
+            var taps = weights.unsafe_offset(
+                (t * problem.filter[1] + r)
+                * problem.filter[2]
+                * channels
+                * PANEL
+            )
+            comptime if width < PANEL:
+                _shuffled_row[x_type, filter_type, width, checked](
+                    pixels, taps, problem, first, acc
+                )
+            else:
                 for block in range(0, channels, PANEL):
-                    _tap[filter_type, width, checked](
-                        x,
-                        weights.unsafe_offset((tap * channels + block) * PANEL),
+                    _broadcast_row[x_type, filter_type, checked](
+                        pixels,
+                        taps.unsafe_offset(block * PANEL),
                         problem,
-                        line.pixel.n,
-                        at,
                         first + block,
+                        gathered,
                         acc,
                     )
     comptime for i in range(COLUMNS):
@@ -105,13 +165,14 @@ def _tile[
 
 @no_inline
 def _span[
-    filter_type: DType, width: Int
+    x_type: DType, filter_type: DType, width: Int
 ](
-    x: ManagedTensorSlice,
+    x: Reads[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     line: RowTaps,
     span: Span,
+    gathered: Writes[DType.float32],
     to: Writes[DType.float32],
 ):
     """Computes a span of groups `width` filters wide, or of whole panels."""
@@ -122,42 +183,46 @@ def _span[
                 (tile.q - span.q) * span.filters() + panel * PANEL - span.begin
             )
             if tile.inside:
-                _tile[filter_type, width, False](
+                _tile[x_type, filter_type, width, False](
                     x,
                     filter,
                     problem,
                     line,
                     tile.q,
                     panel,
+                    gathered,
                     sums,
                     span.filters(),
                 )
             else:
-                _tile[filter_type, width, True](
+                _tile[x_type, filter_type, width, True](
                     x,
                     filter,
                     problem,
                     line,
                     tile.q,
                     panel,
+                    gathered,
                     sums,
                     span.filters(),
                 )
 
 
 def grouped_span[
-    filter_type: DType
+    x_type: DType, filter_type: DType
 ](
-    x: ManagedTensorSlice,
+    x: Reads[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     line: RowTaps,
     span: Span,
+    gathered: Writes[DType.float32],
     to: Writes[DType.float32],
 ):
     """Computes the sums of a span.
 
     Parameters:
+        x_type: The activation's type.
         filter_type: The packed filter's type.
 
     Args:
@@ -166,10 +231,13 @@ def grouped_span[
         problem: The convolution; `can_implement` says which.
         line: The image row's taps.
         span: Which columns and filters, the latter in whole panels.
+        gathered: Room for `GATHERED` values.
         to: `span.filters()` sums of each column; at least `COLUMNS` columns
             may be written.
     """
     comptime for doubling in range(1, 5):
         comptime width = 1 << doubling
         if min(PANEL, problem.group_filters()) == width:
-            _span[filter_type, width](x, filter, problem, line, span, to)
+            _span[x_type, filter_type, width](
+                x, filter, problem, line, span, gathered, to
+            )

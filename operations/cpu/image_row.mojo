@@ -4,16 +4,19 @@ Shared by the kernels that convolve directly, without a matrix: a tile is
 `COLUMNS` neighbouring output pixels of one image row.
 """
 
-from extensibility import ManagedTensorSlice
 from std.math import ceildiv
 from std.utils import IndexList
 
+from ..conv.memory import Reads
 from ..conv.problem import SPATIAL, ConvProblem
-from .tile_io import Pixel, load_activation
+from .tile_io import Pixel, pixel_offset
 
 comptime COLUMNS = 8
 """Output pixels of a tile: as many independent sums as hide the latency of a
 multiply-add, and few enough to leave registers for the filter."""
+
+comptime MAX_ROW_TAPS = 16
+"""Taps of a filter row that the grouped kernel gathers at once."""
 
 comptime MAX_SPAN_FILTERS = 256
 """Filters of the widest span."""
@@ -138,34 +141,60 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
         return True
 
 
-@always_inline
-def load_column[
-    width: Int, checked: Bool
-](
-    x: ManagedTensorSlice,
-    problem: ConvProblem,
-    n: Int,
-    at: IndexList[SPATIAL],
-    channel: Int,
-) -> SIMD[DType.float32, width]:
-    """Loads neighbouring channels of an input pixel.
+@fieldwise_init
+struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
+    """A row of the input image, from a position that may lie left of it."""
 
-    Parameters:
-        width: How many channels.
-        checked: Whether the pixel may lie left or right of the image, where
-            there are zeros.
+    var start: Reads[Self.dtype]
+    var w: Int
+    var width: Int
+    var channels: Int
 
-    Args:
-        x: The activation.
-        problem: The convolution.
-        n: The image.
-        at: The pixel, inside the image's depth and height.
-        channel: The first channel.
+    @always_inline
+    def __init__(
+        out self,
+        x: Reads[Self.dtype],
+        problem: ConvProblem,
+        n: Int,
+        at: IndexList[SPATIAL],
+    ):
+        """The row from a pixel on.
 
-    Returns:
-        The values.
-    """
-    comptime if checked:
-        if at[2] < 0 or at[2] >= problem.input[2]:
-            return SIMD[DType.float32, width](0)
-    return load_activation[width](x, problem, n, at, channel)
+        Args:
+            x: The activation.
+            problem: The convolution.
+            n: The image.
+            at: The pixel, inside the image's depth and height.
+        """
+        self.start = x.unsafe_offset(
+            pixel_offset(problem, n, at) * problem.channels
+        )
+        self.w = at[2]
+        self.width = problem.input[2]
+        self.channels = problem.channels
+
+    @always_inline
+    def load[
+        width: Int, checked: Bool
+    ](self, column: Int, channel: Int) -> SIMD[DType.float32, width]:
+        """Loads neighbouring channels of a pixel.
+
+        Parameters:
+            width: How many channels.
+            checked: Whether the pixel may lie left or right of the image,
+                where there are zeros.
+
+        Args:
+            column: The pixel, counted from the row's first one.
+            channel: The first channel.
+
+        Returns:
+            The values.
+        """
+        comptime if checked:
+            var w = self.w + column
+            if w < 0 or w >= self.width:
+                return SIMD[DType.float32, width](0)
+        return self.start.unsafe_load[width=width](
+            column * self.channels + channel
+        ).cast[DType.float32]()

@@ -3,6 +3,7 @@
 from ..conv.memory import CACHE_LINE, Writes
 from ..conv.config import CPU_TILE
 from ..conv.problem import ConvProblem
+from .grouped import GATHERED
 from .image_row import SPAN_SUMS
 from .scheduler import Blocking
 
@@ -49,12 +50,13 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
 
     @staticmethod
     def for_rows() -> ScratchPlan:
-        """What the direct kernels need: the sums of a span.
+        """What the direct kernels need: the sums of a span, and a
+        filter row's activations.
 
         Returns:
             The plan.
         """
-        return ScratchPlan(activation=0, accumulators=SPAN_SUMS)
+        return ScratchPlan(activation=GATHERED, accumulators=SPAN_SUMS)
 
     def elements(self) -> Int:
         """Float32 values of one worker, in whole cache lines."""
