@@ -1,0 +1,67 @@
+"""Convolutions for MAX graphs and PyTorch.
+
+In a MAX graph::
+
+    with Graph("net", input_types=[...], kernel_library=maxconv.kernel_library()) as graph:
+        y = maxconv.conv2d(x, w, padding=(1, 1, 1, 1), bias=b, activation="relu")
+
+``maxconv.nn`` has modules for ``max.experimental.nn``, ``maxconv.torch`` functions, modules and a
+converter for PyTorch. Importing this package imports neither MAX nor PyTorch; the first use of a
+name does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from max.graph.type import ConvInputLayout, FilterLayout
+
+    from .library import OPERATIONS, kernel_library
+    from .ops import conv1d, conv2d, conv2d_transpose, conv3d
+    from .packing import PackedFilter, pack_filter
+    from .problem import ConvProblem
+
+__all__ = [
+    "OPERATIONS",
+    "ConvInputLayout",
+    "ConvProblem",
+    "FilterLayout",
+    "PackedFilter",
+    "__version__",
+    "conv1d",
+    "conv2d",
+    "conv2d_transpose",
+    "conv3d",
+    "kernel_library",
+    "pack_filter",
+]
+
+_MODULES = {
+    "OPERATIONS": "maxconv.library",
+    "ConvInputLayout": "max.graph.type",
+    "ConvProblem": "maxconv.problem",
+    "FilterLayout": "max.graph.type",
+    "PackedFilter": "maxconv.packing",
+    "conv1d": "maxconv.ops",
+    "conv2d": "maxconv.ops",
+    "conv2d_transpose": "maxconv.ops",
+    "conv3d": "maxconv.ops",
+    "kernel_library": "maxconv.library",
+    "pack_filter": "maxconv.packing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'maxconv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

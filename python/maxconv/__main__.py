@@ -1,0 +1,7 @@
+"""``python -m maxconv``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

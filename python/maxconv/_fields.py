@@ -1,0 +1,230 @@
+"""The operands through which Python tells the kernels what a convolution is.
+
+This module is the single statement of the order, the names and the codes of the two host operands
+of the op ``maxconv.conv``: ``geometry`` (int64) and ``scalars`` (float32). The Mojo side reads the
+same numbers from ``operations/conv/fields.mojo``, which this module writes::
+
+    python -m maxconv._fields
+
+It needs numpy only: neither MAX nor Mojo.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "GEOMETRY",
+    "GEOMETRY_LENGTH",
+    "PANEL",
+    "SCALARS",
+    "SCALARS_LENGTH",
+    "Activation",
+    "Kernel",
+    "Layout",
+    "encode_geometry",
+    "encode_scalars",
+    "mojo_source",
+]
+
+#: Output channels that lie side by side in a packed filter. It does not depend on the CPU, so that
+#: a filter packed on one machine is right on another.
+PANEL = 16
+
+#: Names of the elements of the ``geometry`` operand, in order.
+GEOMETRY = (
+    "spatial_rank",
+    "stride_d",
+    "stride_h",
+    "stride_w",
+    "dilation_d",
+    "dilation_h",
+    "dilation_w",
+    "pad_before_d",
+    "pad_before_h",
+    "pad_before_w",
+    "pad_after_d",
+    "pad_after_h",
+    "pad_after_w",
+    "groups",
+    "filter_t",
+    "filter_r",
+    "filter_s",
+    "filter_layout",
+    "kernel",
+    "activation",
+    "final_activation",
+    "has_bias",
+    "has_residual",
+)
+
+#: Names of the elements of the ``scalars`` operand, in order.
+SCALARS = ("beta", "activation_p0", "activation_p1", "final_p0", "final_p1")
+
+GEOMETRY_LENGTH = len(GEOMETRY)
+SCALARS_LENGTH = len(SCALARS)
+
+
+class Layout(IntEnum):
+    """How the elements of the flat filter operand are ordered.
+
+    The names are those of two spatial dimensions; one and three dimensions use the same codes
+    (``KRSC`` also stands for ``KSC`` and ``KTRSC``, and so on).
+    """
+
+    PACKED = 0
+    KRSC = 1
+    RSCF = 2
+    FCRS = 3
+
+
+class Kernel(IntEnum):
+    """Which CPU kernel runs; every one but ``AUTO`` raises where it cannot take the problem."""
+
+    AUTO = 0
+    REFERENCE = 1
+    IMPLICIT_GEMM = 2
+    POINTWISE = 3
+    DEPTHWISE = 4
+    GROUPED = 5
+
+
+class Activation(IntEnum):
+    """Activation functions of the epilogue; two float parameters (p0, p1) go with each.
+
+    ``CLAMP`` reads (min, max), ``LEAKY_RELU`` reads (slope, unused), the others read none.
+    """
+
+    NONE = 0
+    RELU = 1
+    CLAMP = 2
+    LEAKY_RELU = 3
+    SIGMOID = 4
+    SILU = 5
+    HARD_SWISH = 6
+    GELU = 7
+    GELU_TANH = 8
+    TANH = 9
+
+
+def _three(name: str, values: Sequence[int], rank: int, fill: int) -> tuple[int, ...]:
+    if len(values) != rank:
+        raise ValueError(
+            f"{name}: {tuple(values)} has {len(values)} entries; {rank} spatial dimensions need "
+            f"{rank}"
+        )
+    return (fill,) * (3 - rank) + tuple(values)
+
+
+def encode_geometry(
+    *,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pad_before: Sequence[int],
+    pad_after: Sequence[int],
+    filter_size: Sequence[int],
+    groups: int = 1,
+    filter_layout: Layout = Layout.PACKED,
+    kernel: Kernel = Kernel.AUTO,
+    activation: Activation = Activation.NONE,
+    final_activation: Activation = Activation.NONE,
+    has_bias: bool = False,
+    has_residual: bool = False,
+) -> npt.NDArray[np.int64]:
+    """Returns the ``geometry`` operand: int64, shape ``(GEOMETRY_LENGTH,)``.
+
+    The sequences have one entry a spatial dimension, outermost first; their common length (1 to 3)
+    is the spatial rank. Missing leading dimensions are filled with stride 1, dilation 1, padding 0
+    and filter extent 1.
+
+    Raises:
+        ValueError: The sequences differ in length, or the spatial rank is not 1, 2 or 3.
+    """
+    rank = len(filter_size)
+    if not 1 <= rank <= 3:
+        raise ValueError(
+            f"filter_size: {tuple(filter_size)} has {rank} entries; 1, 2 or 3 are allowed"
+        )
+    values: Mapping[str, int] = dict(
+        zip(
+            GEOMETRY,
+            (
+                rank,
+                *_three("stride", stride, rank, 1),
+                *_three("dilation", dilation, rank, 1),
+                *_three("pad_before", pad_before, rank, 0),
+                *_three("pad_after", pad_after, rank, 0),
+                groups,
+                *_three("filter_size", filter_size, rank, 1),
+                int(filter_layout),
+                int(kernel),
+                int(activation),
+                int(final_activation),
+                int(has_bias),
+                int(has_residual),
+            ),
+            strict=True,
+        )
+    )
+    return np.array([values[name] for name in GEOMETRY], dtype=np.int64)
+
+
+def encode_scalars(
+    *,
+    beta: float = 1.0,
+    activation_parameters: tuple[float, float] = (0.0, 0.0),
+    final_parameters: tuple[float, float] = (0.0, 0.0),
+) -> npt.NDArray[np.float32]:
+    """Returns the ``scalars`` operand: float32, shape ``(SCALARS_LENGTH,)``."""
+    return np.array([beta, *activation_parameters, *final_parameters], dtype=np.float32)
+
+
+def mojo_source() -> str:
+    """Returns the text of ``operations/conv/fields.mojo``."""
+    groups: list[tuple[str, list[tuple[str, int]]]] = [
+        (
+            "Elements of the geometry operand (int64, on the host).",
+            [(f"GEOMETRY_{name.upper()}", i) for i, name in enumerate(GEOMETRY)]
+            + [("GEOMETRY_LENGTH", GEOMETRY_LENGTH)],
+        ),
+        (
+            "Elements of the scalars operand (float32, on the host).",
+            [(f"SCALAR_{name.upper()}", i) for i, name in enumerate(SCALARS)]
+            + [("SCALARS_LENGTH", SCALARS_LENGTH)],
+        ),
+        ("Filter layouts.", [(f"LAYOUT_{m.name}", m.value) for m in Layout]),
+        ("Kernels that a caller can ask for.", [(f"KERNEL_{m.name}", m.value) for m in Kernel]),
+        ("Activations of the epilogue.", [(f"ACTIVATION_{m.name}", m.value) for m in Activation]),
+        ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
+    ]
+    lines = [
+        '"""Names of the geometry and scalars operands, and their codes.',
+        "",
+        "Generated by `python -m maxconv._fields` from python/maxconv/_fields.py: edit that file.",
+        '"""',
+    ]
+    for title, names in groups:
+        lines += ["", f"# {title}"]
+        lines += [f"comptime {name} = {value}" for name, value in names]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Writes ``operations/conv/fields.mojo`` of this checkout; returns the exit status."""
+    target = Path(__file__).resolve().parents[2] / "operations" / "conv" / "fields.mojo"
+    if not target.parent.is_dir():
+        print(f"{target.parent} does not exist: run this from a checkout", file=sys.stderr)
+        return 1
+    target.write_text(mojo_source(), encoding="utf-8")
+    print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,124 @@
+"""What the graph functions need of MAX's graphs, and the only place that reaches behind its API.
+
+The names with an underscore are MAX's own and may move with a version; the package pins it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from max.driver import CPU, Buffer
+from max.dtype import DType
+from max.graph import AlgebraicDim, DeviceRef, Dim, Graph, Shape, TensorValue, ops
+from max.graph.value import HasTensorValue
+
+from .packing import Array
+
+__all__ = [
+    "constant",
+    "constant_array",
+    "flatten",
+    "host_constant",
+    "import_kernels",
+    "is_graph_value",
+    "is_loaded_once",
+    "not_negative",
+    "require_kernels",
+]
+
+# A weight reaches its convolution through a few casts and permutations; a deeper value is no
+# weight.
+_MAX_DEPTH = 16
+
+
+def require_kernels(graph: Graph, op: str) -> None:
+    """Raises ``ValueError`` unless ``graph`` was given maxconv's kernels."""
+    if op not in graph._kernel_library:
+        raise ValueError(
+            f"graph: {graph.name!r} does not know {op}; build it with "
+            "Graph(..., kernel_library=maxconv.kernel_library()) or "
+            "Graph(..., custom_extensions=[maxconv.OPERATIONS])"
+        )
+
+
+def import_kernels(graph: Graph, op: str) -> None:
+    """Gives ``graph`` maxconv's kernels, unless it has them."""
+    if op not in graph._kernel_library:
+        from .library import library_path
+
+        graph._import_kernels([library_path()])
+
+
+def is_graph_value(value: object) -> bool:
+    """Whether ``value`` already has a type and a place in a graph (an array has not)."""
+    return isinstance(value, TensorValue | HasTensorValue | Dim | Shape)
+
+
+def _owner(value: TensorValue) -> Any:
+    return value._mlir_value.owner
+
+
+def constant_array(value: TensorValue) -> Array | None:
+    """Returns the elements of a value made by ``ops.constant``, or ``None`` of any other value.
+
+    bfloat16 elements come as the ``uint16`` of their bits.
+    """
+    from max._core import graph as core
+    from max._core.dialects import mo
+
+    owner = _owner(value)
+    if not isinstance(owner, mo.ConstantOp):
+        return None
+    shape = [int(dim) for dim in value.shape]
+    buffer = core._buffer_from_constant_attr(owner.value, value.dtype, shape, CPU())
+    if value.dtype == DType.bfloat16:
+        buffer = buffer.view(DType.uint16)
+    array: Array = buffer.to_numpy()
+    return array
+
+
+def is_loaded_once(value: TensorValue) -> bool:
+    """Whether a value depends on constants and weights alone.
+
+    MAX computes what follows from these when it loads a model, not when it runs it.
+    """
+    from max._core import Operation
+    from max._core.dialects import mo
+
+    def known(owner: object, depth: int) -> bool:
+        if isinstance(owner, mo.ConstantOp | mo.ConstantExternalOp):
+            return True
+        if not isinstance(owner, Operation) or depth == _MAX_DEPTH:
+            return False
+        operands = list(owner.operands)
+        return bool(operands) and all(known(o.value.owner, depth + 1) for o in operands)
+
+    return known(_owner(value), 0)
+
+
+def constant(data: Array, dtype: str, device: DeviceRef) -> TensorValue:
+    """Makes a constant; bfloat16 ``data`` is given by its bits."""
+    buffer = Buffer.from_numpy(np.ascontiguousarray(data))
+    if dtype == "bfloat16":
+        buffer = buffer.view(DType.bfloat16)
+    return ops.constant(buffer, DType[dtype], device)
+
+
+def host_constant(data: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> TensorValue:
+    """Makes a constant that stays in host memory wherever the op runs."""
+    return ops.constant(data, device=DeviceRef.CPU())
+
+
+def not_negative(size: Dim) -> Dim:
+    """Returns a symbolic size, or 0 where it turns out negative."""
+    from max._core.dialects import kgen
+
+    clamped: Dim = AlgebraicDim.apply(kgen.POC.max, size, 0)
+    return clamped
+
+
+def flatten(value: TensorValue) -> TensorValue:
+    """Returns a value as rank 1."""
+    return value if value.rank == 1 else ops.reshape(value, (-1,))

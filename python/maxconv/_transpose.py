@@ -1,0 +1,351 @@
+"""A transposed convolution as convolutions of stride 1.
+
+With stride ``s``, output ``p = s * q + phase`` receives from input ``i`` through tap ``r`` where
+``s * i + dilation * r = p + pad``. For one phase these taps are every ``s / gcd(s, dilation)``-th
+one, and as ``q`` advances so does ``i``: a convolution of stride 1 with a part of the filter,
+reversed. The phases are then interleaved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from max.graph import DeviceRef, Shape, TensorValue, ops
+
+from ._graph import constant, constant_array, is_graph_value
+from .arguments import (
+    AXES,
+    check_at_least,
+    check_dtype,
+    check_filter_layout,
+    check_integer,
+    check_same_dtype,
+    check_size,
+    filter_shape_parts,
+    resolve_padding,
+    show,
+    spatial_tuple,
+)
+from .packing import Array, PackedFilter, cast_array, pack_elements, read_array, to_krsc
+
+__all__ = ["Phase", "Split", "split_axis", "split_phases"]
+
+
+@dataclass(frozen=True)
+class AxisPhase:
+    """One phase along one dimension: a convolution of stride 1."""
+
+    taps: tuple[int, ...]
+    """Indices of the filter's taps, in the convolution's order; empty where none contributes."""
+    dilation: int
+    pad_before: int
+    pad_after: int
+    """Zeros around the input; a negative number is cut from the convolution's output instead."""
+
+
+@dataclass(frozen=True)
+class AxisSplit:
+    """All phases along one dimension."""
+
+    phases: tuple[AxisPhase, ...]
+    growth: int
+    """Output elements of each phase beyond the input's size."""
+    surplus: int
+    """Elements to cut from the end of the interleaved phases."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A convolution of stride 1 that gives one phase of the output, or all of them side by side."""
+
+    filter: TensorValue | PackedFilter
+    filter_size: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    """``(h_before, h_after, w_before, w_after)``."""
+    cut: tuple[tuple[int, int], ...]
+    """Elements to cut from the start and the end of its output, a dimension."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a transposed convolution consists of."""
+
+    phases: tuple[Phase, ...]
+    """``stride_h * stride_w`` phases, row by row; or one, whose filters are those of all phases."""
+    stride: tuple[int, ...]
+    surplus: tuple[int, ...]
+    filters: int
+    groups: int
+
+    @property
+    def merged(self) -> bool:
+        """Whether one convolution computes all phases."""
+        return len(self.phases) == 1 and self.stride != (1, 1)
+
+    def assemble(self, outputs: Sequence[TensorValue]) -> TensorValue:
+        """Puts the phases' outputs, ``[N, H', W', filters]`` each, in their places."""
+        cut = [_cut(output, phase.cut) for output, phase in zip(outputs, self.phases, strict=True)]
+        rows, columns = self.stride
+        if self.stride == (1, 1):
+            return cut[0]
+        batch, height, width, _ = cut[0].shape
+        if self.merged:
+            split = (batch, height, width, rows, columns, self.filters)
+            tiles = ops.permute(ops.reshape(cut[0], split), [0, 1, 3, 2, 4, 5])
+        else:
+            lines = [ops.stack(cut[r * columns : (r + 1) * columns], axis=3) for r in range(rows)]
+            tiles = ops.stack(lines, axis=2)
+        whole = ops.reshape(tiles, (batch, height * rows, width * columns, self.filters))
+        return _cut(whole, tuple((0, extra) for extra in self.surplus))
+
+
+def split_axis(
+    *, taps: int, stride: int, dilation: int, pad_before: int, pad_after: int, output_padding: int
+) -> AxisSplit:
+    """Splits a transposed convolution along one dimension into its phases."""
+    total = dilation * (taps - 1) + 1 + output_padding - pad_before - pad_after
+    growth = -(-total // stride) - 1
+    common = math.gcd(stride, dilation)
+    step = dilation // common
+    phases = []
+    for phase in range(stride):
+        shift, residue = divmod(phase + pad_before, stride)
+        indices = [r for r in range(taps) if r * dilation % stride == residue]
+        first = (indices[0] * dilation - residue) // stride if indices else shift
+        span = step * max(len(indices) - 1, 0)
+        before = first + span - shift
+        phases.append(AxisPhase(tuple(reversed(indices)), step, before, growth - before + span))
+    return AxisSplit(tuple(phases), growth, stride * (growth + 1) - total)
+
+
+def split_phases(
+    input_shape: Sequence[Any],
+    filter: object,
+    filter_layout: object,
+    *,
+    stride: object,
+    dilation: object,
+    padding: object,
+    output_paddings: object,
+    groups: object,
+    dtype: str,
+    device: DeviceRef,
+) -> Split:
+    """Checks the arguments of a transposed convolution and splits it.
+
+    Args:
+        input_shape: ``[N, H, W, C]``.
+        filter: The argument: a graph value or an array, of ``C`` filters.
+        filter_layout: The argument.
+        stride: The argument.
+        dilation: The argument.
+        padding: The argument.
+        output_paddings: The argument.
+        groups: The argument.
+        dtype: The input's type, to which an array is converted.
+        device: The input's device.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: An argument has a value that is not allowed.
+    """
+    rank = 2
+    layout = check_filter_layout(filter_layout, rank)
+    count = check_integer("groups", groups)
+    check_at_least("groups", count, 1)
+    parts, source = _filter_source(filter, layout, count, dtype, device)
+    channels, filter_size, group_filters = parts
+    _check_input(input_shape, channels, count)
+    strides = spatial_tuple("stride", stride, rank)
+    check_at_least("stride", strides, 1)
+    dilations = spatial_tuple("dilation", dilation, rank)
+    check_at_least("dilation", dilations, 1)
+    if isinstance(padding, str):
+        raise ValueError(
+            f"padding: {padding!r} is not defined for a transposed convolution; an integer or 4 "
+            "integers are allowed"
+        )
+    before, after = resolve_padding(
+        cast(Any, padding), filter_size=filter_size, stride=strides, dilation=dilations
+    )
+    extra = spatial_tuple("output_paddings", output_paddings, rank)
+    check_at_least("output_paddings", extra, 0)
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        raise ValueError(
+            f"output_paddings: {show(extra)} has an entry that is not below the stride "
+            f"{show(strides)} or the dilation {show(dilations)}"
+        )
+    axes = [
+        split_axis(
+            taps=filter_size[i],
+            stride=strides[i],
+            dilation=dilations[i],
+            pad_before=before[i],
+            pad_after=after[i],
+            output_padding=extra[i],
+        )
+        for i in range(rank)
+    ]
+    _check_output(input_shape, axes, strides)
+    rows, columns = (axis.phases for axis in axes)
+    combined = [(row, column) for row in rows for column in columns]
+    same = len({_geometry(*pair) for pair in combined}) == 1
+    # Groups would have to be interleaved with the phases; they stay apart instead.
+    if same and count == 1 and len(combined) > 1:
+        phases = [_phase(combined, source)]
+    else:
+        phases = [_phase([pair], source) for pair in combined]
+    return Split(
+        tuple(phases), strides, tuple(axis.surplus for axis in axes), group_filters * count, count
+    )
+
+
+def _geometry(*axes: AxisPhase) -> tuple[tuple[int, ...], ...]:
+    return tuple((max(len(a.taps), 1), a.dilation, a.pad_before, a.pad_after) for a in axes)
+
+
+def _phase(
+    members: Sequence[tuple[AxisPhase, AxisPhase]], source: _ArrayFilter | _GraphFilter
+) -> Phase:
+    """Returns the convolution of one phase, or of several with the same geometry."""
+    axes = members[0]
+    return Phase(
+        filter=source.part([(row.taps, column.taps) for row, column in members]),
+        filter_size=tuple(max(len(axis.taps), 1) for axis in axes),
+        dilation=tuple(axis.dilation for axis in axes),
+        padding=tuple(max(pad, 0) for a in axes for pad in (a.pad_before, a.pad_after)),
+        cut=tuple((max(-a.pad_before, 0), max(-a.pad_after, 0)) for a in axes),
+    )
+
+
+#: Rows and columns of taps, in the order of a convolution.
+_Taps: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _ArrayFilter:
+    """``[K, R, S, C / groups]`` with known elements, of which parts are taken."""
+
+    forward: Array
+    groups: int
+    dtype: str
+
+    def part(self, taps: Sequence[_Taps]) -> PackedFilter:
+        """Returns the filters of these parts one after the other; no tap becomes a zero."""
+        pieces = []
+        for rows, columns in taps:
+            piece = self.forward[:, list(rows)][:, :, list(columns)]
+            pieces.append(np.pad(piece, [(0, int(size == 0)) for size in piece.shape]))
+        whole = np.concatenate(pieces)
+        return pack_elements(whole, self.dtype, "KRSC", groups=self.groups, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class _GraphFilter:
+    """``[K, R, S, C / groups]`` in a graph, of which parts are taken."""
+
+    forward: TensorValue
+
+    def part(self, taps: Sequence[_Taps]) -> TensorValue:
+        """Returns the filters of these parts one after the other; no tap becomes a zero."""
+        pieces = [self._piece(*pair) for pair in taps]
+        return ops.concat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _piece(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> TensorValue:
+        value = self.forward
+        filters, *_, channels = value.shape
+        if not rows or not columns:
+            zero = constant(np.zeros(1, np.float32), "float32", value.device).cast(value.dtype)
+            shape = (filters, max(len(rows), 1), max(len(columns), 1), channels)
+            return ops.broadcast_to(zero, shape)
+        for axis, indices in ((1, rows), (2, columns)):
+            if indices != tuple(range(int(value.shape[axis]))):
+                order = ops.constant(np.array(indices, np.int64), device=value.device)
+                value = ops.gather(value, order, axis)
+        return value
+
+
+def _filter_source(
+    filter: object, layout: str, groups: int, dtype: str, device: DeviceRef
+) -> tuple[tuple[int, tuple[int, ...], int], _ArrayFilter | _GraphFilter]:
+    """Returns ``(filters, taps, channels a group)`` of the filter, and where parts come from."""
+    if isinstance(filter, PackedFilter):
+        raise TypeError(
+            "filter: a PackedFilter is not in the order that a transposed convolution reads; an "
+            "array or a graph value is allowed"
+        )
+    value = kind = elements = None
+    if is_graph_value(filter):
+        value = TensorValue(cast(Any, filter))
+        kind = check_dtype("filter", value.dtype)
+        check_same_dtype("filter", kind, (dtype,), "is the input's")
+        if value.device != device:
+            raise ValueError(
+                f"filter: device {value.device} is not the input's; {device} is needed"
+            )
+        shape: Sequence[Any] = value.shape
+        if Shape.is_static(value.shape):
+            elements = constant_array(value)
+    else:
+        elements, kind = read_array("filter", filter)
+        shape = elements.shape
+    parts = filter_shape_parts(shape, layout, 2)
+    channels, filter_size, group_filters = parts
+    if not isinstance(channels, int) or not isinstance(group_filters, int):
+        raise ValueError(f"filter: shape {show(shape)} is symbolic; a static shape is allowed")
+    if channels % groups:
+        raise ValueError(f"filter: {channels} filters are not divisible by groups={groups}")
+    split = (groups, channels // groups, *filter_size, group_filters)
+    whole = (groups * group_filters, *filter_size, channels // groups)
+    if elements is not None:
+        grouped = to_krsc(cast_array(elements, kind, dtype), layout).reshape(split)
+        forward = grouped.transpose(0, 4, 2, 3, 1).reshape(whole)
+        return (channels, filter_size, group_filters), _ArrayFilter(forward, groups, dtype)
+    assert value is not None
+    order = {"KRSC": None, "RSCF": [3, 0, 1, 2], "FCRS": [0, 2, 3, 1]}[layout]
+    krsc = value if order is None else ops.permute(value, order)
+    turned = ops.permute(ops.reshape(krsc, split), [0, 4, 2, 3, 1])
+    return (channels, filter_size, group_filters), _GraphFilter(ops.reshape(turned, whole))
+
+
+def _check_input(shape: Sequence[Any], channels: int, groups: int) -> None:
+    if len(shape) != 4:
+        raise ValueError(
+            f"input: shape {show(tuple(shape))} has rank {len(shape)}; a transposed convolution "
+            "takes rank 4: [batch, h, w, channels]"
+        )
+    size = check_size("input", shape[-1])
+    if isinstance(size, int) and size % groups:
+        raise ValueError(f"input: {size} channels are not divisible by groups={groups}")
+    if isinstance(size, int) and size != channels:
+        raise ValueError(
+            f"filter: {channels} filters do not match the input's {size} channels; a transposed "
+            f"convolution needs {size}"
+        )
+
+
+def _check_output(shape: Sequence[Any], axes: Sequence[AxisSplit], strides: Sequence[int]) -> None:
+    for name, size, axis, stride in zip(AXES[2], shape[1:-1], axes, strides, strict=True):
+        known = check_size("input", size)
+        if not isinstance(known, int):
+            continue
+        if known < 1:
+            raise ValueError(f"input: {name} extent {known} is empty; at least 1 is needed")
+        output = (known + axis.growth) * stride - axis.surplus
+        if output < 1:
+            raise ValueError(
+                f"padding: cuts the output's {name} extent down to {output}; at least 1 must remain"
+            )
+
+
+def _cut(value: TensorValue, spatial: Sequence[tuple[int, int]]) -> TensorValue:
+    """Cuts ``(start, end)`` elements off each spatial dimension of ``[N, H, W, K]``."""
+    if not any(start or end for start, end in spatial):
+        return value
+    index = (slice(None), *(slice(start, -end if end else None) for start, end in spatial))
+    return value[index]

@@ -1,0 +1,119 @@
+"""The data that a problem is timed on: random, and the same for every contender and every run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from maxconv.packing import bfloat16_to_float32, cast_array, float32_to_bfloat16
+from maxconv.problems import NamedProblem
+
+if TYPE_CHECKING:
+    from max.driver import Buffer
+
+__all__ = ["TOLERANCE", "Mismatch", "Workload", "check", "to_buffer", "to_float32"]
+
+#: How far an element may lie from the reference, as a share of ``1 + |reference|``. The data makes
+#: outputs of about 1. float32 sums of 10^4 products in another order differ by some 10^-6. A type
+#: of 16 bits rounds by half a unit of its last place, 2^-9 or 2^-12, and up to three times where
+#: convolution, activation and addition are operations of their own.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Mismatch(Exception):
+    """A contender's output differs from the reference."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Operands of a problem in float32, each element a value of the storage type.
+
+    ``x`` is ``[N, *spatial, C]``, ``filter`` ``[K, *taps, C / groups]``, ``bias`` ``[K]`` and
+    ``residual`` ``[N, *output, K]``.
+    """
+
+    named: NamedProblem
+    dtype: str
+    x: Float32
+    filter: Float32
+    bias: Float32
+    residual: Float32
+
+    @classmethod
+    def make(cls, named: NamedProblem, dtype: str) -> Workload:
+        """Makes the operands; they depend on the problem's name and nothing else.
+
+        The filter is scaled so that outputs have about the variance of the input.
+        """
+        problem = named.problem
+        rng = np.random.default_rng(zlib.crc32(named.name.encode()))
+        own = (problem.filters, *problem.filter_size, problem.group_channels)
+        taps = _normal(rng, own)
+        taps *= np.float32(np.prod(taps.shape[1:], dtype=np.int64) ** -0.5)
+        x, bias, residual = (
+            _normal(rng, shape)
+            for shape in (problem.input_shape, (problem.filters,), problem.output_shape)
+        )
+        return cls(named, dtype, *(_rounded(values, dtype) for values in (x, taps, bias, residual)))
+
+    @property
+    def torch_filter(self) -> Float32:
+        """The filter as ``[K, C / groups, *taps]``, a view."""
+        return np.moveaxis(self.filter, -1, 1)
+
+    @property
+    def max_filter(self) -> Float32:
+        """The filter as ``[*taps, C / groups, K]``, in this order in memory."""
+        return np.ascontiguousarray(np.moveaxis(self.filter, 0, -1))
+
+
+def _normal(rng: np.random.Generator, shape: Sequence[object]) -> Float32:
+    return rng.standard_normal(cast("tuple[int, ...]", tuple(shape)), dtype=np.float32)
+
+
+def _rounded(values: Float32, dtype: str) -> Float32:
+    if dtype == "bfloat16":
+        return bfloat16_to_float32(float32_to_bfloat16(values))
+    return cast_array(values, "float32", dtype).astype(np.float32)
+
+
+def to_buffer(values: Float32, dtype: str) -> Buffer:
+    """Returns MAX's buffer with these values in a storage type."""
+    from max.driver import Buffer
+    from max.dtype import DType
+
+    buffer = Buffer.from_numpy(np.ascontiguousarray(cast_array(values, "float32", dtype)))
+    return buffer.view(DType.bfloat16) if dtype == "bfloat16" else buffer
+
+
+def to_float32(buffer: Buffer) -> Float32:
+    """Returns the values of MAX's buffer."""
+    from max.dtype import DType
+
+    if buffer.dtype == DType.bfloat16:
+        return bfloat16_to_float32(buffer.view(DType.uint16).to_numpy())
+    return np.asarray(buffer.to_numpy(), dtype=np.float32)
+
+
+def check(output: Float32, reference: Float32, dtype: str) -> float:
+    """Returns how far an output lies from the reference, in parts of ``1 + |reference|``.
+
+    Raises:
+        Mismatch: Farther than ``TOLERANCE`` allows, or of another size.
+    """
+    if output.size != reference.size:
+        raise Mismatch(f"the output has {output.size} elements, not {reference.size}")
+    expected = reference.reshape(-1)
+    errors = np.abs(output.reshape(-1) - expected) / (1 + np.abs(expected))
+    worst = float(np.max(errors, initial=0.0))
+    # A NaN compares as false, and must not pass.
+    if not worst <= TOLERANCE[dtype]:
+        raise Mismatch(f"the output is off by {worst:.2g}; {TOLERANCE[dtype]:.2g} is allowed")
+    return worst

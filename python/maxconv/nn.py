@@ -1,0 +1,331 @@
+"""Convolution modules in the style of ``max.experimental.nn``.
+
+``Conv2d`` has the constructor, the parameters (``weight``, ``bias``) and the layouts of
+``max.experimental.nn.Conv2d``, so a checkpoint of either loads into the other; ``Conv1d`` and
+``Conv3d`` are alike. They also work inside ``Sequential`` and the rest of a module tree::
+
+    model = Sequential(
+        Conv2d(3, 3, 64, padding=1, has_bias=True, activation="relu"), Conv2d(3, 64, 3, padding=1)
+    )
+    model.load_state_dict(weights)
+    run = model.compile(TensorType(DType.float32, ["n", "h", "w", 3], model.device))
+
+A compiled model packs its filters once, when it is loaded. A module that is called without being
+compiled packs its filter in every call. No module needs ``custom_extensions``: each gives maxconv's
+kernels to the graph that it is called in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from max.driver import Device
+from max.dtype import DType
+from max.experimental import random
+from max.experimental.nn import Module
+from max.experimental.realization_context import ensure_context
+from max.experimental.tensor import Tensor
+from max.graph import DeviceRef, Graph, TensorValue
+from max.graph.type import ConvInputLayout, FilterLayout
+
+from . import ops
+from ._graph import import_kernels
+from .activations import ActivationLike, parse
+from .arguments import (
+    LAYOUTS,
+    Padding,
+    check_at_least,
+    check_filter_layout,
+    check_integer,
+    resolve_padding,
+    show,
+    spatial_tuple,
+)
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"]
+
+_FUNCTIONS: dict[int, Any] = {1: ops.conv1d, 2: ops.conv2d, 3: ops.conv3d}
+
+
+class _Parameters(Module[..., Tensor]):
+    """What convolutions and transposed convolutions hold alike."""
+
+    spatial_rank: ClassVar[int]
+    #: Of the weight's filters and channels, which are the module's outputs.
+    _transposed: ClassVar[bool] = False
+
+    weight: Tensor
+    bias: Tensor | Literal[0]
+
+    def _initialize(
+        self,
+        kernel_size: int | tuple[int, ...],
+        in_channels: int,
+        out_channels: int,
+        dtype: DType | None,
+        stride: int | tuple[int, ...],
+        dilation: int | tuple[int, ...],
+        num_groups: int,
+        device: Device | DeviceRef | None,
+        has_bias: bool,
+        permute: bool,
+        name: str | None,
+        filter_layout: FilterLayout | str | None,
+        activation: ActivationLike,
+        config: str | None,
+    ) -> None:
+        rank = self.spatial_rank
+        _, default, torchs = LAYOUTS[rank]
+        self.kernel_size = spatial_tuple("kernel_size", kernel_size, rank)
+        self.stride = spatial_tuple("stride", stride, rank)
+        self.dilation = spatial_tuple("dilation", dilation, rank)
+        for label in ("kernel_size", "stride", "dilation"):
+            check_at_least(label, getattr(self, label), 1)
+        for label, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("num_groups", num_groups),
+        ):
+            check_at_least(label, check_integer(label, value), 1)
+            if value % num_groups:
+                raise ValueError(f"{label}: {value} is not divisible by num_groups={num_groups}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.num_groups = num_groups
+        self.dtype = dtype
+        self.device = device
+        self.has_bias = has_bias
+        self.permute = permute
+        self.name = name
+        self.filter_layout = check_filter_layout(
+            (torchs if permute else default) if filter_layout is None else filter_layout, rank
+        )
+        self.activation = parse("activation", activation)
+        self.config = config
+        filters, channels = out_channels, in_channels
+        if self._transposed:
+            filters, channels = channels, filters
+        own = {
+            LAYOUTS[rank][0]: (filters, *self.kernel_size, channels // num_groups),
+            default: (*self.kernel_size, channels // num_groups, filters),
+            torchs: (filters, channels // num_groups, *self.kernel_size),
+        }
+        shape = own[self.filter_layout]
+        place = device.to_device() if isinstance(device, DeviceRef) else device
+        self.weight = random.normal(list(shape), dtype=dtype, device=place)
+        self.bias = random.normal([out_channels], dtype=dtype, device=place) if has_bias else 0
+
+    def _operands(self, x: Tensor) -> dict[str, Any]:
+        """Returns the arguments that both kinds of convolution take, in the current graph."""
+        import_kernels(Graph.current, "maxconv.conv")
+        bias = self.bias
+        return {
+            "x": TensorValue(x),
+            "filter": TensorValue(self.weight.to(x.device)),
+            "stride": self.stride,
+            "dilation": self.dilation,
+            "bias": TensorValue(bias.to(x.device)) if isinstance(bias, Tensor) else None,
+            "input_layout": ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC,
+            "filter_layout": self.filter_layout,
+            "groups": self.num_groups,
+            "activation": self.activation,
+            "config": self.config,
+        }
+
+
+def _paddings(padding: Padding, rank: int) -> Padding:
+    """Reads a module's padding, of which one entry a dimension stands for both sides."""
+    if isinstance(padding, tuple | list) and len(padding) == rank:
+        return tuple(entry for entry in padding for _ in range(2))
+    return padding
+
+
+class _Conv(_Parameters):
+    """A convolution of any rank; see ``Conv2d``."""
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, ...],
+        in_channels: int,
+        out_channels: int,
+        dtype: DType | None = None,
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        num_groups: int = 1,
+        device: Device | DeviceRef | None = None,
+        has_bias: bool = False,
+        permute: bool = False,
+        name: str | None = None,
+        *,
+        filter_layout: FilterLayout | str | None = None,
+        activation: ActivationLike = None,
+        final_activation: ActivationLike = None,
+        beta: float = 1.0,
+        config: str | None = None,
+    ) -> None:
+        self._initialize(
+            kernel_size, in_channels, out_channels, dtype, stride, dilation, num_groups, device,
+            has_bias, permute, name, filter_layout, activation, config,
+        )  # fmt: skip
+        self.padding = _paddings(padding, self.spatial_rank)
+        resolve_padding(
+            self.padding,
+            filter_size=self.kernel_size,
+            stride=self.stride,
+            dilation=self.dilation,
+        )
+        self.final_activation = parse("final_activation", final_activation)
+        self.beta = beta
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Convolves ``x``.
+
+        Args:
+            x: ``[N, *spatial, in_channels]``, or ``[N, in_channels, *spatial]`` with ``permute``.
+            residual: Of the result's shape; ``beta`` times it is added after the activation.
+
+        Returns:
+            ``final_activation(activation(conv(x, weight) + bias) + beta * residual)``, laid out as
+            ``x`` is.
+
+        Raises:
+            TypeError: An argument is no tensor.
+            ValueError: A shape or a type does not fit; see ``maxconv.conv2d``.
+        """
+        with ensure_context():
+            result = _FUNCTIONS[self.spatial_rank](
+                **self._operands(x),
+                padding=self.padding,
+                final_activation=self.final_activation,
+                residual=None if residual is None else TensorValue(residual),
+                beta=1.0 if residual is None else self.beta,
+            )
+            return Tensor.from_graph_value(result)
+
+
+class Conv1d(_Conv):
+    """A convolution of signals, ``[N, W, C]``; see ``Conv2d``.
+
+    The weight is ``[S, C / num_groups, K]``, or ``[K, C / num_groups, S]`` with ``permute``. A
+    ``padding`` of two integers is ``(before, after)``.
+    """
+
+    spatial_rank = 1
+
+
+class Conv2d(_Conv):
+    """A convolution of images, with the constructor of ``max.experimental.nn.Conv2d`` and more.
+
+    Args:
+        kernel_size: Taps: one integer, or ``(h, w)``.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        dtype: Type of the parameters; by default the device's.
+        stride: One integer, or ``(h, w)``.
+        padding: One integer for all sides, ``(h, w)``, ``(h_before, h_after, w_before, w_after)``,
+            ``"same"`` or ``"valid"``.
+        dilation: One integer, or ``(h, w)``.
+        num_groups: Groups of channels and filters.
+        device: Where the parameters are.
+        has_bias: Whether there is a bias, ``[out_channels]``.
+        permute: Whether everything is laid out as in PyTorch: the weight
+            ``[K, C / num_groups, R, S]``, the input and the output ``[N, C, H, W]``. Otherwise the
+            weight is ``[R, S, C / num_groups, K]``, input and output are ``[N, H, W, C]``.
+        name: Kept, and not used.
+        filter_layout: The weight's layout where it is not what ``permute`` says: ``"FCRS"`` takes
+            PyTorch's weights for channels-last images.
+        activation: See ``maxconv.conv2d``.
+        final_activation: Applied after the residual; see ``maxconv.conv2d``.
+        beta: What the residual of a call is multiplied with.
+        config: See ``maxconv.conv2d``.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: An argument has a value that is not allowed.
+    """
+
+    spatial_rank = 2
+
+
+class Conv3d(_Conv):
+    """A convolution of volumes or videos, ``[N, D, H, W, C]``; see ``Conv2d``.
+
+    The weight is ``[T, R, S, C / num_groups, K]``, or ``[K, C / num_groups, T, R, S]`` with
+    ``permute``.
+    """
+
+    spatial_rank = 3
+
+
+class ConvTranspose2d(_Parameters):
+    """A transposed convolution of images.
+
+    The arguments are those of ``Conv2d``, and ``output_padding``: rows and columns of which
+    ``padding`` cuts less at the end. The weight is ``[R, S, K / num_groups, C]``, or PyTorch's
+    ``[C, K / num_groups, R, S]`` with ``permute``.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: An argument has a value that is not allowed.
+    """
+
+    spatial_rank = 2
+    _transposed = True
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int],
+        in_channels: int,
+        out_channels: int,
+        dtype: DType | None = None,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, int] = 1,
+        output_padding: int | tuple[int, int] = 0,
+        num_groups: int = 1,
+        device: Device | DeviceRef | None = None,
+        has_bias: bool = False,
+        permute: bool = False,
+        name: str | None = None,
+        *,
+        filter_layout: FilterLayout | str | None = None,
+        activation: ActivationLike = None,
+        config: str | None = None,
+    ) -> None:
+        self._initialize(
+            kernel_size, in_channels, out_channels, dtype, stride, dilation, num_groups, device,
+            has_bias, permute, name, filter_layout, activation, config,
+        )  # fmt: skip
+        self.padding = _paddings(padding, 2)
+        if isinstance(self.padding, str):
+            raise ValueError(
+                f"padding: {show(self.padding)} is not defined for a transposed convolution; "
+                "integers are allowed"
+            )
+        resolve_padding(
+            self.padding,
+            filter_size=self.kernel_size,
+            stride=self.stride,
+            dilation=self.dilation,
+        )
+        rows, columns = spatial_tuple("output_padding", output_padding, 2)
+        self.output_padding = (rows, columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes the transposed convolution of ``x``.
+
+        Args:
+            x: ``[N, H, W, in_channels]``, or ``[N, in_channels, H, W]`` with ``permute``.
+
+        Returns:
+            ``activation(conv_transpose(x, weight) + bias)``, laid out as ``x`` is.
+
+        Raises:
+            TypeError: ``x`` is no tensor.
+            ValueError: A shape or a type does not fit; see ``maxconv.conv2d_transpose``.
+        """
+        with ensure_context():
+            result = ops.conv2d_transpose(
+                **self._operands(x), padding=self.padding, output_paddings=self.output_padding
+            )
+            return Tensor.from_graph_value(result)

@@ -1,0 +1,356 @@
+"""Filters in the order in which the kernels read them.
+
+A filter is packed once, when a model is built or loaded. For each group the filters stand in panels
+of ``PANEL``, side by side for each tap and channel, so that a kernel loads one tap of a whole panel
+at a time::
+
+    packed[group][panel][k][lane] = filter[group * (K / groups) + panel * PANEL + lane][t][r][s][c]
+    k = ((t * R + r) * S + s) * (C / groups) + c
+
+Lanes beyond the group's last filter are zero. Narrow groups, of 2, 4 or 8 channels and as many
+filters, share panels as if their filters were one group's (``panel_groups``). A depthwise filter (one channel in, one out, in each
+group) is ``packed[t][r][s][channel]`` instead, without padding.
+
+numpy has no bfloat16, so bfloat16 data is carried as the ``uint16`` of its bits. Importing this
+module does not import MAX.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ._fields import PANEL
+from .arguments import (
+    DTYPE_BYTES,
+    LAYOUTS,
+    check_at_least,
+    check_dtype,
+    check_filter_layout,
+    check_integer,
+    filter_shape_parts,
+)
+
+__all__ = [
+    "Array",
+    "PackedFilter",
+    "bfloat16_to_float32",
+    "cast_array",
+    "float32_to_bfloat16",
+    "pack_elements",
+    "pack_filter",
+    "packed_length",
+    "panel_groups",
+    "read_array",
+    "to_krsc",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+#: numpy's type for the elements of each storage type; bfloat16 by its bits.
+_STORAGE: dict[str, type[np.generic]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+}
+
+
+def float32_to_bfloat16(values: npt.ArrayLike) -> npt.NDArray[np.uint16]:
+    """Rounds float32 values to bfloat16, to nearest and ties to even; returns their bits."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    # Rounding must not carry a NaN's payload into an infinity: keep its top bits, quieted.
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.asarray(np.where(is_nan, quiet, rounded), dtype=np.uint16)
+
+
+def bfloat16_to_float32(bits: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Widens bfloat16 bits to the float32 values that they stand for, exactly."""
+    wide = np.ascontiguousarray(bits, dtype=np.uint16).astype(np.uint32) << np.uint32(16)
+    return np.asarray(wide.view(np.float32))
+
+
+def read_array(name: str, array: object) -> tuple[Array, str]:
+    """Reads an array-like operand as numpy; no copy where none is needed.
+
+    Args:
+        name: The argument's name, for messages.
+        array: A numpy array or an object with ``__dlpack__`` (a torch tensor, a MAX buffer or
+            tensor), on any device, of a floating-point type.
+
+    Returns:
+        The values, and the name of their type: ``float64``, ``float32``, ``float16`` or
+        ``bfloat16`` (whose values are ``uint16`` bits).
+
+    Raises:
+        TypeError: ``array`` is neither.
+        ValueError: The elements are of another type.
+    """
+    if isinstance(array, np.ndarray):
+        values, kind = array, str(array.dtype.name)
+    elif hasattr(array, "__dlpack__"):
+        values, kind = _from_dlpack(array)
+    else:
+        raise TypeError(
+            f"{name}: a {type(array).__name__} is not an array; a numpy array or an object with "
+            "__dlpack__ is allowed"
+        )
+    if kind == "bfloat16":
+        return values.view(np.uint16), kind
+    if kind not in ("float64", "float32", "float16"):
+        raise ValueError(
+            f"{name}: dtype {kind} is not floating point; float64, float32, float16 and bfloat16 "
+            "are allowed"
+        )
+    return values.astype(values.dtype.newbyteorder("="), copy=False), kind
+
+
+def _from_dlpack(array: Any) -> tuple[Array, str]:
+    # torch does not export a tensor that requires grad (an nn.Parameter), and MAX does not import
+    # one that is strided; torch has a method for each.
+    for method in ("detach", "contiguous"):
+        array = getattr(array, method, lambda array=array: array)()
+    # Only bfloat16 needs MAX's buffers, but they read every device too.
+    from max.driver import Buffer
+    from max.dtype import DType
+
+    buffer = Buffer.from_dlpack(array)
+    kind = buffer.dtype.name
+    if buffer.dtype == DType.bfloat16:
+        buffer = buffer.view(DType.uint16)
+    elif not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16:
+        # numpy cannot represent every other type; the caller refuses them by name.
+        return np.empty(0), kind
+    return buffer.to_numpy(), kind
+
+
+def cast_array(values: Array, kind: str, dtype: str) -> Array:
+    """Converts what ``read_array`` returned to the storage of ``dtype``, rounding to nearest.
+
+    Args:
+        values: The values, bfloat16 ones by their bits.
+        kind: The name of their type.
+        dtype: A key of ``DTYPE_BYTES``.
+    """
+    if kind == dtype:
+        return values
+    if kind == "bfloat16":
+        values = bfloat16_to_float32(values)
+    if dtype == "bfloat16":
+        return float32_to_bfloat16(values)
+    return values.astype(_STORAGE[dtype])
+
+
+def panel_groups(*, filters: int, group_channels: int, groups: int) -> int:
+    """Returns how many groups' filters share a panel; ``ConvProblem.panel_groups`` of the kernels.
+
+    As many as fill a panel, where each group has as many channels as filters and their number
+    divides ``PANEL``; otherwise 1.
+    """
+    width = filters // groups
+    if width < 2 or width >= PANEL or PANEL % width or width != group_channels or filters % PANEL:
+        return 1
+    return PANEL // width
+
+
+def packed_length(*, filters: int, group_channels: int, taps: int, groups: int) -> int:
+    """Returns the number of elements of a packed filter."""
+    group_filters = filters // groups
+    if group_channels == 1 and group_filters == 1:
+        return taps * filters
+    shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
+    panels = -(-group_filters * shared // PANEL)
+    return groups // shared * panels * taps * group_channels * PANEL
+
+
+@dataclass(frozen=True, eq=False)
+class PackedFilter:
+    """A filter in the kernels' own order; ``pack_filter`` makes one.
+
+    ``conv1d``, ``conv2d`` and ``conv3d`` take it in place of a filter. It does not depend on the
+    machine: it may be stored, and packed somewhere else than where it is used.
+
+    Raises:
+        TypeError: A field is of a wrong Python type.
+        ValueError: The fields contradict each other.
+    """
+
+    filters: int
+    """Output channels, K."""
+    group_channels: int
+    """Input channels that each filter reads, C / groups."""
+    filter_size: tuple[int, ...]
+    """Taps a spatial dimension, outermost first."""
+    groups: int
+    """Groups."""
+    dtype: str
+    """``float32``, ``bfloat16`` or ``float16``."""
+    data: Array = field(repr=False)
+    """The elements, flat and read-only; bfloat16 as ``uint16`` bits."""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        for name in ("filters", "group_channels", "groups"):
+            check_at_least(name, check_integer(name, getattr(self, name)), 1)
+        dtype = check_dtype("dtype", self.dtype)
+        if self.filters % self.groups:
+            raise ValueError(
+                f"filter: {self.filters} filters are not divisible by groups={self.groups}"
+            )
+        expected = packed_length(
+            filters=self.filters,
+            group_channels=self.group_channels,
+            taps=self.taps,
+            groups=self.groups,
+        )
+        if self.data.shape != (expected,):
+            raise ValueError(
+                f"filter: {self.data.size} elements do not match {expected} = what {self.filters} "
+                f"filters of {self.taps} taps and {self.group_channels} channels take in layout "
+                "PACKED"
+            )
+        if self.data.dtype != _STORAGE[dtype]:
+            raise ValueError(
+                f"data: dtype {self.data.dtype} does not hold {dtype}; "
+                f"{np.dtype(_STORAGE[dtype])} is needed"
+            )
+        self.data.flags.writeable = False
+
+    @property
+    def spatial_rank(self) -> int:
+        """Spatial dimensions: 1, 2 or 3."""
+        return len(self.filter_size)
+
+    @property
+    def taps(self) -> int:
+        """Taps of the filter, ``T * R * S``."""
+        return math.prod(self.filter_size)
+
+    @property
+    def channels(self) -> int:
+        """Input channels, C."""
+        return self.group_channels * self.groups
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each group has one channel in and one out; such filters have no panels."""
+        return self.group_channels == 1 and self.filters == self.groups
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the packed data in bytes, padding lanes included."""
+        return self.data.size * DTYPE_BYTES[self.dtype]
+
+    def unpack(self) -> Array:
+        """Returns the filter as ``[K, *taps, C / groups]`` in the storage type of ``data``."""
+        shape = (self.filters, *self.filter_size, self.group_channels)
+        if self.is_depthwise:
+            return np.ascontiguousarray(self.data.reshape(self.taps, self.filters).T).reshape(shape)
+        sets = self.groups // panel_groups(
+            filters=self.filters, group_channels=self.group_channels, groups=self.groups
+        )
+        panels = self.data.reshape(sets, -1, self.taps * self.group_channels, PANEL)
+        lanes = panels.transpose(0, 1, 3, 2).reshape(sets, -1, panels.shape[2])
+        return np.ascontiguousarray(lanes[:, : self.filters // sets]).reshape(shape)
+
+
+def _layout_of(filter_layout: object) -> tuple[str, int]:
+    """Returns a layout's name and spatial rank; the names of the ranks have different lengths."""
+    name = getattr(filter_layout, "value", filter_layout)
+    rank = len(name) - 2 if isinstance(name, str) else 0
+    if rank in LAYOUTS:
+        return check_filter_layout(name, rank), rank
+    every = ", ".join(layout for names in LAYOUTS.values() for layout in names)
+    error = ValueError if isinstance(name, str) else TypeError
+    raise error(f"filter_layout: {filter_layout!r} is not a filter layout; {every} are allowed")
+
+
+def to_krsc(values: Array, layout: str) -> Array:
+    """Returns a view of a filter with its dimensions in the order ``[K, *taps, C / groups]``.
+
+    Args:
+        values: The filter in ``layout``.
+        layout: A name in ``LAYOUTS``.
+
+    Raises:
+        ValueError: The name is unknown, or the filter's rank is another one.
+    """
+    layout, rank = _layout_of(layout)
+    filter_shape_parts(values.shape, layout, rank)
+    own, default, _ = LAYOUTS[rank]
+    if layout == own:
+        return values
+    if layout == default:
+        return np.moveaxis(values, -1, 0)
+    return np.moveaxis(values, 1, -1)
+
+
+def pack_filter(
+    array: object, filter_layout: object, *, groups: int = 1, dtype: str | None = None
+) -> PackedFilter:
+    """Packs a filter into the kernels' own order, once, so that no call has to.
+
+    Args:
+        array: The filter: a numpy array or an object with ``__dlpack__`` (a torch tensor, a MAX
+            buffer or tensor) of float64, float32, float16 or bfloat16.
+        filter_layout: ``"KRSC"``, ``"RSCF"`` or ``"FCRS"`` (PyTorch's) in two dimensions;
+            ``"KSC"``, ``"SCF"``, ``"FCS"`` in one; ``"KTRSC"``, ``"QRSCF"``, ``"FCQRS"`` in three;
+            or a ``max.graph.FilterLayout``.
+        groups: Groups of the convolution; ``array`` has ``C / groups`` channels.
+        dtype: Storage type of the result: ``"float32"``, ``"bfloat16"`` or ``"float16"`` or the
+            ``DType``. By default that of ``array``, and float32 for float64.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: An unknown layout, a wrong rank, an empty filter, filters that are not divisible
+            by ``groups``, or an unsupported type.
+    """
+    layout, _ = _layout_of(filter_layout)
+    values, kind = read_array("filter", array)
+    target = check_dtype("dtype", dtype or ("float32" if kind == "float64" else kind))
+    return pack_elements(values, kind, layout, groups=groups, dtype=target)
+
+
+def pack_elements(
+    values: Array, kind: str, layout: str, *, groups: int, dtype: str
+) -> PackedFilter:
+    """Packs what ``read_array`` returned; otherwise as ``pack_filter``."""
+    count = check_integer("groups", groups)
+    check_at_least("groups", count, 1)
+    filters, filter_size, group_channels = filter_shape_parts(values.shape, layout, len(layout) - 2)
+    filters, group_channels = cast(int, filters), cast(int, group_channels)
+    if min(filters, group_channels) < 1:
+        raise ValueError(
+            f"filter: shape {values.shape} is empty; at least 1 filter and 1 channel are needed"
+        )
+    if filters % count:
+        raise ValueError(f"filter: {filters} filters are not divisible by groups={count}")
+    krsc = to_krsc(values, layout)
+    if group_channels == 1 and filters == count:
+        packed: Array = np.moveaxis(krsc[..., 0], 0, -1)
+    else:
+        shared = panel_groups(filters=filters, group_channels=group_channels, groups=count)
+        packed = _panels(krsc, count // shared)
+    flat = cast_array(np.ascontiguousarray(packed).reshape(-1), kind, dtype)
+    # Where no element moved, the filter would share its memory with the caller's array.
+    data = flat.copy() if np.may_share_memory(flat, values) else flat
+    return PackedFilter(filters, group_channels, filter_size, count, dtype, data)
+
+
+def _panels(krsc: Array, groups: int) -> Array:
+    """Returns ``[groups, panels, *taps, channels, PANEL]`` from ``[K, *taps, channels]``."""
+    group_filters = krsc.shape[0] // groups
+    inner = krsc.shape[1:]
+    grouped = krsc.reshape(groups, group_filters, *inner)
+    packed = np.zeros((groups, -(-group_filters // PANEL), *inner, PANEL), krsc.dtype)
+    full = group_filters // PANEL
+    whole = grouped[:, : full * PANEL].reshape(groups, full, PANEL, *inner)
+    packed[:, :full] = np.moveaxis(whole, 2, -1)
+    if rest := group_filters - full * PANEL:
+        packed[:, full, ..., :rest] = np.moveaxis(grouped[:, full * PANEL :], 1, -1)
+    return packed

@@ -1,0 +1,159 @@
+"""Named convolutions, and convolutions written on a command line.
+
+The names stand in ``problems.yaml``, which the tests, the benchmark and ``maxconv doctor`` share.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .arguments import Padding
+from .problem import ConvProblem
+
+__all__ = [
+    "PROBLEMS",
+    "NamedProblem",
+    "find_problem",
+    "load_problems",
+    "parse_integers",
+    "parse_padding",
+    "parse_problem",
+]
+
+#: The file with the named problems.
+PROBLEMS = Path(__file__).parent / "problems.yaml"
+
+_REQUIRED = frozenset({"name", "input", "filters", "filter"})
+_OPTIONAL = frozenset({"bench", "stride", "dilation", "padding", "groups"})
+
+
+@dataclass(frozen=True)
+class NamedProblem:
+    """A convolution with a name; ``family`` is the benchmark's table that it stands in, if any."""
+
+    name: str
+    problem: ConvProblem
+    family: str | None = None
+
+
+def load_problems(path: Path = PROBLEMS) -> Mapping[str, NamedProblem]:
+    """Returns the named problems by name, in the order of the file.
+
+    Raises:
+        ValueError: An entry misses a field, has one that is unknown, repeats a name, or is no
+            convolution; the message names the file and the entry.
+    """
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["problems"]
+    named: dict[str, NamedProblem] = {}
+    for entry in entries:
+        name = entry.get("name", "an entry without a name")
+        where = f"{path.name}: {name}"
+        if missing := _REQUIRED.difference(entry):
+            raise ValueError(f"{where}: misses {', '.join(sorted(missing))}")
+        if unknown := set(entry) - _REQUIRED - _OPTIONAL:
+            raise ValueError(f"{where}: {', '.join(sorted(unknown))} is no field of a problem")
+        if name in named:
+            raise ValueError(f"{where}: the name stands there twice")
+        try:
+            problem = _problem(entry)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        named[name] = NamedProblem(name, problem, entry.get("bench"))
+    return named
+
+
+def _problem(entry: Mapping[str, Any]) -> ConvProblem:
+    groups = entry.get("groups", 1)
+    return ConvProblem.from_parts(
+        entry["input"],
+        filters=entry["filters"],
+        filter_size=tuple(entry["filter"]),
+        group_channels=entry["input"][-1] // groups,
+        stride=entry.get("stride", 1),
+        dilation=entry.get("dilation", 1),
+        padding=entry.get("padding", 0),
+        groups=groups,
+    )
+
+
+def find_problem(name: str) -> NamedProblem:
+    """Returns the problem of a name.
+
+    Raises:
+        ValueError: There is none; the message lists the names that are close.
+    """
+    named = load_problems()
+    if name not in named:
+        close = difflib.get_close_matches(name, named, cutoff=0.4) or list(named)
+        raise ValueError(f"problem: {name!r} is not a named problem; near it: {', '.join(close)}")
+    return named[name]
+
+
+def parse_problem(
+    text: str,
+    *,
+    stride: object = 1,
+    dilation: object = 1,
+    padding: Padding = 0,
+    groups: int = 1,
+) -> ConvProblem:
+    """Reads ``NxSPATIALxC:KxTAPS``: ``1x56x56x64:64x3x3`` is 64 filters of 3x3 on 56x56x64.
+
+    Args:
+        text: Sizes of the activation, channels last; a colon; the filters and the taps of each, one
+            number a spatial dimension.
+        stride: As in ``ConvProblem.from_parts``, as the rest.
+        dilation: See there.
+        padding: See there.
+        groups: See there.
+
+    Raises:
+        ValueError: The text is written otherwise, or is no convolution.
+    """
+    match = re.fullmatch(r"(\d+(?:x\d+)+):(\d+(?:x\d+)+)", text)
+    if match is None:
+        raise ValueError(
+            f"conv: {text!r} is not written NxSPATIALxC:KxTAPS; 1x56x56x64:64x3x3 is 64 filters of "
+            "3x3 on one image of 56x56 pixels and 64 channels"
+        )
+    shape, (filters, *taps) = (tuple(map(int, part.split("x"))) for part in match.groups())
+    if groups < 1:
+        raise ValueError(f"groups: {groups} is not positive; at least 1 is needed")
+    return ConvProblem.from_parts(
+        shape,
+        filters=filters,
+        filter_size=tuple(taps),
+        group_channels=shape[-1] // groups,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        groups=groups,
+    )
+
+
+def parse_integers(name: str, text: str) -> int | tuple[int, ...]:
+    """Reads ``2`` as an integer, ``2x1`` and ``2,1`` as a tuple.
+
+    Raises:
+        ValueError: The text is neither; the message names the argument ``name``.
+    """
+    if not re.fullmatch(r"-?\d+(?:[x,]-?\d+)*", text):
+        raise ValueError(f"{name}: {text!r} is not written as integers with x between them")
+    values = tuple(map(int, re.split("[x,]", text)))
+    return values[0] if len(values) == 1 else values
+
+
+def parse_padding(text: str) -> Padding:
+    """Reads a padding: ``same``, ``valid``, ``1``, or ``1x1x2x2`` (before and after, each axis).
+
+    Raises:
+        ValueError: The text is none of these.
+    """
+    return text if text in ("same", "valid") else parse_integers("padding", text)

@@ -1,0 +1,35 @@
+"""Convolutions for PyTorch, for inference on the CPU.
+
+Functions with the arguments of ``torch.nn.functional`` and modules with the constructors and the
+state of ``torch.nn``, which take an activation and a residual besides, and ``convert``, which puts
+them into a model::
+
+    import maxconv.torch as mt
+
+    model, report = mt.convert(model.eval())
+    print(report)
+
+The first call compiles one graph for all convolutions of a spatial rank and dtype, whatever their
+shapes: half a minute once, seconds in later processes. ``prepare`` does it when you choose.
+"""
+
+from ._engine import prepare
+from .convert import convert
+from .functional import conv1d, conv2d, conv3d
+from .modules import Conv1d, Conv2d, Conv3d
+from .report import ConversionReport, Left, Replaced, Untraced
+
+__all__ = [
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConversionReport",
+    "Left",
+    "Replaced",
+    "Untraced",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convert",
+    "prepare",
+]

@@ -1,0 +1,157 @@
+"""The compiled graphs behind the PyTorch ops, and the operands that they take.
+
+``max.experimental.torch.graph_op`` makes a PyTorch op of a MAX graph, at 110 to 140 us a call: it
+builds a key, crosses into ``torch.library.custom_op`` and converts each of seven operands, every
+time. Here a graph is compiled once for a spatial rank and the dtypes, every size in it symbolic;
+what does not change between calls (geometry, packed filters) is converted once; the output is MAX's
+own buffer, which PyTorch wraps without a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final, NamedTuple
+
+import torch
+from max.driver import CPU, Buffer
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.experimental.torch import torch_dtype_to_max
+from max.graph import DeviceRef, Graph, TensorType, ops
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from .._fields import GEOMETRY_LENGTH, SCALARS_LENGTH
+from ..library import kernel_library
+from ..progress import progress
+
+__all__ = [
+    "DTYPES",
+    "Operands",
+    "Signature",
+    "absent",
+    "as_buffer",
+    "prepare",
+    "run",
+    "shape_operand",
+]
+
+#: The dtypes of inputs, filters and outputs.
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Signature(NamedTuple):
+    """What a compiled graph is specific to."""
+
+    rank: int
+    """Spatial dimensions: 1, 2 or 3."""
+    dtype: torch.dtype
+    """Of input, filter, residual and output."""
+    bias_dtype: torch.dtype
+    """Of the bias: ``dtype`` or float32."""
+
+
+class Operands(NamedTuple):
+    """The operands of a call, in the graph's order; tensors are channels last."""
+
+    input: Buffer
+    filter: Buffer
+    bias: Buffer
+    residual: Buffer
+    geometry: Buffer
+    scalars: Buffer
+    shape: Buffer
+    """What ``shape_operand`` returned."""
+
+
+def _graph(signature: Signature) -> Graph:
+    rank, device = signature.rank, DeviceRef.CPU()
+    dtype = torch_dtype_to_max(signature.dtype)
+    axes = ("d", "h", "w")[3 - rank :]
+    output = ("out_n", *(f"out_{axis}" for axis in axes), "out_c")
+    types = [
+        TensorType(dtype, ("n", *axes, "c"), device),
+        TensorType(dtype, ("filter_elements",), device),
+        TensorType(torch_dtype_to_max(signature.bias_dtype), ("bias_elements",), device),
+        TensorType(dtype, ("add_n", *(f"add_{axis}" for axis in axes), "add_c"), device),
+        TensorType(DType.int64, (GEOMETRY_LENGTH,), device),
+        TensorType(DType.float32, (SCALARS_LENGTH,), device),
+        # Without elements: it names the output's sizes, which no other operand has.
+        TensorType(DType.uint8, (*output, 0), device),
+    ]
+    name = f"maxconv_conv{rank}d"
+    with Graph(name, input_types=types, kernel_library=kernel_library()) as graph:
+        operands = [value.tensor for value in graph.inputs[:-1]]
+        out_types = [TensorType(dtype, output, device)]
+        graph.output(*ops.custom("maxconv.conv", device, operands, out_types))
+    return graph
+
+
+_lock = threading.Lock()
+_models: dict[Signature, Model] = {}
+_session: InferenceSession | None = None
+
+
+def _model(signature: Signature) -> Model:
+    """Returns the graph's compiled form; of threads that ask at once, one compiles it."""
+    global _session
+    with _lock:
+        if signature not in _models:
+            what = f"maxconv's conv{signature.rank}d for PyTorch, {signature.dtype}"
+            announce = bool(os.environ.get("MAXCONV_PROGRESS"))
+            with progress(f"compiling {what}", announce=announce):
+                _session = _session or InferenceSession(devices=[CPU()])
+                _models[signature] = _session.load(_graph(signature))
+        return _models[signature]
+
+
+def prepare(rank: int = 2, dtype: torch.dtype = torch.float32) -> None:
+    """Compiles now what the first call would compile: half a minute once, seconds from MAX's cache.
+
+    Args:
+        rank: Spatial dimensions: 1, 2 or 3. Every convolution of one rank and dtype shares a graph.
+        dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
+
+    Raises:
+        ValueError: Another ``rank``.
+        TypeError: Another ``dtype``.
+        maxconv.library.LibraryError: The kernels cannot be compiled.
+    """
+    if rank not in (1, 2, 3):
+        raise ValueError(f"rank: {rank} is not a spatial rank; 1, 2 or 3 is allowed")
+    if dtype not in DTYPES:
+        allowed = ", ".join(map(str, DTYPES))
+        raise TypeError(f"dtype: {dtype} is not supported; {allowed} are allowed")
+    _model(Signature(rank, dtype, dtype))
+
+
+def as_buffer(tensor: Tensor) -> Buffer:
+    """Returns MAX's view of a contiguous tensor's memory."""
+    return Buffer.from_dlpack(tensor)
+
+
+_absent: dict[tuple[int, torch.dtype], Buffer] = {}
+
+
+def absent(rank: int, dtype: torch.dtype) -> Buffer:
+    """Returns the operand that stands for a bias (``rank`` 1) or a residual that is not there."""
+    buffer = _absent.get((rank, dtype))
+    if buffer is None:
+        buffer = _absent[rank, dtype] = Buffer(torch_dtype_to_max(dtype), (0,) * rank, CPU())
+    return buffer
+
+
+def shape_operand(shape: tuple[int, ...]) -> Buffer:
+    """Returns the operand that has the output's shape (channels last) and no elements."""
+    return Buffer(DType.uint8, (*shape, 0), CPU())
+
+
+def run(signature: Signature, operands: Operands) -> Tensor:
+    """Returns the convolution, ``[N, *spatial, K]``, in memory that no other tensor shares.
+
+    Raises:
+        ValueError: The op refused the operands; the message says why.
+    """
+    model = _models.get(signature) or _model(signature)
+    return from_dlpack(model.execute(*operands)[0])

@@ -1,0 +1,133 @@
+"""Packed copies of the modules' weights, made once and again when a weight changes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from max.driver import Buffer
+from max.dtype import DType
+from torch import Tensor
+
+from ..packing import pack_filter
+from ._engine import as_buffer
+
+# PyTorch has no public way to hold a storage weakly; its multiprocessing uses this one.
+_storages: Any = torch.UntypedStorage
+_expired = _storages._expired
+_free_weak_reference = _storages._free_weak_ref
+
+__all__ = ["OPERANDS", "OperandCache"]
+
+_LAYOUTS = {1: "FCS", 2: "FCRS", 3: "FCQRS"}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An operand, and what of its tensor says that it still is that tensor's."""
+
+    version: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    storage: int
+    """Address of the storage's record, which the weak reference keeps from being used again."""
+    weak: int
+    """PyTorch's own weak reference to the storage."""
+    buffer: Buffer
+    finalizer: weakref.finalize[Any, Tensor] | None
+
+
+class OperandCache:
+    """Operands derived from parameters: packed filters, and biases.
+
+    A parameter is known by its storage and its version, not by its Python object: ``torch.compile``
+    hands over other objects. An entry goes with its parameter. A write that PyTorch does not count
+    (through ``.data``, or through a numpy array that shares the memory) goes unseen: ``forget``.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: a parameter may be collected, and expire, while this thread holds the lock.
+        self._lock = threading.RLock()
+        self._entries: dict[tuple[int, torch.dtype, int], _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def filter(self, weight: Tensor, groups: int) -> Buffer | None:
+        """Returns a weight ``[K, C / groups, *taps]``, packed; ``None`` if it has no version."""
+        return self._get(weight, groups, lambda: _pack(weight, groups))
+
+    def bias(self, bias: Tensor) -> Buffer | None:
+        """Returns a copy of a bias; ``None`` if it has no version."""
+        return self._get(bias, 0, lambda: as_buffer(bias.detach().clone().contiguous()))
+
+    def forget(self, tensor: Tensor) -> None:
+        """Drops what was derived from a tensor."""
+        with self._lock:
+            address = tensor.data_ptr()
+            for key in [key for key in self._entries if key[0] == address]:
+                self._drop(key)
+
+    def _get(self, tensor: Tensor, kind: int, make: Callable[[], Buffer]) -> Buffer | None:
+        # PyTorch counts no writes to a tensor that was made under inference_mode.
+        if tensor.is_inference():
+            return None
+        key = (tensor.data_ptr(), tensor.dtype, kind)
+        entry = self._entries.get(key)
+        if (
+            entry is not None
+            and entry.version == tensor._version
+            and entry.shape == tensor.shape
+            and entry.stride == tensor.stride()
+            and entry.storage == tensor.untyped_storage()._cdata
+        ):
+            return entry.buffer
+        version = tensor._version
+        buffer = make()
+        finalizer: weakref.finalize[Any, Tensor] | None = None
+        if isinstance(tensor, torch.nn.Parameter):
+            finalizer = weakref.finalize(tensor, self._drop, key)
+            finalizer.atexit = False
+        storage: Any = tensor.untyped_storage()
+        entry = _Entry(
+            version,
+            tensor.shape,
+            tensor.stride(),
+            storage._cdata,
+            storage._weak_ref(),
+            buffer,
+            finalizer,
+        )
+        with self._lock:
+            self._sweep()
+            self._drop(key)
+            self._entries[key] = entry
+        return buffer
+
+    def _sweep(self) -> None:
+        for key, entry in list(self._entries.items()):
+            if _expired(entry.weak):
+                self._drop(key)
+
+    def _drop(self, key: tuple[int, torch.dtype, int]) -> None:
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is None:
+                return
+            _free_weak_reference(entry.weak)
+            if entry.finalizer is not None:
+                entry.finalizer.detach()
+
+
+def _pack(weight: Tensor, groups: int) -> Buffer:
+    packed = pack_filter(weight, _LAYOUTS[weight.dim() - 2], groups=groups)
+    buffer = Buffer.from_numpy(packed.data)
+    return buffer.view(DType.bfloat16) if weight.dtype == torch.bfloat16 else buffer
+
+
+#: The operands of every module in the process.
+OPERANDS = OperandCache()

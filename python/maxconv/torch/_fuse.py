@@ -1,0 +1,291 @@
+"""Rewrites a traced model: each convolution, with what follows it, becomes one call of a kernel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..activations import NAMES, NONE, ActivationSpec
+from ._patterns import (
+    Addition,
+    activation_of,
+    addition_of,
+    batch_norm_of,
+    is_identity,
+    module_of,
+    mutates,
+)
+from ._sites import FUNCTIONS, Refused, Site, find, fold
+from .report import ConversionReport, Left, Replaced
+
+__all__ = ["fuse"]
+
+
+def fuse(model: GraphModule, prefix: str, channels_last: bool, report: ConversionReport) -> None:
+    """Replaces the convolutions of a traced model, with what can be fused into each, in place.
+
+    Args:
+        model: The model.
+        prefix: What to put in front of names in the report.
+        channels_last: Whether the replacements' outputs are channels last whatever their inputs
+            are.
+        report: Gets what was replaced and what was left, in the model's order.
+    """
+    fuser = _Fuser(model, prefix, channels_last)
+    fuser.run()
+    report.replaced += reversed(fuser.replaced)
+    report.left += reversed(fuser.left)
+
+
+@dataclass
+class _Chain:
+    """A convolution and what follows it, as far as one kernel does it all."""
+
+    node: Node
+    site: Site
+    path: str
+    tail: Node = field(init=False)
+    members: list[Node] = field(init=False)
+    fused: list[str] = field(default_factory=list)
+    note: str = ""
+    activation: ActivationSpec = NONE
+    final: ActivationSpec = NONE
+    addition: Addition | None = None
+    place: Node = field(init=False)
+    """Where the kernel is called: at the convolution, or where its residual is added."""
+
+    def __post_init__(self) -> None:
+        self.tail = self.place = self.node
+        self.members = [self.node]
+
+    @property
+    def takes_norm(self) -> bool:
+        """Whether nothing but normalizations was taken yet."""
+        return not self.activation.kind and self.addition is None
+
+    @property
+    def takes_activation(self) -> bool:
+        """Whether an activation has a place in the kernel."""
+        return self.takes_norm or (self.addition is not None and not self.final.kind)
+
+    @property
+    def takes_addition(self) -> bool:
+        """Whether a residual has a place in the kernel."""
+        return self.addition is None
+
+    def take(self, nodes: Iterable[Node], what: str) -> None:
+        """Makes nodes that follow the tail part of the chain."""
+        self.members += nodes
+        self.tail = self.members[-1]
+        self.fused.append(what)
+
+
+class _Fuser:
+    def __init__(self, model: GraphModule, prefix: str, channels_last: bool) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.prefix = prefix
+        self.channels_last = channels_last
+        self.modules = dict(model.named_modules())
+        self.calls = Counter(node.target for node in self.graph.nodes if node.op == "call_module")
+        # Both in the reverse of the model's order.
+        self.replaced: list[Replaced] = []
+        self.left: list[Left] = []
+        self.reasons: dict[Node, str] = {}
+
+    def run(self) -> None:
+        # Backwards, so that of two convolutions that are added the later one adds the other's
+        # output: then neither moves past the other.
+        for node in reversed(list(self.graph.nodes)):
+            module = module_of(node, self.modules)
+            if isinstance(module, _BatchNorm):
+                continue
+            site = find(self.model, self.modules, node)
+            path = self._path(node)
+            if isinstance(site, Refused):
+                self.left.append(Left(path, site.kind, site.reason))
+            elif site is not None:
+                chain = _Chain(node, site, path)
+                self._grow(chain)
+                self._emit(chain)
+        self._report_norms()
+        if self.channels_last:
+            self._allow_strides()
+        self._drop_unused()
+        self.graph.lint()
+        self.model.recompile()
+
+    def _path(self, node: Node) -> str:
+        return f"{self.prefix}{node.target if node.op == 'call_module' else node.name}"
+
+    def _report_norms(self) -> None:
+        for node in reversed(self.graph.nodes):
+            module = module_of(node, self.modules)
+            if isinstance(module, _BatchNorm):
+                found = batch_norm_of(node, self.modules)
+                reason = found if isinstance(found, str) else self.reasons.get(node)
+                reason = reason or "no convolution is in front of it"
+                self.left.append(Left(self._path(node), type(module).__name__, reason))
+
+    # Growing a chain ----------------------------------------------------------------------------
+
+    def _grow(self, chain: _Chain) -> None:
+        """Takes node after node into the chain."""
+        node, passed = chain.tail, list[Node]()
+        while True:
+            users = list(node.users)
+            if len(users) != 1:
+                self._explain_users(chain, node)
+                return
+            (user,) = users
+            # What hands its input on is taken with what follows it, if that is taken.
+            passed.append(user)
+            if not is_identity(user, self.modules):
+                if not self._take(chain, user, node, passed):
+                    return
+                passed = []
+            node = user
+
+    def _explain_users(self, chain: _Chain, node: Node) -> None:
+        for user in node.users:
+            if isinstance(module_of(user, self.modules), _BatchNorm):
+                takes = chain.takes_norm
+                self.reasons[user] = f"{chain.path}, in front of it, has other readers too"
+            elif activation_of(user, self.modules) is not None:
+                takes = chain.takes_activation
+            else:
+                takes = chain.takes_addition and isinstance(addition_of(user, node), Addition)
+            if takes:
+                chain.note = f"{len(node.users)} nodes read its output"
+
+    def _take(self, chain: _Chain, user: Node, node: Node, passed: list[Node]) -> bool:
+        """Takes the reader of ``node``, as the last of ``passed``, if the kernel can do it."""
+        norm = module_of(user, self.modules)
+        if isinstance(norm, _BatchNorm):
+            return self._take_norm(chain, user, norm, passed)
+        spec = activation_of(user, self.modules)
+        if spec is not None:
+            if not chain.takes_activation:
+                return False
+            if chain.addition is None:
+                chain.activation = spec
+            else:
+                chain.final = spec
+            chain.take(passed, spec.kind.name.lower())
+            return True
+        added = addition_of(user, node)
+        if added is None or not chain.takes_addition:
+            return False
+        reason = added if isinstance(added, str) else self._why_not_moved(chain, user)
+        if isinstance(added, str) or reason:
+            chain.note = f"no residual: {reason}"
+            return False
+        chain.addition, chain.place = added, user
+        chain.take(passed, "residual")
+        return True
+
+    def _take_norm(self, chain: _Chain, user: Node, norm: _BatchNorm, passed: list[Node]) -> bool:
+        found = batch_norm_of(user, self.modules, chain.site.rank)
+        if isinstance(found, str):
+            self.reasons[user] = found
+        elif chain.site.module is None:
+            self.reasons[user] = f"the weight of {chain.path} is computed in the model"
+        elif not chain.takes_norm:
+            self.reasons[user] = f"it follows {chain.fused[-1]}, not the convolution itself"
+        else:
+            fold(chain.site.module, norm)
+            chain.take(passed, f"{type(norm).__name__} {user.target}")
+            return True
+        return False
+
+    def _why_not_moved(self, chain: _Chain, last: Node) -> str:
+        """Returns why the convolution cannot be done where its residual is added."""
+        if chain.site.module is None:
+            return "its weight is computed in the model"
+        node = chain.node.next
+        while node is not last:
+            if node not in chain.members and mutates(node, self.modules):
+                return f"{node.name}, in between, may write to a tensor"
+            node = node.next
+        return ""
+
+    # Writing the result -------------------------------------------------------------------------
+
+    def _emit(self, chain: _Chain) -> None:
+        """Puts one call in the place of a chain's nodes."""
+        module = chain.site.module
+        with self.graph.inserting_before(chain.place):
+            if module is None:
+                new = self._emit_function(chain)
+            else:
+                module.activation, module.final_activation = chain.activation, chain.final
+                module.always_channels_last = self.channels_last
+                keywords: dict[str, Any] = {}
+                if chain.addition is not None:
+                    keywords["residual"] = chain.addition.residual
+                    if chain.addition.beta != 1.0:
+                        keywords["beta"] = chain.addition.beta
+                    module.unequal_residual = "add_" if chain.addition.in_place else "add"
+                target = self._add(chain.node, module)
+                new = self.graph.call_module(target, (chain.site.input,), keywords)
+        chain.tail.replace_all_uses_with(new)
+        for member in reversed(chain.members):
+            self.graph.erase_node(member)
+        self.replaced.append(Replaced(chain.path, chain.site.kind, tuple(chain.fused), chain.note))
+
+    def _emit_function(self, chain: _Chain) -> Node:
+        keywords = dict(chain.node.kwargs)
+        if chain.activation.kind:
+            keywords["activation"] = _as_argument(chain.activation)
+        function = FUNCTIONS[chain.site.rank]
+        return self.graph.call_function(function, chain.node.args, keywords)
+
+    def _add(self, node: Node, module: nn.Module) -> str:
+        """Puts a module where the convolution's was, or under the name of its function's node."""
+        base = path = str(node.target if node.op == "call_module" else node.name)
+        if node.op != "call_module" or self.calls[node.target] > 1:
+            number = 0
+            while path in self.modules or hasattr(self.model, path):
+                number += 1
+                path = f"{base}_{number}"
+        self.model.add_submodule(path, module)
+        self.modules[path] = module
+        return path
+
+    def _allow_strides(self) -> None:
+        """Lets reshape stand for view, which refuses what channels last makes of some tensors."""
+        for node in self.graph.nodes:
+            if node.op != "call_method" or node.target not in ("view", "view_as"):
+                continue
+            to_dtype = any(isinstance(argument, torch.dtype) for argument in node.args)
+            if to_dtype or "dtype" in node.kwargs:
+                continue
+            if not any(mutates(user, self.modules) for user in node.users):
+                node.target = "reshape" if node.target == "view" else "reshape_as"
+
+    def _drop_unused(self) -> None:
+        """Removes what only replaced nodes used."""
+        for node in reversed(self.graph.nodes):
+            if node.op == "get_attr" and not node.users:
+                self.graph.erase_node(node)
+        used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        for name in [name for name, _ in self.model.named_parameters(recurse=False)]:
+            if name not in used:
+                delattr(self.model, name)
+        self.model.delete_all_unused_submodules()
+
+
+def _as_argument(spec: ActivationSpec) -> str | tuple[str | float, ...]:
+    """Returns an activation in a form that generated code can hold."""
+    for name, known in NAMES.items():
+        if known == spec:
+            return name
+    parameters = spec.parameters if spec.kind.name == "CLAMP" else spec.parameters[:1]
+    return (spec.kind.name.lower(), *parameters)

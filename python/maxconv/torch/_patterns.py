@@ -1,0 +1,251 @@
+"""What a node of a traced model is, as far as a convolution's kernel can take it over."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..activations import NAMES, ActivationSpec, clamp, leaky_relu
+
+__all__ = [
+    "Addition",
+    "activation_of",
+    "addition_of",
+    "batch_norm_of",
+    "has_hooks",
+    "is_identity",
+    "module_of",
+    "mutates",
+]
+
+#: Modules of a traced model by their paths.
+Modules = Mapping[str, nn.Module]
+
+_BATCH_NORMS: Final = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+
+
+def module_of(node: Node, modules: Modules) -> nn.Module | None:
+    """Returns the module that a node calls."""
+    return modules[str(node.target)] if node.op == "call_module" else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody watches or changes what goes in or out of a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+#: Makes an activation of its parameters; ``None`` if kernels do not have it with these.
+_Maker: TypeAlias = Callable[..., "ActivationSpec | None"]
+
+
+# Activations ------------------------------------------------------------------------------------
+
+
+def _gelu(approximate: str = "none") -> ActivationSpec | None:
+    return {"none": NAMES["gelu"], "tanh": NAMES["gelu_tanh"]}.get(approximate)
+
+
+def _clamp(min: float | None = None, max: float | None = None) -> ActivationSpec | None:
+    low = -math.inf if min is None else min
+    high = math.inf if max is None else max
+    # Of an empty range PyTorch makes its maximum.
+    return None if (min is None and max is None) or low > high else clamp(low, high)
+
+
+def _hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> ActivationSpec | None:
+    return _clamp(min_val, max_val)
+
+
+def _leaky_relu(negative_slope: float = 0.01) -> ActivationSpec | None:
+    return leaky_relu(negative_slope)
+
+
+def _named(name: str) -> _Maker:
+    return lambda: NAMES[name]
+
+
+#: What makes the activation of a module, and which of its attributes that takes.
+_MODULES: Final[dict[type[nn.Module], tuple[_Maker, Sequence[str]]]] = {
+    nn.ReLU: (_named("relu"), ()),
+    nn.ReLU6: (_named("relu6"), ()),
+    nn.Hardtanh: (_hardtanh, ("min_val", "max_val")),
+    nn.LeakyReLU: (_leaky_relu, ("negative_slope",)),
+    nn.Sigmoid: (_named("sigmoid"), ()),
+    nn.SiLU: (_named("silu"), ()),
+    nn.Hardswish: (_named("hardswish"), ()),
+    nn.GELU: (_gelu, ("approximate",)),
+    nn.Tanh: (_named("tanh"), ()),
+}
+
+#: By function or, as a string, by the name of a method of tensors.
+_FUNCTIONS: Final[dict[Any, _Maker]] = {
+    **dict.fromkeys(
+        (functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"),
+        _named("relu"),
+    ),
+    functional.relu6: _named("relu6"),
+    **dict.fromkeys((functional.hardtanh, functional.hardtanh_), _hardtanh),
+    **dict.fromkeys((functional.leaky_relu, functional.leaky_relu_), _leaky_relu),
+    **dict.fromkeys(
+        (functional.sigmoid, torch.sigmoid, torch.sigmoid_, "sigmoid", "sigmoid_"),
+        _named("sigmoid"),
+    ),
+    functional.silu: _named("silu"),
+    functional.hardswish: _named("hardswish"),
+    functional.gelu: _gelu,
+    **dict.fromkeys((functional.tanh, torch.tanh, torch.tanh_, "tanh", "tanh_"), _named("tanh")),
+    **dict.fromkeys(
+        (torch.clamp, torch.clamp_, torch.clip, torch.clip_, "clamp", "clamp_", "clip", "clip_"),
+        _clamp,
+    ),
+}
+
+
+def activation_of(node: Node, modules: Modules) -> ActivationSpec | None:
+    """Returns the activation that a node computes, if kernels have it and it is known now."""
+    module = module_of(node, modules)
+    if module is not None:
+        make, names = _MODULES.get(type(module), (None, ()))
+        if make is None or has_hooks(module):
+            return None
+        return make(*(getattr(module, name) for name in names))
+    if node.op not in ("call_function", "call_method"):
+        return None
+    make = _FUNCTIONS.get(node.target)
+    if make is None:
+        return None
+    keywords = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+    positional = list(node.args[1:])
+    # In the functions that have it, ``inplace`` comes last.
+    names = [*inspect.signature(make).parameters]
+    if len(positional) > len(names) and isinstance(positional[-1], bool):
+        positional.pop()
+    if len(positional) > len(names) or not set(keywords) <= set(names):
+        return None
+    values = [*positional, *keywords.values()]
+    if not all(value is None or isinstance(value, int | float | str) for value in values):
+        return None
+    arguments: dict[str, Any] = {**dict(zip(names, positional, strict=False)), **keywords}
+    return make(**arguments)
+
+
+# Additions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Addition:
+    """``tail + beta * residual``."""
+
+    residual: Node
+    beta: float
+    in_place: bool
+
+
+def addition_of(node: Node, tail: Node) -> Addition | str | None:
+    """Returns what a node adds to ``tail``, or why a kernel cannot; ``None`` if it adds nothing.
+
+    Whether the shapes are equal shows at run time.
+    """
+    in_place = node.target in (operator.iadd, "add_")
+    if not in_place and node.target not in (operator.add, torch.add, "add"):
+        return None
+    if len(node.args) != 2 or not set(node.kwargs) <= {"alpha"}:
+        return "an addition with other arguments than two tensors and alpha"
+    left, right = node.args
+    alpha = node.kwargs.get("alpha", 1)
+    if not isinstance(left, Node) or not isinstance(right, Node) or left is right:
+        return "no other tensor is added"
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        return "alpha is computed at run time"
+    if left is tail:
+        return Addition(right, float(alpha), in_place)
+    if in_place:
+        return "it is added in place to another tensor"
+    if alpha != 1:
+        return "it is scaled in the addition"
+    return Addition(left, 1.0, in_place)
+
+
+# Normalizations and the rest --------------------------------------------------------------------
+
+
+def batch_norm_of(node: Node, modules: Modules, rank: int | None = None) -> _BatchNorm | str | None:
+    """Returns the normalization that a node computes, or why it cannot become part of a filter.
+
+    Args:
+        node: The node.
+        modules: The model's.
+        rank: Of the filter; ``None`` for any.
+    """
+    module = module_of(node, modules)
+    if not isinstance(module, _BatchNorm):
+        return None
+    if type(module) not in _BATCH_NORMS:
+        return f"a {type(module).__name__} may compute something else"
+    if rank not in (None, _BATCH_NORMS[type(module)]):
+        return f"a {type(module).__name__} after a {rank}-D convolution"
+    if module.training:
+        return "it is in training mode; call eval() first"
+    if module.running_mean is None or module.running_var is None:
+        return "it has no running statistics"
+    if has_hooks(module):
+        return "it has forward hooks"
+    return module
+
+
+def is_identity(node: Node, modules: Modules) -> bool:
+    """Whether a node hands on what it gets: ``nn.Identity``, or a dropout that is not training."""
+    module = module_of(node, modules)
+    if module is None or has_hooks(module):
+        return False
+    if type(module) is nn.Identity:
+        return True
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    return type(module) in dropouts and not module.training
+
+
+_PURE_MODULES: Final = ("torch", "_operator", "operator", "math", "builtins")
+
+
+def mutates(node: Node, modules: Modules) -> bool:
+    """Whether a node may write to a tensor that others read."""
+    if node.op == "call_module":
+        return bool(getattr(module_of(node, modules), "inplace", False))
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    target: Any = node.target
+    name = str(getattr(target, "__name__", ""))
+    if node.kwargs.get("inplace") or "out" in node.kwargs:
+        return True
+    # Given by position, ``inplace`` is some True; no other argument is looked at more closely.
+    if getattr(functional, name, None) is target and any(value is True for value in node.args):
+        return True
+    if hasattr(target, "_schema"):
+        return bool(target._schema.is_mutable)
+    owner = str(getattr(target, "__module__", None) or "torch").split(".")[0]
+    if owner not in _PURE_MODULES:
+        return True
+    if owner in ("_operator", "operator"):
+        return name in _WRITERS
+    return name.endswith("_") and not name.endswith("__")
+
+
+#: Of ``operator``'s functions, those that write to their first argument.
+_WRITERS: Final = frozenset(
+    (
+        *("iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior"),
+        *("ipow", "irshift", "isub", "itruediv", "ixor", "setitem", "delitem"),
+    )
+)

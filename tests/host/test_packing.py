@@ -1,0 +1,251 @@
+"""Packed filters against their definition, element by element."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import maxconv
+from maxconv._fields import PANEL
+from maxconv.arguments import LAYOUTS
+from maxconv.packing import (
+    PackedFilter,
+    bfloat16_to_float32,
+    cast_array,
+    float32_to_bfloat16,
+    pack_filter,
+    packed_length,
+    read_array,
+    to_krsc,
+)
+
+Array = npt.NDArray[Any]
+
+# (filters, taps, channels a group, groups): whole panels, part of one, several, one filter only.
+SHAPES = [
+    (16, (3, 3), 4, 1),
+    (5, (2, 3), 3, 1),
+    (33, (1, 1), 7, 1),
+    (48, (3, 2), 2, 3),
+    (34, (2, 2), 3, 2),
+    (6, (3, 3), 1, 6),
+    (12, (3, 3), 1, 6),
+    (4, (2, 2), 2, 4),
+    (1, (3, 3), 1, 1),
+    (7, (5,), 3, 1),
+    (8, (4,), 1, 8),
+    (18, (2, 3, 2), 4, 2),
+    (3, (2, 2, 2), 1, 3),
+]
+
+
+def coordinate_coded(filters: int, taps: tuple[int, ...], channels: int) -> Array:
+    """Returns ``[K, *taps, C / groups]`` whose elements differ: a swapped index cannot hide."""
+    shape = (filters, *taps, channels)
+    return np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def in_layout(krsc: Array, layout: str) -> Array:
+    """Writes ``[K, *taps, C]`` in another layout, by loops over its coordinates."""
+    rank = krsc.ndim - 2
+    own, default, _ = LAYOUTS[rank]
+    filters, *taps, channels = krsc.shape
+    shape = {own: krsc.shape, default: (*taps, channels, filters)}.get(
+        layout, (filters, channels, *taps)
+    )
+    out = np.empty(shape, krsc.dtype)
+    for k, *tap, c in itertools.product(*map(range, krsc.shape)):
+        at = {own: (k, *tap, c), default: (*tap, c, k)}.get(layout, (k, c, *tap))
+        source = (k, *tap, c)
+        out[at] = krsc[source]
+    return out
+
+
+def packed_by_definition(krsc: Array, groups: int) -> Array:
+    """The packing formula, one element at a time, over an array that starts as zeros."""
+    filters, *taps, channels = krsc.shape
+    per_group = filters // groups
+    tap_list = list(itertools.product(*map(range, taps)))
+    if channels == 1 and per_group == 1:
+        out = np.zeros(len(tap_list) * filters, krsc.dtype)
+        for (i, tap), k in itertools.product(enumerate(tap_list), range(filters)):
+            source = (k, *tap, 0)
+            out[i * filters + k] = krsc[source]
+        return out
+    panels = (per_group + PANEL - 1) // PANEL
+    depth = len(tap_list) * channels
+    out = np.zeros(groups * panels * depth * PANEL, krsc.dtype)
+    for filter_index, (i, tap), c in itertools.product(
+        range(filters), enumerate(tap_list), range(channels)
+    ):
+        group, within = divmod(filter_index, per_group)
+        panel, lane = divmod(within, PANEL)
+        k = i * channels + c
+        element = (filter_index, *tap, c)
+        out[((group * panels + panel) * depth + k) * PANEL + lane] = krsc[element]
+    return out
+
+
+@pytest.mark.parametrize(("filters", "taps", "channels", "groups"), SHAPES)
+def test_every_layout_packs_as_the_definition_says(
+    filters: int, taps: tuple[int, ...], channels: int, groups: int
+) -> None:
+    krsc = coordinate_coded(filters, taps, channels)
+    expected = packed_by_definition(krsc, groups)
+    for layout in LAYOUTS[len(taps)]:
+        source = in_layout(krsc, layout)
+        np.testing.assert_array_equal(to_krsc(source, layout), krsc)
+        before = source.copy()
+        packed = pack_filter(source, layout, groups=groups)
+        np.testing.assert_array_equal(packed.data, expected)
+        np.testing.assert_array_equal(packed.unpack(), krsc)
+        np.testing.assert_array_equal(source, before)
+        assert not np.may_share_memory(packed.data, source)
+        assert (packed.filters, packed.filter_size) == (filters, taps)
+        assert (packed.group_channels, packed.groups) == (channels, groups)
+        assert (packed.channels, packed.spatial_rank) == (channels * groups, len(taps))
+        assert packed.taps == int(np.prod(taps))
+        assert packed.is_depthwise == (channels == 1 and filters == groups)
+        assert packed.nbytes == packed.data.nbytes
+        assert packed.data.size == packed_length(
+            filters=filters, group_channels=channels, taps=packed.taps, groups=groups
+        )
+
+
+def test_strided_and_readonly_arrays_pack_alike() -> None:
+    krsc = coordinate_coded(20, (3, 3), 4)
+    expected = packed_by_definition(krsc, 1)
+    wide = np.repeat(krsc, 2, axis=3)
+    np.testing.assert_array_equal(pack_filter(wide[..., ::2], "KRSC").data, expected)
+    fortran = np.asfortranarray(krsc)
+    fortran.flags.writeable = False
+    np.testing.assert_array_equal(pack_filter(fortran, "KRSC").data, expected)
+    big_endian = krsc.astype(">f4")
+    np.testing.assert_array_equal(pack_filter(big_endian, "KRSC").data, expected)
+
+
+def test_packed_data_is_readonly() -> None:
+    packed = pack_filter(coordinate_coded(3, (1, 1), 2), "KRSC")
+    with pytest.raises(ValueError, match="read-only"):
+        packed.data[0] = 1
+
+
+def test_types() -> None:
+    values = coordinate_coded(17, (2, 2), 3)
+    for source, dtype, expected in (
+        (np.float32, None, "float32"),
+        (np.float64, None, "float32"),
+        (np.float16, None, "float16"),
+        (np.float32, "float16", "float16"),
+        (np.float64, "bfloat16", "bfloat16"),
+        (np.float16, "bfloat16", "bfloat16"),
+        (np.float16, "float32", "float32"),
+    ):
+        packed = pack_filter(values.astype(source), "KRSC", dtype=dtype)
+        assert packed.dtype == expected
+        data = packed.data
+        # These integers are exact in every type.
+        wide = bfloat16_to_float32(data) if expected == "bfloat16" else data.astype(np.float32)
+        np.testing.assert_array_equal(wide, packed_by_definition(values, 1))
+
+
+def test_torch_tensors_pack_without_a_detour() -> None:
+    torch = pytest.importorskip("torch")
+    krsc = coordinate_coded(18, (3, 2), 2)
+    expected = packed_by_definition(krsc, 1)
+    fcrs = torch.tensor(in_layout(krsc, "FCRS"))
+    for tensor in (fcrs, torch.nn.Parameter(fcrs), fcrs.to(memory_format=torch.channels_last)):
+        np.testing.assert_array_equal(pack_filter(tensor, "FCRS").data, expected)
+    half = pack_filter(fcrs.to(torch.float16), maxconv.FilterLayout.FCRS)
+    np.testing.assert_array_equal(half.data, expected.astype(np.float16))
+    brain = pack_filter(torch.nn.Parameter(fcrs.to(torch.bfloat16)), "FCRS")
+    assert brain.dtype == "bfloat16"
+    np.testing.assert_array_equal(bfloat16_to_float32(brain.data), expected)
+
+
+def test_max_buffers_pack() -> None:
+    from max.driver import Buffer
+    from max.dtype import DType
+
+    krsc = coordinate_coded(20, (1, 2), 2)
+    expected = packed_by_definition(krsc, 1)
+    np.testing.assert_array_equal(pack_filter(Buffer.from_numpy(krsc), "KRSC").data, expected)
+    bits = Buffer.from_numpy(float32_to_bfloat16(krsc)).view(DType.bfloat16)
+    np.testing.assert_array_equal(
+        bfloat16_to_float32(pack_filter(bits, "KRSC").data), packed_by_definition(krsc, 1)
+    )
+
+
+def test_bfloat16_rounds_as_torch_does(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
+    special = [0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00000001, 0x3F808000]
+    special += [0x3F818000, 0x3F807FFF, 0x3F808001, 0x7F7F8000, 0x00008000]
+    values = np.concatenate([bits, np.array(special, np.uint32)]).view(np.float32)
+    ours = float32_to_bfloat16(values)
+    theirs = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+    nan = np.isnan(values)
+    np.testing.assert_array_equal(ours[~nan], theirs[~nan])
+    assert np.isnan(bfloat16_to_float32(ours[nan])).all()
+    # Every bfloat16 is a float32 and comes back as itself.
+    every = np.arange(2**16, dtype=np.uint16)
+    wide = bfloat16_to_float32(every)
+    finite = ~np.isnan(wide)
+    np.testing.assert_array_equal(float32_to_bfloat16(wide)[finite], every[finite])
+
+
+def test_cast_array_copies_only_to_convert() -> None:
+    values = np.ones(3, np.float32)
+    assert cast_array(values, "float32", "float32") is values
+    assert cast_array(values, "float32", "float16").dtype == np.float16
+    assert cast_array(float32_to_bfloat16(values), "bfloat16", "float16").tolist() == [1, 1, 1]
+    array, kind = read_array("x", values)
+    assert kind == "float32"
+    assert np.shares_memory(array, values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (([1.0, 2.0], "KRSC", 1), TypeError, ["filter", "list", "numpy array"]),
+        ((np.ones((3, 3), np.float32), "KRSC", 1), ValueError, ["filter", "(3, 3)", "rank 4"]),
+        ((np.ones((2, 3, 3, 4), int), "KRSC", 1), ValueError, ["filter", "int64", "float32"]),
+        ((np.ones((2, 3, 3, 4), bool), "KRSC", 1), ValueError, ["filter", "bool", "float32"]),
+        ((np.ones((2, 3, 3, 4)), "CRSK", 1), ValueError, ["filter_layout", "CRSK", "KRSC", "FCRS"]),
+        ((np.ones((2, 3, 3, 4)), "X", 1), ValueError, ["filter_layout", "X", "KRSC", "SCF"]),
+        ((np.ones((2, 3, 3, 4)), 7, 1), TypeError, ["filter_layout", "7", "KRSC"]),
+        ((np.ones((3, 3, 3, 4)), "KRSC", 2), ValueError, ["filter", "3 filters", "groups=2"]),
+        ((np.ones((3, 3, 3, 4)), "KRSC", 0), ValueError, ["groups", "0", "at least 1"]),
+        ((np.ones((3, 3, 3, 4)), "KRSC", 1.0), TypeError, ["groups", "float", "integers"]),
+        ((np.ones((3, 0, 3, 4)), "KRSC", 1), ValueError, ["filter", "(3, 0, 3, 4)", "at least 1"]),
+        ((np.ones((0, 3, 3, 4)), "KRSC", 1), ValueError, ["filter", "(0, 3, 3, 4)", "at least 1"]),
+        ((np.ones((4, 3, 3, 0)), "KRSC", 1), ValueError, ["filter", "(4, 3, 3, 0)", "at least 1"]),
+    ],
+)
+def test_errors_name_argument_value_and_allowed(
+    arguments: tuple[Any, Any, Any], error: type[Exception], words: list[str]
+) -> None:
+    array, layout, groups = arguments
+    with pytest.raises(error) as caught:
+        pack_filter(array, layout, groups=groups)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_packed_filter_refuses_contradicting_fields() -> None:
+    data = np.zeros(9 * 4 * 16, np.float32)
+    assert PackedFilter(8, 4, (3, 3), 1, "float32", data.copy()).taps == 9
+    with pytest.raises(ValueError, match=r"576 elements do not match 1152 .* layout PACKED"):
+        PackedFilter(17, 4, (3, 3), 1, "float32", data)
+    with pytest.raises(ValueError, match="dtype float32 does not hold float16"):
+        PackedFilter(8, 4, (3, 3), 1, "float16", data)
+    with pytest.raises(ValueError, match="dtype float64 is not supported; float32, bfloat16"):
+        PackedFilter(8, 4, (3, 3), 1, "float64", data)
+    with pytest.raises(ValueError, match="8 filters are not divisible by groups=3"):
+        PackedFilter(8, 4, (3, 3), 3, "float32", data)
+    with pytest.raises(TypeError, match=r"filters: 8.0 holds a float"):
+        PackedFilter(8.0, 4, (3, 3), 1, "float32", data)  # type: ignore[arg-type]

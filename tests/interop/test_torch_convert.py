@@ -1,0 +1,646 @@
+"""``maxconv.torch.convert``: what it replaces, what it leaves, and that the numbers stay."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.interop.resnet import Bottleneck, ResNet, randomize
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+import maxconv.torch as mt
+from maxconv.torch.modules import _Conv
+
+pytestmark = pytest.mark.torch
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def convert_and_compare(
+    model: nn.Module, *inputs: Tensor, **options: Any
+) -> tuple[nn.Module, mt.ConversionReport]:
+    """Converts, and compares with the original in float64; the original must stay as it was."""
+    before = copy.deepcopy(model.state_dict())
+    text = repr(model)
+    converted, report = mt.convert(model, **options)
+    assert repr(model) == text
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    exact_model = copy.deepcopy(model).double()
+    with torch.no_grad():
+        exact = exact_model(*(x.double() for x in inputs))
+        own = model(*(x.clone() for x in inputs))
+    for formats in (torch.contiguous_format, torch.channels_last):
+        # Without no_grad: a converted model has nothing that requires grad.
+        actual = converted(
+            *(x.clone(memory_format=formats) if x.dim() == 4 else x.clone() for x in inputs)
+        )
+        assert actual.shape == exact.shape and actual.dtype == own.dtype
+        scale = exact.abs().max()
+        error = (actual.double() - exact).abs().max() / scale
+        # PyTorch's own float32 error says what the depth of the network costs.
+        assert error <= 4 * ((own.double() - exact).abs().max() / scale) + 1e-6
+    return converted, report
+
+
+def fused(report: mt.ConversionReport) -> dict[str, tuple[str, ...]]:
+    return {entry.name: entry.fused for entry in report.replaced}
+
+
+def left(report: mt.ConversionReport) -> dict[str, str]:
+    return {entry.name: entry.reason for entry in report.left}
+
+
+class Network(nn.Module):
+    """A module whose ``forward`` is a function of itself and its input."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        # Not an attribute of the instance: nn.Module would not call it with self.
+        type(self).call = staticmethod(call)  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, type(self).call(self, x))  # type: ignore[attr-defined]
+
+
+def network(call: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> nn.Module:
+    """A module of a class of its own, in eval mode, with drawn normalizations."""
+    kind = type("Net", (Network,), {})
+    return randomize(kind(call, **parts)).eval()
+
+
+def conv(c: int = 4, k: int = 4, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(c, k, 3, padding=1, **options)
+
+
+X = draw(2, 4, 9, 8)
+
+
+# What is fused ----------------------------------------------------------------------------------
+
+
+def test_residual_network() -> None:
+    model = randomize(ResNet((2, 1, 1, 1), 10)).eval()
+    converted, report = convert_and_compare(model, draw(2, 3, 64, 48))
+    assert report.traced == ["(model)"] and not report.left and not report.untraced
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert len(report.replaced) == len(convolutions)
+    by_name = fused(report)
+    assert by_name["conv1"] == ("BatchNorm2d bn1", "relu")
+    assert by_name["layer1.1.conv3"] == ("BatchNorm2d layer1.1.bn3", "residual", "relu")
+    assert by_name["layer1.0.conv3"] == ("BatchNorm2d layer1.0.bn3",)
+    assert by_name["layer1.0.downsample.0"] == (
+        "BatchNorm2d layer1.0.downsample.1",
+        "residual",
+        "relu",
+    )
+    assert not any(entry.note for entry in report.replaced)
+    # Nothing but the kernels is left of the blocks.
+    kinds = {type(module) for module in converted.modules() if not list(module.children())}
+    assert kinds == {mt.Conv2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Linear}
+    assert list(report.to_dict()) == ["replaced", "left", "traced", "untraced"]
+
+
+def test_report_is_a_table_and_json() -> None:
+    model = network(
+        lambda m, x: m.up(m.act(m.bn(m.conv(x)))),
+        conv=conv(), bn=nn.BatchNorm2d(4), act=nn.ReLU(), up=nn.ConvTranspose2d(4, 2, 2),
+    )  # fmt: skip
+    _, report = convert_and_compare(model, X)
+    assert str(report) == (
+        "1 convolutions replaced, 1 modules left\n"
+        "\n"
+        "replaced  was     fused\n"
+        "--------  ------  ---------------------\n"
+        "conv      Conv2d  BatchNorm2d bn + relu\n"
+        "\n"
+        "left  is               because\n"
+        "----  ---------------  ----------------------------------------------\n"
+        "up    ConvTranspose2d  transposed convolutions are not converted"
+    ).replace("----------------------------------------------", "-" * 41)
+    read = json.loads(report.to_json())
+    assert read["replaced"] == [
+        {"name": "conv", "kind": "Conv2d", "fused": ["BatchNorm2d bn", "relu"], "note": ""}
+    ]
+    assert read["left"][0]["name"] == "up"
+
+
+ACTIVATIONS: dict[str, tuple[nn.Module, list[Callable[[Tensor], Tensor]]]] = {
+    "relu": (nn.ReLU(), [functional.relu, torch.relu, lambda x: x.relu()]),
+    "relu in place": (
+        nn.ReLU(inplace=True),
+        [
+            lambda x: functional.relu(x, True),
+            lambda x: functional.relu(x, inplace=True),
+            torch.relu_,
+        ],
+    ),
+    "relu6": (nn.ReLU6(), [functional.relu6, lambda x: x.clamp_(0, 6)]),
+    "hardtanh": (
+        nn.Hardtanh(-0.5, 0.75),
+        [lambda x: functional.hardtanh(x, -0.5, 0.75), lambda x: torch.clip(x, max=0.75, min=-0.5)],
+    ),
+    "one-sided": (nn.Hardtanh(0.25, float("inf")), [lambda x: torch.clamp(x, 0.25)]),
+    "leaky": (nn.LeakyReLU(0.2), [lambda x: functional.leaky_relu(x, 0.2, True)]),
+    "sigmoid": (nn.Sigmoid(), [functional.sigmoid, torch.sigmoid, lambda x: x.sigmoid_()]),
+    "silu": (nn.SiLU(), [functional.silu]),
+    "hardswish": (nn.Hardswish(), [functional.hardswish]),
+    "gelu": (nn.GELU(), [functional.gelu, lambda x: functional.gelu(x, approximate="none")]),
+    "gelu tanh": (nn.GELU("tanh"), [lambda x: functional.gelu(x, approximate="tanh")]),
+    "tanh": (nn.Tanh(), [functional.tanh, torch.tanh, lambda x: x.tanh()]),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    module, functions = ACTIVATIONS[name]
+    forms: list[nn.Module] = [network(lambda m, x: m.act(m.conv(x)), conv=conv(), act=module)]
+    for function in functions:
+        forms.append(network(lambda m, x, f=function: f(m.conv(x)), conv=conv()))
+    for form in forms:
+        converted, report = convert_and_compare(form, X)
+        assert len(report.replaced[0].fused) == 1
+        assert isinstance(converted, fx.GraphModule)
+        assert [node.op for node in converted.graph.nodes] == [
+            "placeholder",
+            "call_module",
+            "output",
+        ]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(functional.elu, id="elu"),
+        pytest.param(functional.softplus, id="softplus"),
+        pytest.param(lambda x: x.clamp(1.0, -1.0), id="empty clamp"),
+        pytest.param(lambda x: functional.relu(x.mean()) + x, id="not elementwise"),
+        pytest.param(lambda x: torch.clamp(x, max=x.amax() / 2), id="computed bound"),
+    ],
+)
+def test_other_functions_stay(function: Callable[[Tensor], Tensor]) -> None:
+    _, report = convert_and_compare(network(lambda m, x: function(m.conv(x)), conv=conv()), X)
+    assert fused(report) == {"conv": ()}
+
+
+ADDITIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "plus": lambda m, x: m.conv(x) + x,
+    "plus from the left": lambda m, x: x + m.conv(x),
+    "in place": lambda m, x: m.conv(x).add_(x),
+    "torch.add": lambda m, x: torch.add(x, m.conv(x)),
+    "alpha": lambda m, x: torch.add(m.conv(x), x, alpha=0.5),
+    "method": lambda m, x: m.conv(x).add(x, alpha=-2),
+}
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_residuals(name: str) -> None:
+    add = ADDITIONS[name]
+    model = network(
+        lambda m, x: torch.sigmoid(add(m, x)), conv=nn.Sequential(conv(), nn.BatchNorm2d(4))
+    )
+    _, report = convert_and_compare(model, X)
+    assert fused(report) == {"conv.0": ("BatchNorm2d conv.1", "residual", "sigmoid")}
+
+
+def test_activation_on_both_sides_of_a_residual() -> None:
+    def call(m: Any, x: Tensor) -> Tensor:
+        y = functional.gelu(m.bn(m.conv(x)))
+        y += x
+        return functional.leaky_relu(y, 0.1)
+
+    _, report = convert_and_compare(network(call, conv=conv(), bn=nn.BatchNorm2d(4)), X)
+    assert fused(report)["conv"] == ("BatchNorm2d bn", "gelu", "residual", "leaky_relu")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda x: x.mean((2, 3), keepdim=True), id="a pixel"),
+        pytest.param(lambda x: x[:1], id="an image"),
+        pytest.param(lambda x: x.double(), id="another dtype"),
+        pytest.param(lambda x: x.shape[0], id="a number"),
+        pytest.param(lambda x: torch.stack([x, x]), id="more dimensions"),
+    ],
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_additions_of_other_shapes(other: Callable[[Tensor], Any], in_place: bool) -> None:
+    def call(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        if in_place:
+            y += other(x)
+        else:
+            y = y + other(x)
+        return torch.relu(y)
+
+    if in_place and other(X) is not X and getattr(other(X), "dim", lambda: 0)() > 4:
+        pytest.skip("PyTorch refuses it")
+    convert_and_compare(network(call, conv=conv()), X)
+
+
+def test_depthwise_separable_network() -> None:
+    def block(c: int, k: int, stride: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(c, c, 3, stride, 1, groups=c, bias=False),
+            nn.BatchNorm2d(c),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(c, k, 1, bias=False),
+            nn.BatchNorm2d(k),
+            nn.Hardswish(inplace=True),
+        )
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        block(8, 16, 1),
+        nn.Dropout(0.5),
+        block(16, 24, 2),
+        nn.Identity(),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+    )
+    x = draw(2, 3, 33, 30)
+    model(x)
+    _, report = convert_and_compare(randomize(model).eval(), x)
+    assert len(report.replaced) == 5 and not report.left
+    assert all(len(entry.fused) == 2 for entry in report.replaced)
+
+
+def test_functional_network() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Parameter(draw(8, 4, 3, 3))
+            self.offset = nn.Parameter(draw(8))
+            self.register_buffer("second", draw(8, 2, 3, 3, seed=1))
+            self.inner = nn.Module()
+            self.inner.third = nn.Parameter(draw(8, 8, 1, 1, seed=2))
+            self.gain = nn.Parameter(draw(8, 1, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = functional.relu(functional.conv2d(x, self.first, self.offset, padding="same"))
+            y = torch.conv2d(x, self.second, None, 1, 1, groups=4)
+            y = functional.silu(y + x)
+            standard = self.inner.third / self.inner.third.std()
+            y = functional.hardtanh(functional.conv2d(y, standard, bias=self.offset), -0.4, 0.5)
+            return functional.conv2d(y, self.gain * self.first.transpose(0, 1)[:1, :1], groups=8)
+
+    model = Functional()
+    with torch.no_grad():
+        model.gain.abs_()
+    converted, report = convert_and_compare(model, X)
+    assert [(entry.kind, entry.fused) for entry in report.replaced] == [
+        ("conv2d", ("relu",)),
+        ("conv2d", ("residual", "silu")),
+        ("conv2d", ("clamp",)),
+        ("conv2d", ()),
+    ]
+    assert sum(isinstance(module, mt.Conv2d) for module in converted.modules()) == 2
+
+
+def test_ranks() -> None:
+    audio = nn.Sequential(nn.Conv1d(3, 8, 5, 2, 2), nn.BatchNorm1d(8), nn.GELU())
+    _, report = convert_and_compare(randomize(audio).eval(), draw(2, 3, 41))
+    assert fused(report) == {"0": ("BatchNorm1d 1", "gelu")}
+    video = nn.Sequential(nn.Conv3d(2, 6, 3, padding=1), nn.BatchNorm3d(6), nn.ReLU())
+    _, report = convert_and_compare(randomize(video).eval(), draw(1, 2, 5, 6, 7))
+    assert fused(report) == {"0": ("BatchNorm3d 1", "relu")}
+
+
+def test_half_precision() -> None:
+    model = randomize(nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())).eval()
+    exact = copy.deepcopy(model).double()(X.double()).detach()
+    for dtype in (torch.bfloat16, torch.float16):
+        converted, report = mt.convert(copy.deepcopy(model).to(dtype))
+        actual = converted(X.to(dtype))
+        assert actual.dtype == dtype and report.replaced[0].fused == ("BatchNorm2d 1", "relu")
+        assert ((actual.double() - exact).abs() / exact.abs().max()).max() < 0.02
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_modes(mode: str) -> None:
+    model = network(
+        lambda m, x: torch.relu(m.bn(m.conv(x))) + x,
+        conv=conv(padding_mode=mode),
+        bn=nn.BatchNorm2d(4),
+    )
+    _, report = convert_and_compare(model, X)
+    assert fused(report) == {"conv": ("BatchNorm2d bn", "relu", "residual")}
+
+
+def test_a_single_convolution() -> None:
+    converted, report = convert_and_compare(conv(), X)
+    assert type(converted) is mt.Conv2d
+    assert fused(report) == {"(model)": ()}
+
+
+# What is not fused ------------------------------------------------------------------------------
+
+
+def test_several_consumers() -> None:
+    def call(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        z = m.second(torch.relu(y) + y)
+        return cast(Tensor, m.bn(z) * z)
+
+    _, report = convert_and_compare(
+        network(call, first=conv(), second=conv(), bn=nn.BatchNorm2d(4)), X
+    )
+    assert fused(report) == {"first": (), "second": ()}
+    assert [entry.note for entry in report.replaced] == ["2 nodes read its output"] * 2
+    assert left(report) == {"bn": "second, in front of it, has other readers too"}
+
+
+def test_normalizations_that_stay() -> None:
+    model = network(
+        lambda m, x: m.last(torch.relu(m.unused(torch.relu(m.conv(m.first(x)))))),
+        first=nn.BatchNorm2d(4),
+        conv=conv(),
+        unused=nn.BatchNorm2d(4),
+        last=nn.Sequential(conv(), nn.BatchNorm2d(4, track_running_stats=False)),
+    )
+    _, report = convert_and_compare(model, X)
+    assert left(report) == {
+        "first": "no convolution is in front of it",
+        "unused": "it follows relu, not the convolution itself",
+        "last.1": "it has no running statistics",
+    }
+
+
+def test_training_mode() -> None:
+    model = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.0)).train()
+    converted, report = mt.convert(model)
+    assert left(report) == {"1": "it is in training mode; call eval() first"}
+    assert converted.training and fused(report) == {"0": ()}
+    assert torch.allclose(converted(X), model(X), atol=1e-5)
+
+
+def test_normalization_without_scale_and_offset() -> None:
+    model = network(lambda m, x: m.bn(m.conv(x)), conv=conv(), bn=nn.BatchNorm2d(4, affine=False))
+    cast(Any, model).bn.running_var.fill_(0.3)
+    _, report = convert_and_compare(model, X)
+    assert fused(report)["conv"] == ("BatchNorm2d bn",)
+
+
+def test_shared_modules() -> None:
+    # Each place gets a filter of its own where something is folded, and none where nothing is.
+    model = network(
+        lambda m, x: m.conv(torch.relu(m.bn(m.conv(x)))) + m.bn(m.other(m.bn(x))),
+        conv=conv(), other=conv(), bn=nn.BatchNorm2d(4),
+    )  # fmt: skip
+    converted, report = convert_and_compare(model, X)
+    assert [(entry.name, entry.fused) for entry in report.replaced] == [
+        ("conv", ("BatchNorm2d bn", "relu")),
+        ("conv", ()),
+        ("other", ("BatchNorm2d bn", "residual")),
+    ]
+    assert left(report) == {"bn": "no convolution is in front of it"}
+    model = network(lambda m, x: m.conv(m.conv(x)), conv=conv())
+    converted, _ = convert_and_compare(model, X)
+    weights = {m.weight.data_ptr() for m in converted.modules() if isinstance(m, mt.Conv2d)}
+    assert len(weights) == 1
+
+
+def test_modules_that_stay() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    hooked = conv()
+    hooked.register_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.warns(UserWarning, match="Lazy"):
+        lazy = nn.LazyConv2d(4, 1)
+    model = nn.ModuleDict(
+        {
+            "transposed": nn.ConvTranspose2d(4, 4, 3, padding=1),
+            "subclass": Own(4, 4, 3),
+            "hooked": hooked,
+            "parametrized": weight_norm(conv()),
+            "double": conv().double(),
+            "lazy": lazy,
+            "norm": nn.BatchNorm2d(4),
+        }
+    )
+    converted, report = mt.convert(model)
+    assert not report.replaced
+    assert left(report) == {
+        "transposed": "transposed convolutions are not converted",
+        "subclass": "a Own may compute something else",
+        "hooked": "it has forward hooks",
+        "parametrized": "it is parametrized; call "
+        "torch.nn.utils.parametrize.remove_parametrizations first",
+        "double": "dtype torch.float64 is not supported",
+        "lazy": "it is not initialized; call the model once first",
+    }
+    assert not any(isinstance(module, _Conv) for module in converted.modules())
+
+
+def test_a_subclass_that_calls_the_function_is_traced() -> None:
+    class Standardized(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+            return functional.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+    model = network(lambda m, x: torch.relu(m.conv(x)), conv=Standardized(4, 6, 3, padding=1))
+    _, report = convert_and_compare(model, X)
+    assert [(entry.kind, entry.fused) for entry in report.replaced] == [("conv2d", ("relu",))]
+
+
+def test_writes_in_between() -> None:
+    # The convolution reads x before it is overwritten, so it cannot wait for its residual.
+    def call(m: Any, x: Tensor) -> Tensor:
+        x = x * 1.0
+        y = m.conv(x)
+        return cast(Tensor, y + m.act(x))
+
+    model = network(call, conv=conv(), act=nn.ReLU(inplace=True))
+    _, report = convert_and_compare(model, X)
+    assert fused(report) == {"conv": ()}
+    assert report.replaced[0].note == "no residual: act, in between, may write to a tensor"
+
+    def into_other(m: Any, x: Tensor) -> Tensor:
+        z = x * 1.0
+        z += m.conv(x)
+        return z
+
+    _, report = convert_and_compare(network(into_other, conv=conv()), X)
+    assert report.replaced[0].note == "no residual: it is added in place to another tensor"
+
+    def ignored(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        functional.relu_(y)
+        return cast(Tensor, y)
+
+    convert_and_compare(network(ignored, conv=conv()), X)
+
+
+# What cannot be traced --------------------------------------------------------------------------
+
+
+class Branching(nn.Module):
+    """Decides by values what it does, around blocks that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.ModuleList([Bottleneck(16, 4, 1), Bottleneck(16, 4, 2)])
+        self.head = nn.Conv2d(16, 3, 1)
+        self.alias = self.head
+        self.up = nn.ConvTranspose2d(3, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x) if x.sum() > -1e9 else -x
+        return cast(Tensor, self.up(self.alias(x)))
+
+
+def test_fallback_to_parts() -> None:
+    model = randomize(Branching()).eval()
+    converted, report = convert_and_compare(model, X)
+    assert type(converted) is Branching
+    assert [entry.name for entry in report.untraced] == ["(model)"]
+    assert "control flow" in report.untraced[0].reason
+    assert report.traced == ["blocks.0", "blocks.1"]
+    by_name = fused(report)
+    assert by_name["stem.0"] == () and by_name["head"] == ()
+    assert by_name["blocks.0.conv3"] == ("BatchNorm2d blocks.0.bn3", "residual", "relu")
+    assert left(report) == {"up": "transposed convolutions are not converted"}
+    assert converted.alias is converted.head
+    assert "not traced: single convolutions only" in str(report)
+
+
+def test_modules_with_methods_keep_them() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = conv(), nn.BatchNorm2d(4)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.bn(self.conv(x)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.encode(x).relu()
+
+    def call(m: Any, x: Tensor) -> Tensor:
+        return cast(Tensor, m.encoder.encode(x) if x.sum() > -1e9 else m.encoder(x))
+
+    _, report = convert_and_compare(network(call, encoder=Encoder()), X)
+    assert fused(report) == {"encoder.conv": ()}
+
+
+def test_attributes_are_kept() -> None:
+    model = network(lambda m, x: m.conv(x), conv=conv())
+    model.classes = ["a", "b"]  # type: ignore[assignment]
+    converted, _ = convert_and_compare(model, X)
+    assert cast(Any, converted).classes == ["a", "b"]
+    assert not converted.training and type(converted).__name__ == "Net"
+
+
+def test_optional_arguments_are_not_traced() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv()
+
+        def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+            y = self.conv(x)
+            return cast(Tensor, y if skip is None else y + skip)
+
+    model = Skip().eval()
+    convert_and_compare(model, X)
+    converted, report = convert_and_compare(model, X, draw(*X.shape, seed=3))
+    assert type(converted) is Skip
+    assert report.untraced[0].reason == (
+        "forward does something else without its optional argument 'skip'"
+    )
+
+
+def test_random_branches_are_not_traced() -> None:
+    for chance in (lambda: torch.rand(1).item(), random.random):
+        model = network(lambda m, x, c=chance: m.conv(x) * (c() < 2), conv=conv())
+        states = torch.get_rng_state(), random.getstate()
+        _, report = mt.convert(model)
+        assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
+        assert "draws random numbers" in report.untraced[0].reason
+        assert fused(report) == {"conv": ()}
+
+
+def test_hooks_are_not_lost() -> None:
+    model = randomize(nn.Sequential(Bottleneck(16, 4, 1), conv(16, 4))).eval()
+    model[0].register_forward_hook(lambda module, inputs, output: output * 3)
+    _, report = convert_and_compare(model, draw(1, 16, 6, 6))
+    assert report.untraced[0].reason == "0 has forward hooks"
+    assert report.traced == []
+
+
+def test_conversion_of_a_converted_model() -> None:
+    model = randomize(nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())).eval()
+    converted, _ = mt.convert(model)
+    again, report = mt.convert(converted)
+    assert not report.replaced and not report.left
+    assert torch.equal(again(X), converted(X))
+
+
+def test_only_modules() -> None:
+    with pytest.raises(TypeError, match=r"^module: a function is not a torch.nn.Module"):
+        mt.convert(cast(Any, draw))
+
+
+# What the result can do -------------------------------------------------------------------------
+
+
+def test_the_result_is_an_ordinary_model() -> None:
+    model = randomize(nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), conv())).eval()
+    converted, _ = mt.convert(model)
+    assert not any(parameter.requires_grad for parameter in converted.parameters())
+    expected = converted(X)
+    assert torch.equal(copy.deepcopy(converted)(X), expected)
+    stream = io.BytesIO()
+    torch.save(converted, stream)
+    stream.seek(0)
+    assert torch.equal(torch.load(stream, weights_only=False)(X), expected)
+    torch.compiler.reset()
+    compiled = torch.compile(converted, fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(X), expected)
+    other, _ = mt.convert(randomize(copy.deepcopy(model), 1))
+    assert not torch.equal(other(X), expected)
+    other.load_state_dict(converted.state_dict())
+    assert torch.equal(other(X), expected)
+
+
+def test_conversion_under_inference_mode() -> None:
+    model = randomize(nn.Sequential(conv(), nn.BatchNorm2d(4), conv())).eval()
+    with torch.inference_mode():
+        inner = copy.deepcopy(model)
+        converted, _ = mt.convert(inner)
+    assert not any(parameter.is_inference() for parameter in converted.parameters())
+    assert torch.allclose(converted(X), model(X), atol=1e-5)
+
+
+def test_memory_format_of_the_result() -> None:
+    model = network(lambda m, x: m.conv(x).view(2, -1), conv=conv())
+    convert_and_compare(model, X)
+    image = network(lambda m, x: m.conv(x), conv=conv())
+    for channels_last, expected in ((True, True), (False, False)):
+        converted, _ = mt.convert(image, channels_last=channels_last)
+        output = converted(X)
+        assert output.is_contiguous(memory_format=torch.channels_last) is expected
+    # A view that something is written through must stay one.
+    model = network(lambda m, x: m.conv(x).view(torch.int32).view(2, 4, 72), conv=conv())
+    converted, _ = mt.convert(model)
+    assert isinstance(converted, fx.GraphModule)
+    names = [node.target for node in converted.graph.nodes if node.op == "call_method"]
+    assert names == ["view", "reshape"]

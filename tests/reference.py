@@ -1,0 +1,112 @@
+"""The oracle: convolutions in float64, written as the definition reads.
+
+Rank-agnostic and channels last: an activation is ``[N, *spatial, C]``, a filter
+``[K, *taps, C / groups]``. One loop
+over the taps; numpy does the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def conv_reference(
+    x: npt.ArrayLike,
+    w_krsc: npt.ArrayLike,
+    *,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pad_before: Sequence[int],
+    pad_after: Sequence[int],
+    groups: int = 1,
+    bias: npt.ArrayLike | None = None,
+    activation: Callable[[Floats], Floats] | None = None,
+    residual: npt.ArrayLike | None = None,
+    beta: float = 1.0,
+    final_activation: Callable[[Floats], Floats] | None = None,
+) -> Floats:
+    """Returns ``final(activation(conv(x, w) + bias) + beta * residual)``, ``[N, *out, K]``."""
+    image = np.asarray(x, dtype=np.float64)
+    filters = np.asarray(w_krsc, dtype=np.float64)
+    taps = filters.shape[1:-1]
+    padding = [(0, 0), *zip(pad_before, pad_after, strict=True), (0, 0)]
+    image = np.pad(image, padding)
+    out = tuple(
+        (image.shape[1 + i] - dilation[i] * (taps[i] - 1) - 1) // stride[i] + 1
+        for i in range(len(taps))
+    )
+    count, per_group = filters.shape[0], filters.shape[-1]
+    result = np.zeros((image.shape[0], *out, count))
+    for tap in itertools.product(*map(range, taps)):
+        window = tuple(
+            slice(t * d, t * d + (o - 1) * s + 1, s)
+            for t, d, o, s in zip(tap, dilation, out, stride, strict=True)
+        )
+        at: tuple[Any, ...] = (slice(None), *window)
+        pixels = image[at]
+        for group in range(groups):
+            k = slice(group * count // groups, (group + 1) * count // groups)
+            c = slice(group * per_group, (group + 1) * per_group)
+            part: tuple[Any, ...] = (k, *tap)
+            result[..., k] += pixels[..., c] @ filters[part].T
+    if bias is not None:
+        result = result + np.asarray(bias, dtype=np.float64)
+    if activation is not None:
+        result = activation(result)
+    if residual is not None:
+        result = result + beta * np.asarray(residual, dtype=np.float64)
+    if final_activation is not None:
+        result = final_activation(result)
+    return result
+
+
+def conv_transpose_reference(
+    x: npt.ArrayLike,
+    w_krsc: npt.ArrayLike,
+    *,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pad_before: Sequence[int],
+    pad_after: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int = 1,
+    bias: npt.ArrayLike | None = None,
+) -> Floats:
+    """Returns the transposed convolution ``[N, *out, K]``: every input scatters a scaled filter.
+
+    ``w_krsc`` is the filter of the convolution that is transposed, ``[C, *taps, K / groups]``.
+    """
+    image = np.asarray(x, dtype=np.float64)
+    filters = np.asarray(w_krsc, dtype=np.float64)
+    taps, group_filters = filters.shape[1:-1], filters.shape[-1]
+    rank = len(taps)
+    size = image.shape[1:-1]
+    # Room for what output_padding asks for beyond the last scattered element.
+    full = tuple(
+        (size[i] - 1) * stride[i] + dilation[i] * (taps[i] - 1) + 1 + output_padding[i]
+        for i in range(rank)
+    )
+    result = np.zeros((image.shape[0], *full, group_filters * groups))
+    per_group = image.shape[-1] // groups
+    for tap in itertools.product(*map(range, taps)):
+        window = tuple(
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, n, s in zip(tap, dilation, size, stride, strict=True)
+        )
+        for group in range(groups):
+            c = slice(group * per_group, (group + 1) * per_group)
+            k = slice(group * group_filters, (group + 1) * group_filters)
+            at: tuple[Any, ...] = (slice(None), *window, k)
+            part: tuple[Any, ...] = (c, *tap)
+            result[at] += image[..., c] @ filters[part]
+    kept = tuple(slice(pad_before[i], full[i] - pad_after[i]) for i in range(rank))
+    inside: tuple[Any, ...] = (slice(None), *kept)
+    cropped: Floats = result[inside]
+    return cropped if bias is None else cropped + np.asarray(bias, dtype=np.float64)
