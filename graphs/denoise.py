@@ -86,7 +86,8 @@ def denoise(model: Model, noisy: Floats) -> Floats:
     """Runs the compiled network on one photograph, ``[height, width, 3]``."""
     (output,) = model.execute(Buffer.from_numpy(np.ascontiguousarray(noisy[np.newaxis])))
     assert isinstance(output, Buffer)
-    return output.to_numpy()[0]
+    denoised: Floats = output.to_numpy()[0]
+    return denoised
 
 
 def add_noise(photo: Floats, sigma: float, seed: int = 0) -> Floats:
@@ -100,7 +101,8 @@ def add_noise(photo: Floats, sigma: float, seed: int = 0) -> Floats:
     height, width, channels = photo.shape
     # Drawn colour by colour, as in training: the same seed is the same noise.
     noise = np.random.default_rng(seed).standard_normal((channels, height, width), np.float32)
-    return photo + noise.transpose(1, 2, 0) * np.float32(sigma / 255)
+    noisy: Floats = photo + noise.transpose(1, 2, 0) * np.float32(sigma / 255)
+    return noisy
 
 
 def psnr(clean: Floats, other: Floats) -> float:
@@ -110,7 +112,7 @@ def psnr(clean: Floats, other: Floats) -> float:
 
 def main() -> None:
     """Denoises the repository's photograph."""
-    photo = np.asarray(Image.open(PHOTO).convert("RGB"), dtype=np.float32) / 255
+    photo = np.asarray(Image.open(PHOTO).convert("RGB"), dtype=np.float32) / np.float32(255)
     noisy = add_noise(photo, sigma=25)
     print("compiling: half a minute the first time", flush=True)
     model = InferenceSession(devices=[CPU()]).load(build_graph(load_weights()))

@@ -31,7 +31,7 @@ comptime SHAPELESS_RANK = SPATIAL + 2
 def _shapeless_input(
     x: ManagedTensorSlice, problem: ConvProblem
 ) -> InputTensor[
-    static_spec = _get_unknown_tensor_spec[x.dtype, SHAPELESS_RANK]()
+    static_spec=_get_unknown_tensor_spec[x.dtype, SHAPELESS_RANK]()
 ]:
     """The activation with all its dimensions known at run time only."""
     return {
@@ -44,7 +44,7 @@ def _shapeless_input(
 def _shapeless_output(
     output: ManagedTensorSlice[mut=True, ...], problem: ConvProblem
 ) -> OutputTensor[
-    static_spec = _get_unknown_tensor_spec[output.dtype, SHAPELESS_RANK]()
+    static_spec=_get_unknown_tensor_spec[output.dtype, SHAPELESS_RANK]()
 ]:
     """The output with all its dimensions known at run time only."""
     return {
@@ -57,9 +57,7 @@ def tensor_shape(
     batch: Int, size: IndexList[SPATIAL], channels: Int
 ) -> IndexList[SHAPELESS_RANK]:
     """`[batch, *size, channels]`."""
-    return IndexList[SHAPELESS_RANK](
-        batch, size[0], size[1], size[2], channels
-    )
+    return IndexList[SHAPELESS_RANK](batch, size[0], size[1], size[2], channels)
 
 
 def _convolve[

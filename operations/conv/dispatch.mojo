@@ -79,9 +79,8 @@ def choose_kernel(
                 t" {LANES} at a time"
             ),
         )
-    if (
-        problem.group_channels() <= MAX_GROUPED_CHANNELS
-        and not can_implement(KERNEL_GROUPED, problem, source)
+    if problem.group_channels() <= MAX_GROUPED_CHANNELS and not can_implement(
+        KERNEL_GROUPED, problem, source
     ):
         return Choice(
             KERNEL_GROUPED,

@@ -147,9 +147,9 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     @always_inline
     def apply[
         width: Int
-    ](
-        self, v: SIMD[DType.float32, width], filter: Int, offset: Int
-    ) -> SIMD[DType.float32, width]:
+    ](self, v: SIMD[DType.float32, width], filter: Int, offset: Int) -> SIMD[
+        DType.float32, width
+    ]:
         """The epilogue of `width` neighbouring filters of one pixel.
 
         Parameters:

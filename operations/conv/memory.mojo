@@ -24,9 +24,7 @@ def operand(tensor: ManagedTensorSlice) -> Reads[tensor.dtype]:
     Returns:
         Its first element.
     """
-    return (
-        tensor.unsafe_ptr().as_imm().unsafe_origin_cast[ImmUntrackedOrigin]()
-    )
+    return tensor.unsafe_ptr().as_imm().unsafe_origin_cast[ImmUntrackedOrigin]()
 
 
 struct HostBuffer[dtype: DType](Movable):

@@ -65,8 +65,8 @@ def pack_filter[
     if problem.is_depthwise():
         for tap in range(problem.taps()):
             for c in range(problem.channels):
-                packed[unsafe_offset = tap * problem.channels + c] = source[
-                    unsafe_offset = c * strides.filter + tap * strides.tap
+                packed[unsafe_offset=tap * problem.channels + c] = source[
+                    unsafe_offset=c * strides.filter + tap * strides.tap
                 ]
         return
 
@@ -101,10 +101,7 @@ def _pack_panel[
                 to.unsafe_store(from_here.unsafe_load[width=PANEL]())
             else:
                 for lane in range(PANEL):
-                    to[unsafe_offset=lane] = (
-                        from_here[
-                            unsafe_offset = lane * strides.filter
-                        ] if lane
-                        < lanes else Scalar[dtype](0)
-                    )
+                    to[unsafe_offset=lane] = from_here[
+                        unsafe_offset=lane * strides.filter
+                    ] if lane < lanes else Scalar[dtype](0)
             to = to.unsafe_offset(PANEL)

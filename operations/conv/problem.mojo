@@ -271,9 +271,7 @@ struct Geometry(ImplicitlyCopyable, Movable):
 
     var values: IndexList[GEOMETRY_LENGTH]
 
-    def __init__(
-        out self, data: Reads[DType.int64], length: Int
-    ) raises:
+    def __init__(out self, data: Reads[DType.int64], length: Int) raises:
         """Copies the operand.
 
         Args:

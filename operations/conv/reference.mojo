@@ -82,9 +82,7 @@ def reference_pixel[
                 var a = load_activation[1](
                     x, problem, pixel.n, at, group * channels + c
                 )
-                var b = filter[
-                    unsafe_offset = packed_offset(problem, k, tap, c)
-                ]
+                var b = filter[unsafe_offset=packed_offset(problem, k, tap, c)]
                 total += a[0].cast[DType.float64]() * b.cast[DType.float64]()
         scratch.accumulators[unsafe_offset=0] = total.cast[DType.float32]()
         store_tile(

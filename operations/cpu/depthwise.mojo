@@ -13,7 +13,6 @@ from ..conv.problem import ConvProblem
 from .image_row import COLUMNS, ColumnTile, InputRow, RowTaps, Span
 
 
-
 @always_inline
 def _slide[
     x_type: DType,

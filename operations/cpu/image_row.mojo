@@ -33,9 +33,7 @@ struct TapRange(ImplicitlyCopyable, Movable):
     var end: Int
 
     @always_inline
-    def __init__(
-        out self, problem: ConvProblem, axis: Int, origin: Int
-    ):
+    def __init__(out self, problem: ConvProblem, axis: Int, origin: Int):
         """The taps of an output position.
 
         Args:
@@ -113,9 +111,7 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
         self.following = span.q
 
     @always_inline
-    def next(
-        mut self, problem: ConvProblem, line: RowTaps, span: Span
-    ) -> Bool:
+    def next(mut self, problem: ConvProblem, line: RowTaps, span: Span) -> Bool:
         """Moves to the next tile; the last one overlaps the one before rather
         than be narrower, where the span is long enough.
 

@@ -164,9 +164,7 @@ def _run_tile[
     var first = task.group * problem.gemm_n() + panel * PANEL
     var count = min(panels * PANEL, problem.gemm_n() - panel * PANEL)
     if columns.end == products:
-        prefetch_tile(
-            output, epilogue, problem, row, tile.rows, first, count
-        )
+        prefetch_tile(output, epilogue, problem, row, tile.rows, first, count)
     multiply[filter_type](
         tile.rows,
         panels,
@@ -241,9 +239,7 @@ def _tile_operand(
         # Only the last tile of a block is ever gathered.
         to = scratch.activation
     if unit == 0:
-        gather_rows(
-            x, problem, task.group, row, tile.rows, columns, to, stride
-        )
+        gather_rows(x, problem, task.group, row, tile.rows, columns, to, stride)
     var gathered = TileOperand(stride)
     gathered.append(
         Run(to.as_imm(), columns.begin, columns.end - columns.begin)

@@ -83,11 +83,17 @@ def choose_blocking(
     var depth = ceildiv(ceildiv(products, slices), PANEL) * PANEL
     var panels = problem.panels()
     var units = ceildiv(panels, CPU_TILE.panels)
-    var row_aligned = (
-        in_place and not pointwise and reads_in_place(problem)
-    )
+    var row_aligned = in_place and not pointwise and reads_in_place(problem)
     var best = Blocking(
-        CPU_TILE.rows, CPU_TILE.panels, depth, 1, 1, problem.groups, False, 1, pointwise
+        CPU_TILE.rows,
+        CPU_TILE.panels,
+        depth,
+        1,
+        1,
+        problem.groups,
+        False,
+        1,
+        pointwise,
     )
     var best_cost = Int.MAX
     var rows = CPU_TILE.max_rows
@@ -152,7 +158,7 @@ def _cost(blocking: Blocking, products: Int, threads: Int) -> Int:
 
 
 def for_each_task[
-    Work: def (Int, Int) raises -> None
+    Work: def(Int, Int) raises -> None
 ](work: Work, tasks: Int, workers: Int) raises:
     """Runs `work(worker, task)` for every task, each worker taking the next
     task as it finishes one.

@@ -63,9 +63,7 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
         comptime line = CACHE_LINE // 4
         return (self.activation + self.accumulators + line - 1) // line * line
 
-    def scratch(
-        self, memory: Writes[DType.float32], worker: Int
-    ) -> Scratch:
+    def scratch(self, memory: Writes[DType.float32], worker: Int) -> Scratch:
         """One worker's part of the memory.
 
         Args:

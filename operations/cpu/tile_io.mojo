@@ -128,9 +128,9 @@ def load_activation[
         The values.
     """
     comptime if x._has_input_fusion:
-        return x._fused_load[width](
-            tensor_index[x.rank](n, at, channel)
-        ).cast[DType.float32]()
+        return x._fused_load[width](tensor_index[x.rank](n, at, channel)).cast[
+            DType.float32
+        ]()
     else:
         return (
             x.unsafe_ptr()
@@ -205,7 +205,7 @@ def _copy_memory[
             i, x.unsafe_load[width=COPY](begin + i).cast[DType.float32]()
         )
     for i in range(whole, count):
-        to[unsafe_offset=i] = x[unsafe_offset = begin + i].cast[DType.float32]()
+        to[unsafe_offset=i] = x[unsafe_offset=begin + i].cast[DType.float32]()
 
 
 @always_inline
@@ -348,9 +348,7 @@ def _gather_row(
     var r = columns.first_r
     var here = to
     # Column of the segment's first element, counted from `begin`.
-    var start = (
-        (t * problem.filter[1] + r) * columns.segment - columns.begin
-    )
+    var start = (t * problem.filter[1] + r) * columns.segment - columns.begin
     var length = columns.end - columns.begin
     while start < length:
         var at = origin

@@ -13,19 +13,21 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 
 from maxconv.progress import progress
 
 if TYPE_CHECKING:
     from max.driver import Buffer
     from max.engine import Model
+
+    from maxconv.graphs.denoise import Layer
 
 __all__ = ["add_arguments", "run"]
 
@@ -86,13 +88,15 @@ def run(args: argparse.Namespace) -> int:
     path = args.photo or denoise.PHOTO
     photo = _read(path) if photo is None else photo
     noisy = denoise.add_noise(photo, args.sigma, args.seed)
-    models = _compile()
+    layers = denoise.load_weights()
+    models = _compile(layers)
     tile = _middle(noisy)
     # Each model's first call is also the one that starts MAX's threads.
     ours, theirs = (denoise.denoise(models[name], tile) for name in ("maxconv", "max"))
     with progress("denoising"):
-        denoised = _denoise(models["maxconv"], noisy)
-    with progress("timing both, for some ten seconds"):
+        # Each 3x3 convolution looks one pixel further.
+        denoised = _denoise(models["maxconv"], noisy, reach=len(layers))
+    with progress("timing both"):
         milliseconds = _time(models, tile)
     report = {
         "photo": str(path),
@@ -159,7 +163,7 @@ def _read(path: Path) -> Floats:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         limit = (Image.MAX_IMAGE_PIXELS or 0) / 1e6
         raise ValueError(f"photo: {path} has more than {limit:.0f} megapixels") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise ValueError(f"photo: {path} is not a picture of a known format") from None
     except OSError as error:
         # The system's errors have the path in their text, Pillow's have not.
@@ -179,10 +183,11 @@ def _to_rgb(photo: Image.Image) -> Floats:
     if photo.has_transparency_data:
         white = Image.new("RGBA", photo.size, "white")
         photo = Image.alpha_composite(white, photo.convert("RGBA"))
-    return np.asarray(photo.convert("RGB"), dtype=np.float32) / np.float32(255)
+    pixels: Floats = np.asarray(photo.convert("RGB"), dtype=np.float32) / np.float32(255)
+    return pixels
 
 
-def _compile() -> dict[str, Model]:
+def _compile(layers: Sequence[Layer]) -> dict[str, Model]:
     """Returns the compiled networks by the names of their convolutions."""
     from max.driver import CPU
     from max.engine import InferenceSession
@@ -191,26 +196,23 @@ def _compile() -> dict[str, Model]:
     import maxconv
     from maxconv.graphs import denoise
 
-    layers = denoise.load_weights()
     session = InferenceSession(devices=[CPU()])
     models = {}
     for name, convolution in (("maxconv", maxconv.conv2d), ("max", ops.conv2d)):
         whose = "maxconv's convolution" if name == "maxconv" else "MAX's own"
-        with progress(f"compiling the network with {whose} (half a minute the first time)"):
+        with progress(f"compiling with {whose} (the first time takes up to a minute)"):
             models[name] = session.load(denoise.build_graph(layers, convolution))
     return models
 
 
-def _denoise(model: Model, noisy: Floats) -> Floats:
+def _denoise(model: Model, noisy: Floats, reach: int) -> Floats:
     """Denoises a photograph of any size, tile by tile.
 
-    A tile is read with as much around it as the network looks at, so that the result is the same
-    as in one piece.
+    A tile is read with the ``reach`` pixels around it that the network looks at, so that the result
+    is the same as in one piece.
     """
     from maxconv.graphs import denoise
 
-    # Each 3x3 convolution looks one pixel further.
-    reach = len(denoise.load_weights())
     result = np.empty_like(noisy)
     for top in range(0, noisy.shape[0], _TILE):
         for left in range(0, noisy.shape[1], _TILE):
@@ -298,7 +300,7 @@ def _text(report: Mapping[str, Any]) -> str:
         ("after", f"{report['psnr_denoised']:.2f} dB PSNR, {gain:+.2f} dB"),
         ("maxconv", f"{report['maxconv_ms']:.1f} ms {timed}"),
         ("MAX's own", f"{report['max_ms']:.1f} ms, {report['speedup']:.2f} times as long"),
-        ("", f"their pixels differ by {report['largest_difference']:.1g} at most"),
+        ("", f"largest difference of their pixels {report['largest_difference']:.1g}"),
         ("wrote", report["output"]),
     ]
     return "\n".join(f"{name:10} {value}" for name, value in rows)

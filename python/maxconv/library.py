@@ -42,6 +42,7 @@ __all__ = [
     "library_path",
     "max_version",
     "mojo_version",
+    "run_mojo",
 ]
 
 #: The Mojo package with the kernels, as source: for ``custom_extensions=[...]``, and for ``-I`` of
@@ -182,11 +183,11 @@ def mojo_version() -> str:
         return importlib.metadata.version("mojo")
     except importlib.metadata.PackageNotFoundError:
         # A conda package need not carry Python's metadata; the compiler prints "Mojo 1.2.0 (...)".
-        output = _mojo("--version").stdout.split()
+        output = run_mojo("--version").stdout.split()
         return output[1] if len(output) > 1 else " ".join(output)
 
 
-def _mojo(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_mojo(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the compiler of this very environment, which need not be activated."""
     try:
         from mojo.run import subprocess_run_mojo
@@ -231,7 +232,7 @@ def _compile(directory: Path, source: Path) -> Path:
             staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=directory))
             try:
                 made = staging / _FILE_NAME
-                finished = _mojo("precompile", str(source), "-o", str(made))
+                finished = run_mojo("precompile", str(source), "-o", str(made))
                 if finished.returncode or not made.is_file():
                     raise LibraryError(
                         f"Mojo {mojo_version()} could not compile {source}:\n"

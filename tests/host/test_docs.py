@@ -196,7 +196,7 @@ def test_the_readmes_mojo_compiles(tmp_path: Path) -> None:
         (package / f"block_{number}.mojo").write_text(block.text)
     made = str(tmp_path / "readme.mojoc")
     include = str(library.OPERATIONS.parent)
-    ended = library._mojo("precompile", str(package), "-I", include, "-o", made)
+    ended = library.run_mojo("precompile", str(package), "-I", include, "-o", made)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -245,13 +245,15 @@ def test_every_element_is_written() -> None:
         assert mt.conv2d(x, w, padding=1).isfinite().all()
 
 
-def test_nan_and_infinity_pass_through() -> None:
+@pytest.mark.parametrize("activation", [None, "relu", "relu6", "leaky_relu", "silu", "gelu"])
+def test_nan_and_infinity_pass_through(activation: str | None) -> None:
     x, w = last(draw(1, 3, 6, 6)), draw(4, 3, 3, 3)
     x[0, 1, 2, 2] = float("nan")
-    for activation in (None, "relu", "silu"):
-        actual = mt.conv2d(x, w, activation=cast(Any, activation))
-        exact = functional.conv2d(x, w)
-        assert torch.equal(actual.isnan(), exact.isnan()), activation
+    x[0, 2, 5, 5] = float("inf")
+    actual = mt.conv2d(x, w, activation=activation)
+    exact = ACTIVATIONS[activation](functional.conv2d(x, w))
+    assert torch.equal(actual.isnan(), exact.isnan())
+    assert torch.equal(actual.isinf(), exact.isinf())
 
 
 def test_views_of_larger_memory() -> None:

@@ -28,7 +28,7 @@ from maxconv._graph import constant
 from maxconv.packing import cast_array
 from maxconv.problem import ConvProblem
 
-from .workload import Float32, Workload, to_buffer, to_float32
+from .workload import Float32, Workload, aligned, to_buffer, to_float32
 
 __all__ = ["Call", "GraphKind", "OwnGraphs", "Through", "kinds", "through_functions"]
 
@@ -92,16 +92,18 @@ def build(kind: GraphKind, dtype: str) -> Graph:
         x, filter, bias, added, geometry, scalars, _ = (value.tensor for value in graph.inputs)
         operands = [x, filter, bias, added, geometry, scalars]
         if kind.compiler_fuses:
-            operands[2] = constant(_elements((0,), dtype), dtype, device)
-            operands[3] = constant(_elements((0,) * (kind.rank + 2), dtype), dtype, device)
+            operands[2] = _nothing(1, dtype, device)
+            operands[3] = _nothing(kind.rank + 2, dtype, device)
         types = [TensorType(storage, output, device)]
         y = ops.custom(op, device, operands, types)[0].tensor
         graph.output(ops.relu(y + bias) + added if kind.compiler_fuses else y)
     return graph
 
 
-def _elements(shape: tuple[int, ...], dtype: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    return cast_array(np.zeros(shape, np.float32), "float32", dtype)
+def _nothing(rank: int, dtype: str, device: DeviceRef) -> TensorValue:
+    """Returns the operand that stands for a bias or a residual that is not there."""
+    empty = cast_array(np.empty((0,) * rank, np.float32), "float32", dtype)
+    return constant(empty, dtype, device)
 
 
 class OwnGraphs:
@@ -127,12 +129,12 @@ class OwnGraphs:
         """
         problem = work.named.problem
         packed = maxconv.pack_filter(
-            cast_array(work.filter, "float32", "float32"),
+            work.filter,
             {1: "KSC", 2: "KRSC", 3: "KTRSC"}[problem.spatial_rank],
             groups=problem.groups,
             dtype=self.dtype,
         )
-        filter = Buffer.from_numpy(packed.data.copy())
+        filter = Buffer.from_numpy(aligned(packed.data))
         if self.dtype == "bfloat16":
             filter = filter.view(DType.bfloat16)
         raw = to_buffer(work.max_filter.reshape(-1), self.dtype)

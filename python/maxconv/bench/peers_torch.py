@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from .workload import Float32, Workload
 
-__all__ = ["TorchCall", "contenders", "reference", "threads"]
+__all__ = ["contenders", "output", "reference", "session"]
 
 _FORMAT = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 _CONVOLVE: Mapping[int, Callable[..., Tensor]] = {
@@ -22,25 +23,15 @@ _CONVOLVE: Mapping[int, Callable[..., Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class TorchCall:
-    """A function without arguments, run under ``torch.inference_mode``."""
-
-    function: Callable[[], Tensor]
-
-    def __call__(self) -> Tensor:
-        """Runs the function."""
-        with torch.inference_mode():
-            return self.function()
-
-    def output(self) -> Float32:
-        """Runs the function and returns what it computed as ``[N, *spatial, K]``."""
-        return _channels_last(self())
+def session(threads: int) -> AbstractContextManager[object]:
+    """Makes torch use so many threads, and returns what its calls must run within."""
+    torch.set_num_threads(threads)
+    return torch.inference_mode()
 
 
-def threads(count: int) -> None:
-    """Makes torch use so many threads."""
-    torch.set_num_threads(count)
+def output(call: Callable[[], Tensor]) -> Float32:
+    """Runs a contender and returns what it computed as ``[N, *spatial, K]``."""
+    return _channels_last(call())
 
 
 def _channels_last(value: Tensor) -> Float32:
@@ -50,7 +41,8 @@ def _channels_last(value: Tensor) -> Float32:
 def _tensor(values: Float32, dtype: torch.dtype, rank: int) -> Tensor:
     """Returns ``[N, *spatial, C]`` as torch's ``[N, C, *spatial]``, in torch's best format."""
     tensor = torch.from_numpy(values).to(dtype).movedim(-1, 1)
-    return tensor.contiguous(memory_format=_FORMAT[rank])
+    # A copy in any case: torch aligns its own memory, numpy does not.
+    return tensor.clone(memory_format=_FORMAT[rank])
 
 
 def _padding(work: Workload) -> tuple[tuple[int, ...], list[int]]:
@@ -66,50 +58,51 @@ def reference(work: Workload) -> tuple[Float32, Float32]:
     """Returns what all are compared with, in float32: the convolution, and it with the epilogue."""
     problem = work.named.problem
     padding, before = _padding(work)
-    with torch.inference_mode():
-        x = functional.pad(torch.from_numpy(work.x).movedim(-1, 1), before)
-        y = _CONVOLVE[problem.spatial_rank](
-            x,
-            torch.from_numpy(work.torch_filter),
-            None,
-            problem.stride,
-            padding,
-            problem.dilation,
-            problem.groups,
-        )
-        plain = _channels_last(y)
+    y = _CONVOLVE[problem.spatial_rank](
+        functional.pad(torch.from_numpy(work.x).movedim(-1, 1), before),
+        torch.from_numpy(work.torch_filter),
+        None,
+        problem.stride,
+        padding,
+        problem.dilation,
+        problem.groups,
+    )
+    plain = _channels_last(y)
     return plain, np.maximum(plain + work.bias, 0) + work.residual
 
 
-def contenders(work: Workload) -> tuple[dict[str, TorchCall], dict[str, str]]:
+def contenders(work: Workload) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
     """Returns the calls that a problem is timed with, by name, and why others are missing.
 
     ``torch`` is ``torch.nn.functional.conv*`` with activation and filter in channels-last format
-    (one dimension: in torch's only format); ``torch_prepacked`` oneDNN's convolution of a filter
-    that was reordered before, as ``torch.compile`` with ``freezing`` calls it; ``torch_fused`` the
-    faster kind's convolution with bias, then ReLU and the residual's addition, both in place.
+    (one dimension: in torch's only format); ``torch_prepacked`` oneDNN's convolution with a filter
+    that was reordered before, as ``torch.compile`` calls it when it may freeze weights;
+    ``torch_fused`` the latter, or the former where that is missing, with a bias, then ReLU and the
+    addition of a residual, both in place.
     """
     rank = work.named.problem.spatial_rank
     dtype = getattr(torch, work.dtype)
-    calls: dict[str, TorchCall] = {}
+    x = _tensor(work.x, dtype, rank)
+    residual = _tensor(work.residual, dtype, rank)
+    bias = torch.from_numpy(work.bias).to(dtype)
+    calls: dict[str, Callable[[], Tensor]] = {}
     missing: dict[str, str] = {}
-    with torch.inference_mode():
-        x = _tensor(work.x, dtype, rank)
-        residual = _tensor(work.residual, dtype, rank)
-        bias = torch.from_numpy(work.bias).to(dtype)
-        for name, make in (("torch", _eager), ("torch_prepacked", _prepacked)):
-            try:
-                convolve = make(work, x, dtype)
-                convolve(None)
-            except (RuntimeError, AttributeError) as error:
-                missing[name] = str(error).splitlines()[0]
-                continue
-            calls[name] = TorchCall(lambda convolve=convolve: convolve(None))
-            # Where both work, the second is the faster.
-            calls["torch_fused"] = TorchCall(
-                lambda convolve=convolve: convolve(bias).relu_().add_(residual)
-            )
+    for name, make in (("torch", _eager), ("torch_prepacked", _prepacked)):
+        try:
+            convolve = make(work, x, dtype)
+            convolve(None)
+        except (RuntimeError, AttributeError) as error:
+            missing[name] = str(error).splitlines()[0]
+            continue
+        calls[name] = partial(convolve, None)
+        calls["torch_fused"] = partial(_fused, convolve, bias, residual)
     return calls, missing
+
+
+def _fused(
+    convolve: Callable[[Tensor | None], Tensor], bias: Tensor, residual: Tensor
+) -> Tensor:
+    return convolve(bias).relu_().add_(residual)
 
 
 def _eager(work: Workload, x: Tensor, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor]:

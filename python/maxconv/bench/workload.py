@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from maxconv.packing import bfloat16_to_float32, cast_array, float32_to_bfloat16
+from maxconv.packing import Array, bfloat16_to_float32, cast_array, float32_to_bfloat16
 from maxconv.problems import NamedProblem
 
 if TYPE_CHECKING:
     from max.driver import Buffer
 
-__all__ = ["TOLERANCE", "Mismatch", "Workload", "check", "to_buffer", "to_float32"]
+__all__ = ["TOLERANCE", "Mismatch", "Workload", "aligned", "check", "to_buffer", "to_float32"]
 
 #: How far an element may lie from the reference, as a share of ``1 + |reference|``. The data makes
 #: outputs of about 1. float32 sums of 10^4 products in another order differ by some 10^-6. A type
 #: of 16 bits rounds by half a unit of its last place, 2^-9 or 2^-12, and up to three times where
 #: convolution, activation and addition are operations of their own.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
+
+_ALIGNMENT = 64
 
 Float32 = npt.NDArray[np.float32]
 
@@ -84,12 +86,21 @@ def _rounded(values: Float32, dtype: str) -> Float32:
     return cast_array(values, "float32", dtype).astype(np.float32)
 
 
+def aligned(values: Array) -> Array:
+    """Returns a copy that begins at a multiple of 64 bytes, as in MAX's and torch's own memory."""
+    memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
 def to_buffer(values: Float32, dtype: str) -> Buffer:
     """Returns MAX's buffer with these values in a storage type."""
     from max.driver import Buffer
     from max.dtype import DType
 
-    buffer = Buffer.from_numpy(np.ascontiguousarray(cast_array(values, "float32", dtype)))
+    buffer = Buffer.from_numpy(aligned(cast_array(values, "float32", dtype)))
     return buffer.view(DType.bfloat16) if dtype == "bfloat16" else buffer
 
 

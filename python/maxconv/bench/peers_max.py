@@ -1,0 +1,282 @@
+"""MAX's own convolutions, one graph a problem, with static sizes and a constant filter.
+
+MAX does not compile or run every problem: some it refuses, some end the process. So a child process
+tries them first (``try_all``), each call once; what it came through is then loaded here, from MAX's
+cache. A problem that fails with a constant filter is tried with the filter as an input.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maxconv.problem import ConvProblem
+from maxconv.problems import NamedProblem, find_problem
+
+from .environment import child_environment
+from .workload import Workload, to_buffer
+
+__all__ = ["Attempt", "Tried", "Unit", "load", "run_child", "serve", "try_all"]
+
+_TIMEOUT_S = 1800.0
+_REASON_LENGTH = 160
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Problems whose graphs are compiled together, which takes less time than one by one."""
+
+    names: tuple[str, ...]
+    constant: bool = True
+    """Whether the filters are constants, not inputs."""
+
+
+@dataclass
+class Attempt:
+    """What became of a unit: an error of the compiler, or the problems that ran."""
+
+    unit: Unit
+    error: str | None = None
+    ran: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Errors that calls raised, by problem."""
+    died: str | None = None
+    """How the process ended, if it did, ..."""
+    during: str | None = None
+    """... and the problem that was running, or ``None`` if the unit was being compiled."""
+
+
+#: Tries units, in order and without the calls of some problems, until the process ends.
+Try = Callable[[Sequence[Unit], Set[str]], list[Attempt]]
+
+
+@dataclass
+class Tried:
+    """What can be timed, and why the rest cannot."""
+
+    units: list[Unit] = field(default_factory=list)
+    """Units that compile."""
+    runs: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
+    """Problems that run with a constant filter (``True``), and with the filter as an input."""
+    failures: dict[str, dict[bool, str]] = field(default_factory=dict)
+    """Reasons by problem and kind of filter."""
+
+
+def try_all(problems: Sequence[NamedProblem], attempt: Try) -> Tried:
+    """Finds out which problems MAX compiles and runs.
+
+    Args:
+        problems: Problems of one family.
+        attempt: Tries units in a process of their own: ``run_child``.
+    """
+    tried = Tried()
+    # MAX compiles no filter of one tap that is a constant: alone, they spoil no other's unit.
+    single = [named.name for named in problems if named.problem.taps == 1]
+    together = tuple(named.name for named in problems if named.name not in single)
+    queue = [Unit(names) for names in (together, *((name,) for name in single)) if names]
+    for constant in (True, False):
+        crashed: set[str] = set()
+        while queue:
+            for result in attempt(queue, crashed):
+                if result.died is not None and result.during is not None:
+                    # The same unit again, without the call that ended the process.
+                    crashed.add(result.during)
+                    _fail(tried, (result.during,), constant, result.died)
+                    break
+                queue.remove(result.unit)
+                error = result.died or result.error
+                if error is None:
+                    tried.units.append(result.unit)
+                    tried.runs[constant] |= result.ran
+                    for name, reason in result.failed.items():
+                        _fail(tried, (name,), constant, reason)
+                elif len(result.unit.names) > 1:
+                    queue += [Unit((name,), constant) for name in result.unit.names]
+                else:
+                    _fail(tried, result.unit.names, constant, error)
+        left = tuple(named.name for named in problems if named.name not in tried.runs[True])
+        queue = [Unit(left, False)] if left else []
+    return tried
+
+
+def _fail(tried: Tried, names: Sequence[str], constant: bool, reason: str) -> None:
+    for name in names:
+        tried.failures.setdefault(name, {})[constant] = reason[:_REASON_LENGTH]
+
+
+def run_child(units: Sequence[Unit], skip: Set[str], *, dtype: str) -> list[Attempt]:
+    """Tries units in a child process, until it has tried all or has ended otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        request, answer = Path(folder, "request"), Path(folder, "answer")
+        request.write_text(
+            json.dumps(
+                {
+                    "dtype": dtype,
+                    "units": [[unit.names, unit.constant] for unit in units],
+                    "skip": sorted(skip),
+                }
+            )
+        )
+        answer.touch()
+        command = [sys.executable, "-m", "maxconv.bench.child", "max", str(request), str(answer)]
+        try:
+            status = subprocess.run(
+                command,
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+                timeout=_TIMEOUT_S,
+            ).returncode
+            ending = _ending(status)
+        except subprocess.TimeoutExpired:
+            ending = f"not done after {_TIMEOUT_S:.0f} s"
+        return read_answer(units, answer.read_text().splitlines(), ending)
+
+
+def _ending(status: int) -> str | None:
+    if status == 0:
+        return None
+    if status > 0:
+        return f"the process exits with {status}"
+    with suppress(ValueError):
+        return f"the process dies of {signal.Signals(-status).name}"
+    return f"the process dies of signal {-status}"
+
+
+def read_answer(units: Sequence[Unit], lines: Sequence[str], ending: str | None) -> list[Attempt]:
+    """Reads what ``serve`` wrote; ``ending`` is how the process ended, if not well."""
+    attempts: list[Attempt] = []
+    during: str | None = None
+    done = False
+    for line in lines:
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] == "unit":
+            attempts.append(Attempt(units[len(attempts)]))
+            during, done = None, False
+        elif event["event"] == "error":
+            attempts[-1].error = event["reason"]
+        elif event["event"] == "run":
+            during = event["name"]
+        elif event["event"] == "ran":
+            attempts[-1].ran.add(event["name"])
+            during = None
+        elif event["event"] == "failed":
+            attempts[-1].failed[event["name"]] = event["reason"]
+            during = None
+        elif event["event"] == "done":
+            done = True
+    if ending is not None and not done:
+        if not attempts:
+            attempts.append(Attempt(units[0]))
+        attempts[-1].died, attempts[-1].during = ending, during
+    return attempts
+
+
+def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Tries units in this process; yields an event before and after everything that may end it."""
+    for names, constant in request["units"]:
+        yield {"event": "unit"}
+        works = [Workload.make(find_problem(name), request["dtype"]) for name in names]
+        try:
+            calls = load(works, constant=constant)
+        except Exception as error:
+            yield {"event": "error", "reason": _first_line(error)}
+            yield {"event": "done"}
+            continue
+        for work in works:
+            name = work.named.name
+            if name in request["skip"]:
+                continue
+            yield {"event": "run", "name": name}
+            try:
+                calls[name]()
+            except Exception as error:
+                yield {"event": "failed", "name": name, "reason": _first_line(error)}
+            else:
+                yield {"event": "ran", "name": name}
+        yield {"event": "done"}
+
+
+def _first_line(error: Exception) -> str:
+    # The first sentence says what happened; the next ask for a report.
+    line = (str(error) or type(error).__name__).splitlines()[0].strip()
+    return line.split(". ")[0].rstrip(".")
+
+
+def load(works: Sequence[Workload], *, constant: bool) -> dict[str, Any]:
+    """Compiles MAX's own convolution for each problem; returns the calls by name.
+
+    Args:
+        works: The problems, of one dtype.
+        constant: Whether the filters are constants; otherwise each call is given its filter.
+
+    Raises:
+        RuntimeError: MAX does not compile one of them; it does not say which.
+    """
+    from max.driver import CPU
+    from max.dtype import DType
+    from max.engine import InferenceSession
+    from max.graph import DeviceRef, Graph, Module, TensorType, ops
+
+    from .ours import Call
+
+    device = DeviceRef.CPU()
+    module = Module()
+    operands = {}
+    for work in works:
+        shape, filter_shape, arguments = max_arguments(work.named.problem)
+        storage = DType[work.dtype]
+        filter = to_buffer(work.max_filter.reshape(filter_shape), work.dtype)
+        types = [TensorType(storage, shape, device), TensorType(storage, filter_shape, device)]
+        buffers = (to_buffer(work.x.reshape(shape), work.dtype), filter)
+        count = 1 if constant else 2
+        name = work.named.name
+        with Graph(_symbol(name), input_types=types[:count], module=module) as graph:
+            x, *rest = (value.tensor for value in graph.inputs)
+            taps = rest[0] if rest else ops.constant(filter, storage, device)
+            convolve = ops.conv3d if len(shape) == 5 else ops.conv2d
+            graph.output(convolve(x, taps, **arguments))
+        operands[name] = buffers[:count]
+    models = InferenceSession(devices=[CPU()]).load_all(module)
+    return {name: Call(models[_symbol(name)], operands[name]) for name in operands}
+
+
+def _symbol(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def max_arguments(
+    problem: ConvProblem,
+) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
+    """Returns activation and filter shape, and the other arguments of MAX's ``conv2d`` or ``3d``.
+
+    MAX has no convolution of one dimension: such a problem becomes one of two, with one row.
+    """
+    shape, taps = list(problem.input_shape), list(problem.filter_size)
+    stride, dilation = problem.stride, problem.dilation
+    before, after = problem.pad_before, problem.pad_after
+    if problem.spatial_rank == 1:
+        shape.insert(1, 1)
+        taps.insert(0, 1)
+        stride, dilation = (1, *stride), (1, *dilation)
+        before, after = (0, *before), (0, *after)
+    padding = tuple(size for pair in zip(before, after, strict=True) for size in pair)
+    arguments = {
+        "stride": stride,
+        "dilation": dilation,
+        "padding": padding,
+        "groups": problem.groups,
+    }
+    sizes = tuple(int(size) for size in shape)
+    filters = (*taps, int(problem.group_channels), int(problem.filters))
+    return sizes, filters, arguments

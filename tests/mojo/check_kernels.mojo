@@ -1,0 +1,276 @@
+"""Runs every CPU kernel on problems read from standard input and compares each
+output element, exactly, with sums of integers.
+
+Ends each problem with a line `DONE name wrong`, the number of wrong kernels.
+A line of input is a name and 26 integers: batch, channels, filters, groups,
+then three each (depth, height, width) of input, filter, stride, dilation,
+padding before and padding after, then the output's bias and residual flags,
+the activation code and the filter's layout code. Activations and filters are
+small integers, so that every product and sum is exact in float32, whatever
+order a kernel adds in; only the rounding to the output's type is left, and
+that is the same for both sides. Outputs are poisoned and lie between guards.
+"""
+
+from extensibility import InputTensor, OutputTensor
+from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
+from std.utils import IndexList
+
+from operations.conv.config import (
+    SOURCE_CONVERTED,
+    SOURCE_FLOAT32,
+    can_implement,
+    kernel_name,
+)
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import (
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    KERNEL_GROUPED,
+    KERNEL_REFERENCE,
+)
+from operations.conv.memory import HostBuffer, Writes
+from operations.conv.packing import FilterStrides, pack_filter
+from operations.conv.problem import SPATIAL, ConvProblem
+from operations.cpu.launch import launch
+
+comptime GUARD = 64
+"""Elements in front of and behind an output that no kernel may touch."""
+
+comptime POISON = 777.0
+"""Not a value that any check expects, in any type."""
+
+comptime FIELDS = 26
+
+
+@fieldwise_init
+struct Case(Copyable, Movable):
+    """A problem and what goes with it."""
+
+    var name: String
+    var problem: ConvProblem
+    var has_bias: Bool
+    var has_residual: Bool
+    var activation: Int
+    var layout: Int
+
+
+def three(values: List[Int], first: Int) -> IndexList[SPATIAL]:
+    """Three neighbouring values."""
+    return IndexList[SPATIAL](
+        values[first], values[first + 1], values[first + 2]
+    )
+
+
+def parse(line: String) raises -> Case:
+    """Reads a line of input."""
+    var words = line.split()
+    if len(words) != FIELDS + 1:
+        raise Error(t"{len(words)} words, {FIELDS + 1} expected: {line}")
+    var values = List[Int]()
+    for i in range(1, len(words)):
+        values.append(Int(words[i]))
+    var problem = ConvProblem(
+        spatial_rank=3,
+        batch=values[0],
+        channels=values[1],
+        filters=values[2],
+        groups=values[3],
+        input=three(values, 4),
+        filter=three(values, 7),
+        output=IndexList[SPATIAL](fill=1),
+        stride=three(values, 10),
+        dilation=three(values, 13),
+        pad_before=three(values, 16),
+        pad_after=three(values, 19),
+    )
+    for axis in range(SPATIAL):
+        problem.output[axis] = problem.expected_output(axis)
+    problem.validate(values[25], problem.filter_length(values[25]))
+    return Case(
+        String(words[0]),
+        problem,
+        values[22] != 0,
+        values[23] != 0,
+        values[24],
+        values[25],
+    )
+
+
+def pattern(index: Int, modulus: Int) -> Int:
+    """A small integer around zero that differs between neighbours along every
+    dimension: a multiplicative hash of the index."""
+    return ((index * 2654435761) >> 7) % modulus - modulus // 2
+
+
+def expected_sum(spec: Case, row: Int, filter: Int) -> Int:
+    """The exact convolution of one output, straight from its definition."""
+    var p = spec.problem
+    var strides = FilterStrides(spec.layout, p)
+    var rest, q = divmod(row, p.output[2])
+    var zn, y = divmod(rest, p.output[1])
+    var n, z = divmod(zn, p.output[0])
+    var channels = p.channels // p.groups
+    var group = filter // (p.filters // p.groups)
+    var total = 0
+    for t in range(p.filter[0]):
+        var d = z * p.stride[0] + t * p.dilation[0] - p.pad_before[0]
+        for r in range(p.filter[1]):
+            var h = y * p.stride[1] + r * p.dilation[1] - p.pad_before[1]
+            for s in range(p.filter[2]):
+                var w = q * p.stride[2] + s * p.dilation[2] - p.pad_before[2]
+                if not (
+                    0 <= d < p.input[0]
+                    and 0 <= h < p.input[1]
+                    and 0 <= w < p.input[2]
+                ):
+                    continue
+                var tap = (t * p.filter[1] + r) * p.filter[2] + s
+                var pixel = ((n * p.input[0] + d) * p.input[1] + h) * p.input[
+                    2
+                ] + w
+                for c in range(channels):
+                    total += pattern(
+                        pixel * p.channels + group * channels + c, 9
+                    ) * pattern(
+                        filter * strides.filter
+                        + tap * strides.tap
+                        + c * strides.channel,
+                        7,
+                    )
+    return total
+
+
+def expected_value(spec: Case, row: Int, filter: Int, exact: Int) -> Float32:
+    """What the epilogue makes of an exact sum."""
+    var value = exact
+    if spec.has_bias:
+        value += pattern(filter, 5)
+    if spec.activation == ACTIVATION_RELU:
+        value = max(value, 0)
+    if spec.has_residual:
+        value += 2 * pattern(row * spec.problem.filters + filter, 11)
+    return Float32(value)
+
+
+def fill[dtype: DType](to: Writes[dtype], count: Int, modulus: Int):
+    """Fills with the pattern."""
+    for i in range(count):
+        to[unsafe_offset=i] = Scalar[dtype](pattern(i, modulus))
+
+
+def check[
+    in_type: DType, out_type: DType
+](spec: Case, exact: List[Int]) raises -> Int:
+    """Runs all kernels that take the case.
+
+    Returns:
+        How many of them were wrong.
+    """
+    var p = spec.problem
+    var x_count = p.batch * p.channels
+    for axis in range(SPATIAL):
+        x_count *= p.input[axis]
+    var count = p.gemm_m() * p.filters
+    var x = HostBuffer[in_type](x_count)
+    var raw = HostBuffer[in_type](p.filter_length(spec.layout))
+    var packed = HostBuffer[in_type](p.packed_length())
+    var bias = HostBuffer[in_type](p.filters)
+    var residual = HostBuffer[out_type](count)
+    var memory = HostBuffer[out_type](count + 2 * GUARD)
+    fill(x.elements, x_count, 9)
+    fill(raw.elements, p.filter_length(spec.layout), 7)
+    fill(bias.elements, p.filters, 5)
+    fill(residual.elements, count, 11)
+    pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
+    var epilogue = Epilogue[in_type, out_type](
+        spec.has_bias,
+        spec.has_residual,
+        bias.elements.as_imm(),
+        residual.elements.as_imm(),
+        2.0,
+        Activation(spec.activation, 0, 0),
+        Activation(ACTIVATION_NONE, 0, 0),
+    )
+    var x_tensor = InputTensor[
+        static_spec=_get_unknown_tensor_spec[in_type, 5]()
+    ](
+        x.elements,
+        IndexList[5](p.batch, p.input[0], p.input[1], p.input[2], p.channels),
+    )
+    var out = memory.elements.unsafe_offset(GUARD)
+    var out_tensor = OutputTensor[
+        static_spec=_get_unknown_tensor_spec[out_type, 5]()
+    ](
+        out,
+        IndexList[5](p.batch, p.output[0], p.output[1], p.output[2], p.filters),
+    )
+    comptime source = (
+        SOURCE_FLOAT32 if in_type == DType.float32 else SOURCE_CONVERTED
+    )
+    var wrong = 0
+    for kernel in range(KERNEL_REFERENCE, KERNEL_GROUPED + 1):
+        if can_implement(kernel, p, source):
+            continue
+        for i in range(count + 2 * GUARD):
+            memory.elements[unsafe_offset=i] = Scalar[out_type](POISON)
+        launch(
+            kernel,
+            out_tensor,
+            x_tensor,
+            packed.elements.as_imm(),
+            epilogue,
+            p,
+            source,
+        )
+        var bad = 0
+        for i in range(count):
+            var want = expected_value(
+                spec, i // p.filters, i % p.filters, exact[i]
+            ).cast[out_type]()
+            if out[unsafe_offset=i] != want:
+                if bad == 0:
+                    print(
+                        t"WRONG {spec.name} {kernel_name(kernel)} {in_type}:"
+                        t" element {i} is {out[unsafe_offset=i]}, not {want}"
+                    )
+                bad += 1
+        for i in range(GUARD):
+            if memory.elements[unsafe_offset=i] != Scalar[out_type](
+                POISON
+            ) or out[unsafe_offset=count + i] != Scalar[out_type](POISON):
+                print(
+                    t"WRONG {spec.name} {kernel_name(kernel)} {in_type}: wrote"
+                    t" outside its output"
+                )
+                bad += 1
+                break
+        print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
+        if bad > 0:
+            wrong += 1
+    _ = x^
+    _ = raw^
+    _ = packed^
+    _ = bias^
+    _ = residual^
+    _ = memory^
+    return wrong
+
+
+def main() raises:
+    while True:
+        var line: String
+        try:
+            line = input()
+        except:
+            break
+        if line.byte_length() == 0:
+            break
+        var spec = parse(line)
+        var exact = List[Int]()
+        for row in range(spec.problem.gemm_m()):
+            for filter in range(spec.problem.filters):
+                exact.append(expected_sum(spec, row, filter))
+        var wrong = check[DType.float32, DType.float32](spec, exact)
+        wrong += check[DType.bfloat16, DType.bfloat16](spec, exact)
+        wrong += check[DType.float16, DType.float32](spec, exact)
+        print(t"DONE {spec.name} {wrong}", flush=True)
