@@ -77,9 +77,8 @@ def build_graph(weights: Weights) -> Graph:
                 stride = 2 if stage > 1 and block == 0 else 1
                 x = bottleneck(x, weights, f"layer{stage}.{block}", stride)
         features = ops.reshape(ops.mean(ops.mean(x, axis=1), axis=2), (x.shape[0], x.shape[3]))
-        matrix = np.ascontiguousarray(weights["fc.weight"].T, dtype=np.float32)
-        bias = weights["fc.bias"].astype(np.float32)
-        graph.output(ops.matmul(features, matrix) + bias)
+        matrix = constant(weights["fc.weight"].T)
+        graph.output(ops.matmul(features, matrix) + constant(weights["fc.bias"]))
     return graph
 
 
@@ -131,6 +130,12 @@ def convolve(
         residual=residual,
         final_activation=final_activation,
     )
+
+
+def constant(array: npt.NDArray[Any]) -> TensorValue:
+    """Adds a constant of the same type as the activations."""
+    data = np.ascontiguousarray(array, dtype=np.float32)
+    return ops.constant(data, DType.float32, DeviceRef.CPU())
 
 
 def fold(weights: Weights, conv: str, norm: str) -> tuple[Floats, Floats]:

@@ -162,12 +162,16 @@ ACTIVATIONS: dict[str, tuple[nn.Module, list[Callable[[Tensor], Tensor]]]] = {
 }
 
 
+def after(function: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    return lambda m, x: function(m.conv(x))
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str) -> None:
     module, functions = ACTIVATIONS[name]
     forms: list[nn.Module] = [network(lambda m, x: m.act(m.conv(x)), conv=conv(), act=module)]
     for function in functions:
-        forms.append(network(lambda m, x, f=function: f(m.conv(x)), conv=conv()))
+        forms.append(network(after(function), conv=conv()))
     for form in forms:
         converted, report = convert_and_compare(form, X)
         assert len(report.replaced[0].fused) == 1
@@ -190,7 +194,7 @@ def test_activations(name: str) -> None:
     ],
 )
 def test_other_functions_stay(function: Callable[[Tensor], Tensor]) -> None:
-    _, report = convert_and_compare(network(lambda m, x: function(m.conv(x)), conv=conv()), X)
+    _, report = convert_and_compare(network(after(function), conv=conv()), X)
     assert fused(report) == {"conv": ()}
 
 
@@ -284,16 +288,15 @@ def test_functional_network() -> None:
             super().__init__()
             self.first = nn.Parameter(draw(8, 4, 3, 3))
             self.offset = nn.Parameter(draw(8))
-            self.register_buffer("second", draw(8, 2, 3, 3, seed=1))
-            self.inner = nn.Module()
-            self.inner.third = nn.Parameter(draw(8, 8, 1, 1, seed=2))
+            self.second = nn.Buffer(draw(8, 2, 3, 3, seed=1))
+            self.inner = nn.ParameterDict({"third": nn.Parameter(draw(8, 8, 1, 1, seed=2))})
             self.gain = nn.Parameter(draw(8, 1, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
             x = functional.relu(functional.conv2d(x, self.first, self.offset, padding="same"))
             y = torch.conv2d(x, self.second, None, 1, 1, groups=4)
             y = functional.silu(y + x)
-            standard = self.inner.third / self.inner.third.std()
+            standard = self.inner["third"] / self.inner["third"].std()
             y = functional.hardtanh(functional.conv2d(y, standard, bias=self.offset), -0.4, 0.5)
             return functional.conv2d(y, self.gain * self.first.transpose(0, 1)[:1, :1], groups=8)
 
@@ -567,19 +570,20 @@ def test_optional_arguments_are_not_traced() -> None:
     )
 
 
-def test_random_branches_are_not_traced() -> None:
-    for chance in (lambda: torch.rand(1).item(), random.random):
-        model = network(lambda m, x, c=chance: m.conv(x) * (c() < 2), conv=conv())
-        states = torch.get_rng_state(), random.getstate()
-        _, report = mt.convert(model)
-        assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
-        assert "draws random numbers" in report.untraced[0].reason
-        assert fused(report) == {"conv": ()}
+@pytest.mark.parametrize("draw_one", [lambda: torch.rand(1).item(), random.random])
+def test_random_branches_are_not_traced(draw_one: Callable[[], float]) -> None:
+    model = network(lambda m, x: m.conv(x) * (draw_one() < 2), conv=conv())
+    states = torch.get_rng_state(), random.getstate()
+    _, report = mt.convert(model)
+    assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
+    assert "draws random numbers" in report.untraced[0].reason
+    assert fused(report) == {"conv": ()}
 
 
 def test_hooks_are_not_lost() -> None:
-    model = randomize(nn.Sequential(Bottleneck(16, 4, 1), conv(16, 4))).eval()
-    model[0].register_forward_hook(lambda module, inputs, output: output * 3)
+    block = Bottleneck(16, 4, 1)
+    model = randomize(nn.Sequential(block, conv(16, 4))).eval()
+    block.register_forward_hook(lambda module, inputs, output: output * 3)
     _, report = convert_and_compare(model, draw(1, 16, 6, 6))
     assert report.untraced[0].reason == "0 has forward hooks"
     assert report.traced == []

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from maxconv.arguments import DTYPE_BYTES
 from maxconv.packing import packed_length
-from maxconv.problem import DTYPE_BYTES, ConvProblem
+from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem
 
 from .environment import child_environment

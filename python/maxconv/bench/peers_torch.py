@@ -99,9 +99,7 @@ def contenders(work: Workload) -> tuple[dict[str, Callable[[], Tensor]], dict[st
     return calls, missing
 
 
-def _fused(
-    convolve: Callable[[Tensor | None], Tensor], bias: Tensor, residual: Tensor
-) -> Tensor:
+def _fused(convolve: Callable[[Tensor | None], Tensor], bias: Tensor, residual: Tensor) -> Tensor:
     return convolve(bias).relu_().add_(residual)
 
 

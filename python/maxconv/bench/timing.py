@@ -1,4 +1,4 @@
-"""Times several contenders in one process, in turns, so that all meet the same state of the machine.
+"""Times several contenders in one process, in turns: all meet the same state of the machine.
 
 A burst is a pause, then some calls of one contender, of which the first are thrown away. The pause
 sends the threads of the library that ran before to sleep: both MAX's and torch's spin for a while,
@@ -82,9 +82,7 @@ def interleave(
             if due > done:
                 sleep(protocol.pause_s)
                 _burst(entry, clock)
-    return {
-        name: summarize(entry.samples) for name, entry in zip(contenders, entries, strict=True)
-    }
+    return {name: summarize(entry.samples) for name, entry in zip(contenders, entries, strict=True)}
 
 
 def _plan(

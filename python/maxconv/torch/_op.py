@@ -173,7 +173,7 @@ def _conv(
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
     layout = Layout.PACKED
     if filter_buffer is None:
-        raw, layout = _raw_filter(weight, rank)
+        raw, layout = _raw_filter(weight.detach(), rank)
     plan = _plan(
         input.shape,
         weight.shape,
@@ -202,7 +202,8 @@ def _conv(
         shape=plan.shape,
     )
     output = run(Signature(rank, dtype, bias_dtype), operands).permute(CHANNELS_FIRST[rank])
-    return output if channels_last else output.contiguous()
+    # A view, for the strides of dimensions of size one: contiguous() keeps any.
+    return output if channels_last else output.contiguous().view(output.shape)
 
 
 def _new_output(input: Tensor, shape: Sequence[int], channels_last: bool) -> Tensor:

@@ -1,0 +1,190 @@
+"""Measures: makes the contenders, checks that they agree, times them in turns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from maxconv.problems import NamedProblem
+from maxconv.progress import progress
+
+from . import peers_max, peers_torch
+from .environment import usable_threads
+from .memory import Memory, largest, measure
+from .ours import OwnGraphs, kinds, through_functions
+from .record import Functions, Result
+from .statistics import Timing
+from .timing import Protocol, interleave
+from .workload import Float32, Mismatch, Workload, check
+
+__all__ = ["Entrant", "measure_memory", "measure_problem", "measure_problems"]
+
+_MEMORY_PROBLEMS = 4
+
+
+class Entrant:
+    """A contender: what to time, and how to read its output."""
+
+    def __init__(
+        self, call: Callable[[], object], output: Callable[[], Float32], *, fused: bool = False
+    ) -> None:
+        self.call = call
+        self.output = output
+        self.fused = fused
+
+
+def measure_problem(
+    named: NamedProblem,
+    entrants: dict[str, Entrant],
+    reference: tuple[Float32, Float32],
+    dtype: str,
+    protocol: Protocol,
+    missing: dict[str, str],
+) -> Result:
+    """Checks and times the contenders of a problem.
+
+    Args:
+        named: The problem.
+        entrants: The contenders by name. Names that begin with ``max`` are another project's to
+            mend: their wrong results are recorded, not raised.
+        reference: What they must compute: without and with the epilogue.
+        dtype: Storage type.
+        protocol: How often and how long.
+        missing: Why contenders that are not in ``entrants`` are not.
+
+    Raises:
+        RuntimeError: A contender's output differs from the reference.
+    """
+    errors: dict[str, float] = {}
+    missing = dict(missing)
+    for name, entrant in entrants.items():
+        try:
+            errors[name] = check(entrant.output(), reference[entrant.fused], dtype)
+        except Mismatch as error:
+            if not name.startswith("max"):
+                raise RuntimeError(f"{named.name}: {name}: {error}") from error
+            missing[name] = f"wrong result: {error}"
+    calls = {name: entrants[name].call for name in errors}
+    timings = interleave(calls, protocol)
+    problem = named.problem
+    return Result(
+        name=named.name,
+        family=named.family,
+        problem=str(problem),
+        rank=problem.spatial_rank,
+        depthwise=problem.is_depthwise,
+        flops=problem.flops,
+        nbytes=problem.nbytes(dtype),
+        timings=timings,
+        errors=errors,
+        missing=missing,
+    )
+
+
+def measure_problems(
+    problems: Sequence[NamedProblem], dtype: str, protocol: Protocol
+) -> tuple[list[Result], Functions]:
+    """Measures problems, family by family, and the public functions on one problem of each.
+
+    Raises:
+        RuntimeError: A contender's output differs from the reference.
+        maxconv.library.LibraryError: maxconv's kernels cannot be compiled.
+    """
+    graphs = OwnGraphs(dtype)
+    for kind in dict.fromkeys(kind for named in problems for kind in kinds(named.problem)):
+        with progress(f"compiling {kind}"):
+            graphs.model(kind)
+    families: dict[str | None, list[NamedProblem]] = {}
+    for named in problems:
+        families.setdefault(named.family, []).append(named)
+    results: list[Result] = []
+    with peers_torch.session(usable_threads()):
+        for family, members in families.items():
+            what = f"compiling MAX's own convolutions: {family or 'others'}"
+            with progress(what):
+                calls, missing = _max_contenders(members, dtype)
+            for number, named in enumerate(members, start=1):
+                with progress(f"timing {named.name} ({number} of {len(members)} in {family})"):
+                    work = Workload.make(named, dtype)
+                    entrants, reasons = _entrants(work, graphs, calls.get(named.name, {}))
+                    reasons |= missing.get(named.name, {})
+                    reference = peers_torch.reference(work)
+                    results.append(
+                        measure_problem(named, entrants, reference, dtype, protocol, reasons)
+                    )
+        functions = _measure_functions([members[0] for members in families.values()], graphs,
+                                       protocol)  # fmt: skip
+    return results, functions
+
+
+def _max_contenders(
+    problems: Sequence[NamedProblem], dtype: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
+    """Returns MAX's calls, and why others are missing, by problem and then by contender."""
+    names = {True: "max", False: "max_input"}
+    tried = peers_max.try_all(problems, partial(peers_max.run_child, dtype=dtype))
+    by_name = {named.name: named for named in problems}
+    calls: dict[str, dict[str, Any]] = {}
+    for unit in tried.units:
+        works = [Workload.make(by_name[name], dtype) for name in unit.names]
+        for name, call in peers_max.load(works, constant=unit.constant).items():
+            if name in tried.runs[unit.constant]:
+                calls.setdefault(name, {})[names[unit.constant]] = call
+    missing = {
+        name: {names[constant]: reason for constant, reason in reasons.items()}
+        for name, reasons in tried.failures.items()
+    }
+    return calls, missing
+
+
+def _entrants(
+    work: Workload, graphs: OwnGraphs, max_calls: dict[str, Any]
+) -> tuple[dict[str, Entrant], dict[str, str]]:
+    torch_calls, missing = peers_torch.contenders(work)
+    entrants = {
+        name: Entrant(call, call.output, fused=name in ("ours_fused", "ours_lambda"))
+        for name, call in {**graphs.contenders(work), **max_calls}.items()
+    }
+    for name, function in torch_calls.items():
+        output = partial(peers_torch.output, function)
+        entrants[name] = Entrant(function, output, fused=name == "torch_fused")
+    return entrants, missing
+
+
+def _measure_functions(
+    problems: Sequence[NamedProblem], graphs: OwnGraphs, protocol: Protocol
+) -> Functions:
+    works = [Workload.make(named, graphs.dtype) for named in problems]
+    with progress("compiling the public functions"):
+        through = through_functions(works, graphs.dtype)
+    singles = {work.named.name: graphs.contenders(work)["ours"] for work in works}
+    outputs = through.outputs()
+    equal = all(
+        np.array_equal(call.output().reshape(-1), outputs[name].reshape(-1))
+        for name, call in singles.items()
+    )
+    timings = interleave({"the graph": through.call, **singles}, protocol)
+    graph: Timing = timings.pop("the graph")
+    return Functions(
+        names=through.names,
+        equal=equal,
+        graph_s=graph.median_s,
+        sum_s=sum(timing.median_s for timing in timings.values()),
+    )
+
+
+def measure_memory(problems: Sequence[NamedProblem], dtype: str) -> list[Memory]:
+    """Measures the memory of the largest problems; says on stderr where it cannot."""
+    found = []
+    for named in largest(problems, _MEMORY_PROBLEMS):
+        with progress(f"measuring the memory of {named.name}"):
+            try:
+                found.append(measure(named, dtype))
+            except OSError as error:
+                print(f"memory is not measured: {error}", file=sys.stderr)
+                break
+    return found
