@@ -62,6 +62,11 @@ class GraphKind:
     compiler_fuses: bool
     """Whether bias, ReLU and residual are operations of the graph, not operands of the op."""
 
+    def __str__(self) -> str:
+        """A few words, for whoever waits."""
+        taps = ", one tap" if self.pointwise else ""
+        return f"{self.rank}-D{taps}{', fused by the compiler' if self.compiler_fuses else ''}"
+
 
 def kinds(problem: ConvProblem) -> list[GraphKind]:
     """Returns the graphs that a problem is timed with."""

@@ -152,9 +152,10 @@ def _functions(record: Record) -> str:
     made = record.functions
     assert made is not None
     same = "equal, bit for bit" if made.equal else "NOT equal"
+    count = f"{len(made.names)} convolution{'s' * (len(made.names) != 1)}"
     return (
-        f"The public functions, {len(made.names)} convolutions with constant filters in one graph: "
-        f"outputs {same}; {made.graph_s * 1e3:.2f} ms against {made.sum_s * 1e3:.2f} ms one by one"
+        f"The public functions, {count} with constant filters in one graph: outputs {same}; "
+        f"{made.graph_s * 1e3:.2f} ms against {made.sum_s * 1e3:.2f} ms one by one"
     )
 
 

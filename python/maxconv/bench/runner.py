@@ -96,16 +96,15 @@ def measure_problems(
     """
     graphs = OwnGraphs(dtype)
     for kind in dict.fromkeys(kind for named in problems for kind in kinds(named.problem)):
-        with progress(f"compiling {kind}"):
+        with progress(f"compiling maxconv's graph: {kind}"):
             graphs.model(kind)
-    families: dict[str | None, list[NamedProblem]] = {}
+    families: dict[str, list[NamedProblem]] = {}
     for named in problems:
-        families.setdefault(named.family, []).append(named)
+        families.setdefault(named.family or "others", []).append(named)
     results: list[Result] = []
     with peers_torch.session(usable_threads()):
         for family, members in families.items():
-            what = f"compiling MAX's own convolutions: {family or 'others'}"
-            with progress(what):
+            with progress(f"compiling and trying MAX's own convolutions: {family}"):
                 calls, missing = _max_contenders(members, dtype)
             for number, named in enumerate(members, start=1):
                 with progress(f"timing {named.name} ({number} of {len(members)} in {family})"):
