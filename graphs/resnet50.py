@@ -237,7 +237,7 @@ def main() -> None:
     with Image.open(args.photo) as photo:
         images = preprocess(ImageOps.exif_transpose(photo))
     weights = dict(np.load(args.weights)) if args.weights else random_weights(args.seed)
-    print("compiling: half a minute the first time", flush=True)
+    print("compiling: about a minute the first time", flush=True)
     model = InferenceSession(devices=[CPU()]).load(build_graph(weights))
     probabilities = classify(model, images)[0]
     seconds = []

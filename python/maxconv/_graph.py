@@ -22,6 +22,7 @@ __all__ = [
     "flatten",
     "host_constant",
     "import_kernels",
+    "is_computed",
     "is_graph_value",
     "is_loaded_once",
     "not_negative",
@@ -96,6 +97,16 @@ def is_loaded_once(value: TensorValue) -> bool:
         return bool(operands) and all(known(o.value.owner, depth + 1) for o in operands)
 
     return known(_owner(value), 0)
+
+
+def is_computed(value: TensorValue) -> bool:
+    """Whether an operation that MAX may fuse gives a value; no input, weight or custom op does."""
+    from max._core import Operation
+    from max._core.dialects import mo
+
+    owner = _owner(value)
+    kept = mo.ConstantOp | mo.ConstantExternalOp | mo.CustomOp
+    return isinstance(owner, Operation) and not isinstance(owner, kept)
 
 
 def constant(data: Array, dtype: str, device: DeviceRef) -> TensorValue:

@@ -28,7 +28,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValu
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from ._fields import Kernel, encode_scalars
-from ._graph import constant, host_constant, not_negative, require_kernels
+from ._graph import constant, host_constant, is_computed, not_negative, require_kernels
 from ._operands import (
     FilterOperand,
     bias_operand,
@@ -152,9 +152,9 @@ def conv2d(
         beta: What the residual is multiplied with.
         final_activation: As ``activation``, but applied last.
         out_dtype: Type of the result; by default that of ``x``.
-        config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"pointwise"`` or
-            ``"depthwise"``, which raises in the call where it cannot; ``"auto"`` or ``None`` leaves
-            the choice to the op.
+        config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"pointwise"``,
+            ``"depthwise"`` or ``"grouped"``, which raises in the call where it cannot; ``"auto"``
+            or ``None`` leaves the choice to the op.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
@@ -406,7 +406,9 @@ def _emit(
         host_constant(geometry),
         host_constant(scalars),
     ]
-    op = _OP_FUSED_INPUT if problem.taps == 1 else _OP
+    # The pointwise kernel reads the input where it lies, so nothing can be fused before it.
+    fuse = problem.taps == 1 and kernel is not Kernel.POINTWISE and is_computed(x)
+    op = _OP_FUSED_INPUT if fuse else _OP
     result = TensorType(target, _result_shape(problem), x.device)
     return ops.custom(op, x.device, values, [result])[0].tensor
 

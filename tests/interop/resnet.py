@@ -83,11 +83,12 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-                assert module.running_mean is not None and module.running_var is not None
-                module.weight.uniform_(0.5, 1.5, generator=generator)
-                module.bias.uniform_(-0.5, 0.5, generator=generator)
-                module.running_mean.uniform_(-0.2, 0.2, generator=generator)
-                module.running_var.uniform_(0.5, 1.5, generator=generator)
+                if module.affine:
+                    module.weight.uniform_(0.5, 1.5, generator=generator)
+                    module.bias.uniform_(-0.5, 0.5, generator=generator)
+                if module.running_mean is not None and module.running_var is not None:
+                    module.running_mean.uniform_(-0.2, 0.2, generator=generator)
+                    module.running_var.uniform_(0.5, 1.5, generator=generator)
             elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 fan = module.weight[0].numel()
                 module.weight.normal_(0.0, (2.0 / fan) ** 0.5, generator=generator)

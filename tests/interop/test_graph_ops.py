@@ -166,9 +166,8 @@ def channels_first(case: Case, *, residual: bool = False) -> Case:
 WEIGHTS: dict[str, Array] = {
     "w_rscf": rscf(W),
     "w_fcrs": fcrs(W_GROUPED_PANELS),
-    "w_krsc": W_GROUPED.copy(),
     "w_depthwise": fcrs(W_DEPTHWISE),
-    "w_3d": fcrs(W_3D),
+    "w_3d": W_3D.copy(),
     "control": np.zeros(4, np.float32),
 }
 
@@ -177,7 +176,6 @@ CASES: dict[str, Case] = {
     "array krsc": plain(W, padding=1),
     "array rscf": plain(W, filter=rscf(W), filter_layout=maxconv.FilterLayout.RSCF, padding=1),
     "array fcrs": plain(W, filter=fcrs(W), filter_layout=maxconv.FilterLayout.FCRS, padding=1),
-    "array float64": plain(W, filter=rscf(W).astype(np.float64), filter_layout="RSCF", padding=1),
     "packed": plain(W, filter=maxconv.pack_filter(fcrs(W), "FCRS"), padding=1),
     "packed knows groups": plain(
         W_GROUPED, filter=maxconv.pack_filter(W_GROUPED, "KRSC", groups=2), padding=1
@@ -188,58 +186,53 @@ CASES: dict[str, Case] = {
         W_GROUPED_PANELS, filter=weight("w_fcrs", fcrs(W_GROUPED_PANELS)), filter_layout="FCRS",
         groups=2,
     ),
-    "weight krsc, groups": plain(W_GROUPED, filter=weight("w_krsc", W_GROUPED), groups=2),
     "weight depthwise": plain(
         W_DEPTHWISE, filter=weight("w_depthwise", fcrs(W_DEPTHWISE)), filter_layout="FCRS",
         groups=6,
     ),
     "weight 3-D": plain(
-        W_3D, x="x3", filter=weight("w_3d", fcrs(W_3D)), filter_layout="FCQRS", padding=1
+        W_3D, x="x3", filter=weight("w_3d", W_3D), padding=1
     ),
     "input rscf": plain(
         W, filter=lambda v: v["w_rscf_in"], filter_layout="RSCF", padding=1
     ),
-    "input fcrs": plain(W, filter=lambda v: v["w_fcrs_in"], filter_layout="FCRS", padding=1),
     "input krsc": plain(W, filter=lambda v: v["w_krsc_in"], padding=1),
     "input depthwise": plain(
         W_DEPTHWISE, filter=lambda v: v["w_depthwise_in"], filter_layout="FCRS", groups=6
     ),
     # Geometry.
     "stride": plain(W, stride=(2, 3), padding=1),
-    "one stride for both": plain(W, stride=2),
     "dilation": plain(W, dilation=(2, 3), padding=(2, 1, 3, 0)),
     "asymmetric": plain(W_EVEN, padding=(0, 3, 2, 1), stride=(1, 2)),
     "same": plain(W_EVEN, padding="same"),
-    "same, dilated": plain(W_EVEN, padding="same", dilation=(1, 3)),
     "valid": plain(W_EVEN, padding="valid"),
     "groups": plain(W_GROUPED, groups=2, padding=1),
-    "groups, part panels": plain(W_GROUPED_PANELS, groups=2, stride=2, padding=1),
     "depthwise": plain(W_DEPTHWISE, groups=6, padding=1, stride=2),
     "multiplier": plain(W_MULTIPLIER, groups=6, padding=1),
     "pointwise": plain(W_POINTWISE),
     "pointwise, stride": plain(W_POINTWISE, stride=2),
     "pointwise, padding": plain(W_POINTWISE, padding=(1, 0, 0, 2)),
     "1-D": plain(W_1D, x="x1", stride=2, padding=(3, 1)),
-    "1-D same": plain(W_1D, x="x1", padding="same", dilation=(2,)),
     "3-D": plain(W_3D, x="x3", stride=(1, 2, 1), padding=(1, 0, 1, 1, 0, 2)),
-    "3-D same": plain(W_3D, x="x3", padding="same"),
     # Epilogue.
-    "bias": plain(W, padding=1, bias=BIAS, epilogue=lambda _: {"bias": BIAS}),
     "bias float64": plain(
         W_GROUPED, padding=1, groups=2, bias=BIAS_12.astype(np.float64),
         epilogue=lambda _: {"bias": BIAS_12},
     ),
     **{
-        name: plain(
-            W, padding=1, bias=BIAS, activation=spec,
-            epilogue=lambda _, function=function: {"bias": BIAS, "activation": function},
+        f"{first}, {last}": plain(
+            W, padding=1, bias=BIAS, activation=ACTIVATIONS[first][0],
+            final_activation=ACTIVATIONS[last][0],
+            epilogue=lambda _, first=first, last=last: {
+                "bias": BIAS,
+                "activation": ACTIVATIONS[first][1],
+                "final_activation": ACTIVATIONS[last][1],
+            },
         )
-        for name, (spec, function) in ACTIVATIONS.items()
+        for first, last in zip(*[iter(ACTIVATIONS)] * 2, strict=True)
     },
     # Kernels by name.
     "reference": plain(W_GROUPED, groups=2, padding=1, config="reference"),
-    "implicit_gemm": plain(W, padding=1, config="implicit_gemm"),
-    "depthwise by name": plain(W_DEPTHWISE, groups=6, padding=1, config="depthwise"),
     "pointwise by name": plain(W_POINTWISE, config="pointwise"),
 }  # fmt: skip
 
@@ -272,7 +265,6 @@ INPUTS: dict[str, Array] = {
     "x3": X_3D,
     "residual": RESIDUAL,
     "w_rscf_in": rscf(W),
-    "w_fcrs_in": fcrs(W),
     "w_krsc_in": W,
     "w_depthwise_in": fcrs(W_DEPTHWISE),
 }

@@ -18,7 +18,7 @@ from .record import Record, load, results_name
 from .report import render_markdown, render_text
 from .timing import FULL, QUICK
 
-__all__ = ["add_arguments", "run", "select"]
+__all__ = ["add_arguments", "measure", "repeat", "run", "select"]
 
 _RESULTS = Path("benchmarks", "results")
 
@@ -58,15 +58,15 @@ def run(args: argparse.Namespace) -> int:
     """Measures and reports; returns the exit status: 1 if memory exceeds what is allowed.
 
     Raises:
-        ValueError: The arguments contradict each other or name what does not exist.
+        ValueError: The arguments contradict each other or name what does not exist, or contenders
+            disagree about a result.
         OSError: A file cannot be written.
-        RuntimeError: Contenders disagree about a result.
     """
     if args.render:
         return _render(args)
     problems = select(args.family, args.problem, quick=args.quick)
     root = _check_outputs(args)
-    record = _measure(problems, args)
+    record = measure(problems, args)
     print(render_text(record), end="")
     if args.json:
         args.json.write_text(record.to_json(), encoding="utf-8")
@@ -138,7 +138,13 @@ def _check_outputs(args: argparse.Namespace) -> Path | None:
     return clone.root
 
 
-def _measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Record:
+def measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Record:
+    """Measures problems as the arguments ask for.
+
+    Raises:
+        Mismatch: Contenders disagree about a result.
+        RuntimeError: A child process failed.
+    """
     from .runner import measure_memory, measure_problems
     from .workload import TOLERANCE
 
@@ -147,10 +153,12 @@ def _measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Reco
     clone = checkout()
     started = datetime.now(timezone.utc)
     protocol = QUICK if args.quick else FULL
+    # First, since it is short and may fail.
+    memory = measure_memory(problems, args.dtype)
     results, functions = measure_problems(problems, args.dtype, protocol)
     return Record(
         date=started.isoformat(timespec="seconds"),
-        command=_command(args),
+        command=repeat(args),
         commit=clone.commit if clone else None,
         modified=clone.modified if clone else False,
         dtype=args.dtype,
@@ -160,12 +168,12 @@ def _measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Reco
         protocol=protocol,
         tolerance=TOLERANCE[args.dtype],
         results=results,
-        memory=measure_memory(problems, args.dtype),
+        memory=memory,
         functions=functions,
     )
 
 
-def _command(args: argparse.Namespace) -> str:
+def repeat(args: argparse.Namespace) -> str:
     """Returns the command that repeats the measurement; where its results went is no part of it."""
     words = ["python", "-m", "maxconv", "bench"]
     for name in ("family", "problem"):

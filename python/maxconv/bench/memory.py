@@ -19,7 +19,7 @@ from maxconv.problems import NamedProblem, find_problem
 
 from .environment import child_environment
 
-__all__ = ["ALLOWANCE", "Memory", "largest", "measure", "measure_here"]
+__all__ = ["ALLOWANCE", "Memory", "largest", "measure", "measure_here", "smallest"]
 
 #: What a convolution may take beyond its input, its output and its packed filter, in bytes.
 ALLOWANCE = 8 << 20
@@ -84,7 +84,7 @@ def measure_here(name: str, dtype: str) -> Memory:
 
     named = find_problem(name)
     graphs = OwnGraphs(dtype)
-    small = NamedProblem(name, _small(named.problem))
+    small = NamedProblem(name, smallest(named.problem))
     graphs.contenders(Workload.make(small, dtype))["ours"]()
     work = Workload.make(named, dtype)
     call = graphs.contenders(work)["ours"]
@@ -115,7 +115,7 @@ def measure_here(name: str, dtype: str) -> Memory:
     )
 
 
-def _small(problem: ConvProblem) -> ConvProblem:
+def smallest(problem: ConvProblem) -> ConvProblem:
     """Returns the problem on an image of one output pixel."""
     sizes = [
         max(1, span - before - after)

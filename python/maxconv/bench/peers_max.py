@@ -90,6 +90,8 @@ def try_all(problems: Sequence[NamedProblem], attempt: Try) -> Tried:
                     # The same unit again, without the call that ended the process.
                     crashed.add(result.during)
                     _fail(tried, (result.during,), constant, result.died)
+                    if crashed.issuperset(result.unit.names):
+                        queue.remove(result.unit)
                     break
                 queue.remove(result.unit)
                 error = result.died or result.error

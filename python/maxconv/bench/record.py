@@ -166,7 +166,6 @@ def results_name(record: Record) -> str:
     return f"{record.date[:10]}-{slug(record.machine.cpu)}-{record.dtype}.json"
 
 
-#: What is summarized: the words, which problems, which ratio, and whether large is good.
 _FASTER = "times as fast as"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .memory import ALLOWANCE
-from .record import Record, Result, summary
+from .record import Functions, Record, Result, summary
 
 __all__ = ["render_markdown", "render_text"]
 
@@ -56,7 +56,7 @@ def render_text(record: Record) -> str:
     if record.memory:
         parts.append(f"Memory\n{_memory(record).text()}")
     if record.functions is not None:
-        parts.append(_functions(record))
+        parts.append(_functions(record.functions))
     parts.append(f"Summary\n{_summary(record.results).text()}")
     parts.append("\n".join(_notes(record)))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -148,9 +148,7 @@ def _memory(record: Record) -> _Table:
     return _Table(header, rows)
 
 
-def _functions(record: Record) -> str:
-    made = record.functions
-    assert made is not None
+def _functions(made: Functions) -> str:
     same = "equal, bit for bit" if made.equal else "NOT equal"
     count = f"{len(made.names)} convolution{'s' * (len(made.names) != 1)}"
     return (
@@ -180,7 +178,7 @@ def _notes(record: Record) -> list[str]:
     if any(
         result.max == "max_input" and "max_input" in result.timings for result in record.results
     ):
-        notes.append("\\* MAX takes no constant filter here: its filter is an input of the graph.")
+        notes.append("*: MAX takes no constant filter here; its filter is an input of the graph.")
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in record.results:
         for contender, reason in result.missing.items():

@@ -57,7 +57,7 @@ def measure_problem(
         missing: Why contenders that are not in ``entrants`` are not.
 
     Raises:
-        RuntimeError: A contender's output differs from the reference.
+        Mismatch: A contender's output differs from the reference.
     """
     errors: dict[str, float] = {}
     missing = dict(missing)
@@ -66,7 +66,7 @@ def measure_problem(
             errors[name] = check(entrant.output(), reference[entrant.fused], dtype)
         except Mismatch as error:
             if not name.startswith("max"):
-                raise RuntimeError(f"{named.name}: {name}: {error}") from error
+                raise Mismatch(f"{named.name}: {name}: {error}") from error
             missing[name] = f"wrong result: {error}"
     calls = {name: entrants[name].call for name in errors}
     timings = interleave(calls, protocol)
@@ -91,7 +91,7 @@ def measure_problems(
     """Measures problems, family by family, and the public functions on one problem of each.
 
     Raises:
-        RuntimeError: A contender's output differs from the reference.
+        Mismatch: A contender's output differs from the reference.
         maxconv.library.LibraryError: maxconv's kernels cannot be compiled.
     """
     graphs = OwnGraphs(dtype)

@@ -29,7 +29,7 @@ _ALIGNMENT = 64
 Float32 = npt.NDArray[np.float32]
 
 
-class Mismatch(Exception):
+class Mismatch(ValueError):
     """A contender's output differs from the reference."""
 
 

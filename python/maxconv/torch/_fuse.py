@@ -40,7 +40,7 @@ def fuse(model: GraphModule, prefix: str, channels_last: bool, report: Conversio
     """
     fuser = _Fuser(model, prefix, channels_last)
     fuser.run()
-    report.replaced += reversed(fuser.replaced)
+    report.replaced += reversed(fuser.replaced())
     report.left += reversed(fuser.left)
 
 
@@ -55,6 +55,8 @@ class _Chain:
     members: list[Node] = field(init=False)
     fused: list[str] = field(default_factory=list)
     note: str = ""
+    refused: Node | None = None
+    """The addition that the note is about."""
     activation: ActivationSpec = NONE
     final: ActivationSpec = NONE
     addition: Addition | None = None
@@ -96,8 +98,9 @@ class _Fuser:
         self.modules = dict(model.named_modules())
         self.calls = Counter(node.target for node in self.graph.nodes if node.op == "call_module")
         # Both in the reverse of the model's order.
-        self.replaced: list[Replaced] = []
+        self.chains: list[_Chain] = []
         self.left: list[Left] = []
+        self.taken: set[Node] = set()
         self.reasons: dict[Node, str] = {}
 
     def run(self) -> None:
@@ -121,6 +124,19 @@ class _Fuser:
         self._drop_unused()
         self.graph.lint()
         self.model.recompile()
+
+    def replaced(self) -> list[Replaced]:
+        """Returns what is done now, in the reverse of the model's order."""
+        return [
+            Replaced(
+                chain.path,
+                chain.site.kind,
+                tuple(chain.fused),
+                # What one convolution could not add, another one may have.
+                "" if chain.refused in self.taken else chain.note,
+            )
+            for chain in self.chains
+        ]
 
     def _path(self, node: Node) -> str:
         return f"{self.prefix}{node.target if node.op == 'call_module' else node.name}"
@@ -185,7 +201,7 @@ class _Fuser:
             return False
         reason = added if isinstance(added, str) else self._why_not_moved(chain, user)
         if isinstance(added, str) or reason:
-            chain.note = f"no residual: {reason}"
+            chain.note, chain.refused = f"no residual: {reason}", user
             return False
         chain.addition, chain.place = added, user
         chain.take(passed, "residual")
@@ -201,7 +217,7 @@ class _Fuser:
             self.reasons[user] = f"it follows {chain.fused[-1]}, not the convolution itself"
         else:
             fold(chain.site.module, norm)
-            chain.take(passed, f"{type(norm).__name__} {user.target}")
+            chain.take(passed, f"{type(norm).__name__} {self._path(user)}")
             return True
         return False
 
@@ -238,7 +254,8 @@ class _Fuser:
         chain.tail.replace_all_uses_with(new)
         for member in reversed(chain.members):
             self.graph.erase_node(member)
-        self.replaced.append(Replaced(chain.path, chain.site.kind, tuple(chain.fused), chain.note))
+        self.taken.update(chain.members)
+        self.chains.append(chain)
 
     def _emit_function(self, chain: _Chain) -> Node:
         keywords = dict(chain.node.kwargs)

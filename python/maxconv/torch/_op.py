@@ -202,8 +202,10 @@ def _conv(
         shape=plan.shape,
     )
     output = run(Signature(rank, dtype, bias_dtype), operands).permute(CHANNELS_FIRST[rank])
-    # A view, for the strides of dimensions of size one: contiguous() keeps any.
-    return output if channels_last else output.contiguous().view(output.shape)
+    if channels_last:
+        return output
+    # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
+    return output.contiguous().view(-1).view(output.shape)
 
 
 def _new_output(input: Tensor, shape: Sequence[int], channels_last: bool) -> Tensor:

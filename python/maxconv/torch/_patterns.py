@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..activations import NAMES, ActivationSpec, clamp, leaky_relu
+from ._tracing import has_hooks, in_place
 
 __all__ = [
     "Addition",
     "activation_of",
     "addition_of",
     "batch_norm_of",
-    "has_hooks",
     "is_identity",
     "module_of",
     "mutates",
@@ -37,11 +37,6 @@ _BATCH_NORMS: Final = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 def module_of(node: Node, modules: Modules) -> nn.Module | None:
     """Returns the module that a node calls."""
     return modules[str(node.target)] if node.op == "call_module" else None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody watches or changes what goes in or out of a module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 #: Makes an activation of its parameters; ``None`` if kernels do not have it with these.
@@ -156,24 +151,27 @@ def addition_of(node: Node, tail: Node) -> Addition | str | None:
 
     Whether the shapes are equal shows at run time.
     """
-    in_place = node.target in (operator.iadd, "add_")
-    if not in_place and node.target not in (operator.add, torch.add, "add"):
+    arguments = node.args
+    if node.target is in_place and arguments[0] == "iadd":
+        arguments = arguments[1:]
+    elif node.target not in (operator.add, torch.add, "add", "add_"):
         return None
-    if len(node.args) != 2 or not set(node.kwargs) <= {"alpha"}:
+    writes = node.target in (in_place, "add_")
+    if len(arguments) != 2 or not set(node.kwargs) <= {"alpha"}:
         return "an addition with other arguments than two tensors and alpha"
-    left, right = node.args
+    left, right = arguments
     alpha = node.kwargs.get("alpha", 1)
     if not isinstance(left, Node) or not isinstance(right, Node) or left is right:
         return "no other tensor is added"
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         return "alpha is computed at run time"
     if left is tail:
-        return Addition(right, float(alpha), in_place)
-    if in_place:
+        return Addition(right, float(alpha), writes)
+    if writes:
         return "it is added in place to another tensor"
     if alpha != 1:
         return "it is scaled in the addition"
-    return Addition(left, 1.0, in_place)
+    return Addition(left, 1.0, writes)
 
 
 # Normalizations and the rest --------------------------------------------------------------------
@@ -214,7 +212,8 @@ def is_identity(node: Node, modules: Modules) -> bool:
     return type(module) in dropouts and not module.training
 
 
-_PURE_MODULES: Final = ("torch", "_operator", "operator", "math", "builtins")
+#: Packages whose functions write only where their names or arguments say so.
+_KNOWN: Final = ("torch", "maxconv", "_operator", "operator", "math", "builtins")
 
 
 def mutates(node: Node, modules: Modules) -> bool:
@@ -235,7 +234,7 @@ def mutates(node: Node, modules: Modules) -> bool:
     if hasattr(target, "_schema"):
         return bool(target._schema.is_mutable)
     owner = str(getattr(target, "__module__", None) or "torch").split(".")[0]
-    if owner not in _PURE_MODULES:
+    if owner not in _KNOWN or target is in_place:
         return True
     if owner in ("_operator", "operator"):
         return name in _WRITERS

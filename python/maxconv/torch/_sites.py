@@ -15,7 +15,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ._engine import DTYPES
-from ._patterns import has_hooks, module_of
+from ._patterns import module_of
+from ._tracing import has_hooks
 from .functional import conv1d, conv2d, conv3d
 from .modules import Conv1d, Conv2d, Conv3d, _Conv
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import random
 
 import torch
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from ._fuse import fuse
-from ._patterns import has_hooks
 from ._sites import refusal, replacement
+from ._tracing import is_block, trace
 from .modules import _Conv
 from .report import ConversionReport, Left, Replaced, Untraced
 
@@ -49,19 +48,12 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
         raise TypeError(f"module: a {type(module).__name__} is not a torch.nn.Module")
     # Parameters made under inference_mode have no version: their packed copies could not be kept.
     with torch.inference_mode(False), torch.no_grad():
-        model = copy.deepcopy(module).requires_grad_(False)
+        model = copy.deepcopy(module)
+        for parameter in model.parameters():
+            if not is_lazy(parameter):
+                parameter.requires_grad_(False)
         converter = _Converter(channels_last)
         return converter.convert(model, "", traceable=True), converter.report
-
-
-class _Tracer(fx.Tracer):
-    """Leaves PyTorch's modules and maxconv's whole; sees what is done to buffers."""
-
-    proxy_buffer_attributes = True
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a call of a module is one node."""
-        return isinstance(m, _Conv) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Converter:
@@ -87,7 +79,7 @@ class _Converter:
         if name and not any(isinstance(part, _ConvNd) for part in module.modules()):
             return module
         if traceable:
-            traced = _trace(module)
+            traced = trace(module)
             if isinstance(traced, fx.GraphModule):
                 self.report.traced.append(name or "(model)")
                 fuse(traced, f"{name}." if name else "", self.channels_last, self.report)
@@ -98,7 +90,7 @@ class _Converter:
             if child is None:
                 continue
             path = f"{name}.{child_name}" if name else child_name
-            new = self.convert(child, path, traceable=_is_block(child))
+            new = self.convert(child, path, traceable=is_block(child))
             if new is not child:
                 setattr(module, child_name, new)
         return module
@@ -110,50 +102,3 @@ class _Converter:
             return conv
         self.report.replaced.append(Replaced(name or "(model)", kind))
         return replacement(conv)
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Whether callers can only call a module: it has no methods but ``forward``, nor hooks.
-
-    Containers are looped over and indexed by whoever has them, so they are no blocks.
-    """
-    if type(module).__module__.startswith("torch.") or has_hooks(module):
-        return False
-    own: set[str] = set()
-    for base in type(module).__mro__:
-        if base.__module__.startswith("torch.") or base is object:
-            continue
-        own |= {attribute for attribute in vars(base) if not attribute.startswith("_")}
-    return own <= {"forward"} | set(vars(nn.Module))
-
-
-def _trace(module: nn.Module) -> fx.GraphModule | str:
-    """Returns a module as a graph, or why it is none."""
-    for name, parameter in inspect.signature(module.forward).parameters.items():
-        if parameter.default is None:
-            return f"forward does something else without its optional argument {name!r}"
-    for name, part in module.named_modules():
-        if has_hooks(part) and not type(part).__module__.startswith("torch."):
-            return f"{name or 'the module itself'} has forward hooks"
-    tracer = _Tracer()
-    states = torch.get_rng_state(), random.getstate()
-    try:
-        graph = tracer.trace(module)
-    except Exception as error:  # Tracing runs the model's own code, which may raise anything.
-        text = str(error).strip().splitlines()
-        return f"torch.fx: {text[0] if text else type(error).__name__}"
-    finally:
-        drawn = not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-    if drawn:
-        return "forward draws random numbers, which a trace would hold as constants"
-    traced = fx.GraphModule(tracer.root, graph, type(module).__name__)
-    for name, part in traced.named_modules():
-        # Tracing makes empty modules for what only holds others.
-        part.training = module.get_submodule(name).training
-    # What others may read of the original.
-    for name, value in vars(module).items():
-        if not name.startswith("_") and name not in vars(traced):
-            setattr(traced, name, value)
-    return traced

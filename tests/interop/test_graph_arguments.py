@@ -1,0 +1,257 @@
+"""Types of the graph functions, and every argument that they refuse before anything is compiled."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.reference import conv_reference
+
+import maxconv
+from maxconv.packing import bfloat16_to_float32, float32_to_bfloat16
+
+if TYPE_CHECKING:
+    from max.engine import InferenceSession
+    from max.graph import Graph
+
+Array = npt.NDArray[Any]
+
+W = np.ones((4, 3, 3, 6), np.float32)
+RSCF = np.ones((3, 3, 6, 4), np.float32)
+
+INPUTS: dict[str, tuple[str, tuple[int | str, ...]]] = {
+    "x": ("float32", (2, 8, 9, 6)),
+    "symbolic": ("float32", ("n", "h", 9, "c")),
+    "brain": ("bfloat16", (2, 8, 9, 6)),
+    "double": ("float64", (2, 8, 9, 6)),
+    "bytes": ("uint8", (2, 8, 9, 6)),
+    "flat": ("float32", (8, 9, 6)),
+    "gpu": ("float32", (2, 8, 9, 6)),
+    "w": ("float32", (3, 3, 6, 4)),
+    "w_brain": ("bfloat16", (3, 3, 6, 4)),
+    "w_symbolic": ("float32", (3, "s", 6, 4)),
+    "w_gpu": ("float32", (3, 3, 6, 4)),
+    "bias": ("float32", (4,)),
+    "bias_brain": ("bfloat16", (4,)),
+    "residual": ("float32", (2, 6, 7, 4)),
+    "residual_brain": ("bfloat16", (2, 6, 7, 4)),
+}
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """A graph to which nothing is ever added: every call in this module that uses it raises."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType
+
+    types = [
+        TensorType(DType[dtype], shape, DeviceRef.GPU() if "gpu" in name else DeviceRef.CPU())
+        for name, (dtype, shape) in INPUTS.items()
+    ]
+    return Graph("bad", input_types=types, kernel_library=maxconv.kernel_library())
+
+
+# A value that is the name of an input stands for that input.
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": np.ones((2, 8, 9, 6))}, TypeError, "input: a ndarray is not a graph value; .*constant"),
+    ({"x": "flat"}, ValueError, r"input: shape \(8, 9, 6\) has rank 3; .* rank 4: \[batch, h, w"),
+    ({"x": "double"}, ValueError, "input: dtype float64 is not supported; float32, bfloat16, fl"),
+    ({"x": "bytes"}, ValueError, "input: dtype uint8 is not supported; float32, bfloat16, float"),
+    ({"x": "gpu"}, ValueError, "input: device gpu:0 is not supported; cpu is allowed"),
+    ({"filter": "w_gpu"}, ValueError, "filter: device gpu:0 is not the input's; cpu:0 is needed"),
+    ({"filter": "w_brain"}, ValueError, "filter: dtype bfloat16 does not match; float32 is the i"),
+    ({"x": "brain", "filter": "w"}, ValueError, "filter: dtype float32 does not match; bfloat16"),
+    ({"filter": "w_symbolic"}, ValueError, r"filter: shape \(3, s, 6, 4\) has a symbolic spatial"),
+    ({"filter": "bias"}, ValueError, r"filter: shape \(4,\) has rank 1; .* RSCF has rank 4"),
+    ({"filter": [[1.0]]}, TypeError, "filter: a list is not an array; a numpy array or an object"),
+    ({"filter": RSCF.astype(int)}, ValueError, "filter: dtype int64 is not floating point; float"),
+    ({"filter": np.ones((3, 3, 5, 4))}, ValueError, "filter: 5 channels a group .* 6 channels"),
+    ({"filter_layout": "HWIO"}, ValueError, "filter_layout: 'HWIO' .* KRSC, RSCF, FCRS are allow"),
+    ({"filter_layout": None}, TypeError, "filter_layout: None is a NoneType; a FilterLayout or"),
+    ({"filter_layout": maxconv.FilterLayout.QRSCF}, ValueError, "filter_layout: 'QRSCF' .* RSCF"),
+    (
+        {"filter": maxconv.pack_filter(W, "KRSC"), "groups": 2},
+        ValueError,
+        "groups: 2 is not what the filter was packed for; 1 is allowed",
+    ),
+    (
+        {"filter": maxconv.pack_filter(W, "KRSC", dtype="float16")},
+        ValueError,
+        "filter: dtype float16 does not match; float32 is the input's",
+    ),
+    (
+        {"filter": maxconv.pack_filter(np.ones((4, 3, 6)), "KSC")},
+        ValueError,
+        "filter: the packed filter has 1 spatial dimensions; 2 are needed",
+    ),
+    ({"input_layout": "CHWN"}, ValueError, "input_layout: 'CHWN' .*; NHWC, NCHW are allowed"),
+    ({"input_layout": 0}, TypeError, "input_layout: 0 is a int; a ConvInputLayout or one of NHWC"),
+    ({"stride": (0, 1)}, ValueError, r"stride: \(0, 1\) has a non-positive entry; every stride mu"),
+    ({"stride": 1.5}, TypeError, "stride: 1.5 is a float; an integer or a tuple of 2 integers"),
+    ({"dilation": (1, 1, 1)}, ValueError, r"dilation: \(1, 1, 1\) has 3 entries; 2 are allowed"),
+    (
+        {"padding": (1, 1)},
+        ValueError,
+        r"padding: \(1, 1\) has 2 entries; 4 are allowed: \(h_before",
+    ),
+    ({"padding": (0, -1, 0, 0)}, ValueError, r"padding: \(0, -1, 0, 0\) has a negative entry"),
+    ({"padding": "full"}, ValueError, "padding: 'full' is not a name of a padding; 'same', 'valid"),
+    ({"groups": 4}, ValueError, "input: 6 channels are not divisible by groups=4"),
+    ({"groups": True}, TypeError, "groups: True holds a bool; integers are allowed"),
+    (
+        {"dilation": (4, 1)},
+        ValueError,
+        "filter: h extent 3 with dilation 4 spans 9 but the padded input has only 8; enlarge the",
+    ),
+    ({"bias": np.ones(3)}, ValueError, "bias: 3 elements, but there are 4 filters"),
+    ({"bias": np.ones((1, 4))}, ValueError, r"bias: shape \(1, 4\) has rank 2; rank 1 is allowed"),
+    ({"bias": "bias_brain"}, ValueError, "bias: dtype bfloat16 does not match; float32 is allowed"),
+    ({"bias": 1.0}, TypeError, "bias: a float is not an array; a numpy array or an object with"),
+    ({"activation": "swish"}, ValueError, "activation: 'swish' is not an activation; relu, relu6"),
+    ({"final_activation": 3}, TypeError, "final_activation: 3 is a int; relu, relu6, leaky_relu"),
+    ({"residual": "x"}, ValueError, r"residual: shape \(2, 8, 9, 6\) must equal .* \(2, 6, 7, 4\)"),
+    ({"residual": "bias"}, ValueError, r"residual: shape \(4,\) must equal the output's shape"),
+    (
+        {"residual": "residual_brain"},
+        ValueError,
+        "residual: dtype bfloat16 does not match; float32",
+    ),
+    ({"residual": 1}, TypeError, "residual: a int is not an array; a numpy array or an object"),
+    ({"residual": "residual", "beta": "1"}, TypeError, "beta: '1' is a str; a number is allowed"),
+    ({"beta": 0.5}, ValueError, "beta: 0.5 multiplies the residual, but there is none; 1 is allo"),
+    ({"out_dtype": "int8"}, ValueError, "out_dtype: dtype int8 is not supported; float32, bfloat"),
+    ({"config": "fast"}, ValueError, "config: 'fast' is not a kernel; auto, reference, implicit_g"),
+    ({"config": 1}, TypeError, "config: 1 is a int; None or one of auto, reference, implicit_gemm"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), BAD)
+def test_bad_arguments(
+    graph: Graph, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    values = dict(zip(INPUTS, (value.tensor for value in graph.inputs), strict=True))
+    arguments: dict[str, Any] = {"x": "x", "filter": RSCF} | changes
+    for name, value in arguments.items():
+        if isinstance(value, str) and value in values:
+            arguments[name] = values[value]
+    with graph, pytest.raises(error, match=f"^{words}") as caught:
+        maxconv.conv2d(**arguments)
+    assert type(caught.value) is error
+
+
+def test_a_graph_without_the_kernels() -> None:
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType
+
+    types = [TensorType(DType.float32, (1, 4, 4, 6), DeviceRef.CPU())]
+    with Graph("bare", input_types=types) as bare:
+        for function in (maxconv.conv2d, maxconv.conv2d_transpose):
+            with pytest.raises(
+                ValueError,
+                match=r"^graph: 'bare' does not know maxconv\.conv; build it with Graph\(\.\.\., "
+                r"kernel_library=maxconv\.kernel_library\(\)\) or .*maxconv\.OPERATIONS",
+            ):
+                function(bare.inputs[0].tensor, np.ones((3, 3, 6, 6), np.float32))
+    with pytest.raises(LookupError, match="No graph found"):
+        maxconv.conv2d(bare.inputs[0].tensor, W)
+
+
+@pytest.mark.parametrize(("rank", "name"), [(1, "conv1d"), (3, "conv3d")])
+def test_other_ranks_name_their_own_dimensions(graph: Graph, rank: int, name: str) -> None:
+    function = getattr(maxconv, name)
+    x = graph.inputs[list(INPUTS).index("x")].tensor
+    w = np.ones((2,) * rank + (6, 4), np.float32)
+    with graph:
+        expected = {1: r"rank 3: \[batch, w, channels\]", 3: r"rank 5: \[batch, d, h, w, channels"}
+        with pytest.raises(ValueError, match=expected[rank]):
+            function(x, w)
+        with pytest.raises(ValueError, match="filter_layout: 'RSCF' is not a layout"):
+            function(x, w, filter_layout=maxconv.FilterLayout.RSCF)
+
+
+def test_what_symbols_may_turn_out_to_be_is_not_refused() -> None:
+    from max.dtype import DType
+    from max.graph import DeviceRef, Dim, Graph, TensorType
+
+    cpu = DeviceRef.CPU()
+    types = [
+        TensorType(DType.float32, shape, cpu)
+        for shape in (("n", "h", 9, "c"), (3, 3, "cg", "k"), ("j",), ("a", "b", 7, "k"))
+    ]
+    with Graph("symbols", input_types=types, kernel_library=maxconv.kernel_library()) as g:
+        x, w, bias, residual = (value.tensor for value in g.inputs)
+        y = maxconv.conv2d(x, w, bias=bias, residual=residual, groups=2)
+        assert y.shape[0] == Dim("n")
+        assert y.shape[2:] == [7, Dim("k")]
+        assert y.shape[1].substitute({"h": 12}) == 10
+        # MAX must not be asked for a negative size, for then it fails before the op can explain.
+        assert y.shape[1].substitute({"h": 1}) == 0
+        padded = maxconv.conv2d(x, w, padding=(1, 1, 1, 1), groups=2)
+        assert padded.shape == [Dim("n"), Dim("h"), 9, Dim("k")]
+
+
+def bits(buffer: Any) -> npt.NDArray[np.float32]:
+    """Reads a bfloat16 buffer."""
+    from max.dtype import DType
+
+    return bfloat16_to_float32(buffer.view(DType.uint16).to_numpy())
+
+
+def test_types(session: InferenceSession) -> None:
+    """bfloat16 and float16 in, float32 sums, one rounding; and a wider output, and a wider bias."""
+    from max.driver import Buffer
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType, Weight
+
+    cpu = DeviceRef.CPU()
+    rng = np.random.default_rng(5)
+    x, w, bias, r = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((2, 7, 8, 12), (20, 3, 3, 12), (20,), (2, 7, 8, 20))
+    )
+    brain = {name: float32_to_bfloat16(a) for name, a in (("x", x), ("w", w), ("r", r))}
+    buffers = {name: Buffer.from_numpy(a).view(DType.bfloat16) for name, a in brain.items()}
+    types = [
+        TensorType(DType.bfloat16, ("n", "h", "w", 12), cpu),
+        TensorType(DType.bfloat16, r.shape, cpu),
+        TensorType(DType.float16, ("n", "h", "w", 12), cpu),
+    ]
+    same: dict[str, Any] = {"filter_layout": "KRSC", "padding": "same"}
+    with Graph("types", input_types=types, kernel_library=maxconv.kernel_library()) as graph:
+        xb, rb, xh = (value.tensor for value in graph.inputs)
+        weight = Weight("w", DType.bfloat16, w.shape, cpu)
+        graph.output(
+            maxconv.conv2d(xb, w, residual=rb, beta=-0.5, **same),
+            maxconv.conv2d(xb, weight, **same),
+            maxconv.conv2d(xb, buffers["w"], bias=bias, out_dtype=DType.float32, **same),
+            maxconv.conv2d(xh, w, activation="relu", **same),
+        )
+    model = session.load(graph, weights_registry={"w": buffers["w"]})
+    outputs = model.execute(buffers["x"], buffers["r"], x.astype(np.float16))
+    assert [o.dtype for o in outputs] == [
+        DType.bfloat16, DType.bfloat16, DType.float32, DType.float16
+    ]  # fmt: skip
+
+    def reference(image: Array, filters: Array, **epilogue: Any) -> Array:
+        return conv_reference(
+            image, filters, stride=(1, 1), dilation=(1, 1), pad_before=(1, 1), pad_after=(1, 1),
+            **epilogue,
+        )  # fmt: skip
+
+    exact = {name: bfloat16_to_float32(a) for name, a in brain.items()}
+    half = (x.astype(np.float16), w.astype(np.float16))
+    plain = reference(exact["x"], exact["w"])
+    expected = [
+        (bits(outputs[0]), plain - 0.5 * exact["r"].astype(np.float64), 2.0**-8),
+        (bits(outputs[1]), plain, 2.0**-8),
+        (outputs[2].to_numpy(), plain + bias, 2.0**-24),
+        (outputs[3].to_numpy(), np.maximum(reference(*half), 0), 2.0**-11),
+    ]
+    # 108 products of numbers of size about 1 are summed in float32; the output's type then rounds
+    # once, by half a unit in its last place.
+    sums = 108 * 4 * math.sqrt(108) * 2.0**-24
+    for actual, wanted, rounding in expected:
+        np.testing.assert_allclose(actual, wanted, rtol=rounding * 1.001, atol=sums)
