@@ -15,7 +15,7 @@ from maxconv.progress import progress
 from . import peers_max, peers_torch
 from .environment import usable_threads
 from .memory import Memory, largest, measure
-from .ours import OwnGraphs, kinds, through_functions
+from .ours import OwnGraphs, Through, kinds, through_functions
 from .record import Functions, Result
 from .statistics import Timing
 from .timing import Protocol, interleave
@@ -94,13 +94,16 @@ def measure_problems(
         Mismatch: A contender's output differs from the reference.
         maxconv.library.LibraryError: maxconv's kernels cannot be compiled.
     """
+    families: dict[str, list[NamedProblem]] = {}
+    for named in problems:
+        families.setdefault(named.family or "others", []).append(named)
     graphs = OwnGraphs(dtype)
     for kind in dict.fromkeys(kind for named in problems for kind in kinds(named.problem)):
         with progress(f"compiling maxconv's graph: {kind}"):
             graphs.model(kind)
-    families: dict[str, list[NamedProblem]] = {}
-    for named in problems:
-        families.setdefault(named.family or "others", []).append(named)
+    firsts = [Workload.make(members[0], dtype) for members in families.values()]
+    with progress("compiling maxconv's public functions"):
+        through = through_functions(firsts, dtype)
     results: list[Result] = []
     with peers_torch.session(usable_threads()):
         for family, members in families.items():
@@ -115,8 +118,8 @@ def measure_problems(
                     results.append(
                         measure_problem(named, entrants, reference, dtype, protocol, reasons)
                     )
-        functions = _measure_functions([members[0] for members in families.values()], graphs,
-                                       protocol)  # fmt: skip
+        with progress("timing maxconv's public functions"):
+            functions = _measure_functions(through, firsts, graphs, protocol)
     return results, functions
 
 
@@ -155,11 +158,8 @@ def _entrants(
 
 
 def _measure_functions(
-    problems: Sequence[NamedProblem], graphs: OwnGraphs, protocol: Protocol
+    through: Through, works: Sequence[Workload], graphs: OwnGraphs, protocol: Protocol
 ) -> Functions:
-    works = [Workload.make(named, graphs.dtype) for named in problems]
-    with progress("compiling the public functions"):
-        through = through_functions(works, graphs.dtype)
     singles = {work.named.name: graphs.contenders(work)["ours"] for work in works}
     outputs = through.outputs()
     equal = all(
