@@ -127,8 +127,14 @@ def prepare(rank: int = 2, dtype: torch.dtype = torch.float32) -> None:
 
 
 def as_buffer(tensor: Tensor) -> Buffer:
-    """Returns MAX's view of a contiguous tensor's memory."""
-    return Buffer.from_dlpack(tensor)
+    """Returns MAX's view of a contiguous tensor's memory.
+
+    By way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch tensor: 3
+    in the conversion, the rest in the execution that reads the buffer.
+    """
+    if tensor.dtype == torch.bfloat16:
+        return Buffer.from_numpy(tensor.view(torch.int16).numpy()).view(DType.bfloat16)
+    return Buffer.from_numpy(tensor.numpy())
 
 
 _absent: dict[tuple[int, torch.dtype], Buffer] = {}
@@ -154,4 +160,6 @@ def run(signature: Signature, operands: Operands) -> Tensor:
         ValueError: The op refused the operands; the message says why.
     """
     model = _models.get(signature) or _model(signature)
-    return from_dlpack(model.execute(*operands)[0])
+    output = model.execute(*operands)[0]
+    # The capsule itself: from_dlpack asks an object for its device first.
+    return from_dlpack(output.__dlpack__())
