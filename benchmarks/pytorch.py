@@ -2,8 +2,8 @@
 
     python benchmarks/pytorch.py [--json]
 
-Contenders alternate in one process, after a pause each, so that one's idle threads do not spin while
-the other works. The first call is timed in a process of its own whose caches are empty.
+Contenders alternate in one process, after a pause each, so that one's idle threads do not spin
+while the other works. The first call is timed in a process of its own whose caches are empty.
 """
 
 from __future__ import annotations

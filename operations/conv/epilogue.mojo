@@ -67,10 +67,16 @@ struct Activation(ImplicitlyCopyable, Movable):
         """
         if self.code == ACTIVATION_NONE:
             return v
+        # Comparisons rather than min and max: NaN stays NaN, as in PyTorch.
         if self.code == ACTIVATION_RELU:
-            return max(v, SIMD[DType.float32, width](0))
+            return v.lt(0).select(SIMD[DType.float32, width](0), v)
         if self.code == ACTIVATION_CLAMP:
-            return min(max(v, self.p0), self.p1)
+            var low = v.lt(self.p0).select(
+                SIMD[DType.float32, width](self.p0), v
+            )
+            return low.gt(self.p1).select(
+                SIMD[DType.float32, width](self.p1), low
+            )
         if self.code == ACTIVATION_LEAKY_RELU:
             return v.gt(0).select(v, v * self.p0)
         return self._apply_smooth[width](v)

@@ -12,19 +12,20 @@
 
 A compiled model packs its filters once, when it is loaded. A module that is called without being
 compiled packs its filter in every call. No module needs ``custom_extensions``: each gives maxconv's
-kernels to the graph that it is called in.
+kernels to the graph that it is called in. New parameters are drawn as PyTorch draws them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
-from max.driver import Device
+import numpy as np
+from max.driver import Buffer, Device
 from max.dtype import DType
-from max.experimental import random
 from max.experimental.nn import Module
 from max.experimental.realization_context import ensure_context
-from max.experimental.tensor import Tensor
+from max.experimental.tensor import Tensor, defaults
 from max.graph import DeviceRef, Graph, TensorValue
 from max.graph.type import ConvInputLayout, FilterLayout
 
@@ -35,12 +36,14 @@ from .arguments import (
     LAYOUTS,
     Padding,
     check_at_least,
+    check_dtype,
     check_filter_layout,
     check_integer,
     resolve_padding,
     show,
     spatial_tuple,
 )
+from .packing import cast_array
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"]
 
@@ -81,11 +84,8 @@ class _Parameters(Module[..., Tensor]):
         self.dilation = spatial_tuple("dilation", dilation, rank)
         for label in ("kernel_size", "stride", "dilation"):
             check_at_least(label, getattr(self, label), 1)
-        for label, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("num_groups", num_groups),
-        ):
+        check_at_least("num_groups", check_integer("num_groups", num_groups), 1)
+        for label, value in (("in_channels", in_channels), ("out_channels", out_channels)):
             check_at_least(label, check_integer(label, value), 1)
             if value % num_groups:
                 raise ValueError(f"{label}: {value} is not divisible by num_groups={num_groups}")
@@ -110,9 +110,9 @@ class _Parameters(Module[..., Tensor]):
             torchs: (filters, channels // num_groups, *self.kernel_size),
         }
         shape = own[self.filter_layout]
-        place = device.to_device() if isinstance(device, DeviceRef) else device
-        self.weight = random.normal(list(shape), dtype=dtype, device=place)
-        self.bias = random.normal([out_channels], dtype=dtype, device=place) if has_bias else 0
+        reach = (math.prod(self.kernel_size) * channels // num_groups) ** -0.5
+        self.weight = _drawn(shape, reach, dtype, device)
+        self.bias = _drawn((out_channels,), reach, dtype, device) if has_bias else 0
 
     def _operands(self, x: Tensor) -> dict[str, Any]:
         """Returns the arguments that both kinds of convolution take, in the current graph."""
@@ -130,6 +130,20 @@ class _Parameters(Module[..., Tensor]):
             "activation": self.activation,
             "config": self.config,
         }
+
+
+def _drawn(
+    shape: tuple[int, ...], reach: float, dtype: DType | None, device: Device | DeviceRef | None
+) -> Tensor:
+    """Draws a parameter as PyTorch does; with numpy, for MAX would compile a graph for each."""
+    place = device.to_device() if isinstance(device, DeviceRef) else device
+    kind, mesh = defaults(dtype, place)
+    values = np.random.default_rng().uniform(-reach, reach, shape)
+    data = cast_array(values, "float64", check_dtype("dtype", kind))
+    buffer = Buffer.from_numpy(data)
+    if kind == DType.bfloat16:
+        buffer = buffer.view(DType.bfloat16)
+    return Tensor.from_dlpack(buffer).to(mesh.devices[0])
 
 
 def _paddings(padding: Padding, rank: int) -> Padding:

@@ -8,8 +8,8 @@ at a time::
     k = ((t * R + r) * S + s) * (C / groups) + c
 
 Lanes beyond the group's last filter are zero. Narrow groups, of 2, 4 or 8 channels and as many
-filters, share panels as if their filters were one group's (``panel_groups``). A depthwise filter (one channel in, one out, in each
-group) is ``packed[t][r][s][channel]`` instead, without padding.
+filters, share panels as if their filters were one group's (``panel_groups``). A depthwise filter
+(one channel in, one out, in each group) is ``packed[t][r][s][channel]`` instead, without padding.
 
 numpy has no bfloat16, so bfloat16 data is carried as the ``uint16`` of its bits. Importing this
 module does not import MAX.

@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 
 import jsonschema
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.documents import ROOT
 
 import maxconv
 from maxconv import cli
-from maxconv.bench import command, environment, peers_max, report, runner
+from maxconv.bench import command, environment, peers_max, peers_torch, report, runner
 from maxconv.bench.environment import Machine, slug
 from maxconv.bench.memory import ALLOWANCE, Memory, largest, smallest
 from maxconv.bench.peers_max import Attempt, Unit, max_arguments, read_answer, try_all
@@ -466,26 +467,42 @@ def test_a_child_that_dies_after_its_work() -> None:
     assert read_answer([Unit((A,))], lines, "the process dies of SIGABRT")[0].died is None
 
 
+@dataclasses.dataclass
+class FakeCall:
+    """A call of MAX's that computes the reference and more."""
+
+    work: Workload
+    error: float = 0.0
+
+    def output(self) -> npt.NDArray[np.float32]:
+        if math.isinf(self.error):
+            raise ValueError("no such kernel. Please file an issue.")
+        return np.add(peers_torch.reference(self.work)[0], np.float32(self.error))
+
+
 def test_the_child_serves_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_units(works: Sequence[Workload], *, constant: bool) -> dict[str, Any]:
+    names = [f"odd.{name}" for name in ("conv1d", "conv3d", "few_filters", "one_pixel")]
+    right, wrong, raises, skipped = names
+    errors = {wrong: 0.5, raises: math.inf}
+
+    def load_units(works: Sequence[Workload], *, constant: bool) -> dict[str, FakeCall]:
         if not constant:
             raise RuntimeError("Failed to compile the model. Please file an issue.\nMore.")
-
-        def refuse() -> None:
-            raise ValueError("no such kernel")
-
-        return {work.named.name: refuse if work.named.name == B else print for work in works}
+        return {w.named.name: FakeCall(w, errors.get(w.named.name, 0)) for w in works}
 
     monkeypatch.setattr(peers_max, "load", load_units)
-    units = [Unit((A, B, C)), Unit((A,), False)]
+    units = [Unit(tuple(names)), Unit((right,), False)]
     request = {
         "dtype": "float32",
         "units": [[unit.names, unit.constant] for unit in units],
-        "skip": [C],
+        "skip": [skipped],
     }
     lines = [json.dumps(event) for event in peers_max.serve(request)]
     first, second = read_answer(units, lines, None)
-    assert first == Attempt(units[0], ran={A}, failed={B: "no such kernel"})
+    assert first.ran == {right}
+    assert set(first.failed) == {wrong, raises}
+    assert first.failed[wrong].startswith("wrong result: the output is off by 0.")
+    assert first.failed[raises] == "no such kernel"
     assert second == Attempt(units[1], error="Failed to compile the model")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -163,7 +164,7 @@ def test_the_demo_cleans_its_photograph(
     # From the picture, the three panels: 8 bits, so clipped and rounded.
     height, width = photo.shape[:2]
     assert (report["height"], report["width"]) == (height, width)
-    drawn = np.asarray(Image.open(output), dtype=np.float32) / 255
+    drawn = (np.asarray(Image.open(output)) / 255).astype(np.float32)
     panels = drawn[drawn.shape[0] - height :]
     line = (panels.shape[1] - 3 * width) // 2
     assert line > 0
@@ -276,6 +277,7 @@ def test_resnet50_runs_by_itself(tmp_path: Path) -> None:
     assert lines[-1].startswith("one image of 224x224 in ")
     # The same weights from a file, and the photograph by name.
     weights = tmp_path / "weights.npz"
-    np.savez(weights, **resnet50.random_weights())
+    arrays: dict[str, Any] = {**resnet50.random_weights()}
+    np.savez(weights, **arrays)
     again = script("resnet50.py", str(resnet50.PHOTO), "--weights", str(weights))
     assert again[1:6] == lines[2:7]

@@ -32,10 +32,8 @@ def test_parameters_are_laid_out_as_maxs_and_as_torchs() -> None:
         a = ours.Conv2d((3, 2), 8, 12, num_groups=4, permute=permute, **common)
         b = theirs.Conv2d((3, 2), 8, 12, num_groups=4, permute=permute, **common)
         assert shapes(a) == shapes(b)
-        for name in ("kernel_size", "stride", "padding", "dilation", "in_channels"):
-            if name != "padding":
-                assert getattr(a, name) == getattr(b, name)
-        a.load_state_dict(dict(b.parameters))
+        for name in ("kernel_size", "stride", "dilation", "in_channels", "out_channels"):
+            assert getattr(a, name) == getattr(b, name)
     torch = pytest.importorskip("torch")
     for module, equivalent in (
         (ours.Conv1d(5, 6, 9, permute=True, **common), torch.nn.Conv1d(6, 9, 5)),
@@ -52,6 +50,20 @@ def test_parameters_are_laid_out_as_maxs_and_as_torchs() -> None:
     assert shapes(ours.Conv1d(5, 6, 9, **common))["weight"] == (5, 6, 9)
     assert shapes(ours.Conv3d((1, 2, 3), 6, 9, **common))["weight"] == (1, 2, 3, 6, 9)
     assert shapes(ours.ConvTranspose2d(3, 8, 6, **common))["weight"] == (3, 3, 6, 8)
+
+
+def test_new_parameters_are_drawn() -> None:
+    from max.dtype import DType
+
+    from maxconv.nn import Conv2d
+
+    for dtype in (DType.float32, DType.bfloat16, DType.float16):
+        module = Conv2d(3, 16, 32, dtype=dtype, has_bias=True)
+        assert {value.dtype for _, value in module.parameters} == {dtype}
+    weight = Conv2d(3, 16, 32, dtype=DType.float32).weight.to_numpy()
+    assert 0.9 / 12 < np.abs(weight).max() <= 1 / 12
+    with pytest.raises(ValueError, match=r"^dtype: dtype int8 is not supported; float32, bfloat16"):
+        Conv2d(3, 16, 32, dtype=DType.int8)
 
 
 @pytest.mark.parametrize(

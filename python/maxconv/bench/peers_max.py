@@ -22,7 +22,7 @@ from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem
 
 from .environment import child_environment
-from .workload import Workload, to_buffer
+from .workload import Mismatch, Workload, check, to_buffer
 
 __all__ = ["Attempt", "Tried", "Unit", "load", "run_child", "serve", "try_all"]
 
@@ -185,7 +185,13 @@ def read_answer(units: Sequence[Unit], lines: Sequence[str], ending: str | None)
 
 
 def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Tries units in this process; yields an event before and after everything that may end it."""
+    """Tries units in this process; yields an event before and after everything that may end it.
+
+    Results are checked here too: one that is wrong because MAX read beyond an operand may end the
+    next process that asks for it.
+    """
+    from .peers_torch import reference
+
     for names, constant in request["units"]:
         yield {"event": "unit"}
         works = [Workload.make(find_problem(name), request["dtype"]) for name in names]
@@ -201,7 +207,9 @@ def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
             yield {"event": "run", "name": name}
             try:
-                calls[name]()
+                check(calls[name].output(), reference(work)[0], work.dtype)
+            except Mismatch as error:
+                yield {"event": "failed", "name": name, "reason": f"wrong result: {error}"}
             except Exception as error:
                 yield {"event": "failed", "name": name, "reason": _first_line(error)}
             else:

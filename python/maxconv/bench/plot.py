@@ -59,7 +59,7 @@ def plot(record: Record, path: Path) -> None:
             )
             labelled.add(name)
             axes.annotate(
-                f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}",
+                f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}",
                 (ratio, row + shift),
                 (3 if ratio >= 1 else -3, 0),
                 textcoords="offset points",
@@ -72,12 +72,12 @@ def plot(record: Record, path: Path) -> None:
     axes.xaxis.set_major_locator(LogLocator(base=2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 0.5), max(high, 2) * 1.15)
+    axes.set_xlim(min(low, 0.5) * 0.85, max(high, 2) * 1.15)
     axes.set_yticks(range(len(results)), [result.name for result in results], fontsize=8)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)
-    axes.set_xlabel("maxconv is so many times as fast")
+    axes.set_xlabel("maxconv is so many times as fast as")
     axes.set_title(
         f"{record.dtype}, {record.machine.cpu}, {record.threads} threads, {record.date[:10]}",
         fontsize=10,
