@@ -162,21 +162,18 @@ def main() -> int:
             converted(torch.randn(1, 3, 224, 224))
             print(time.perf_counter() - start)
             return 0
-        record = {"call": overhead(), "resnet50": resnet(), "first_call": first_call()}
+        calls, networks, first = overhead(), resnet(), first_call()
     if arguments.json:
+        record = {"call": calls, "resnet50": networks, "first_call": first}
         print(json.dumps(record, indent=2))
         return 0
-    for title in ("call", "resnet50"):
+    for title, table in (("call", calls), ("resnet50", networks)):
         print(f"{title:<34}{'median us':>12}{'least us':>12}")
-        for name, entry in record[title].items():
+        for name, entry in table.items():
             print(f"  {name:<32}{entry['median_us']:>12.1f}{entry['least_us']:>12.1f}")
-    theirs, own = record["resnet50"]["torch"], record["resnet50"]["maxconv.torch"]
-    print(f"resnet50: {theirs['median_us'] / own['median_us']:.2f}x the speed of torch")
-    print(
-        "first call of resnet50: {cold_s:.1f} s, once compiled {warm_s:.1f} s".format(
-            **record["first_call"]
-        )
-    )
+    ratio = networks["torch"]["median_us"] / networks["maxconv.torch"]["median_us"]
+    print(f"resnet50: {ratio:.2f} times as fast as torch")
+    print(f"first call: {first['cold_s']:.1f} s, once compiled {first['warm_s']:.1f} s")
     return 0
 
 

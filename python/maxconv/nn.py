@@ -143,7 +143,7 @@ def _drawn(
     buffer = Buffer.from_numpy(data)
     if kind == DType.bfloat16:
         buffer = buffer.view(DType.bfloat16)
-    return Tensor.from_dlpack(buffer).to(mesh.devices[0])
+    return Tensor.from_dlpack(buffer.to(mesh.devices[0]))
 
 
 def _paddings(padding: Padding, rank: int) -> Padding:

@@ -28,7 +28,7 @@ from maxconv.bench.peers_max import Attempt, Unit, max_arguments, read_answer, t
 from maxconv.bench.record import Functions, Record, Result, load, results_name, summary
 from maxconv.bench.statistics import Timing, geometric_mean, percentile, summarize
 from maxconv.bench.timing import FULL, QUICK, Protocol, interleave
-from maxconv.bench.workload import TOLERANCE, Mismatch, Workload, aligned, check
+from maxconv.bench.workload import MAX_TOLERANCE, TOLERANCE, Mismatch, Workload, aligned, check
 from maxconv.problems import NamedProblem, load_problems
 
 NAMED = load_problems()
@@ -265,26 +265,32 @@ def test_operands_are_aligned(dtype: type[np.generic], shape: tuple[int, ...]) -
 
 def test_the_check_of_an_output() -> None:
     reference = np.array([[0.0, 100.0], [-3.0, 1.0]], np.float32)
-    assert check(reference, reference, "float32") == 0
-    assert check(reference.reshape(-1) + np.float32(5e-5), reference, "float32") < 1e-4
+    assert check(reference, reference, TOLERANCE["float32"]) == 0
+    assert check(reference.reshape(-1) + np.float32(5e-5), reference, TOLERANCE["float32"]) < 1e-4
     off = reference.copy()
     off[0, 1] += 0.009
-    assert check(off, reference, "float32") == pytest.approx(0.009 / 101, rel=0.01)
+    assert check(off, reference, TOLERANCE["float32"]) == pytest.approx(0.009 / 101, rel=0.01)
     off[0, 0] = 0.009
     with pytest.raises(Mismatch, match=r"off by 0\.009; 0\.0001 is allowed"):
-        check(off, reference, "float32")
-    assert check(off, reference, "bfloat16") == pytest.approx(0.009)
+        check(off, reference, TOLERANCE["float32"])
+    assert check(off, reference, TOLERANCE["bfloat16"]) == pytest.approx(0.009)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_check_refuses_what_is_no_number(bad: float) -> None:
     with pytest.raises(Mismatch):
-        check(np.array([1.0, bad], np.float32), np.ones(2, np.float32), "float32")
+        check(np.array([1.0, bad], np.float32), np.ones(2, np.float32), TOLERANCE["float32"])
 
 
 def test_the_check_refuses_another_size() -> None:
     with pytest.raises(Mismatch, match="2 elements, not 3"):
-        check(np.ones(2, np.float32), np.ones(3, np.float32), "float32")
+        check(np.ones(2, np.float32), np.ones(3, np.float32), TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_max_may_be_less_exact(dtype: str) -> None:
+    factor = MAX_TOLERANCE[dtype] / TOLERANCE[dtype]
+    assert factor == (1 if dtype == "float32" else 16)
 
 
 # A problem's measurement, with made-up contenders.

@@ -634,6 +634,8 @@ def test_the_result_is_an_ordinary_model() -> None:
     compiled = torch.compile(converted, fullgraph=True)
     with torch.inference_mode():
         assert torch.equal(compiled(X), expected)
+    exported = torch.export.export(converted, (X,))
+    assert torch.equal(exported.module()(X), expected)
     other, _ = mt.convert(randomize(copy.deepcopy(model), 1))
     assert not torch.equal(other(X), expected)
     other.load_state_dict(converted.state_dict())

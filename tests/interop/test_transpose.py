@@ -113,8 +113,6 @@ CASES: dict[str, tuple[Array, dict[str, Any]]] = {
     "padding, dilation": (taps(3, 2), {"padding": (1, 0, 0, 1), "dilation": (2, 3)}),
     "upsample 4x4": (taps(4, 4), {"stride": 2, "padding": 1}),
     "upsample 2x2, merged": (taps(2, 2), {"stride": (2, 2), "bias": BIAS, "activation": "relu"}),
-    "stride beyond filter": (taps(2, 1), {"stride": (1, 2), "bias": BIAS}),
-    "uneven": (taps(3, 5), {"stride": (1, 3), "padding": (2, 1, 0, 3), "output_paddings": (0, 2)}),
     "cut phases": (taps(2, 2), {"stride": (2, 1), "padding": (3, 0, 0, 1)}),
     "groups": (taps(3, 3, 2), {"stride": (1, 2), "groups": 2, "padding": 1}),
     "weight": (taps(3, 3), {"stride": (2, 1), "padding": 1}),

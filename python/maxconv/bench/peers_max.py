@@ -22,7 +22,7 @@ from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem
 
 from .environment import child_environment
-from .workload import Mismatch, Workload, check, to_buffer
+from .workload import MAX_TOLERANCE, Mismatch, Workload, check, to_buffer
 
 __all__ = ["Attempt", "Tried", "Unit", "load", "run_child", "serve", "try_all"]
 
@@ -207,7 +207,7 @@ def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
             yield {"event": "run", "name": name}
             try:
-                check(calls[name].output(), reference(work)[0], work.dtype)
+                check(calls[name].output(), reference(work)[0], MAX_TOLERANCE[work.dtype])
             except Mismatch as error:
                 yield {"event": "failed", "name": name, "reason": f"wrong result: {error}"}
             except Exception as error:

@@ -19,7 +19,7 @@ from .ours import OwnGraphs, Through, kinds, through_functions
 from .record import Functions, Result
 from .statistics import Timing
 from .timing import Protocol, interleave
-from .workload import Float32, Mismatch, Workload, check
+from .workload import MAX_TOLERANCE, TOLERANCE, Float32, Mismatch, Workload, check
 
 __all__ = ["Entrant", "measure_memory", "measure_problem", "measure_problems"]
 
@@ -62,10 +62,12 @@ def measure_problem(
     errors: dict[str, float] = {}
     missing = dict(missing)
     for name, entrant in entrants.items():
+        is_max = name.startswith("max")
+        tolerance = (MAX_TOLERANCE if is_max else TOLERANCE)[dtype]
         try:
-            errors[name] = check(entrant.output(), reference[entrant.fused], dtype)
+            errors[name] = check(entrant.output(), reference[entrant.fused], tolerance)
         except Mismatch as error:
-            if not name.startswith("max"):
+            if not is_max:
                 raise Mismatch(f"{named.name}: {name}: {error}") from error
             missing[name] = f"wrong result: {error}"
     calls = {name: entrants[name].call for name in errors}

@@ -287,7 +287,7 @@ def _check_tensors(
             raise TypeError(
                 f"{name}: dtype {tensor.dtype} does not match; the input's {dtype}{also} is allowed"
             )
-        if tensor.device.type not in ("cpu", "meta"):
+        if not (tensor.is_cpu or tensor.is_meta):
             check_device(name, tensor.device)
         if tensor.layout is not torch.strided:
             raise ValueError(
