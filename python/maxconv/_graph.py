@@ -45,11 +45,23 @@ def require_kernels(graph: Graph, op: str) -> None:
 
 
 def import_kernels(graph: Graph, op: str) -> None:
-    """Gives ``graph`` maxconv's kernels, unless it has them."""
-    if op not in graph._kernel_library:
-        from .library import library_path
+    """Gives ``graph`` maxconv's kernels, unless it has them.
 
-        graph._import_kernels([library_path()])
+    Raises:
+        ValueError: It is a subgraph, which has what the graph around it was given.
+    """
+    if op in graph._kernel_library:
+        return
+    from max._core import Operation
+
+    if getattr(Operation._from_cmlir(graph._mlir_op), "is_subgraph", None):
+        raise ValueError(
+            f"graph: the subgraph {graph.name!r} does not know {op}; compile the model around it "
+            "with custom_extensions=[maxconv.OPERATIONS]"
+        )
+    from .library import library_path
+
+    graph._import_kernels([library_path()])
 
 
 def is_graph_value(value: object) -> bool:

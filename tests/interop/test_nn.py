@@ -173,3 +173,27 @@ def test_compiled_models(session: InferenceSession) -> None:
         ):
             assert actual.shape == expected.shape
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=bound)
+
+
+def test_subgraphs_ask_for_the_kernels() -> None:
+    from max.driver import CPU
+    from max.dtype import DType
+    from max.experimental.nn import Module, as_subgraph
+    from max.experimental.tensor import Tensor
+    from max.graph import TensorType
+
+    import maxconv
+    from maxconv.nn import Conv2d
+
+    class Network(Module[[Tensor], Tensor]):
+        def __init__(self) -> None:
+            self.inner = Conv2d(3, 4, 4, dtype=DType.float32, device=CPU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = as_subgraph(self.inner)(x)
+            return result
+
+    x = TensorType(DType.float32, ["n", "h", "w", 4], CPU())
+    with pytest.raises(ValueError, match=r"custom_extensions=\[maxconv\.OPERATIONS\]"):
+        Network().trace(x)
+    assert "maxconv.conv" in str(Network().trace(x, custom_extensions=[maxconv.OPERATIONS]))
