@@ -13,7 +13,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.utils import IndexList
 
-from .conv.dispatch import choose_kernel, convolve
+from .conv.dispatch import choose_kernel, convolve, explain_choice
 from .conv.epilogue import Epilogue, validate_operands
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
@@ -256,12 +256,11 @@ struct Explain:
             output[i] = Int(operand(out_shape)[unsafe_offset=i])
         var problem = ConvProblem(decoded, input, output)
         problem.validate(LAYOUT_PACKED, problem.packed_length())
-        var choice = choose_kernel(
-            decoded[GEOMETRY_KERNEL],
-            problem,
-            Int(operand(source)[unsafe_offset=0]),
-        )
-        kernel[0] = Int64(choice.kernel)
-        var text = choice.reason.as_bytes()
+        var requested = decoded[GEOMETRY_KERNEL]
+        var origin = Int(operand(source)[unsafe_offset=0])
+        var choice = choose_kernel(requested, problem, origin)
+        kernel[0] = Int64(choice)
+        var why = explain_choice(choice, requested, problem, origin)
+        var text = why.as_bytes()
         for i in range(reason.size()):
             reason[i] = text[i] if i < len(text) else UInt8(0)

@@ -75,7 +75,7 @@ struct CpuTile(ImplicitlyCopyable, Movable):
         return CpuTile(
             rows=rows,
             panels=panels,
-            max_depth=512,
+            max_depth=1152,
             max_rows=rows * 4,
             max_accumulators=32 * 1024,
         )

@@ -37,17 +37,9 @@ comptime MAX_GROUPED_CHANNELS = 32
 implicit GEMM."""
 
 
-@fieldwise_init
-struct Choice(Copyable, Movable):
-    """A kernel and why it was chosen."""
-
-    var kernel: Int
-    var reason: String
-
-
 def choose_kernel(
     requested: Int, problem: ConvProblem, source: Int
-) raises -> Choice:
+) raises -> Int:
     """The kernel that runs a problem.
 
     Args:
@@ -56,7 +48,7 @@ def choose_kernel(
         source: A `SOURCE_*` code.
 
     Returns:
-        The kernel and the reason.
+        A `KERNEL_*` code.
 
     Raises:
         If the requested kernel cannot take the problem: why.
@@ -70,39 +62,66 @@ def choose_kernel(
                 t"config: {kernel_name(requested)} cannot take this"
                 t" convolution: {refusal.value()}"
             )
-        return Choice(requested, "asked for by config=")
-    if not can_implement(KERNEL_DEPTHWISE, problem, source):
-        return Choice(
-            KERNEL_DEPTHWISE,
-            String(
-                t"one channel and one filter a group: lanes are channels,"
-                t" {LANES} at a time"
-            ),
-        )
-    if problem.group_channels() <= MAX_GROUPED_CHANNELS and not can_implement(
-        KERNEL_GROUPED, problem, source
+        return requested
+    # A refusal costs more to write than a small convolution to compute: only
+    # what may well be taken is asked.
+    if problem.is_depthwise() and not can_implement(
+        KERNEL_DEPTHWISE, problem, source
     ):
-        return Choice(
-            KERNEL_GROUPED,
-            String(
-                t"groups of {problem.group_channels()} channels: too narrow to"
-                t" gather, so read where they lie"
-            ),
+        return KERNEL_DEPTHWISE
+    if (
+        problem.groups > 1
+        and problem.group_channels() <= MAX_GROUPED_CHANNELS
+        and not can_implement(KERNEL_GROUPED, problem, source)
+    ):
+        return KERNEL_GROUPED
+    if problem.is_pointwise() and not can_implement(
+        KERNEL_POINTWISE, problem, source
+    ):
+        return KERNEL_POINTWISE
+    var refusal = can_implement(KERNEL_IMPLICIT_GEMM, problem, source)
+    if refusal:
+        raise Error(t"no kernel takes this convolution: {refusal.value()}")
+    return KERNEL_IMPLICIT_GEMM
+
+
+def explain_choice(
+    kernel: Int, requested: Int, problem: ConvProblem, source: Int
+) -> String:
+    """Why `choose_kernel` chose a kernel, for people.
+
+    Args:
+        kernel: What it returned.
+        requested: What it was asked for.
+        problem: The convolution.
+        source: A `SOURCE_*` code.
+
+    Returns:
+        A sentence without its full stop.
+    """
+    if requested != KERNEL_AUTO:
+        return "asked for by config="
+    if kernel == KERNEL_DEPTHWISE:
+        return String(
+            t"one channel and one filter a group: lanes are channels,"
+            t" {LANES} at a time"
+        )
+    if kernel == KERNEL_GROUPED:
+        return String(
+            t"groups of {problem.group_channels()} channels: too narrow to"
+            t" gather, so read where they lie"
         )
     var cut = choose_blocking(problem, parallelism_level(), source)
     var tile = String(
         t"register tile {CPU_TILE.rows} pixels x {CPU_TILE.columns()} filters;"
         t" {cut}; {parallelism_level()} threads"
     )
-    if not can_implement(KERNEL_POINTWISE, problem, source):
-        return Choice(
-            KERNEL_POINTWISE,
-            String(
-                t"one tap, stride 1, no padding: activations are read where"
-                t" they lie; {tile}"
-            ),
+    if kernel == KERNEL_POINTWISE:
+        return String(
+            t"one tap, stride 1, no padding: activations are read where"
+            t" they lie; {tile}"
         )
-    return Choice(KERNEL_IMPLICIT_GEMM, tile)
+    return tile
 
 
 def convolve[
@@ -134,17 +153,17 @@ def convolve[
     comptime source = SOURCE_FUSED if x._has_input_fusion else (
         SOURCE_FLOAT32 if x.dtype == DType.float32 else SOURCE_CONVERTED
     )
-    var choice = choose_kernel(geometry[GEOMETRY_KERNEL], problem, source)
+    var kernel = choose_kernel(geometry[GEOMETRY_KERNEL], problem, source)
     if problem.gemm_m() == 0 or problem.filters == 0:
         return
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     if layout == LAYOUT_PACKED:
-        launch(choice.kernel, output, x, filter, epilogue, problem, source)
+        launch(kernel, output, x, filter, epilogue, problem, source)
         return
     var packed = HostBuffer[filter_type](problem.packed_length())
     pack_filter(problem, layout, filter, packed.elements)
     launch(
-        choice.kernel,
+        kernel,
         output,
         x,
         packed.elements.as_imm(),

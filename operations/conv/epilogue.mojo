@@ -150,6 +150,15 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             scalars[unsafe_offset=SCALAR_FINAL_P1],
         )
 
+    def is_identity(self) -> Bool:
+        """Whether `apply` returns what it is given."""
+        return not (
+            self.has_bias
+            or self.has_residual
+            or self.activation.code != ACTIVATION_NONE
+            or self.final_activation.code != ACTIVATION_NONE
+        )
+
     @always_inline
     def apply[
         width: Int

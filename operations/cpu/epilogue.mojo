@@ -13,8 +13,8 @@ from .tile_io import Pixel
 
 
 @always_inline
-def store_channels[
-    width: Int
+def _store_channels[
+    width: Int, identity: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     epilogue: Epilogue,
@@ -25,31 +25,20 @@ def store_channels[
     value: SIMD[DType.float32, width],
 ):
     """Applies the epilogue to neighbouring filters of one pixel and stores
-    them.
-
-    Parameters:
-        width: How many filters.
-
-    Args:
-        output: The op's output.
-        epilogue: The epilogue.
-        problem: The convolution.
-        pixel: The output pixel.
-        row: The same, as a row of the implicit GEMM.
-        filter: The first filter.
-        value: Their accumulators.
-    """
+    them."""
     var offset = row * problem.filters + filter
+    var result = value
+    comptime if not identity:
+        result = epilogue.apply[width](value, filter, offset)
     store_output[width](
-        output,
-        pixel.index[output.rank](filter),
-        offset,
-        epilogue.apply[width](value, filter, offset),
+        output, pixel.index[output.rank](filter), offset, result
     )
 
 
 @always_inline
-def _store_row(
+def _store_row[
+    identity: Bool
+](
     output: ManagedTensorSlice[mut=True, ...],
     epilogue: Epilogue,
     problem: ConvProblem,
@@ -62,7 +51,7 @@ def _store_row(
     """Stores one pixel's row of a tile."""
     var j = 0
     while j + PANEL <= columns:
-        store_channels[PANEL](
+        _store_channels[PANEL, identity](
             output,
             epilogue,
             problem,
@@ -73,7 +62,7 @@ def _store_row(
         )
         j += PANEL
     while j + 4 <= columns:
-        store_channels[4](
+        _store_channels[4, identity](
             output,
             epilogue,
             problem,
@@ -84,7 +73,7 @@ def _store_row(
         )
         j += 4
     while j < columns:
-        store_channels[1](
+        _store_channels[1, identity](
             output,
             epilogue,
             problem,
@@ -94,6 +83,37 @@ def _store_row(
             values.unsafe_load(j),
         )
         j += 1
+
+
+@always_inline
+def _store_rows[
+    identity: Bool
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    row: Int,
+    rows: Int,
+    filter: Int,
+    columns: Int,
+    accumulators: Reads[DType.float32],
+    row_stride: Int,
+):
+    """Stores a tile; with `identity` the epilogue does nothing and is not
+    asked."""
+    var pixel = Pixel(problem, row)
+    for i in range(rows):
+        _store_row[identity](
+            output,
+            epilogue,
+            problem,
+            pixel,
+            row + i,
+            filter,
+            columns,
+            accumulators.unsafe_offset(i * row_stride),
+        )
+        pixel.advance(problem)
 
 
 @always_inline
@@ -160,16 +180,27 @@ def store_tile(
         accumulators: The tile.
         row_stride: Elements between two rows of the tile.
     """
-    var pixel = Pixel(problem, row)
-    for i in range(rows):
-        _store_row(
+    if epilogue.is_identity():
+        _store_rows[True](
             output,
             epilogue,
             problem,
-            pixel,
-            row + i,
+            row,
+            rows,
             filter,
             columns,
-            accumulators.unsafe_offset(i * row_stride),
+            accumulators,
+            row_stride,
         )
-        pixel.advance(problem)
+    else:
+        _store_rows[False](
+            output,
+            epilogue,
+            problem,
+            row,
+            rows,
+            filter,
+            columns,
+            accumulators,
+            row_stride,
+        )
