@@ -17,7 +17,12 @@ from ..conv.problem import ConvProblem
 from ..conv.reference import reference_pixel
 from .direct import run_row
 from .kernel import Task, run_task
-from .scheduler import Blocking, choose_blocking, for_each_task
+from .scheduler import (
+    Blocking,
+    CpuContext,
+    choose_blocking,
+    for_each_task,
+)
 from .smem import Scratch, ScratchPlan
 
 comptime MIN_TASK_PRODUCTS = 1 << 17
@@ -155,6 +160,7 @@ def launch[
     epilogue: Epilogue,
     problem: ConvProblem,
     source: Int,
+    ctx: CpuContext,
 ) raises:
     """Runs a kernel.
 
@@ -169,6 +175,10 @@ def launch[
         epilogue: The epilogue.
         problem: The convolution, with at least one output.
         source: A `SOURCE_*` code, as `x` is.
+        ctx: The CPU.
+
+    Raises:
+        If the CPU's queue refuses the work.
     """
     var plan = LaunchPlan(kernel, problem, source)
     var memory = HostBuffer[DType.float32](
@@ -176,7 +186,7 @@ def launch[
     )
     var base = memory.elements
 
-    def run(worker: Int, index: Int) raises {imm}:
+    def run(worker: Int, index: Int) {imm}:
         _run(
             output,
             x,
@@ -188,5 +198,5 @@ def launch[
             plan.scratch.scratch(base, worker),
         )
 
-    for_each_task(run, plan.tasks, plan.workers)
+    for_each_task(run, plan.tasks, plan.workers, ctx)
     _ = memory^

@@ -1,14 +1,18 @@
 """How a problem is cut into tasks, and how threads take them."""
 
-from max.algorithm import sync_parallelize
+from max.gpu.host.device_context import DeviceContextBase
 from std.atomic import Atomic
 from std.math import ceildiv
+from std.sys.info import CompilationTarget
 
 from ..conv.config import CPU_TILE, SOURCE_FLOAT32
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
 from .image import copies_pay, longest_slice, strip_elements
 from .mma import tile_rows
+
+comptime CpuContext = DeviceContextBase[CompilationTarget()]
+"""The device context of an op that runs on the CPU."""
 
 comptime BYTES_PER_STEP = 8
 """Bytes of activation or packed filter that reach L2 in the time of one vector
@@ -267,8 +271,8 @@ def _cost(blocking: Blocking, problem: ConvProblem, threads: Int) -> Int:
 
 
 def for_each_task[
-    Work: def(Int, Int) raises -> None
-](work: Work, tasks: Int, workers: Int) raises:
+    Work: def(Int, Int) -> None
+](work: Work, tasks: Int, workers: Int, ctx: CpuContext) raises:
     """Runs `work(worker, task)` for every task, each worker taking the next
     task as it finishes one.
 
@@ -276,6 +280,10 @@ def for_each_task[
         work: What to do; must not touch another worker's memory.
         tasks: How many tasks there are.
         workers: How many of them may run at once, from 1.
+        ctx: The CPU, whose threads help.
+
+    Raises:
+        If the CPU's queue refuses the work.
     """
     if workers <= 1 or tasks <= 1:
         for task in range(tasks):
@@ -283,11 +291,15 @@ def for_each_task[
         return
     var next = Atomic[Int64](0)
 
-    def worker_loop(worker: Int) raises {imm work, mut next, imm tasks}:
+    def worker_loop(worker: Int) {imm work, mut next, imm tasks}:
         while True:
             var task = Int(next.fetch_add(1))
             if task >= tasks:
                 return
             work(worker, task)
 
-    sync_parallelize(worker_loop, min(workers, tasks))
+    # The calling thread works too: waking it in the end takes as long as a
+    # small convolution.
+    ctx.enqueue_cpu_range(worker_loop, min(workers, tasks) - 1)
+    worker_loop(min(workers, tasks) - 1)
+    ctx.synchronize()
