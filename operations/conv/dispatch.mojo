@@ -32,7 +32,7 @@ from .packing import pack_filter
 from .problem import ConvProblem, Geometry
 
 
-comptime MAX_GROUPED_CHANNELS = 32
+comptime MAX_GROUPED_CHANNELS = 8
 """Channels of the widest group that the grouped kernel is faster for than the
 implicit GEMM."""
 

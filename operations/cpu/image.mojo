@@ -49,13 +49,16 @@ def longest_slice(problem: ConvProblem) -> Int:
     return (MAX_RUNS - 2) * max(run, MIN_RUN)
 
 
-def strip_elements(problem: ConvProblem, rows: Int, depth: Int) -> Int:
+def strip_elements(
+    problem: ConvProblem, rows: Int, depth: Int, groups: Int
+) -> Int:
     """Float32 values that a tile's strips take, whatever its place.
 
     Args:
         problem: The convolution.
         rows: Output pixels of the tile.
         depth: Products of a slice.
+        groups: Groups that the strips serve.
 
     Returns:
         How many, with the slack that copying needs.
@@ -66,7 +69,7 @@ def strip_elements(problem: ConvProblem, rows: Int, depth: Int) -> Int:
         segments = (depth + segment - 2) // segment + 1
     segments = min(segments, problem.filter[0] * problem.filter[1])
     var columns = (rows - 1) * problem.stride[2] + problem.span(2)
-    var elements = segments * columns * problem.group_channels()
+    var elements = segments * columns * problem.group_channels() * groups
     return ceildiv(elements, COPY) * COPY + COPY
 
 
@@ -109,21 +112,21 @@ def _is_inside(problem: ConvProblem, pixel: Pixel, rows: Int) -> Bool:
 def _copy_strip(
     x: ManagedTensorSlice,
     problem: ConvProblem,
-    group: Int,
+    channel: Int,
+    channels: Int,
     n: Int,
     at: IndexList[SPATIAL],
     count: Int,
     columns: Columns,
     to: Writes[DType.float32],
 ):
-    """Copies a group's channels of `count` neighbouring input pixels, zeros
-    for those left and right of the image."""
-    var channels = problem.group_channels()
+    """Copies `channels` of `count` neighbouring input pixels, zeros for those
+    left and right of the image."""
     var left = min(count, max(0, -at[2]))
     var right = max(left, min(count, problem.input[2] - at[2]))
     zero(to, left * channels)
     comptime if not x._has_input_fusion:
-        if problem.groups == 1:
+        if channels == problem.channels:
             copy_memory(
                 operand(x),
                 (pixel_offset(problem, n, at) + left) * channels,
@@ -131,21 +134,29 @@ def _copy_strip(
                 to.unsafe_offset(left * channels),
                 (right - left) * channels,
             )
-            zero(to.unsafe_offset(right * channels), (count - right) * channels)
-            return
-    for i in range(left, right):
-        var pixel = at
-        pixel[2] += i
-        var here = to.unsafe_offset(i * channels)
-        comptime if x._has_input_fusion:
-            copy_fused(x, problem, n, pixel, group * channels, here, channels)
         else:
-            copy_memory(
-                operand(x),
-                pixel_offset(problem, n, pixel) * problem.channels
-                + group * channels,
-                columns.elements,
-                here,
+            var first = (
+                pixel_offset(problem, n, at) * problem.channels + channel
+            )
+            for i in range(left, right):
+                copy_memory(
+                    operand(x),
+                    first + i * problem.channels,
+                    columns.elements,
+                    to.unsafe_offset(i * channels),
+                    channels,
+                )
+    else:
+        for i in range(left, right):
+            var pixel = at
+            pixel[2] += i
+            copy_fused(
+                x,
+                problem,
+                n,
+                pixel,
+                channel,
+                to.unsafe_offset(i * channels),
                 channels,
             )
     zero(to.unsafe_offset(right * channels), (count - right) * channels)
@@ -186,6 +197,7 @@ def image_operand(
     x: ManagedTensorSlice,
     problem: ConvProblem,
     group: Int,
+    groups: Int,
     row: Int,
     rows: Int,
     columns: Columns,
@@ -194,17 +206,21 @@ def image_operand(
     """The activations of a tile of one row of the output image; filter rows
     above or below the image are left out, being zeros.
 
+    Those of the next group lie `group_channels` elements behind.
+
     Args:
         result: Where to write them.
         x: The activation.
         problem: The convolution.
-        group: The group.
+        group: The first group.
+        groups: How many groups.
         row: The tile's first row of the implicit GEMM.
         rows: Its rows.
         columns: Which columns of the implicit im2col matrix.
         memory: Room for `strip_elements`.
     """
-    var channels = problem.group_channels()
+    var channels = groups * problem.group_channels()
+    var channel = group * problem.group_channels()
     var pixel = Pixel(problem, row)
     var origin = pixel.at * problem.stride - problem.pad_before
     # A tile of an odd number of rows reads one row too many.
@@ -241,7 +257,7 @@ def image_operand(
                         .unsafe_offset(
                             pixel_offset(problem, pixel.n, at)
                             * problem.channels
-                            + group * channels
+                            + channel
                         ),
                         pitch,
                         start,
@@ -250,7 +266,17 @@ def image_operand(
                     )
             if not in_place:
                 var count = (padded - 1) * problem.stride[2] + problem.span(2)
-                _copy_strip(x, problem, group, pixel.n, at, count, columns, to)
+                _copy_strip(
+                    x,
+                    problem,
+                    channel,
+                    channels,
+                    pixel.n,
+                    at,
+                    count,
+                    columns,
+                    to,
+                )
                 _append_runs(
                     result, problem, to.as_imm(), pitch, start, low, high
                 )

@@ -32,9 +32,10 @@ from .tile_io import Columns, gather_rows
 
 @fieldwise_init
 struct Task(ImplicitlyCopyable, Movable):
-    """A block of outputs: register tiles of pixels by panels of a group."""
+    """A block of outputs: register tiles of pixels by panels of some groups."""
 
     var group: Int
+    var groups: Int
     var tile: Int
     var tiles: Int
     var panel: Int
@@ -51,8 +52,9 @@ struct Task(ImplicitlyCopyable, Movable):
             index: From 0 to `blocking.tasks() - 1`.
         """
         var rest, row_block = divmod(index, blocking.row_blocks)
-        var group, panel_block = divmod(rest, blocking.panel_blocks)
-        self.group = group
+        var group_block, panel_block = divmod(rest, blocking.panel_blocks)
+        self.group = group_block * blocking.group_count
+        self.groups = min(blocking.group_count, problem.groups - self.group)
         self.tile = row_block * blocking.tiles
         self.tiles = min(blocking.tiles, blocking.tiling.tiles() - self.tile)
         self.panel = panel_block * blocking.panels
@@ -107,26 +109,60 @@ def run_task[
                 i,
                 tiles[i],
             )
-        var strip = blocking.cached_panels()
-        for first in range(0, task.panels, strip):
-            for i in range(task.tiles):
-                for panel in range(
-                    first, min(first + strip, task.panels), CPU_TILE.panels
-                ):
-                    _run_tile(
-                        output,
-                        filter,
-                        epilogue,
-                        problem,
-                        blocking,
-                        task,
-                        scratch,
-                        columns,
-                        panel,
-                        i,
-                        tiles[i],
-                        operands[i],
-                    )
+        for group in range(task.groups):
+            _run_group(
+                output,
+                filter,
+                epilogue,
+                problem,
+                blocking,
+                task,
+                scratch,
+                columns,
+                group,
+                tiles,
+                operands,
+            )
+
+
+@always_inline
+def _run_group[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    blocking: Blocking,
+    task: Task,
+    scratch: Scratch,
+    columns: Columns,
+    group: Int,
+    tiles: Array[RowTile, MAX_BLOCK_TILES],
+    operands: Array[TileOperand, MAX_BLOCK_TILES],
+):
+    """Multiplies a task's tiles by its panels of one group, the `group`th."""
+    var strip = blocking.cached_panels()
+    for first in range(0, task.panels, strip):
+        for i in range(task.tiles):
+            for panel in range(
+                first, min(first + strip, task.panels), CPU_TILE.panels
+            ):
+                _run_tile(
+                    output,
+                    filter,
+                    epilogue,
+                    problem,
+                    blocking,
+                    task,
+                    scratch,
+                    columns,
+                    group,
+                    panel,
+                    i,
+                    tiles[i],
+                    operands[i],
+                )
 
 
 @always_inline
@@ -141,6 +177,7 @@ def _run_tile[
     task: Task,
     scratch: Scratch,
     columns: Columns,
+    group: Int,
     unit: Int,
     index: Int,
     tile: RowTile,
@@ -150,13 +187,14 @@ def _run_tile[
     var products = problem.gemm_k()
     var panel = task.panel + unit
     var panels = min(CPU_TILE.panels, task.panels - unit)
-    var first = task.group * problem.gemm_n() + panel * PANEL
+    var first = (task.group + group) * problem.gemm_n() + panel * PANEL
     var count = min(panels * PANEL, problem.gemm_n() - panel * PANEL)
     var is_last = columns.end == products
     # One tile's memory is enough when no partial sum outlives it.
     var slot = 0
     if blocking.depth < products:
-        slot = unit // CPU_TILE.panels * blocking.tiles + index
+        slot = group * blocking.units() + unit // CPU_TILE.panels
+        slot = slot * blocking.tiles + index
     var accumulators = scratch.accumulators.unsafe_offset(
         slot * CPU_TILE.elements()
     )
@@ -168,8 +206,9 @@ def _run_tile[
         tile.rows,
         panels,
         activations,
+        group * problem.group_channels(),
         filter.unsafe_offset(
-            (task.group * problem.panels() + panel) * products * PANEL
+            ((task.group + group) * problem.panels() + panel) * products * PANEL
         ),
         products * PANEL,
         accumulators,
@@ -209,6 +248,7 @@ def _load_tile(
             x,
             problem,
             task.group,
+            task.groups,
             tile.row,
             tile.rows,
             columns,
@@ -226,9 +266,7 @@ def _load_tile(
                         operand(x)
                         .unsafe_bitcast[Float32]()
                         .unsafe_offset(
-                            tile.row * problem.channels
-                            + task.group * problem.group_channels()
-                            + columns.begin
+                            tile.row * problem.channels + columns.begin
                         ),
                         columns.begin,
                         columns.end - columns.begin,

@@ -66,6 +66,7 @@ def multiply_tile[
     filter_type: DType, rows: Int, panels: Int
 ](
     operand: TileOperand,
+    channel: Int,
     filter: Reads[filter_type],
     panel_stride: Int,
     accumulators: Writes[DType.float32],
@@ -80,6 +81,7 @@ def multiply_tile[
 
     Args:
         operand: The activations.
+        channel: Elements by which they lie further on.
         filter: The first panel's steps of `PANEL` values.
         panel_stride: Elements between two panels.
         accumulators: The tile in memory, `rows` rows of `CPU_TILE.columns()`.
@@ -100,7 +102,7 @@ def multiply_tile[
     var row_stride = operand.row_stride
     for index in range(operand.count):
         var run = operand.runs[index]
-        var activation = run.activation
+        var activation = run.activation.unsafe_offset(channel)
         var weights = filter.unsafe_offset(run.step * PANEL)
         for k in range(run.length):
             var b = Array[Vector, vectors](fill=Vector(0))
@@ -141,6 +143,7 @@ def multiply[
     rows: Int,
     panels: Int,
     operand: TileOperand,
+    channel: Int,
     filter: Reads[filter_type],
     panel_stride: Int,
     accumulators: Writes[DType.float32],
@@ -157,6 +160,7 @@ def multiply[
         rows: Output pixels, from 1 to `CPU_TILE.rows`.
         panels: Filter panels, from 1 to `CPU_TILE.panels`.
         operand: As in `multiply_tile`.
+        channel: As in `multiply_tile`.
         filter: As in `multiply_tile`.
         panel_stride: As in `multiply_tile`.
         accumulators: As in `multiply_tile`.
@@ -170,6 +174,7 @@ def multiply[
                 if wanted == tile:
                     multiply_tile[filter_type, tile, p](
                         operand,
+                        channel,
                         filter,
                         panel_stride,
                         accumulators,

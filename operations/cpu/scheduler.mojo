@@ -95,31 +95,47 @@ struct Tiling(ImplicitlyCopyable, Movable):
 @fieldwise_init
 struct Blocking(ImplicitlyCopyable, Movable, Writable):
     """A cut of the implicit GEMM into tasks of `tiles x panels` register
-    tiles, each accumulated over slices of `depth` products."""
+    tiles of `group_count` groups, each accumulated over slices of `depth`
+    products."""
 
     var access: Int
     """An `ACCESS_*` code."""
     var tiling: Tiling
     var tiles: Int
     var panels: Int
+    var group_count: Int
     var depth: Int
     var row_blocks: Int
     var panel_blocks: Int
-    var groups: Int
+    var group_blocks: Int
     var tile_elements: Int
     """Float32 values of scratch that a tile's activations take."""
 
     def tasks(self) -> Int:
         """How many tasks there are."""
-        return self.row_blocks * self.panel_blocks * self.groups
+        return self.row_blocks * self.panel_blocks * self.group_blocks
 
     def gathered_stride(self) -> Int:
         """Elements between two gathered rows."""
         return row_stride(self.depth)
 
     def units(self) -> Int:
-        """Register tiles side by side over a task's panels."""
+        """Register tiles side by side over a group's panels of a task."""
         return ceildiv(self.panels, CPU_TILE.panels)
+
+    def sums(self, products: Int) -> Int:
+        """Register tiles whose partial sums a task keeps: all, or one where no
+        sum outlives its tile.
+
+        Args:
+            products: Of an output.
+
+        Returns:
+            How many.
+        """
+        if self.depth >= products:
+            return 1
+        return self.tiles * self.group_count * self.units()
 
     def cached_panels(self) -> Int:
         """Panels that are multiplied by one tile after the other: as many as
@@ -135,7 +151,8 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         """
         writer.write(
             t"{self.tasks()} tasks of {self.tiles * self.tiling.rows} pixels x"
-            t" {self.panels * PANEL} filters, {self.depth} products deep"
+            t" {self.panels * self.group_count * PANEL} filters,"
+            t" {self.depth} products deep"
         )
 
 
@@ -163,7 +180,11 @@ def choose_access(problem: ConvProblem, source: Int) -> Int:
     Returns:
         An `ACCESS_*` code.
     """
-    if source == SOURCE_FLOAT32 and problem.is_pointwise():
+    if (
+        source == SOURCE_FLOAT32
+        and problem.groups == 1
+        and problem.is_pointwise()
+    ):
         return ACCESS_MATRIX
     var width = problem.output[2]
     var tiling = Tiling(1, width)
@@ -212,50 +233,68 @@ def choose_blocking(
             problem.gemm_m() // problem.output[2], problem.output[2]
         )
     var depth = _slice_depth(problem, access)
-    var tile_elements = tiling.rows * row_stride(depth)
-    if access == ACCESS_IMAGE:
-        tile_elements = strip_elements(problem, tiling.rows, depth)
+    var units = ceildiv(problem.panels(), CPU_TILE.panels)
+    # Only strips of the image serve several groups at once.
+    var fewest = 1 if access == ACCESS_IMAGE else problem.groups
+    var most = max(fewest, min(problem.groups * units, 4 * threads))
     var best = Blocking(
         access,
         tiling,
         1,
-        min(CPU_TILE.panels, problem.panels()),
+        0,
+        0,
         depth,
         tiling.tiles(),
-        ceildiv(problem.panels(), CPU_TILE.panels),
-        problem.groups,
-        tile_elements,
+        0,
+        0,
+        tiling.rows * row_stride(depth),
     )
-    var best_cost = _cost(best, problem, threads)
-    var most = min(
-        MAX_BLOCK_TILES,
-        tiling.tiles(),
-        max(1, MAX_BLOCK_ELEMENTS // (tiling.rows * depth)),
-    )
-    var units = ceildiv(problem.panels(), CPU_TILE.panels)
-    for tiles in range(most, 0, -1):
-        for cut in range(1, min(units, 4 * threads) + 1):
-            var unit_count = ceildiv(units, cut)
-            if cut > 1 and unit_count == ceildiv(units, cut - 1):
-                continue
+    var best_cost = Int.MAX
+    for tiles in range(min(MAX_BLOCK_TILES, tiling.tiles()), 0, -1):
+        var candidate = best
+        candidate.tiles = tiles
+        candidate.row_blocks = ceildiv(tiling.tiles(), tiles)
+        for cut in range(fewest, most + 1):
+            var group_count = candidate.group_count
+            var panels = candidate.panels
+            _cut_filters(candidate, problem, cut)
             if (
-                depth < problem.gemm_k()
-                and tiles * unit_count * CPU_TILE.elements()
-                > CPU_TILE.max_accumulators
+                cut > fewest
+                and candidate.group_count == group_count
+                and candidate.panels == panels
             ):
                 continue
-            var candidate = best
-            candidate.tiles = tiles
-            candidate.panels = min(
-                unit_count * CPU_TILE.panels, problem.panels()
-            )
-            candidate.row_blocks = ceildiv(tiling.tiles(), tiles)
-            candidate.panel_blocks = ceildiv(units, unit_count)
+            var block = tiles * tiling.rows * depth * candidate.group_count
+            if tiles > 1 and block > MAX_BLOCK_ELEMENTS:
+                continue
+            if (
+                candidate.sums(problem.gemm_k()) * CPU_TILE.elements()
+                > CPU_TILE.max_accumulators
+                and cut < most
+            ):
+                continue
             var cost = _cost(candidate, problem, threads)
             if cost < best_cost:
                 best_cost = cost
                 best = candidate
     return best
+
+
+def _cut_filters(mut blocking: Blocking, problem: ConvProblem, parts: Int):
+    """Cuts the filters into about so many parts: groups first, then the panels
+    of each."""
+    var panels = problem.panels()
+    var units = ceildiv(panels, CPU_TILE.panels)
+    var group_count = ceildiv(problem.groups, parts)
+    var unit_count = ceildiv(units, ceildiv(parts, problem.groups))
+    blocking.group_count = group_count
+    blocking.group_blocks = ceildiv(problem.groups, group_count)
+    blocking.panels = min(unit_count * CPU_TILE.panels, panels)
+    blocking.panel_blocks = ceildiv(units, unit_count)
+    if blocking.access == ACCESS_IMAGE:
+        blocking.tile_elements = strip_elements(
+            problem, blocking.tiling.rows, blocking.depth, group_count
+        )
 
 
 def _cost(blocking: Blocking, problem: ConvProblem, threads: Int) -> Int:
@@ -267,7 +306,8 @@ def _cost(blocking: Blocking, problem: ConvProblem, threads: Int) -> Int:
     var read = (rows + columns) * products * 4 // BYTES_PER_STEP
     if blocking.access == ACCESS_GATHER:
         read += rows * products // GATHERED_PER_STEP
-    return (multiply + read) * ceildiv(blocking.tasks(), threads)
+    var rounds = ceildiv(blocking.tasks(), threads)
+    return (multiply + read) * blocking.group_count * rounds
 
 
 def for_each_task[

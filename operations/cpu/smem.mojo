@@ -37,9 +37,7 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
             The plan.
         """
         var tiles = blocking.tiles
-        var sums = tiles * blocking.units()
-        if blocking.depth >= problem.gemm_k():
-            sums = 1
+        var sums = blocking.sums(problem.gemm_k())
         if blocking.access == ACCESS_MATRIX:
             tiles = 1
         return ScratchPlan(
