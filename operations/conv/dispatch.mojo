@@ -9,6 +9,7 @@ from ..cpu.scheduler import choose_blocking
 from .config import (
     CPU_TILE,
     LANES,
+    MAX_FEW_FILTERS,
     SOURCE_CONVERTED,
     SOURCE_FLOAT32,
     SOURCE_FUSED,
@@ -21,6 +22,7 @@ from .fields import (
     GEOMETRY_KERNEL,
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
+    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
@@ -53,8 +55,10 @@ def choose_kernel(
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    if requested < KERNEL_AUTO or requested > KERNEL_GROUPED:
-        raise Error(t"config: kernel code {requested} is not 0 to 5")
+    if requested < KERNEL_AUTO or requested > KERNEL_FEW_FILTERS:
+        raise Error(
+            t"config: kernel code {requested} is not 0 to {KERNEL_FEW_FILTERS}"
+        )
     if requested != KERNEL_AUTO:
         var refusal = can_implement(requested, problem, source)
         if refusal:
@@ -75,6 +79,10 @@ def choose_kernel(
         and not can_implement(KERNEL_GROUPED, problem, source)
     ):
         return KERNEL_GROUPED
+    if problem.filters <= MAX_FEW_FILTERS and not can_implement(
+        KERNEL_FEW_FILTERS, problem, source
+    ):
+        return KERNEL_FEW_FILTERS
     if problem.is_pointwise() and not can_implement(
         KERNEL_POINTWISE, problem, source
     ):
@@ -110,6 +118,11 @@ def explain_choice(
         return String(
             t"groups of {problem.group_channels()} channels: too narrow to"
             t" gather, so read where they lie"
+        )
+    if kernel == KERNEL_FEW_FILTERS:
+        return String(
+            t"{problem.filters} filters leave most of a panel empty: lanes are"
+            t" channels, {LANES} at a time"
         )
     var cut = choose_blocking(problem, parallelism_level(), source)
     var tile = String(

@@ -8,6 +8,7 @@ from ..conv.config import LANES
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
     KERNEL_DEPTHWISE,
+    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_REFERENCE,
     PANEL,
@@ -16,19 +17,23 @@ from ..conv.memory import HostBuffer, Reads
 from ..conv.problem import ConvProblem
 from ..conv.reference import reference_pixel
 from .direct import run_row
+from .few_filters import UnpackedFilter
 from .kernel import Task, run_task
 from .scheduler import Blocking, choose_blocking, for_each_task
 from .smem import Scratch, ScratchPlan
 
+comptime TASK_ROWS = 16
+comptime TASKS_A_THREAD = 8
 comptime MIN_TASK_PRODUCTS = 1 << 17
 """Multiply-adds below which a task is not worth waking a thread for."""
 
 
 @fieldwise_init
 struct RowCut(ImplicitlyCopyable, Movable):
-    """A cut into tasks of one image row by a block of filters."""
+    """A cut into tasks of some image rows by a block of filters."""
 
     var image_rows: Int
+    var rows: Int
     var extent: Int
     var block: Int
 
@@ -45,6 +50,9 @@ struct RowCut(ImplicitlyCopyable, Movable):
             threads: How many threads there are.
         """
         self.image_rows = problem.gemm_m() // problem.output[2]
+        self.rows = min(
+            TASK_ROWS, ceildiv(self.image_rows, threads * TASKS_A_THREAD)
+        )
         self.extent = extent
         var blocks = min(
             ceildiv(extent, unit), ceildiv(threads * 4, self.image_rows)
@@ -53,7 +61,11 @@ struct RowCut(ImplicitlyCopyable, Movable):
 
     def tasks(self) -> Int:
         """How many tasks there are."""
-        return self.image_rows * ceildiv(self.extent, self.block)
+        return self.row_blocks() * ceildiv(self.extent, self.block)
+
+    def row_blocks(self) -> Int:
+        """How many tasks there are of each block of filters."""
+        return ceildiv(self.image_rows, self.rows)
 
 
 @fieldwise_init
@@ -86,6 +98,12 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
         elif kernel == KERNEL_GROUPED:
             self.cut = RowCut(problem, problem.filters, PANEL, threads)
             self.tasks = self.cut.tasks()
+        elif kernel == KERNEL_FEW_FILTERS:
+            self.cut = RowCut(
+                problem, problem.filters, problem.filters, threads
+            )
+            self.scratch = ScratchPlan.for_few_filters(problem)
+            self.tasks = self.cut.tasks()
         elif kernel == KERNEL_REFERENCE:
             self.tasks = problem.gemm_m()
         else:
@@ -117,21 +135,30 @@ def _run[
                 output, x, filter, epilogue, problem, index, scratch
             )
             return
-        var block, image_row = divmod(index, plan.cut.image_rows)
+        var block, image_row = divmod(index, plan.cut.row_blocks())
         var begin = block * plan.cut.block
         var end = min(plan.cut.extent, begin + plan.cut.block)
-        if plan.kernel == KERNEL_DEPTHWISE or plan.kernel == KERNEL_GROUPED:
-            run_row(
-                output,
-                x,
-                filter,
-                epilogue,
-                problem,
-                image_row,
-                begin,
-                end,
-                scratch,
-            )
+        if (
+            plan.kernel == KERNEL_DEPTHWISE
+            or plan.kernel == KERNEL_GROUPED
+            or plan.kernel == KERNEL_FEW_FILTERS
+        ):
+            for row in range(
+                image_row * plan.cut.rows,
+                min(plan.cut.image_rows, (image_row + 1) * plan.cut.rows),
+            ):
+                run_row(
+                    plan.kernel,
+                    output,
+                    x,
+                    filter,
+                    epilogue,
+                    problem,
+                    row,
+                    begin,
+                    end,
+                    scratch,
+                )
             return
     run_task(
         output,
@@ -171,10 +198,10 @@ def launch[
         source: A `SOURCE_*` code, as `x` is.
     """
     var plan = LaunchPlan(kernel, problem, source)
-    var memory = HostBuffer[DType.float32](
-        plan.scratch.elements() * plan.workers
-    )
+    var memory = HostBuffer[DType.float32](plan.scratch.elements(plan.workers))
     var base = memory.elements
+    if kernel == KERNEL_FEW_FILTERS:
+        UnpackedFilter(problem, base).unpack(problem, filter)
 
     def run(worker: Int, index: Int) raises {imm}:
         _run(
