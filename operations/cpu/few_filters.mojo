@@ -9,7 +9,7 @@ Taps that lie side by side in memory are one run of channels.
 
 from std.bit import log2_floor
 from std.math import ceildiv, iota
-from std.sys.intrinsics import masked_load
+from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 from std.utils import IndexList
 
 from ..conv.config import LANES, vector_registers
@@ -163,11 +163,13 @@ def _add_run[
     weights: Reads[DType.float32],
     weight_stride: Int,
     length: Int,
+    ahead: Reads[x_type],
     mut acc: Array[Vector, pixels * filters],
 ):
     """Adds `length` channels that lie side by side for every pixel."""
     var whole = length // LANES * LANES
     for channel in range(0, whole, LANES):
+        prefetch[params=PrefetchOptions().for_read().high_locality()](ahead.unsafe_offset(channel))
         _step[x_type, pixels, filters, True](
             starts, weights, weight_stride, channel, LANES, acc
         )
@@ -227,6 +229,11 @@ def _tile[
     origin[2] += q * problem.stride[2]
     # Without dilation the taps of a row lie side by side.
     var taps = problem.filter[2] if inside and problem.dilation[2] == 1 else 1
+    var bottom = origin
+    bottom[0] += (line.depth.end - 1) * problem.dilation[0]
+    bottom[1] += (line.height.end - 1) * problem.dilation[1]
+    bottom[2] += (pixels - 1) * problem.stride[2] + problem.span(2)
+    var ahead = InputRow(x, problem, line.pixel.n, bottom).start
     for t in range(line.depth.begin, line.depth.end):
         for r in range(line.height.begin, line.height.end):
             var at = origin
@@ -247,8 +254,10 @@ def _tile[
                     ),
                     filter.stride,
                     taps * problem.channels,
+                    ahead,
                     acc,
                 )
+                ahead = ahead.unsafe_offset(taps * problem.channels)
     _store_sums(acc, to)
 
 
