@@ -39,6 +39,32 @@ comptime MAX_GROUPED_CHANNELS = 32
 implicit GEMM."""
 
 
+comptime MIN_FEW_DEPTH = 9
+"""Products of the smallest filter that the kernel for few of them is faster
+for than a panel: adding up lanes costs the same for every depth."""
+
+comptime MIN_FEW_COLUMNS = 4
+"""Output columns of the narrowest image that it is faster for: its tiles are 8
+columns wide."""
+
+
+def _prefers_few_filters(problem: ConvProblem) -> Bool:
+    """Whether the kernel for few filters is faster than a panel that they fill
+    in part, as measured: up to a quarter of a panel nearly always, up to half
+    of it if channels fill the lanes and there is depth to add up."""
+    if problem.filters <= PANEL // 4:
+        return (
+            problem.gemm_k() >= MIN_FEW_DEPTH
+            and problem.output[2] >= MIN_FEW_COLUMNS
+        )
+    return (
+        problem.filters <= MAX_FEW_FILTERS
+        and problem.group_channels() >= 2 * PANEL
+        and problem.gemm_k() >= 8 * PANEL
+        and problem.output[2] >= 2 * MIN_FEW_COLUMNS
+    )
+
+
 def choose_kernel(
     requested: Int, problem: ConvProblem, source: Int
 ) raises -> Int:
@@ -79,7 +105,7 @@ def choose_kernel(
         and not can_implement(KERNEL_GROUPED, problem, source)
     ):
         return KERNEL_GROUPED
-    if problem.filters <= MAX_FEW_FILTERS and not can_implement(
+    if _prefers_few_filters(problem) and not can_implement(
         KERNEL_FEW_FILTERS, problem, source
     ):
         return KERNEL_FEW_FILTERS

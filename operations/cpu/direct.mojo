@@ -31,11 +31,10 @@ def run_row[
     epilogue: Epilogue,
     problem: ConvProblem,
     image_row: Int,
-    begin: Int,
-    end: Int,
+    part: Span,
     scratch: Scratch,
 ):
-    """Computes filters `[begin, end)` of one row of the output image.
+    """Computes a part of one row of the output image.
 
     Parameters:
         filter_type: The packed filter's type.
@@ -49,23 +48,20 @@ def run_row[
         epilogue: The epilogue.
         problem: The convolution.
         image_row: Which row, counted over images and depths.
-        begin: The first filter.
-        end: The filter behind the last.
+        part: Which columns and filters, any number of them.
         scratch: The worker's own memory, as the kernel's `ScratchPlan` has it.
     """
     var row = image_row * problem.output[2]
     var line = RowTaps(problem, row)
     var block = (
-        span_filters(end - begin) if kernel
+        span_filters(part.filters()) if kernel
         == KERNEL_FEW_FILTERS else MAX_SPAN_FILTERS
     )
-    for filters in range(begin, end, block):
-        var last = min(end, filters + block)
+    for filters in range(part.begin, part.end, block):
+        var last = min(part.end, filters + block)
         var columns = SPAN_SUMS // (last - filters) // COLUMNS * COLUMNS
-        for q in range(0, problem.output[2], columns):
-            var span = Span(
-                q, min(problem.output[2], q + columns), filters, last
-            )
+        for q in range(part.q, part.q_end, columns):
+            var span = Span(q, min(part.q_end, q + columns), filters, last)
             if kernel == KERNEL_DEPTHWISE:
                 depthwise_span(
                     operand(x),

@@ -169,7 +169,9 @@ def _add_run[
     """Adds `length` channels that lie side by side for every pixel."""
     var whole = length // LANES * LANES
     for channel in range(0, whole, LANES):
-        prefetch[params=PrefetchOptions().for_read().high_locality()](ahead.unsafe_offset(channel))
+        prefetch[params=PrefetchOptions().for_read().high_locality()](
+            ahead.unsafe_offset(channel)
+        )
         _step[x_type, pixels, filters, True](
             starts, weights, weight_stride, channel, LANES, acc
         )

@@ -18,19 +18,30 @@ from ..conv.problem import ConvProblem
 from ..conv.reference import reference_pixel
 from .direct import run_row
 from .few_filters import UnpackedFilter
+from .image_row import Span
 from .kernel import Task, run_task
 from .scheduler import Blocking, choose_blocking, for_each_task
 from .smem import Scratch, ScratchPlan
 
-comptime TASK_ROWS = 16
-comptime TASKS_A_THREAD = 8
 comptime MIN_TASK_PRODUCTS = 1 << 17
 """Multiply-adds below which a task is not worth waking a thread for."""
+
+comptime MAX_TASK_ROWS = 16
+"""Image rows of the largest task of a direct kernel: neighbouring rows read
+mostly the same, which one core finds in its L2."""
+
+comptime THREAD_TASKS = 8
+"""Tasks that each thread gets before a task has more than one image row, so
+that threads finish together."""
+
+comptime MIN_TASK_COLUMNS = 32
+"""Output columns of the narrowest part of an image row that is a task."""
 
 
 @fieldwise_init
 struct RowCut(ImplicitlyCopyable, Movable):
-    """A cut into tasks of some image rows by a block of filters."""
+    """A cut into tasks of some image rows by a block of filters, or of columns.
+    """
 
     var image_rows: Int
     var rows: Int
@@ -45,13 +56,13 @@ struct RowCut(ImplicitlyCopyable, Movable):
 
         Args:
             problem: The convolution.
-            extent: How many filters.
+            extent: How many filters, or columns, an image row has.
             unit: What a block should be a multiple of.
             threads: How many threads there are.
         """
         self.image_rows = problem.gemm_m() // problem.output[2]
-        self.rows = min(
-            TASK_ROWS, ceildiv(self.image_rows, threads * TASKS_A_THREAD)
+        self.rows = max(
+            1, min(MAX_TASK_ROWS, self.image_rows // (threads * THREAD_TASKS))
         )
         self.extent = extent
         var blocks = min(
@@ -64,7 +75,7 @@ struct RowCut(ImplicitlyCopyable, Movable):
         return self.row_blocks() * ceildiv(self.extent, self.block)
 
     def row_blocks(self) -> Int:
-        """How many tasks there are of each block of filters."""
+        """How many tasks there are of each block of filters or columns."""
         return ceildiv(self.image_rows, self.rows)
 
 
@@ -100,7 +111,7 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
             self.tasks = self.cut.tasks()
         elif kernel == KERNEL_FEW_FILTERS:
             self.cut = RowCut(
-                problem, problem.filters, problem.filters, threads
+                problem, problem.output[2], MIN_TASK_COLUMNS, threads
             )
             self.scratch = ScratchPlan.for_few_filters(problem)
             self.tasks = self.cut.tasks()
@@ -112,6 +123,42 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
         var products = problem.gemm_m() * problem.filters * problem.gemm_k()
         self.workers = max(
             1, min(threads, self.tasks, products // MIN_TASK_PRODUCTS)
+        )
+
+
+@always_inline
+def _run_rows[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    plan: LaunchPlan,
+    index: Int,
+    scratch: Scratch,
+):
+    """Runs one task of a direct kernel."""
+    var cut = plan.cut
+    var block, row_block = divmod(index, cut.row_blocks())
+    var begin = block * cut.block
+    var end = min(cut.extent, begin + cut.block)
+    var part = Span(0, problem.output[2], begin, end)
+    if plan.kernel == KERNEL_FEW_FILTERS:
+        part = Span(begin, end, 0, problem.filters)
+    var first = row_block * cut.rows
+    for image_row in range(first, min(cut.image_rows, first + cut.rows)):
+        run_row(
+            plan.kernel,
+            output,
+            x,
+            filter,
+            epilogue,
+            problem,
+            image_row,
+            part,
+            scratch,
         )
 
 
@@ -135,30 +182,14 @@ def _run[
                 output, x, filter, epilogue, problem, index, scratch
             )
             return
-        var block, image_row = divmod(index, plan.cut.row_blocks())
-        var begin = block * plan.cut.block
-        var end = min(plan.cut.extent, begin + plan.cut.block)
         if (
             plan.kernel == KERNEL_DEPTHWISE
             or plan.kernel == KERNEL_GROUPED
             or plan.kernel == KERNEL_FEW_FILTERS
         ):
-            for row in range(
-                image_row * plan.cut.rows,
-                min(plan.cut.image_rows, (image_row + 1) * plan.cut.rows),
-            ):
-                run_row(
-                    plan.kernel,
-                    output,
-                    x,
-                    filter,
-                    epilogue,
-                    problem,
-                    row,
-                    begin,
-                    end,
-                    scratch,
-                )
+            _run_rows(
+                output, x, filter, epilogue, problem, plan, index, scratch
+            )
             return
     run_task(
         output,
