@@ -9,13 +9,15 @@ Taps that lie side by side in memory are one run of channels.
 
 from std.bit import log2_floor
 from std.math import ceildiv, iota
+from std.memory import bitcast
+from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 from std.utils import IndexList
 
 from ..conv.config import LANES, vector_registers
 from ..conv.fields import PANEL
 from ..conv.memory import Reads, Writes
-from ..conv.problem import ConvProblem
+from ..conv.problem import SPATIAL, ConvProblem
 from .image_row import COLUMNS, ColumnTile, InputRow, RowTaps, Span
 
 comptime TILE_FILTERS = 4
@@ -123,10 +125,14 @@ def _load[
     comptime if whole:
         return source.unsafe_load[width=LANES]().cast[DType.float32]()
     else:
-        return masked_load[LANES](
-            source,
-            iota[DType.int32, LANES]().lt(Int32(count)),
-            SIMD[dtype, LANES](0),
+        # As integers: a masked load of another 16-bit type is taken apart.
+        comptime bits = DType.uint32 if size_of[dtype]() == 4 else DType.uint16
+        return bitcast[dtype, LANES](
+            masked_load[LANES](
+                source.unsafe_bitcast[Scalar[bits]](),
+                iota[DType.int32, LANES]().lt(Int32(count)),
+                SIMD[bits, LANES](0),
+            )
         ).cast[DType.float32]()
 
 
@@ -166,7 +172,8 @@ def _add_run[
     ahead: Reads[x_type],
     mut acc: Array[Vector, pixels * filters],
 ):
-    """Adds `length` channels that lie side by side for every pixel."""
+    """Adds `length` channels that lie side by side for every pixel, and asks
+    for as many at `ahead`."""
     var whole = length // LANES * LANES
     for channel in range(0, whole, LANES):
         prefetch[params=PrefetchOptions().for_read().high_locality()](
@@ -212,6 +219,24 @@ def _store_sums[
 
 
 @always_inline
+def _next_pixels[
+    x_type: DType, pixels: Int
+](
+    x: Reads[x_type],
+    problem: ConvProblem,
+    line: RowTaps,
+    origin: IndexList[SPATIAL],
+) -> Reads[x_type]:
+    """What only the tile behind this one reads, in the row of the input image
+    that no output row before it has read; perhaps outside the image."""
+    var at = origin
+    at[0] += (line.depth.end - 1) * problem.dilation[0]
+    at[1] += (line.height.end - 1) * problem.dilation[1]
+    at[2] += (pixels - 1) * problem.stride[2] + problem.span(2)
+    return InputRow(x, problem, line.pixel.n, at).start
+
+
+@always_inline
 def _tile[
     x_type: DType, pixels: Int, filters: Int
 ](
@@ -231,11 +256,7 @@ def _tile[
     origin[2] += q * problem.stride[2]
     # Without dilation the taps of a row lie side by side.
     var taps = problem.filter[2] if inside and problem.dilation[2] == 1 else 1
-    var bottom = origin
-    bottom[0] += (line.depth.end - 1) * problem.dilation[0]
-    bottom[1] += (line.height.end - 1) * problem.dilation[1]
-    bottom[2] += (pixels - 1) * problem.stride[2] + problem.span(2)
-    var ahead = InputRow(x, problem, line.pixel.n, bottom).start
+    var ahead = _next_pixels[x_type, pixels](x, problem, line, origin)
     for t in range(line.depth.begin, line.depth.end):
         for r in range(line.height.begin, line.height.end):
             var at = origin
