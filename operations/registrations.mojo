@@ -21,6 +21,7 @@ from .conv.fields import (
     LAYOUT_PACKED,
 )
 from .conv.memory import operand
+from .cpu.scheduler import CpuContext
 from .conv.problem import SPATIAL, ConvProblem, Geometry
 
 
@@ -70,6 +71,7 @@ def _convolve[
     residual: ManagedTensorSlice,
     geometry: ManagedTensorSlice[dtype=DType.int64, ...],
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
+    ctx: CpuContext,
 ) raises:
     """Decodes the operands, checks them, and dispatches."""
     comptime if not is_cpu[target]():
@@ -104,7 +106,9 @@ def _convolve[
             output._has_compute_fusion or output._has_output_store_fusion
         )
         comptime if fused_output and x._has_input_fusion:
-            convolve(output, x, operand(filter), epilogue, problem, decoded)
+            convolve(
+                output, x, operand(filter), epilogue, problem, decoded, ctx
+            )
         elif fused_output:
             convolve(
                 output,
@@ -113,6 +117,7 @@ def _convolve[
                 epilogue,
                 problem,
                 decoded,
+                ctx,
             )
         elif x._has_input_fusion:
             convolve(
@@ -122,6 +127,7 @@ def _convolve[
                 epilogue,
                 problem,
                 decoded,
+                ctx,
             )
         else:
             convolve(
@@ -131,6 +137,7 @@ def _convolve[
                 epilogue,
                 problem,
                 decoded,
+                ctx,
             )
 
 
@@ -171,7 +178,16 @@ struct Conv:
         Raises:
             Naming the argument, its value and what is allowed.
         """
-        _convolve[target](output, x, filter, bias, residual, geometry, scalars)
+        _convolve[target](
+            output,
+            x,
+            filter,
+            bias,
+            residual,
+            geometry,
+            scalars,
+            rebind[CpuContext](ctx),
+        )
 
 
 @register("maxconv.conv_fused_input")
@@ -212,7 +228,16 @@ struct ConvFusedInput:
         Raises:
             As `Conv`.
         """
-        _convolve[target](output, x, filter, bias, residual, geometry, scalars)
+        _convolve[target](
+            output,
+            x,
+            filter,
+            bias,
+            residual,
+            geometry,
+            scalars,
+            rebind[CpuContext](ctx),
+        )
 
 
 @register("maxconv.explain")

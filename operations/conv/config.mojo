@@ -39,14 +39,12 @@ struct CpuTile(ImplicitlyCopyable, Movable):
         panels: Filter panels of a register tile.
         max_depth: Products accumulated between two spills of a tile, chosen so
             that a row block of activations stays in L2.
-        max_rows: Output pixels of the largest activation block.
         max_accumulators: Float32 values of the largest block of partial sums.
     """
 
     var rows: Int
     var panels: Int
     var max_depth: Int
-    var max_rows: Int
     var max_accumulators: Int
 
     def columns(self) -> Int:
@@ -77,8 +75,7 @@ struct CpuTile(ImplicitlyCopyable, Movable):
             rows=rows,
             panels=panels,
             max_depth=1152,
-            max_rows=rows * 4,
-            max_accumulators=32 * 1024,
+            max_accumulators=48 * 1024,
         )
 
 

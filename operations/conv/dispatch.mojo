@@ -5,7 +5,7 @@ from std.runtime import parallelism_level
 
 from .memory import HostBuffer, Reads
 from ..cpu.launch import launch
-from ..cpu.scheduler import choose_blocking
+from ..cpu.scheduler import CpuContext, choose_blocking
 from .config import (
     CPU_TILE,
     LANES,
@@ -172,6 +172,7 @@ def convolve[
     epilogue: Epilogue,
     problem: ConvProblem,
     geometry: Geometry,
+    ctx: CpuContext,
 ) raises:
     """Runs a validated problem, packing its filter first if it is not packed.
 
@@ -185,6 +186,7 @@ def convolve[
         epilogue: The epilogue.
         problem: The convolution.
         geometry: The decoded geometry operand.
+        ctx: The CPU.
 
     Raises:
         If the requested kernel cannot take the problem.
@@ -197,7 +199,7 @@ def convolve[
         return
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     if layout == LAYOUT_PACKED:
-        launch(kernel, output, x, filter, epilogue, problem, source)
+        launch(kernel, output, x, filter, epilogue, problem, source, ctx)
         return
     var packed = HostBuffer[filter_type](problem.packed_length())
     pack_filter(problem, layout, filter, packed.elements)
@@ -209,5 +211,6 @@ def convolve[
         epilogue,
         problem,
         source,
+        ctx,
     )
     _ = packed^

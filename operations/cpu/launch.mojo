@@ -20,7 +20,12 @@ from .direct import run_row
 from .few_filters import UnpackedFilter
 from .image_row import Span
 from .kernel import Task, run_task
-from .scheduler import Blocking, choose_blocking, for_each_task
+from .scheduler import (
+    Blocking,
+    CpuContext,
+    choose_blocking,
+    for_each_task,
+)
 from .smem import Scratch, ScratchPlan
 
 comptime MIN_TASK_PRODUCTS = 1 << 17
@@ -213,6 +218,7 @@ def launch[
     epilogue: Epilogue,
     problem: ConvProblem,
     source: Int,
+    ctx: CpuContext,
 ) raises:
     """Runs a kernel.
 
@@ -227,6 +233,10 @@ def launch[
         epilogue: The epilogue.
         problem: The convolution, with at least one output.
         source: A `SOURCE_*` code, as `x` is.
+        ctx: The CPU.
+
+    Raises:
+        If the CPU's queue refuses the work.
     """
     var plan = LaunchPlan(kernel, problem, source)
     var memory = HostBuffer[DType.float32](plan.scratch.elements(plan.workers))
@@ -234,7 +244,7 @@ def launch[
     if kernel == KERNEL_FEW_FILTERS:
         UnpackedFilter(problem, base).unpack(problem, filter)
 
-    def run(worker: Int, index: Int) raises {imm}:
+    def run(worker: Int, index: Int) {imm}:
         _run(
             output,
             x,
@@ -246,5 +256,5 @@ def launch[
             plan.scratch.scratch(base, worker),
         )
 
-    for_each_task(run, plan.tasks, plan.workers)
+    for_each_task(run, plan.tasks, plan.workers, ctx)
     _ = memory^

@@ -11,12 +11,12 @@ from ..conv.config import CPU_TILE, LANES
 from ..conv.fields import PANEL
 
 
-comptime MIN_RUN = 16
-"""Products of the shortest run worth reading where it lies: shorter ones are
+comptime MIN_RUN = 8
+"""Products of the shortest run worth a loop of its own: shorter ones are
 gathered into one long run."""
 
-comptime MAX_RUNS = CPU_TILE.max_depth // MIN_RUN + 2
-"""Runs of a slice of `CPU_TILE.max_depth` products, cut at both ends."""
+comptime MAX_RUNS = 64
+"""Runs that a tile's operand holds."""
 
 
 @fieldwise_init
@@ -40,13 +40,13 @@ struct TileOperand(Movable):
     var count: Int
     var row_stride: Int
 
-    def __init__(out self, row_stride: Int):
-        """No runs yet.
+    @always_inline
+    def clear(mut self, row_stride: Int):
+        """Leaves no runs.
 
         Args:
             row_stride: Elements between two rows.
         """
-        self.runs = Array[Run, MAX_RUNS](uninitialized=True)
         self.count = 0
         self.row_stride = row_stride
 

@@ -1,54 +1,131 @@
 """How a problem is cut into tasks, and how threads take them."""
 
-from max.algorithm import sync_parallelize
+from max.gpu.host.device_context import DeviceContextBase
 from std.atomic import Atomic
 from std.math import ceildiv
+from std.sys.info import CompilationTarget
 
 from ..conv.config import CPU_TILE, SOURCE_FLOAT32
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
-from .tile_io import reads_in_place
+from .image import copies_pay, longest_slice, strip_elements
+from .mma import tile_rows
 
-comptime GATHER_COST = 8
-"""Elements gathered in the time of one vector multiply-add: a model, good
-enough to weigh gathering a row twice against an idle thread."""
+comptime CpuContext = DeviceContextBase[CompilationTarget()]
+"""The device context of an op that runs on the CPU."""
 
-comptime FILTER_BYTES_PER_CYCLE = 8
-"""Packed filter that reaches L2 in the time of one vector multiply-add."""
+comptime BYTES_PER_STEP = 8
+"""Bytes of activation or packed filter that reach L2 in the time of one vector
+multiply-add: a model, good enough to weigh reading them twice against an idle
+thread."""
+
+comptime GATHERED_PER_STEP = 4
+"""Elements gathered in the time of one vector multiply-add."""
+
+comptime MAX_BLOCK_TILES = 8
+"""Register tiles of pixels of the largest task."""
+
+comptime MAX_BLOCK_ELEMENTS = 1 << 17
+"""Activations of the largest task's slice: half of a common L2 cache."""
+
+comptime L1_FILTER_ELEMENTS = 1 << 13
+"""Packed filter that may take most of L1."""
+
+comptime ACCESS_GATHER = 0
+"""Rows of the implicit im2col matrix are gathered: always possible."""
+
+comptime ACCESS_IMAGE = 1
+"""Tiles keep to rows of the output image and read rows of the input image:
+where they lie, or copied with their padding."""
+
+comptime ACCESS_MATRIX = 2
+"""The activation is the implicit GEMM's matrix as it lies in memory."""
+
+
+@fieldwise_init
+struct RowTile(ImplicitlyCopyable, Movable):
+    """Rows `[row, row + rows)` of the implicit GEMM, a register tile's."""
+
+    var row: Int
+    var rows: Int
+
+
+@fieldwise_init
+struct Tiling(ImplicitlyCopyable, Movable):
+    """A cut of the output pixels into register tiles: `lines` of `length`
+    pixels, each in `per_line` tiles of `rows`, the last perhaps shorter."""
+
+    var lines: Int
+    var length: Int
+    var per_line: Int
+    var rows: Int
+
+    def __init__(out self, lines: Int, length: Int):
+        """Cuts lines evenly, since short tiles multiply less in a load.
+
+        Args:
+            lines: How many.
+            length: Pixels of each.
+        """
+        self.lines = lines
+        self.length = length
+        self.per_line = ceildiv(length, CPU_TILE.rows)
+        self.rows = tile_rows(ceildiv(length, self.per_line))
+
+    def tiles(self) -> Int:
+        """How many tiles there are."""
+        return self.lines * self.per_line
+
+    def tile(self, index: Int) -> RowTile:
+        """A tile.
+
+        Args:
+            index: From 0 to `tiles() - 1`.
+
+        Returns:
+            Its rows.
+        """
+        var line, place = divmod(index, self.per_line)
+        var first = place * self.rows
+        return RowTile(
+            line * self.length + first, min(self.rows, self.length - first)
+        )
 
 
 @fieldwise_init
 struct Blocking(ImplicitlyCopyable, Movable, Writable):
-    """A cut of the implicit GEMM into tasks of `rows x panels` outputs, each
-    accumulated over slices of `depth` products; `row_aligned` cuts tiles at
-    the ends of image rows too, `row_tiles` is the most that a task has.
-    `pointwise` says that the activation is the implicit GEMM's matrix as it
-    lies in memory."""
+    """A cut of the implicit GEMM into tasks of `tiles x panels` register
+    tiles, each accumulated over slices of `depth` products."""
 
-    var rows: Int
+    var access: Int
+    """An `ACCESS_*` code."""
+    var tiling: Tiling
+    var tiles: Int
     var panels: Int
     var depth: Int
     var row_blocks: Int
     var panel_blocks: Int
     var groups: Int
-    var row_aligned: Bool
-    var row_tiles: Int
-    var pointwise: Bool
+    var tile_elements: Int
+    """Float32 values of scratch that a tile's activations take."""
 
     def tasks(self) -> Int:
         """How many tasks there are."""
         return self.row_blocks * self.panel_blocks * self.groups
 
-    def row_stride(self) -> Int:
-        """Elements between two rows of the activation block: room for the
-        gather's excess, and an odd number of cache lines, so that the rows of
-        a tile do not compete for one cache set."""
-        var lines = ceildiv(self.depth, PANEL) + 1
-        return (lines | 1) * PANEL
+    def gathered_stride(self) -> Int:
+        """Elements between two gathered rows."""
+        return row_stride(self.depth)
 
-    def tiles(self) -> Int:
-        """Register tiles of a task, at most."""
-        return self.row_tiles * ceildiv(self.panels, CPU_TILE.panels)
+    def units(self) -> Int:
+        """Register tiles side by side over a task's panels."""
+        return ceildiv(self.panels, CPU_TILE.panels)
+
+    def cached_panels(self) -> Int:
+        """Panels that are multiplied by one tile after the other: as many as
+        stay in L1, so that a tile's output is written in long pieces."""
+        var unit = self.depth * CPU_TILE.columns()
+        return max(1, L1_FILTER_ELEMENTS // unit) * CPU_TILE.panels
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the cut on one line.
@@ -57,9 +134,61 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         writer.write(
-            t"{self.tasks()} tasks of {self.rows} pixels x"
+            t"{self.tasks()} tasks of {self.tiles * self.tiling.rows} pixels x"
             t" {self.panels * PANEL} filters, {self.depth} products deep"
         )
+
+
+def row_stride(depth: Int) -> Int:
+    """Elements between two gathered rows: room for the gather's excess, and an
+    odd number of cache lines, so that the rows of a tile do not compete for
+    one cache set.
+
+    Args:
+        depth: Products of a row.
+
+    Returns:
+        The stride.
+    """
+    return ((ceildiv(depth, PANEL) + 1) | 1) * PANEL
+
+
+def choose_access(problem: ConvProblem, source: Int) -> Int:
+    """How the tiles of a problem read the activation.
+
+    Args:
+        problem: The convolution, not depthwise.
+        source: A `SOURCE_*` code.
+
+    Returns:
+        An `ACCESS_*` code.
+    """
+    if source == SOURCE_FLOAT32 and problem.is_pointwise():
+        return ACCESS_MATRIX
+    var width = problem.output[2]
+    var tiling = Tiling(1, width)
+    # Tiles that keep to image rows must not be much worse than others.
+    if tiling.rows * tiling.per_line * 9 > width * 10:
+        return ACCESS_GATHER
+    if tiling.rows * 4 < CPU_TILE.rows * 3:
+        return ACCESS_GATHER
+    if longest_slice(problem) < PANEL:
+        return ACCESS_GATHER
+    if not copies_pay(
+        problem, tiling.rows, tiling.per_line, source == SOURCE_FLOAT32
+    ):
+        return ACCESS_GATHER
+    return ACCESS_IMAGE
+
+
+def _slice_depth(problem: ConvProblem, access: Int) -> Int:
+    """Products of a slice: slices of about one length, in whole `PANEL`s."""
+    var products = problem.gemm_k()
+    var longest = CPU_TILE.max_depth
+    if access == ACCESS_IMAGE:
+        longest = min(longest, longest_slice(problem) // PANEL * PANEL)
+    var slices = ceildiv(products, longest)
+    return ceildiv(ceildiv(products, slices), PANEL) * PANEL
 
 
 def choose_blocking(
@@ -76,90 +205,74 @@ def choose_blocking(
     Returns:
         The cut.
     """
-    var in_place = source == SOURCE_FLOAT32
-    var pointwise = in_place and problem.is_pointwise()
-    var products = problem.gemm_k()
-    var slices = ceildiv(products, CPU_TILE.max_depth)
-    var depth = ceildiv(ceildiv(products, slices), PANEL) * PANEL
-    var panels = problem.panels()
-    var units = ceildiv(panels, CPU_TILE.panels)
-    var row_aligned = in_place and not pointwise and reads_in_place(problem)
+    var access = choose_access(problem, source)
+    var tiling = Tiling(1, problem.gemm_m())
+    if access == ACCESS_IMAGE:
+        tiling = Tiling(
+            problem.gemm_m() // problem.output[2], problem.output[2]
+        )
+    var depth = _slice_depth(problem, access)
+    var tile_elements = tiling.rows * row_stride(depth)
+    if access == ACCESS_IMAGE:
+        tile_elements = strip_elements(problem, tiling.rows, depth)
     var best = Blocking(
-        CPU_TILE.rows,
-        CPU_TILE.panels,
+        access,
+        tiling,
+        1,
+        min(CPU_TILE.panels, problem.panels()),
         depth,
-        1,
-        1,
+        tiling.tiles(),
+        ceildiv(problem.panels(), CPU_TILE.panels),
         problem.groups,
-        False,
-        1,
-        pointwise,
+        tile_elements,
     )
-    var best_cost = Int.MAX
-    var rows = CPU_TILE.max_rows
-    while rows >= CPU_TILE.rows:
-        var block_rows = min(rows, problem.gemm_m())
-        for cut in range(1, units + 1):
+    var best_cost = _cost(best, problem, threads)
+    var most = min(
+        MAX_BLOCK_TILES,
+        tiling.tiles(),
+        max(1, MAX_BLOCK_ELEMENTS // (tiling.rows * depth)),
+    )
+    var units = ceildiv(problem.panels(), CPU_TILE.panels)
+    for tiles in range(most, 0, -1):
+        for cut in range(1, min(units, 4 * threads) + 1):
             var unit_count = ceildiv(units, cut)
             if cut > 1 and unit_count == ceildiv(units, cut - 1):
                 continue
-            var candidate = Blocking(
-                block_rows,
-                min(unit_count * CPU_TILE.panels, panels),
-                depth,
-                ceildiv(problem.gemm_m(), block_rows),
-                ceildiv(units, unit_count),
-                problem.groups,
-                row_aligned,
-                _row_tiles(problem, block_rows, row_aligned),
-                pointwise,
-            )
             if (
-                slices > 1
-                and candidate.tiles() * CPU_TILE.elements()
+                depth < problem.gemm_k()
+                and tiles * unit_count * CPU_TILE.elements()
                 > CPU_TILE.max_accumulators
-                and unit_count > 1
             ):
                 continue
-            var cost = _cost(candidate, products, threads)
+            var candidate = best
+            candidate.tiles = tiles
+            candidate.panels = min(
+                unit_count * CPU_TILE.panels, problem.panels()
+            )
+            candidate.row_blocks = ceildiv(tiling.tiles(), tiles)
+            candidate.panel_blocks = ceildiv(units, unit_count)
+            var cost = _cost(candidate, problem, threads)
             if cost < best_cost:
                 best_cost = cost
                 best = candidate
-            if cut > 4 * threads:
-                break
-        rows -= CPU_TILE.rows
     return best
 
 
-def _row_tiles(problem: ConvProblem, rows: Int, row_aligned: Bool) -> Int:
-    """The most register tiles that `rows` neighbouring pixels are cut into."""
-    if not row_aligned:
-        return ceildiv(rows, CPU_TILE.rows)
-    var ends = ceildiv(rows - 1, problem.output[2])
-    return ceildiv(rows, CPU_TILE.rows) + ends
-
-
-def _cost(blocking: Blocking, products: Int, threads: Int) -> Int:
+def _cost(blocking: Blocking, problem: ConvProblem, threads: Int) -> Int:
     """The model's time of a cut, in vector multiply-adds."""
-    var multiply = blocking.rows * blocking.panels * products
-    var gather = blocking.rows * products // GATHER_COST
-    var filter = (
-        blocking.panels * PANEL * 4 * products // FILTER_BYTES_PER_CYCLE
-    )
-    var tasks = blocking.tasks()
-    var rounds = ceildiv(tasks, threads)
-    # Threads take tasks as they finish, so many small ones even out.
-    var waste = rounds * threads - tasks
-    return (
-        (multiply + gather + filter)
-        * (tasks * 64 + waste * 64)
-        // (64 * threads)
-    )
+    var products = problem.gemm_k()
+    var rows = blocking.tiles * blocking.tiling.rows
+    var columns = blocking.panels * PANEL
+    var multiply = rows * blocking.panels * products
+    var read = (rows + columns) * products * 4 // BYTES_PER_STEP
+    if blocking.access == ACCESS_GATHER:
+        read += rows * products // GATHERED_PER_STEP
+    return (multiply + read) * ceildiv(blocking.tasks(), threads)
 
 
 def for_each_task[
-    Work: def(Int, Int) raises -> None
-](work: Work, tasks: Int, workers: Int) raises:
+    Work: def(Int, Int) -> None
+](work: Work, tasks: Int, workers: Int, ctx: CpuContext) raises:
     """Runs `work(worker, task)` for every task, each worker taking the next
     task as it finishes one.
 
@@ -167,6 +280,10 @@ def for_each_task[
         work: What to do; must not touch another worker's memory.
         tasks: How many tasks there are.
         workers: How many of them may run at once, from 1.
+        ctx: The CPU, whose threads help.
+
+    Raises:
+        If the CPU's queue refuses the work.
     """
     if workers <= 1 or tasks <= 1:
         for task in range(tasks):
@@ -174,11 +291,15 @@ def for_each_task[
         return
     var next = Atomic[Int64](0)
 
-    def worker_loop(worker: Int) raises {imm work, mut next, imm tasks}:
+    def worker_loop(worker: Int) {imm work, mut next, imm tasks}:
         while True:
             var task = Int(next.fetch_add(1))
             if task >= tasks:
                 return
             work(worker, task)
 
-    sync_parallelize(worker_loop, min(workers, tasks))
+    # The calling thread works too: waking it in the end takes as long as a
+    # small convolution.
+    ctx.enqueue_cpu_range(worker_loop, min(workers, tasks) - 1)
+    worker_loop(min(workers, tasks) - 1)
+    ctx.synchronize()

@@ -6,7 +6,7 @@ from ..conv.problem import ConvProblem
 from .few_filters import UnpackedFilter
 from .grouped import GATHERED
 from .image_row import SPAN_SUMS
-from .scheduler import Blocking
+from .scheduler import ACCESS_MATRIX, Blocking
 
 
 @fieldwise_init
@@ -30,9 +30,9 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
 
     @staticmethod
     def for_blocks(problem: ConvProblem, blocking: Blocking) -> ScratchPlan:
-        """What a cut of the implicit GEMM needs: a block of gathered rows, or
-        one tile of them where only the last of a block is gathered; and its
-        partial sums, or one tile of them where no sum outlives its tile.
+        """What a cut of the implicit GEMM needs: the activations of a task's
+        tiles, or of one where only the last is gathered; and its partial sums,
+        or one tile of them where no sum outlives its tile.
 
         Args:
             problem: The convolution.
@@ -41,17 +41,16 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
         Returns:
             The plan.
         """
-        var rows = min(
-            blocking.rows,
-            CPU_TILE.rows if blocking.pointwise else blocking.rows,
-        )
-        var tiles = blocking.tiles() if (
-            blocking.depth < problem.gemm_k()
-        ) else 1
+        var tiles = blocking.tiles
+        var sums = tiles * blocking.units()
+        if blocking.depth >= problem.gemm_k():
+            sums = 1
+        if blocking.access == ACCESS_MATRIX:
+            tiles = 1
         return ScratchPlan(
             shared=0,
-            activation=(rows + 1) // 2 * 2 * blocking.row_stride(),
-            accumulators=tiles * CPU_TILE.elements(),
+            activation=tiles * blocking.tile_elements,
+            accumulators=sums * CPU_TILE.elements(),
         )
 
     @staticmethod

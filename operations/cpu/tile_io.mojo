@@ -10,10 +10,8 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ..conv.memory import Reads, Writes, operand
-from ..conv.config import CPU_TILE
 from ..conv.fields import PANEL
 from ..conv.problem import SPATIAL, ConvProblem
-from .mma import MIN_RUN, Run, TileOperand
 
 comptime COPY = PANEL
 """Elements that the gather moves at once."""
@@ -178,7 +176,7 @@ def input_elements(problem: ConvProblem) -> Int:
 
 
 @always_inline
-def _zero(to: Writes[DType.float32], count: Int):
+def zero(to: Writes[DType.float32], count: Int):
     """Zeroes at least `count` values, in whole `COPY`s: the excess is
     overwritten by the next run, or lies in the row's slack."""
     for i in range(0, count, COPY):
@@ -186,7 +184,7 @@ def _zero(to: Writes[DType.float32], count: Int):
 
 
 @always_inline
-def _copy_memory[
+def copy_memory[
     dtype: DType
 ](
     x: Reads[dtype],
@@ -196,7 +194,7 @@ def _copy_memory[
     count: Int,
 ):
     """Converts `x[begin : begin+count]`, in whole `COPY`s where the tensor of
-    `length` elements reaches that far; the excess is as in `_zero`."""
+    `length` elements reaches that far; the excess is as in `zero`."""
     var whole = count
     if begin + ceildiv(count, COPY) * COPY > length:
         whole = count // COPY * COPY
@@ -209,7 +207,7 @@ def _copy_memory[
 
 
 @always_inline
-def _copy_fused(
+def copy_fused(
     x: ManagedTensorSlice,
     problem: ConvProblem,
     n: Int,
@@ -251,9 +249,9 @@ def _gather_span(
     var left = min(max(first, begin), end)
     var right = min(max(last, left), end)
     if left > begin:
-        _zero(to, left - begin)
+        zero(to, left - begin)
     if right > left:
-        _copy_memory(
+        copy_memory(
             operand(x),
             pixel_offset(problem, n, at) * channels + left,
             columns.elements,
@@ -261,7 +259,7 @@ def _gather_span(
             right - left,
         )
     if end > right:
-        _zero(to.unsafe_offset(right - begin), end - right)
+        zero(to.unsafe_offset(right - begin), end - right)
 
 
 @always_inline
@@ -285,13 +283,13 @@ def _gather_taps(
         pixel[2] += s * problem.dilation[2]
         var here = to.unsafe_offset(low - begin)
         if pixel[2] < 0 or pixel[2] >= problem.input[2]:
-            _zero(here, high - low)
+            zero(here, high - low)
             continue
         var channel = group * channels + low - s * channels
         comptime if x._has_input_fusion:
-            _copy_fused(x, problem, n, pixel, channel, here, high - low)
+            copy_fused(x, problem, n, pixel, channel, here, high - low)
         else:
-            _copy_memory(
+            copy_memory(
                 operand(x),
                 pixel_offset(problem, n, pixel) * problem.channels + channel,
                 columns.elements,
@@ -362,7 +360,7 @@ def _gather_row(
             or at[1] < 0
             or at[1] >= problem.input[1]
         ):
-            _zero(here, high - low)
+            zero(here, high - low)
         else:
             comptime if x._has_input_fusion:
                 _gather_taps(
@@ -415,108 +413,3 @@ def gather_rows(
             x, problem, group, pixel, columns, to.unsafe_offset(i * row_stride)
         )
         pixel.advance(problem)
-
-
-def reads_in_place(problem: ConvProblem) -> Bool:
-    """Whether register tiles should keep to image rows, so that those inside
-    the image are read where they lie.
-
-    Worth it if runs are long and most tiles of an image row are inside.
-
-    Args:
-        problem: The convolution.
-
-    Returns:
-        Whether tiles keep to image rows.
-    """
-    var run = problem.group_channels()
-    if problem.groups == 1 and problem.dilation[2] == 1:
-        run *= problem.filter[2]
-    if run < MIN_RUN:
-        return False
-    if problem.pad_before[2] == 0 and problem.pad_after[2] == 0:
-        return problem.output[2] >= CPU_TILE.rows // 2
-    return problem.output[2] >= 2 * CPU_TILE.rows
-
-
-@always_inline
-def is_inside(problem: ConvProblem, pixel: Pixel, count: Int) -> Bool:
-    """Whether every tap of neighbouring output pixels lies inside the image's
-    width.
-
-    Args:
-        problem: The convolution.
-        pixel: The first pixel.
-        count: How many, all in one image row.
-
-    Returns:
-        Whether none needs padding to its left or right.
-    """
-    var first = pixel.at[2] * problem.stride[2] - problem.pad_before[2]
-    var last = first + (count - 1) * problem.stride[2] + problem.span(2)
-    return first >= 0 and last <= problem.input[2]
-
-
-@always_inline
-def runs_in_place(
-    x: Reads[DType.float32],
-    problem: ConvProblem,
-    group: Int,
-    pixel: Pixel,
-    columns: Columns,
-) -> TileOperand:
-    """The runs of a tile that `is_inside`, where they lie; those above or
-    below the image are left out, being zeros.
-
-    Args:
-        x: The activation.
-        problem: The convolution.
-        group: The group.
-        pixel: The tile's first pixel.
-        columns: Which columns of the implicit im2col matrix.
-
-    Returns:
-        The operand.
-    """
-    var result = TileOperand(problem.stride[2] * problem.channels)
-    var channels = problem.group_channels()
-    var origin = pixel.at * problem.stride - problem.pad_before
-    var length = columns.segment if columns.adjacent else channels
-    var per_segment = 1 if columns.adjacent else problem.filter[2]
-    var t = columns.first_t
-    var r = columns.first_r
-    var start = (t * problem.filter[1] + r) * columns.segment
-    while start < columns.end:
-        var at = origin
-        at[0] += t * problem.dilation[0]
-        at[1] += r * problem.dilation[1]
-        var inside = (
-            at[0] >= 0
-            and at[0] < problem.input[0]
-            and at[1] >= 0
-            and at[1] < problem.input[1]
-        )
-        for s in range(per_segment):
-            var low = max(columns.begin, start)
-            var high = min(columns.end, start + length)
-            if inside and high > low:
-                var pixels = pixel_offset(problem, pixel.n, at)
-                pixels += s * problem.dilation[2]
-                result.append(
-                    Run(
-                        x.unsafe_offset(
-                            pixels * problem.channels
-                            + group * channels
-                            + low
-                            - start
-                        ),
-                        low,
-                        high - low,
-                    )
-                )
-            start += length
-        r += 1
-        if r == problem.filter[1]:
-            r = 0
-            t += 1
-    return result^

@@ -32,6 +32,7 @@ from operations.conv.memory import HostBuffer, Writes
 from operations.conv.packing import FilterStrides, pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.cpu.launch import launch
+from operations.cpu.scheduler import CpuContext
 
 comptime GUARD = 64
 """Elements in front of and behind an output that no kernel may touch."""
@@ -160,7 +161,7 @@ def fill[dtype: DType](to: Writes[dtype], count: Int, modulus: Int):
 
 def check[
     in_type: DType, out_type: DType
-](spec: Case, exact: List[Int]) raises -> Int:
+](spec: Case, exact: List[Int], ctx: CpuContext) raises -> Int:
     """Runs all kernels that take the case.
 
     Returns:
@@ -221,6 +222,7 @@ def check[
             epilogue,
             p,
             source,
+            ctx,
         )
         var bad = 0
         for i in range(count):
@@ -257,6 +259,7 @@ def check[
 
 
 def main() raises:
+    var ctx = CpuContext(api="cpu")
     while True:
         var line: String
         try:
@@ -270,7 +273,7 @@ def main() raises:
         for row in range(spec.problem.gemm_m()):
             for filter in range(spec.problem.filters):
                 exact.append(expected_sum(spec, row, filter))
-        var wrong = check[DType.float32, DType.float32](spec, exact)
-        wrong += check[DType.bfloat16, DType.bfloat16](spec, exact)
-        wrong += check[DType.float16, DType.float32](spec, exact)
+        var wrong = check[DType.float32, DType.float32](spec, exact, ctx)
+        wrong += check[DType.bfloat16, DType.bfloat16](spec, exact, ctx)
+        wrong += check[DType.float16, DType.float32](spec, exact, ctx)
         print(t"DONE {spec.name} {wrong}", flush=True)

@@ -1,0 +1,65 @@
+"""A model of TMA, Hopper's and Blackwell's copy engine for tensors, in numpy and without a GPU.
+
+``TiledDescriptor`` and ``Im2colDescriptor`` hold every field of the driver's two encode calls;
+``explain`` prints one, ``validate`` says what the driver would refuse, ``load`` and ``store`` move
+exactly the bytes that the instruction moves. ``activation_descriptor`` and ``filter_descriptor``
+make the descriptors of a convolution::
+
+    problem = ConvProblem.from_arguments((8, 56, 56, 64), (64, 3, 3, 64), filter_layout="KRSC",
+                                         padding=1)
+    descriptor = activation_descriptor(problem, DataType.BFLOAT16, channels_per_pixel=64)
+    print(explain(descriptor))
+    for offsets in filter_offsets(problem):
+        tile = load(descriptor, activation, pixel_coordinates(problem, 0), offsets)
+"""
+
+from .descriptor import (
+    DataType,
+    Descriptor,
+    Im2colDescriptor,
+    Interleave,
+    L2Promotion,
+    OobFill,
+    Swizzle,
+    TiledDescriptor,
+    packed_strides,
+)
+from .explanation import explain
+from .fprop import (
+    activation_descriptor,
+    filter_descriptor,
+    filter_offsets,
+    pixel_coordinates,
+    why_not,
+)
+from .swizzle import swizzle_address, swizzle_bits, swizzle_period
+from .transfer import NAN_FILL, load, store
+from .validation import CORNER_RANGE, OFFSET_MAXIMUM, Violation, validate
+
+__all__ = [
+    "CORNER_RANGE",
+    "NAN_FILL",
+    "OFFSET_MAXIMUM",
+    "DataType",
+    "Descriptor",
+    "Im2colDescriptor",
+    "Interleave",
+    "L2Promotion",
+    "OobFill",
+    "Swizzle",
+    "TiledDescriptor",
+    "Violation",
+    "activation_descriptor",
+    "explain",
+    "filter_descriptor",
+    "filter_offsets",
+    "load",
+    "packed_strides",
+    "pixel_coordinates",
+    "store",
+    "swizzle_address",
+    "swizzle_bits",
+    "swizzle_period",
+    "validate",
+    "why_not",
+]
