@@ -10,6 +10,7 @@ from std.sys.info import CompilationTarget, simd_width_of
 
 from .fields import (
     KERNEL_DEPTHWISE,
+    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
@@ -91,6 +92,14 @@ comptime CPU_TILE = CpuTile.for_registers(LANES, vector_registers())
 """The tile of the machine that this is compiled for."""
 
 
+comptime MAX_FEW_FILTERS = 8
+"""Filters that the kernel for few of them takes: half a panel."""
+
+comptime MAX_FEW_DEPTH = 16 * 1024
+"""Products of a filter that the kernel for few of them unpacks: all filters
+take 512 KiB at most."""
+
+
 def kernel_name(kernel: Int) -> StaticString:
     """The name of a kernel code, as the Python layer spells it."""
     if kernel == KERNEL_REFERENCE:
@@ -103,6 +112,8 @@ def kernel_name(kernel: Int) -> StaticString:
         return "depthwise"
     if kernel == KERNEL_GROUPED:
         return "grouped"
+    if kernel == KERNEL_FEW_FILTERS:
+        return "few_filters"
     return "auto"
 
 
@@ -121,6 +132,27 @@ def _grouped_refusal(problem: ConvProblem) -> Optional[String]:
         t" multiples of {PANEL}; here {problem.groups} of"
         t" {problem.group_channels()} and {problem.group_filters()}"
     )
+
+
+def _few_filters_refusal(problem: ConvProblem) -> Optional[String]:
+    """Why the kernel for few filters cannot take a problem."""
+    if problem.groups > 1 or problem.is_depthwise():
+        return String(
+            t"few_filters takes one group and no depthwise filter; here"
+            t" {problem.groups} of {problem.group_channels()} channels and"
+            t" {problem.group_filters()} filters"
+        )
+    if problem.filters > MAX_FEW_FILTERS:
+        return String(
+            t"few_filters takes up to {MAX_FEW_FILTERS} filters; here"
+            t" {problem.filters}"
+        )
+    if problem.gemm_k() > MAX_FEW_DEPTH:
+        return String(
+            t"few_filters keeps filters of up to {MAX_FEW_DEPTH} products in"
+            t" scratch memory; here {problem.gemm_k()}"
+        )
+    return None
 
 
 def can_implement(
@@ -162,6 +194,8 @@ def can_implement(
         )
     if kernel == KERNEL_GROUPED:
         return _grouped_refusal(problem)
+    if kernel == KERNEL_FEW_FILTERS:
+        return _few_filters_refusal(problem)
     if kernel == KERNEL_POINTWISE and not problem.is_pointwise():
         return String(
             t"pointwise takes one tap, stride 1 and no padding; here filter"

@@ -9,6 +9,7 @@ from ..cpu.scheduler import CpuContext, choose_blocking
 from .config import (
     CPU_TILE,
     LANES,
+    MAX_FEW_FILTERS,
     SOURCE_CONVERTED,
     SOURCE_FLOAT32,
     SOURCE_FUSED,
@@ -21,6 +22,7 @@ from .fields import (
     GEOMETRY_KERNEL,
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
+    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
@@ -35,6 +37,32 @@ from .problem import ConvProblem, Geometry
 comptime MAX_GROUPED_CHANNELS = 8
 """Channels of the widest group that the grouped kernel is faster for than the
 implicit GEMM."""
+
+
+comptime MIN_FEW_DEPTH = 9
+"""Products of the smallest filter that the kernel for few of them is faster
+for than a panel: adding up lanes costs the same for every depth."""
+
+comptime MIN_FEW_COLUMNS = 4
+"""Output columns of the narrowest image that it is faster for: its tiles are 8
+columns wide."""
+
+
+def _prefers_few_filters(problem: ConvProblem) -> Bool:
+    """Whether the kernel for few filters is faster than a panel that they fill
+    in part, as measured: up to a quarter of a panel nearly always, up to half
+    of it if channels fill the lanes and there is depth to add up."""
+    if problem.filters <= PANEL // 4:
+        return (
+            problem.gemm_k() >= MIN_FEW_DEPTH
+            and problem.output[2] >= MIN_FEW_COLUMNS
+        )
+    return (
+        problem.filters <= MAX_FEW_FILTERS
+        and problem.group_channels() >= 2 * PANEL
+        and problem.gemm_k() >= 8 * PANEL
+        and problem.output[2] >= 2 * MIN_FEW_COLUMNS
+    )
 
 
 def choose_kernel(
@@ -53,8 +81,10 @@ def choose_kernel(
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    if requested < KERNEL_AUTO or requested > KERNEL_GROUPED:
-        raise Error(t"config: kernel code {requested} is not 0 to 5")
+    if requested < KERNEL_AUTO or requested > KERNEL_FEW_FILTERS:
+        raise Error(
+            t"config: kernel code {requested} is not 0 to {KERNEL_FEW_FILTERS}"
+        )
     if requested != KERNEL_AUTO:
         var refusal = can_implement(requested, problem, source)
         if refusal:
@@ -75,6 +105,10 @@ def choose_kernel(
         and not can_implement(KERNEL_GROUPED, problem, source)
     ):
         return KERNEL_GROUPED
+    if _prefers_few_filters(problem) and not can_implement(
+        KERNEL_FEW_FILTERS, problem, source
+    ):
+        return KERNEL_FEW_FILTERS
     if problem.is_pointwise() and not can_implement(
         KERNEL_POINTWISE, problem, source
     ):
@@ -110,6 +144,11 @@ def explain_choice(
         return String(
             t"groups of {problem.group_channels()} channels: too narrow to"
             t" gather, so read where they lie"
+        )
+    if kernel == KERNEL_FEW_FILTERS:
+        return String(
+            t"{problem.filters} filters leave most of a panel empty: lanes are"
+            t" channels, {LANES} at a time"
         )
     var cut = choose_blocking(problem, parallelism_level(), source)
     var tile = String(

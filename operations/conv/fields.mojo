@@ -50,6 +50,7 @@ comptime KERNEL_IMPLICIT_GEMM = 2
 comptime KERNEL_POINTWISE = 3
 comptime KERNEL_DEPTHWISE = 4
 comptime KERNEL_GROUPED = 5
+comptime KERNEL_FEW_FILTERS = 6
 
 # Activations of the epilogue.
 comptime ACTIVATION_NONE = 0

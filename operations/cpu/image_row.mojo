@@ -170,6 +170,32 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
         self.channels = problem.channels
 
     @always_inline
+    def contains(self, column: Int) -> Bool:
+        """Whether a pixel lies inside the image.
+
+        Args:
+            column: The pixel, counted from the row's first one.
+
+        Returns:
+            Whether it does.
+        """
+        var w = self.w + column
+        return 0 <= w < self.width
+
+    @always_inline
+    def pixel(self, column: Int) -> Reads[Self.dtype]:
+        """The channels of a pixel.
+
+        Args:
+            column: The pixel, counted from the row's first one, inside the
+                image.
+
+        Returns:
+            Where they lie.
+        """
+        return self.start.unsafe_offset(column * self.channels)
+
+    @always_inline
     def load[
         width: Int, checked: Bool
     ](self, column: Int, channel: Int) -> SIMD[DType.float32, width]:
@@ -188,9 +214,10 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
             The values.
         """
         comptime if checked:
-            var w = self.w + column
-            if w < 0 or w >= self.width:
+            if not self.contains(column):
                 return SIMD[DType.float32, width](0)
-        return self.start.unsafe_load[width=width](
-            column * self.channels + channel
-        ).cast[DType.float32]()
+        return (
+            self.pixel(column)
+            .unsafe_load[width=width](channel)
+            .cast[DType.float32]()
+        )

@@ -8,6 +8,7 @@ from ..conv.config import LANES
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
     KERNEL_DEPTHWISE,
+    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_REFERENCE,
     PANEL,
@@ -16,6 +17,8 @@ from ..conv.memory import HostBuffer, Reads
 from ..conv.problem import ConvProblem
 from ..conv.reference import reference_pixel
 from .direct import run_row
+from .few_filters import UnpackedFilter
+from .image_row import Span
 from .kernel import Task, run_task
 from .scheduler import (
     Blocking,
@@ -28,12 +31,25 @@ from .smem import Scratch, ScratchPlan
 comptime MIN_TASK_PRODUCTS = 1 << 17
 """Multiply-adds below which a task is not worth waking a thread for."""
 
+comptime MAX_TASK_ROWS = 16
+"""Image rows of the largest task of a direct kernel: neighbouring rows read
+mostly the same, which one core finds in its L2."""
+
+comptime THREAD_TASKS = 8
+"""Tasks that each thread gets before a task has more than one image row, so
+that threads finish together."""
+
+comptime MIN_TASK_COLUMNS = 32
+"""Output columns of the narrowest part of an image row that is a task."""
+
 
 @fieldwise_init
 struct RowCut(ImplicitlyCopyable, Movable):
-    """A cut into tasks of one image row by a block of filters."""
+    """A cut into tasks of some image rows by a block of filters, or of columns.
+    """
 
     var image_rows: Int
+    var rows: Int
     var extent: Int
     var block: Int
 
@@ -45,11 +61,14 @@ struct RowCut(ImplicitlyCopyable, Movable):
 
         Args:
             problem: The convolution.
-            extent: How many filters.
+            extent: How many filters, or columns, an image row has.
             unit: What a block should be a multiple of.
             threads: How many threads there are.
         """
         self.image_rows = problem.gemm_m() // problem.output[2]
+        self.rows = max(
+            1, min(MAX_TASK_ROWS, self.image_rows // (threads * THREAD_TASKS))
+        )
         self.extent = extent
         var blocks = min(
             ceildiv(extent, unit), ceildiv(threads * 4, self.image_rows)
@@ -58,7 +77,11 @@ struct RowCut(ImplicitlyCopyable, Movable):
 
     def tasks(self) -> Int:
         """How many tasks there are."""
-        return self.image_rows * ceildiv(self.extent, self.block)
+        return self.row_blocks() * ceildiv(self.extent, self.block)
+
+    def row_blocks(self) -> Int:
+        """How many tasks there are of each block of filters or columns."""
+        return ceildiv(self.image_rows, self.rows)
 
 
 @fieldwise_init
@@ -91,6 +114,12 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
         elif kernel == KERNEL_GROUPED:
             self.cut = RowCut(problem, problem.filters, PANEL, threads)
             self.tasks = self.cut.tasks()
+        elif kernel == KERNEL_FEW_FILTERS:
+            self.cut = RowCut(
+                problem, problem.output[2], MIN_TASK_COLUMNS, threads
+            )
+            self.scratch = ScratchPlan.for_few_filters(problem)
+            self.tasks = self.cut.tasks()
         elif kernel == KERNEL_REFERENCE:
             self.tasks = problem.gemm_m()
         else:
@@ -99,6 +128,42 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
         var products = problem.gemm_m() * problem.filters * problem.gemm_k()
         self.workers = max(
             1, min(threads, self.tasks, products // MIN_TASK_PRODUCTS)
+        )
+
+
+@always_inline
+def _run_rows[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    plan: LaunchPlan,
+    index: Int,
+    scratch: Scratch,
+):
+    """Runs one task of a direct kernel."""
+    var cut = plan.cut
+    var block, row_block = divmod(index, cut.row_blocks())
+    var begin = block * cut.block
+    var end = min(cut.extent, begin + cut.block)
+    var part = Span(0, problem.output[2], begin, end)
+    if plan.kernel == KERNEL_FEW_FILTERS:
+        part = Span(begin, end, 0, problem.filters)
+    var first = row_block * cut.rows
+    for image_row in range(first, min(cut.image_rows, first + cut.rows)):
+        run_row(
+            plan.kernel,
+            output,
+            x,
+            filter,
+            epilogue,
+            problem,
+            image_row,
+            part,
+            scratch,
         )
 
 
@@ -122,20 +187,13 @@ def _run[
                 output, x, filter, epilogue, problem, index, scratch
             )
             return
-        var block, image_row = divmod(index, plan.cut.image_rows)
-        var begin = block * plan.cut.block
-        var end = min(plan.cut.extent, begin + plan.cut.block)
-        if plan.kernel == KERNEL_DEPTHWISE or plan.kernel == KERNEL_GROUPED:
-            run_row(
-                output,
-                x,
-                filter,
-                epilogue,
-                problem,
-                image_row,
-                begin,
-                end,
-                scratch,
+        if (
+            plan.kernel == KERNEL_DEPTHWISE
+            or plan.kernel == KERNEL_GROUPED
+            or plan.kernel == KERNEL_FEW_FILTERS
+        ):
+            _run_rows(
+                output, x, filter, epilogue, problem, plan, index, scratch
             )
             return
     run_task(
@@ -181,10 +239,10 @@ def launch[
         If the CPU's queue refuses the work.
     """
     var plan = LaunchPlan(kernel, problem, source)
-    var memory = HostBuffer[DType.float32](
-        plan.scratch.elements() * plan.workers
-    )
+    var memory = HostBuffer[DType.float32](plan.scratch.elements(plan.workers))
     var base = memory.elements
+    if kernel == KERNEL_FEW_FILTERS:
+        UnpackedFilter(problem, base).unpack(problem, filter)
 
     def run(worker: Int, index: Int) {imm}:
         _run(

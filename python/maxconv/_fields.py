@@ -93,6 +93,7 @@ class Kernel(IntEnum):
     POINTWISE = 3
     DEPTHWISE = 4
     GROUPED = 5
+    FEW_FILTERS = 6
 
 
 class Activation(IntEnum):

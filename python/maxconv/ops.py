@@ -153,8 +153,8 @@ def conv2d(
         final_activation: As ``activation``, but applied last.
         out_dtype: Type of the result; by default that of ``x``.
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"pointwise"``,
-            ``"depthwise"`` or ``"grouped"``, which raises in the call where it cannot; ``"auto"``
-            or ``None`` leaves the choice to the op.
+            ``"depthwise"``, ``"grouped"`` or ``"few_filters"``, which raises in the call where it
+            cannot; ``"auto"`` or ``None`` leaves the choice to the op.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is

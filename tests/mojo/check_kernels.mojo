@@ -25,7 +25,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
     ACTIVATION_NONE,
     ACTIVATION_RELU,
-    KERNEL_GROUPED,
+    KERNEL_FEW_FILTERS,
     KERNEL_REFERENCE,
 )
 from operations.conv.memory import HostBuffer, Writes
@@ -209,7 +209,7 @@ def check[
         SOURCE_FLOAT32 if in_type == DType.float32 else SOURCE_CONVERTED
     )
     var wrong = 0
-    for kernel in range(KERNEL_REFERENCE, KERNEL_GROUPED + 1):
+    for kernel in range(KERNEL_REFERENCE, KERNEL_FEW_FILTERS + 1):
         if can_implement(kernel, p, source):
             continue
         for i in range(count + 2 * GUARD):

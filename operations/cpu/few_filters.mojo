@@ -1,0 +1,341 @@
+"""Convolution with few filters on the CPU: lanes are input channels, registers
+are pixels by filters.
+
+A panel of the implicit GEMM would leave most of its lanes to filters that do
+not exist. Here a step multiplies `LANES` channels of neighbouring output pixels
+by the same channels of every filter, and each tile ends with a sum over lanes.
+Taps that lie side by side in memory are one run of channels.
+"""
+
+from std.bit import log2_floor
+from std.math import ceildiv, iota
+from std.memory import bitcast
+from std.sys.info import size_of
+from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
+from std.utils import IndexList
+
+from ..conv.config import LANES, vector_registers
+from ..conv.fields import PANEL
+from ..conv.memory import Reads, Writes
+from ..conv.problem import SPATIAL, ConvProblem
+from .image_row import COLUMNS, ColumnTile, InputRow, RowTaps, Span
+
+comptime TILE_FILTERS = 4
+"""Filters of the widest register tile."""
+
+comptime Vector = SIMD[DType.float32, LANES]
+
+
+def tile_pixels(filters: Int) -> Int:
+    """Output pixels of a register tile: as many as leave registers for the
+    filters and one activation.
+
+    Args:
+        filters: Filters of the tile.
+
+    Returns:
+        A power of two, at most `COLUMNS`.
+    """
+    var pixels = COLUMNS
+    while pixels > 1 and (pixels + 1) * filters + 1 > vector_registers():
+        pixels //= 2
+    return pixels
+
+
+def span_filters(filters: Int) -> Int:
+    """Filters that are computed at once: all, or parts of about the same size.
+
+    Args:
+        filters: How many filters the convolution has.
+
+    Returns:
+        At most `TILE_FILTERS`.
+    """
+    return ceildiv(filters, ceildiv(filters, TILE_FILTERS))
+
+
+@fieldwise_init
+struct UnpackedFilter(ImplicitlyCopyable, Movable):
+    """The filter as float32 `[filters][depth]`, behind the zeros that a pixel
+    outside the image reads."""
+
+    var zeros: Writes[DType.float32]
+    var filters: Writes[DType.float32]
+    var stride: Int
+    """Elements between two filters."""
+
+    def __init__(out self, problem: ConvProblem, memory: Writes[DType.float32]):
+        """Where the parts lie; nothing is written.
+
+        Args:
+            problem: The convolution.
+            memory: `length(problem)` values.
+        """
+        self.zeros = memory
+        self.filters = memory.unsafe_offset(Self._zeros(problem))
+        self.stride = Self._stride(problem)
+
+    @staticmethod
+    def _zeros(problem: ConvProblem) -> Int:
+        return ceildiv(problem.channels, PANEL) * PANEL
+
+    @staticmethod
+    def _stride(problem: ConvProblem) -> Int:
+        # An odd number of cache lines: filters do not compete for one set.
+        return (ceildiv(problem.gemm_k(), PANEL) | 1) * PANEL
+
+    @staticmethod
+    def length(problem: ConvProblem) -> Int:
+        """Float32 values of all parts, in whole cache lines.
+
+        Args:
+            problem: The convolution.
+
+        Returns:
+            The length.
+        """
+        return Self._zeros(problem) + problem.filters * Self._stride(problem)
+
+    def unpack[
+        filter_type: DType
+    ](self, problem: ConvProblem, filter: Reads[filter_type]):
+        """Writes all parts.
+
+        Parameters:
+            filter_type: The packed filter's type.
+
+        Args:
+            problem: The convolution, of one panel.
+            filter: The packed filter.
+        """
+        for i in range(Self._zeros(problem)):
+            self.zeros[unsafe_offset=i] = 0
+        for k in range(problem.gemm_k()):
+            for f in range(problem.filters):
+                self.filters[unsafe_offset=f * self.stride + k] = filter[
+                    unsafe_offset=k * PANEL + f
+                ].cast[DType.float32]()
+
+
+@always_inline
+def _load[
+    dtype: DType, whole: Bool
+](source: Reads[dtype], count: Int) -> Vector:
+    """Loads a vector, or its first `count` lanes and zeros."""
+    comptime if whole:
+        return source.unsafe_load[width=LANES]().cast[DType.float32]()
+    else:
+        # As integers: a masked load of another 16-bit type is taken apart.
+        comptime bits = DType.uint32 if size_of[dtype]() == 4 else DType.uint16
+        return bitcast[dtype, LANES](
+            masked_load[LANES](
+                source.unsafe_bitcast[Scalar[bits]](),
+                iota[DType.int32, LANES]().lt(Int32(count)),
+                SIMD[bits, LANES](0),
+            )
+        ).cast[DType.float32]()
+
+
+@always_inline
+def _step[
+    x_type: DType, pixels: Int, filters: Int, whole: Bool
+](
+    starts: Array[Reads[x_type], pixels],
+    weights: Reads[DType.float32],
+    weight_stride: Int,
+    channel: Int,
+    count: Int,
+    mut acc: Array[Vector, pixels * filters],
+):
+    """Adds a vector of channels, or the `count` that are left of them."""
+    var weight = Array[Vector, filters](fill=Vector(0))
+    comptime for f in range(filters):
+        weight[f] = _load[DType.float32, whole](
+            weights.unsafe_offset(f * weight_stride + channel), count
+        )
+    comptime for i in range(pixels):
+        var value = _load[x_type, whole](
+            starts[i].unsafe_offset(channel), count
+        )
+        comptime for f in range(filters):
+            acc[i * filters + f] = value.fma(weight[f], acc[i * filters + f])
+
+
+@always_inline
+def _add_run[
+    x_type: DType, pixels: Int, filters: Int
+](
+    starts: Array[Reads[x_type], pixels],
+    weights: Reads[DType.float32],
+    weight_stride: Int,
+    length: Int,
+    ahead: Reads[x_type],
+    mut acc: Array[Vector, pixels * filters],
+):
+    """Adds `length` channels that lie side by side for every pixel, and asks
+    for as many at `ahead`."""
+    var whole = length // LANES * LANES
+    for channel in range(0, whole, LANES):
+        prefetch[params=PrefetchOptions().for_read().high_locality()](
+            ahead.unsafe_offset(channel)
+        )
+        _step[x_type, pixels, filters, True](
+            starts, weights, weight_stride, channel, LANES, acc
+        )
+    if whole < length:
+        _step[x_type, pixels, filters, False](
+            starts, weights, weight_stride, whole, length - whole, acc
+        )
+
+
+def _every_second(first: Int) -> IndexList[LANES]:
+    """The even or odd lanes of two vectors, for `shuffle`."""
+    var mask = IndexList[LANES](fill=0)
+    for lane in range(LANES):
+        mask[lane] = 2 * lane + first
+    return mask
+
+
+@always_inline
+def _store_sums[
+    count: Int
+](acc: Array[Vector, count], to: Writes[DType.float32]):
+    """Stores the sum over lanes of each vector, in whole vectors of sums: in
+    each level the neighbouring lanes of two vectors add up to one."""
+    comptime even = _every_second(0)
+    comptime odd = _every_second(1)
+    comptime for first in range(0, count, LANES):
+        var parts = Array[Vector, LANES](fill=Vector(0))
+        comptime for j in range(min(LANES, count - first)):
+            parts[j] = acc[first + j]
+        comptime for level in range(log2_floor(LANES)):
+            comptime for j in range(LANES >> (level + 1)):
+                var left = parts[2 * j]
+                var right = parts[2 * j + 1]
+                parts[j] = left.shuffle[mask=even](right) + left.shuffle[
+                    mask=odd
+                ](right)
+        to.unsafe_store(first, parts[0])
+
+
+@always_inline
+def _next_pixels[
+    x_type: DType, pixels: Int
+](
+    x: Reads[x_type],
+    problem: ConvProblem,
+    line: RowTaps,
+    origin: IndexList[SPATIAL],
+) -> Reads[x_type]:
+    """What only the tile behind this one reads, in the row of the input image
+    that no output row before it has read; perhaps outside the image."""
+    var at = origin
+    at[0] += (line.depth.end - 1) * problem.dilation[0]
+    at[1] += (line.height.end - 1) * problem.dilation[1]
+    at[2] += (pixels - 1) * problem.stride[2] + problem.span(2)
+    return InputRow(x, problem, line.pixel.n, at).start
+
+
+@always_inline
+def _tile[
+    x_type: DType, pixels: Int, filters: Int
+](
+    x: Reads[x_type],
+    filter: UnpackedFilter,
+    problem: ConvProblem,
+    line: RowTaps,
+    q: Int,
+    inside: Bool,
+    first: Int,
+    to: Writes[DType.float32],
+):
+    """Computes `pixels` neighbouring pixels by `filters` filters."""
+    var acc = Array[Vector, pixels * filters](fill=Vector(0))
+    var zeros = filter.zeros.as_imm().unsafe_bitcast[Scalar[x_type]]()
+    var origin = line.origin
+    origin[2] += q * problem.stride[2]
+    # Without dilation the taps of a row lie side by side.
+    var taps = problem.filter[2] if inside and problem.dilation[2] == 1 else 1
+    var ahead = _next_pixels[x_type, pixels](x, problem, line, origin)
+    for t in range(line.depth.begin, line.depth.end):
+        for r in range(line.height.begin, line.height.end):
+            var at = origin
+            at[0] += t * problem.dilation[0]
+            at[1] += r * problem.dilation[1]
+            var row = InputRow(x, problem, line.pixel.n, at)
+            for s in range(0, problem.filter[2], taps):
+                var starts = Array[Reads[x_type], pixels](fill=zeros)
+                comptime for i in range(pixels):
+                    var column = s * problem.dilation[2] + i * problem.stride[2]
+                    if inside or row.contains(column):
+                        starts[i] = row.pixel(column)
+                var tap = (t * problem.filter[1] + r) * problem.filter[2] + s
+                _add_run[x_type, pixels, filters](
+                    starts,
+                    filter.filters.as_imm().unsafe_offset(
+                        first * filter.stride + tap * problem.channels
+                    ),
+                    filter.stride,
+                    taps * problem.channels,
+                    ahead,
+                    acc,
+                )
+                ahead = ahead.unsafe_offset(taps * problem.channels)
+    _store_sums(acc, to)
+
+
+@no_inline
+def _span[
+    x_type: DType, filters: Int
+](
+    x: Reads[x_type],
+    filter: UnpackedFilter,
+    problem: ConvProblem,
+    line: RowTaps,
+    span: Span,
+    to: Writes[DType.float32],
+):
+    """Computes a span of `filters` filters."""
+    comptime pixels = tile_pixels(filters)
+    var tile = ColumnTile(span)
+    while tile.next(problem, line, span):
+        for i in range(0, COLUMNS, pixels):
+            _tile[x_type, pixels, filters](
+                x,
+                filter,
+                problem,
+                line,
+                tile.q + i,
+                tile.inside,
+                span.begin,
+                to.unsafe_offset((tile.q + i - span.q) * filters),
+            )
+
+
+def few_filters_span[
+    x_type: DType
+](
+    x: Reads[x_type],
+    filter: UnpackedFilter,
+    problem: ConvProblem,
+    line: RowTaps,
+    span: Span,
+    to: Writes[DType.float32],
+):
+    """Computes the sums of a span.
+
+    Parameters:
+        x_type: The activation's type.
+
+    Args:
+        x: The activation.
+        filter: The unpacked filter.
+        problem: The convolution; `can_implement` says which.
+        line: The image row's taps.
+        span: Which columns and filters, at most `TILE_FILTERS` of these.
+        to: `span.filters()` sums of each column; at least `COLUMNS` columns
+            and one vector may be written.
+    """
+    comptime for filters in range(1, TILE_FILTERS + 1):
+        if span.filters() == filters:
+            _span[x_type, filters](x, filter, problem, line, span, to)
