@@ -121,15 +121,9 @@ def _grouped_refusal(problem: ConvProblem) -> Optional[String]:
     """Why the grouped kernel cannot take a problem."""
     if problem.panel_groups() > 1:
         return None
-    if (
-        problem.groups > 1
-        and problem.group_filters() % PANEL == 0
-        and problem.group_channels() % PANEL == 0
-    ):
-        return None
     return String(
-        t"grouped takes groups of 2, 4 or 8 channels and as many filters, or of"
-        t" multiples of {PANEL}; here {problem.groups} of"
+        t"grouped takes groups of 2, 4 or 8 channels and as many filters, in"
+        t" all a multiple of {PANEL}; here {problem.groups} of"
         t" {problem.group_channels()} and {problem.group_filters()}"
     )
 

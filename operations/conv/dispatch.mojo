@@ -34,11 +34,6 @@ from .packing import pack_filter
 from .problem import ConvProblem, Geometry
 
 
-comptime MAX_GROUPED_CHANNELS = 8
-"""Channels of the widest group that the grouped kernel is faster for than the
-implicit GEMM."""
-
-
 comptime MIN_FEW_DEPTH = 9
 """Products of the smallest filter that the kernel for few of them is faster
 for than a panel: adding up lanes costs the same for every depth."""
@@ -52,6 +47,8 @@ def _prefers_few_filters(problem: ConvProblem) -> Bool:
     """Whether the kernel for few filters is faster than a panel that they fill
     in part, as measured: up to a quarter of a panel nearly always, up to half
     of it if channels fill the lanes and there is depth to add up."""
+    if problem.groups > 1:
+        return False
     if problem.filters <= PANEL // 4:
         return (
             problem.gemm_k() >= MIN_FEW_DEPTH
@@ -99,10 +96,8 @@ def choose_kernel(
         KERNEL_DEPTHWISE, problem, source
     ):
         return KERNEL_DEPTHWISE
-    if (
-        problem.groups > 1
-        and problem.group_channels() <= MAX_GROUPED_CHANNELS
-        and not can_implement(KERNEL_GROUPED, problem, source)
+    if problem.panel_groups() > 1 and not can_implement(
+        KERNEL_GROUPED, problem, source
     ):
         return KERNEL_GROUPED
     if _prefers_few_filters(problem) and not can_implement(

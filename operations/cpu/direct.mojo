@@ -87,7 +87,6 @@ def run_row[
                     problem,
                     line,
                     span,
-                    scratch.activation,
                     scratch.accumulators,
                 )
             store_tile(

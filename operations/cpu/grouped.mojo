@@ -4,7 +4,7 @@ are pixels.
 Groups narrower than a panel share one: `16 / width` groups of `width` channels
 and filters each. A step multiplies, in every lane, the lane's filter by one
 channel of the lane's group, which a shuffle of the 16 loaded channels puts
-there. Groups of whole panels broadcast instead.
+there. Wider groups run on the implicit GEMM.
 """
 
 from std.utils import IndexList
@@ -14,7 +14,6 @@ from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem
 from .image_row import (
     COLUMNS,
-    MAX_ROW_TAPS,
     ColumnTile,
     InputRow,
     RowTaps,
@@ -26,7 +25,7 @@ def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
     """The channel, among `PANEL` loaded ones, that each lane multiplies.
 
     Parameters:
-        width: Channels and filters of a group, at most `PANEL`.
+        width: Channels and filters of a group.
 
     Args:
         channel: The channel within every group.
@@ -39,9 +38,6 @@ def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
         mask[lane] = lane // width * width + channel
     return mask
 
-
-comptime GATHERED = MAX_ROW_TAPS * COLUMNS * PANEL
-"""Values that a filter row of whole panels gathers at once."""
 
 comptime Sums = Array[SIMD[DType.float32, PANEL], COLUMNS]
 
@@ -74,45 +70,6 @@ def _shuffled_row[
 
 
 @always_inline
-def _broadcast_row[
-    x_type: DType, filter_type: DType, checked: Bool
-](
-    row: InputRow[x_type],
-    filter: Reads[filter_type],
-    problem: ConvProblem,
-    channel: Int,
-    gathered: Writes[DType.float32],
-    mut acc: Sums,
-):
-    """Adds one filter row of groups of whole panels: `PANEL` channels of each
-    pixel are put where a broadcast finds them at a constant distance."""
-    comptime Vector = SIMD[DType.float32, PANEL]
-    var channels = problem.group_channels()
-    for first in range(0, problem.filter[2], MAX_ROW_TAPS):
-        var last = min(problem.filter[2], first + MAX_ROW_TAPS)
-        for s in range(first, last):
-            comptime for i in range(COLUMNS):
-                gathered.unsafe_store(
-                    ((s - first) * COLUMNS + i) * PANEL,
-                    row.load[PANEL, checked](
-                        s * problem.dilation[2] + i * problem.stride[2],
-                        channel,
-                    ),
-                )
-        for s in range(first, last):
-            var values = gathered.unsafe_offset((s - first) * COLUMNS * PANEL)
-            var weights = filter.unsafe_offset(s * channels * PANEL)
-            for j in range(PANEL):
-                var weight = weights.unsafe_load[width=PANEL](j * PANEL).cast[
-                    DType.float32
-                ]()
-                comptime for i in range(COLUMNS):
-                    acc[i] = Vector(values.unsafe_load(i * PANEL + j)).fma(
-                        weight, acc[i]
-                    )
-
-
-@always_inline
 def _tile[
     x_type: DType, filter_type: DType, width: Int, checked: Bool
 ](
@@ -122,7 +79,6 @@ def _tile[
     line: RowTaps,
     q: Int,
     panel: Int,
-    gathered: Writes[DType.float32],
     to: Writes[DType.float32],
     column_stride: Int,
 ):
@@ -145,20 +101,9 @@ def _tile[
                 * channels
                 * PANEL
             )
-            comptime if width < PANEL:
-                _shuffled_row[x_type, filter_type, width, checked](
-                    pixels, taps, problem, first, acc
-                )
-            else:
-                for block in range(0, channels, PANEL):
-                    _broadcast_row[x_type, filter_type, checked](
-                        pixels,
-                        taps.unsafe_offset(block * PANEL),
-                        problem,
-                        first + block,
-                        gathered,
-                        acc,
-                    )
+            _shuffled_row[x_type, filter_type, width, checked](
+                pixels, taps, problem, first, acc
+            )
     comptime for i in range(COLUMNS):
         to.unsafe_store(i * column_stride, acc[i])
 
@@ -172,10 +117,9 @@ def _span[
     problem: ConvProblem,
     line: RowTaps,
     span: Span,
-    gathered: Writes[DType.float32],
     to: Writes[DType.float32],
 ):
-    """Computes a span of groups `width` filters wide, or of whole panels."""
+    """Computes a span of groups `width` filters wide."""
     for panel in range(span.begin // PANEL, span.end // PANEL):
         var tile = ColumnTile(span)
         while tile.next(problem, line, span):
@@ -190,7 +134,6 @@ def _span[
                     line,
                     tile.q,
                     panel,
-                    gathered,
                     sums,
                     span.filters(),
                 )
@@ -202,7 +145,6 @@ def _span[
                     line,
                     tile.q,
                     panel,
-                    gathered,
                     sums,
                     span.filters(),
                 )
@@ -216,7 +158,6 @@ def grouped_span[
     problem: ConvProblem,
     line: RowTaps,
     span: Span,
-    gathered: Writes[DType.float32],
     to: Writes[DType.float32],
 ):
     """Computes the sums of a span.
@@ -231,13 +172,12 @@ def grouped_span[
         problem: The convolution; `can_implement` says which.
         line: The image row's taps.
         span: Which columns and filters, the latter in whole panels.
-        gathered: Room for `GATHERED` values.
         to: `span.filters()` sums of each column; at least `COLUMNS` columns
             may be written.
     """
-    comptime for doubling in range(1, 5):
+    comptime for doubling in range(1, 4):
         comptime width = 1 << doubling
-        if min(PANEL, problem.group_filters()) == width:
+        if problem.group_filters() == width:
             _span[x_type, filter_type, width](
-                x, filter, problem, line, span, gathered, to
+                x, filter, problem, line, span, to
             )

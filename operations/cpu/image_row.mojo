@@ -15,9 +15,6 @@ comptime COLUMNS = 8
 """Output pixels of a tile: as many independent sums as hide the latency of a
 multiply-add, and few enough to leave registers for the filter."""
 
-comptime MAX_ROW_TAPS = 16
-"""Taps of a filter row that the grouped kernel gathers at once."""
-
 comptime MAX_SPAN_FILTERS = 256
 """Filters of the widest span."""
 

@@ -4,7 +4,6 @@ from ..conv.memory import CACHE_LINE, Writes
 from ..conv.config import CPU_TILE, LANES
 from ..conv.problem import ConvProblem
 from .few_filters import UnpackedFilter
-from .grouped import GATHERED
 from .image_row import SPAN_SUMS
 from .scheduler import ACCESS_MATRIX, Blocking
 
@@ -53,15 +52,12 @@ struct ScratchPlan(ImplicitlyCopyable, Movable):
 
     @staticmethod
     def for_rows() -> ScratchPlan:
-        """What the direct kernels need: the sums of a span, and a
-        filter row's activations.
+        """What the direct kernels need: the sums of a span.
 
         Returns:
             The plan.
         """
-        return ScratchPlan(
-            shared=0, activation=GATHERED, accumulators=SPAN_SUMS
-        )
+        return ScratchPlan(shared=0, activation=0, accumulators=SPAN_SUMS)
 
     @staticmethod
     def for_few_filters(problem: ConvProblem) -> ScratchPlan:
