@@ -174,8 +174,7 @@ class FakeCall:
             raise ValueError("no such kernel. Please file an issue.")
         reference = peers_torch.reference(self.work)[0]
         # Only the last is wrong.
-        errors = np.float32([0] * (self.count - 1) + [self.error])
-        return [reference + error for error in errors]
+        return [*[reference] * (self.count - 1), reference + np.float32(self.error)]
 
 
 def test_the_child_serves_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,9 +143,9 @@ SMALL, LARGE = NAMED["odd.one_of_everything"], NAMED["unet.down1"]
 
 
 def measure(
-    outputs: dict[str, Sequence[float]],
-    singles: dict[str, Sequence[float]] | None = None,
-    missing: dict[str, str] | None = None,
+    outputs: Mapping[str, Sequence[float]],
+    singles: Mapping[str, Sequence[float]] | None = None,
+    missing: Mapping[str, str] | None = None,
     named: NamedProblem = SMALL,
 ) -> Result:
     reference = np.full((1, 1, 1, 1), 2, np.float32), np.full((1, 1, 1, 1), 5, np.float32)
@@ -194,8 +194,7 @@ def test_a_large_problem_has_one_convolution_a_call() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("ours", 2.1), ("ours_fused", 2), ("torch", 3)])
 def test_a_wrong_output_ends_the_run(name: str, value: float) -> None:
-    right: dict[str, Sequence[float]]
-    right = {"ours": [2] * 8, "ours_fused": [5] * 8, "torch": [2] * 8}
+    right = {"ours": [2.0] * 8, "ours_fused": [5.0] * 8, "torch": [2.0] * 8}
     wrong = [*right[name][:7], value]
     with pytest.raises(Mismatch, match=rf"odd\.one_of_everything: {name}: the output is off"):
         measure({**right, name: wrong})
