@@ -63,8 +63,8 @@ class Mismatch(ValueError):
 def convolutions(problem: ConvProblem) -> int:
     """Returns how many convolutions of a problem each contender's call runs.
 
-    A call costs some 50 us whatever it does, which is beside the point where it is a small part
-    of the convolution, and where it is a large one a network shares it among its convolutions.
+    A call has a cost of its own, which a network shares among its convolutions: beside a small
+    convolution it would be a large part of what is timed, beside a large one it is none.
     Depends on the problem alone: not on dtype, machine or contender.
     """
     small = problem.flops < SMALL_FLOPS and problem.nbytes() < SMALL_NBYTES
