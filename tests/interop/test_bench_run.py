@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from tests.documents import ROOT
 
 from maxconv import cli
+from maxconv.bench import peers_max
+from maxconv.bench.ours import Call, OwnGraphs
 from maxconv.bench.record import load
 from maxconv.bench.report import render_text
+from maxconv.bench.workload import Workload, to_buffer
+from maxconv.problems import find_problem
 
 
 @pytest.mark.slow
@@ -40,8 +45,30 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "torch_fused",
         }
     )
+    assert result.convolutions == 8
+    assert set(result.singles) == {"ours", "max", "torch", "torch_prepacked"}
     assert record.functions is not None
     assert record.functions.equal
     # Only Linux tells how much memory a process has had.
     assert len(record.memory) == (sys.platform == "linux")
     assert all(entry.fits for entry in record.memory)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_every_convolution_of_a_call_reads_its_own_input() -> None:
+    # What read another's input could be computed once for all, and the time divided by eight.
+    work = Workload.make(find_problem("odd.conv1d"), "float32")
+    count = work.convolutions
+    assert count == 8
+    ours = OwnGraphs("float32").contenders(work)["ours"].call
+    theirs = peers_max.load([work], constant=True)["odd.conv1d"].call
+    for call in (ours, theirs):
+        assert isinstance(call, Call)
+        shape = call.operands[0].shape
+        # Scaled by powers of two, since that changes no rounding.
+        inputs = [to_buffer((work.x * 2.0**i).reshape(shape), "float32") for i in range(count)]
+        first, *others = Call(call.model, (*inputs, *call.operands[count:])).outputs()
+        assert np.any(first)
+        for i, output in enumerate(others, start=1):
+            np.testing.assert_array_equal(output, first * np.float32(2.0**i))

@@ -85,9 +85,9 @@ def measure_here(name: str, dtype: str) -> Memory:
     named = find_problem(name)
     graphs = OwnGraphs(dtype)
     small = NamedProblem(name, smallest(named.problem))
-    graphs.contenders(Workload.make(small, dtype))["ours"]()
+    graphs.single(Workload.make(small, dtype))()
     work = Workload.make(named, dtype)
-    call = graphs.contenders(work)["ours"]
+    call = graphs.single(work)
     input, output = work.x.size, work.residual.size
     # The call keeps its operands; the rest was needed to make them.
     del work

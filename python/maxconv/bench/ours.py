@@ -1,14 +1,15 @@
 """maxconv's contenders.
 
 All problems of one spatial rank share a graph: every size is symbolic and the geometry an operand.
-The graph calls the op that ``maxconv.conv2d`` would add for the problem, with the operands that it
-would give it.
+The graph has the op that ``maxconv.conv2d`` would add for the problem, with the operands that it
+would give it, once or several times: each on an input of its own, so that the graph compiler sees
+no two of one result. A call gives all of them the same buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from max.driver import CPU, Buffer
@@ -28,7 +29,8 @@ from maxconv._graph import constant
 from maxconv.packing import cast_array
 from maxconv.problem import ConvProblem
 
-from .workload import Float32, Workload, aligned, to_buffer, to_float32
+from .entrant import Entrant
+from .workload import Float32, Workload, aligned, convolutions, to_buffer, to_float32
 
 __all__ = ["Call", "GraphKind", "OwnGraphs", "Through", "kinds", "through_functions"]
 
@@ -46,9 +48,9 @@ class Call:
         """Runs the model."""
         return self.model.execute(*self.operands)
 
-    def output(self) -> Float32:
-        """Runs the model and returns its first output's values."""
-        return to_float32(self()[0])
+    def outputs(self) -> list[Float32]:
+        """Runs the model and returns its outputs' values."""
+        return [to_float32(output) for output in self()]
 
 
 @dataclass(frozen=True)
@@ -61,28 +63,35 @@ class GraphKind:
     """Whether it has the op for filters of one tap."""
     compiler_fuses: bool
     """Whether bias, ReLU and residual are operations of the graph, not operands of the op."""
+    convolutions: int
+    """How many it has."""
 
     def __str__(self) -> str:
         """A few words, for whoever waits."""
         taps = ", one tap" if self.pointwise else ""
-        return f"{self.rank}-D{taps}{', fused by the compiler' if self.compiler_fuses else ''}"
+        fused = ", fused by the compiler" if self.compiler_fuses else ""
+        return f"{self.rank}-D{taps}{fused}, {self.convolutions} in a call"
 
 
 def kinds(problem: ConvProblem) -> list[GraphKind]:
     """Returns the graphs that a problem is timed with."""
-    rank, pointwise = problem.spatial_rank, problem.taps == 1
-    fusions = (False, True) if rank == 2 else (False,)
-    return [GraphKind(rank, pointwise, fuses) for fuses in fusions]
+    rank, count = problem.spatial_rank, convolutions(problem)
+    variants = [(False, count)]
+    if rank == 2:
+        variants.append((True, count))
+    if count > 1:
+        variants.append((False, 1))
+    return [GraphKind(rank, problem.taps == 1, *variant) for variant in variants]
 
 
 def build(kind: GraphKind, dtype: str) -> Graph:
-    """Returns the graph of a kind."""
+    """Returns the graph of a kind: activations, then the operands that they share."""
     device, storage = DeviceRef.CPU(), DType[dtype]
     axes = _DIMENSIONS[kind.rank]
     output = ("out_n", *(f"out_{axis}" for axis in axes), "filters")
     residual = output if kind.compiler_fuses else tuple(f"add_{name}" for name in output)
     types = [
-        TensorType(storage, ("n", *axes, "c"), device),
+        *[TensorType(storage, ("n", *axes, "c"), device)] * kind.convolutions,
         TensorType(storage, ("filter_elements",), device),
         TensorType(storage, ("filters" if kind.compiler_fuses else "bias_elements",), device),
         TensorType(storage, residual, device),
@@ -93,15 +102,20 @@ def build(kind: GraphKind, dtype: str) -> Graph:
     ]
     op = "maxconv.conv_fused_input" if kind.pointwise else "maxconv.conv"
     name = f"bench_{kind.rank}d{'_pointwise' * kind.pointwise}{'_fused' * kind.compiler_fuses}"
+    name += f"_{kind.convolutions}"
     with Graph(name, input_types=types, kernel_library=maxconv.kernel_library()) as graph:
-        x, filter, bias, added, geometry, scalars, _ = (value.tensor for value in graph.inputs)
-        operands = [x, filter, bias, added, geometry, scalars]
+        values = [value.tensor for value in graph.inputs]
+        images, shared = values[: kind.convolutions], values[kind.convolutions :]
+        filter, bias, added, geometry, scalars, _ = shared
+        operands = [filter, bias, added, geometry, scalars]
         if kind.compiler_fuses:
-            operands[2] = _nothing(1, dtype, device)
-            operands[3] = _nothing(kind.rank + 2, dtype, device)
+            operands[1] = _nothing(1, dtype, device)
+            operands[2] = _nothing(kind.rank + 2, dtype, device)
         types = [TensorType(storage, output, device)]
-        y = ops.custom(op, device, operands, types)[0].tensor
-        graph.output(ops.relu(y + bias) + added if kind.compiler_fuses else y)
+        outputs = [ops.custom(op, device, [x, *operands], types)[0].tensor for x in images]
+        if kind.compiler_fuses:
+            outputs = [ops.relu(y + bias) + added for y in outputs]
+        graph.output(*outputs)
     return graph
 
 
@@ -125,58 +139,113 @@ class OwnGraphs:
             self._models[kind] = self._session.load(build(kind, self.dtype))
         return self._models[kind]
 
-    def contenders(self, work: Workload) -> dict[str, Call]:
-        """Returns the calls that a problem is timed with, by name.
+    def single(self, work: Workload) -> Call:
+        """Returns a call of one convolution with a packed filter, whatever the problem's size."""
+        kind = replace(kinds(work.named.problem)[0], convolutions=1)
+        return _Operands.make(work).plain(self.model(kind), 1)
 
-        ``ours`` has a packed filter; ``ours_raw`` a filter in MAX's order, which each call packs;
-        ``ours_fused`` is ``ours`` with bias, ReLU and residual as operands, and ``ours_lambda``
-        (two dimensions only) with these as operations that the graph compiler fuses.
+    def contenders(self, work: Workload) -> dict[str, Entrant]:
+        """Returns what a problem is timed with, by name.
+
+        ``ours`` has a packed filter; ``ours_raw`` a filter in MAX's order, which each convolution
+        packs; ``ours_fused`` is ``ours`` with bias, ReLU and residual as operands, and
+        ``ours_lambda`` (two dimensions only) with these as operations that the graph compiler
+        fuses.
         """
-        problem = work.named.problem
+        operands, count = _Operands.make(work), work.convolutions
+        plain, *others = kinds(work.named.problem)
+        model = self.model(plain)
+        entrants = {
+            "ours": Entrant(operands.plain(model, count)),
+            "ours_raw": Entrant(operands.raw_filter(model, count)),
+            "ours_fused": Entrant(operands.fused(model, count), fused=True),
+        }
+        for kind in others:
+            if kind.compiler_fuses:
+                call = operands.compiler_fused(self.model(kind), count)
+                entrants["ours_lambda"] = Entrant(call, fused=True)
+            else:
+                single = operands.plain(self.model(kind), 1)
+                entrants["ours"] = replace(entrants["ours"], single=single)
+        return entrants
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """A problem's operands as buffers."""
+
+    problem: ConvProblem
+    x: Buffer
+    packed: Buffer
+    """The filter, packed."""
+    raw: Buffer
+    """The filter in MAX's order."""
+    bias: Buffer
+    residual: Buffer
+    no_bias: Buffer
+    no_residual: Buffer
+    shape: Buffer
+    """Names the output's sizes."""
+
+    @classmethod
+    def make(cls, work: Workload) -> _Operands:
+        """Returns a problem's operands."""
+        problem, dtype = work.named.problem, work.dtype
         packed = maxconv.pack_filter(
             work.filter,
             {1: "KSC", 2: "KRSC", 3: "KTRSC"}[problem.spatial_rank],
             groups=problem.groups,
-            dtype=self.dtype,
+            dtype=dtype,
         )
         filter = Buffer.from_numpy(aligned(packed.data))
-        if self.dtype == "bfloat16":
-            filter = filter.view(DType.bfloat16)
-        raw = to_buffer(work.max_filter.reshape(-1), self.dtype)
-        x, bias, residual = (
-            to_buffer(values, self.dtype) for values in (work.x, work.bias, work.residual)
+        return cls(
+            problem=problem,
+            x=to_buffer(work.x, dtype),
+            packed=filter.view(DType.bfloat16) if dtype == "bfloat16" else filter,
+            raw=to_buffer(work.max_filter.reshape(-1), dtype),
+            bias=to_buffer(work.bias, dtype),
+            residual=to_buffer(work.residual, dtype),
+            no_bias=to_buffer(np.zeros(0, np.float32), dtype),
+            no_residual=to_buffer(np.zeros((0,) * work.residual.ndim, np.float32), dtype),
+            shape=Buffer.from_numpy(np.zeros((*work.residual.shape, 0), np.uint8)),
         )
-        absent = to_buffer(np.zeros((0,) * work.residual.ndim, np.float32), self.dtype)
-        no_bias = to_buffer(np.zeros(0, np.float32), self.dtype)
-        scalars = Buffer.from_numpy(encode_scalars())
-        shape = Buffer.from_numpy(np.zeros((*work.residual.shape, 0), np.uint8))
-        plain, *fusing = (self.model(kind) for kind in kinds(problem))
 
-        def call(
-            model: Model,
-            filter: Buffer,
-            bias: Buffer,
-            residual: Buffer,
-            layout: Layout = Layout.PACKED,
-            fused: bool = False,
-        ) -> Call:
-            geometry = problem.geometry(
-                filter_layout=layout,
-                activation=Activation.RELU if fused else Activation.NONE,
-                has_bias=fused,
-                has_residual=fused,
-            )
-            operands = (x, filter, bias, residual, Buffer.from_numpy(geometry), scalars, shape)
-            return Call(model, operands)
+    def plain(self, model: Model, count: int) -> Call:
+        """Returns a call of ``count`` convolutions."""
+        return self._call(model, count, self.packed, self.no_bias, self.no_residual)
 
-        calls = {
-            "ours": call(plain, filter, no_bias, absent),
-            "ours_raw": call(plain, raw, no_bias, absent, Layout.RSCF),
-            "ours_fused": call(plain, filter, bias, residual, fused=True),
-        }
-        for model in fusing:
-            calls["ours_lambda"] = call(model, filter, bias, residual)
-        return calls
+    def raw_filter(self, model: Model, count: int) -> Call:
+        """Returns the same with a filter that each convolution packs."""
+        none = self.no_bias, self.no_residual
+        return self._call(model, count, self.raw, *none, layout=Layout.RSCF)
+
+    def fused(self, model: Model, count: int) -> Call:
+        """Returns the same with bias, ReLU and residual as the op's operands."""
+        return self._call(model, count, self.packed, self.bias, self.residual, fused=True)
+
+    def compiler_fused(self, model: Model, count: int) -> Call:
+        """Returns the same for a graph that has bias, ReLU and residual as its operations."""
+        return self._call(model, count, self.packed, self.bias, self.residual)
+
+    def _call(
+        self,
+        model: Model,
+        count: int,
+        filter: Buffer,
+        bias: Buffer,
+        residual: Buffer,
+        *,
+        layout: Layout = Layout.PACKED,
+        fused: bool = False,
+    ) -> Call:
+        geometry = self.problem.geometry(
+            filter_layout=layout,
+            activation=Activation.RELU if fused else Activation.NONE,
+            has_bias=fused,
+            has_residual=fused,
+        )
+        fields = (Buffer.from_numpy(geometry), Buffer.from_numpy(encode_scalars()))
+        return Call(model, (*[self.x] * count, filter, bias, residual, *fields, self.shape))
 
 
 @dataclass(frozen=True)
@@ -188,8 +257,7 @@ class Through:
 
     def outputs(self) -> dict[str, Float32]:
         """Runs the graph and returns the problems' outputs."""
-        outputs = map(to_float32, self.call())
-        return dict(zip(self.names, outputs, strict=True))
+        return dict(zip(self.names, self.call.outputs(), strict=True))
 
 
 def through_functions(works: Sequence[Workload], dtype: str) -> Through:

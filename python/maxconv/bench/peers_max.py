@@ -1,4 +1,4 @@
-"""MAX's own convolutions, one graph a problem, with static sizes and a constant filter.
+"""MAX's own convolutions, in graphs of one problem, with static sizes and a constant filter.
 
 MAX does not compile or run every problem: some it refuses, some end the process. So a child process
 tries them first (``try_all``), each call once; what it came through is then loaded here, from MAX's
@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem
 
+from .entrant import Entrant
 from .environment import child_environment
 from .workload import MAX_TOLERANCE, Mismatch, Workload, check, to_buffer
+
+if TYPE_CHECKING:
+    from max.graph import Module
 
 __all__ = ["Attempt", "Tried", "Unit", "load", "run_child", "serve", "try_all"]
 
@@ -196,7 +200,7 @@ def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"event": "unit"}
         works = [Workload.make(find_problem(name), request["dtype"]) for name in names]
         try:
-            calls = load(works, constant=constant)
+            entrants = load(works, constant=constant)
         except Exception as error:
             yield {"event": "error", "reason": _first_line(error)}
             yield {"event": "done"}
@@ -207,7 +211,10 @@ def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
             yield {"event": "run", "name": name}
             try:
-                check(calls[name].output(), reference(work)[0], MAX_TOLERANCE[work.dtype])
+                expected = reference(work)[0]
+                for run, _ in entrants[name].runs():
+                    for output in run.outputs():
+                        check(output, expected, MAX_TOLERANCE[work.dtype])
             except Mismatch as error:
                 yield {"event": "failed", "name": name, "reason": f"wrong result: {error}"}
             except Exception as error:
@@ -223,8 +230,8 @@ def _first_line(error: Exception) -> str:
     return line.split(". ")[0].rstrip(".")
 
 
-def load(works: Sequence[Workload], *, constant: bool) -> dict[str, Any]:
-    """Compiles MAX's own convolution for each problem; returns the calls by name.
+def load(works: Sequence[Workload], *, constant: bool) -> dict[str, Entrant]:
+    """Compiles MAX's own convolution for each problem; returns what is timed by name.
 
     Args:
         works: The problems, of one dtype.
@@ -234,35 +241,53 @@ def load(works: Sequence[Workload], *, constant: bool) -> dict[str, Any]:
         RuntimeError: MAX does not compile one of them; it does not say which.
     """
     from max.driver import CPU
-    from max.dtype import DType
     from max.engine import InferenceSession
-    from max.graph import DeviceRef, Graph, Module, TensorType, ops
+    from max.graph import Module
 
     from .ours import Call
 
-    device = DeviceRef.CPU()
     module = Module()
-    operands = {}
     for work in works:
-        shape, filter_shape, arguments = max_arguments(work.named.problem)
-        storage = DType[work.dtype]
-        filter = to_buffer(work.max_filter.reshape(filter_shape), work.dtype)
-        types = [TensorType(storage, shape, device), TensorType(storage, filter_shape, device)]
-        buffers = (to_buffer(work.x.reshape(shape), work.dtype), filter)
-        count = 1 if constant else 2
-        name = work.named.name
-        with Graph(_symbol(name), input_types=types[:count], module=module) as graph:
-            x, *rest = (value.tensor for value in graph.inputs)
-            taps = rest[0] if rest else ops.constant(filter, storage, device)
-            convolve = ops.conv3d if len(shape) == 5 else ops.conv2d
-            graph.output(convolve(x, taps, **arguments))
-        operands[name] = buffers[:count]
+        for count in {work.convolutions, 1}:
+            _add_graph(module, work, count, constant=constant)
     models = InferenceSession(devices=[CPU()]).load_all(module)
-    return {name: Call(models[_symbol(name)], operands[name]) for name in operands}
+    entrants = {}
+    for work in works:
+        name = work.named.name
+        shape, filter_shape, _ = max_arguments(work.named.problem)
+        x = to_buffer(work.x.reshape(shape), work.dtype)
+        filters = [] if constant else [to_buffer(work.max_filter.reshape(filter_shape), work.dtype)]
+        several, single = (
+            Call(models[_symbol(name, count)], (*[x] * count, *filters))
+            for count in (work.convolutions, 1)
+        )
+        entrants[name] = Entrant(several, single if work.convolutions > 1 else None)
+    return entrants
 
 
-def _symbol(name: str) -> str:
-    return name.replace(".", "_")
+def _add_graph(module: Module, work: Workload, count: int, *, constant: bool) -> None:
+    """Adds a graph of ``count`` convolutions of a problem, each on an input of its own."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType, ops
+
+    device, storage = DeviceRef.CPU(), DType[work.dtype]
+    shape, filter_shape, arguments = max_arguments(work.named.problem)
+    types = [TensorType(storage, shape, device)] * count
+    if not constant:
+        types.append(TensorType(storage, filter_shape, device))
+    with Graph(_symbol(work.named.name, count), input_types=types, module=module) as graph:
+        values = [value.tensor for value in graph.inputs]
+        if constant:
+            filter = to_buffer(work.max_filter.reshape(filter_shape), work.dtype)
+            taps = ops.constant(filter, storage, device)
+        else:
+            taps = values.pop()
+        convolve = ops.conv3d if len(shape) == 5 else ops.conv2d
+        graph.output(*(convolve(x, taps, **arguments) for x in values))
+
+
+def _symbol(name: str, count: int) -> str:
+    return f"{name.replace('.', '_')}_{count}"
 
 
 def max_arguments(

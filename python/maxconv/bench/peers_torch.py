@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .entrant import Entrant
 from .workload import Float32, Workload
 
-__all__ = ["contenders", "output", "reference", "session"]
+__all__ = ["Loop", "contenders", "reference", "session"]
 
 _FORMAT = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 _CONVOLVE: Mapping[int, Callable[..., Tensor]] = {
@@ -29,9 +31,20 @@ def session(threads: int) -> AbstractContextManager[object]:
     return torch.inference_mode()
 
 
-def output(call: Callable[[], Tensor]) -> Float32:
-    """Runs a contender and returns what it computed as ``[N, *spatial, K]``."""
-    return _channels_last(call())
+@dataclass(frozen=True)
+class Loop:
+    """A convolution, some times in a row."""
+
+    function: Callable[[], Tensor]
+    convolutions: int
+
+    def __call__(self) -> list[Tensor]:
+        """Convolves; keeps all outputs until the end, as a graph does that returns them."""
+        return [self.function() for _ in range(self.convolutions)]
+
+    def outputs(self) -> list[Float32]:
+        """Convolves and returns what was computed as ``[N, *spatial, K]``."""
+        return [_channels_last(value) for value in self()]
 
 
 def _channels_last(value: Tensor) -> Float32:
@@ -71,8 +84,8 @@ def reference(work: Workload) -> tuple[Float32, Float32]:
     return plain, np.maximum(plain + work.bias, 0) + work.residual
 
 
-def contenders(work: Workload) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
-    """Returns the calls that a problem is timed with, by name, and why others are missing.
+def contenders(work: Workload) -> tuple[dict[str, Entrant], dict[str, str]]:
+    """Returns what a problem is timed with, by name, and why others are missing.
 
     ``torch`` is ``torch.nn.functional.conv*`` with activation and filter in channels-last format
     (one dimension: in torch's only format); ``torch_prepacked`` oneDNN's convolution with a filter
@@ -85,7 +98,7 @@ def contenders(work: Workload) -> tuple[dict[str, Callable[[], Tensor]], dict[st
     x = _tensor(work.x, dtype, rank)
     residual = _tensor(work.residual, dtype, rank)
     bias = torch.from_numpy(work.bias).to(dtype)
-    calls: dict[str, Callable[[], Tensor]] = {}
+    entrants: dict[str, Entrant] = {}
     missing: dict[str, str] = {}
     for name, make in (("torch", _eager), ("torch_prepacked", _prepacked)):
         try:
@@ -94,9 +107,12 @@ def contenders(work: Workload) -> tuple[dict[str, Callable[[], Tensor]], dict[st
         except (RuntimeError, AttributeError) as error:
             missing[name] = str(error).splitlines()[0]
             continue
-        calls[name] = partial(convolve, None)
-        calls["torch_fused"] = partial(_fused, convolve, bias, residual)
-    return calls, missing
+        plain = Loop(partial(convolve, None), work.convolutions)
+        single = replace(plain, convolutions=1) if work.convolutions > 1 else None
+        entrants[name] = Entrant(plain, single)
+        fused = Loop(partial(_fused, convolve, bias, residual), work.convolutions)
+        entrants["torch_fused"] = Entrant(fused, fused=True)
+    return entrants, missing
 
 
 def _fused(convolve: Callable[[Tensor | None], Tensor], bias: Tensor, residual: Tensor) -> Tensor:

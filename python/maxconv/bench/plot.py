@@ -42,7 +42,7 @@ def plot(record: Record, path: Path) -> None:
     labelled: set[str] = set()
     for row, result in enumerate(results):
         peer = "MAX, constant filter" if result.max == "max" else "MAX, filter as input"
-        bars = (("torch", result.ratio(result.torch)), (peer, result.ratio(result.max)))
+        bars = (("torch", result.ratio(result.torch())), (peer, result.ratio(result.max)))
         for (name, ratio), shift in zip(bars, (-_HEIGHT / 2, _HEIGHT / 2), strict=True):
             if ratio is None:
                 axes.annotate("none", (1, row + shift), (4, 0), textcoords="offset points",

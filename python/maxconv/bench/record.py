@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from .timing import Protocol
 __all__ = ["FORMAT", "Functions", "Ratio", "Record", "Result", "load", "results_name", "summary"]
 
 #: Version of the JSON form; ``benchmarks/record.schema.json`` describes it.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,43 @@ class Result:
     flops: int
     nbytes: int
     """Of activation, filter and output."""
+    convolutions: int
+    """How many a contender's call runs."""
     timings: Mapping[str, Timing]
-    """By contender."""
+    """Of one of the convolutions of a call, by contender."""
+    singles: Mapping[str, Timing]
+    """Of calls of one convolution, by contender; empty where ``timings`` are that already."""
     errors: Mapping[str, float]
     """How far outputs lie from the reference, in parts of ``1 + |reference|``, by contender."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a contender has no timing, by contender."""
 
+    def median(self, contender: str, *, single: bool = False) -> float | None:
+        """Returns the seconds of a convolution, or ``None`` for a contender without timing.
+
+        Args:
+            contender: Its name.
+            single: Whether the convolution is the only one of its call.
+        """
+        timings = self.singles if single and self.convolutions > 1 else self.timings
+        timing = timings.get(contender)
+        return None if timing is None else timing.median_s
+
     def gflops(self, contender: str) -> float | None:
         """Returns GFLOP/s at the median, or ``None`` for a contender without timing."""
-        timing = self.timings.get(contender)
-        return None if timing is None else self.flops / timing.median_s / 1e9
+        seconds = self.median(contender)
+        return None if seconds is None else self.flops / seconds / 1e9
 
-    def ratio(self, slower: str, faster: str = "ours") -> float | None:
+    def ratio(self, slower: str, faster: str = "ours", *, single: bool = False) -> float | None:
         """Returns how many times the time of ``faster`` ``slower`` takes, at the medians."""
-        over, under = self.timings.get(slower), self.timings.get(faster)
-        return None if over is None or under is None else over.median_s / under.median_s
+        over, under = (self.median(name, single=single) for name in (slower, faster))
+        return None if over is None or under is None else over / under
 
-    @property
-    def torch(self) -> str:
-        """The faster one of torch's two contenders."""
-        found = [name for name in ("torch_prepacked", "torch") if name in self.timings]
-        return min(found, key=lambda name: self.timings[name].median_s, default="torch")
+    def torch(self, single: bool = False) -> str:
+        """Returns the faster one of torch's two contenders."""
+        times = {name: self.median(name, single=single) for name in ("torch_prepacked", "torch")}
+        found = {name: time for name, time in times.items() if time is not None}
+        return min(found, key=found.__getitem__, default="torch")
 
     @property
     def max(self) -> str:
@@ -119,12 +134,13 @@ class Record:
         """Reads what ``to_json`` wrote; the summary is left, since it follows from the rest.
 
         Raises:
-            ValueError: It is something else, or of another format.
+            ValueError: It is something else, or of another format; the message says which.
         """
         try:
             read: dict[str, Any] = json.loads(text)
-            if read.pop("format") != FORMAT:
-                raise ValueError("it is of another format")
+            if (format := read.pop("format")) != FORMAT:
+                age = "an old one: measure again" if format in range(1, FORMAT) else "unknown here"
+                raise ValueError(f"its format is {format}, {age}")
             del read["summary"]
             machine = {**read.pop("machine")}
             machine["features"] = tuple(machine["features"])
@@ -144,8 +160,11 @@ class Record:
 
 
 def _result(entry: Mapping[str, Any]) -> Result:
-    timings = {name: Timing(**timing) for name, timing in entry["timings"].items()}
-    return Result(**{**entry, "timings": timings})
+    timings = {
+        kind: {name: Timing(**timing) for name, timing in entry[kind].items()}
+        for kind in ("timings", "singles")
+    }
+    return Result(**{**entry, **timings})
 
 
 def load(path: Path) -> Record:
@@ -166,14 +185,12 @@ def results_name(record: Record) -> str:
     return f"{record.date[:10]}-{slug(record.machine.cpu)}-{record.dtype}.json"
 
 
-_FASTER = "times as fast as"
-
-
 def summary(results: Sequence[Result]) -> list[Ratio]:
     """Returns the ratios over problems that the project's targets are about.
 
     Speeds (``times as fast as``) are worst where they are smallest, costs (``times the time``)
-    where they are largest. What has no problem is left out.
+    where they are largest. A speed is followed by that of one convolution a call, if calls have
+    more. What has no problem is left out.
     """
     plane = [result for result in results if result.rank == 2]
     others = [result for result in results if result.rank != 2]
@@ -181,16 +198,16 @@ def summary(results: Sequence[Result]) -> list[Ratio]:
     dense = [result for result in plane if not result.depthwise]
     no_constant = [result for result in plane if "max" not in result.timings]
     rows = [
-        _speed(f"{_FASTER} torch, 2-D", plane, lambda result: result.torch),
-        _speed(f"{_FASTER} torch, 1-D and 3-D", others, lambda result: result.torch),
-        _speed(f"{_FASTER} MAX, 2-D, constant filter", dense, lambda _: "max"),
-        _speed(f"{_FASTER} MAX, 2-D depthwise, constant filter", deep, lambda _: "max"),
-        _speed(
-            f"{_FASTER} MAX with the filter as an input, 2-D that takes no constant one",
+        *_speeds("torch, 2-D", plane, Result.torch),
+        *_speeds("torch, 1-D and 3-D", others, Result.torch),
+        *_speeds("MAX, 2-D, constant filter", dense, lambda *_: "max"),
+        *_speeds("MAX, 2-D depthwise, constant filter", deep, lambda *_: "max"),
+        *_speeds(
+            "MAX with the filter as an input, 2-D that takes no constant one",
             no_constant,
-            lambda _: "max_input",
+            lambda *_: "max_input",
         ),
-        _speed(f"{_FASTER} MAX, 1-D and 3-D", others, lambda result: result.max),
+        *_speeds("MAX, 1-D and 3-D", others, lambda result, _: result.max),
         _cost("times the time with bias, ReLU and residual as arguments, 2-D", plane, "ours_fused"),
         _cost("times the time with these fused by the graph compiler, 2-D", plane, "ours_lambda"),
         _cost("times the time with a filter that each call packs, 2-D", plane, "ours_raw"),
@@ -198,9 +215,18 @@ def summary(results: Sequence[Result]) -> list[Ratio]:
     return [row for row in rows if row is not None]
 
 
-def _speed(what: str, results: Sequence[Result], contender: Any) -> Ratio | None:
-    ratios = {result.name: result.ratio(contender(result)) for result in results}
-    return _over(what, ratios, min)
+def _speeds(
+    whom: str, results: Sequence[Result], contender: Callable[[Result, bool], str]
+) -> Iterator[Ratio | None]:
+    """Yields how many times as fast as a contender maxconv is, within a call and alone in it."""
+    several = any(result.convolutions > 1 for result in results)
+    for single in (False, True) if several else (False,):
+        ratios = {
+            result.name: result.ratio(contender(result, single), single=single)
+            for result in results
+        }
+        alone = ", one convolution a call" * single
+        yield _over(f"times as fast as {whom}{alone}", ratios, min)
 
 
 def _cost(what: str, results: Sequence[Result], contender: str) -> Ratio | None:

@@ -11,6 +11,10 @@ from .record import Functions, Record, Result, summary
 __all__ = ["render_markdown", "render_text"]
 
 _NONE = "-"
+_SINGLES = (
+    "The only convolution of its call: how many times as fast as the other maxconv is, and "
+    "microseconds of such a call / of one convolution of a longer call"
+)
 _CONTENDERS = {
     "max": "MAX with a constant filter",
     "max_input": "MAX with the filter as an input",
@@ -49,6 +53,8 @@ def render_text(record: Record) -> str:
     parts = [_provenance(record)]
     for family, results in _families(record.results).items():
         parts.append(f"{family}\n{_speeds(results).text()}")
+    if singles := _singles(record.results):
+        parts.append(f"{_SINGLES}\n{singles.text()}")
     parts.append(
         "Time with bias, ReLU and a residual added, as a multiple of the convolution's alone\n"
         + _fusion(record.results).text()
@@ -67,10 +73,13 @@ def render_markdown(record: Record) -> str:
     parts = [
         f"`{record.command}`: {_provenance(record)}.",
         _summary(record.results).markdown(),
-        "GFLOP/s, and how many times as fast as the other maxconv is:",
+        "GFLOP/s within a call of several convolutions, and how many times as fast as the other "
+        "maxconv is:",
         _speeds(record.results, full=False).markdown(),
-        "\n".join(f"{note}  " for note in _notes(record)).rstrip(),
     ]
+    if singles := _singles(record.results):
+        parts += [f"{_SINGLES}:", singles.markdown()]
+    parts.append("\n".join(f"{note}  " for note in _notes(record)).rstrip())
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -105,9 +114,9 @@ def _speeds(results: Sequence[Result], *, full: bool = True) -> _Table:
             result.name,
             result.problem,
             _number(result.gflops("ours")),
-            _number(result.gflops(result.torch)),
+            _number(result.gflops(result.torch())),
             _number(result.gflops(result.max)) + mark,
-            _ratio(result.ratio(result.torch)),
+            _ratio(result.ratio(result.torch())),
             _ratio(result.ratio(result.max)) + mark,
         ]
         if full:
@@ -116,6 +125,32 @@ def _speeds(results: Sequence[Result], *, full: bool = True) -> _Table:
             row.append(_ratio(result.ratio("ours_raw")))
         rows.append([*row, _ratio(result.ratio("ours_fused"))])
     return _Table(header, rows, left=2)
+
+
+def _singles(results: Sequence[Result]) -> _Table | None:
+    """Returns what calls of one convolution take; ``None`` where no call has more."""
+    rows = []
+    for result in results:
+        if result.convolutions == 1:
+            continue
+        torch, torch_alone = result.torch(), result.torch(single=True)
+        times = (("ours", "ours"), (torch_alone, torch), (result.max, result.max))
+        rows.append(
+            [
+                result.name,
+                str(result.convolutions),
+                *(_alone_and_shared(result, *names) for names in times),
+                _ratio(result.ratio(torch_alone, single=True)),
+                _ratio(result.ratio(result.max, single=True)),
+            ]
+        )
+    header = ["problem", "convolutions a call", "maxconv", "torch", "MAX", "/ torch", "/ MAX"]
+    return _Table(header, rows) if rows else None
+
+
+def _alone_and_shared(result: Result, alone: str, shared: str) -> str:
+    seconds = (result.median(alone, single=True), result.median(shared))
+    return " / ".join(_number(None if time is None else time * 1e6) for time in seconds)
 
 
 def _fusion(results: Sequence[Result]) -> _Table:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -13,37 +12,35 @@ from maxconv.problems import NamedProblem
 from maxconv.progress import progress
 
 from . import peers_max, peers_torch
+from .entrant import Entrant
 from .environment import usable_threads
 from .memory import Memory, largest, measure
 from .ours import OwnGraphs, Through, kinds, through_functions
 from .record import Functions, Result
 from .statistics import Timing
 from .timing import Protocol, interleave
-from .workload import MAX_TOLERANCE, TOLERANCE, Float32, Mismatch, Workload, check
+from .workload import (
+    MAX_TOLERANCE,
+    TOLERANCE,
+    Float32,
+    Mismatch,
+    Workload,
+    check,
+    convolutions,
+)
 
-__all__ = ["Entrant", "measure_memory", "measure_problem", "measure_problems"]
+__all__ = ["measure_memory", "measure_problem", "measure_problems"]
 
 _MEMORY_PROBLEMS = 4
 
 
-class Entrant:
-    """A contender: what to time, and how to read its output."""
-
-    def __init__(
-        self, call: Callable[[], object], output: Callable[[], Float32], *, fused: bool = False
-    ) -> None:
-        self.call = call
-        self.output = output
-        self.fused = fused
-
-
 def measure_problem(
     named: NamedProblem,
-    entrants: dict[str, Entrant],
+    entrants: Mapping[str, Entrant],
     reference: tuple[Float32, Float32],
     dtype: str,
     protocol: Protocol,
-    missing: dict[str, str],
+    missing: Mapping[str, str],
 ) -> Result:
     """Checks and times the contenders of a problem.
 
@@ -61,17 +58,18 @@ def measure_problem(
     """
     errors: dict[str, float] = {}
     missing = dict(missing)
+    count = convolutions(named.problem)
     for name, entrant in entrants.items():
         is_max = name.startswith("max")
         tolerance = (MAX_TOLERANCE if is_max else TOLERANCE)[dtype]
         try:
-            errors[name] = check(entrant.output(), reference[entrant.fused], tolerance)
+            errors[name] = _check(entrant, count, reference[entrant.fused], tolerance)
         except Mismatch as error:
             if not is_max:
                 raise Mismatch(f"{named.name}: {name}: {error}") from error
             missing[name] = f"wrong result: {error}"
-    calls = {name: entrants[name].call for name in errors}
-    timings = interleave(calls, protocol)
+    runs = {(name, single): run for name in errors for run, single in entrants[name].runs()}
+    timings = interleave(runs, protocol)
     problem = named.problem
     return Result(
         name=named.name,
@@ -81,10 +79,27 @@ def measure_problem(
         depthwise=problem.is_depthwise,
         flops=problem.flops,
         nbytes=problem.nbytes(dtype),
-        timings=timings,
+        convolutions=count,
+        timings={name: t.per(count) for (name, single), t in timings.items() if not single},
+        singles={name: timing for (name, single), timing in timings.items() if single},
         errors=errors,
         missing=missing,
     )
+
+
+def _check(entrant: Entrant, count: int, reference: Float32, tolerance: float) -> float:
+    """Returns how far the farthest of an entrant's outputs lies from the reference.
+
+    Raises:
+        Mismatch: Too far, or there are not as many outputs as convolutions.
+    """
+    worst = 0.0
+    for run, single in entrant.runs():
+        outputs = run.outputs()
+        if len(outputs) != (1 if single else count):
+            raise Mismatch(f"there are {len(outputs)} outputs, not {1 if single else count}")
+        worst = max(worst, *(check(output, reference, tolerance) for output in outputs))
+    return worst
 
 
 def measure_problems(
@@ -114,7 +129,12 @@ def measure_problems(
             for number, named in enumerate(members, start=1):
                 with progress(f"timing {named.name} ({number} of {len(members)} in {family})"):
                     work = Workload.make(named, dtype)
-                    entrants, reasons = _entrants(work, graphs, calls.get(named.name, {}))
+                    torch_entrants, reasons = peers_torch.contenders(work)
+                    entrants = {
+                        **graphs.contenders(work),
+                        **calls.get(named.name, {}),
+                        **torch_entrants,
+                    }
                     reasons |= missing.get(named.name, {})
                     reference = peers_torch.reference(work)
                     results.append(
@@ -127,45 +147,31 @@ def measure_problems(
 
 def _max_contenders(
     problems: Sequence[NamedProblem], dtype: str
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
-    """Returns MAX's calls, and why others are missing, by problem and then by contender."""
+) -> tuple[dict[str, dict[str, Entrant]], dict[str, dict[str, str]]]:
+    """Returns MAX's entrants, and why others are missing, by problem and then by contender."""
     names = {True: "max", False: "max_input"}
     tried = peers_max.try_all(problems, partial(peers_max.run_child, dtype=dtype))
     by_name = {named.name: named for named in problems}
-    calls: dict[str, dict[str, Any]] = {}
+    entrants: dict[str, dict[str, Entrant]] = {}
     for unit in tried.units:
         works = [Workload.make(by_name[name], dtype) for name in unit.names]
-        for name, call in peers_max.load(works, constant=unit.constant).items():
+        for name, entrant in peers_max.load(works, constant=unit.constant).items():
             if name in tried.runs[unit.constant]:
-                calls.setdefault(name, {})[names[unit.constant]] = call
+                entrants.setdefault(name, {})[names[unit.constant]] = entrant
     missing = {
         name: {names[constant]: reason for constant, reason in reasons.items()}
         for name, reasons in tried.failures.items()
     }
-    return calls, missing
-
-
-def _entrants(
-    work: Workload, graphs: OwnGraphs, max_calls: dict[str, Any]
-) -> tuple[dict[str, Entrant], dict[str, str]]:
-    torch_calls, missing = peers_torch.contenders(work)
-    entrants = {
-        name: Entrant(call, call.output, fused=name in ("ours_fused", "ours_lambda"))
-        for name, call in {**graphs.contenders(work), **max_calls}.items()
-    }
-    for name, function in torch_calls.items():
-        output = partial(peers_torch.output, function)
-        entrants[name] = Entrant(function, output, fused=name == "torch_fused")
     return entrants, missing
 
 
 def _measure_functions(
     through: Through, works: Sequence[Workload], graphs: OwnGraphs, protocol: Protocol
 ) -> Functions:
-    singles = {work.named.name: graphs.contenders(work)["ours"] for work in works}
+    singles = {work.named.name: graphs.single(work) for work in works}
     outputs = through.outputs()
     equal = all(
-        np.array_equal(call.output().reshape(-1), outputs[name].reshape(-1))
+        np.array_equal(call.outputs()[0].reshape(-1), outputs[name].reshape(-1))
         for name, call in singles.items()
     )
     timings = interleave({"the graph": through.call, **singles}, protocol)

@@ -11,7 +11,7 @@ __all__ = ["Timing", "geometric_mean", "percentile", "summarize"]
 
 @dataclass(frozen=True)
 class Timing:
-    """What is kept of one contender's timed calls, in seconds a call."""
+    """What is kept of one contender's timed calls, in seconds."""
 
     samples: int
     """Calls that were timed and kept."""
@@ -23,6 +23,11 @@ class Timing:
     """The median, from which every ratio is made."""
     p90_s: float
     """The ninetieth percentile."""
+
+    def per(self, count: int) -> Timing:
+        """Returns the time of each of ``count`` equal parts of a call."""
+        seconds = (self.best_s, self.p10_s, self.median_s, self.p90_s)
+        return Timing(self.samples, *(value / count for value in seconds))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -9,8 +9,9 @@ the contender's own threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .statistics import Timing, summarize
 
@@ -18,6 +19,8 @@ __all__ = ["FULL", "QUICK", "Contender", "Protocol", "interleave"]
 
 #: One call of a contender; what it returns is dropped after the call was timed.
 Contender = Callable[[], object]
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,19 @@ class _Entry:
 
 
 def interleave(
-    contenders: Mapping[str, Contender],
+    contenders: Mapping[_Key, Contender],
     protocol: Protocol = FULL,
     *,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, Timing]:
-    """Returns the timing of each contender.
+) -> dict[_Key, Timing]:
+    """Returns the timing of each contender's call.
 
     Every round gives each contender one burst, and a different one begins. Slow contenders sit out
     rounds, evenly spread.
 
     Args:
-        contenders: What to call, by name. Each has been called before: this measures no start.
+        contenders: What to call, by any key. Each has been called before: this measures no start.
         protocol: How often and how long.
         clock: Seconds, for tests.
         sleep: Waits for seconds, for tests.
@@ -82,7 +85,7 @@ def interleave(
             if due > done:
                 sleep(protocol.pause_s)
                 _burst(entry, clock)
-    return {name: summarize(entry.samples) for name, entry in zip(contenders, entries, strict=True)}
+    return {key: summarize(entry.samples) for key, entry in zip(contenders, entries, strict=True)}
 
 
 def _plan(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maxconv.packing import Array, bfloat16_to_float32, cast_array, float32_to_bfloat16
+from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem
 
 if TYPE_CHECKING:
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_TOLERANCE",
+    "SEVERAL",
+    "SMALL_FLOPS",
+    "SMALL_NBYTES",
     "TOLERANCE",
     "Mismatch",
     "Workload",
     "aligned",
     "check",
+    "convolutions",
     "to_buffer",
     "to_float32",
 ]
@@ -37,6 +42,15 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 #: other computation.
 MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
 
+#: Convolutions of a call where they are small, ...
+SEVERAL = 8
+
+#: ... which takes fewer floating-point operations than this, ...
+SMALL_FLOPS = 500_000_000
+
+#: ... and fewer bytes of activation, filter and output in float32.
+SMALL_NBYTES = 16 << 20
+
 _ALIGNMENT = 64
 
 Float32 = npt.NDArray[np.float32]
@@ -44,6 +58,17 @@ Float32 = npt.NDArray[np.float32]
 
 class Mismatch(ValueError):
     """A contender's output differs from the reference."""
+
+
+def convolutions(problem: ConvProblem) -> int:
+    """Returns how many convolutions of a problem each contender's call runs.
+
+    A call has a cost of its own, which a network shares among its convolutions: beside a small
+    convolution it would be a large part of what is timed, beside a large one it is none.
+    Depends on the problem alone: not on dtype, machine or contender.
+    """
+    small = problem.flops < SMALL_FLOPS and problem.nbytes() < SMALL_NBYTES
+    return SEVERAL if small else 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +102,11 @@ class Workload:
             for shape in (problem.input_shape, (problem.filters,), problem.output_shape)
         )
         return cls(named, dtype, *(_rounded(values, dtype) for values in (x, taps, bias, residual)))
+
+    @property
+    def convolutions(self) -> int:
+        """Convolutions of a contender's call."""
+        return convolutions(self.named.problem)
 
     @property
     def torch_filter(self) -> Float32:

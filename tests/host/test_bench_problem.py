@@ -1,0 +1,240 @@
+"""A problem's data, its check and its measurement, with made-up contenders."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.bench_records import NAMED
+
+from maxconv.bench import runner
+from maxconv.bench.entrant import Entrant
+from maxconv.bench.memory import ALLOWANCE, Memory, largest, smallest
+from maxconv.bench.record import Result
+from maxconv.bench.statistics import Timing, summarize
+from maxconv.bench.timing import Protocol
+from maxconv.bench.workload import (
+    MAX_TOLERANCE,
+    SEVERAL,
+    SMALL_FLOPS,
+    SMALL_NBYTES,
+    TOLERANCE,
+    Float32,
+    Mismatch,
+    Workload,
+    aligned,
+    check,
+    convolutions,
+)
+from maxconv.problems import NamedProblem
+
+# Data and its check.
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_data_is_of_the_type_and_the_same_every_time(dtype: str) -> None:
+    named = NAMED["odd.groups_uneven"]
+    work = Workload.make(named, dtype)
+    again = Workload.make(named, dtype)
+    for values in (work.x, work.filter, work.bias, work.residual):
+        assert values.dtype == np.float32
+        bits = values.view(np.uint32)
+        if dtype == "bfloat16":
+            assert not (bits & 0xFFFF).any()
+        if dtype == "float16":
+            assert np.array_equal(values, values.astype(np.float16))
+    assert np.array_equal(work.x, again.x)
+    assert np.array_equal(work.filter, again.filter)
+    assert (work.filter.shape, work.residual.shape) == ((18, 3, 3, 2), (2, 7, 6, 18))
+    other = Workload.make(NAMED["odd.groups_wide"], dtype)
+    assert other.x.flat[0] != work.x.flat[0]
+
+
+def test_filters_for_the_others() -> None:
+    work = Workload.make(NAMED["odd.conv3d"], "float32")
+    assert (work.torch_filter.shape, work.max_filter.shape) == ((11, 4, 2, 3, 2), (2, 3, 2, 4, 11))
+    assert work.torch_filter[7, 1, 0, 2, 1] == work.filter[7, 0, 2, 1, 1]
+    assert work.max_filter[0, 2, 1, 1, 7] == work.filter[7, 0, 2, 1, 1]
+    assert work.max_filter.flags.c_contiguous
+
+
+def test_outputs_are_about_one() -> None:
+    work = Workload.make(NAMED["odd.deep_reduction"], "float32")
+    middle = np.tensordot(work.filter, work.x[0], axes=3)
+    assert 0.3 < np.std(middle) < 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7)])
+def test_operands_are_aligned(dtype: type[np.generic], shape: tuple[int, ...]) -> None:
+    values = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
+    copy = aligned(values)
+    assert copy.ctypes.data % 64 == 0
+    assert copy.dtype == dtype
+    assert np.array_equal(copy, values)
+    assert aligned(values[:0]).shape == values[:0].shape
+
+
+def test_the_check_of_an_output() -> None:
+    reference = np.array([[0.0, 100.0], [-3.0, 1.0]], np.float32)
+    assert check(reference, reference, TOLERANCE["float32"]) == 0
+    assert check(reference.reshape(-1) + np.float32(5e-5), reference, TOLERANCE["float32"]) < 1e-4
+    off = reference.copy()
+    off[0, 1] += 0.009
+    assert check(off, reference, TOLERANCE["float32"]) == pytest.approx(0.009 / 101, rel=0.01)
+    off[0, 0] = 0.009
+    with pytest.raises(Mismatch, match=r"off by 0\.009; 0\.0001 is allowed"):
+        check(off, reference, TOLERANCE["float32"])
+    assert check(off, reference, TOLERANCE["bfloat16"]) == pytest.approx(0.009)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_check_refuses_what_is_no_number(bad: float) -> None:
+    with pytest.raises(Mismatch):
+        check(np.array([1.0, bad], np.float32), np.ones(2, np.float32), TOLERANCE["float32"])
+
+
+def test_the_check_refuses_another_size() -> None:
+    with pytest.raises(Mismatch, match="2 elements, not 3"):
+        check(np.ones(2, np.float32), np.ones(3, np.float32), TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_max_may_be_less_exact(dtype: str) -> None:
+    factor = MAX_TOLERANCE[dtype] / TOLERANCE[dtype]
+    assert factor == (1 if dtype == "float32" else 16)
+
+
+def test_small_convolutions_share_a_call() -> None:
+    for named in NAMED.values():
+        problem = named.problem
+        small = problem.flops < SMALL_FLOPS and problem.nbytes("float32") < SMALL_NBYTES
+        assert convolutions(problem) == (SEVERAL if small else 1)
+        if named.family == "depthwise":
+            assert convolutions(problem) == SEVERAL
+    # By its operations alone vae.conv_out would be small, by its size alone video.conv3d.
+    large = ("vae.mid", "vae.conv_out", "video.conv3d")
+    assert [convolutions(NAMED[name].problem) for name in large] == [1, 1, 1]
+    work = Workload.make(SMALL, "float16")
+    assert work.convolutions == SEVERAL
+
+
+# A problem's measurement, with made-up contenders.
+
+
+@dataclasses.dataclass
+class FakeRun:
+    """Some convolutions of one element."""
+
+    values: Sequence[float]
+
+    def __call__(self) -> Sequence[float]:
+        return self.values
+
+    def outputs(self) -> list[Float32]:
+        return [np.full((1, 1, 1, 1), value, np.float32) for value in self.values]
+
+
+SMALL, LARGE = NAMED["odd.one_of_everything"], NAMED["unet.down1"]
+
+
+def measure(
+    outputs: Mapping[str, Sequence[float]],
+    singles: Mapping[str, Sequence[float]] | None = None,
+    missing: Mapping[str, str] | None = None,
+    named: NamedProblem = SMALL,
+) -> Result:
+    reference = np.full((1, 1, 1, 1), 2, np.float32), np.full((1, 1, 1, 1), 5, np.float32)
+    alone = {name: FakeRun(values) for name, values in (singles or {}).items()}
+    entrants = {
+        name: Entrant(FakeRun(values), alone.get(name), fused="fused" in name)
+        for name, values in outputs.items()
+    }
+    protocol = Protocol(pause_s=0, calls=3, discarded=1, rounds=2)
+    return runner.measure_problem(named, entrants, reference, "float32", protocol, missing or {})
+
+
+def test_a_problem_is_checked_and_timed() -> None:
+    right = {"ours": [2.0] * 8, "ours_fused": [5.0] * 8, "max": [2.0] * 8, "torch": [2.0001] * 8}
+    made = measure(right, {"ours": [2], "max": [2]}, {"max_input": "why"})
+    assert {name: entry.samples for name, entry in made.timings.items()} == dict.fromkeys(right, 4)
+    assert {name: entry.samples for name, entry in made.singles.items()} == {"ours": 4, "max": 4}
+    assert made.errors["torch"] == pytest.approx(1e-4 / 3, rel=0.01)
+    assert made.missing == {"max_input": "why"}
+    assert (made.flops, made.rank, made.family, made.convolutions) == (2, 2, None, 8)
+
+
+@pytest.fixture
+def call_of_10_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes 10 us, and each of its convolutions 2 us."""
+
+    def fake(runs: Mapping[Any, FakeRun], protocol: Protocol) -> dict[Any, Timing]:
+        return {key: summarize([10e-6 + 2e-6 * len(run.values)]) for key, run in runs.items()}
+
+    monkeypatch.setattr(runner, "interleave", fake)
+
+
+@pytest.mark.usefixtures("call_of_10_us")
+def test_times_are_of_one_convolution() -> None:
+    made = measure({"ours": [2] * 8}, {"ours": [2]})
+    assert made.timings["ours"].median_s == pytest.approx(3.25e-6)
+    assert made.singles["ours"].median_s == pytest.approx(12e-6)
+
+
+@pytest.mark.usefixtures("call_of_10_us")
+def test_a_large_problem_has_one_convolution_a_call() -> None:
+    made = measure({"ours": [2]}, named=LARGE)
+    assert (made.convolutions, made.singles) == (1, {})
+    assert made.timings["ours"].median_s == pytest.approx(12e-6)
+
+
+@pytest.mark.parametrize(("name", "value"), [("ours", 2.1), ("ours_fused", 2), ("torch", 3)])
+def test_a_wrong_output_ends_the_run(name: str, value: float) -> None:
+    right = {"ours": [2.0] * 8, "ours_fused": [5.0] * 8, "torch": [2.0] * 8}
+    wrong = [*right[name][:7], value]
+    with pytest.raises(Mismatch, match=rf"odd\.one_of_everything: {name}: the output is off"):
+        measure({**right, name: wrong})
+    with pytest.raises(Mismatch, match=r"odd\.one_of_everything: ours: the output is off by 0\.33"):
+        measure(right, {"ours": [3]})
+
+
+def test_a_call_that_does_not_convolve_often_enough_ends_the_run() -> None:
+    with pytest.raises(Mismatch, match="ours: there are 7 outputs, not 8"):
+        measure({"ours": [2] * 7})
+    with pytest.raises(Mismatch, match="ours: there are 2 outputs, not 1"):
+        measure({"ours": [2] * 8}, {"ours": [2, 2]})
+
+
+def test_a_wrong_output_of_max_is_recorded() -> None:
+    made = measure({"ours": [2] * 8, "max": [4] * 8}, {"ours": [2], "max": [2]})
+    assert set(made.singles) == {"ours"}
+    assert set(made.timings) == {"ours"}
+    assert made.missing["max"].startswith("wrong result: the output is off by 0.67")
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("named", NAMED.values(), ids=lambda named: named.name)
+def test_the_smallest_image_of_a_problem(named: NamedProblem) -> None:
+    small, full = smallest(named.problem), named.problem
+    assert small.output_size == (1,) * full.spatial_rank or 1 in small.input_size
+    assert small.nbytes() <= full.nbytes()
+    assert (small.filters, small.filter_size) == (full.filters, full.filter_size)
+    assert (small.stride, small.pad_before) == (full.stride, full.pad_before)
+
+
+def test_the_largest_problems() -> None:
+    sizes = {name: named.problem.nbytes() for name, named in NAMED.items()}
+    made = [named.name for named in largest(list(NAMED.values()), 2)]
+    assert made == sorted(sizes, key=lambda name: -sizes[name])[:2]
+
+
+def test_the_allowance() -> None:
+    assert ALLOWANCE == 8 * 2**20
+    assert Memory("a", 1, 1, 1, ALLOWANCE).fits
+    assert not Memory("a", 1, 1, 1, ALLOWANCE + 1).fits

@@ -1,0 +1,147 @@
+"""The benchmark's arithmetic and its turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tests.bench_records import PROTOCOL, SCHEMA, SINGLES
+
+from maxconv.bench.memory import ALLOWANCE
+from maxconv.bench.statistics import geometric_mean, percentile, summarize
+from maxconv.bench.timing import FULL, Protocol, interleave
+from maxconv.bench.workload import SEVERAL, SMALL_FLOPS, SMALL_NBYTES
+
+# Statistics.
+
+
+def test_percentiles_interpolate() -> None:
+    values = [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert [percentile(values, share) for share in (0, 0.5, 1)] == [1, 4, 16]
+    assert percentile(values, 0.1) == pytest.approx(1.4)
+    assert percentile(values, 0.9) == pytest.approx(12.8)
+    assert percentile([3.0], 0.9) == 3
+
+
+@pytest.mark.parametrize(("values", "share"), [([], 0.5), ([1.0], 1.5), ([1.0], -0.1)])
+def test_a_percentile_that_is_none(values: list[float], share: float) -> None:
+    with pytest.raises(ValueError, match=r"needed|allowed"):
+        percentile(values, share)
+
+
+def test_a_summary_does_not_depend_on_the_order() -> None:
+    made = summarize([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert dataclasses.astuple(made) == pytest.approx((5, 1.0, 1.4, 3.0, 4.6))
+
+
+def test_the_time_of_a_part_of_a_call() -> None:
+    made = summarize([4.0, 8.0]).per(4)
+    assert dataclasses.astuple(made) == pytest.approx((2, 1.0, 1.1, 1.5, 1.9))
+
+
+def test_the_geometric_mean_of_a_ratio_and_its_inverse_is_one() -> None:
+    assert geometric_mean([4.0, 0.25, 1.0]) == pytest.approx(1)
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4)
+    for values in ([], [1.0, 0.0], [1.0, -2.0]):
+        with pytest.raises(ValueError, match="geometric mean"):
+            geometric_mean(values)
+
+
+# Turns.
+
+
+class Clock:
+    """Time that passes only when something says so, and what was called when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+
+    def read(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.log.append("pause")
+
+    def contender(self, name: str, durations: Callable[[], float]) -> Callable[[], object]:
+        def call() -> None:
+            self.now += durations()
+            self.log.append(name)
+
+        return call
+
+    def bursts(self) -> list[tuple[str, int]]:
+        """Returns who was called how often between pauses."""
+        parts = " ".join(self.log).split("pause")[1:]
+        return [(calls.split()[0], len(calls.split())) for calls in parts]
+
+
+def test_contenders_take_turns_and_a_different_one_begins() -> None:
+    clock = Clock()
+    contenders = {name: clock.contender(name, lambda: 1e-3) for name in "abc"}
+    protocol = Protocol(rounds=3, budget_s=10)
+    made = interleave(contenders, protocol, clock=clock.read, sleep=clock.sleep)
+    estimates, turns = clock.bursts()[:3], clock.bursts()[3:]
+    assert estimates == [("a", 1), ("b", 1), ("c", 1)]
+    assert turns == [(name, 10) for name in "abcbcacab"]
+    assert {name: entry.samples for name, entry in made.items()} == dict.fromkeys("abc", 3 * 7)
+    assert list(made) == ["a", "b", "c"]
+
+
+def test_the_first_calls_of_a_burst_are_thrown_away() -> None:
+    clock = Clock()
+    # After the call that estimates, bursts of 10: the first 3 of each take ten times as long.
+    burst = [1e-2] * 3 + [1e-3] * 7
+    slow_start = clock.contender("a", itertools.chain([1e-3], itertools.cycle(burst)).__next__)
+    made = interleave({"a": slow_start}, Protocol(), clock=clock.read, sleep=clock.sleep)["a"]
+    assert [made.best_s, made.p90_s] == pytest.approx([1e-3, 1e-3])
+
+
+def test_slow_contenders_are_called_less() -> None:
+    clock = Clock()
+    durations = {"fast": 1e-3, "slow": 0.05, "slower": 0.5, "once": 3.0}
+    contenders = {
+        name: clock.contender(name, itertools.repeat(time).__next__)
+        for name, time in durations.items()
+    }
+    made = interleave(contenders, FULL, clock=clock.read, sleep=clock.sleep)
+    bursts = clock.bursts()[4:]
+    assert [bursts.count(("fast", 10)), bursts.count(("slow", 3))] == [30, 6]
+    assert bursts.count(("slower", 3)) == FULL.fewest_rounds
+    assert {name: entry.samples for name, entry in made.items()} == {
+        "fast": 30 * 7,
+        "slow": 6 * 2,
+        "slower": 5 * 2,
+        "once": 1,
+    }
+    for name, time in durations.items():
+        assert made[name].median_s == pytest.approx(time)
+    # The slow ones' turns are spread over the run.
+    places = [place for place, (name, _) in enumerate(bursts) if name == "slow"]
+    assert max(np.diff(places)) < len(bursts) / 4
+
+
+def test_nothing_to_time() -> None:
+    assert interleave({}) == {}
+
+
+def test_the_protocol_says_what_the_program_does() -> None:
+    for words in (
+        f"runs {SEVERAL} convolutions of the problem",
+        f"fewer than\n{SMALL_FLOPS / 1e8:.0f}e8 floating-point operations",
+        f"fewer than {SMALL_NBYTES >> 20} MiB of activation, filter and output in float32",
+        f"a sleep of\n  {FULL.pause_s * 1e3:.0f} ms",
+        f"{FULL.calls} calls, of which the first {FULL.discarded} are thrown away",
+        f"{FULL.rounds} rounds. Slow contenders get fewer, at least {FULL.fewest_rounds},",
+        f"each takes about {FULL.budget_s:.0f} s; one whose call takes {FULL.slow_s:.0f} s",
+        f"{ALLOWANCE >> 20} MiB are allowed",
+    ):
+        assert words in PROTOCOL
+    for name in SCHEMA["$defs"]["contender"]["enum"]:
+        assert f"| `{name}` |" in PROTOCOL
+    *most, last = (f"`{name}`" for name in SINGLES)
+    assert f"- {', '.join(most)} and {last} are timed with one convolution a call" in PROTOCOL

@@ -1,0 +1,172 @@
+"""``maxconv.torch`` under torch.compile, beside autograd, and the op in MAX's own bridge."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.interop.torch_tensors import check, draw, last
+from torch import Tensor, nn
+
+import maxconv.torch as mt
+from maxconv.activations import leaky_relu
+from maxconv.library import kernel_library
+from maxconv.problem import ConvProblem
+
+pytestmark = pytest.mark.torch
+
+
+def test_opcheck() -> None:
+    x, w, b = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
+    arguments = ((2, 1), (1, 1, 0, 0), (1, 2), 2, (1, 0), (1.0, 0.0, 0.0, 0.0, 0.0))
+    for input, channels_last in ((x, False), (last(x), True), (x[:0], True)):
+        torch.library.opcheck(
+            torch.ops.maxconv.conv.default, (input, w, b, None, *arguments, channels_last, False)
+        )
+    # One pixel, one filter: strides that sizes of one leave open must not differ either.
+    arguments = ((1, 1), (0, 0, 0, 0), (1, 1), 1, (0, 0), (1.0, 0.0, 0.0, 0.0, 0.0))
+    for filters in (1, 3):
+        for channels_last in (False, True):
+            torch.library.opcheck(
+                torch.ops.maxconv.conv.default,
+                (x[:, :3, :3, :3], w[:filters], None, None, *arguments, channels_last, False),
+            )
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_compile_with_fullgraph(context: Any) -> None:
+    torch.compiler.reset()
+    x, w, b = last(draw(1, 6, 12, 10)), draw(8, 3, 3, 3), draw(8)
+    residual = draw(1, 8, 6, 5)
+    module = mt.Conv2d(8, 5, 1, activation=leaky_relu(0.2))
+
+    def network(x: Tensor, residual: Tensor) -> Tensor:
+        y = mt.conv2d(
+            x, w, b, 2, padding=(1, 1), groups=2, activation=("clamp", -1.0, 1.0),
+            residual=residual, beta=0.5, final_activation="relu",
+        )  # fmt: skip
+        return cast(Tensor, module(y)).movedim(1, -1)
+
+    network_compiled = torch.compile(network, fullgraph=True)
+    with context():
+        expected = network(x, residual)
+        actual = network_compiled(x, residual)
+    assert torch.equal(actual, expected)
+    assert actual.stride() == expected.stride()
+
+
+def test_compile_with_dynamic_shapes(compiled: list[str]) -> None:
+    torch.compiler.reset()
+    mt.prepare()
+    compiled.clear()
+    module = mt.Conv2d(4, 6, 3, 2, padding=1)
+    graphs = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    network = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    with torch.no_grad():
+        for n, h, w in ((2, 9, 8), (3, 12, 11), (5, 31, 7)):
+            x = draw(n, 4, h, w)
+            assert torch.equal(network(x), module(x))
+    assert graphs == 1
+    assert not compiled
+
+
+def test_compiled_module_sees_new_weights() -> None:
+    torch.compiler.reset()
+    module = mt.Conv2d(3, 4, 3)
+    network = torch.compile(module, fullgraph=True)
+    x = draw(1, 3, 6, 6)
+    with torch.no_grad():
+        for seed in (1, 2):
+            module.weight.copy_(draw(4, 3, 3, 3, seed=seed))
+            check(2, network(x), x, module.weight, module.bias)
+
+
+@pytest.mark.parametrize("name", ["input", "weight", "bias", "residual"])
+def test_a_gradient_is_refused(name: str) -> None:
+    tensors = {
+        "input": draw(1, 4, 6, 6),
+        "weight": draw(4, 4, 3, 3),
+        "bias": draw(4),
+        "residual": draw(1, 4, 4, 4),
+    }
+    expected = mt.conv2d(**cast(Any, tensors))
+    tensors[name].requires_grad_()
+    message = (
+        rf"^{name}: requires grad, but maxconv computes no gradients .*no_grad.*inference_mode"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        mt.conv2d(**cast(Any, tensors))
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            assert torch.equal(mt.conv2d(**cast(Any, tensors)), expected)
+    detached = {key: tensor.detach() for key, tensor in tensors.items()}
+    assert torch.equal(mt.conv2d(**cast(Any, detached)), expected)
+
+
+def test_a_gradient_is_refused_under_compile() -> None:
+    torch.compiler.reset()
+    w = draw(4, 4, 3, 3).requires_grad_()
+    network = torch.compile(mt.conv2d, fullgraph=True)
+    with pytest.raises(Exception, match="weight: requires grad, but maxconv computes no gradients"):
+        network(draw(1, 4, 6, 6), w)
+
+
+def test_a_head_trains_on_a_frozen_backbone() -> None:
+    backbone, head = mt.Conv2d(3, 4, 3), nn.Linear(4, 2)
+    head(backbone(draw(2, 3, 6, 6)).mean((2, 3))).sum().backward()
+    assert head.weight.grad is not None and head.weight.grad.abs().sum() > 0
+    with pytest.raises(RuntimeError, match=r"^weight: requires grad"):
+        backbone.requires_grad_()(draw(2, 3, 6, 6))
+
+
+# MAX's own bridge -------------------------------------------------------------------------------
+
+
+def test_the_op_works_through_graph_op() -> None:
+    from max.dtype import DType
+    from max.experimental.torch import graph_op
+    from max.graph import DeviceRef, TensorType, TensorValue, ops
+
+    from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Layout, encode_scalars
+
+    cpu = DeviceRef.CPU()
+    output = TensorType(DType.float32, ("n", "p", "q", "k"), cpu)
+
+    def convolve(
+        x: TensorValue, filter: TensorValue, geometry: TensorValue, scalars: TensorValue
+    ) -> TensorValue:
+        none = ops.constant([], DType.float32, cpu)
+        residual = ops.reshape(none, (0, 0, 0, 0))
+        operands = [x, filter, none, residual, geometry, scalars]
+        return ops.custom("maxconv.conv", cpu, operands, [output])[0].tensor
+
+    op = graph_op(
+        convolve,
+        kernel_library=kernel_library(),
+        input_types=[
+            TensorType(DType.float32, ("n", "h", "w", "c"), cpu),
+            TensorType(DType.float32, ("f",), cpu),
+            TensorType(DType.int64, (GEOMETRY_LENGTH,), cpu),
+            TensorType(DType.float32, (SCALARS_LENGTH,), cpu),
+        ],
+        output_types=[output],
+    )
+    for n, h, c, k in ((1, 6, 3, 4), (2, 9, 5, 3)):
+        x, w = last(draw(n, c, h, h)), draw(k, c, 3, 3)
+        problem = ConvProblem.from_arguments((n, h, h, c), w.shape, filter_layout="FCRS", padding=1)
+        y = torch.empty(n, h, h, k)
+        op(
+            y,
+            x.movedim(1, -1),
+            w.flatten(),
+            torch.from_numpy(problem.geometry(filter_layout=Layout.FCRS)),
+            torch.from_numpy(encode_scalars()),
+        )
+        check(2, y.movedim(-1, 1), x, w, None, 1, 1)
