@@ -338,8 +338,5 @@ def for_each_task[
                 return
             work(worker, task)
 
-    # The calling thread works too: waking it in the end takes as long as a
-    # small convolution.
-    ctx.enqueue_cpu_range(worker_loop, min(workers, tasks) - 1)
-    worker_loop(min(workers, tasks) - 1)
+    ctx.enqueue_cpu_range(worker_loop, min(workers, tasks))
     ctx.synchronize()
