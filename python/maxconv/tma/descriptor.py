@@ -84,7 +84,11 @@ _BITS = dict(
 
 
 class Interleave(IntEnum):
-    """``CUtensorMapInterleave``: whether channels lie in slices, ``NC/xHWCx``."""
+    """``CUtensorMapInterleave``: whether channels lie in slices, ``NC/xHWCx``.
+
+    Then a descriptor's dimensions are ``W, [H, [D,]] C/x, N``, whatever the data type: a slice is
+    an element of dimension 0. Recorded on an H200; the driver's documentation does not say so.
+    """
 
     NONE = 0
     B16 = 1
@@ -94,6 +98,11 @@ class Interleave(IntEnum):
     def driver_name(self) -> str:
         """The enumerator in ``cuda.h``."""
         return "CU_TENSOR_MAP_INTERLEAVE_" + ("NONE", "16B", "32B")[self]
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of a slice of channels of one pixel; 0 for ``NONE``."""
+        return (0, 16, 32)[self]
 
 
 class Swizzle(IntEnum):
@@ -203,7 +212,7 @@ class _Fields(ABC):
     @property
     @abstractmethod
     def row_elements(self) -> int:
-        """Elements along the innermost dimension that one load moves."""
+        """Elements (with interleaving: slices) of a row in shared memory."""
 
     @property
     @abstractmethod
@@ -214,15 +223,16 @@ class _Fields(ABC):
     def row_bytes(self) -> int:
         """Bytes of a row in shared memory; an element of a padded packed type takes one."""
         bits = 8 if self.data_type.is_padded else self.data_type.bits
-        return self.row_elements * bits // 8
+        return self.row_elements * (8 * self.interleave.slice_bytes or bits) // 8
 
     @property
     def row_pitch(self) -> int:
         """Bytes from one row to the next in shared memory: the swizzle's span, where there is one.
 
-        Recorded on an H200: with a swizzle, a row shorter than the span leaves the rest untouched.
+        Recorded on an H200: with a swizzle, a row shorter than the span leaves the rest untouched,
+        but rows of slices follow each other closely.
         """
-        return self.swizzle.span or self.row_bytes
+        return self.row_bytes if self.interleave else self.swizzle.span or self.row_bytes
 
     @property
     def transaction_bytes(self) -> int:
@@ -292,14 +302,18 @@ class TiledDescriptor(_Fields):
     def box_elements(self) -> tuple[int, ...]:
         """Elements that one load moves along each dimension: ``ceil(box / element stride)``.
 
-        Without interleaving the driver ignores the element stride of dimension 0.
+        Without interleaving the element stride of dimension 0 is ignored. With it, the box is one
+        slice thick: its size along the slices is ignored.
         """
-        strides = (1, *self.element_strides[1:])
-        return tuple(-(-b // s) for b, s in zip(self.box_dim, strides, strict=True))
+        strides = self.element_strides if self.interleave else (1, *self.element_strides[1:])
+        counts = [-(-b // s) for b, s in zip(self.box_dim, strides, strict=True)]
+        if self.interleave:
+            counts[-2] = 1
+        return tuple(counts)
 
     @property
     def row_elements(self) -> int:
-        """Elements along dimension 0 that one load moves."""
+        """Elements, or slices, along dimension 0 that one load moves."""
         return self.box_elements[0]
 
     @property
@@ -315,13 +329,15 @@ class Im2colDescriptor(_Fields):
     Attributes:
         data_type: ``tensorDataType``.
         global_address: ``globalAddress``, in bytes.
-        global_dim: ``globalDim``: ``C, W, [H, [D,]] N``.
-        global_strides: ``globalStrides``, in bytes: those of ``W`` and outwards.
+        global_dim: ``globalDim``: ``C, W, [H, [D,]] N``, or ``W, [H, [D,]] C/x, N`` with
+            interleaving.
+        global_strides: ``globalStrides``, in bytes: those of dimension 1 and outwards.
         pixel_box_lower_corner: ``pixelBoxLowerCorner``: where the walk over a row starts, ``W, [H,
             [D]]``.
         pixel_box_upper_corner: ``pixelBoxUpperCorner``: the walk stays below the tensor's size plus
             this, ``W, [H, [D]]``.
-        channels_per_pixel: ``channelsPerPixel``: elements of a row in shared memory.
+        channels_per_pixel: ``channelsPerPixel``: elements of a row in shared memory; with
+            interleaving a load moves one slice of each pixel, whatever this says.
         pixels_per_column: ``pixelsPerColumn``: rows.
         element_strides: ``elementStrides``: the walk's step in each dimension.
         interleave: ``interleave``.
@@ -350,19 +366,25 @@ class Im2colDescriptor(_Fields):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the dimensions, innermost first."""
-        return ("C", *"WHD"[: self.tensor_rank - 2], "N")
+        """Names of the dimensions, innermost first; ``C`` are slices where they are interleaved."""
+        spatial = "WHD"[: self.tensor_rank - 2]
+        return (*spatial, "C", "N") if self.interleave else ("C", *spatial, "N")
+
+    @property
+    def spatial_axes(self) -> slice:
+        """Which dimensions are ``W, [H, [D]]``."""
+        return slice(0, -2) if self.interleave else slice(1, -1)
 
     @property
     def walk_end(self) -> tuple[int, ...]:
         """The first coordinate that the walk does not reach, ``W, [H, [D]]``."""
-        sizes = self.global_dim[1:-1]
+        sizes = self.global_dim[self.spatial_axes]
         return tuple(s + u for s, u in zip(sizes, self.pixel_box_upper_corner, strict=True))
 
     @property
     def row_elements(self) -> int:
-        """Channels of a pixel that one load moves."""
-        return self.channels_per_pixel
+        """Channels of a pixel, or slices, that one load moves."""
+        return 1 if self.interleave else self.channels_per_pixel
 
     @property
     def rows(self) -> int:

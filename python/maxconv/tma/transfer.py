@@ -1,7 +1,8 @@
 """What one TMA instruction moves, byte for byte.
 
 The rules are the PTX ISA's (9.0, 5.5.3 to 5.5.7), as an H200 follows them: every recorded load and
-store (``tests/data/README.md``) comes out the same here.
+store (``tests/data/README.md``) comes out the same here. What an H200 cannot do (packed types) is
+refused; the swizzles with atoms, which its driver does not take either, follow the documentation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from .descriptor import (
     DataType,
     Descriptor,
     Im2colDescriptor,
-    Interleave,
     OobFill,
     TiledDescriptor,
 )
@@ -30,19 +30,15 @@ __all__ = ["NAN_FILL", "load", "store"]
 Bytes = npt.NDArray[np.uint8]
 
 #: The 16 bits that fill elements outside the tensor where NaN is asked for, repeated in wider
-#: elements. Measured on an H100 by others (the TMA tests of the Ventus project); not in this
-#: project's recordings.
+#: elements.
 NAN_FILL = 0x7FF7
 
-#: Types whose bits arrive as they are. The FTZ and TF32 types may round or flush.
-_COPIED = frozenset(DataType) - {
-    DataType.FLOAT32_FTZ,
-    DataType.TFLOAT32,
-    DataType.TFLOAT32_FTZ,
-    DataType.PACKED_16U4_ALIGN8B,
-    DataType.PACKED_16U4_ALIGN16B,
-    DataType.PACKED_16U6_ALIGN16B,
-}
+#: The only NaN that a load of a TF32 type makes, whatever NaN it read.
+TF32_NAN = 0x7FFFE000
+
+#: Types that a load rounds to TF32. A store writes their bits as they are, as both do with every
+#: other type: nothing is flushed to zero for the types with FTZ.
+_ROUNDED = frozenset({DataType.TFLOAT32, DataType.TFLOAT32_FTZ})
 
 
 def load(
@@ -68,8 +64,7 @@ def load(
     Raises:
         TypeError: A coordinate or an offset is no integer.
         ValueError: The driver would refuse the descriptor, the GPU would refuse the instruction,
-            memory is too small, or the descriptor has a field whose effect is not known here
-            (interleaved layouts; packed, TF32 and FTZ types; an im2col step in ``N``).
+            memory is too small, or the descriptor is of a packed type.
     """
     _check_descriptor(descriptor)
     where = _check_coordinates(descriptor, coordinates)
@@ -83,7 +78,10 @@ def load(
     else:
         result = _shared_bytes(shared_memory, target).copy()
     fill = np.resize(np.array([_fill(descriptor)], "<u2").view(np.uint8), source.shape)
-    result[target] = np.where(inside, memory[np.where(inside, source, 0)], fill)
+    read = memory[np.where(inside, source, 0)]
+    if descriptor.data_type in _ROUNDED:
+        read = _round_to_tf32(read.view("<u4")).view(np.uint8)
+    result[target] = np.where(inside, read, fill)
     return result
 
 
@@ -130,23 +128,13 @@ def store(
 
 
 def _check_descriptor(descriptor: Descriptor) -> None:
-    violations = validate(descriptor)
+    violations = validate(descriptor, compute_capability=100)
     if violations:
         raise ValueError(f"descriptor: {'; '.join(map(str, violations))}")
-    if descriptor.interleave is not Interleave.NONE:
+    if descriptor.data_type.is_packed:
         raise ValueError(
-            f"interleave: {descriptor.interleave.driver_name}; only NONE is modelled: where the "
-            "slices of an interleaved tensor lie is neither documented nor recorded"
-        )
-    if descriptor.data_type not in _COPIED:
-        raise ValueError(
-            f"data_type: {descriptor.data_type.driver_name}; only types whose bits arrive as they "
-            "are, are modelled: what TMA makes of this one is not recorded"
-        )
-    if isinstance(descriptor, Im2colDescriptor) and descriptor.element_strides[-1] != 1:
-        raise ValueError(
-            f"element_strides[{descriptor.tensor_rank - 1}]: {descriptor.element_strides[-1]}; "
-            "only 1 is modelled: a step in N is not recorded"
+            f"data_type: {descriptor.data_type.driver_name}; only types of whole bytes are "
+            "modelled: what TMA makes of a packed one is not recorded"
         )
 
 
@@ -159,12 +147,25 @@ def _check_coordinates(descriptor: Descriptor, coordinates: Sequence[int]) -> tu
         )
     if any(not -(1 << 31) <= entry < 1 << 31 for entry in where):
         raise ValueError(f"coordinates: {show(where)}; entries of 32 bits are allowed")
-    if where[0] * descriptor.data_type.bits % 128:
+    if not descriptor.interleave and where[0] * descriptor.data_type.bits % 128:
         raise ValueError(
             f"coordinates: {show(where)} starts {where[0] * descriptor.data_type.bits // 8} bytes "
             "into a row; multiples of 16 bytes are allowed (the GPU reports an illegal instruction)"
         )
+    if isinstance(descriptor, Im2colDescriptor):
+        _check_start(descriptor, where)
     return where
+
+
+def _check_start(descriptor: Im2colDescriptor, where: tuple[int, ...]) -> None:
+    pixel, axes = where[descriptor.spatial_axes], descriptor.axes[descriptor.spatial_axes]
+    lower, end = descriptor.pixel_box_lower_corner, descriptor.walk_end
+    for axis, at, low, high in zip(axes, pixel, lower, end, strict=True):
+        if not low <= at < high:
+            raise ValueError(
+                f"coordinates: {show(where)} starts at {axis} {at}; {low} to {high - 1} are "
+                "allowed, the pixel box (the GPU reports an illegal instruction)"
+            )
 
 
 def _check_filter_offsets(descriptor: Descriptor, filter_offsets: Sequence[int]) -> tuple[int, ...]:
@@ -195,7 +196,7 @@ def _tensor_bytes(descriptor: Descriptor, tensor: npt.NDArray[Any]) -> Bytes:
     memory = tensor.reshape(-1).view(np.uint8)
     outer = zip(descriptor.global_dim[1:], descriptor.global_strides, strict=True)
     last = sum((size - 1) * stride for size, stride in outer)
-    needed = last + descriptor.global_dim[0] * descriptor.data_type.bits // 8
+    needed = last + descriptor.global_dim[0] * _unit_bytes(descriptor)
     if memory.size < needed:
         raise ValueError(
             f"tensor: {memory.size} bytes; the descriptor's dimensions and strides reach {needed}"
@@ -219,6 +220,19 @@ def _fill(descriptor: Descriptor) -> int:
     return NAN_FILL if descriptor.oob_fill is OobFill.NAN_REQUEST_ZERO_FMA else 0
 
 
+def _unit_bytes(descriptor: Descriptor) -> int:
+    """Bytes of an element of dimension 0 in global memory."""
+    return descriptor.interleave.slice_bytes or descriptor.data_type.bits // 8
+
+
+def _round_to_tf32(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Rounds 32-bit floats to 10 bits of mantissa, ties to even, subnormals like all others."""
+    wide = bits.astype(np.uint64)
+    rounded = ((wide + 0xFFF + (wide >> 13 & 1)) & 0xFFFFE000).astype("<u4")
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, np.uint32(TF32_NAN), rounded)
+
+
 def _rows_in_shared_memory(descriptor: Descriptor) -> npt.NDArray[np.int64]:
     """Addresses without swizzle of the bytes of every row, ``[rows, row_bytes]``."""
     rows = np.arange(descriptor.rows, dtype=np.int64)[:, None] * descriptor.row_pitch
@@ -232,31 +246,42 @@ def _source(
 
     Both are ``[rows, row_bytes]``; addresses outside the tensor mean nothing.
     """
-    if isinstance(descriptor, Im2colDescriptor):
-        pixels = list(itertools.islice(_walk(descriptor, where[1:]), descriptor.rows))
-        outer = np.array(pixels, np.int64) + np.array([*offsets, 0], np.int64)
-    else:
-        outer = _box_rows(descriptor, where)
-    sizes = np.array(descriptor.global_dim[1:], np.int64)
-    row_inside = np.all((outer >= 0) & (outer < sizes), axis=1)
-    row_start = outer @ np.array(descriptor.global_strides, np.int64)
-    size = descriptor.data_type.bits // 8
-    byte = where[0] * size + np.arange(descriptor.row_bytes, dtype=np.int64)
-    byte_inside = (byte >= 0) & (byte < descriptor.global_dim[0] * size)
-    return row_start[:, None] + byte, row_inside[:, None] & byte_inside
+    rows = _row_starts(descriptor, where, offsets)
+    unit = _unit_bytes(descriptor)
+    sliced = isinstance(descriptor, TiledDescriptor) and descriptor.interleave
+    step = descriptor.element_strides[0] if sliced else 1
+    along = rows[:, :1] + np.arange(descriptor.row_elements, dtype=np.int64) * step
+    sizes = np.array(descriptor.global_dim, np.int64)
+    row_inside = np.all((rows[:, 1:] >= 0) & (rows[:, 1:] < sizes[1:]), axis=1)
+    inside = row_inside[:, None] & (along >= 0) & (along < sizes[0])
+    start = (rows[:, 1:] @ np.array(descriptor.global_strides, np.int64))[:, None] + along * unit
+    source = start[:, :, None] + np.arange(unit, dtype=np.int64)
+    return source.reshape(len(rows), -1), np.repeat(inside, unit, axis=1)
+
+
+def _row_starts(
+    descriptor: Descriptor, where: tuple[int, ...], offsets: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """Coordinates of the first element of every row, ``[rows, rank]``."""
+    if isinstance(descriptor, TiledDescriptor):
+        return _box_rows(descriptor, where)
+    start = (*where[descriptor.spatial_axes], where[-1])
+    pixels = list(itertools.islice(_walk(descriptor, start), descriptor.rows))
+    rows = np.tile(np.array(where, np.int64), (descriptor.rows, 1))
+    rows[:, descriptor.spatial_axes] = np.array([pixel[:-1] for pixel in pixels]) + offsets
+    rows[:, -1] = [pixel[-1] for pixel in pixels]
+    return rows
 
 
 def _box_rows(descriptor: TiledDescriptor, where: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Coordinates of the rows of a box without dimension 0, ``[rows, rank - 1]``."""
+    """Coordinates of the first element of every row of a box, ``[rows, rank]``."""
+    counts = (1, *descriptor.box_elements[1:])
     lines = [
         start + np.arange(count, dtype=np.int64) * step
-        for start, count, step in zip(
-            where[1:], descriptor.box_elements[1:], descriptor.element_strides[1:], strict=True
-        )
+        for start, count, step in zip(where, counts, descriptor.element_strides, strict=True)
     ]
     grids = np.meshgrid(*reversed(lines), indexing="ij")
-    columns = [grid.reshape(-1) for grid in reversed(grids)]
-    return np.stack(columns, axis=1) if columns else np.zeros((1, 0), np.int64)
+    return np.stack([grid.reshape(-1) for grid in reversed(grids)], axis=1)
 
 
 def _walk(descriptor: Im2colDescriptor, where: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -266,12 +291,13 @@ def _walk(descriptor: Im2colDescriptor, where: tuple[int, ...]) -> Iterator[tupl
     next one outwards takes a step; ``N`` has no end.
     """
     pixel = list(where)
+    steps = descriptor.element_strides[descriptor.spatial_axes]
     while True:
         yield tuple(pixel)
         for i, end in enumerate(descriptor.walk_end):
-            pixel[i] += descriptor.element_strides[i + 1]
+            pixel[i] += steps[i]
             if pixel[i] < end:
                 break
             pixel[i] = descriptor.pixel_box_lower_corner[i]
         else:
-            pixel[-1] += 1
+            pixel[-1] += descriptor.element_strides[-1]

@@ -56,16 +56,23 @@ _AnyDescriptor = TypeVar("_AnyDescriptor", TiledDescriptor, Im2colDescriptor)
 _Rule = Callable[[_AnyDescriptor], Iterator[Violation]]
 
 
-def validate(descriptor: Descriptor) -> list[Violation]:
+def validate(descriptor: Descriptor, *, compute_capability: int = 90) -> list[Violation]:
     """Returns everything for which the driver would refuse a descriptor; empty if it takes it.
 
     Where the rank or a sequence's length is wrong, only that is returned: the other rules have
     nothing to look at then.
+
+    Args:
+        descriptor: The descriptor.
+        compute_capability: The GPU's, times ten. Below 100 the driver takes no packed types and
+            no swizzles with atoms; its rules on these from 100 on are those of its documentation.
     """
     lengths = list(_lengths(descriptor))
     if lengths:
         return lengths
     found = [violation for rule in _COMMON for violation in rule(descriptor)]
+    if compute_capability < 100:
+        found += _blackwell_only(descriptor)
     if isinstance(descriptor, TiledDescriptor):
         return found + [violation for rule in _TILED for violation in rule(descriptor)]
     return found + [violation for rule in _IM2COL for violation in rule(descriptor)]
@@ -144,10 +151,17 @@ def _element_strides(d: Descriptor) -> Iterator[Violation]:
     yield from _entries("element_strides", d.element_strides, 1, 8, "the driver's limit on a step")
 
 
+def _blackwell_only(d: Descriptor) -> Iterator[Violation]:
+    why = "compute capability 10.0 brought it"
+    if d.data_type.is_packed:
+        name = d.data_type.driver_name
+        yield Violation("data_type", name, "types of whole bytes are allowed", why)
+    if d.swizzle > Swizzle.B128:
+        allowed = "swizzles without atoms are allowed"
+        yield Violation("swizzle", d.swizzle.driver_name, allowed, why)
+
+
 def _interleave(d: Descriptor) -> Iterator[Violation]:
-    if d.interleave is Interleave.B32 and d.swizzle is not Swizzle.B32:
-        allowed = f"{Swizzle.B32.driver_name} is allowed"
-        yield Violation("swizzle", d.swizzle.driver_name, allowed, d.interleave.driver_name)
     if d.interleave and d.data_type is DataType.PACKED_16U6_ALIGN16B:
         allowed = f"{Interleave.NONE.driver_name} is allowed"
         yield Violation("interleave", d.interleave.driver_name, allowed, d.data_type.driver_name)
@@ -188,13 +202,11 @@ def _row(d: Descriptor, name: str, elements: int) -> Iterator[Violation]:
     """The rules on the innermost extent of the box, which both kinds have."""
     if d.data_type.is_padded and elements != 128:
         yield Violation(name, elements, "128 is allowed", d.data_type.driver_name)
-    if d.interleave:
-        return
     size = elements * d.data_type.bits
     if size % 128:
         shown = f"{elements} ({size / 8:g} bytes)"
         yield Violation(name, shown, "multiples of 16 bytes are allowed", "TMA moves such pieces")
-    if d.swizzle and size > 8 * d.swizzle.span:
+    if d.swizzle and not d.interleave and size > 8 * d.swizzle.span:
         shown = f"{elements} ({size / 8:g} bytes)"
         allowed = f"at most {d.swizzle.span} bytes are allowed"
         yield Violation(name, shown, allowed, f"a row fits the span of {d.swizzle.driver_name}")
@@ -228,7 +240,8 @@ def _corners(d: Im2colDescriptor) -> Iterator[Violation]:
 def _pixel_box(d: Im2colDescriptor) -> Iterator[Violation]:
     for i, (lower, end) in enumerate(zip(d.pixel_box_lower_corner, d.walk_end, strict=True)):
         if end <= lower:
-            axis, size = d.axes[i + 1], d.global_dim[i + 1]
+            axis = d.axes[d.spatial_axes][i]
+            size = d.global_dim[d.spatial_axes][i]
             yield Violation(
                 f"pixel_box_upper_corner[{i}]",
                 d.pixel_box_upper_corner[i],
