@@ -33,13 +33,15 @@ from .fprop import (
     why_not,
 )
 from .swizzle import swizzle_address, swizzle_bits, swizzle_period
-from .transfer import NAN_FILL, load, store
-from .validation import CORNER_RANGE, OFFSET_MAXIMUM, Violation, validate
+from .transfer import NAN_FILL, TF32_NAN, load, store
+from .validation import BOX_BYTES, CORNER_RANGE, OFFSET_MAXIMUM, Violation, validate
 
 __all__ = [
+    "BOX_BYTES",
     "CORNER_RANGE",
     "NAN_FILL",
     "OFFSET_MAXIMUM",
+    "TF32_NAN",
     "DataType",
     "Descriptor",
     "Im2colDescriptor",

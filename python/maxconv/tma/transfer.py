@@ -25,7 +25,7 @@ from .descriptor import (
 from .swizzle import swizzle_address
 from .validation import OFFSET_MAXIMUM, validate
 
-__all__ = ["NAN_FILL", "load", "store"]
+__all__ = ["NAN_FILL", "TF32_NAN", "load", "store"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -135,6 +135,12 @@ def _check_descriptor(descriptor: Descriptor) -> None:
         raise ValueError(
             f"data_type: {descriptor.data_type.driver_name}; only types of whole bytes are "
             "modelled: what TMA makes of a packed one is not recorded"
+        )
+    if isinstance(descriptor, Im2colDescriptor) and max(descriptor.walk_end) >= 1 << 31:
+        raise ValueError(
+            f"global_dim: {show(descriptor.global_dim)} puts the end of the pixel box at "
+            f"{max(descriptor.walk_end)}; up to {(1 << 31) - 1} is modelled: how a walk goes on "
+            "beyond it is not recorded"
         )
 
 

@@ -1,13 +1,15 @@
 """What the driver refuses when it encodes a descriptor.
 
 The rules are those of the CUDA driver API, "Tensor Map Object Management", for
-``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` (CUDA 13.0). Those on the corners, the
-channels, the pixels and the element strides were also seen on an H200 with driver 580.159
-(``tests/data/README.md``).
+``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` (CUDA 13.0), corrected by what driver
+580.159 answered on an H200 (``tests/data/README.md``): with slices of 32 bytes it takes every
+swizzle, slices do not free the box from multiples of 16 bytes, a box may not be larger than a
+multiprocessor's shared memory, and the end of the pixel box is a number of 32 bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,12 +24,13 @@ from .descriptor import (
     TiledDescriptor,
 )
 
-__all__ = ["CORNER_RANGE", "OFFSET_MAXIMUM", "Violation", "validate"]
+__all__ = ["BOX_BYTES", "CORNER_RANGE", "OFFSET_MAXIMUM", "Violation", "validate"]
 
 #: Smallest and largest entry of a corner by rank.
 CORNER_RANGE: dict[int, tuple[int, int]] = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
 
-#: Largest filter offset of an im2col load by rank (PTX ISA 9.0, 5.5.4.1).
+#: Largest filter offset of an im2col load by rank (PTX ISA 9.0, 5.5.4.1). The GPU reports no error
+#: for larger ones, it drops their upper bits or adds them to the next offset.
 OFFSET_MAXIMUM: dict[int, int] = {3: 65535, 4: 255, 5: 31}
 
 
@@ -51,6 +54,9 @@ class Violation:
         """One sentence for a message."""
         return f"{self.field}: {self.value}; {self.allowed} ({self.reason})"
 
+
+#: Bytes that the driver allows in a box: an H200's shared memory per multiprocessor.
+BOX_BYTES = 228 * 1024
 
 _AnyDescriptor = TypeVar("_AnyDescriptor", TiledDescriptor, Im2colDescriptor)
 _Rule = Callable[[_AnyDescriptor], Iterator[Violation]]
@@ -212,9 +218,20 @@ def _row(d: Descriptor, name: str, elements: int) -> Iterator[Violation]:
         yield Violation(name, shown, allowed, f"a row fits the span of {d.swizzle.driver_name}")
 
 
+def _size(d: Descriptor, name: str, value: object, elements: int) -> Iterator[Violation]:
+    size = elements * d.data_type.bits // 8
+    if size > BOX_BYTES:
+        shown, allowed = f"{value} ({size} bytes)", f"at most {BOX_BYTES} bytes are allowed"
+        yield Violation(name, shown, allowed, "the shared memory of a multiprocessor")
+
+
 def _box(d: TiledDescriptor) -> Iterator[Violation]:
     yield from _entries("box_dim", d.box_dim, 1, 256, "the driver's limit on a box")
     yield from _row(d, "box_dim[0]", d.box_dim[0])
+    if all(step > 0 for step in d.element_strides):
+        # The driver rounds down where the GPU rounds up, so that large boxes with steps pass.
+        steps = zip(d.box_dim, d.element_strides, strict=True)
+        yield from _size(d, "box_dim", d.box_dim, math.prod(size // step for size, step in steps))
 
 
 def _channels(d: Im2colDescriptor) -> Iterator[Violation]:
@@ -228,6 +245,8 @@ def _pixels(d: Im2colDescriptor) -> Iterator[Violation]:
     if not 1 <= d.pixels_per_column <= 1024:
         why = "the driver's limit on a column"
         yield Violation("pixels_per_column", d.pixels_per_column, "1 to 1024 are allowed", why)
+    elements = d.pixels_per_column * d.channels_per_pixel
+    yield from _size(d, "pixels_per_column", d.pixels_per_column, elements)
 
 
 def _corners(d: Im2colDescriptor) -> Iterator[Violation]:
@@ -239,15 +258,21 @@ def _corners(d: Im2colDescriptor) -> Iterator[Violation]:
 
 def _pixel_box(d: Im2colDescriptor) -> Iterator[Violation]:
     for i, (lower, end) in enumerate(zip(d.pixel_box_lower_corner, d.walk_end, strict=True)):
-        if end <= lower:
+        if _in_32_bits(end) <= lower:
             axis = d.axes[d.spatial_axes][i]
             size = d.global_dim[d.spatial_axes][i]
+            why = f"the box from {lower} to the {axis} size {size} plus this is empty"
             yield Violation(
                 f"pixel_box_upper_corner[{i}]",
                 d.pixel_box_upper_corner[i],
                 f"more than {lower - size} is allowed",
-                f"the box from {lower} to the {axis} size {size} plus this is empty",
+                why if end < 1 << 31 else f"{why} in 32 bits",
             )
+
+
+def _in_32_bits(number: int) -> int:
+    """What the lower 32 bits of a number are as a signed number."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 _COMMON: tuple[_Rule[Descriptor], ...] = (  # type: ignore[type-var]
