@@ -234,5 +234,18 @@ def test_a_printed_refusal() -> None:
 
 
 def test_a_printed_interleave() -> None:
-    interleaved = dataclasses.replace(TILED, interleave=Interleave.B16)
-    assert "  shared memory          slices of 16 bytes" in explain(interleaved).splitlines()
+    sliced = explain(dataclasses.replace(TILED, interleave=Interleave.B16)).splitlines()
+    assert "  box                    [0] 8, [1] 1, [2] 2 slices of 16 bytes" in sliced
+    image = dataclasses.replace(IM2COL, interleave=Interleave.B32, swizzle=Swizzle.B32)
+    lines = explain(image).splitlines()
+    column = f"{image.pixels_per_column} pixels, slices of 32 bytes"
+    assert f"  column                 {column}" in lines
+    assert "  globalDim              W 32, H 9, D 7, C 5, N 2" in lines
+    assert "  walk along W           from -1 in steps of 1 below 31" in lines
+    assert "  shared memory          100 rows of 32 bytes, 32 apart: 3200 bytes" in lines
+
+
+def test_a_printed_swizzle_of_blackwell() -> None:
+    descriptor = dataclasses.replace(TILED, swizzle=Swizzle.B128_ATOM_64B)
+    assert "the driver refuses it" in explain(descriptor)
+    assert explain(descriptor, compute_capability=100).endswith("the driver takes it")

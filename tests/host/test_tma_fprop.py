@@ -315,11 +315,11 @@ REASONS: list[tuple[ConvProblem, dict[str, Any], list[str]]] = [
     ),
     (
         make(),
-        {"channels_per_pixel": 64, "swizzle": Swizzle.B32, "pixels_per_column": 2000},
+        {"channels_per_pixel": 64, "swizzle": Swizzle.B32, "pixels_per_column": 1100},
         [
             "activation: channels_per_pixel: 64 (128 bytes); at most 32 bytes are allowed (a row "
             "fits the span of CU_TENSOR_MAP_SWIZZLE_32B)",
-            "activation: pixels_per_column: 2000; 1 to 1024 are allowed (the driver's limit on a "
+            "activation: pixels_per_column: 1100; 1 to 1024 are allowed (the driver's limit on a "
             "column)",
             "filter: box_dim[0]: 64 (128 bytes); at most 32 bytes are allowed (a row fits the "
             "span of CU_TENSOR_MAP_SWIZZLE_32B)",
@@ -328,7 +328,11 @@ REASONS: list[tuple[ConvProblem, dict[str, Any], list[str]]] = [
     (
         along((1 << 31) + 1),
         TILE,
-        ["input: a size of 2147483649; coordinates have 32 bits with their sign"],
+        [
+            "activation: pixel_box_upper_corner[0]: -1; at most -2 is allowed (the box's end, the "
+            "W size 2147483649 plus this, is a number of 32 bits)",
+            "input: a size of 2147483649; coordinates have 32 bits with their sign",
+        ],
     ),
     (
         make(input_shape=(0, 20, 24, 64)),

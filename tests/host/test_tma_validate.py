@@ -57,6 +57,7 @@ IM2COL_RANKS: dict[int, dict[str, Any]] = {
 U4 = DataType.PACKED_16U4_ALIGN8B
 U4_PADDED = DataType.PACKED_16U4_ALIGN16B
 U6_PADDED = DataType.PACKED_16U6_ALIGN16B
+UPPER = "pixel_box_upper_corner[0]"
 B16, B32 = Interleave.B16, Interleave.B32
 
 # What a padded packed type needs; 128 elements of it are a row.
@@ -79,8 +80,6 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"interleave": B32, "swizzle": 1, "global_strides": (144, 2048, 32768)}, "global_strides[0]"),
     ({"element_strides": (1, 0, 1, 1)}, "element_strides[1]"),
     ({"element_strides": (1, 1, 9, 1)}, "element_strides[2]"),
-    ({"interleave": B32}, "swizzle"),
-    ({"interleave": B32, "swizzle": Swizzle.B64}, "swizzle"),
     ({"oob_fill": OobFill.NAN_REQUEST_ZERO_FMA, "data_type": DataType.UINT16}, "oob_fill"),
     ({"data_type": U4, "global_dim": (65, 16, 16, 4)}, "global_dim[0]"),
     ({"data_type": U4, "global_address": 8}, "global_address"),
@@ -96,6 +95,9 @@ TILED_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"box_dim": (32, 4, 257, 1)}, "box_dim[2]"),
     ({"box_dim": (264, 4, 4, 1)}, "box_dim[0]"),
     ({"box_dim": (12, 4, 4, 1)}, "box_dim[0]"),
+    ({"interleave": B32, "box_dim": (12, 4, 4, 1)}, "box_dim[0]"),
+    ({"box_dim": (64, 32, 32, 2)}, "box_dim"),
+    ({"box_dim": (256, 256, 4, 4), "element_strides": (1, 2, 1, 4)}, "box_dim"),
     ({"swizzle": Swizzle.B32}, "box_dim[0]"),
     ({"swizzle": Swizzle.B64, "box_dim": (40, 4, 4, 1)}, "box_dim[0]"),
     ({"swizzle": Swizzle.B128, "box_dim": (72, 4, 4, 1)}, "box_dim[0]"),
@@ -136,6 +138,9 @@ IM2COL_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"data_type": U4_PADDED, **PADDED}, "channels_per_pixel"),
     ({"pixels_per_column": 0}, "pixels_per_column"),
     ({"pixels_per_column": 1025}, "pixels_per_column"),
+    ({"pixels_per_column": 457, "channels_per_pixel": 256}, "pixels_per_column"),
+    ({"global_dim": (64, 1 << 31, 16, 4), "pixel_box_upper_corner": (0, -1)}, UPPER),
+    ({"interleave": B16, "global_dim": (1, 16, 16, 4), "pixel_box_upper_corner": (-2, -1)}, UPPER),
     ({"pixel_box_upper_corner": (-17, -1)}, "pixel_box_upper_corner[0]"),
     ({"pixel_box_lower_corner": (-1, 15)}, "pixel_box_upper_corner[1]"),
     *(
@@ -155,7 +160,7 @@ BROKEN: list[tuple[Descriptor, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("base", "changes", "field"), BROKEN)
 def test_what_is_refused(base: Descriptor, changes: dict[str, Any], field: str) -> None:
-    violations = validate(dataclasses.replace(base, **changes))
+    violations = validate(dataclasses.replace(base, **changes), compute_capability=100)
     assert [violation.field for violation in violations] == [field]
     (violation,) = violations
     sentence = str(violation)
@@ -171,7 +176,11 @@ TAKEN: list[tuple[Descriptor, dict[str, Any]]] = [
     *((base, {"global_strides": (128, (1 << 40) - 16, 32768)}) for base in (TILED, IM2COL)),
     *((base, {"element_strides": (1, 8, 8, 8)}) for base in (TILED, IM2COL)),
     *((base, {"global_address": 16}) for base in (TILED, IM2COL)),
-    *((base, {"interleave": B32, "swizzle": 1}) for base in (TILED, IM2COL)),
+    *(
+        (base, {"interleave": B32, "swizzle": swizzle})
+        for base in (TILED, IM2COL)
+        for swizzle in Swizzle
+    ),
     *(
         (base, {"interleave": B16, "swizzle": swizzle})
         for base in (TILED, IM2COL)
@@ -179,13 +188,18 @@ TAKEN: list[tuple[Descriptor, dict[str, Any]]] = [
     ),
     *((base, {"oob_fill": OobFill.NAN_REQUEST_ZERO_FMA}) for base in (TILED, IM2COL)),
     *((base, {"swizzle": Swizzle.B64}) for base in (TILED, IM2COL)),
-    (TILED, {"box_dim": (256, 256, 256, 256)}),
+    # The limit on a box: 228 KiB, and its quotients with the steps are rounded down.
+    (TILED, {"box_dim": (256, 152, 3, 1)}),
+    (TILED, {"box_dim": (256, 256, 3, 256), "element_strides": (1, 1, 4, 1)}),
     (TILED, {"box_dim": (64, 4, 4, 1), "swizzle": Swizzle.B128}),
     (TILED, RANK_1),
     (TILED, {"data_type": U4}),
     (TILED, {"data_type": U4_PADDED, **PADDED, **PADDED_BOX, "swizzle": Swizzle.B128_ATOM_32B}),
     (TILED, {"data_type": U6_PADDED, **PADDED, **PADDED_BOX}),
-    (IM2COL, {"channels_per_pixel": 256, "pixels_per_column": 1024}),
+    (IM2COL, {"channels_per_pixel": 256, "pixels_per_column": 456}),
+    (IM2COL, {"channels_per_pixel": 112, "pixels_per_column": 1024}),
+    (IM2COL, {"global_dim": (64, (1 << 31) - 1, 16, 4), "pixel_box_upper_corner": (0, -1)}),
+    (IM2COL, {"global_dim": (64, 1 << 32, 16, 4), "pixel_box_upper_corner": (0, -1)}),
     (IM2COL, {"pixel_box_upper_corner": (-16, -1)}),
     *((IM2COL, changes) for changes in IM2COL_RANKS.values()),
     *(
@@ -201,7 +215,24 @@ TAKEN: list[tuple[Descriptor, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("base", "changes"), TAKEN)
 def test_what_is_taken(base: Descriptor, changes: dict[str, Any]) -> None:
-    assert validate(dataclasses.replace(base, **changes)) == []
+    assert validate(dataclasses.replace(base, **changes), compute_capability=100) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data_type": U4}, "data_type"),
+        ({"data_type": U4_PADDED, **PADDED, **PADDED_BOX}, "data_type"),
+        ({"data_type": U6_PADDED, **PADDED, **PADDED_BOX}, "data_type"),
+        ({"swizzle": Swizzle.B128_ATOM_32B}, "swizzle"),
+        ({"swizzle": Swizzle.B128_ATOM_32B_FLIP_8B}, "swizzle"),
+        ({"swizzle": Swizzle.B128_ATOM_64B}, "swizzle"),
+    ],
+)
+def test_what_came_with_blackwell(changes: dict[str, Any], field: str) -> None:
+    descriptor = dataclasses.replace(TILED, **changes)
+    assert [violation.field for violation in validate(descriptor)] == [field]
+    assert validate(descriptor, compute_capability=100) == []
 
 
 def test_every_rule_is_broken_by_a_case_that_breaks_no_other() -> None:

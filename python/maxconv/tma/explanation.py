@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .descriptor import DataType, Descriptor, Im2colDescriptor, Interleave, OobFill, TiledDescriptor
+from .descriptor import DataType, Descriptor, Im2colDescriptor, OobFill, TiledDescriptor
 from .swizzle import swizzle_bits, swizzle_period
 from .validation import validate
 
@@ -13,9 +13,14 @@ __all__ = ["explain"]
 _WIDTH = 22
 
 
-def explain(descriptor: Descriptor) -> str:
-    """Describes a descriptor: its fields, what one load moves, whether the driver takes it."""
-    violations = validate(descriptor)
+def explain(descriptor: Descriptor, *, compute_capability: int = 90) -> str:
+    """Describes a descriptor: its fields, what one load moves, whether the driver takes it.
+
+    Args:
+        descriptor: The descriptor.
+        compute_capability: As in ``validate``.
+    """
+    violations = validate(descriptor, compute_capability=compute_capability)
     lines = _fields(descriptor)
     if not violations:
         lines += ["", "one load", *_load(descriptor)]
@@ -54,8 +59,8 @@ def _fields(d: Descriptor) -> list[str]:
         lines.append(_line("boxDim", _named(axes, d.box_dim)))
     else:
         lines += [
-            _line("pixelBoxLowerCorner", _named(axes[1:-1], d.pixel_box_lower_corner)),
-            _line("pixelBoxUpperCorner", _named(axes[1:-1], d.pixel_box_upper_corner)),
+            _line("pixelBoxLowerCorner", _named(axes[d.spatial_axes], d.pixel_box_lower_corner)),
+            _line("pixelBoxUpperCorner", _named(axes[d.spatial_axes], d.pixel_box_upper_corner)),
             _line("channelsPerPixel", d.channels_per_pixel),
             _line("pixelsPerColumn", d.pixels_per_column),
         ]
@@ -75,22 +80,22 @@ def _size(data_type: DataType) -> str:
 
 def _load(d: Descriptor) -> list[str]:
     lines = [_line("moves", f"{d.transaction_bytes} bytes, which its barrier has to expect")]
+    unit = f"slices of {d.interleave.slice_bytes} bytes" if d.interleave else ""
     if isinstance(d, TiledDescriptor):
-        lines.append(_line("box", _named(_axes(d), d.box_elements) + " elements"))
+        lines.append(_line("box", f"{_named(_axes(d), d.box_elements)} {unit or 'elements'}"))
     else:
-        lines.append(_line("column", f"{d.rows} pixels of {d.row_elements} channels"))
+        row = f", {unit}" if unit else f" of {d.row_elements} channels"
+        lines.append(_line("column", f"{d.rows} pixels{row}"))
         lines += [
             _line(f"walk along {axis}", f"from {lower} in steps of {step} below {end}")
             for axis, lower, step, end in zip(
-                d.axes[1:-1],
+                d.axes[d.spatial_axes],
                 d.pixel_box_lower_corner,
-                d.element_strides[1:-1],
+                d.element_strides[d.spatial_axes],
                 d.walk_end,
                 strict=True,
             )
         ]
-    if d.interleave is not Interleave.NONE:
-        return [*lines, _line("shared memory", f"slices of {16 * d.interleave} bytes")]
     rows = f"{d.rows} rows of {d.row_bytes} bytes"
     lines.append(
         _line("shared memory", f"{rows}, {d.row_pitch} apart: {d.shared_memory_bytes} bytes")

@@ -261,13 +261,14 @@ def _pixel_box(d: Im2colDescriptor) -> Iterator[Violation]:
         if _in_32_bits(end) <= lower:
             axis = d.axes[d.spatial_axes][i]
             size = d.global_dim[d.spatial_axes][i]
-            why = f"the box from {lower} to the {axis} size {size} plus this is empty"
-            yield Violation(
-                f"pixel_box_upper_corner[{i}]",
-                d.pixel_box_upper_corner[i],
-                f"more than {lower - size} is allowed",
-                why if end < 1 << 31 else f"{why} in 32 bits",
-            )
+            name, upper = f"pixel_box_upper_corner[{i}]", d.pixel_box_upper_corner[i]
+            if end >= 1 << 31:
+                allowed = f"at most {(1 << 31) - 1 - size} is allowed"
+                why = f"the box's end, the {axis} size {size} plus this, is a number of 32 bits"
+            else:
+                allowed = f"more than {lower - size} is allowed"
+                why = f"the box from {lower} to the {axis} size {size} plus this is empty"
+            yield Violation(name, upper, allowed, why)
 
 
 def _in_32_bits(number: int) -> int:
