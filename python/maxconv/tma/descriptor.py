@@ -272,9 +272,9 @@ class TiledDescriptor(_Fields):
     Attributes:
         data_type: ``tensorDataType``.
         global_address: ``globalAddress``, in bytes.
-        global_dim: ``globalDim``, in elements.
+        global_dim: ``globalDim``, in elements; in slices with interleaving.
         global_strides: ``globalStrides``, in bytes: those of dimension 1 and outwards.
-        box_dim: ``boxDim``, in elements of the tensor.
+        box_dim: ``boxDim``, in elements of the tensor; in slices with interleaving.
         element_strides: ``elementStrides``: along dimension ``i`` every ``element_strides[i]``-th
             element of the box is moved, the first included.
         interleave: ``interleave``.

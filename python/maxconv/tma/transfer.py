@@ -55,7 +55,8 @@ def load(
     Args:
         descriptor: A descriptor that ``validate`` finds nothing in.
         tensor: Global memory from ``global_address`` on, contiguous, of any type and shape.
-        coordinates: One a dimension, innermost first; outside the tensor is allowed.
+        coordinates: One a dimension, innermost first; outside the tensor is allowed, but an im2col
+            load starts inside the pixel box.
         filter_offsets: For an im2col descriptor one a spatial dimension, ``W, [H, [D]]``.
         shared_memory: Shared memory from address 0 on, before the load; by default zeros, as
             many as the load reaches.
