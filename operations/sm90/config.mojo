@@ -1,0 +1,317 @@
+"""Configurations of the Hopper kernel, and the only statement of what each
+can take.
+
+A configuration is a compile-time value; the geometry it is asked about is a
+run-time one.
+"""
+
+from std.collections import Optional
+from std.sys.info import size_of
+
+from ..conv.problem import ConvProblem, axis_name
+from ..pipeline.barrier import BARRIER_BYTES
+
+comptime WARPGROUP = 128
+"""Threads of a warpgroup."""
+
+comptime MMA_M = 64
+"""Rows that one warpgroup's multiply takes at a time."""
+
+comptime ROW_BYTES = 128
+"""Bytes of a tile's row: the span of the swizzle."""
+
+comptime PATTERN_BYTES = 1024
+"""Bytes after which the 128-byte swizzle repeats: 8 rows."""
+
+comptime MAX_SHARED_BYTES = 227 * 1024
+"""Shared memory that a block may have."""
+
+comptime BLOCK_REGISTERS = 64 * 1024
+"""Registers of a multiprocessor, which one block has to itself."""
+
+comptime MULTIPROCESSORS = 132
+"""Multiprocessors of an H100 or H200 (SXM)."""
+
+
+@fieldwise_init
+struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
+    """How a block of the Hopper kernel is built.
+
+    A tile is `tile_m` output pixels by `tile_n` filters. Cooperative consumers
+    share a tile, each taking `tile_m / consumers` of its pixels; otherwise
+    (ping-pong) each has a tile of its own, and one multiplies while the other
+    stores.
+    """
+
+    var tile_m: Int
+    var tile_n: Int
+    var consumers: Int
+    """Warpgroups that multiply."""
+    var cooperative: Bool
+    var blocks_m: Int
+    """Blocks of a cluster along the pixels: they share filters."""
+    var blocks_n: Int
+    """Blocks of a cluster along the filters: they share activations."""
+    var halo: Int
+    """Pixels that an activation stage holds beyond the tile, so that all taps
+    of a filter row read one stage; 0: a stage holds one tap's pixels."""
+    var activation_stages: Int
+    var filter_stages: Int
+    var output_stages: Int
+    """Buffers of `MMA_M` pixels by `ROW_BYTES` that each consumer stores
+    from."""
+
+    def threads(self) -> Int:
+        """Threads of a block: one warpgroup produces."""
+        return (1 + self.consumers) * WARPGROUP
+
+    def consumer_pixels(self) -> Int:
+        """Pixels of the accumulator that one consumer holds."""
+        return self.tile_m // self.consumers if self.cooperative else self.tile_m
+
+    def accumulators(self) -> Int:
+        """Accumulator registers of a consumer's thread."""
+        return self.consumer_pixels() * self.tile_n // WARPGROUP
+
+    def cluster_size(self) -> Int:
+        """Blocks of a cluster."""
+        return self.blocks_m * self.blocks_n
+
+    def tile_consumers(self) -> Int:
+        """Consumers that read a stage: all of them, or the one whose tile it
+        belongs to."""
+        return self.consumers if self.cooperative else 1
+
+    def activation_releases(self) -> Int:
+        """Arrivals that empty an activation stage: each consumer of each block
+        that the stage was copied to."""
+        return self.tile_consumers() * self.blocks_n
+
+    def filter_releases(self) -> Int:
+        """Arrivals that empty a filter stage."""
+        return self.tile_consumers() * self.blocks_m
+
+    def producer_registers(self) -> Int:
+        """Registers of a producer's thread."""
+        return 40 if self.consumers <= 2 else 32
+
+    def consumer_registers(self) -> Int:
+        """Registers of a consumer's thread: what the producer leaves, in
+        multiples of 8."""
+        var left = BLOCK_REGISTERS // WARPGROUP - self.producer_registers()
+        return min(240, left // self.consumers // 8 * 8)
+
+    def activation_stage_pixels(self) -> Int:
+        """Pixels of an activation stage."""
+        return self.tile_m + self.halo
+
+    def activation_stage_bytes(self) -> Int:
+        """Bytes of an activation stage."""
+        return self.activation_stage_pixels() * ROW_BYTES
+
+    def filter_stage_bytes(self) -> Int:
+        """Bytes of a filter stage."""
+        return self.tile_n * ROW_BYTES
+
+    def output_stage_bytes(self) -> Int:
+        """Bytes of one output buffer."""
+        return MMA_M * ROW_BYTES
+
+    def barrier_bytes(self) -> Int:
+        """Bytes of the barriers, rounded up to where tiles may begin."""
+        var barriers = 2 * (self.activation_stages + self.filter_stages)
+        var bytes = barriers * BARRIER_BYTES
+        return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
+
+    def shared_bytes(self) -> Int:
+        """Shared memory of a block."""
+        return (
+            self.barrier_bytes()
+            + self.activation_stages * self.activation_stage_bytes()
+            + self.filter_stages * self.filter_stage_bytes()
+            + self.output_stages * self.consumers * self.output_stage_bytes()
+        )
+
+    def refusal(self) -> Optional[String]:
+        """Why no kernel can be built so, or None."""
+        if self.consumers < 1 or self.consumers > 3:
+            return String(t"consumers: {self.consumers} is not 1 to 3")
+        if not self.cooperative and self.consumers != 2:
+            return String(
+                t"consumers: ping-pong takes 2, not {self.consumers}"
+            )
+        if (
+            self.tile_m < 1
+            or self.consumer_pixels() % MMA_M != 0
+            or self.consumer_pixels() * self.tile_consumers() != self.tile_m
+        ):
+            return String(
+                t"tile_m: {self.tile_m} is no multiple of {MMA_M} for each of"
+                t" {self.tile_consumers()} consumers"
+            )
+        if self.tile_n % 64 != 0 or self.tile_n < 64 or self.tile_n > 256:
+            return String(
+                t"tile_n: {self.tile_n} is not 64, 128, 192 or 256"
+            )
+        if self.accumulators() + 40 > self.consumer_registers():
+            return String(
+                t"tile: {self.accumulators()} accumulators of a thread leave"
+                t" under 40 of its {self.consumer_registers()} registers"
+            )
+        if self.halo % 8 != 0 or self.halo < 0:
+            return String(t"halo: {self.halo} is no multiple of 8")
+        if self.activation_stage_pixels() % (8 * self.blocks_n) != 0:
+            return String(
+                t"blocks_n: {self.blocks_n} blocks cannot each load an equal"
+                t" multiple of 8 of {self.activation_stage_pixels()} pixels"
+            )
+        if self.tile_n % (8 * self.blocks_m) != 0:
+            return String(
+                t"blocks_m: {self.blocks_m} blocks cannot each load an equal"
+                t" multiple of 8 of {self.tile_n} filters"
+            )
+        if self.tile_n // self.blocks_m > 256:
+            return String(t"tile_n: a box holds at most 256 filters")
+        if min(self.activation_stages, self.filter_stages) < 2:
+            return String("stages: a ring needs at least 2")
+        if self.output_stages < 1:
+            return String("output_stages: at least 1")
+        if self.shared_bytes() > MAX_SHARED_BYTES:
+            return String(
+                t"shared memory: {self.shared_bytes()} bytes, but a block has"
+                t" {MAX_SHARED_BYTES}"
+            )
+        return None
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the configuration on one line.
+
+        Args:
+            writer: Where to.
+        """
+        var schedule = "cooperative" if self.cooperative else "ping-pong"
+        writer.write(
+            t"{self.tile_m}x{self.tile_n} {schedule} {self.consumers}, cluster"
+            t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
+            t" {self.activation_stages}+{self.filter_stages}+{self.output_stages}"
+        )
+
+
+comptime MAX_ELEMENT_STRIDE = 8
+"""The largest traversal stride of a descriptor."""
+
+comptime MIN_CORNER = -128
+comptime MAX_CORNER = 127
+"""Limits of a rank-4 descriptor's corners."""
+
+comptime MAX_OFFSET = 255
+"""Limit of a rank-4 load's filter offsets."""
+
+
+def walk_upper(problem: ConvProblem, axis: Int, halo: Int) -> Int:
+    """The upper corner of the activation's walk along an axis: the filter's
+    last position, or, along the width of a tile with a halo, the padding's
+    end.
+
+    Args:
+        problem: The convolution.
+        axis: 0 to 2: depth, height, width.
+        halo: The configuration's.
+
+    Returns:
+        Pixels beyond the tensor's end, negative before it.
+    """
+    if halo > 0 and axis == 2:
+        return problem.pad_after[axis]
+    return problem.pad_after[axis] - (problem.span(axis) - 1)
+
+
+def can_implement[
+    in_type: DType, out_type: DType
+](config: Sm90Config, problem: ConvProblem) -> Optional[String]:
+    """Why the kernel cannot take a problem.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        config: The configuration.
+        problem: The convolution, valid (`ConvProblem.validate`).
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    var refusal = config.refusal()
+    if refusal:
+        return refusal
+    comptime assert in_type.is_half_float() and out_type.is_half_float()
+    if problem.groups != 1:
+        return String(t"sm90 takes one group; here {problem.groups}")
+    if (
+        problem.input[0] != 1
+        or problem.output[0] != 1
+        or problem.filter[0] != 1
+    ):
+        return String(
+            t"sm90 takes two spatial dimensions; here input {problem.input},"
+            t" filter {problem.filter}"
+        )
+    comptime alignment = 16
+    if problem.channels * size_of[in_type]() % alignment != 0:
+        return String(
+            t"the copy engine takes pixels of multiples of {alignment} bytes;"
+            t" here {problem.channels} input channels"
+        )
+    if problem.filters * size_of[out_type]() % alignment != 0:
+        return String(
+            t"the copy engine takes pixels of multiples of {alignment} bytes;"
+            t" here {problem.filters} output channels"
+        )
+    for axis in range(1, 3):
+        var refused = _axis_refusal(config, problem, axis)
+        if refused:
+            return refused
+    if config.halo > 0:
+        if problem.stride[2] != 1:
+            return String(
+                t"a halo needs stride 1 along w; here {problem.stride[2]}"
+            )
+        if problem.span(2) - 1 > config.halo:
+            return String(
+                t"a halo of {config.halo} pixels does not hold the filter's"
+                t" span of {problem.span(2)} along w"
+            )
+    if problem.gemm_m() + config.tile_m * config.blocks_m > 1 << 31:
+        return String(
+            t"{problem.gemm_m()} output pixels; coordinates have 31 bits"
+        )
+    return None
+
+
+def _axis_refusal(
+    config: Sm90Config, problem: ConvProblem, axis: Int
+) -> Optional[String]:
+    """Why a descriptor cannot walk an axis."""
+    var name = axis_name(axis)
+    if problem.stride[axis] > MAX_ELEMENT_STRIDE:
+        return String(
+            t"a descriptor's stride is at most {MAX_ELEMENT_STRIDE}; here"
+            t" {problem.stride[axis]} along {name}"
+        )
+    var upper = walk_upper(problem, axis, config.halo)
+    if (
+        -problem.pad_before[axis] < MIN_CORNER
+        or upper < MIN_CORNER
+        or upper > MAX_CORNER
+    ):
+        return String(
+            t"a descriptor's corners lie within {MIN_CORNER} to {MAX_CORNER};"
+            t" here {-problem.pad_before[axis]} and {upper} along {name}"
+        )
+    if problem.span(axis) - 1 > MAX_OFFSET:
+        return String(
+            t"a load's offsets are at most {MAX_OFFSET}; here"
+            t" {problem.span(axis) - 1} along {name}"
+        )
+    return None

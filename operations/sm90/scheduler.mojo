@@ -1,0 +1,185 @@
+"""The static persistent scheduler: which tiles a block computes, in what
+order, and where they lie in the problem."""
+
+from max.gpu import block_idx, grid_dim
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+from std.utils import IndexList
+
+from ..conv.problem import ConvProblem
+from .config import ROW_BYTES, Sm90Config, walk_upper
+
+
+@fieldwise_init
+struct TileGeometry(
+    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+):
+    """A problem as the kernel sees it: the walk over pixels, the steps of a
+    tile's sum, and how many tiles there are."""
+
+    var width: UInt32
+    """Pixels of a row of the walk: the output's, or the padded input's if
+    tiles have a halo."""
+    var height: UInt32
+    """Rows of the walk."""
+    var step_w: Int32
+    var step_h: Int32
+    """Input pixels between two steps of the walk: the strides."""
+    var start_w: Int32
+    var start_h: Int32
+    """The walk's first input pixel: minus the padding."""
+    var taps_w: UInt32
+    var taps_h: UInt32
+    var dilation_w: UInt32
+    var dilation_h: UInt32
+    var slices: UInt32
+    """Stages that the channels of one tap fill."""
+    var clusters_m: UInt32
+    var clusters_n: UInt32
+    """Tiles of a whole cluster, along pixels and filters."""
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "TileGeometry"
+
+    def __init__(
+        out self, config: Sm90Config, element_bytes: Int, problem: ConvProblem
+    ):
+        """Cuts a problem into tiles.
+
+        Args:
+            config: The configuration.
+            element_bytes: Bytes of an activation's element.
+            problem: The convolution; `can_implement` has agreed.
+        """
+        var width = (
+            problem.input[2]
+            + walk_upper(problem, 2, config.halo)
+            + problem.pad_before[2]
+            - 1
+        ) // problem.stride[2] + 1
+        var pixels = problem.batch * problem.output[1] * width
+        self.width = UInt32(width)
+        self.height = UInt32(problem.output[1])
+        self.step_w = Int32(problem.stride[2])
+        self.step_h = Int32(problem.stride[1])
+        self.start_w = Int32(-problem.pad_before[2])
+        self.start_h = Int32(-problem.pad_before[1])
+        self.taps_w = UInt32(problem.filter[2])
+        self.taps_h = UInt32(problem.filter[1])
+        self.dilation_w = UInt32(problem.dilation[2])
+        self.dilation_h = UInt32(problem.dilation[1])
+        self.slices = UInt32(
+            ceildiv(problem.channels * element_bytes, ROW_BYTES)
+        )
+        self.clusters_m = UInt32(
+            ceildiv(pixels, config.tile_m * config.blocks_m)
+        )
+        self.clusters_n = UInt32(
+            ceildiv(problem.filters, config.tile_n * config.blocks_n)
+        )
+
+    @always_inline
+    def steps(self) -> UInt32:
+        """Stages of a tile's sum."""
+        return self.taps_h * self.taps_w * self.slices
+
+    @always_inline
+    def tiles(self) -> UInt32:
+        """Tiles of the problem, counted in whole clusters."""
+        return self.clusters_m * self.clusters_n
+
+    @always_inline
+    def pixel(self, index: UInt32) -> Pixel:
+        """The pixel of the walk's step `index`.
+
+        Args:
+            index: Counted over all images.
+        """
+        var row, w = divmod(index, self.width)
+        var image, h = divmod(row, self.height)
+        return Pixel(Int32(w), Int32(h), Int32(image))
+
+
+@fieldwise_init
+struct Pixel(TrivialRegisterPassable):
+    """A step of the walk, in steps, not in input pixels."""
+
+    var w: Int32
+    var h: Int32
+    var image: Int32
+
+
+@fieldwise_init
+struct Tile(TrivialRegisterPassable):
+    """An output tile: its first pixel, counted along the walk, and filter."""
+
+    var pixel: UInt32
+    var filter: UInt32
+
+
+@fieldwise_init
+struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
+    """A block's tiles: those of a cluster go to its blocks, and clusters take
+    tiles in turn, filters innermost, so that blocks that run at the same time
+    read the same activations.
+
+    Parameters:
+        config: The configuration.
+    """
+
+    var index: UInt32
+    var rank_m: UInt32
+    var rank_n: UInt32
+
+    @always_inline
+    def __init__(out self):
+        """The block's first tile."""
+        comptime size = UInt32(Self.config.cluster_size())
+        var cluster, rank = divmod(UInt32(block_idx.x), size)
+        var rank_n, rank_m = divmod(rank, UInt32(Self.config.blocks_m))
+        self.index = cluster
+        self.rank_m = rank_m
+        self.rank_n = rank_n
+
+    @always_inline
+    def valid(self, geometry: TileGeometry) -> Bool:
+        """Whether there is a tile left.
+
+        Args:
+            geometry: The problem.
+        """
+        return self.index < geometry.tiles()
+
+    @always_inline
+    def tile(self, geometry: TileGeometry) -> Tile:
+        """The block's tile.
+
+        Args:
+            geometry: The problem.
+        """
+        var m, n = divmod(self.index, geometry.clusters_n)
+        comptime blocks_m = UInt32(Self.config.blocks_m)
+        comptime blocks_n = UInt32(Self.config.blocks_n)
+        return Tile(
+            (m * blocks_m + self.rank_m) * UInt32(Self.config.tile_m),
+            (n * blocks_n + self.rank_n) * UInt32(Self.config.tile_n),
+        )
+
+    @always_inline
+    def advance(mut self, tiles: UInt32 = 1):
+        """Moves on.
+
+        Args:
+            tiles: By how many of the block's tiles.
+        """
+        comptime size = UInt32(Self.config.cluster_size())
+        self.index += tiles * (UInt32(grid_dim.x) // size)

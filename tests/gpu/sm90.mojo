@@ -1,0 +1,381 @@
+"""Checks and times the Hopper kernel's configurations.
+
+    sm90 check|time PROBLEMS [CONFIGURATION...]
+
+A line of the file PROBLEMS is a name and 15 integers: batch, height, width, channels,
+filters, filter height and width, stride, dilation (h, w each), padding (top,
+bottom, left, right). Empty lines and those that begin with # are skipped.
+
+`check` compares every output element, exactly, with a naive convolution:
+activations and filters are small integers, so that products and sums are exact
+in float32 in any order, and only the rounding to the output's type is left.
+Outputs are poisoned and lie between guards. `time` replays a graph of launches
+on random data, over several input sets that together exceed the L2.
+"""
+
+from max.gpu.host import (
+    DeviceBuffer,
+    DeviceContext,
+    DeviceGraph,
+    DeviceGraphBuilder,
+)
+from std.sys import argv
+from std.utils import IndexList
+
+from operations.conv.memory import Writes
+from operations.conv.problem import SPATIAL, ConvProblem
+from operations.sm90.config import can_implement
+from operations.sm90.launch import LaunchPlan
+from sm90_configs import COUNT, configuration
+from kernels import (
+    POISON,
+    THREADS,
+    compare,
+    convolve,
+    fill_constant,
+    fill_integers,
+    fill_random,
+)
+
+comptime IN = DType.bfloat16
+comptime OUT = DType.bfloat16
+comptime GUARD = 4096
+"""Elements in front of and behind an output that no kernel may touch."""
+
+comptime BLOCKS = 132 * 8
+"""Blocks of the auxiliary kernels."""
+
+comptime ROTATED_BYTES = 256 << 20
+"""Bytes that the input sets of a timing have together, at least."""
+
+comptime LAUNCHES = 32
+"""Launches of a graph."""
+
+
+@fieldwise_init
+struct Case(Copyable, Movable):
+    """A named problem."""
+
+    var name: String
+    var problem: ConvProblem
+
+
+def parse(line: String) raises -> Case:
+    """Reads a line of input."""
+    var words = line.split()
+    if len(words) != 16:
+        raise Error(t"{len(words)} words, 16 expected: {line}")
+    var v = List[Int]()
+    for i in range(1, len(words)):
+        v.append(Int(words[i]))
+    var problem = ConvProblem(
+        spatial_rank=2,
+        batch=v[0],
+        channels=v[3],
+        filters=v[4],
+        groups=1,
+        input=IndexList[SPATIAL](1, v[1], v[2]),
+        filter=IndexList[SPATIAL](1, v[5], v[6]),
+        output=IndexList[SPATIAL](fill=1),
+        stride=IndexList[SPATIAL](1, v[7], v[8]),
+        dilation=IndexList[SPATIAL](1, v[9], v[10]),
+        pad_before=IndexList[SPATIAL](0, v[11], v[13]),
+        pad_after=IndexList[SPATIAL](0, v[12], v[14]),
+    )
+    for axis in range(SPATIAL):
+        problem.output[axis] = problem.expected_output(axis)
+    problem.validate(1, problem.filter_length(1))
+    return Case(String(words[0]), problem)
+
+
+def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
+    """Elements of activation, filter and output."""
+    var x = (
+        problem.batch * problem.input[1] * problem.input[2] * problem.channels
+    )
+    var y = problem.gemm_m() * problem.filters
+    return x, problem.filters * problem.gemm_k(), y
+
+
+def data_of[
+    dtype: DType
+](buffer: DeviceBuffer[dtype], offset: Int = 0) -> Writes[dtype]:
+    """A buffer's elements, behind `offset`."""
+    return (
+        buffer.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin]()
+        .unsafe_offset(offset)
+    )
+
+
+struct Check(Movable):
+    """The operands of a problem, filled with integers, and what a kernel
+    should make of them."""
+
+    var problem: ConvProblem
+    var activation: DeviceBuffer[IN]
+    var filter: DeviceBuffer[IN]
+    var expected: DeviceBuffer[OUT]
+    var found: DeviceBuffer[OUT]
+    var counts: DeviceBuffer[DType.uint32]
+
+    def __init__(out self, ctx: DeviceContext, problem: ConvProblem) raises:
+        """Fills the operands and convolves naively.
+
+        Args:
+            ctx: The device.
+            problem: The convolution.
+        """
+        var x, w, y = elements_of(problem)
+        self.problem = problem
+        self.activation = ctx.enqueue_create_buffer[IN](x)
+        self.filter = ctx.enqueue_create_buffer[IN](w)
+        self.expected = ctx.enqueue_create_buffer[OUT](y + 2 * GUARD)
+        self.found = ctx.enqueue_create_buffer[OUT](y + 2 * GUARD)
+        self.counts = ctx.enqueue_create_buffer[DType.uint32](2)
+        ctx.enqueue_function[fill_integers[IN]](
+            self.activation,
+            Int64(x),
+            Int32(3),
+            Int32(1),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+        ctx.enqueue_function[fill_integers[IN]](
+            self.filter,
+            Int64(w),
+            Int32(2),
+            Int32(2),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+        self._poison(ctx, self.expected)
+        ctx.enqueue_function[convolve[IN, OUT]](
+            self.activation,
+            self.filter,
+            self.expected.create_sub_buffer[OUT](GUARD, y),
+            Int32(problem.batch),
+            Int32(problem.input[1]),
+            Int32(problem.input[2]),
+            Int32(problem.channels),
+            Int32(problem.filters),
+            Int32(problem.filter[1]),
+            Int32(problem.filter[2]),
+            Int32(problem.output[1]),
+            Int32(problem.output[2]),
+            Int32(problem.stride[1]),
+            Int32(problem.stride[2]),
+            Int32(problem.dilation[1]),
+            Int32(problem.dilation[2]),
+            Int32(problem.pad_before[1]),
+            Int32(problem.pad_before[2]),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+
+    def _poison(
+        self, ctx: DeviceContext, buffer: DeviceBuffer[OUT]
+    ) raises:
+        """Fills a buffer with what nobody expects."""
+        ctx.enqueue_function[fill_constant[OUT]](
+            buffer,
+            Int64(len(buffer)),
+            POISON,
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+
+    def run[index: Int](self, ctx: DeviceContext) raises -> String:
+        """Runs a configuration.
+
+        Parameters:
+            index: Of the configuration.
+
+        Args:
+            ctx: The device.
+
+        Returns:
+            "ok", or what is wrong.
+        """
+        comptime config = configuration(index)
+        self._poison(ctx, self.found)
+        self.counts.enqueue_fill(0)
+        self.counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(
+            UInt32.MAX
+        )
+        var plan = LaunchPlan[IN, OUT, config](
+            ctx,
+            self.problem,
+            data_of(self.activation),
+            data_of(self.filter),
+            data_of(self.found, GUARD),
+        )
+        plan.launch(ctx)
+        ctx.enqueue_function[compare[OUT]](
+            self.expected,
+            self.found,
+            Int64(len(self.found)),
+            self.counts,
+            self.counts.create_sub_buffer[DType.uint32](1, 1),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+        with self.counts.map_to_host() as counts:
+            if counts[0] == 0:
+                return "ok"
+            var at = Int(counts[1]) - GUARD
+            var pixel, filter = divmod(at, self.problem.filters)
+            return String(
+                t"WRONG: {counts[0]} elements, the first of pixel {pixel},"
+                t" filter {filter}"
+            )
+
+
+def time_of[
+    index: Int
+](ctx: DeviceContext, problem: ConvProblem) raises -> Float64:
+    """The time of a launch of a configuration, in milliseconds: the median of
+    graph replays.
+
+    Parameters:
+        index: Of the configuration.
+
+    Args:
+        ctx: The device.
+        problem: The convolution.
+    """
+    comptime config = configuration(index)
+    var x, w, y = elements_of(problem)
+    var set_bytes = 2 * (x + w + y)
+    var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
+    var buffers = List[DeviceBuffer[IN]]()
+    var plans = List[LaunchPlan[IN, OUT, config]]()
+    for i in range(sets):
+        var activation = ctx.enqueue_create_buffer[IN](x)
+        var filter = ctx.enqueue_create_buffer[IN](w)
+        var output = ctx.enqueue_create_buffer[OUT](y)
+        ctx.enqueue_function[fill_random[IN]](
+            activation,
+            Int64(x),
+            Int32(2 * i),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+        ctx.enqueue_function[fill_random[IN]](
+            filter,
+            Int64(w),
+            Int32(2 * i + 1001),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+        plans.append(
+            LaunchPlan[IN, OUT, config](
+                ctx,
+                problem,
+                data_of(activation),
+                data_of(filter),
+                data_of(output),
+            )
+        )
+        buffers.append(activation)
+        buffers.append(filter)
+        buffers.append(output)
+    plans[0].launch(ctx)
+    ctx.synchronize()
+
+    def build(mut builder: DeviceGraphBuilder) raises {imm}:
+        var recorded = builder.recording_context()
+        for i in range(LAUNCHES):
+            plans[i % sets].launch(recorded)
+
+    var graph = DeviceGraph.create(ctx, build)
+
+    def replay(ctx: DeviceContext) raises {imm}:
+        graph.replay()
+
+    _ = ctx.execution_time(replay, 3)
+    var times = List[Float64]()
+    for _ in range(7):
+        times.append(
+            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
+        )
+    sort(times)
+    _ = buffers^
+    return times[len(times) // 2]
+
+
+def selected(index: Int) raises -> Bool:
+    """Whether the command line asks for a configuration."""
+    var words = argv()
+    if len(words) <= 3:
+        return True
+    for i in range(3, len(words)):
+        if Int(String(words[i])) == index:
+            return True
+    return False
+
+
+def check_case(ctx: DeviceContext, named: Case) raises -> Int:
+    """Checks a problem, and returns how many configurations are wrong."""
+    var wrong = 0
+    var check = Check(ctx, named.problem)
+    comptime for index in range(COUNT):
+        if selected(index):
+            var refusal = can_implement[IN, OUT](
+                configuration(index), named.problem
+            )
+            if refusal:
+                print(named.name, index, "refused:", refusal.value())
+            else:
+                var result = check.run[index](ctx)
+                print(named.name, index, result)
+                if result != "ok":
+                    wrong += 1
+    return wrong
+
+
+def time_case(ctx: DeviceContext, named: Case) raises:
+    """Times a problem."""
+    var p = named.problem
+    var operations = 2.0 * Float64(p.gemm_m()) * Float64(p.filters) * Float64(
+        p.gemm_k()
+    )
+    comptime for index in range(COUNT):
+        if selected(index) and not can_implement[IN, OUT](
+            configuration(index), p
+        ):
+            var ms = time_of[index](ctx, p)
+            print(
+                named.name,
+                index,
+                round(ms * 1e4) / 1e4,
+                "ms",
+                round(operations / ms / 1e9),
+                "TFLOP/s |",
+                configuration(index),
+            )
+
+
+def main() raises:
+    var mode = String(argv()[1])
+    var ctx = DeviceContext()
+    comptime for index in range(COUNT):
+        var refusal = configuration(index).refusal()
+        if refusal:
+            raise Error(t"configuration {index}: {refusal.value()}")
+    var text: String
+    with open(String(argv()[2]), "r") as file:
+        text = file.read()
+    var wrong = 0
+    for line in text.splitlines():
+        if line == "" or line.startswith("#"):
+            continue
+        var named = parse(String(line))
+        if mode == "check":
+            wrong += check_case(ctx, named)
+        else:
+            time_case(ctx, named)
+    if wrong > 0:
+        raise Error(t"{wrong} wrong")
+    print("END")
