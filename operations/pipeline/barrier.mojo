@@ -52,7 +52,7 @@ struct Barrier(TrivialRegisterPassable):
             """{
             .reg .b32 remote;
             mapa.shared::cluster.u32 remote, $0, $1;
-            mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];
+            mbarrier.arrive.shared::cluster.b64 _, [remote];
             }""",
             NoneType,
             constraints="r,r,~{memory}",

@@ -60,6 +60,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var output_stages: Int
     """Buffers of `MMA_M` pixels by `ROW_BYTES` that each consumer stores
     from."""
+    var engine_store: Bool
+    """Whether the copy engine stores the buffers, or the consumer's threads
+    do, row by row."""
 
     def threads(self) -> Int:
         """Threads of a block: one warpgroup produces."""
@@ -193,7 +196,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         writer.write(
             t"{self.tile_m}x{self.tile_n} {schedule} {self.consumers}, cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
-            t" {self.activation_stages}+{self.filter_stages}+{self.output_stages}"
+            t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
+            t" {'engine' if self.engine_store else 'row'} stores"
         )
 
 

@@ -7,9 +7,11 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..pipeline.barrier import sync_threads
+from ..conv.memory import Writes
 from ..tma.copy import (
     SharedAddress,
     commit_stores,
+    load_shared,
     publish_to_engine,
     store_pixels,
     store_tile,
@@ -83,10 +85,11 @@ def write_fragment[
 
 
 @always_inline
-def store_tile_of[
+def store_accumulators[
     config: Sm90Config, out_type: DType
 ](
     ref map: TensorMap,
+    output: Writes[out_type],
     accumulators: Accumulators[config.consumer_pixels(), config.tile_n],
     buffers: SharedAddress,
     geometry: TileGeometry,
@@ -94,7 +97,8 @@ def store_tile_of[
     consumer: UInt32,
     thread: UInt32,
 ):
-    """Stores a consumer's part of a tile.
+    """Stores a consumer's part of a tile; what lies beyond the output is
+    dropped.
 
     Parameters:
         config: The configuration.
@@ -102,6 +106,7 @@ def store_tile_of[
 
     Args:
         map: The output's descriptor.
+        output: The output.
         accumulators: The consumer's values, settled.
         buffers: The consumer's `output_stages` buffers.
         geometry: The problem.
@@ -117,27 +122,36 @@ def store_tile_of[
         comptime for part in range(parts):
             comptime stage = (block * parts + part) % config.output_stages
             var buffer = buffers + UInt32(stage * config.output_stage_bytes())
-            # The store that read this buffer last must be done with it.
-            if thread == 0:
-                wait_stores_read[config.output_stages - 1]()
-            sync_threads[WARPGROUP](name)
+            var pixel = tile.pixel + UInt32(block * MMA_M)
+            var filter = tile.filter + UInt32(part * columns)
+            _await_buffer[config](name, thread)
             write_fragment[out_type, block=block, first = part * columns](
                 accumulators, buffer, thread
             )
-            publish_to_engine()
+            comptime if config.engine_store:
+                publish_to_engine()
             sync_threads[WARPGROUP](name)
-            if thread == 0:
-                _store_part[config](
-                    map,
-                    buffer,
-                    geometry,
-                    tile.pixel + UInt32(block * MMA_M),
-                    tile.filter + UInt32(part * columns),
-                )
+            comptime if config.engine_store:
+                if thread == 0:
+                    _store_buffer[config](map, buffer, geometry, pixel, filter)
+            else:
+                _store_rows(output, buffer, geometry, pixel, filter, thread)
 
 
 @always_inline
-def _store_part[
+def _await_buffer[config: Sm90Config](name: Int, thread: UInt32):
+    """Waits until the next buffer has been stored. Threads that store rows
+    meet once a buffer anyway: with two buffers, nobody reads the older."""
+    comptime if config.engine_store:
+        if thread == 0:
+            wait_stores_read[config.output_stages - 1]()
+        sync_threads[WARPGROUP](name)
+    elif config.output_stages == 1:
+        sync_threads[WARPGROUP](name)
+
+
+@always_inline
+def _store_buffer[
     config: Sm90Config
 ](
     ref map: TensorMap,
@@ -146,14 +160,48 @@ def _store_part[
     pixel: UInt32,
     filter: UInt32,
 ):
-    """Starts the store of a buffer; what lies beyond the output is dropped."""
+    """Has the copy engine store a buffer."""
     comptime if config.halo > 0:
         var at = geometry.pixel(pixel)
-        store_pixels[4](
-            map,
-            buffer,
-            IndexList[4](Int(filter), Int(at.w), Int(at.h), Int(at.image)),
-        )
+        # The engine takes no walk that starts behind the last image.
+        if UInt32(at.image) < geometry.images:
+            store_pixels[4](
+                map,
+                buffer,
+                IndexList[4](Int(filter), Int(at.w), Int(at.h), Int(at.image)),
+            )
     else:
         store_tile[2](map, buffer, IndexList[2](Int(filter), Int(pixel)))
     commit_stores()
+
+
+@always_inline
+def _store_rows[
+    out_type: DType
+](
+    output: Writes[out_type],
+    buffer: SharedAddress,
+    geometry: TileGeometry,
+    pixel: UInt32,
+    filter: UInt32,
+    thread: UInt32,
+):
+    """Has a warpgroup's threads store a buffer, 8 threads a row."""
+    comptime width = 16 // size_of[out_type]()
+    comptime chunks = ROW_BYTES // 16
+    comptime rows = WARPGROUP // chunks
+    var row, chunk = divmod(thread, UInt32(chunks))
+    var column = filter + chunk * UInt32(width)
+    if column >= geometry.filters:
+        return
+    comptime for i in range(MMA_M // rows):
+        var at = geometry.pixel(pixel + row + UInt32(i * rows))
+        if geometry.is_output(at):
+            var values = load_shared[out_type, width](
+                buffer
+                + (row + UInt32(i * rows)) * ROW_BYTES
+                + (chunk ^ (row % 8)) * 16
+            )
+            output.unsafe_store(
+                geometry.output_offset(at) + Int(column), values
+            )

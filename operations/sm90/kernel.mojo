@@ -11,6 +11,7 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from std.utils import StaticTuple
 
+from ..conv.memory import Writes
 from ..pipeline.barrier import (
     arrive_threads,
     publish_barriers,
@@ -21,7 +22,7 @@ from ..pipeline.ring import RingPosition
 from ..tma.copy import prefetch_map, wait_stores_read
 from ..tma.descriptor import TensorMap
 from .config import MMA_M, ROW_BYTES, Sm90Config, WARPGROUP
-from .epilogue import FIRST_NAME, store_tile_of
+from .epilogue import FIRST_NAME, store_accumulators
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry, TileScheduler
 from .smem import SharedStorage
@@ -65,6 +66,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         activation: TensorMap,
         filter: TensorMap,
         output: TensorMap,
+        output_data: Writes[Self.out_type],
         geometry: TileGeometry,
     ):
         """A block: its threads take their roles.
@@ -74,6 +76,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             filter: Descriptor of the filter `[K, R*S, C]`.
             output: Descriptor of the output, `[N*P*Q, K]`, or im2col if tiles
                 have a halo.
+            output_data: The output itself.
             geometry: The problem.
         """
         var storage = Self.Storage()
@@ -89,7 +92,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 Self._produce(activation, filter, geometry, storage)
         else:
             warpgroup_reg_alloc[Self.config.consumer_registers()]()
-            Self._consume(output, geometry, storage, group - 1, thread)
+            Self._consume(output, output_data, geometry, storage, group - 1, thread)
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
             sync_cluster()
@@ -160,6 +163,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     @always_inline
     def _consume(
         ref output: TensorMap,
+        output_data: Writes[Self.out_type],
         geometry: TileGeometry,
         storage: Self.Storage,
         consumer: UInt32,
@@ -198,8 +202,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 pixel,
                 thread,
             )
-            store_tile_of[Self.config, Self.out_type](
+            store_accumulators[Self.config, Self.out_type](
                 output,
+                output_data,
                 accumulators,
                 buffers,
                 geometry,

@@ -41,6 +41,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
+    var output_data: Writes[Self.out_type]
     var geometry: TileGeometry
     var blocks: Int
 
@@ -79,6 +80,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         self.output = _output_map[Self.out_type, Self.config](
             ctx, problem, output
         )
+        self.output_data = output
         self.geometry = TileGeometry(
             Self.config, size_of[Self.in_type](), problem
         )
@@ -103,6 +105,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             self.activation,
             self.filter,
             self.output,
+            self.output_data,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),

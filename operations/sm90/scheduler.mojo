@@ -22,6 +22,10 @@ struct TileGeometry(
     tiles have a halo."""
     var height: UInt32
     """Rows of the walk."""
+    var columns: UInt32
+    """Pixels of a row of the output."""
+    var images: UInt32
+    var filters: UInt32
     var step_w: Int32
     var step_h: Int32
     """Input pixels between two steps of the walk: the strides."""
@@ -69,6 +73,9 @@ struct TileGeometry(
         var pixels = problem.batch * problem.output[1] * width
         self.width = UInt32(width)
         self.height = UInt32(problem.output[1])
+        self.columns = UInt32(problem.output[2])
+        self.images = UInt32(problem.batch)
+        self.filters = UInt32(problem.filters)
         self.step_w = Int32(problem.stride[2])
         self.step_h = Int32(problem.stride[1])
         self.start_w = Int32(-problem.pad_before[2])
@@ -107,6 +114,30 @@ struct TileGeometry(
         var row, w = divmod(index, self.width)
         var image, h = divmod(row, self.height)
         return Pixel(Int32(w), Int32(h), Int32(image))
+
+
+    @always_inline
+    def is_output(self, pixel: Pixel) -> Bool:
+        """Whether a pixel of the walk is one of the output: not beyond a row's
+        end, nor behind the last image.
+
+        Args:
+            pixel: The pixel.
+        """
+        return (
+            UInt32(pixel.w) < self.columns
+            and UInt32(pixel.image) < self.images
+        )
+
+    @always_inline
+    def output_offset(self, pixel: Pixel) -> Int:
+        """Elements in front of a pixel of the output.
+
+        Args:
+            pixel: The pixel, with `is_output`.
+        """
+        var row = Int(pixel.image) * Int(self.height) + Int(pixel.h)
+        return (row * Int(self.columns) + Int(pixel.w)) * Int(self.filters)
 
 
 @fieldwise_init

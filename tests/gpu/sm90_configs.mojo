@@ -2,69 +2,67 @@
 
 from operations.sm90.config import Sm90Config
 
-comptime COUNT = 9
+comptime COUNT = 14
+
+
+def make(
+    tile_m: Int,
+    tile_n: Int,
+    activation_stages: Int,
+    filter_stages: Int,
+    output_stages: Int,
+    *,
+    blocks_m: Int = 1,
+    blocks_n: Int = 1,
+    halo: Int = 0,
+    cooperative: Bool = True,
+    engine_store: Bool = True,
+    consumers: Int = 2,
+) -> Sm90Config:
+    """A configuration."""
+    return Sm90Config(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        consumers=consumers,
+        cooperative=cooperative,
+        blocks_m=blocks_m,
+        blocks_n=blocks_n,
+        halo=halo,
+        activation_stages=activation_stages,
+        filter_stages=filter_stages,
+        output_stages=output_stages,
+        engine_store=engine_store,
+    )
 
 
 def configuration(index: Int) -> Sm90Config:
     """The configuration of an index from 0 to `COUNT - 1`."""
-    var base = Sm90Config(
-        tile_m=128,
-        tile_n=128,
-        consumers=2,
-        cooperative=True,
-        blocks_m=1,
-        blocks_n=1,
-        halo=0,
-        activation_stages=5,
-        filter_stages=5,
-        output_stages=2,
-    )
     if index == 0:
-        return base
+        return make(128, 128, 5, 5, 2)
     if index == 1:
-        base.tile_n = 256
-        base.activation_stages = 4
-        base.filter_stages = 4
-        base.output_stages = 1
-        return base
+        return make(128, 256, 4, 4, 1)
     if index == 2:
-        base = configuration(1)
-        base.blocks_m = 2
-        return base
+        return make(128, 256, 4, 4, 1, blocks_m=2)
     if index == 3:
-        base = configuration(1)
-        base.tile_m = 256
-        base.tile_n = 128
-        base.blocks_m = 2
-        return base
+        return make(256, 128, 4, 4, 1, blocks_m=2)
     if index == 4:
-        base.cooperative = False
-        base.blocks_m = 2
-        return base
+        return make(128, 128, 5, 5, 2, blocks_m=2, cooperative=False)
     if index == 5:
-        base.tile_m = 256
-        base.tile_n = 64
-        base.activation_stages = 4
-        base.filter_stages = 4
-        return base
+        return make(256, 64, 4, 4, 2)
     if index == 6:
-        # 128x256, halo.
-        base = configuration(2)
-        base.halo = 8
-        base.activation_stages = 2
-        base.filter_stages = 5
-        return base
+        return make(128, 128, 5, 5, 2, cooperative=False)
     if index == 7:
-        # 256x128, halo.
-        base = configuration(3)
-        base.halo = 8
-        base.activation_stages = 2
-        base.filter_stages = 6
-        base.output_stages = 2
-        return base
-    # 256x64, halo.
-    base = configuration(5)
-    base.halo = 8
-    base.activation_stages = 3
-    base.filter_stages = 8
-    return base
+        return make(128, 256, 4, 4, 1, blocks_n=2)
+    if index == 8:
+        return make(128, 256, 2, 5, 1, halo=8)
+    if index == 9:
+        return make(128, 256, 2, 5, 1, halo=8, engine_store=False, blocks_m=2)
+    if index == 10:
+        return make(256, 128, 2, 6, 2, halo=8, engine_store=False, blocks_m=2)
+    if index == 11:
+        return make(256, 64, 3, 8, 2, halo=8, engine_store=False)
+    if index == 12:
+        return make(128, 128, 3, 8, 2, halo=8, engine_store=False)
+    return make(
+        128, 128, 3, 8, 2, halo=8, engine_store=False, cooperative=False
+    )
