@@ -29,6 +29,9 @@ comptime MAX_SHARED_BYTES = 227 * 1024
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
 
+comptime SPARE_REGISTERS = 64
+"""Registers of a consumer's thread beside its accumulators."""
+
 comptime MULTIPROCESSORS = 132
 """Multiprocessors of an H100 or H200 (SXM)."""
 
@@ -94,13 +97,24 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Arrivals that empty a filter stage."""
         return self.tile_consumers() * self.blocks_m
 
+    def even_registers(self) -> Int:
+        """Registers of a thread if all have the same, in multiples of 8."""
+        return BLOCK_REGISTERS // self.threads() // 8 * 8
+
+    def moves_registers(self) -> Bool:
+        """Whether consumers need more than their even part, and get what the
+        producer gives back."""
+        return self.accumulators() + SPARE_REGISTERS > self.even_registers()
+
     def producer_registers(self) -> Int:
-        """Registers of a producer's thread."""
+        """Registers of a producer's thread, if they are moved."""
         return 40 if self.consumers <= 2 else 32
 
     def consumer_registers(self) -> Int:
         """Registers of a consumer's thread: what the producer leaves, in
-        multiples of 8."""
+        multiples of 8, if they are moved."""
+        if not self.moves_registers():
+            return self.even_registers()
         var left = BLOCK_REGISTERS // WARPGROUP - self.producer_registers()
         return min(240, left // self.consumers // 8 * 8)
 
@@ -156,10 +170,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String(
                 t"tile_n: {self.tile_n} is not 64, 128, 192 or 256"
             )
-        if self.accumulators() + 40 > self.consumer_registers():
+        if self.accumulators() + SPARE_REGISTERS > self.consumer_registers():
             return String(
                 t"tile: {self.accumulators()} accumulators of a thread leave"
-                t" under 40 of its {self.consumer_registers()} registers"
+                t" under {SPARE_REGISTERS} of its {self.consumer_registers()}"
+                t" registers"
             )
         if self.halo % 8 != 0 or self.halo < 0:
             return String(t"halo: {self.halo} is no multiple of 8")

@@ -4,7 +4,7 @@ memory -> output, 64 pixels by 128 bytes at a time."""
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
-from std.utils import IndexList
+from std.utils import IndexList, StaticTuple
 
 from ..pipeline.barrier import sync_threads
 from ..conv.memory import Writes
@@ -119,6 +119,9 @@ def store_accumulators[
     comptime blocks = config.consumer_pixels() // MMA_M
     var name = Int(consumer) + FIRST_NAME
     comptime for block in range(blocks):
+        var rows = RowStore[out_type](
+            geometry, tile.pixel + UInt32(block * MMA_M), thread
+        )
         comptime for part in range(parts):
             comptime stage = (block * parts + part) % config.output_stages
             var buffer = buffers + UInt32(stage * config.output_stage_bytes())
@@ -135,7 +138,7 @@ def store_accumulators[
                 if thread == 0:
                     _store_buffer[config](map, buffer, geometry, pixel, filter)
             else:
-                _store_rows(output, buffer, geometry, pixel, filter, thread)
+                rows.store(output, buffer, filter, geometry.filters)
 
 
 @always_inline
@@ -175,33 +178,68 @@ def _store_buffer[
     commit_stores()
 
 
-@always_inline
-def _store_rows[
-    out_type: DType
-](
-    output: Writes[out_type],
-    buffer: SharedAddress,
-    geometry: TileGeometry,
-    pixel: UInt32,
-    filter: UInt32,
-    thread: UInt32,
-):
-    """Has a warpgroup's threads store a buffer, 8 threads a row."""
-    comptime width = 16 // size_of[out_type]()
+struct RowStore[out_type: DType](TrivialRegisterPassable):
+    """Which pixels of a 64-pixel block a thread stores, and where: 8 threads
+    share a row of a buffer.
+
+    Parameters:
+        out_type: Of the output.
+    """
+
+    comptime width = 16 // size_of[Self.out_type]()
     comptime chunks = ROW_BYTES // 16
-    comptime rows = WARPGROUP // chunks
-    var row, chunk = divmod(thread, UInt32(chunks))
-    var column = filter + chunk * UInt32(width)
-    if column >= geometry.filters:
-        return
-    comptime for i in range(MMA_M // rows):
-        var at = geometry.pixel(pixel + row + UInt32(i * rows))
-        if geometry.is_output(at):
-            var values = load_shared[out_type, width](
-                buffer
-                + (row + UInt32(i * rows)) * ROW_BYTES
-                + (chunk ^ (row % 8)) * 16
+    comptime rows = WARPGROUP // Self.chunks
+    comptime steps = MMA_M // Self.rows
+
+    var offsets: StaticTuple[Int, Self.steps]
+    """Of each of the thread's pixels in the output; negative if it has none."""
+    var source: SharedAddress
+    """The thread's part of its first row, counted from the buffer."""
+    var column: UInt32
+    """The thread's first column of the buffer."""
+
+    @always_inline
+    def __init__(
+        out self, geometry: TileGeometry, pixel: UInt32, thread: UInt32
+    ):
+        """Finds the thread's pixels.
+
+        Args:
+            geometry: The problem.
+            pixel: The block's first pixel.
+            thread: Of the warpgroup.
+        """
+        var row, chunk = divmod(thread, UInt32(Self.chunks))
+        self.column = chunk * UInt32(Self.width)
+        self.source = row * ROW_BYTES + (chunk ^ (row % 8)) * 16
+        self.offsets = StaticTuple[Int, Self.steps](fill=-1)
+        comptime for i in range(Self.steps):
+            var at = geometry.pixel(pixel + row + UInt32(i * Self.rows))
+            if geometry.is_output(at):
+                self.offsets[i] = geometry.output_offset(at)
+
+    @always_inline
+    def store(
+        self,
+        output: Writes[Self.out_type],
+        buffer: SharedAddress,
+        filter: UInt32,
+        filters: UInt32,
+    ):
+        """Stores the thread's part of a buffer.
+
+        Args:
+            output: The output.
+            buffer: The buffer.
+            filter: The filter of its first column.
+            filters: Of the problem.
+        """
+        var first = filter + self.column
+        comptime for i in range(Self.steps):
+            var values = load_shared[Self.out_type, Self.width](
+                buffer + self.source + UInt32(i * Self.rows * ROW_BYTES)
             )
-            output.unsafe_store(
-                geometry.output_offset(at) + Int(column), values
-            )
+            if self.offsets[i] >= 0 and first < filters:
+                output.unsafe_store[alignment=16](
+                    self.offsets[i] + Int(first), values
+                )

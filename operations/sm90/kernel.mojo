@@ -87,11 +87,13 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             prefetch_map(output)
         Self._init_barriers(storage)
         if group == PRODUCER:
-            warpgroup_reg_dealloc[Self.config.producer_registers()]()
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_dealloc[Self.config.producer_registers()]()
             if thread == 0:
                 Self._produce(activation, filter, geometry, storage)
         else:
-            warpgroup_reg_alloc[Self.config.consumer_registers()]()
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(output, output_data, geometry, storage, group - 1, thread)
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:

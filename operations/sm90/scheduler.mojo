@@ -10,6 +10,40 @@ from ..conv.problem import ConvProblem
 from .config import ROW_BYTES, Sm90Config, walk_upper
 
 
+struct Divisor(ImplicitlyCopyable, TrivialRegisterPassable):
+    """Division of numbers below 2^31 by a number that the host knows: a
+    multiplication and a shift (Granlund and Montgomery, "Division by Invariant
+    Integers using Multiplication", PLDI 1994)."""
+
+    var value: UInt32
+    var multiplier: UInt32
+    var shift: UInt32
+
+    def __init__(out self, value: Int):
+        """Prepares to divide.
+
+        Args:
+            value: From 1 to 2^31 - 1.
+        """
+        var bits = 0
+        while 1 << bits < value:
+            bits += 1
+        self.value = UInt32(value)
+        self.multiplier = UInt32(ceildiv(1 << (31 + bits), value))
+        self.shift = UInt32(bits)
+
+    @always_inline
+    def split(self, number: UInt32) -> Tuple[UInt32, UInt32]:
+        """Quotient and remainder.
+
+        Args:
+            number: Below 2^31.
+        """
+        var product = UInt64(number) * UInt64(self.multiplier)
+        var quotient = UInt32(product >> UInt64(31 + self.shift))
+        return quotient, number - quotient * self.value
+
+
 @fieldwise_init
 struct TileGeometry(
     DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
@@ -17,10 +51,10 @@ struct TileGeometry(
     """A problem as the kernel sees it: the walk over pixels, the steps of a
     tile's sum, and how many tiles there are."""
 
-    var width: UInt32
+    var width: Divisor
     """Pixels of a row of the walk: the output's, or the padded input's if
     tiles have a halo."""
-    var height: UInt32
+    var height: Divisor
     """Rows of the walk."""
     var columns: UInt32
     """Pixels of a row of the output."""
@@ -39,7 +73,7 @@ struct TileGeometry(
     var slices: UInt32
     """Stages that the channels of one tap fill."""
     var clusters_m: UInt32
-    var clusters_n: UInt32
+    var clusters_n: Divisor
     """Tiles of a whole cluster, along pixels and filters."""
 
     comptime device_type: AnyType = Self
@@ -71,8 +105,8 @@ struct TileGeometry(
             - 1
         ) // problem.stride[2] + 1
         var pixels = problem.batch * problem.output[1] * width
-        self.width = UInt32(width)
-        self.height = UInt32(problem.output[1])
+        self.width = Divisor(width)
+        self.height = Divisor(problem.output[1])
         self.columns = UInt32(problem.output[2])
         self.images = UInt32(problem.batch)
         self.filters = UInt32(problem.filters)
@@ -90,7 +124,7 @@ struct TileGeometry(
         self.clusters_m = UInt32(
             ceildiv(pixels, config.tile_m * config.blocks_m)
         )
-        self.clusters_n = UInt32(
+        self.clusters_n = Divisor(
             ceildiv(problem.filters, config.tile_n * config.blocks_n)
         )
 
@@ -102,7 +136,7 @@ struct TileGeometry(
     @always_inline
     def tiles(self) -> UInt32:
         """Tiles of the problem, counted in whole clusters."""
-        return self.clusters_m * self.clusters_n
+        return self.clusters_m * self.clusters_n.value
 
     @always_inline
     def pixel(self, index: UInt32) -> Pixel:
@@ -111,8 +145,8 @@ struct TileGeometry(
         Args:
             index: Counted over all images.
         """
-        var row, w = divmod(index, self.width)
-        var image, h = divmod(row, self.height)
+        var row, w = self.width.split(index)
+        var image, h = self.height.split(row)
         return Pixel(Int32(w), Int32(h), Int32(image))
 
 
@@ -136,7 +170,7 @@ struct TileGeometry(
         Args:
             pixel: The pixel, with `is_output`.
         """
-        var row = Int(pixel.image) * Int(self.height) + Int(pixel.h)
+        var row = Int(pixel.image) * Int(self.height.value) + Int(pixel.h)
         return (row * Int(self.columns) + Int(pixel.w)) * Int(self.filters)
 
 
@@ -197,7 +231,7 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         Args:
             geometry: The problem.
         """
-        var m, n = divmod(self.index, geometry.clusters_n)
+        var m, n = geometry.clusters_n.split(self.index)
         comptime blocks_m = UInt32(Self.config.blocks_m)
         comptime blocks_n = UInt32(Self.config.blocks_n)
         return Tile(

@@ -117,8 +117,8 @@ def convolve[
                     (k * Int(taps_h) + r) * Int(taps_w) + s
                 ) * Int(channels)
                 for c in range(0, Int(channels), 8):
-                    var a = activation.unsafe_load[width=8](x + c)
-                    var b = filter.unsafe_load[width=8](y + c)
+                    var a = activation.unsafe_load[width=8, alignment=16](x + c)
+                    var b = filter.unsafe_load[width=8, alignment=16](y + c)
                     sum += a.cast[DType.float32]() * b.cast[DType.float32]()
         output[unsafe_offset=i] = Scalar[out_type](sum.reduce_add())
 

@@ -2,7 +2,7 @@
 
 from operations.sm90.config import Sm90Config
 
-comptime COUNT = 14
+comptime COUNT = 22
 
 
 def make(
@@ -54,15 +54,43 @@ def configuration(index: Int) -> Sm90Config:
     if index == 7:
         return make(128, 256, 4, 4, 1, blocks_n=2)
     if index == 8:
-        return make(128, 256, 2, 5, 1, halo=8)
+        return make(192, 128, 5, 5, 1, consumers=3)
     if index == 9:
-        return make(128, 256, 2, 5, 1, halo=8, engine_store=False, blocks_m=2)
+        return make(128, 256, 3, 4, 1, halo=8, engine_store=False, blocks_m=2)
     if index == 10:
         return make(256, 128, 2, 6, 2, halo=8, engine_store=False, blocks_m=2)
     if index == 11:
         return make(256, 64, 3, 8, 2, halo=8, engine_store=False)
     if index == 12:
+        return make(128, 128, 3, 8, 2, halo=8, engine_store=False, blocks_m=2)
+    if index == 13:
+        return make(
+            128,
+            128,
+            3,
+            8,
+            2,
+            halo=8,
+            engine_store=False,
+            cooperative=False,
+            blocks_m=2,
+        )
+    if index == 14:
+        return make(
+            256, 64, 3, 8, 2, halo=8, engine_store=False, cooperative=False
+        )
+    if index == 15:
+        return make(256, 64, 4, 4, 2, cooperative=False)
+    if index == 16:
+        return make(192, 128, 3, 6, 1, halo=8, engine_store=False, consumers=3)
+    if index == 17:
+        return make(
+            128, 64, 5, 9, 2, halo=8, engine_store=False, cooperative=False
+        )
+    if index == 18:
         return make(128, 128, 3, 8, 2, halo=8, engine_store=False)
-    return make(
-        128, 128, 3, 8, 2, halo=8, engine_store=False, cooperative=False
-    )
+    if index == 19:
+        return make(192, 128, 5, 5, 1, consumers=3, blocks_m=2)
+    if index == 20:
+        return make(192, 128, 5, 5, 1, consumers=3, blocks_n=2)
+    return make(128, 128, 5, 5, 2, engine_store=False)
