@@ -17,6 +17,12 @@ comptime WARPGROUP = 128
 comptime MMA_M = 64
 """Rows that one warpgroup's multiply takes at a time."""
 
+comptime MAX_MMA_N = 256
+"""Columns of a warpgroup's multiply, at most."""
+
+comptime MAX_BOX = 256
+"""Elements of a box along one dimension, at most."""
+
 comptime ROW_BYTES = 128
 """Bytes of a tile's row: the span of the swizzle."""
 
@@ -51,6 +57,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var consumers: Int
     """Warpgroups that multiply."""
     var cooperative: Bool
+    var swapped: Bool
+    """Whether filters are the multiply's rows and pixels its columns, instead
+    of the other way round."""
     var blocks_m: Int
     """Blocks of a cluster along the pixels: they share filters."""
     var blocks_n: Int
@@ -61,7 +70,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var activation_stages: Int
     var filter_stages: Int
     var output_stages: Int
-    """Buffers of `MMA_M` pixels by `ROW_BYTES` that each consumer stores
+    """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
     from."""
     var engine_store: Bool
     """Whether the copy engine stores the buffers, or the consumer's threads
@@ -71,13 +80,38 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Threads of a block: one warpgroup produces."""
         return (1 + self.consumers) * WARPGROUP
 
+    def splits_filters(self) -> Bool:
+        """Whether cooperative consumers share a tile by its filters; otherwise
+        by its pixels."""
+        return self.swapped and self.tile_n % (self.consumers * MMA_M) == 0
+
     def consumer_pixels(self) -> Int:
         """Pixels of the accumulator that one consumer holds."""
-        return self.tile_m // self.consumers if self.cooperative else self.tile_m
+        if not self.cooperative or self.splits_filters():
+            return self.tile_m
+        return self.tile_m // self.consumers
+
+    def consumer_filters(self) -> Int:
+        """Filters of the accumulator that one consumer holds."""
+        if self.cooperative and self.splits_filters():
+            return self.tile_n // self.consumers
+        return self.tile_n
+
+    def mma_rows(self) -> Int:
+        """Rows of a consumer's multiply."""
+        return self.consumer_filters() if self.swapped else self.consumer_pixels()
+
+    def mma_columns(self) -> Int:
+        """Columns of a consumer's multiply."""
+        return self.consumer_pixels() if self.swapped else self.consumer_filters()
 
     def accumulators(self) -> Int:
         """Accumulator registers of a consumer's thread."""
-        return self.consumer_pixels() * self.tile_n // WARPGROUP
+        return self.mma_rows() * self.mma_columns() // WARPGROUP
+
+    def store_pixels(self) -> Int:
+        """Pixels of an output buffer."""
+        return MMA_M if self.consumer_pixels() % MMA_M == 0 else MMA_M // 2
 
     def cluster_size(self) -> Int:
         """Blocks of a cluster."""
@@ -132,7 +166,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def output_stage_bytes(self) -> Int:
         """Bytes of one output buffer."""
-        return MMA_M * ROW_BYTES
+        return self.store_pixels() * ROW_BYTES
 
     def barrier_bytes(self) -> Int:
         """Bytes of the barriers, rounded up to where tiles may begin."""
@@ -157,18 +191,30 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String(
                 t"consumers: ping-pong takes 2, not {self.consumers}"
             )
-        if (
-            self.tile_m < 1
-            or self.consumer_pixels() % MMA_M != 0
-            or self.consumer_pixels() * self.tile_consumers() != self.tile_m
+        if self.mma_rows() < MMA_M or self.mma_rows() % MMA_M != 0:
+            return String(
+                t"rows: {self.mma_rows()} of a consumer's multiply are no"
+                t" multiple of {MMA_M}"
+            )
+        if self.mma_columns() % 8 != 0 or self.mma_columns() > MAX_MMA_N:
+            return String(
+                t"columns: {self.mma_columns()} of a consumer's multiply are"
+                t" no multiple of 8 up to {MAX_MMA_N}"
+            )
+        if self.consumer_pixels() % self.store_pixels() != 0:
+            return String(
+                t"tile_m: {self.consumer_pixels()} pixels of a consumer are no"
+                t" multiple of {self.store_pixels()}"
+            )
+        if self.tile_n % 64 != 0:
+            return String(t"tile_n: {self.tile_n} is no multiple of 64")
+        if self.cooperative and (
+            self.consumer_pixels() * self.consumer_filters() * self.consumers
+            != self.tile_m * self.tile_n
         ):
             return String(
-                t"tile_m: {self.tile_m} is no multiple of {MMA_M} for each of"
-                t" {self.tile_consumers()} consumers"
-            )
-        if self.tile_n % 64 != 0 or self.tile_n < 64 or self.tile_n > 256:
-            return String(
-                t"tile_n: {self.tile_n} is not 64, 128, 192 or 256"
+                t"tile: {self.tile_m}x{self.tile_n} cannot be cut into"
+                t" {self.consumers} equal parts"
             )
         if self.accumulators() + SPARE_REGISTERS > self.consumer_registers():
             return String(
@@ -188,8 +234,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"blocks_m: {self.blocks_m} blocks cannot each load an equal"
                 t" multiple of 8 of {self.tile_n} filters"
             )
-        if self.tile_n // self.blocks_m > 256:
-            return String(t"tile_n: a box holds at most 256 filters")
+        if self.tile_n // self.blocks_m > MAX_BOX:
+            return String(t"tile_n: a box holds at most {MAX_BOX} filters")
         if min(self.activation_stages, self.filter_stages) < 2:
             return String("stages: a ring needs at least 2")
         if self.output_stages < 1:
@@ -208,8 +254,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         var schedule = "cooperative" if self.cooperative else "ping-pong"
+        var order = " swapped" if self.swapped else ""
         writer.write(
-            t"{self.tile_m}x{self.tile_n} {schedule} {self.consumers}, cluster"
+            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers}, cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
             t" {'engine' if self.engine_store else 'row'} stores"

@@ -1,5 +1,5 @@
 """The epilogue: accumulators -> registers of the output's type -> shared
-memory -> output, 64 pixels by 128 bytes at a time."""
+memory -> output, a buffer of 128 bytes of some pixels at a time."""
 
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
@@ -27,61 +27,85 @@ comptime FIRST_NAME = 1
 
 
 @always_inline
-def _store_matrices(address: SharedAddress, values: SIMD[DType.uint32, 4]):
+def _store_matrices[
+    transpose: Bool
+](address: SharedAddress, values: SIMD[DType.uint32, 4]):
     """Stores four 8x8 matrices of 16-bit elements; lane l gives the address of
-    row l % 8 of matrix l / 8."""
-    inlined_assembly[
-        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
-        NoneType,
-        constraints="r,r,r,r,r,~{memory}",
-    ](address, values[0], values[1], values[2], values[3])
+    row (transposed: column) l % 8 of matrix l / 8."""
+    comptime name = String(
+        "stmatrix.sync.aligned.m8n8.x4",
+        ".trans" if transpose else "",
+        ".shared.b16 [$0], {$1, $2, $3, $4};",
+    )
+    inlined_assembly[name, NoneType, constraints="r,r,r,r,r,~{memory}"](
+        address, values[0], values[1], values[2], values[3]
+    )
 
 
 @always_inline
-def _swizzled_row(thread: UInt32) -> SharedAddress:
-    """Where a thread's `stmatrix` row begins in an output buffer: row and
-    swizzled chunk of the first 16 columns."""
-    var warp, lane = divmod(thread, UInt32(32))
-    var row = warp * 16 + lane % 16
-    var chunk = lane // 16
-    return row * ROW_BYTES + ((chunk ^ (row % 8)) * 16)
+def _pack[
+    out_type: DType, rows: Int, columns: Int, block: Int, column: Int
+](accumulators: Accumulators[rows, columns]) -> SIMD[DType.uint32, 4]:
+    """A warp's 16 rows by 16 columns of the accumulators, rounded: four 8x8
+    matrices, rows first."""
+    var packed = SIMD[DType.uint32, 4](0)
+    comptime for i in range(4):
+        comptime r = column // 2 + 2 * i
+        var pair = SIMD[DType.float32, 2](
+            accumulators.values[block][r], accumulators.values[block][r + 1]
+        ).cast[out_type]()
+        packed[i] = bitcast[DType.uint32, 1](pair)
+    return packed
 
 
 @always_inline
-def write_fragment[
-    out_type: DType, pixels: Int, filters: Int, block: Int, first: Int
+def write_buffer[
+    config: Sm90Config, out_type: DType, pixel: Int, filter: Int
 ](
-    accumulators: Accumulators[pixels, filters],
+    accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
     buffer: SharedAddress,
     thread: UInt32,
 ):
-    """Rounds 64 pixels by `ROW_BYTES` of the accumulators, and writes them to
-    shared memory, swizzled.
+    """Rounds `store_pixels` by `ROW_BYTES` of the accumulators, and writes
+    them to an output buffer: a row a pixel, swizzled.
 
     Parameters:
+        config: The configuration.
         out_type: Of the output, 16 bits.
-        pixels: Of the accumulators.
-        filters: Of the accumulators.
-        block: The 64-pixel block.
-        first: The first filter.
+        pixel: The first pixel.
+        filter: The first filter.
 
     Args:
         accumulators: The warpgroup's values.
         buffer: Where to.
         thread: Of the warpgroup.
     """
-    comptime columns = ROW_BYTES // size_of[out_type]()
-    var row = buffer + _swizzled_row(thread)
-    comptime for c in range(columns // 16):
-        var packed = SIMD[DType.uint32, 4](0)
-        comptime for i in range(4):
-            comptime r = (first // 8 + 2 * c) * 4 + 2 * i
-            var pair = SIMD[DType.float32, 2](
-                accumulators.values[block][r], accumulators.values[block][r + 1]
-            ).cast[out_type]()
-            packed[i] = bitcast[DType.uint32, 1](pair)
-        # 16 columns are two chunks: the swizzle's exclusive or moves them.
-        _store_matrices(row ^ UInt32(c * 32), packed)
+    comptime filters = ROW_BYTES // size_of[out_type]()
+    var warp, lane = divmod(thread, UInt32(32))
+    comptime if config.swapped:
+        # A warp holds 16 filters, two chunks of every row.
+        var row = (lane // 16) * 8 + lane % 8
+        var chunk = warp * 2 + (lane // 8) % 2
+        var to = buffer + row * ROW_BYTES + (chunk ^ (row % 8)) * 16
+        comptime for c in range(config.store_pixels() // 16):
+            _store_matrices[True](
+                to + UInt32(c * 16 * ROW_BYTES),
+                _pack[out_type, block = filter // MMA_M, column = pixel + c * 16](
+                    accumulators
+                ),
+            )
+    else:
+        # A warp holds 16 pixels; the swizzle moves pairs of chunks together.
+        var row = warp * 16 + lane % 16
+        var chunk = lane // 16
+        var to = buffer + row * ROW_BYTES + (chunk ^ (row % 8)) * 16
+        comptime for c in range(filters // 16):
+            _store_matrices[False](
+                to ^ UInt32(c * 32),
+                _pack[out_type, block = pixel // MMA_M, column = filter + c * 16](
+                    accumulators
+                ),
+            )
 
 
 @always_inline
@@ -90,7 +114,7 @@ def store_accumulators[
 ](
     ref map: TensorMap,
     output: Writes[out_type],
-    accumulators: Accumulators[config.consumer_pixels(), config.tile_n],
+    accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
     buffers: SharedAddress,
     geometry: TileGeometry,
     tile: Tile,
@@ -115,22 +139,23 @@ def store_accumulators[
         thread: Of the warpgroup.
     """
     comptime columns = ROW_BYTES // size_of[out_type]()
-    comptime parts = config.tile_n // columns
-    comptime blocks = config.consumer_pixels() // MMA_M
+    comptime pixels = config.store_pixels()
+    comptime parts = config.consumer_filters() // columns
     var name = Int(consumer) + FIRST_NAME
-    comptime for block in range(blocks):
-        var rows = RowStore[out_type](
-            geometry, tile.pixel + UInt32(block * MMA_M), thread
-        )
+    comptime for block in range(config.consumer_pixels() // pixels):
+        var pixel = tile.pixel + UInt32(block * pixels)
+        var rows = RowStore[out_type, pixels](geometry, pixel, thread)
         comptime for part in range(parts):
             comptime stage = (block * parts + part) % config.output_stages
             var buffer = buffers + UInt32(stage * config.output_stage_bytes())
-            var pixel = tile.pixel + UInt32(block * MMA_M)
             var filter = tile.filter + UInt32(part * columns)
             _await_buffer[config](name, thread)
-            write_fragment[out_type, block=block, first = part * columns](
-                accumulators, buffer, thread
-            )
+            write_buffer[
+                config,
+                out_type,
+                pixel = block * pixels,
+                filter = part * columns,
+            ](accumulators, buffer, thread)
             comptime if config.engine_store:
                 publish_to_engine()
             sync_threads[WARPGROUP](name)
@@ -178,18 +203,19 @@ def _store_buffer[
     commit_stores()
 
 
-struct RowStore[out_type: DType](TrivialRegisterPassable):
-    """Which pixels of a 64-pixel block a thread stores, and where: 8 threads
-    share a row of a buffer.
+struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
+    """Which pixels of an output buffer a thread stores, and where: 8 threads
+    share a row.
 
     Parameters:
         out_type: Of the output.
+        pixels: Of a buffer.
     """
 
     comptime width = 16 // size_of[Self.out_type]()
     comptime chunks = ROW_BYTES // 16
     comptime rows = WARPGROUP // Self.chunks
-    comptime steps = MMA_M // Self.rows
+    comptime steps = Self.pixels // Self.rows
 
     var offsets: StaticTuple[Int, Self.steps]
     """Of each of the thread's pixels in the output; negative if it has none."""
@@ -206,7 +232,7 @@ struct RowStore[out_type: DType](TrivialRegisterPassable):
 
         Args:
             geometry: The problem.
-            pixel: The block's first pixel.
+            pixel: The buffer's first pixel.
             thread: Of the warpgroup.
         """
         var row, chunk = divmod(thread, UInt32(Self.chunks))

@@ -19,9 +19,9 @@ from ..pipeline.barrier import (
     sync_threads,
 )
 from ..pipeline.ring import RingPosition
-from ..tma.copy import prefetch_map, wait_stores_read
+from ..tma.copy import SharedAddress, prefetch_map, wait_stores_read
 from ..tma.descriptor import TensorMap
-from .config import MMA_M, ROW_BYTES, Sm90Config, WARPGROUP
+from .config import ROW_BYTES, Sm90Config, WARPGROUP
 from .epilogue import FIRST_NAME, store_accumulators
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry, TileScheduler
@@ -46,6 +46,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     comptime ActivationPosition = RingPosition[Self.config.activation_stages]
     comptime FilterPosition = RingPosition[Self.config.filter_stages]
     comptime Scheduler = TileScheduler[Self.config]
+    comptime Accumulated = Accumulators[
+        Self.config.mma_rows(), Self.config.mma_columns()
+    ]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
@@ -179,19 +182,22 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
-        var pixel = consumer * UInt32(Self.config.consumer_pixels())
-        comptime if not Self.config.cooperative:
-            pixel = 0
+        var part = Tile(0, 0)
+        comptime if Self.config.cooperative:
+            comptime if Self.config.splits_filters():
+                part.filter = consumer * UInt32(Self.config.consumer_filters())
+            else:
+                part.pixel = consumer * UInt32(Self.config.consumer_pixels())
+        else:
             if consumer == 1:
                 scheduler.advance()
                 Self._skip_tile(geometry, activations, filters)
                 Self._give_turn(1)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
-            tile.pixel += pixel
-            var accumulators = Accumulators[
-                Self.config.consumer_pixels(), Self.config.tile_n
-            ]()
+            tile.pixel += part.pixel
+            tile.filter += part.filter
+            var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
             Self._multiply_tile(
@@ -201,7 +207,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 scheduler,
                 activations,
                 filters,
-                pixel,
+                part,
                 thread,
             )
             store_accumulators[Self.config, Self.out_type](
@@ -225,26 +231,25 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     @staticmethod
     @always_inline
     def _multiply_tile(
-        mut accumulators: Accumulators[
-            Self.config.consumer_pixels(), Self.config.tile_n
-        ],
+        mut accumulators: Self.Accumulated,
         geometry: TileGeometry,
         storage: Self.Storage,
         ranks: Self.Scheduler,
         mut activations: Self.ActivationPosition,
         mut filters: Self.FilterPosition,
-        pixel: UInt32,
+        part: Tile,
         thread: UInt32,
     ):
         """Multiplies all stages of a tile. One multiply is always in flight: a
         stage is released when the multiply after its own has been started."""
-        var row = pixel * ROW_BYTES
         var tap = UInt32(0)
         storage.activation.wait(activations)
         storage.filter.wait(filters)
-        accumulators.multiply[Self.in_type, overwrite=True](
-            storage.activation.address(activations.stage) + row,
+        Self._multiply_stage[overwrite=True](
+            accumulators,
+            storage.activation.address(activations.stage),
             storage.filter.address(filters.stage),
+            part,
         )
         for _ in range(UInt32(1), geometry.steps()):
             var done_activation = activations.stage
@@ -259,12 +264,14 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 activations.step()
                 storage.activation.wait(activations)
             storage.filter.wait(filters)
-            var shift = row
+            var shift = UInt32(0)
             comptime if Self.config.halo > 0:
-                shift += tap * geometry.dilation_w * ROW_BYTES
-            accumulators.multiply[Self.in_type](
+                shift = tap * geometry.dilation_w * ROW_BYTES
+            Self._multiply_stage(
+                accumulators,
                 storage.activation.address(activations.stage) + shift,
                 storage.filter.address(filters.stage),
+                part,
             )
             accumulators.settle[1]()
             Self._release_filter(storage, ranks, done_filter, thread)
@@ -279,6 +286,28 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
+
+    @staticmethod
+    @always_inline
+    def _multiply_stage[
+        *, overwrite: Bool = False
+    ](
+        mut accumulators: Self.Accumulated,
+        activation: SharedAddress,
+        filter: SharedAddress,
+        part: Tile,
+    ):
+        """Starts multiplying this consumer's part of a stage."""
+        var pixels = activation + part.pixel * ROW_BYTES
+        var filters = filter + part.filter * ROW_BYTES
+        comptime if Self.config.swapped:
+            accumulators.multiply[Self.in_type, overwrite=overwrite](
+                filters, pixels
+            )
+        else:
+            accumulators.multiply[Self.in_type, overwrite=overwrite](
+                pixels, filters
+            )
 
     @staticmethod
     @always_inline

@@ -15,7 +15,6 @@ from ..tma.descriptor import (
     encode_tiled,
 )
 from .config import (
-    MMA_M,
     MULTIPROCESSORS,
     ROW_BYTES,
     Sm90Config,
@@ -193,13 +192,13 @@ def _output_map[
                 IndexList[2](1, 1),
             ),
             columns,
-            MMA_M,
+            config.store_pixels(),
             TensorMapSwizzle.SWIZZLE_128B,
         )
     return encode_tiled[dtype, 2](
         ctx,
         data,
         TensorView[2](IndexList[2](problem.filters, problem.gemm_m())),
-        IndexList[2](columns, MMA_M),
+        IndexList[2](columns, config.store_pixels()),
         TensorMapSwizzle.SWIZZLE_128B,
     )

@@ -1,5 +1,5 @@
-"""The multiply: a warpgroup's accumulators += activation tile x filter tile,
-both read from shared memory (wgmma).
+"""The multiply: a warpgroup's accumulators += tile x tile, both read from
+shared memory (wgmma).
 
 Tiles are rows of 128 bytes, swizzled over 8 rows, the products' dimension
 innermost ("K-major").
@@ -33,19 +33,19 @@ def _operand[dtype: DType](address: SharedAddress) -> WGMMADescriptor[dtype]:
     return WGMMADescriptor[dtype](Int64(bits))
 
 
-struct Accumulators[pixels: Int, filters: Int](Movable):
+struct Accumulators[rows: Int, columns: Int](Movable):
     """A warpgroup's part of an output tile, in registers.
 
-    Of thread t, register r of 64-pixel block b holds pixel `64*b + 16*(t/32) +
-    (t%32)/4 + 8*((r/2)%2)` and filter `8*(r/4) + 2*(t%4) + r%2`.
+    Of thread t, register r of 64-row block b holds row `64*b + 16*(t/32) +
+    (t%32)/4 + 8*((r/2)%2)` and column `8*(r/4) + 2*(t%4) + r%2`.
 
     Parameters:
-        pixels: Rows, a multiple of 64.
-        filters: Columns, a multiple of 8.
+        rows: A multiple of 64.
+        columns: A multiple of 8, up to 256.
     """
 
-    comptime blocks = Self.pixels // MMA_M
-    comptime width = MMA_M * Self.filters // WARPGROUP
+    comptime blocks = Self.rows // MMA_M
+    comptime width = MMA_M * Self.columns // WARPGROUP
     comptime Block = StaticTuple[Float32, Self.width]
 
     var values: StaticTuple[Self.Block, Self.blocks]
@@ -60,7 +60,7 @@ struct Accumulators[pixels: Int, filters: Int](Movable):
     @always_inline
     def multiply[
         dtype: DType, *, overwrite: Bool = False
-    ](mut self, activation: SharedAddress, filter: SharedAddress):
+    ](mut self, row_tile: SharedAddress, column_tile: SharedAddress):
         """Starts multiplying one stage, and closes the group that `settle`
         waits for.
 
@@ -69,8 +69,8 @@ struct Accumulators[pixels: Int, filters: Int](Movable):
             overwrite: Whether to replace the values instead of adding to them.
 
         Args:
-            activation: The warpgroup's first pixel of the stage.
-            filter: The stage's first filter.
+            row_tile: The stage's tile whose rows are the accumulators' rows.
+            column_tile: The tile whose rows are the accumulators' columns.
         """
         comptime steps = ROW_BYTES // MMA_K_BYTES
         comptime depth = MMA_K_BYTES // size_of[dtype]()
@@ -79,17 +79,17 @@ struct Accumulators[pixels: Int, filters: Int](Movable):
             comptime for b in range(Self.blocks):
                 self.values[b] = wgmma_async[
                     MMA_M,
-                    Self.filters,
+                    Self.columns,
                     depth,
                     a_type=dtype,
                     b_type=dtype,
                     scale_d = 0 if overwrite and k == 0 else 1,
                 ](
                     _operand[dtype](
-                        activation
+                        row_tile
                         + UInt32(b * MMA_M * ROW_BYTES + k * MMA_K_BYTES)
                     ),
-                    _operand[dtype](filter + UInt32(k * MMA_K_BYTES)),
+                    _operand[dtype](column_tile + UInt32(k * MMA_K_BYTES)),
                     self.values[b],
                 )
         wgmma_commit_group_sync()

@@ -18,6 +18,7 @@ def make(
     cooperative: Bool = True,
     engine_store: Bool = True,
     consumers: Int = 2,
+    swapped: Bool = False,
 ) -> Sm90Config:
     """A configuration."""
     return Sm90Config(
@@ -25,6 +26,7 @@ def make(
         tile_n=tile_n,
         consumers=consumers,
         cooperative=cooperative,
+        swapped=swapped,
         blocks_m=blocks_m,
         blocks_n=blocks_n,
         halo=halo,
@@ -44,53 +46,65 @@ def configuration(index: Int) -> Sm90Config:
     if index == 2:
         return make(128, 256, 4, 4, 1, blocks_m=2)
     if index == 3:
-        return make(256, 128, 4, 4, 1, blocks_m=2)
-    if index == 4:
-        return make(128, 128, 5, 5, 2, blocks_m=2, cooperative=False)
-    if index == 5:
-        return make(256, 64, 4, 4, 2)
-    if index == 6:
-        return make(128, 128, 5, 5, 2, cooperative=False)
-    if index == 7:
         return make(128, 256, 4, 4, 1, blocks_n=2)
-    if index == 8:
+    if index == 4:
         return make(192, 128, 5, 5, 1, consumers=3)
+    if index == 5:
+        return make(256, 64, 4, 4, 2, cooperative=False)
+    if index == 6:
+        return make(256, 128, 4, 4, 1, swapped=True)
+    if index == 7:
+        return make(256, 128, 4, 4, 1, swapped=True, blocks_m=2)
+    if index == 8:
+        return make(256, 128, 4, 4, 1, swapped=True, blocks_n=2)
     if index == 9:
-        return make(128, 256, 3, 4, 1, halo=8, engine_store=False, blocks_m=2)
-    if index == 10:
-        return make(256, 128, 2, 6, 2, halo=8, engine_store=False, blocks_m=2)
-    if index == 11:
-        return make(256, 64, 3, 8, 2, halo=8, engine_store=False)
-    if index == 12:
-        return make(128, 128, 3, 8, 2, halo=8, engine_store=False, blocks_m=2)
-    if index == 13:
         return make(
+            256,
             128,
-            128,
+            3,
+            5,
+            1,
+            swapped=True,
+            blocks_m=2,
+            halo=8,
+            engine_store=False,
+        )
+    if index == 10:
+        return make(
+            256, 128, 3, 5, 1, swapped=True, halo=8, engine_store=False
+        )
+    if index == 11:
+        return make(192, 128, 5, 5, 1, swapped=True)
+    if index == 12:
+        return make(192, 128, 5, 5, 1, swapped=True, blocks_n=2)
+    if index == 13:
+        return make(96, 128, 7, 7, 1, swapped=True)
+    if index == 14:
+        return make(96, 128, 7, 7, 1, swapped=True, blocks_n=2)
+    if index == 15:
+        return make(256, 64, 4, 4, 2, swapped=True, cooperative=False)
+    if index == 16:
+        return make(
+            256,
+            64,
             3,
             8,
             2,
+            swapped=True,
+            cooperative=False,
             halo=8,
             engine_store=False,
-            cooperative=False,
-            blocks_m=2,
         )
-    if index == 14:
-        return make(
-            256, 64, 3, 8, 2, halo=8, engine_store=False, cooperative=False
-        )
-    if index == 15:
-        return make(256, 64, 4, 4, 2, cooperative=False)
-    if index == 16:
-        return make(192, 128, 3, 6, 1, halo=8, engine_store=False, consumers=3)
     if index == 17:
-        return make(
-            128, 64, 5, 9, 2, halo=8, engine_store=False, cooperative=False
-        )
+        return make(256, 64, 4, 4, 2, swapped=True)
     if index == 18:
-        return make(128, 128, 3, 8, 2, halo=8, engine_store=False)
+        return make(
+            256, 64, 3, 8, 2, swapped=True, halo=8, engine_store=False
+        )
     if index == 19:
-        return make(192, 128, 5, 5, 1, consumers=3, blocks_m=2)
+        return make(224, 128, 4, 4, 1, swapped=True, blocks_n=2)
     if index == 20:
-        return make(192, 128, 5, 5, 1, consumers=3, blocks_n=2)
-    return make(128, 128, 5, 5, 2, engine_store=False)
+        return make(
+            192, 128, 3, 6, 2, swapped=True, halo=8, engine_store=False
+        )
+    return make(128, 128, 5, 5, 2, swapped=True)
