@@ -9,6 +9,10 @@
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.primitives.grid_controls import (
+    launch_dependent_grids,
+    wait_on_dependent_grids,
+)
 from std.utils import StaticTuple
 
 from ..conv.memory import Writes
@@ -89,6 +93,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             prefetch_map(filter)
             prefetch_map(output)
         Self._init_barriers(storage)
+        # What came before may still run: nothing of its memory until here.
+        launch_dependent_grids()
+        wait_on_dependent_grids()
         if group == PRODUCER:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()

@@ -2,6 +2,7 @@
 
 from max.gpu.host import DeviceContext, DeviceFunction, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -90,11 +91,13 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         self.blocks = clusters * size
 
     @always_inline
-    def launch(self, ctx: DeviceContext) raises:
+    def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
         """Enqueues the kernel.
 
         Args:
             ctx: The device; nothing is waited for.
+            overlap: Whether blocks may start, and wait, before what was
+                enqueued last has ended.
         """
         comptime kernel = ConvKernel[
             Self.in_type, Self.out_type, Self.config
@@ -111,6 +114,9 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             shared_mem_bytes=bytes,
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)
+            ),
+            attributes=pdl_launch_attributes(
+                PDLLevel.ON if overlap else PDLLevel.OFF
             ),
         )
 

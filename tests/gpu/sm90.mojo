@@ -1,6 +1,6 @@
 """Checks and times the Hopper kernel's configurations.
 
-    sm90 check|time PROBLEMS [CONFIGURATION...]
+    sm90 check|graph|graph+|stream|stream+ PROBLEMS [CONFIGURATION...]
 
 A line of the file PROBLEMS is a name and 15 integers: batch, height, width, channels,
 filters, filter height and width, stride, dilation (h, w each), padding (top,
@@ -9,8 +9,9 @@ bottom, left, right). Empty lines and those that begin with # are skipped.
 `check` compares every output element, exactly, with a naive convolution:
 activations and filters are small integers, so that products and sums are exact
 in float32 in any order, and only the rounding to the output's type is left.
-Outputs are poisoned and lie between guards. `time` replays a graph of launches
-on random data, over several input sets that together exceed the L2.
+Outputs are poisoned and lie between guards. `graph` replays a graph of launches
+on random data, over several input sets that together exceed the L2; `stream`
+enqueues them one by one; + lets a launch begin before the last has ended.
 """
 
 from max.gpu.host import (
@@ -20,6 +21,7 @@ from max.gpu.host import (
     DeviceGraphBuilder,
 )
 from std.sys import argv
+from std.time import sleep
 from std.utils import IndexList
 
 from operations.conv.memory import Writes
@@ -234,7 +236,7 @@ struct Check(Movable):
 
 def time_of[
     index: Int
-](ctx: DeviceContext, problem: ConvProblem) raises -> Float64:
+](ctx: DeviceContext, problem: ConvProblem, mode: String) raises -> Float64:
     """The time of a launch of a configuration, in milliseconds: the median of
     graph replays.
 
@@ -244,6 +246,7 @@ def time_of[
     Args:
         ctx: The device.
         problem: The convolution.
+        mode: Of the command line.
     """
     comptime config = configuration(index)
     var x, w, y = elements_of(problem)
@@ -284,16 +287,24 @@ def time_of[
     plans[0].launch(ctx)
     ctx.synchronize()
 
+    var overlap = mode.endswith("+")
+    var streamed = mode.startswith("stream")
+
     def build(mut builder: DeviceGraphBuilder) raises {imm}:
         var recorded = builder.recording_context()
         for i in range(LAUNCHES):
-            plans[i % sets].launch(recorded)
+            plans[i % sets].launch(recorded, overlap)
 
     var graph = DeviceGraph.create(ctx, build)
 
     def replay(ctx: DeviceContext) raises {imm}:
-        graph.replay()
+        if streamed:
+            for i in range(LAUNCHES):
+                plans[i % sets].launch(ctx, overlap)
+        else:
+            graph.replay()
 
+    sleep(0.25)
     _ = ctx.execution_time(replay, 3)
     var times = List[Float64]()
     for _ in range(7):
@@ -335,7 +346,7 @@ def check_case(ctx: DeviceContext, named: Case) raises -> Int:
     return wrong
 
 
-def time_case(ctx: DeviceContext, named: Case) raises:
+def time_case(ctx: DeviceContext, named: Case, mode: String) raises:
     """Times a problem."""
     var p = named.problem
     var operations = 2.0 * Float64(p.gemm_m()) * Float64(p.filters) * Float64(
@@ -345,7 +356,7 @@ def time_case(ctx: DeviceContext, named: Case) raises:
         if selected(index) and not can_implement[IN, OUT](
             configuration(index), p
         ):
-            var ms = time_of[index](ctx, p)
+            var ms = time_of[index](ctx, p, mode)
             print(
                 named.name,
                 index,
@@ -375,7 +386,7 @@ def main() raises:
         if mode == "check":
             wrong += check_case(ctx, named)
         else:
-            time_case(ctx, named)
+            time_case(ctx, named, mode)
     if wrong > 0:
         raise Error(t"{wrong} wrong")
     print("END")
