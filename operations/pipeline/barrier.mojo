@@ -115,9 +115,9 @@ def sync_threads[threads: Int](name: Int):
     Args:
         name: 1 to 15.
     """
-    inlined_assembly[
-        "bar.sync $0, $1;", NoneType, constraints="r,n,~{memory}"
-    ](Int32(name), threads)
+    inlined_assembly["bar.sync $0, $1;", NoneType, constraints="r,n,~{memory}"](
+        Int32(name), threads
+    )
 
 
 @always_inline

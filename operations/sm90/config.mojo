@@ -6,6 +6,7 @@ run-time one.
 """
 
 from std.collections import Optional
+from std.math import ceildiv
 from std.sys.info import size_of
 
 from ..conv.problem import ConvProblem, axis_name
@@ -38,9 +39,6 @@ comptime BLOCK_REGISTERS = 64 * 1024
 comptime SPARE_REGISTERS = 64
 """Registers of a consumer's thread beside its accumulators."""
 
-comptime MULTIPROCESSORS = 132
-"""Multiprocessors of an H100 or H200 (SXM)."""
-
 
 @fieldwise_init
 struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
@@ -69,6 +67,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     of a filter row read one stage; 0: a stage holds one tap's pixels."""
     var activation_stages: Int
     var filter_stages: Int
+    var stationary: Bool
+    """Whether the filter ring holds the whole filter, loaded once: for
+    problems whose filters fit one tile."""
     var output_stages: Int
     """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
     from."""
@@ -99,11 +100,15 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def mma_rows(self) -> Int:
         """Rows of a consumer's multiply."""
-        return self.consumer_filters() if self.swapped else self.consumer_pixels()
+        return (
+            self.consumer_filters() if self.swapped else self.consumer_pixels()
+        )
 
     def mma_columns(self) -> Int:
         """Columns of a consumer's multiply."""
-        return self.consumer_pixels() if self.swapped else self.consumer_filters()
+        return (
+            self.consumer_pixels() if self.swapped else self.consumer_filters()
+        )
 
     def accumulators(self) -> Int:
         """Accumulator registers of a consumer's thread."""
@@ -188,9 +193,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         if self.consumers < 1 or self.consumers > 3:
             return String(t"consumers: {self.consumers} is not 1 to 3")
         if not self.cooperative and self.consumers != 2:
-            return String(
-                t"consumers: ping-pong takes 2, not {self.consumers}"
-            )
+            return String(t"consumers: ping-pong takes 2, not {self.consumers}")
         if self.mma_rows() < MMA_M or self.mma_rows() % MMA_M != 0:
             return String(
                 t"rows: {self.mma_rows()} of a consumer's multiply are no"
@@ -238,6 +241,12 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String(t"tile_n: a box holds at most {MAX_BOX} filters")
         if min(self.activation_stages, self.filter_stages) < 2:
             return String("stages: a ring needs at least 2")
+        if self.stationary and self.blocks_m > 1:
+            return String("stationary: blocks that share filters reload them")
+        if self.halo > 0 and self.engine_store:
+            return String(
+                "engine_store: the copy engine stores no tile with a halo"
+            )
         if self.output_stages < 1:
             return String("output_stages: at least 1")
         if self.shared_bytes() > MAX_SHARED_BYTES:
@@ -256,9 +265,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
         writer.write(
-            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers}, cluster"
+            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
+            t" cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
+            t"{' stationary' if self.stationary else ''}"
             t" {'engine' if self.engine_store else 'row'} stores"
         )
 
@@ -290,6 +301,29 @@ def walk_upper(problem: ConvProblem, axis: Int, halo: Int) -> Int:
     if halo > 0 and axis == 2:
         return problem.pad_after[axis]
     return problem.pad_after[axis] - (problem.span(axis) - 1)
+
+
+def channel_slices[in_type: DType](problem: ConvProblem) -> Int:
+    """Stages that the channels of one tap fill.
+
+    Parameters:
+        in_type: Of the activation.
+
+    Args:
+        problem: The convolution.
+    """
+    return ceildiv(problem.channels * size_of[in_type](), ROW_BYTES)
+
+
+def walk_width(problem: ConvProblem, halo: Int) -> Int:
+    """Pixels of a row of the activation's walk: the output's, or the padded
+    input's if tiles have a halo.
+
+    Args:
+        problem: The convolution.
+        halo: The configuration's.
+    """
+    return problem.padded(2) if halo > 0 else problem.output[2]
 
 
 def can_implement[
@@ -348,10 +382,24 @@ def can_implement[
                 t"a halo of {config.halo} pixels does not hold the filter's"
                 t" span of {problem.span(2)} along w"
             )
-    if problem.gemm_m() + config.tile_m * config.blocks_m > 1 << 31:
-        return String(
-            t"{problem.gemm_m()} output pixels; coordinates have 31 bits"
-        )
+    if config.stationary:
+        var steps = problem.taps() * channel_slices[in_type](problem)
+        if steps > config.filter_stages:
+            return String(
+                t"a stationary filter has at most {config.filter_stages}"
+                t" stages; here {steps}"
+            )
+        if problem.filters > config.tile_n * config.blocks_n:
+            return String(
+                t"a stationary filter has at most"
+                t" {config.tile_n * config.blocks_n} filters; here"
+                t" {problem.filters}"
+            )
+    var pixels = (
+        problem.batch * problem.output[1] * walk_width(problem, config.halo)
+    )
+    if pixels + config.tile_m * config.blocks_m >= 1 << 31:
+        return String(t"{pixels} output pixels; coordinates have 31 bits")
     return None
 
 

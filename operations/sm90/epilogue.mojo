@@ -13,7 +13,6 @@ from ..tma.copy import (
     commit_stores,
     load_shared,
     publish_to_engine,
-    store_pixels,
     store_tile,
     wait_stores_read,
 )
@@ -90,7 +89,7 @@ def write_buffer[
         comptime for c in range(config.store_pixels() // 16):
             _store_matrices[True](
                 to + UInt32(c * 16 * ROW_BYTES),
-                _pack[out_type, block = filter // MMA_M, column = pixel + c * 16](
+                _pack[out_type, block=filter // MMA_M, column=pixel + c * 16](
                     accumulators
                 ),
             )
@@ -102,7 +101,7 @@ def write_buffer[
         comptime for c in range(filters // 16):
             _store_matrices[False](
                 to ^ UInt32(c * 32),
-                _pack[out_type, block = pixel // MMA_M, column = filter + c * 16](
+                _pack[out_type, block=pixel // MMA_M, column=filter + c * 16](
                     accumulators
                 ),
             )
@@ -153,15 +152,18 @@ def store_accumulators[
             write_buffer[
                 config,
                 out_type,
-                pixel = block * pixels,
-                filter = part * columns,
+                pixel=block * pixels,
+                filter=part * columns,
             ](accumulators, buffer, thread)
             comptime if config.engine_store:
                 publish_to_engine()
             sync_threads[WARPGROUP](name)
             comptime if config.engine_store:
                 if thread == 0:
-                    _store_buffer[config](map, buffer, geometry, pixel, filter)
+                    store_tile[2](
+                        map, buffer, IndexList[2](Int(filter), Int(pixel))
+                    )
+                    commit_stores()
             else:
                 rows.store(output, buffer, filter, geometry.filters)
 
@@ -176,31 +178,6 @@ def _await_buffer[config: Sm90Config](name: Int, thread: UInt32):
         sync_threads[WARPGROUP](name)
     elif config.output_stages == 1:
         sync_threads[WARPGROUP](name)
-
-
-@always_inline
-def _store_buffer[
-    config: Sm90Config
-](
-    ref map: TensorMap,
-    buffer: SharedAddress,
-    geometry: TileGeometry,
-    pixel: UInt32,
-    filter: UInt32,
-):
-    """Has the copy engine store a buffer."""
-    comptime if config.halo > 0:
-        var at = geometry.pixel(pixel)
-        # The engine takes no walk that starts behind the last image.
-        if UInt32(at.image) < geometry.images:
-            store_pixels[4](
-                map,
-                buffer,
-                IndexList[4](Int(filter), Int(at.w), Int(at.h), Int(at.image)),
-            )
-    else:
-        store_tile[2](map, buffer, IndexList[2](Int(filter), Int(pixel)))
-    commit_stores()
 
 
 struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):

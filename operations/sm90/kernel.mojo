@@ -81,8 +81,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         Args:
             activation: Descriptor of the activation, im2col.
             filter: Descriptor of the filter `[K, R*S, C]`.
-            output: Descriptor of the output, `[N*P*Q, K]`, or im2col if tiles
-                have a halo.
+            output: Descriptor of the output, `[N*P*Q, K]`.
             output_data: The output itself.
             geometry: The problem.
         """
@@ -104,7 +103,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
-            Self._consume(output, output_data, geometry, storage, group - 1, thread)
+            Self._consume(
+                output, output_data, geometry, storage, group - 1, thread
+            )
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
             sync_cluster()
@@ -138,6 +139,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
+        var loads_filter = True
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             comptime part = UInt32(
@@ -159,16 +161,18 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                                 tap,
                             )
                             activations.step()
-                        load_filter[Self.config, Self.in_type](
-                            filter,
-                            storage.filter.address(filters.stage),
-                            storage.filter.acquire(filters),
-                            geometry,
-                            scheduler,
-                            tile.filter,
-                            tap,
-                        )
-                        filters.step()
+                        if loads_filter:
+                            load_filter[Self.config, Self.in_type](
+                                filter,
+                                storage.filter.address(filters.stage),
+                                storage.filter.acquire(filters),
+                                geometry,
+                                scheduler,
+                                tile.filter,
+                                tap,
+                            )
+                            filters.step()
+            loads_filter = not Self.config.stationary
             scheduler.advance()
 
     @staticmethod
@@ -250,6 +254,8 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         """Multiplies all stages of a tile. One multiply is always in flight: a
         stage is released when the multiply after its own has been started."""
         var tap = UInt32(0)
+        comptime if Self.config.stationary:
+            filters = Self.FilterPosition()
         storage.activation.wait(activations)
         storage.filter.wait(filters)
         Self._multiply_stage[overwrite=True](
@@ -345,6 +351,8 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         thread: UInt32,
     ):
         """As `_release_activation`, of a filter stage."""
+        comptime if Self.config.stationary:
+            return
         var empty = storage.filter.empty(stage)
         comptime if Self.config.blocks_m > 1:
             if thread < UInt32(Self.config.blocks_m):

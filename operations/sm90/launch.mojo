@@ -1,6 +1,6 @@
 """Runs the Hopper kernel: descriptors, grid, launch."""
 
-from max.gpu.host import DeviceContext, DeviceFunction, FuncAttribute
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.sys.info import size_of
@@ -16,7 +16,6 @@ from ..tma.descriptor import (
     encode_tiled,
 )
 from .config import (
-    MULTIPROCESSORS,
     ROW_BYTES,
     Sm90Config,
     can_implement,
@@ -81,13 +80,12 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             ctx, problem, output
         )
         self.output_data = output
-        self.geometry = TileGeometry(
-            Self.config, size_of[Self.in_type](), problem
-        )
+        self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
         comptime size = Self.config.cluster_size()
-        var clusters = min(
-            Int(self.geometry.tiles()), MULTIPROCESSORS // size
+        var multiprocessors = ctx.get_attribute(
+            DeviceAttribute.MULTIPROCESSOR_COUNT
         )
+        var clusters = min(Int(self.geometry.tiles()), multiprocessors // size)
         self.blocks = clusters * size
 
     @always_inline
@@ -177,34 +175,11 @@ def _output_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Writes[dtype]
 ) raises -> TensorMap:
-    """The output as a matrix, or, with a halo, as a walk whose rows are longer
-    than the output's: what lies beyond is dropped."""
-    comptime columns = ROW_BYTES // size_of[dtype]()
-    comptime if config.halo > 0:
-        return encode_im2col[dtype, 4](
-            ctx,
-            data,
-            TensorView[4](
-                IndexList[4](
-                    problem.filters,
-                    problem.output[2],
-                    problem.output[1],
-                    problem.batch,
-                )
-            ),
-            PixelBox[2](
-                IndexList[2](0, 0),
-                IndexList[2](problem.span(2) - 1, 0),
-                IndexList[2](1, 1),
-            ),
-            columns,
-            config.store_pixels(),
-            TensorMapSwizzle.SWIZZLE_128B,
-        )
+    """The output as a matrix, a buffer a box."""
     return encode_tiled[dtype, 2](
         ctx,
         data,
         TensorView[2](IndexList[2](problem.filters, problem.gemm_m())),
-        IndexList[2](columns, config.store_pixels()),
+        IndexList[2](ROW_BYTES // size_of[dtype](), config.store_pixels()),
         TensorMapSwizzle.SWIZZLE_128B,
     )

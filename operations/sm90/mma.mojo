@@ -83,7 +83,7 @@ struct Accumulators[rows: Int, columns: Int](Movable):
                     depth,
                     a_type=dtype,
                     b_type=dtype,
-                    scale_d = 0 if overwrite and k == 0 else 1,
+                    scale_d=0 if overwrite and k == 0 else 1,
                 ](
                     _operand[dtype](
                         row_tile

@@ -7,7 +7,7 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ..conv.problem import ConvProblem
-from .config import ROW_BYTES, Sm90Config, walk_upper
+from .config import Sm90Config, channel_slices, walk_width
 
 
 struct Divisor(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -88,44 +88,43 @@ struct TileGeometry(
         """The name in messages."""
         return "TileGeometry"
 
-    def __init__(
-        out self, config: Sm90Config, element_bytes: Int, problem: ConvProblem
-    ):
+    @staticmethod
+    def of[
+        in_type: DType
+    ](config: Sm90Config, problem: ConvProblem) -> TileGeometry:
         """Cuts a problem into tiles.
+
+        Parameters:
+            in_type: Of the activation.
 
         Args:
             config: The configuration.
-            element_bytes: Bytes of an activation's element.
             problem: The convolution; `can_implement` has agreed.
+
+        Returns:
+            The cut.
         """
-        var width = (
-            problem.input[2]
-            + walk_upper(problem, 2, config.halo)
-            + problem.pad_before[2]
-            - 1
-        ) // problem.stride[2] + 1
+        var width = walk_width(problem, config.halo)
         var pixels = problem.batch * problem.output[1] * width
-        self.width = Divisor(width)
-        self.height = Divisor(problem.output[1])
-        self.columns = UInt32(problem.output[2])
-        self.images = UInt32(problem.batch)
-        self.filters = UInt32(problem.filters)
-        self.step_w = Int32(problem.stride[2])
-        self.step_h = Int32(problem.stride[1])
-        self.start_w = Int32(-problem.pad_before[2])
-        self.start_h = Int32(-problem.pad_before[1])
-        self.taps_w = UInt32(problem.filter[2])
-        self.taps_h = UInt32(problem.filter[1])
-        self.dilation_w = UInt32(problem.dilation[2])
-        self.dilation_h = UInt32(problem.dilation[1])
-        self.slices = UInt32(
-            ceildiv(problem.channels * element_bytes, ROW_BYTES)
-        )
-        self.clusters_m = UInt32(
-            ceildiv(pixels, config.tile_m * config.blocks_m)
-        )
-        self.clusters_n = Divisor(
-            ceildiv(problem.filters, config.tile_n * config.blocks_n)
+        return TileGeometry(
+            width=Divisor(width),
+            height=Divisor(problem.output[1]),
+            columns=UInt32(problem.output[2]),
+            images=UInt32(problem.batch),
+            filters=UInt32(problem.filters),
+            step_w=Int32(problem.stride[2]),
+            step_h=Int32(problem.stride[1]),
+            start_w=Int32(-problem.pad_before[2]),
+            start_h=Int32(-problem.pad_before[1]),
+            taps_w=UInt32(problem.filter[2]),
+            taps_h=UInt32(problem.filter[1]),
+            dilation_w=UInt32(problem.dilation[2]),
+            dilation_h=UInt32(problem.dilation[1]),
+            slices=UInt32(channel_slices[in_type](problem)),
+            clusters_m=UInt32(ceildiv(pixels, config.tile_m * config.blocks_m)),
+            clusters_n=Divisor(
+                ceildiv(problem.filters, config.tile_n * config.blocks_n)
+            ),
         )
 
     @always_inline
@@ -149,7 +148,6 @@ struct TileGeometry(
         var image, h = self.height.split(row)
         return Pixel(Int32(w), Int32(h), Int32(image))
 
-
     @always_inline
     def is_output(self, pixel: Pixel) -> Bool:
         """Whether a pixel of the walk is one of the output: not beyond a row's
@@ -159,8 +157,7 @@ struct TileGeometry(
             pixel: The pixel.
         """
         return (
-            UInt32(pixel.w) < self.columns
-            and UInt32(pixel.image) < self.images
+            UInt32(pixel.w) < self.columns and UInt32(pixel.image) < self.images
         )
 
     @always_inline

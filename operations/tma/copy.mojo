@@ -189,39 +189,6 @@ def store_tile[
 
 
 @always_inline
-def store_pixels[
-    rank: Int
-](ref map: TensorMap, source: SharedAddress, at: IndexList[rank]):
-    """Stores pixels in the order of a walk (im2col without offsets); pixels
-    and channels outside the tensor are dropped.
-
-    Parameters:
-        rank: Of the tensor, 3 to 5.
-
-    Args:
-        map: The descriptor.
-        source: As in `store_tile`.
-        at: First channel, the walk's first pixel, image.
-    """
-    comptime name = String(
-        "cp.async.bulk.tensor.",
-        rank,
-        "d.global.shared::cta.im2col_no_offs.bulk_group [$1, ",
-        _coordinates[rank, 2](),
-        "], [$0];",
-    )
-    inlined_assembly[name, NoneType, constraints="r,l,r,r,r,r,r,~{memory}"](
-        source,
-        _map_address(map),
-        _at(at, 0),
-        _at(at, 1),
-        _at(at, 2),
-        _at(at, 3),
-        _at(at, 4),
-    )
-
-
-@always_inline
 def load_shared[
     dtype: DType, width: Int
 ](address: SharedAddress) -> SIMD[dtype, width]:
@@ -238,7 +205,9 @@ def load_shared[
         The elements.
     """
     comptime assert width * size_of[dtype]() == 16
-    var data = Pointer[Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED](unsafe_from_address=Int(address))
+    var data = Pointer[
+        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+    ](unsafe_from_address=Int(address))
     return data.unsafe_load[width=width, alignment=16](0)
 
 

@@ -127,9 +127,7 @@ def encode_tiled[
         extents[i] = Int64(tensor.extents[i])
         boxes[i] = Int32(box[i])
     var strides = tensor.strides[dtype]()
-    var buffer = DeviceBuffer[dtype](
-        ctx, data, tensor.elements(), owning=False
-    )
+    var buffer = DeviceBuffer[dtype](ctx, data, tensor.elements(), owning=False)
     try:
         buffer._tensor_map_encode_tiled(
             Pointer(to=map).unsafe_bitcast[NoneType](),
@@ -199,9 +197,7 @@ def encode_im2col[
         upper[i] = Int32(walk.upper[i])
         steps[i + 1] = Int32(walk.stride[i])
     var strides = tensor.strides[dtype]()
-    var buffer = DeviceBuffer[dtype](
-        ctx, data, tensor.elements(), owning=False
-    )
+    var buffer = DeviceBuffer[dtype](ctx, data, tensor.elements(), owning=False)
     try:
         buffer._tensor_map_encode_im2col(
             Pointer(to=map).unsafe_bitcast[NoneType](),

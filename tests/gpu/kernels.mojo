@@ -55,9 +55,7 @@ def fill_random[
     four uniform ones."""
     for i in range(_first(), Int(count), _step()):
         var h = _hash(i, seed)
-        var sum = (
-            (h & 255) + ((h >> 8) & 255) + ((h >> 16) & 255) + (h >> 24)
-        )
+        var sum = (h & 255) + ((h >> 8) & 255) + ((h >> 16) & 255) + (h >> 24)
         var low = Float32(_hash(i, seed + 1) & 0xFFFF) / 65536.0
         data[unsafe_offset=i] = Scalar[dtype](
             (Float32(sum) + low - 510.5) / 148.0
@@ -110,12 +108,10 @@ def convolve[
                 var w = q * Int(stride_w) - Int(pad_w) + s * Int(dilation_w)
                 if w < 0 or w >= Int(width):
                     continue
-                var x = (
-                    (n * Int(height) + h) * Int(width) + w
-                ) * Int(channels)
-                var y = (
-                    (k * Int(taps_h) + r) * Int(taps_w) + s
-                ) * Int(channels)
+                var x = ((n * Int(height) + h) * Int(width) + w) * Int(channels)
+                var y = ((k * Int(taps_h) + r) * Int(taps_w) + s) * Int(
+                    channels
+                )
                 for c in range(0, Int(channels), 8):
                     var a = activation.unsafe_load[width=8, alignment=16](x + c)
                     var b = filter.unsafe_load[width=8, alignment=16](y + c)

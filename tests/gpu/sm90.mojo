@@ -1,6 +1,6 @@
-"""Checks and times the Hopper kernel's configurations.
+"""Checks and times the Hopper kernel's candidates.
 
-    sm90 check|graph|graph+|stream|stream+ PROBLEMS [CONFIGURATION...]
+    sm90 check|graph|graph+|stream|stream+ PROBLEMS [CANDIDATE...]
 
 A line of the file PROBLEMS is a name and 15 integers: batch, height, width, channels,
 filters, filter height and width, stride, dilation (h, w each), padding (top,
@@ -15,6 +15,7 @@ enqueues them one by one; + lets a launch begin before the last has ended.
 """
 
 from max.gpu.host import (
+    DeviceAttribute,
     DeviceBuffer,
     DeviceContext,
     DeviceGraph,
@@ -27,8 +28,13 @@ from std.utils import IndexList
 from operations.conv.memory import Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.sm90.config import can_implement
+from operations.sm90.dispatch import (
+    CANDIDATES,
+    candidate,
+    choose,
+    convolve as launch_chosen,
+)
 from operations.sm90.launch import LaunchPlan
-from sm90_configs import COUNT, configuration
 from kernels import (
     POISON,
     THREADS,
@@ -39,8 +45,9 @@ from kernels import (
     fill_random,
 )
 
-comptime IN = DType.bfloat16
-comptime OUT = DType.bfloat16
+comptime TIMED = DType.bfloat16
+"""The type of timed operands."""
+
 comptime GUARD = 4096
 """Elements in front of and behind an output that no kernel may touch."""
 
@@ -111,15 +118,19 @@ def data_of[
     )
 
 
-struct Check(Movable):
+struct Check[dtype: DType](Movable):
     """The operands of a problem, filled with integers, and what a kernel
-    should make of them."""
+    should make of them.
+
+    Parameters:
+        dtype: Of activation, filter and output.
+    """
 
     var problem: ConvProblem
-    var activation: DeviceBuffer[IN]
-    var filter: DeviceBuffer[IN]
-    var expected: DeviceBuffer[OUT]
-    var found: DeviceBuffer[OUT]
+    var activation: DeviceBuffer[Self.dtype]
+    var filter: DeviceBuffer[Self.dtype]
+    var expected: DeviceBuffer[Self.dtype]
+    var found: DeviceBuffer[Self.dtype]
     var counts: DeviceBuffer[DType.uint32]
 
     def __init__(out self, ctx: DeviceContext, problem: ConvProblem) raises:
@@ -131,12 +142,12 @@ struct Check(Movable):
         """
         var x, w, y = elements_of(problem)
         self.problem = problem
-        self.activation = ctx.enqueue_create_buffer[IN](x)
-        self.filter = ctx.enqueue_create_buffer[IN](w)
-        self.expected = ctx.enqueue_create_buffer[OUT](y + 2 * GUARD)
-        self.found = ctx.enqueue_create_buffer[OUT](y + 2 * GUARD)
+        self.activation = ctx.enqueue_create_buffer[Self.dtype](x)
+        self.filter = ctx.enqueue_create_buffer[Self.dtype](w)
+        self.expected = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
+        self.found = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
         self.counts = ctx.enqueue_create_buffer[DType.uint32](2)
-        ctx.enqueue_function[fill_integers[IN]](
+        ctx.enqueue_function[fill_integers[Self.dtype]](
             self.activation,
             Int64(x),
             Int32(3),
@@ -144,7 +155,7 @@ struct Check(Movable):
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
-        ctx.enqueue_function[fill_integers[IN]](
+        ctx.enqueue_function[fill_integers[Self.dtype]](
             self.filter,
             Int64(w),
             Int32(2),
@@ -153,10 +164,10 @@ struct Check(Movable):
             block_dim=THREADS,
         )
         self._poison(ctx, self.expected)
-        ctx.enqueue_function[convolve[IN, OUT]](
+        ctx.enqueue_function[convolve[Self.dtype, Self.dtype]](
             self.activation,
             self.filter,
-            self.expected.create_sub_buffer[OUT](GUARD, y),
+            self.expected.create_sub_buffer[Self.dtype](GUARD, y),
             Int32(problem.batch),
             Int32(problem.input[1]),
             Int32(problem.input[2]),
@@ -177,10 +188,10 @@ struct Check(Movable):
         )
 
     def _poison(
-        self, ctx: DeviceContext, buffer: DeviceBuffer[OUT]
+        self, ctx: DeviceContext, buffer: DeviceBuffer[Self.dtype]
     ) raises:
         """Fills a buffer with what nobody expects."""
-        ctx.enqueue_function[fill_constant[OUT]](
+        ctx.enqueue_function[fill_constant[Self.dtype]](
             buffer,
             Int64(len(buffer)),
             POISON,
@@ -189,10 +200,11 @@ struct Check(Movable):
         )
 
     def run[index: Int](self, ctx: DeviceContext) raises -> String:
-        """Runs a configuration.
+        """Runs a candidate.
 
         Parameters:
-            index: Of the configuration.
+            index: Of the candidate, or `CANDIDATES` for the one that is
+                chosen.
 
         Args:
             ctx: The device.
@@ -200,21 +212,28 @@ struct Check(Movable):
         Returns:
             "ok", or what is wrong.
         """
-        comptime config = configuration(index)
         self._poison(ctx, self.found)
         self.counts.enqueue_fill(0)
         self.counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(
             UInt32.MAX
         )
-        var plan = LaunchPlan[IN, OUT, config](
-            ctx,
-            self.problem,
-            data_of(self.activation),
-            data_of(self.filter),
-            data_of(self.found, GUARD),
-        )
-        plan.launch(ctx)
-        ctx.enqueue_function[compare[OUT]](
+        comptime if index == CANDIDATES:
+            launch_chosen(
+                ctx,
+                self.problem,
+                data_of(self.activation),
+                data_of(self.filter),
+                data_of(self.found, GUARD),
+            )
+        else:
+            LaunchPlan[Self.dtype, Self.dtype, candidate(index)](
+                ctx,
+                self.problem,
+                data_of(self.activation),
+                data_of(self.filter),
+                data_of(self.found, GUARD),
+            ).launch(ctx)
+        ctx.enqueue_function[compare[Self.dtype]](
             self.expected,
             self.found,
             Int64(len(self.found)),
@@ -237,35 +256,35 @@ struct Check(Movable):
 def time_of[
     index: Int
 ](ctx: DeviceContext, problem: ConvProblem, mode: String) raises -> Float64:
-    """The time of a launch of a configuration, in milliseconds: the median of
+    """The time of a launch of a candidate, in milliseconds: the median of
     graph replays.
 
     Parameters:
-        index: Of the configuration.
+        index: Of the candidate.
 
     Args:
         ctx: The device.
         problem: The convolution.
         mode: Of the command line.
     """
-    comptime config = configuration(index)
+    comptime config = candidate(index)
     var x, w, y = elements_of(problem)
     var set_bytes = 2 * (x + w + y)
     var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
-    var buffers = List[DeviceBuffer[IN]]()
-    var plans = List[LaunchPlan[IN, OUT, config]]()
+    var buffers = List[DeviceBuffer[TIMED]]()
+    var plans = List[LaunchPlan[TIMED, TIMED, config]]()
     for i in range(sets):
-        var activation = ctx.enqueue_create_buffer[IN](x)
-        var filter = ctx.enqueue_create_buffer[IN](w)
-        var output = ctx.enqueue_create_buffer[OUT](y)
-        ctx.enqueue_function[fill_random[IN]](
+        var activation = ctx.enqueue_create_buffer[TIMED](x)
+        var filter = ctx.enqueue_create_buffer[TIMED](w)
+        var output = ctx.enqueue_create_buffer[TIMED](y)
+        ctx.enqueue_function[fill_random[TIMED]](
             activation,
             Int64(x),
             Int32(2 * i),
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
-        ctx.enqueue_function[fill_random[IN]](
+        ctx.enqueue_function[fill_random[TIMED]](
             filter,
             Int64(w),
             Int32(2 * i + 1001),
@@ -273,7 +292,7 @@ def time_of[
             block_dim=THREADS,
         )
         plans.append(
-            LaunchPlan[IN, OUT, config](
+            LaunchPlan[TIMED, TIMED, config](
                 ctx,
                 problem,
                 data_of(activation),
@@ -317,7 +336,7 @@ def time_of[
 
 
 def selected(index: Int) raises -> Bool:
-    """Whether the command line asks for a configuration."""
+    """Whether the command line asks for a candidate."""
     var words = argv()
     if len(words) <= 3:
         return True
@@ -327,35 +346,43 @@ def selected(index: Int) raises -> Bool:
     return False
 
 
-def check_case(ctx: DeviceContext, named: Case) raises -> Int:
-    """Checks a problem, and returns how many configurations are wrong."""
+def check_case[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
+    """Checks a problem, and returns how many candidates are wrong."""
     var wrong = 0
-    var check = Check(ctx, named.problem)
-    comptime for index in range(COUNT):
+    var check = Check[dtype](ctx, named.problem)
+    comptime for index in range(CANDIDATES + 1):
         if selected(index):
-            var refusal = can_implement[IN, OUT](
-                configuration(index), named.problem
-            )
-            if refusal:
-                print(named.name, index, "refused:", refusal.value())
+            var result: String
+            comptime if index == CANDIDATES:
+                result = check.run[index](ctx)
             else:
-                var result = check.run[index](ctx)
-                print(named.name, index, result)
-                if result != "ok":
-                    wrong += 1
+                var refusal = can_implement[dtype, dtype](
+                    candidate(index), named.problem
+                )
+                result = (
+                    "refused: "
+                    + refusal.value() if refusal else check.run[index](ctx)
+                )
+            print(named.name, dtype, index, result)
+            if result.startswith("WRONG"):
+                wrong += 1
     return wrong
 
 
 def time_case(ctx: DeviceContext, named: Case, mode: String) raises:
     """Times a problem."""
     var p = named.problem
-    var operations = 2.0 * Float64(p.gemm_m()) * Float64(p.filters) * Float64(
-        p.gemm_k()
+    var operations = (
+        2.0 * Float64(p.gemm_m()) * Float64(p.filters) * Float64(p.gemm_k())
     )
-    comptime for index in range(COUNT):
-        if selected(index) and not can_implement[IN, OUT](
-            configuration(index), p
-        ):
+    var choice = choose[TIMED, TIMED](
+        p, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    )
+    print(named.name, "chooses", choice.index, choice)
+    comptime for index in range(CANDIDATES):
+        if (selected(index) or choice.index == index) and not can_implement[
+            TIMED, TIMED
+        ](candidate(index), p):
             var ms = time_of[index](ctx, p, mode)
             print(
                 named.name,
@@ -364,17 +391,18 @@ def time_case(ctx: DeviceContext, named: Case, mode: String) raises:
                 "ms",
                 round(operations / ms / 1e9),
                 "TFLOP/s |",
-                configuration(index),
+                candidate(index),
+                "| chosen" if choice.index == index else "",
             )
 
 
 def main() raises:
     var mode = String(argv()[1])
     var ctx = DeviceContext()
-    comptime for index in range(COUNT):
-        var refusal = configuration(index).refusal()
+    comptime for index in range(CANDIDATES):
+        var refusal = candidate(index).refusal()
         if refusal:
-            raise Error(t"configuration {index}: {refusal.value()}")
+            raise Error(t"candidate {index}: {refusal.value()}")
     var text: String
     with open(String(argv()[2]), "r") as file:
         text = file.read()
@@ -384,7 +412,8 @@ def main() raises:
             continue
         var named = parse(String(line))
         if mode == "check":
-            wrong += check_case(ctx, named)
+            wrong += check_case[DType.bfloat16](ctx, named)
+            wrong += check_case[DType.float16](ctx, named)
         else:
             time_case(ctx, named, mode)
     if wrong > 0:
