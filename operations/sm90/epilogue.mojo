@@ -11,7 +11,6 @@ from ..conv.memory import Writes
 from ..tma.copy import (
     SharedAddress,
     commit_stores,
-    load_shared,
     publish_to_engine,
     store_tile,
     wait_stores_read,
@@ -23,6 +22,18 @@ from .scheduler import Tile, TileGeometry
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""
+
+
+@always_inline
+def _load_chunk[
+    dtype: DType, width: Int
+](address: SharedAddress) -> SIMD[dtype, width]:
+    """Reads 16 bytes of shared memory at a multiple of 16."""
+    comptime assert width * size_of[dtype]() == 16
+    var data = Pointer[
+        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+    ](unsafe_from_address=Int(address))
+    return data.unsafe_load[width=width, alignment=16](0)
 
 
 @always_inline
@@ -239,7 +250,7 @@ struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
         """
         var first = filter + self.column
         comptime for i in range(Self.steps):
-            var values = load_shared[Self.out_type, Self.width](
+            var values = _load_chunk[Self.out_type, Self.width](
                 buffer + self.source + UInt32(i * Self.rows * ROW_BYTES)
             )
             if self.offsets[i] >= 0 and first < filters:

@@ -219,6 +219,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 activations,
                 filters,
                 part,
+                consumer,
                 thread,
             )
             store_accumulators[Self.config, Self.out_type](
@@ -249,6 +250,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         mut activations: Self.ActivationPosition,
         mut filters: Self.FilterPosition,
         part: Tile,
+        consumer: UInt32,
         thread: UInt32,
     ):
         """Multiplies all stages of a tile. One multiply is always in flight: a
@@ -293,7 +295,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                     storage, ranks, done_activation, thread
                 )
         comptime if not Self.config.cooperative:
-            Self._give_turn(UInt32(thread_idx.x) // UInt32(WARPGROUP) - 1)
+            Self._give_turn(consumer)
         accumulators.settle[0]()
         Self._release_filter(storage, ranks, filters.stage, thread)
         Self._release_activation(storage, ranks, activations.stage, thread)

@@ -8,7 +8,6 @@ of the block; coordinates are innermost first.
 """
 
 from std.sys._assembly import inlined_assembly
-from std.sys.info import size_of
 from std.utils import IndexList
 
 from .descriptor import TensorMap
@@ -186,29 +185,6 @@ def store_tile[
         _at(at, 3),
         _at(at, 4),
     )
-
-
-@always_inline
-def load_shared[
-    dtype: DType, width: Int
-](address: SharedAddress) -> SIMD[dtype, width]:
-    """Reads 16 bytes of shared memory.
-
-    Parameters:
-        dtype: Of an element.
-        width: How many elements are 16 bytes.
-
-    Args:
-        address: A multiple of 16.
-
-    Returns:
-        The elements.
-    """
-    comptime assert width * size_of[dtype]() == 16
-    var data = Pointer[
-        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-    ](unsafe_from_address=Int(address))
-    return data.unsafe_load[width=width, alignment=16](0)
 
 
 @always_inline
