@@ -45,7 +45,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     """How a block of the Hopper kernel is built.
 
     A tile is `tile_m` output pixels by `tile_n` filters. Cooperative consumers
-    share a tile, each taking `tile_m / consumers` of its pixels; otherwise
+    share a tile, each taking a part of its pixels or of its filters; otherwise
     (ping-pong) each has a tile of its own, and one multiplies while the other
     stores.
     """

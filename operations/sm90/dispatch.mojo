@@ -5,7 +5,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from std.math import ceildiv
 from std.sys.info import size_of
 
-from ..conv.memory import Writes
+from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem
 from .config import (
     MMA_M,
@@ -275,8 +275,8 @@ def convolve[
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
-    activation: Writes[in_type],
-    filter: Writes[in_type],
+    activation: Reads[in_type],
+    filter: Reads[in_type],
     output: Writes[out_type],
 ) raises:
     """Enqueues a convolution on the fastest configuration.
@@ -288,8 +288,8 @@ def convolve[
     Args:
         ctx: The device; nothing is waited for.
         problem: The convolution, valid and with at least one output.
-        activation: `[N, H, W, C]` in device memory; only read.
-        filter: `[K, R, S, C]` in device memory; only read.
+        activation: `[N, H, W, C]` in device memory.
+        filter: `[K, R, S, C]` in device memory.
         output: `[N, P, Q, K]` in device memory.
 
     Raises:

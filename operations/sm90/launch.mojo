@@ -48,8 +48,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         out self,
         ctx: DeviceContext,
         problem: ConvProblem,
-        activation: Writes[Self.in_type],
-        filter: Writes[Self.in_type],
+        activation: Reads[Self.in_type],
+        filter: Reads[Self.in_type],
         output: Writes[Self.out_type],
     ) raises:
         """Encodes the descriptors and counts the blocks.
@@ -57,8 +57,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         Args:
             ctx: The device.
             problem: The convolution, valid and with at least one output.
-            activation: `[N, H, W, C]` in device memory; only read.
-            filter: `[K, R, S, C]` in device memory; only read.
+            activation: `[N, H, W, C]` in device memory.
+            filter: `[K, R, S, C]` in device memory.
             output: `[N, P, Q, K]` in device memory.
 
         Raises:
@@ -77,7 +77,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             ctx, problem, filter
         )
         self.output = _output_map[Self.out_type, Self.config](
-            ctx, problem, output
+            ctx, problem, output.as_imm()
         )
         self.output_data = output
         self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
@@ -122,7 +122,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
 def _activation_map[
     dtype: DType, config: Sm90Config
 ](
-    ctx: DeviceContext, problem: ConvProblem, data: Writes[dtype]
+    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
     """The walk over the activation's pixels: one step an output pixel, plus,
     with a halo, the steps between the rows' ends."""
@@ -154,7 +154,7 @@ def _activation_map[
 def _filter_map[
     dtype: DType, config: Sm90Config
 ](
-    ctx: DeviceContext, problem: ConvProblem, data: Writes[dtype]
+    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
     """The filter as `[K, R*S, C]`, one tap of some filters a box."""
     return encode_tiled[dtype, 3](
@@ -173,7 +173,7 @@ def _filter_map[
 def _output_map[
     dtype: DType, config: Sm90Config
 ](
-    ctx: DeviceContext, problem: ConvProblem, data: Writes[dtype]
+    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
     """The output as a matrix, a buffer a box."""
     return encode_tiled[dtype, 2](

@@ -16,7 +16,7 @@ from std.memory import Pointer
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ..conv.memory import Writes
+from ..conv.memory import Reads
 
 comptime TensorMap = TMADescriptor
 """The driver's 128 opaque bytes; a kernel takes it as a grid constant."""
@@ -90,11 +90,25 @@ struct PixelBox[spatial: Int](ImplicitlyCopyable, Movable, Writable):
         )
 
 
+def _buffer[
+    dtype: DType
+](ctx: DeviceContext, data: Reads[dtype], elements: Int) raises -> DeviceBuffer[
+    dtype
+]:
+    """Device memory as the encoders take it; they only note its address."""
+    return DeviceBuffer[dtype](
+        ctx,
+        data.unsafe_mut_cast[True]().unsafe_origin_cast[MutUntrackedOrigin](),
+        elements,
+        owning=False,
+    )
+
+
 def encode_tiled[
     dtype: DType, rank: Int
 ](
     ctx: DeviceContext,
-    data: Writes[dtype],
+    data: Reads[dtype],
     tensor: TensorView[rank],
     box: IndexList[rank],
     swizzle: TensorMapSwizzle,
@@ -127,7 +141,7 @@ def encode_tiled[
         extents[i] = Int64(tensor.extents[i])
         boxes[i] = Int32(box[i])
     var strides = tensor.strides[dtype]()
-    var buffer = DeviceBuffer[dtype](ctx, data, tensor.elements(), owning=False)
+    var buffer = _buffer(ctx, data, tensor.elements())
     try:
         buffer._tensor_map_encode_tiled(
             Pointer(to=map).unsafe_bitcast[NoneType](),
@@ -154,7 +168,7 @@ def encode_im2col[
     dtype: DType, rank: Int
 ](
     ctx: DeviceContext,
-    data: Writes[dtype],
+    data: Reads[dtype],
     tensor: TensorView[rank],
     walk: PixelBox[rank - 2],
     channels: Int,
@@ -197,7 +211,7 @@ def encode_im2col[
         upper[i] = Int32(walk.upper[i])
         steps[i + 1] = Int32(walk.stride[i])
     var strides = tensor.strides[dtype]()
-    var buffer = DeviceBuffer[dtype](ctx, data, tensor.elements(), owning=False)
+    var buffer = _buffer(ctx, data, tensor.elements())
     try:
         buffer._tensor_map_encode_im2col(
             Pointer(to=map).unsafe_bitcast[NoneType](),

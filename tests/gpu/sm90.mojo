@@ -9,7 +9,7 @@ bottom, left, right). Empty lines and those that begin with # are skipped.
 `check` compares every output element, exactly, with a naive convolution:
 activations and filters are small integers, so that products and sums are exact
 in float32 in any order, and only the rounding to the output's type is left.
-Outputs are poisoned and lie between guards. `graph` replays a graph of launches
+Outputs are poisoned before each of several launches and lie between guards. `graph` replays a graph of launches
 on random data, over several input sets that together exceed the L2; `stream`
 enqueues them one by one; + lets a launch begin before the last has ended.
 """
@@ -56,6 +56,9 @@ comptime BLOCKS = 132 * 8
 
 comptime ROTATED_BYTES = 256 << 20
 """Bytes that the input sets of a timing have together, at least."""
+
+comptime REPEATS = 20
+"""Launches of a candidate on a checked problem."""
 
 comptime LAUNCHES = 32
 """Launches of a graph."""
@@ -212,11 +215,26 @@ struct Check[dtype: DType](Movable):
         Returns:
             "ok", or what is wrong.
         """
-        self._poison(ctx, self.found)
         self.counts.enqueue_fill(0)
         self.counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(
             UInt32.MAX
         )
+        for _ in range(REPEATS):
+            self._poison(ctx, self.found)
+            self._launch[index](ctx)
+            self._compare(ctx)
+        with self.counts.map_to_host() as counts:
+            if counts[0] == 0:
+                return "ok"
+            var at = Int(counts[1]) - GUARD
+            var pixel, filter = divmod(at, self.problem.filters)
+            return String(
+                t"WRONG: {counts[0]} elements of {REPEATS} launches, the first"
+                t" of pixel {pixel}, filter {filter}"
+            )
+
+    def _launch[index: Int](self, ctx: DeviceContext) raises:
+        """Launches a candidate, or the one that is chosen."""
         comptime if index == CANDIDATES:
             launch_chosen(
                 ctx,
@@ -233,6 +251,9 @@ struct Check[dtype: DType](Movable):
                 data_of(self.filter),
                 data_of(self.found, GUARD),
             ).launch(ctx)
+
+    def _compare(self, ctx: DeviceContext) raises:
+        """Counts what is wrong, guards included."""
         ctx.enqueue_function[compare[Self.dtype]](
             self.expected,
             self.found,
@@ -242,15 +263,6 @@ struct Check[dtype: DType](Movable):
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
-        with self.counts.map_to_host() as counts:
-            if counts[0] == 0:
-                return "ok"
-            var at = Int(counts[1]) - GUARD
-            var pixel, filter = divmod(at, self.problem.filters)
-            return String(
-                t"WRONG: {counts[0]} elements, the first of pixel {pixel},"
-                t" filter {filter}"
-            )
 
 
 def time_of[
