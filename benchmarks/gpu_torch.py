@@ -9,8 +9,8 @@ chip cools. Needs torch with CUDA; the lines of the file are described in tests/
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -81,10 +81,13 @@ def measure(numbers: list[int]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Times every line of the file that is the only argument."""
+    """Times every line of a file of problems."""
+    parser = argparse.ArgumentParser(description="times PyTorch's convolutions on a GPU")
+    parser.add_argument("problems", type=Path, help="as tests/gpu/sm90_time.txt")
+    problems: Path = parser.parse_args().problems
     torch.backends.cudnn.benchmark = True
     print("torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
-    for line in Path(sys.argv[1]).read_text().splitlines():
+    for line in problems.read_text().splitlines():
         if line and not line.startswith("#"):
             name, *numbers = line.split()
             milliseconds, teraflops = measure([int(number) for number in numbers])
