@@ -30,6 +30,11 @@ from .smem import Scratch
 from .tile_io import Columns, gather_rows
 
 
+comptime MIN_PREFETCH_DEPTH = 256
+"""Products of the shallowest slice during which a tile of output arrives: in a
+shorter one, asking for it only keeps the activations waiting."""
+
+
 @fieldwise_init
 struct Task(ImplicitlyCopyable, Movable):
     """A block of outputs: register tiles of pixels by panels of some groups."""
@@ -198,7 +203,7 @@ def _run_tile[
     var accumulators = scratch.accumulators.unsafe_offset(
         slot * CPU_TILE.elements()
     )
-    if is_last:
+    if is_last and columns.end - columns.begin >= MIN_PREFETCH_DEPTH:
         prefetch_tile(
             output, epilogue, problem, tile.row, tile.rows, first, count
         )

@@ -146,6 +146,7 @@ KNOWN: dict[str, Callable[[Sequence[str]], str | None]] = {
     "source": lambda words: None if words == [".venv/bin/activate"] else "not the environment",
     ".ci/run": _script(".ci/run"),
     ".ci/check": _script(".ci/check"),
+    "tests/gpu/run": _one_of("build", "check", "time"),
 }
 
 

@@ -1,0 +1,431 @@
+"""Configurations of the Hopper kernel, and the only statement of what each
+can take.
+
+A configuration is a compile-time value; the geometry it is asked about is a
+run-time one.
+"""
+
+from std.collections import Optional
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from ..conv.problem import ConvProblem, axis_name
+from ..pipeline.barrier import BARRIER_BYTES
+
+comptime WARPGROUP = 128
+"""Threads of a warpgroup."""
+
+comptime MMA_M = 64
+"""Rows that one warpgroup's multiply takes at a time."""
+
+comptime MAX_MMA_N = 256
+"""Columns of a warpgroup's multiply, at most."""
+
+comptime MAX_BOX = 256
+"""Elements of a box along one dimension, at most."""
+
+comptime ROW_BYTES = 128
+"""Bytes of a tile's row: the span of the swizzle."""
+
+comptime PATTERN_BYTES = 1024
+"""Bytes after which the 128-byte swizzle repeats: 8 rows."""
+
+comptime MAX_SHARED_BYTES = 227 * 1024
+"""Shared memory that a block may have."""
+
+comptime BLOCK_REGISTERS = 64 * 1024
+"""Registers of a multiprocessor, which one block has to itself."""
+
+comptime SPARE_REGISTERS = 64
+"""Registers of a consumer's thread beside its accumulators."""
+
+
+@fieldwise_init
+struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
+    """How a block of the Hopper kernel is built.
+
+    A tile is `tile_m` output pixels by `tile_n` filters. Cooperative consumers
+    share a tile, each taking a part of its pixels or of its filters; otherwise
+    (ping-pong) each has a tile of its own, and one multiplies while the other
+    stores.
+    """
+
+    var tile_m: Int
+    var tile_n: Int
+    var consumers: Int
+    """Warpgroups that multiply."""
+    var cooperative: Bool
+    var swapped: Bool
+    """Whether filters are the multiply's rows and pixels its columns, instead
+    of the other way round."""
+    var blocks_m: Int
+    """Blocks of a cluster along the pixels: they share filters."""
+    var blocks_n: Int
+    """Blocks of a cluster along the filters: they share activations."""
+    var halo: Int
+    """Pixels that an activation stage holds beyond the tile, so that all taps
+    of a filter row read one stage; 0: a stage holds one tap's pixels."""
+    var activation_stages: Int
+    var filter_stages: Int
+    var stationary: Bool
+    """Whether the filter ring holds the whole filter, loaded once: for
+    problems whose filters fit one tile."""
+    var output_stages: Int
+    """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
+    from."""
+    var engine_store: Bool
+    """Whether the copy engine stores the buffers, or the consumer's threads
+    do, row by row."""
+
+    def threads(self) -> Int:
+        """Threads of a block: one warpgroup produces."""
+        return (1 + self.consumers) * WARPGROUP
+
+    def splits_filters(self) -> Bool:
+        """Whether cooperative consumers share a tile by its filters; otherwise
+        by its pixels."""
+        return self.swapped and self.tile_n % (self.consumers * MMA_M) == 0
+
+    def consumer_pixels(self) -> Int:
+        """Pixels of the accumulator that one consumer holds."""
+        if not self.cooperative or self.splits_filters():
+            return self.tile_m
+        return self.tile_m // self.consumers
+
+    def consumer_filters(self) -> Int:
+        """Filters of the accumulator that one consumer holds."""
+        if self.cooperative and self.splits_filters():
+            return self.tile_n // self.consumers
+        return self.tile_n
+
+    def mma_rows(self) -> Int:
+        """Rows of a consumer's multiply."""
+        return (
+            self.consumer_filters() if self.swapped else self.consumer_pixels()
+        )
+
+    def mma_columns(self) -> Int:
+        """Columns of a consumer's multiply."""
+        return (
+            self.consumer_pixels() if self.swapped else self.consumer_filters()
+        )
+
+    def accumulators(self) -> Int:
+        """Accumulator registers of a consumer's thread."""
+        return self.mma_rows() * self.mma_columns() // WARPGROUP
+
+    def store_pixels(self) -> Int:
+        """Pixels of an output buffer."""
+        return MMA_M if self.consumer_pixels() % MMA_M == 0 else MMA_M // 2
+
+    def cluster_size(self) -> Int:
+        """Blocks of a cluster."""
+        return self.blocks_m * self.blocks_n
+
+    def tile_consumers(self) -> Int:
+        """Consumers that read a stage: all of them, or the one whose tile it
+        belongs to."""
+        return self.consumers if self.cooperative else 1
+
+    def activation_releases(self) -> Int:
+        """Arrivals that empty an activation stage: each consumer of each block
+        that the stage was copied to."""
+        return self.tile_consumers() * self.blocks_n
+
+    def filter_releases(self) -> Int:
+        """Arrivals that empty a filter stage."""
+        return self.tile_consumers() * self.blocks_m
+
+    def even_registers(self) -> Int:
+        """Registers of a thread if all have the same, in multiples of 8."""
+        return BLOCK_REGISTERS // self.threads() // 8 * 8
+
+    def moves_registers(self) -> Bool:
+        """Whether consumers need more than their even part, and get what the
+        producer gives back."""
+        return self.accumulators() + SPARE_REGISTERS > self.even_registers()
+
+    def producer_registers(self) -> Int:
+        """Registers of a producer's thread, if they are moved."""
+        return 40 if self.consumers <= 2 else 32
+
+    def consumer_registers(self) -> Int:
+        """Registers of a consumer's thread: what the producer leaves, in
+        multiples of 8, if they are moved."""
+        if not self.moves_registers():
+            return self.even_registers()
+        var left = BLOCK_REGISTERS // WARPGROUP - self.producer_registers()
+        return min(240, left // self.consumers // 8 * 8)
+
+    def activation_stage_pixels(self) -> Int:
+        """Pixels of an activation stage."""
+        return self.tile_m + self.halo
+
+    def activation_stage_bytes(self) -> Int:
+        """Bytes of an activation stage."""
+        return self.activation_stage_pixels() * ROW_BYTES
+
+    def filter_stage_bytes(self) -> Int:
+        """Bytes of a filter stage."""
+        return self.tile_n * ROW_BYTES
+
+    def output_stage_bytes(self) -> Int:
+        """Bytes of one output buffer."""
+        return self.store_pixels() * ROW_BYTES
+
+    def barrier_bytes(self) -> Int:
+        """Bytes of the barriers, rounded up to where tiles may begin."""
+        var barriers = 2 * (self.activation_stages + self.filter_stages)
+        var bytes = barriers * BARRIER_BYTES
+        return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
+
+    def shared_bytes(self) -> Int:
+        """Shared memory of a block."""
+        return (
+            self.barrier_bytes()
+            + self.activation_stages * self.activation_stage_bytes()
+            + self.filter_stages * self.filter_stage_bytes()
+            + self.output_stages * self.consumers * self.output_stage_bytes()
+        )
+
+    def refusal(self) -> Optional[String]:
+        """Why no kernel can be built so, or None."""
+        if self.consumers < 1 or self.consumers > 3:
+            return String(t"consumers: {self.consumers} is not 1 to 3")
+        if not self.cooperative and self.consumers != 2:
+            return String(t"consumers: ping-pong takes 2, not {self.consumers}")
+        if self.mma_rows() < MMA_M or self.mma_rows() % MMA_M != 0:
+            return String(
+                t"rows: {self.mma_rows()} of a consumer's multiply are no"
+                t" multiple of {MMA_M}"
+            )
+        if self.mma_columns() % 8 != 0 or self.mma_columns() > MAX_MMA_N:
+            return String(
+                t"columns: {self.mma_columns()} of a consumer's multiply are"
+                t" no multiple of 8 up to {MAX_MMA_N}"
+            )
+        if self.consumer_pixels() % self.store_pixels() != 0:
+            return String(
+                t"tile_m: {self.consumer_pixels()} pixels of a consumer are no"
+                t" multiple of {self.store_pixels()}"
+            )
+        if self.tile_n % 64 != 0:
+            return String(t"tile_n: {self.tile_n} is no multiple of 64")
+        if self.cooperative and (
+            self.consumer_pixels() * self.consumer_filters() * self.consumers
+            != self.tile_m * self.tile_n
+        ):
+            return String(
+                t"tile: {self.tile_m}x{self.tile_n} cannot be cut into"
+                t" {self.consumers} equal parts"
+            )
+        if self.accumulators() + SPARE_REGISTERS > self.consumer_registers():
+            return String(
+                t"tile: {self.accumulators()} accumulators of a thread leave"
+                t" under {SPARE_REGISTERS} of its {self.consumer_registers()}"
+                t" registers"
+            )
+        if self.halo % 8 != 0 or self.halo < 0:
+            return String(t"halo: {self.halo} is no multiple of 8")
+        if self.activation_stage_pixels() % (8 * self.blocks_n) != 0:
+            return String(
+                t"blocks_n: {self.blocks_n} blocks cannot each load an equal"
+                t" multiple of 8 of {self.activation_stage_pixels()} pixels"
+            )
+        if self.tile_n % (8 * self.blocks_m) != 0:
+            return String(
+                t"blocks_m: {self.blocks_m} blocks cannot each load an equal"
+                t" multiple of 8 of {self.tile_n} filters"
+            )
+        if self.tile_n // self.blocks_m > MAX_BOX:
+            return String(t"tile_n: a box holds at most {MAX_BOX} filters")
+        if min(self.activation_stages, self.filter_stages) < 2:
+            return String("stages: a ring needs at least 2")
+        if self.stationary and self.blocks_m > 1:
+            return String("stationary: blocks that share filters reload them")
+        if self.halo > 0 and self.engine_store:
+            return String(
+                "engine_store: the copy engine stores no tile with a halo"
+            )
+        if self.output_stages < 1:
+            return String("output_stages: at least 1")
+        if self.shared_bytes() > MAX_SHARED_BYTES:
+            return String(
+                t"shared memory: {self.shared_bytes()} bytes, but a block has"
+                t" {MAX_SHARED_BYTES}"
+            )
+        return None
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the configuration on one line.
+
+        Args:
+            writer: Where to.
+        """
+        var schedule = "cooperative" if self.cooperative else "ping-pong"
+        var order = " swapped" if self.swapped else ""
+        writer.write(
+            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
+            t" cluster"
+            t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
+            t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
+            t"{' stationary' if self.stationary else ''}"
+            t" {'engine' if self.engine_store else 'row'} stores"
+        )
+
+
+comptime MAX_ELEMENT_STRIDE = 8
+"""The largest traversal stride of a descriptor."""
+
+comptime MIN_CORNER = -128
+comptime MAX_CORNER = 127
+"""Limits of a rank-4 descriptor's corners."""
+
+comptime MAX_OFFSET = 255
+"""Limit of a rank-4 load's filter offsets."""
+
+
+def walk_upper(problem: ConvProblem, axis: Int, halo: Int) -> Int:
+    """The upper corner of the activation's walk along an axis: the filter's
+    last position, or, along the width of a tile with a halo, the padding's
+    end.
+
+    Args:
+        problem: The convolution.
+        axis: 0 to 2: depth, height, width.
+        halo: The configuration's.
+
+    Returns:
+        Pixels beyond the tensor's end, negative before it.
+    """
+    if halo > 0 and axis == 2:
+        return problem.pad_after[axis]
+    return problem.pad_after[axis] - (problem.span(axis) - 1)
+
+
+def channel_slices[in_type: DType](problem: ConvProblem) -> Int:
+    """Stages that the channels of one tap fill.
+
+    Parameters:
+        in_type: Of the activation.
+
+    Args:
+        problem: The convolution.
+    """
+    return ceildiv(problem.channels * size_of[in_type](), ROW_BYTES)
+
+
+def walk_width(problem: ConvProblem, halo: Int) -> Int:
+    """Pixels of a row of the activation's walk: the output's, or the padded
+    input's if tiles have a halo.
+
+    Args:
+        problem: The convolution.
+        halo: The configuration's.
+    """
+    return problem.padded(2) if halo > 0 else problem.output[2]
+
+
+def can_implement[
+    in_type: DType, out_type: DType
+](config: Sm90Config, problem: ConvProblem) -> Optional[String]:
+    """Why the kernel cannot take a problem.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        config: The configuration.
+        problem: The convolution, valid (`ConvProblem.validate`).
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    var refusal = config.refusal()
+    if refusal:
+        return refusal
+    comptime assert in_type.is_half_float() and out_type.is_half_float()
+    if problem.groups != 1:
+        return String(t"sm90 takes one group; here {problem.groups}")
+    if (
+        problem.input[0] != 1
+        or problem.output[0] != 1
+        or problem.filter[0] != 1
+    ):
+        return String(
+            t"sm90 takes two spatial dimensions; here input {problem.input},"
+            t" filter {problem.filter}"
+        )
+    comptime alignment = 16
+    if problem.channels * size_of[in_type]() % alignment != 0:
+        return String(
+            t"the copy engine takes pixels of multiples of {alignment} bytes;"
+            t" here {problem.channels} input channels"
+        )
+    if problem.filters * size_of[out_type]() % alignment != 0:
+        return String(
+            t"the copy engine takes pixels of multiples of {alignment} bytes;"
+            t" here {problem.filters} output channels"
+        )
+    for axis in range(1, 3):
+        var refused = _axis_refusal(config, problem, axis)
+        if refused:
+            return refused
+    if config.halo > 0:
+        if problem.stride[2] != 1:
+            return String(
+                t"a halo needs stride 1 along w; here {problem.stride[2]}"
+            )
+        if problem.span(2) - 1 > config.halo:
+            return String(
+                t"a halo of {config.halo} pixels does not hold the filter's"
+                t" span of {problem.span(2)} along w"
+            )
+    if config.stationary:
+        var steps = problem.taps() * channel_slices[in_type](problem)
+        if steps > config.filter_stages:
+            return String(
+                t"a stationary filter has at most {config.filter_stages}"
+                t" stages; here {steps}"
+            )
+        if problem.filters > config.tile_n * config.blocks_n:
+            return String(
+                t"a stationary filter has at most"
+                t" {config.tile_n * config.blocks_n} filters; here"
+                t" {problem.filters}"
+            )
+    var pixels = (
+        problem.batch * problem.output[1] * walk_width(problem, config.halo)
+    )
+    if pixels + config.tile_m * config.blocks_m >= 1 << 31:
+        return String(t"{pixels} output pixels; coordinates have 31 bits")
+    return None
+
+
+def _axis_refusal(
+    config: Sm90Config, problem: ConvProblem, axis: Int
+) -> Optional[String]:
+    """Why a descriptor cannot walk an axis."""
+    var name = axis_name(axis)
+    if problem.stride[axis] > MAX_ELEMENT_STRIDE:
+        return String(
+            t"a descriptor's stride is at most {MAX_ELEMENT_STRIDE}; here"
+            t" {problem.stride[axis]} along {name}"
+        )
+    var upper = walk_upper(problem, axis, config.halo)
+    if (
+        -problem.pad_before[axis] < MIN_CORNER
+        or upper < MIN_CORNER
+        or upper > MAX_CORNER
+    ):
+        return String(
+            t"a descriptor's corners lie within {MIN_CORNER} to {MAX_CORNER};"
+            t" here {-problem.pad_before[axis]} and {upper} along {name}"
+        )
+    if problem.span(axis) - 1 > MAX_OFFSET:
+        return String(
+            t"a load's offsets are at most {MAX_OFFSET}; here"
+            t" {problem.span(axis) - 1} along {name}"
+        )
+    return None

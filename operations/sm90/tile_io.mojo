@@ -1,0 +1,128 @@
+"""Loads of activation and filter tiles into their rings' stages."""
+
+from std.sys.info import size_of
+from std.utils import IndexList
+
+from ..pipeline.barrier import Barrier
+from ..tma.copy import SharedAddress, load_pixels, load_tile
+from ..tma.descriptor import TensorMap
+from .config import ROW_BYTES, Sm90Config
+from .scheduler import Pixel, TileGeometry, TileScheduler
+
+
+@fieldwise_init
+struct Tap(TrivialRegisterPassable):
+    """A step of a tile's sum: a position of the filter, and a slice of the
+    channels."""
+
+    var w: UInt32
+    var h: UInt32
+    var slice: UInt32
+
+
+@always_inline
+def load_activation[
+    config: Sm90Config, dtype: DType
+](
+    ref map: TensorMap,
+    stage: SharedAddress,
+    barrier: Barrier,
+    geometry: TileGeometry,
+    ranks: TileScheduler[config],
+    first: Pixel,
+    tap: Tap,
+):
+    """Loads a stage of activations: the tile's pixels, moved by a tap, one
+    slice of their channels. Blocks that share them load a part each.
+
+    Parameters:
+        config: The configuration.
+        dtype: Of the activation.
+
+    Args:
+        map: The activation's descriptor.
+        stage: Where to.
+        barrier: The stage's `full`.
+        geometry: The problem.
+        ranks: The block's place in its cluster.
+        first: The first pixel of this block's part.
+        tap: The step; its `w` is 0 if the stage serves a whole filter row.
+    """
+    comptime channels = ROW_BYTES // size_of[dtype]()
+    comptime part_bytes = config.activation_stage_bytes() // config.blocks_n
+    comptime multicast = config.blocks_n > 1
+    var part = stage
+    var peers = UInt16(0)
+    comptime if multicast:
+        part += ranks.rank_n * UInt32(part_bytes)
+        comptime for n in range(config.blocks_n):
+            peers |= UInt16(1) << UInt16(
+                ranks.rank_m + UInt32(n * config.blocks_m)
+            )
+    load_pixels[4, multicast=multicast](
+        part,
+        map,
+        barrier.address,
+        IndexList[4](
+            Int(tap.slice) * channels,
+            Int(first.w * geometry.step_w + geometry.start_w),
+            Int(first.h * geometry.step_h + geometry.start_h),
+            Int(first.image),
+        ),
+        IndexList[2](
+            Int(tap.w * geometry.dilation_w), Int(tap.h * geometry.dilation_h)
+        ),
+        peers,
+    )
+
+
+@always_inline
+def load_filter[
+    config: Sm90Config, dtype: DType
+](
+    ref map: TensorMap,
+    stage: SharedAddress,
+    barrier: Barrier,
+    geometry: TileGeometry,
+    ranks: TileScheduler[config],
+    first: UInt32,
+    tap: Tap,
+):
+    """Loads a stage of filters: the tile's filters, one tap, one slice of
+    their channels. Blocks that share them load a part each.
+
+    Parameters:
+        config: The configuration.
+        dtype: Of the filter.
+
+    Args:
+        map: The filter's descriptor, `[K, R*S, C]`.
+        stage: Where to.
+        barrier: The stage's `full`.
+        geometry: The problem.
+        ranks: The block's place in its cluster.
+        first: The tile's first filter.
+        tap: The step.
+    """
+    comptime channels = ROW_BYTES // size_of[dtype]()
+    comptime part_filters = config.tile_n // config.blocks_m
+    comptime multicast = config.blocks_m > 1
+    var part = stage
+    var filter = first
+    var peers = UInt16(0)
+    comptime if multicast:
+        part += ranks.rank_m * UInt32(part_filters * ROW_BYTES)
+        filter += ranks.rank_m * UInt32(part_filters)
+        comptime row = UInt16((1 << config.blocks_m) - 1)
+        peers = row << UInt16(ranks.rank_n * UInt32(config.blocks_m))
+    load_tile[3, multicast=multicast](
+        part,
+        map,
+        barrier.address,
+        IndexList[3](
+            Int(tap.slice) * channels,
+            Int(tap.h * geometry.taps_w + tap.w),
+            Int(filter),
+        ),
+        peers,
+    )

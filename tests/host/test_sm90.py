@@ -1,0 +1,99 @@
+"""The Hopper kernel compiles without a GPU, to the instructions that it is about.
+
+Where `ptxas` is on the path (CUDA's toolkit), it also assembles: no spills, and no more registers
+and shared memory than a block has.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from maxconv import library
+
+SOURCE = Path(__file__).parent.parent / "mojo" / "emit_sm90.mojo"
+REGISTERS = 64 * 1024
+SHARED_BYTES = 227 * 1024
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration, as the Mojo side describes it, and its PTX."""
+
+    index: int
+    threads: int
+    shared_bytes: int
+    moves_registers: bool
+    shares_loads: bool
+    refusal: str
+    ptx: Path
+
+
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[Candidate]:
+    """Every candidate, compiled for sm_90a."""
+    folder = tmp_path_factory.mktemp("sm90")
+    program = folder / "emit_sm90"
+    include = str(library.OPERATIONS.parent)
+    arguments = ("-I", include, "--target-accelerator", "sm_90a", str(SOURCE), "-o", str(program))
+    built = library.run_mojo("build", *arguments)
+    assert built.returncode == 0, built.stderr
+    printed = subprocess.run(
+        [str(program), str(folder)], capture_output=True, text=True, check=True
+    ).stdout
+    found = []
+    for line in printed.splitlines():
+        index, threads, shared, moves, shares, *refusal = line.split(" ", 5)
+        found.append(
+            Candidate(
+                int(index),
+                int(threads),
+                int(shared),
+                moves == "1",
+                shares == "1",
+                "".join(refusal),
+                folder / f"{index}.ptx",
+            )
+        )
+    assert len(found) > 1
+    return found
+
+
+def test_every_candidate_can_be_built(candidates: list[Candidate]) -> None:
+    for candidate in candidates:
+        assert candidate.refusal == ""
+        assert candidate.shared_bytes <= SHARED_BYTES
+
+
+def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
+    for candidate in candidates:
+        ptx = candidate.ptx.read_text()
+        assert "wgmma.mma_async.sync.aligned" in ptx
+        assert re.search(r"cp\.async\.bulk\.tensor\.4d[^ ]*\.im2col\.", ptx)
+        assert "stmatrix.sync.aligned" in ptx
+        assert f".maxntid {candidate.threads}\n" in ptx
+        assert ("setmaxnreg" in ptx) == candidate.moves_registers
+        assert ("multicast::cluster" in ptx) == candidate.shares_loads
+        assert "local" not in re.sub(r"//.*", "", ptx), "an array in local memory"
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+def test_candidates_assemble_without_spills(candidates: list[Candidate], tmp_path: Path) -> None:
+    for candidate in candidates:
+        output = str(tmp_path / "kernel.cubin")
+        assembled = subprocess.run(
+            ["ptxas", "-arch=sm_90a", "-v", str(candidate.ptx), "-o", output],
+            capture_output=True,
+            text=True,
+        )
+        report = assembled.stdout + assembled.stderr
+        assert assembled.returncode == 0, report
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+        assert "Potential Performance Loss" not in report, report
+        used = re.search(r"Used (\d+) registers", report)
+        assert used and int(used[1]) * candidate.threads <= REGISTERS
