@@ -106,7 +106,7 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
         """
         var threads = parallelism_level()
         self.kernel = kernel
-        self.blocking = choose_blocking(problem, threads, source)
+        self.blocking = Blocking.nothing()
         self.cut = RowCut(problem, problem.filters, LANES, threads)
         self.scratch = ScratchPlan.for_rows()
         if kernel == KERNEL_DEPTHWISE:
@@ -123,6 +123,7 @@ struct LaunchPlan(ImplicitlyCopyable, Movable):
         elif kernel == KERNEL_REFERENCE:
             self.tasks = problem.gemm_m()
         else:
+            self.blocking = choose_blocking(problem, threads, source)
             self.scratch = ScratchPlan.for_blocks(problem, self.blocking)
             self.tasks = self.blocking.tasks()
         var products = problem.gemm_m() * problem.filters * problem.gemm_k()

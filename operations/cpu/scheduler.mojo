@@ -111,6 +111,11 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var tile_elements: Int
     """Float32 values of scratch that a tile's activations take."""
 
+    @staticmethod
+    def nothing() -> Blocking:
+        """What stands where a kernel is not an implicit GEMM."""
+        return Blocking(ACCESS_GATHER, Tiling(0, 1), 0, 0, 0, PANEL, 0, 0, 0, 0)
+
     def tasks(self) -> Int:
         """How many tasks there are."""
         return self.row_blocks * self.panel_blocks * self.group_blocks
@@ -264,7 +269,8 @@ def choose_blocking(
                 and candidate.panels == panels
             ):
                 continue
-            var block = tiles * tiling.rows * depth * candidate.group_count
+            var read = tiling.rows * depth * candidate.group_count
+            var block = tiles * max(read, candidate.tile_elements)
             if tiles > 1 and block > MAX_BLOCK_ELEMENTS:
                 continue
             if (
