@@ -20,16 +20,10 @@ from .tile_io import (
     Pixel,
     copy_fused,
     copy_memory,
+    is_adjacent,
     pixel_offset,
     zero,
 )
-
-
-def _is_adjacent(problem: ConvProblem) -> Bool:
-    """Whether a filter row's taps lie side by side in memory."""
-    return problem.groups == 1 and (
-        problem.dilation[2] == 1 or problem.filter[2] == 1
-    )
 
 
 def longest_slice(problem: ConvProblem) -> Int:
@@ -42,7 +36,7 @@ def longest_slice(problem: ConvProblem) -> Int:
         How many; 0 if runs are too short to be worth it.
     """
     var run = problem.group_channels()
-    if _is_adjacent(problem):
+    if is_adjacent(problem):
         run *= problem.filter[2]
     if run < MIN_RUN and problem.taps() > 1:
         return 0

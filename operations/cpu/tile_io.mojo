@@ -298,6 +298,20 @@ def _gather_taps(
             )
 
 
+def is_adjacent(problem: ConvProblem) -> Bool:
+    """Whether a filter row's taps lie side by side in memory.
+
+    Args:
+        problem: The convolution.
+
+    Returns:
+        Whether they do.
+    """
+    return problem.groups == 1 and (
+        problem.dilation[2] == 1 or problem.filter[2] == 1
+    )
+
+
 @fieldwise_init
 struct Columns(ImplicitlyCopyable, Movable):
     """Columns `[begin, end)` of the implicit im2col matrix, cut into segments:
@@ -325,9 +339,7 @@ struct Columns(ImplicitlyCopyable, Movable):
         self.first_t, self.first_r = divmod(
             begin // self.segment, problem.filter[1]
         )
-        self.adjacent = problem.groups == 1 and (
-            problem.dilation[2] == 1 or problem.filter[2] == 1
-        )
+        self.adjacent = is_adjacent(problem)
         self.elements = input_elements(problem)
 
 
