@@ -9,6 +9,7 @@ compiler fused behind the op, and stores it.
 """
 
 from extensibility import ManagedTensorSlice
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
 from std.utils import IndexList
 
@@ -42,13 +43,25 @@ comptime SQRT_TWO_OVER_PI = Float32(0.79788456080286535588)
 
 
 @fieldwise_init
-struct Activation(ImplicitlyCopyable, Movable):
+struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
     """One elementwise function, chosen at run time by its `ACTIVATION_*` code.
     """
 
     var code: Int
     var p0: Float32
     var p1: Float32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "Activation"
 
     @always_inline
     def apply[
@@ -102,13 +115,13 @@ struct Activation(ImplicitlyCopyable, Movable):
 
 @fieldwise_init
 struct Epilogue[bias_type: DType, residual_type: DType](
-    ImplicitlyCopyable, Movable
+    DevicePassable, ImplicitlyCopyable, Movable
 ):
     """What happens to an accumulator before the store, except for what the
-    graph compiler fused.
+    graph compiler fused. A kernel's argument as it stands, on every target.
 
     `bias` has one value a filter, `residual` the output's shape in row-major
-    order; each is read only if its flag is set.
+    order, both in the kernel's memory; each is read only if its flag is set.
     """
 
     var has_bias: Bool
@@ -118,6 +131,18 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     var beta: Float32
     var activation: Activation
     var final_activation: Activation
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "Epilogue"
 
     def __init__(
         out self,
