@@ -4,14 +4,17 @@ multiplies what it loads with no other thread's help."""
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
-from std.sys._assembly import inlined_assembly
 from std.utils import IndexList, StaticTuple
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import SPATIAL
-from .depthwise_geometry import THREADS, DepthwiseConfig, DepthwiseGeometry
+from .depthwise_geometry import (
+    THREADS,
+    DepthwiseConfig,
+    DepthwiseGeometry,
+)
 
 
 @fieldwise_init
@@ -63,11 +66,53 @@ def _nearest(at: Int32, extent: Int32) -> Int32:
     return max(Int32(0), min(at, extent - 1))
 
 
-@always_inline
-def _keep_order():
-    """Keeps the compiler from loading all of a filter ahead, for which there
-    are too few registers."""
-    inlined_assembly["", NoneType, constraints="~{memory}"]()
+@fieldwise_init
+struct InputRow(TrivialRegisterPassable):
+    """A row of an image."""
+
+    var image: Int
+    var d: Int32
+    var h: Int32
+    var inside: Bool
+    """Whether there is such a row; otherwise this is the nearest."""
+    var offset: Int
+    """Of its first element."""
+
+    @staticmethod
+    @always_inline
+    def of[
+        checked: Bool
+    ](geometry: DepthwiseGeometry, image: Int, d: Int32, h: Int32) -> InputRow:
+        """Finds a row.
+
+        Parameters:
+            checked: Whether it may lie outside the image.
+
+        Args:
+            geometry: The problem.
+            image: The image.
+            d: The plane.
+            h: The row.
+        """
+        var inside = True
+        var plane = d
+        var row = h
+        comptime if checked:
+            inside = UInt32(d) < UInt32(geometry.depth) and UInt32(h) < UInt32(
+                geometry.height
+            )
+            plane = _nearest(d, geometry.depth)
+            row = _nearest(h, geometry.height)
+        var line = (image * Int(geometry.depth) + Int(plane)) * Int(
+            geometry.height
+        ) + Int(row)
+        return InputRow(
+            image,
+            plane,
+            row,
+            inside,
+            line * Int(geometry.width) * Int(geometry.channels),
+        )
 
 
 @fieldwise_init
@@ -95,6 +140,9 @@ struct DepthwiseKernel[
     comptime pixels = Self.rows * Self.columns
     comptime Vector = SIMD[DType.float32, Self.width]
     comptime Loaded = SIMD[Self.dtype, Self.width]
+    comptime Line = StaticTuple[Self.Loaded, Self.config.input_columns()]
+    comptime filter_row = Self.config.filter_row()
+    """Elements of shared memory from a tap to the next."""
     comptime Sums = StaticTuple[Self.Vector, Self.pixels]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
     comptime SharedFilter = Pointer[
@@ -104,7 +152,7 @@ struct DepthwiseKernel[
     @staticmethod
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-        `nvvm.minctasm`=SIMDLength(2),
+        `nvvm.minctasm`=SIMDLength(Self.config.resident()),
     )
     def run(
         activation: Self.Source,
@@ -168,19 +216,16 @@ struct DepthwiseKernel[
             if first + k < geometry.filters:
                 var from_ = Int(first + k) * Int(taps) + Int(tap)
                 value = filter[unsafe_offset=from_].cast[DType.float32]()
-            data.unsafe_store(Int(tap * filters + k), value)
+            data.unsafe_store(Int(tap) * Self.filter_row + Int(k), value)
         barrier()
         return data
 
     @staticmethod
     @always_inline
-    def _weight(
-        weights: Self.SharedFilter, geometry: DepthwiseGeometry, tap: UInt32
-    ) -> Self.Vector:
+    def _weight(weights: Self.SharedFilter, tap: UInt32) -> Self.Vector:
         """The thread's filters at a tap."""
-        var filters = geometry.lanes.value * UInt32(Self.width)
         return weights.unsafe_load[width=Self.width, alignment=Self.width * 4](
-            Int(tap * filters)
+            Int(tap) * Self.filter_row
         )
 
     @staticmethod
@@ -200,21 +245,17 @@ struct DepthwiseKernel[
     def _load(
         activation: Self.Source,
         geometry: DepthwiseGeometry,
-        n: Int,
-        d: Int32,
-        h: Int32,
+        row: InputRow,
         w: Int32,
         channel: Int,
     ) -> Self.Loaded:
         """Loads a pixel of the image."""
-        var line = (n * Int(geometry.depth) + Int(d)) * Int(
-            geometry.height
-        ) + Int(h)
-        var offset = (line * Int(geometry.width) + Int(w)) * Int(
-            geometry.channels
-        ) + channel
+        var column = UInt32(w) * geometry.channels
         return activation.load[Self.width](
-            n, IndexList[SPATIAL](Int(d), Int(h), Int(w)), channel, offset
+            row.image,
+            IndexList[SPATIAL](Int(row.d), Int(row.h), Int(w)),
+            channel,
+            row.offset + channel + Int(column),
         )
 
     @staticmethod
@@ -222,29 +263,41 @@ struct DepthwiseKernel[
     def _load_checked(
         activation: Self.Source,
         geometry: DepthwiseGeometry,
-        n: Int,
-        d: Int32,
-        h: Int32,
+        row: InputRow,
         w: Int32,
         channel: Int,
     ) -> Self.Loaded:
         """Loads a pixel, zeros if it lies outside the image: the nearest pixel
         is loaded there, so that there is no branch."""
-        var inside = (
-            UInt32(d) < UInt32(geometry.depth)
-            and UInt32(h) < UInt32(geometry.height)
-            and UInt32(w) < UInt32(geometry.width)
-        )
         var value = Self._load(
-            activation,
-            geometry,
-            n,
-            _nearest(d, geometry.depth),
-            _nearest(h, geometry.height),
-            _nearest(w, geometry.width),
-            channel,
+            activation, geometry, row, _nearest(w, geometry.width), channel
         )
+        var inside = row.inside and UInt32(w) < UInt32(geometry.width)
         return value if inside else Self.Loaded(0)
+
+    @staticmethod
+    @always_inline
+    def _load_row[
+        checked: Bool
+    ](
+        activation: Self.Source,
+        geometry: DepthwiseGeometry,
+        item: Item,
+        row: Int32,
+        k: Int,
+    ) -> Self.Line:
+        """Loads a row of an item's input pixels."""
+        var line = InputRow.of[checked](
+            geometry, item.image, item.d, item.h + row
+        )
+        var values = Self.Line(fill=Self.Loaded(0))
+        comptime for j in range(Self.config.input_columns()):
+            var w = item.w + Int32(j)
+            comptime if checked:
+                values[j] = Self._load_checked(activation, geometry, line, w, k)
+            else:
+                values[j] = Self._load(activation, geometry, line, w, k)
+        return values
 
     @staticmethod
     @always_inline
@@ -258,66 +311,59 @@ struct DepthwiseKernel[
         weights: Self.SharedFilter,
         mut sums: Self.Sums,
     ):
-        """Adds all taps of a square filter: each input pixel is loaded once,
-        for all the outputs that it reaches."""
-        comptime taps = Self.config.taps
-        comptime stride = Self.config.stride
-        comptime input_rows = Self.config.input_rows()
-        comptime input_columns = Self.config.input_columns()
-        comptime ahead = input_rows if taps == 3 else 2
-        var loaded = StaticTuple[Self.Loaded, ahead * input_columns](
-            fill=Self.Loaded(0)
-        )
-        comptime for i in range(input_rows + ahead - 1):
-            comptime if taps > 3:
-                _keep_order()
-            comptime if i < input_rows:
-                comptime for j in range(input_columns):
-                    var h = item.h + Int32(i)
-                    var w = item.w + Int32(j)
-                    comptime at = i % ahead * input_columns + j
-                    comptime if checked:
-                        loaded[at] = Self._load_checked(
-                            activation, geometry, item.image, item.d, h, w, k
+        """Adds all taps of a filter of known width: each input pixel is loaded
+        once, for all the outputs that it reaches. All rows are loaded before
+        the first is used, or, where they are too many, one ahead."""
+        comptime rows = Self.config.input_rows()
+        comptime if Self.config.taps == 3:
+            var lines = StaticTuple[Self.Line, rows](
+                fill=Self.Line(fill=Self.Loaded(0))
+            )
+            comptime for i in range(rows):
+                lines[i] = Self._load_row[checked](
+                    activation, geometry, item, Int32(i), k
+                )
+            comptime for i in range(rows):
+                comptime for p in range(Self.rows):
+                    comptime r = i - p * Self.config.stride
+                    comptime if r >= 0 and r < Self.config.taps:
+                        Self._spread[p](
+                            lines[i],
+                            weights.unsafe_offset(r * Self.filter_row),
+                            sums,
                         )
-                    else:
-                        loaded[at] = Self._load(
-                            activation, geometry, item.image, item.d, h, w, k
+        else:
+            var ahead = Self._load_row[checked](
+                activation, geometry, item, 0, k
+            )
+            for i in range(Int32(rows)):
+                var line = ahead
+                ahead = Self._load_row[checked](
+                    activation, geometry, item, min(i + 1, Int32(rows - 1)), k
+                )
+                comptime for p in range(Self.rows):
+                    var r = i - Int32(p * Self.config.stride)
+                    if r >= 0 and r < Int32(Self.config.taps):
+                        Self._spread[p](
+                            line,
+                            weights.unsafe_offset(Int(r) * Self.filter_row),
+                            sums,
                         )
-            comptime row = i - (ahead - 1)
-            comptime if row >= 0:
-                comptime for j in range(input_columns):
-                    var value = loaded[
-                        row % ahead * input_columns + j
-                    ].cast[DType.float32]()
-                    Self._spread[row, j](geometry, weights, value, sums)
 
     @staticmethod
     @always_inline
     def _spread[
-        row: Int, column: Int
-    ](
-        geometry: DepthwiseGeometry,
-        weights: Self.SharedFilter,
-        value: Self.Vector,
-        mut sums: Self.Sums,
-    ):
-        """Adds an input pixel of the item to the outputs that it reaches."""
+        p: Int
+    ](line: Self.Line, weights: Self.SharedFilter, mut sums: Self.Sums):
+        """Adds a row of input pixels, times a row of taps, to row `p` of the
+        outputs."""
         comptime taps = Self.config.taps
-        comptime stride = Self.config.stride
-        comptime for p in range(Self.rows):
-            comptime r = row - p * stride
-            comptime if r >= 0 and r < taps:
-                comptime for q in range(Self.columns):
-                    comptime s = column - q * stride
-                    comptime if s >= 0 and s < taps:
-                        comptime at = p * Self.columns + q
-                        sums[at] = value.fma(
-                            Self._weight(
-                                weights, geometry, UInt32(r * taps + s)
-                            ),
-                            sums[at],
-                        )
+        comptime for s in range(taps):
+            var weight = Self._weight(weights, UInt32(s))
+            comptime for q in range(Self.columns):
+                comptime at = p * Self.columns + q
+                var value = line[q * Self.config.stride + s]
+                sums[at] = value.cast[DType.float32]().fma(weight, sums[at])
 
     @staticmethod
     @always_inline
@@ -337,9 +383,11 @@ struct DepthwiseKernel[
         for t in range(geometry.taps_d):
             var d = item.d + t * geometry.dilation_d
             for r in range(geometry.taps_h):
-                var h = item.h + r * geometry.dilation_h
+                var line = InputRow.of[True](
+                    geometry, item.image, d, item.h + r * geometry.dilation_h
+                )
                 for s in range(geometry.taps_w):
-                    var weight = Self._weight(weights, geometry, tap)
+                    var weight = Self._weight(weights, tap)
                     tap += 1
                     comptime for q in range(Self.columns):
                         var w = (
@@ -348,7 +396,7 @@ struct DepthwiseKernel[
                             + Int32(q) * geometry.step_w
                         )
                         var value = Self._load_checked(
-                            activation, geometry, item.image, d, h, w, channel
+                            activation, geometry, line, w, channel
                         )
                         sums[q] = value.cast[DType.float32]().fma(
                             weight, sums[q]

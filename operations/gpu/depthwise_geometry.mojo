@@ -13,11 +13,12 @@ from std.sys.info import size_of
 from ..conv.problem import ConvProblem
 from ..sm90.scheduler import Divisor
 
-comptime THREADS = 256
+comptime THREADS = 128
 """Threads of a block."""
 
-comptime MAX_LANES = 32
-"""Lanes, at most: one warp reads neighbouring filters of one pixel."""
+comptime LANES = 32
+"""Lanes of most configurations: a warp reads neighbouring filters of a pixel.
+"""
 
 comptime FILTER_BYTES = 48 * 1024
 """Shared memory for a block's filters, at most."""
@@ -36,14 +37,21 @@ struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
     """Of the filter, along both of two dimensions, or 0: any filter."""
     var stride: Int
     """Along both dimensions, if there are `taps`."""
+    var lanes: Int
+    """Threads of a block that share an item, at most."""
 
     def columns(self) -> Int:
         """Output pixels of an item along w."""
         return 4
 
+    def resident(self) -> Int:
+        """Blocks that a multiprocessor runs at the same time, at least: what
+        the registers of a thread allow."""
+        return 3 if self.taps > 3 else 4
+
     def rows(self) -> Int:
         """Output pixels of an item along h."""
-        return 2 if self.taps > 0 else 1
+        return 2 if self.stride == 1 else 1
 
     def input_rows(self) -> Int:
         """Input pixels of an item along h, if there are `taps`."""
@@ -51,7 +59,19 @@ struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
 
     def input_columns(self) -> Int:
         """Input pixels of an item along w, if there are `taps`."""
-        return (self.columns() - 1) * self.stride + self.taps
+        return max(1, (self.columns() - 1) * self.stride + self.taps)
+
+    def filter_row(self) -> Int:
+        """Elements of shared memory from a tap to the next."""
+        return self.lanes * self.width
+
+    def filter_bytes(self, taps: Int) -> Int:
+        """Shared memory of a block's filters.
+
+        Args:
+            taps: Of the filter.
+        """
+        return taps * self.filter_row() * size_of[DType.float32]()
 
     def takes(self, problem: ConvProblem) -> Bool:
         """Whether the kernel computes a depthwise problem, `width` aside.
@@ -86,7 +106,7 @@ struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
             )
 
 
-comptime DEPTHWISE_CANDIDATES = 7
+comptime DEPTHWISE_CANDIDATES = 8
 """Configurations to choose from, in the order of preference."""
 
 
@@ -110,18 +130,20 @@ def depthwise_candidate[dtype: DType](index: Int) -> DepthwiseConfig:
     """
     comptime width = vector_width[dtype]()
     if index == 0:
-        return DepthwiseConfig(width, 3, 1)
+        return DepthwiseConfig(width, 3, 1, LANES)
     if index == 1:
-        return DepthwiseConfig(width, 3, 2)
+        return DepthwiseConfig(width, 3, 2, LANES)
     if index == 2:
-        return DepthwiseConfig(width, 5, 1)
+        return DepthwiseConfig(width, 5, 1, LANES)
     if index == 3:
-        return DepthwiseConfig(width, 5, 2)
+        return DepthwiseConfig(width, 5, 2, LANES)
     if index == 4:
-        return DepthwiseConfig(width, 7, 1)
+        return DepthwiseConfig(width, 7, 1, LANES)
     if index == 5:
-        return DepthwiseConfig(width, 0, 0)
-    return DepthwiseConfig(1, 0, 0)
+        return DepthwiseConfig(width, 0, 0, LANES)
+    if index == 6:
+        return DepthwiseConfig(1, 0, 0, LANES)
+    return DepthwiseConfig(1, 0, 0, 1)
 
 
 def choose_depthwise[dtype: DType](problem: ConvProblem) -> Int:
@@ -137,26 +159,26 @@ def choose_depthwise[dtype: DType](problem: ConvProblem) -> Int:
         problem.group_filters() == 1
         and problem.filters % vector_width[dtype]() == 0
     )
-    for index in range(DEPTHWISE_CANDIDATES - 1):
-        if wide and depthwise_candidate[dtype](index).takes(problem):
+    for index in range(DEPTHWISE_CANDIDATES):
+        var config = depthwise_candidate[dtype](index)
+        if (
+            (wide or config.width == 1)
+            and config.takes(problem)
+            and config.filter_bytes(problem.taps()) <= FILTER_BYTES
+        ):
             return index
     return DEPTHWISE_CANDIDATES - 1
 
 
 def lanes_of(config: DepthwiseConfig, problem: ConvProblem) -> Int:
-    """Threads of a block that share an item; 0 if not even one lane's filters
-    fit into shared memory.
+    """Threads of a block that share an item.
 
     Args:
         config: The configuration.
         problem: The convolution.
     """
     var vectors = problem.filters // config.width
-    var lane_bytes = problem.taps() * config.width * size_of[DType.float32]()
-    var most = min(MAX_LANES, FILTER_BYTES // lane_bytes)
-    if most == 0:
-        return 0
-    return ceildiv(vectors, ceildiv(vectors, most))
+    return ceildiv(vectors, ceildiv(vectors, config.lanes))
 
 
 @fieldwise_init

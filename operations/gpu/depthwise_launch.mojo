@@ -17,14 +17,10 @@ from .depthwise_geometry import (
     depthwise_candidate,
     depthwise_geometry,
     items_of,
-    lanes_of,
 )
 
 comptime MAX_COUNT = 1 << 31
 """Beyond what 31 bits count."""
-
-comptime RESIDENT_BLOCKS = 2
-"""Blocks that a multiprocessor runs at the same time."""
 
 
 def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
@@ -45,7 +41,7 @@ def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
             t" {problem.group_channels()}"
         )
     var config = depthwise_candidate[dtype](choose_depthwise[dtype](problem))
-    if lanes_of(config, problem) == 0:
+    if config.filter_bytes(problem.taps()) > FILTER_BYTES:
         return String(
             t"depthwise keeps filters in {FILTER_BYTES} bytes of shared memory,"
             t" too few for {problem.taps()} taps"
@@ -91,7 +87,7 @@ def convolve[
     var refusal = can_implement[dtype](problem)
     if refusal:
         raise Error(t"{refusal.value()}; problem {problem}")
-    var workers = RESIDENT_BLOCKS * ctx.get_attribute(
+    var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
     var choice = choose_depthwise[dtype](problem)
@@ -101,8 +97,9 @@ def convolve[
             comptime kernel = DepthwiseKernel[
                 Source, bias_type, residual_type, Output, config
             ].run
-            var geometry = depthwise_geometry(config, problem, workers)
-            var lanes = Int(geometry.lanes.value)
+            var geometry = depthwise_geometry(
+                config, problem, config.resident() * multiprocessors
+            )
             var blocks = ceildiv(
                 Int(geometry.items), Int(geometry.block_items)
             ) * Int(geometry.slabs.value)
@@ -114,5 +111,5 @@ def convolve[
                 geometry,
                 grid_dim=blocks,
                 block_dim=THREADS,
-                shared_mem_bytes=problem.taps() * lanes * config.width * 4,
+                shared_mem_bytes=config.filter_bytes(problem.taps()),
             )

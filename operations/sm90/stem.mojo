@@ -10,10 +10,13 @@ The multiply reads activations from registers and filters from shared memory,
 in the order of the accumulators that gives a thread 8 neighbouring filters.
 """
 
-from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, grid_dim, thread_idx
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
 from max.gpu.compute.mma import (
-    WGMMADescriptor,
-    wgmma_async,
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
     wgmma_wait_group_sync,
@@ -53,6 +56,7 @@ from .stem_geometry import (
     StemGeometry,
     StemTile,
 )
+from .stem_mma import Fragment, multiply_fragment
 
 comptime THREADS = (1 + CONSUMERS) * WARPGROUP
 """Threads of a block: the producer's warpgroup comes first."""
@@ -106,9 +110,9 @@ def _store_shared[
     dtype: DType, width: SIMDLength
 ](address: SharedAddress, value: SIMD[dtype, width]):
     """Writes shared memory at a multiple of the vector's bytes."""
-    _shared[dtype](address).unsafe_store[alignment=Int(width) * size_of[dtype]()](
-        0, value
-    )
+    _shared[dtype](address).unsafe_store[
+        alignment=Int(width) * size_of[dtype]()
+    ](0, value)
 
 
 @fieldwise_init
@@ -173,7 +177,7 @@ struct StemKernel[
 
     comptime accumulators = MMA_M * Self.config.tile_n // WARPGROUP
     comptime Accumulated = SIMD[DType.float32, Self.accumulators]
-    comptime Gathered = StaticTuple[SIMD[Self.in_type, 8], Self.config.steps]
+    comptime Gathered = StaticTuple[Fragment, Self.config.steps]
     comptime Position = RingPosition[STAGES]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
 
@@ -280,9 +284,7 @@ struct StemKernel[
                     chunk * UInt32(Self.config.steps) + step
                 ) * STEP_QUADS + part
                 offset = geometry.tap_offset(quad)
-            _store_shared(
-                storage.table + i * 4, SIMD[DType.uint32, 1](offset)
-            )
+            _store_shared(storage.table + i * 4, SIMD[DType.uint32, 1](offset))
 
     @staticmethod
     @always_inline
@@ -334,9 +336,9 @@ struct StemKernel[
             ):
                 var tap = quad >> geometry.quad_shift
                 var c = (quad - (tap << geometry.quad_shift)) * QUAD
-                var from_ = (
-                    Int(k) * Int(taps) + Int(tap)
-                ) * Int(geometry.channels) + Int(c)
+                var from_ = (Int(k) * Int(taps) + Int(tap)) * Int(
+                    geometry.channels
+                ) + Int(c)
                 comptime for e in range(QUAD):
                     if c + UInt32(e) < geometry.channels:
                         values[e] = filter[unsafe_offset=from_ + e]
@@ -391,8 +393,8 @@ struct StemKernel[
         var d = Int32(tile.plane) * geometry.step_d + geometry.start_d
         var h = Int32(tile.row) * geometry.step_h + geometry.start_h
         var w = Int32(tile.column) * geometry.step_w + geometry.start_w
-        var pixels = Int(geometry.depth) * Int(geometry.height) * Int(
-            geometry.width
+        var pixels = (
+            Int(geometry.depth) * Int(geometry.height) * Int(geometry.width)
         )
         var image = activation.unsafe_offset(
             Int(tile.image) * pixels * Int(geometry.channels)
@@ -438,9 +440,11 @@ struct StemKernel[
             and UInt32(y) < UInt32(geometry.height)
             and UInt32(x) < UInt32(geometry.width)
         ):
-            var offset = UInt32(
-                (z * geometry.height + y) * geometry.width + x
-            ) * geometry.channels + c
+            var offset = (
+                UInt32((z * geometry.height + y) * geometry.width + x)
+                * geometry.channels
+                + c
+            )
             var from_ = image.unsafe_offset(Int(offset))
             comptime for e in range(QUAD):
                 if c + UInt32(e) < geometry.channels:
@@ -523,13 +527,7 @@ struct StemKernel[
                     k // ATOM_STEPS * Self.config.tile_n * ROW_BYTES
                     + k % ATOM_STEPS * MMA_K * size_of[Self.in_type]()
                 )
-                sums = wgmma_async[
-                    MMA_M,
-                    Self.config.tile_n,
-                    MMA_K,
-                    a_type=Self.in_type,
-                    b_type=Self.in_type,
-                ](
+                sums = multiply_fragment[Self.in_type, Self.config.tile_n](
                     activations[k],
                     _operand[Self.in_type](filters + UInt32(at)),
                     sums,
@@ -555,7 +553,7 @@ struct StemKernel[
         zeros: SharedAddress,
     ) -> Self.Gathered:
         """Loads a chunk of two pixels' quads, as the multiply takes them."""
-        var result = Self.Gathered(fill=SIMD[Self.in_type, 8](0))
+        var result = Self.Gathered(fill=Fragment(0))
         comptime for atom in range(Self.config.atoms()):
             var four = _load_shared[DType.uint32, ATOM_STEPS](
                 offsets + UInt32(atom * ATOM_STEPS * 4)
@@ -569,9 +567,7 @@ struct StemKernel[
                     var b = _load_shared[DType.uint32, 2](
                         min(high + four[i], zeros)
                     )
-                    result[k] = bitcast[Self.in_type, 8](
-                        SIMD[DType.uint32, 4](a[0], b[0], a[1], b[1])
-                    )
+                    result[k] = Fragment(a[0], b[0], a[1], b[1])
         return result
 
     @staticmethod

@@ -204,9 +204,7 @@ struct StemGeometry(
             self.dilation_h
         )
         var column = (s * UInt32(self.dilation_w)) << self.quad_shift
-        return (
-            staged * self.staged_quads.value + column + part
-        ) * QUAD_BYTES
+        return (staged * self.staged_quads.value + column + part) * QUAD_BYTES
 
     @always_inline
     def pixel_offset(self, row: UInt32, column: UInt32) -> UInt32:
@@ -296,9 +294,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
 
     def choose_pixels[
         out_type: DType
-    ](
-        mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int
-    ):
+    ](mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int):
         """Cuts the pixels as the model finds fastest.
 
         Parameters:
@@ -310,14 +306,11 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
             multiprocessors: Of the device.
         """
         var workers = max(1, multiprocessors // self.filter_blocks)
-        var multiply = (
-            max(
-                multiply_cycles(config, problem),
-                Float64(MMA_M * config.tile_n * size_of[out_type]())
-                / STORE_BYTES_PER_CYCLE,
-            )
-            * Float64(self.tiles_n)
-        )
+        var multiply = max(
+            multiply_cycles(config, problem),
+            Float64(MMA_M * config.tile_n * size_of[out_type]())
+            / STORE_BYTES_PER_CYCLE,
+        ) * Float64(self.tiles_n)
         var best = self
         var least = Float64.MAX
         for parts in range(1, min(MAX_PARTS, problem.output[2]) + 1):
@@ -347,8 +340,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
         return ceildiv(self.stage_quads * QUAD_BYTES, 16) * 16
 
     def shared_bytes(self) -> Int:
-        """Shared memory of a block: barriers, filters, table, stages, zeros.
-        """
+        """Shared memory of a block: barriers, filters, table, stages, zeros."""
         return (
             BARRIERS_BYTES
             + self.filter_bytes
@@ -412,7 +404,9 @@ def chunks_of(config: StemConfig, problem: ConvProblem) -> Int:
         config: The configuration.
         problem: The convolution.
     """
-    return ceildiv(problem.taps() * quads_of(problem), STEP_QUADS * config.steps)
+    return ceildiv(
+        problem.taps() * quads_of(problem), STEP_QUADS * config.steps
+    )
 
 
 def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
