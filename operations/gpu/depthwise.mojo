@@ -329,7 +329,9 @@ struct DepthwiseKernel[
                     comptime if r >= 0 and r < Self.config.taps:
                         Self._spread[p](
                             lines[i],
-                            weights.unsafe_offset(r * Self.filter_row),
+                            weights.unsafe_offset(
+                                r * Self.config.taps * Self.filter_row
+                            ),
                             sums,
                         )
         else:
@@ -346,7 +348,9 @@ struct DepthwiseKernel[
                     if r >= 0 and r < Int32(Self.config.taps):
                         Self._spread[p](
                             line,
-                            weights.unsafe_offset(Int(r) * Self.filter_row),
+                            weights.unsafe_offset(
+                                Int(r) * Self.config.taps * Self.filter_row
+                            ),
                             sums,
                         )
 
