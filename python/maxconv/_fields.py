@@ -85,7 +85,11 @@ class Layout(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Which CPU kernel runs; every one but ``AUTO`` raises where it cannot take the problem."""
+    """Which kernel runs; every one but ``AUTO`` raises where it cannot take the problem.
+
+    ``REFERENCE``, ``IMPLICIT_GEMM`` and ``GROUPED`` exist on a CPU and on a GPU, ``SM90`` on GPUs of
+    compute capability 9.0 only, the others on a CPU only.
+    """
 
     AUTO = 0
     REFERENCE = 1
@@ -94,6 +98,7 @@ class Kernel(IntEnum):
     DEPTHWISE = 4
     GROUPED = 5
     FEW_FILTERS = 6
+    SM90 = 7
 
 
 class Activation(IntEnum):
