@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CPU_KERNELS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
+    "GPU_KERNELS",
     "PANEL",
     "SCALARS",
     "SCALARS_LENGTH",
@@ -87,7 +89,7 @@ class Layout(IntEnum):
 class Kernel(IntEnum):
     """Which kernel runs; every one but ``AUTO`` raises where it cannot take the problem.
 
-    ``REFERENCE``, ``IMPLICIT_GEMM`` and ``GROUPED`` exist on a CPU and on a GPU, ``SM90`` on GPUs of
+    ``REFERENCE``, ``IMPLICIT_GEMM`` and ``GROUPED`` exist on CPUs and on GPUs, ``SM90`` on GPUs of
     compute capability 9.0 only, the others on a CPU only.
     """
 
@@ -99,6 +101,17 @@ class Kernel(IntEnum):
     GROUPED = 5
     FEW_FILTERS = 6
     SM90 = 7
+
+
+#: What runs on a CPU, and what on a GPU; asking for another one raises in the call.
+CPU_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.SM90)
+GPU_KERNELS = (
+    Kernel.AUTO,
+    Kernel.REFERENCE,
+    Kernel.IMPLICIT_GEMM,
+    Kernel.GROUPED,
+    Kernel.SM90,
+)
 
 
 class Activation(IntEnum):
