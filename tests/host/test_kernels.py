@@ -184,3 +184,19 @@ def test_image_rows_around_the_register_tile(checker: Checker, size: int) -> Non
         pad_after=(1, 1),
     )
     assert "implicit_gemm" in check_everything(checker, f"row{size}", problem)
+
+
+def test_filter_too_large_for_caches(checker: Checker) -> None:
+    """Panels are fetched ahead, in several slices, by whole and partial register tiles."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(28,),
+        channels=1168,
+        filters=904,
+        filter_size=(1,),
+        stride=(1,),
+        dilation=(1,),
+        pad_before=(0,),
+        pad_after=(0,),
+    )
+    assert {"implicit_gemm", "pointwise"} <= check_everything(checker, "streamed", problem)
