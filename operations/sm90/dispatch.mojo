@@ -6,18 +6,12 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from ..conv.memory import Reads, Writes
-from ..conv.problem import ConvProblem
-from .config import (
-    MMA_M,
-    ROW_BYTES,
-    Sm90Config,
-    can_implement,
-    channel_slices,
-    walk_width,
-)
+from ..conv.problem import SPATIAL, ConvProblem
+from .config import MMA_M, Sm90Config, can_implement
 from .launch import LaunchPlan
+from .walk import ROW_BYTES, Walk
 
-comptime CANDIDATES = 15
+comptime CANDIDATES = 25
 """Configurations to choose from."""
 
 
@@ -28,6 +22,7 @@ def _rows(
     filter_stages: Int,
     output_stages: Int,
     *,
+    rank: Int = 4,
     consumers: Int = 2,
     cooperative: Bool = True,
     blocks_m: Int = 1,
@@ -38,6 +33,7 @@ def _rows(
     """A configuration whose filters are the multiply's rows; the copy engine
     stores tiles without a halo."""
     return Sm90Config(
+        rank=rank,
         tile_m=tile_m,
         tile_n=tile_n,
         consumers=consumers,
@@ -92,7 +88,27 @@ def candidate(index: Int) -> Sm90Config:
         return _rows(
             160, 64, 4, 9, 2, cooperative=False, halo=8, stationary=True
         )
-    return _rows(64, 64, 8, 8, 2, consumers=1)
+    if index == 14:
+        return _rows(64, 64, 8, 8, 2, consumers=1)
+    if index == 15:
+        return _rows(256, 128, 3, 5, 1, rank=5, blocks_m=2, halo=8)
+    if index == 16:
+        return _rows(256, 128, 4, 4, 1, rank=5, blocks_m=2)
+    if index == 17:
+        return _rows(192, 128, 5, 5, 1, rank=5)
+    if index == 18:
+        return _rows(96, 128, 7, 7, 1, rank=5)
+    if index == 19:
+        return _rows(256, 64, 4, 4, 2, rank=5, cooperative=False)
+    if index == 20:
+        return _rows(256, 64, 3, 8, 2, rank=5, cooperative=False, halo=8)
+    if index == 21:
+        return _rows(64, 64, 8, 8, 2, rank=5, consumers=1)
+    if index == 22:
+        return _rows(192, 128, 5, 5, 1, rank=3)
+    if index == 23:
+        return _rows(96, 128, 7, 7, 1, rank=3)
+    return _rows(64, 64, 8, 8, 2, rank=3, consumers=1)
 
 
 # The model's constants, fitted to timings of 20 configurations on an H200.
@@ -152,15 +168,15 @@ def predicted_seconds[
     Returns:
         Seconds.
     """
-    var pixels = (
-        problem.batch * problem.output[1] * walk_width(problem, config.halo)
-    )
-    var clusters = ceildiv(pixels, config.tile_m * config.blocks_m) * ceildiv(
-        problem.filters, config.tile_n * config.blocks_n
+    var walk = Walk(problem)
+    var clusters = (
+        ceildiv(walk.pixels(config.halo), config.tile_m * config.blocks_m)
+        * ceildiv(walk.filters, config.tile_n * config.blocks_n)
+        * walk.groups
     )
     var waves = ceildiv(clusters, multiprocessors // config.cluster_size())
-    var steps = problem.taps() * channel_slices[in_type](problem)
-    var tile = Float64(steps) * _step_cycles(config, problem)
+    var steps = walk.taps() * walk.slices[in_type]()
+    var tile = Float64(steps) * _step_cycles(config, walk)
     if config.cooperative:
         tile += (
             STORE_CYCLES
@@ -170,24 +186,28 @@ def predicted_seconds[
     else:
         tile += TURN_CYCLES
     var computation = Float64(waves) * tile / CLOCK + LAUNCH_SECONDS
-    var inputs = (
-        problem.batch * problem.input[1] * problem.input[2] * problem.channels
-        + problem.filters * problem.gemm_k()
-    )
     var bytes = (
-        inputs * size_of[in_type]()
+        _input_elements(problem) * size_of[in_type]()
         + problem.gemm_m() * problem.filters * size_of[out_type]()
     )
     var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
 
 
-def _step_cycles(config: Sm90Config, problem: ConvProblem) -> Float64:
+def _input_elements(problem: ConvProblem) -> Int:
+    """Elements of activation and filter."""
+    var pixels = problem.batch
+    for axis in range(SPATIAL):
+        pixels *= problem.input[axis]
+    return pixels * problem.channels + problem.filters * problem.gemm_k()
+
+
+def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
     """The model's time of one stage of a tile: the multiply's, or shared
     memory's."""
     var activation = Float64(config.activation_stage_bytes())
     if config.halo > 0:
-        activation /= Float64(problem.filter[2])
+        activation /= Float64(walk.filter[2])
     var filter = Float64(config.filter_stage_bytes())
     if config.stationary:
         filter = 0.0
@@ -288,9 +308,9 @@ def convolve[
     Args:
         ctx: The device; nothing is waited for.
         problem: The convolution, valid and with at least one output.
-        activation: `[N, H, W, C]` in device memory.
-        filter: `[K, R, S, C]` in device memory.
-        output: `[N, P, Q, K]` in device memory.
+        activation: `[N, *input, C]` in device memory.
+        filter: `[K, *filter, C / groups]` in device memory.
+        output: `[N, *output, K]` in device memory.
 
     Raises:
         Why no configuration can take the problem, or what the driver refused.

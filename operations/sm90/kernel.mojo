@@ -25,12 +25,13 @@ from ..pipeline.barrier import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress, prefetch_map, wait_stores_read
 from ..tma.descriptor import TensorMap
-from .config import ROW_BYTES, Sm90Config, WARPGROUP
+from .config import Sm90Config, WARPGROUP
 from .epilogue import FIRST_NAME, store_accumulators
 from .mma import Accumulators
-from .scheduler import Tile, TileGeometry, TileScheduler
+from .scheduler import Tap, Tile, TileGeometry, TileScheduler
 from .smem import SharedStorage
-from .tile_io import Tap, load_activation, load_filter
+from .tile_io import load_activation, load_filter
+from .walk import ROW_BYTES
 
 comptime PRODUCER = 0
 """The producer's warpgroup; consumers follow."""
@@ -80,8 +81,8 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
 
         Args:
             activation: Descriptor of the activation, im2col.
-            filter: Descriptor of the filter `[K, R*S, C]`.
-            output: Descriptor of the output, `[N*P*Q, K]`.
+            filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
+            output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
             output_data: The output itself.
             geometry: The problem.
         """
@@ -140,40 +141,88 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
         var loads_filter = True
+        comptime halo = Self.config.halo
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             comptime part = UInt32(
                 Self.config.activation_stage_pixels() // Self.config.blocks_n
             )
-            var first = geometry.pixel(tile.pixel + scheduler.rank_n * part)
-            for h in range(geometry.taps_h):
-                for slice in range(geometry.slices):
-                    for w in range(geometry.taps_w):
-                        var tap = Tap(w, h, slice)
-                        if Self.config.halo == 0 or w == 0:
-                            load_activation[Self.config, Self.in_type](
-                                activation,
-                                storage.activation.address(activations.stage),
-                                storage.activation.acquire(activations),
-                                geometry,
-                                scheduler,
-                                first,
-                                tap,
-                            )
-                            activations.step()
-                        if loads_filter:
-                            load_filter[Self.config, Self.in_type](
-                                filter,
-                                storage.filter.address(filters.stage),
-                                storage.filter.acquire(filters),
-                                geometry,
-                                scheduler,
-                                tile.filter,
-                                tap,
-                            )
-                            filters.step()
+            var first = geometry.coordinates[Self.config.rank](
+                geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
+            )
+            var tap = Tap()
+            for _ in range(geometry.rounds[halo]()):
+                load_activation[Self.config, Self.in_type](
+                    activation,
+                    storage.activation.address(activations.stage),
+                    storage.activation.acquire(activations),
+                    geometry,
+                    scheduler,
+                    first,
+                    tap,
+                )
+                activations.step()
+                if loads_filter:
+                    Self._load_filters(
+                        filter,
+                        storage,
+                        geometry,
+                        scheduler,
+                        filters,
+                        tile.filter,
+                        tap,
+                    )
+                tap.step[halo](geometry)
             loads_filter = not Self.config.stationary
             scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _load_filters(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the filter stages that meet an activation stage: one, or one a
+        tap of the filter row if the stage has a halo."""
+        var at = tap
+        comptime if Self.config.halo > 0:
+            for w in range(geometry.taps_w):
+                at.w = w
+                Self._load_filter(
+                    filter, storage, geometry, ranks, filters, first, at
+                )
+        else:
+            Self._load_filter(
+                filter, storage, geometry, ranks, filters, first, at
+            )
+
+    @staticmethod
+    @always_inline
+    def _load_filter(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the next filter stage."""
+        load_filter[Self.config, Self.in_type](
+            filter,
+            storage.filter.address(filters.stage),
+            storage.filter.acquire(filters),
+            geometry,
+            ranks,
+            first,
+            tap,
+        )
+        filters.step()
 
     @staticmethod
     @always_inline
@@ -193,7 +242,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
-        var part = Tile(0, 0)
+        var part = Tile(0, 0, 0)
         comptime if Self.config.cooperative:
             comptime if Self.config.splits_filters():
                 part.filter = consumer * UInt32(Self.config.consumer_filters())
@@ -266,7 +315,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             storage.filter.address(filters.stage),
             part,
         )
-        for _ in range(UInt32(1), geometry.steps()):
+        comptime halo = Self.config.halo
+        var steps = geometry.steps[halo](geometry.rounds[halo]())
+        for _ in range(UInt32(1), steps):
             var done_activation = activations.stage
             var done_filter = filters.stage
             var moved = True
@@ -373,11 +424,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         mut filters: Self.FilterPosition,
     ):
         """Moves past the stages of the other consumer's tile."""
-        filters.skip(geometry.steps())
-        comptime if Self.config.halo > 0:
-            activations.skip(geometry.taps_h * geometry.slices)
-        else:
-            activations.skip(geometry.steps())
+        var rounds = geometry.rounds[Self.config.halo]()
+        filters.skip(geometry.steps[Self.config.halo](rounds))
+        activations.skip(rounds)
 
     @staticmethod
     @always_inline

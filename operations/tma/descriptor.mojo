@@ -24,22 +24,34 @@ comptime TensorMap = TMADescriptor
 
 @fieldwise_init
 struct TensorView[rank: Int](ImplicitlyCopyable, Movable, Writable):
-    """A row-major tensor in device memory as a descriptor sees it.
-
-    `extents[0]` is the innermost dimension; `elements` are all of them.
+    """A tensor in device memory as a descriptor sees it: extents, and the
+    elements between neighbours, innermost dimension first.
 
     Parameters:
         rank: How many dimensions, 3 to 5 for im2col, 1 to 5 otherwise.
     """
 
     var extents: IndexList[Self.rank]
+    var steps: IndexList[Self.rank]
+    """Elements between neighbours; the innermost are 1 apart."""
+
+    def __init__(out self, extents: IndexList[Self.rank]):
+        """A tensor whose elements lie one behind the other.
+
+        Args:
+            extents: Innermost first.
+        """
+        self.extents = extents
+        self.steps = IndexList[Self.rank](fill=1)
+        for i in range(1, Self.rank):
+            self.steps[i] = self.steps[i - 1] * extents[i - 1]
 
     def elements(self) -> Int:
-        """How many elements the tensor has."""
-        var count = 1
+        """Elements from the tensor's first to its last."""
+        var last = 0
         for i in range(Self.rank):
-            count *= self.extents[i]
-        return count
+            last += (self.extents[i] - 1) * self.steps[i]
+        return last + 1
 
     def strides[dtype: DType](self) -> Array[Int64, Self.rank]:
         """Bytes between neighbours along each dimension.
@@ -48,19 +60,17 @@ struct TensorView[rank: Int](ImplicitlyCopyable, Movable, Writable):
             dtype: Of an element.
         """
         var result = Array[Int64, Self.rank](fill=0)
-        var stride = size_of[dtype]()
         for i in range(Self.rank):
-            result[i] = Int64(stride)
-            stride *= self.extents[i]
+            result[i] = Int64(self.steps[i] * size_of[dtype]())
         return result^
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the extents.
+        """Writes extents and steps.
 
         Args:
             writer: Where to.
         """
-        writer.write(self.extents)
+        writer.write(t"{self.extents}, steps {self.steps}")
 
 
 @fieldwise_init
