@@ -9,7 +9,9 @@ compiler fused behind the op, and stores it.
 """
 
 from extensibility import ManagedTensorSlice
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
+from std.sys.info import size_of
 from std.utils import IndexList
 
 from .memory import Reads
@@ -42,13 +44,25 @@ comptime SQRT_TWO_OVER_PI = Float32(0.79788456080286535588)
 
 
 @fieldwise_init
-struct Activation(ImplicitlyCopyable, Movable):
+struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
     """One elementwise function, chosen at run time by its `ACTIVATION_*` code.
     """
 
     var code: Int
     var p0: Float32
     var p1: Float32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "Activation"
 
     @always_inline
     def apply[
@@ -102,13 +116,13 @@ struct Activation(ImplicitlyCopyable, Movable):
 
 @fieldwise_init
 struct Epilogue[bias_type: DType, residual_type: DType](
-    ImplicitlyCopyable, Movable
+    DevicePassable, ImplicitlyCopyable, Movable
 ):
     """What happens to an accumulator before the store, except for what the
-    graph compiler fused.
+    graph compiler fused. A kernel's argument as it stands, on every target.
 
     `bias` has one value a filter, `residual` the output's shape in row-major
-    order; each is read only if its flag is set.
+    order, both in the kernel's memory; each is read only if its flag is set.
     """
 
     var has_bias: Bool
@@ -118,6 +132,18 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     var beta: Float32
     var activation: Activation
     var final_activation: Activation
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "Epilogue"
 
     def __init__(
         out self,
@@ -161,7 +187,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
 
     @always_inline
     def apply[
-        width: Int
+        width: Int, alignment: Int = 1
     ](self, v: SIMD[DType.float32, width], filter: Int, offset: Int) -> SIMD[
         DType.float32, width
     ]:
@@ -169,6 +195,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
 
         Parameters:
             width: How many filters.
+            alignment: Elements of which `filter` and `offset` are multiples,
+                and the operands' addresses too. A GPU reads as many at once.
 
         Args:
             v: Their accumulators.
@@ -180,14 +208,16 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """
         var result = v
         if self.has_bias:
-            result += self.bias.unsafe_load[width=width](filter).cast[
-                DType.float32
-            ]()
+            comptime bias_bytes = alignment * size_of[Self.bias_type]()
+            result += self.bias.unsafe_load[width=width, alignment=bias_bytes](
+                filter
+            ).cast[DType.float32]()
         result = self.activation.apply[width](result)
         if self.has_residual:
-            var c = self.residual.unsafe_load[width=width](offset).cast[
-                DType.float32
-            ]()
+            comptime residual_bytes = alignment * size_of[Self.residual_type]()
+            var c = self.residual.unsafe_load[
+                width=width, alignment=residual_bytes
+            ](offset).cast[DType.float32]()
             result = c.fma(SIMD[DType.float32, width](self.beta), result)
         return self.final_activation.apply[width](result)
 

@@ -5,6 +5,7 @@ A convolution of spatial rank 1, 2 or 3 is held with three spatial dimensions
 stride 1, dilation 1 and no padding, so nothing below this file asks for a rank.
 """
 
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils import IndexList
 
 from .memory import Reads
@@ -34,7 +35,12 @@ comptime SPATIAL = 3
 
 
 @fieldwise_init
-struct ConvProblem(ImplicitlyCopyable, Movable, Writable):
+struct ConvProblem(
+    DevicePassable,
+    ImplicitlyCopyable,
+    Movable,
+    Writable,
+):
     """The geometry of one convolution, as run-time values.
 
     Activation `[batch, *input, channels]`, filter `[filters, *filter,
@@ -55,6 +61,18 @@ struct ConvProblem(ImplicitlyCopyable, Movable, Writable):
     var dilation: IndexList[SPATIAL]
     var pad_before: IndexList[SPATIAL]
     var pad_after: IndexList[SPATIAL]
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "ConvProblem"
 
     def __init__[
         rank: Int
