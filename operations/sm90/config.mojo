@@ -69,6 +69,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var stationary: Bool
     """Whether the filter ring holds the whole filter, loaded once: for
     problems whose filters fit one tile."""
+    var splits: Bool
+    """Whether several blocks may share a tile, each with a part of its sum."""
     var output_stages: Int
     """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
     from."""
@@ -244,6 +246,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String("stages: a ring needs at least 2")
         if self.stationary and self.blocks_m > 1:
             return String("stationary: blocks that share filters reload them")
+        if self.splits and (self.stationary or not self.cooperative):
+            return String(
+                "splits: not with a stationary filter, nor with ping-pong"
+            )
         if self.halo > 0 and self.engine_store:
             return String(
                 "engine_store: the copy engine stores no tile with a halo"
@@ -272,6 +278,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
             t"{' stationary' if self.stationary else ''}"
+            t"{' splits' if self.splits else ''}"
             t" {'engine' if self.engine_store else 'row'} stores"
         )
 

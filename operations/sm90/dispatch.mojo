@@ -11,7 +11,7 @@ from .config import MMA_M, Sm90Config, can_implement
 from .launch import LaunchPlan
 from .walk import ROW_BYTES, Walk
 
-comptime CANDIDATES = 25
+comptime CANDIDATES = 27
 """Configurations to choose from."""
 
 
@@ -29,6 +29,7 @@ def _rows(
     blocks_n: Int = 1,
     halo: Int = 0,
     stationary: Bool = False,
+    splits: Bool = False,
 ) -> Sm90Config:
     """A configuration whose filters are the multiply's rows; the copy engine
     stores tiles without a halo."""
@@ -45,6 +46,7 @@ def _rows(
         activation_stages=activation_stages,
         filter_stages=filter_stages,
         stationary=stationary,
+        splits=splits,
         output_stages=output_stages,
         engine_store=halo == 0,
     )
@@ -69,11 +71,11 @@ def candidate(index: Int) -> Sm90Config:
     if index == 5:
         return _rows(224, 128, 4, 4, 1, blocks_n=2)
     if index == 6:
-        return _rows(192, 128, 5, 5, 1)
+        return _rows(192, 128, 5, 5, 1, splits=True)
     if index == 7:
         return _rows(192, 128, 5, 5, 1, blocks_n=2)
     if index == 8:
-        return _rows(96, 128, 7, 7, 1)
+        return _rows(96, 128, 7, 7, 1, splits=True)
     if index == 9:
         return _rows(96, 128, 7, 7, 1, blocks_n=2)
     if index == 10:
@@ -89,26 +91,30 @@ def candidate(index: Int) -> Sm90Config:
             160, 64, 4, 9, 2, cooperative=False, halo=8, stationary=True
         )
     if index == 14:
-        return _rows(64, 64, 8, 8, 2, consumers=1)
+        return _rows(64, 64, 8, 8, 2, consumers=1, splits=True)
     if index == 15:
-        return _rows(256, 128, 3, 5, 1, rank=5, blocks_m=2, halo=8)
+        return _rows(64, 128, 8, 8, 1, splits=True)
     if index == 16:
-        return _rows(256, 128, 4, 4, 1, rank=5, blocks_m=2)
+        return _rows(128, 128, 6, 6, 1, splits=True)
     if index == 17:
-        return _rows(192, 128, 5, 5, 1, rank=5)
+        return _rows(256, 128, 3, 5, 1, rank=5, blocks_m=2, halo=8)
     if index == 18:
-        return _rows(96, 128, 7, 7, 1, rank=5)
+        return _rows(256, 128, 4, 4, 1, rank=5, blocks_m=2)
     if index == 19:
-        return _rows(256, 64, 4, 4, 2, rank=5, cooperative=False)
+        return _rows(192, 128, 5, 5, 1, rank=5, splits=True)
     if index == 20:
-        return _rows(256, 64, 3, 8, 2, rank=5, cooperative=False, halo=8)
+        return _rows(96, 128, 7, 7, 1, rank=5, splits=True)
     if index == 21:
-        return _rows(64, 64, 8, 8, 2, rank=5, consumers=1)
+        return _rows(256, 64, 4, 4, 2, rank=5, cooperative=False)
     if index == 22:
-        return _rows(192, 128, 5, 5, 1, rank=3)
+        return _rows(256, 64, 3, 8, 2, rank=5, cooperative=False, halo=8)
     if index == 23:
-        return _rows(96, 128, 7, 7, 1, rank=3)
-    return _rows(64, 64, 8, 8, 2, rank=3, consumers=1)
+        return _rows(64, 64, 8, 8, 2, rank=5, consumers=1, splits=True)
+    if index == 24:
+        return _rows(192, 128, 5, 5, 1, rank=3)
+    if index == 25:
+        return _rows(96, 128, 7, 7, 1, rank=3, splits=True)
+    return _rows(64, 64, 8, 8, 2, rank=3, consumers=1, splits=True)
 
 
 # The model's constants, fitted to timings of 20 configurations on an H200.

@@ -1,8 +1,14 @@
 """Runs the Hopper kernel: descriptors, grid, launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    FuncAttribute,
+)
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -18,6 +24,7 @@ from ..tma.descriptor import (
 from .config import Sm90Config, can_implement
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
+from .split import counters, split_refusal, workspace_elements
 from .walk import ROW_BYTES, Walk
 
 
@@ -37,6 +44,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
     var filter: TensorMap
     var output: TensorMap
     var output_data: Writes[Self.out_type]
+    var workspace: Optional[DeviceBuffer[DType.float32]]
+    """Of tiles that are cut into parts."""
     var geometry: TileGeometry
     var blocks: Int
 
@@ -47,8 +56,10 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
         output: Writes[Self.out_type],
+        parts: Int = 1,
     ) raises:
-        """Encodes the descriptors and counts the blocks.
+        """Encodes the descriptors, counts the blocks, and allocates the
+        workspace, if tiles are cut into parts.
 
         Args:
             ctx: The device.
@@ -56,6 +67,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             activation: `[N, *input, C]` in device memory.
             filter: `[K, *filter, C / groups]` in device memory.
             output: `[N, *output, K]` in device memory.
+            parts: Of a tile's sum.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
@@ -67,6 +79,9 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
         var walk = Walk(problem)
+        refusal = split_refusal[Self.in_type](Self.config, walk, parts)
+        if refusal:
+            raise Error(t"sm90: {refusal.value()}; problem {problem}")
         self.activation = _activation_map[Self.in_type, Self.config](
             ctx, walk, activation
         )
@@ -78,12 +93,20 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
         self.output_data = output
         self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
+        var tiles = Int(self.geometry.tiles())
+        self.workspace = None
+        if parts > 1:
+            self.workspace = ctx.enqueue_create_buffer[DType.float32](
+                workspace_elements(Self.config, tiles, parts)
+            )
+            self.geometry.split(
+                Self.config.halo, parts, counters(Self.config, tiles)
+            )
         comptime size = Self.config.cluster_size()
         var multiprocessors = ctx.get_attribute(
             DeviceAttribute.MULTIPROCESSOR_COUNT
         )
-        var clusters = min(Int(self.geometry.tiles()), multiprocessors // size)
-        self.blocks = clusters * size
+        self.blocks = min(tiles * parts, multiprocessors // size) * size
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -98,11 +121,24 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             Self.in_type, Self.out_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
+        var workspace = self.output_data.unsafe_bitcast[Float32]()
+        if self.workspace:
+            var buffer = self.workspace.value()
+            ctx.enqueue_memset(
+                buffer.create_sub_buffer[DType.float32](
+                    0, Int(self.geometry.counters)
+                ),
+                Float32(0),
+            )
+            workspace = buffer.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
             self.output_data,
+            workspace,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),

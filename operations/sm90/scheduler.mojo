@@ -88,6 +88,14 @@ struct TileGeometry(
     """Tiles of a whole cluster along the filters of a group."""
     var clusters_n: Divisor
     """The same, of all groups."""
+    var parts: Divisor
+    """Of a tile's sum."""
+    var part_rounds: UInt32
+    """Activation stages of a part."""
+    var longer_parts: UInt32
+    """Parts, the first ones, that have one more."""
+    var counters: UInt32
+    """Of the workspace."""
 
     comptime device_type: AnyType = Self
 
@@ -146,26 +154,42 @@ struct TileGeometry(
             ),
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * walk.groups),
+            parts=Divisor(1),
+            part_rounds=0,
+            longer_parts=0,
+            counters=0,
         )
 
+    def split(mut self, halo: Int, parts: Int, counters: Int):
+        """Cuts tiles into parts.
+
+        Args:
+            halo: The configuration's.
+            parts: Of a tile; `split_refusal` has agreed.
+            counters: Of the workspace.
+        """
+        self.parts = Divisor(parts)
+        self.part_rounds, self.longer_parts = divmod(
+            self.rounds(halo), UInt32(parts)
+        )
+        self.counters = UInt32(counters)
+
     @always_inline
-    def rounds[halo: Int](self) -> UInt32:
+    def rounds(self, halo: Int) -> UInt32:
         """Activation stages of a tile's sum.
 
-        Parameters:
+        Args:
             halo: The configuration's; if it is 0, a stage serves one tap.
         """
         var rows = self.taps_d * self.taps_h * self.slices
         return rows if halo > 0 else rows * self.taps_w
 
     @always_inline
-    def steps[halo: Int](self, rounds: UInt32) -> UInt32:
+    def steps(self, halo: Int, rounds: UInt32) -> UInt32:
         """Filter stages of some activation stages.
 
-        Parameters:
-            halo: The configuration's.
-
         Args:
+            halo: The configuration's.
             rounds: Activation stages.
         """
         return rounds * self.taps_w if halo > 0 else rounds
@@ -281,17 +305,30 @@ struct Tap(TrivialRegisterPassable):
         self.slice = 0
 
     @always_inline
-    def step[halo: Int](mut self, geometry: TileGeometry):
-        """Moves to the next activation stage.
-
-        Parameters:
-            halo: The configuration's; if it is not 0, a stage serves a whole
-                filter row, and `w` stays 0.
+    def skip(mut self, halo: Int, geometry: TileGeometry, rounds: UInt32):
+        """Moves on from the first step.
 
         Args:
+            halo: As in `step`.
+            geometry: The problem.
+            rounds: By how many activation stages.
+        """
+        var left = rounds
+        if halo == 0:
+            left, self.w = divmod(left, geometry.taps_w)
+        left, self.slice = divmod(left, geometry.slices)
+        self.d, self.h = divmod(left, geometry.taps_h)
+
+    @always_inline
+    def step(mut self, halo: Int, geometry: TileGeometry):
+        """Moves to the next activation stage.
+
+        Args:
+            halo: The configuration's; if it is not 0, a stage serves a whole
+                filter row, and `w` stays 0.
             geometry: The problem.
         """
-        comptime if halo == 0:
+        if halo == 0:
             self.w += 1
             if self.w < geometry.taps_w:
                 return
@@ -319,12 +356,20 @@ struct Tap(TrivialRegisterPassable):
 
 @fieldwise_init
 struct Tile(TrivialRegisterPassable):
-    """An output tile: its first pixel, counted along the walk, its first
-    filter, counted over all groups, and its group."""
+    """An output tile, or a part of its sum."""
 
     var pixel: UInt32
+    """The first, counted along the walk."""
     var filter: UInt32
+    """The first, counted over all groups."""
     var group: UInt32
+    var slot: UInt32
+    """The tile's index, counted in blocks."""
+    var part: UInt32
+    var first: UInt32
+    """Activation stages in front of the part's."""
+    var rounds: UInt32
+    """Activation stages of the part."""
 
     @always_inline
     def filter_end(self, geometry: TileGeometry) -> UInt32:
@@ -363,11 +408,13 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
 
     @always_inline
     def valid(self, geometry: TileGeometry) -> Bool:
-        """Whether there is a tile left.
+        """Whether there is a tile left, or a part of one.
 
         Args:
             geometry: The problem.
         """
+        comptime if Self.config.splits:
+            return self.index < geometry.tiles() * geometry.parts.value
         return self.index < geometry.tiles()
 
     @always_inline
@@ -377,17 +424,33 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         Args:
             geometry: The problem.
         """
-        var m, n = geometry.clusters_n.split(self.index)
+        var index = self.index
+        var part = UInt32(0)
+        var first = UInt32(0)
+        var rounds = geometry.rounds(Self.config.halo)
+        comptime if Self.config.splits:
+            index, part = geometry.parts.split(self.index)
+            if geometry.parts.value > 1:
+                first = part * geometry.part_rounds + min(
+                    part, geometry.longer_parts
+                )
+                rounds = geometry.part_rounds
+                if part < geometry.longer_parts:
+                    rounds += 1
+        var m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
-        comptime blocks_m = UInt32(Self.config.blocks_m)
-        comptime blocks_n = UInt32(Self.config.blocks_n)
-        var filter = (n_of_group * blocks_n + self.rank_n) * UInt32(
-            Self.config.tile_n
-        )
+        var filter = n_of_group * UInt32(Self.config.blocks_n) + self.rank_n
+        var rank = self.rank_n * UInt32(Self.config.blocks_m) + self.rank_m
         return Tile(
-            (m * blocks_m + self.rank_m) * UInt32(Self.config.tile_m),
-            group * geometry.group_filters + filter,
-            group,
+            pixel=(m * UInt32(Self.config.blocks_m) + self.rank_m)
+            * UInt32(Self.config.tile_m),
+            filter=group * geometry.group_filters
+            + filter * UInt32(Self.config.tile_n),
+            group=group,
+            slot=index * UInt32(Self.config.cluster_size()) + rank,
+            part=part,
+            first=first,
+            rounds=rounds,
         )
 
     @always_inline
