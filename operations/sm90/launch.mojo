@@ -6,7 +6,7 @@ from max.gpu.host import (
     DeviceContext,
     FuncAttribute,
 )
-from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.collections import Optional
 from std.sys.info import size_of
@@ -15,6 +15,7 @@ from std.utils import IndexList
 from ..conv.memory import Reads, Writes
 from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import (
+    TFLOAT32,
     PixelBox,
     TensorMap,
     TensorView,
@@ -152,6 +153,14 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
 
 
+def _operand_type[dtype: DType]() -> TensorMapDataType:
+    """What the copy engine takes operands for: the multiply ignores float32's
+    last bits, so the engine rounds them."""
+    comptime if dtype == DType.float32:
+        return TFLOAT32
+    return TensorMapDataType.from_dtype[dtype]()
+
+
 def _activation_map[
     dtype: DType, config: Sm90Config
 ](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
@@ -183,6 +192,7 @@ def _activation_map[
         ROW_BYTES // size_of[dtype](),
         config.activation_stage_pixels() // config.blocks_n,
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -204,6 +214,7 @@ def _filter_map[
             ROW_BYTES // size_of[dtype](), 1, config.tile_n // config.blocks_m
         ),
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 

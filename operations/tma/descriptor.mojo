@@ -18,6 +18,9 @@ from std.utils import IndexList
 
 from ..conv.memory import Reads
 
+comptime TFLOAT32 = TensorMapDataType(11)
+"""Elements of float32 that a load rounds to tf32."""
+
 comptime TensorMap = TMADescriptor
 """The driver's 128 opaque bytes; a kernel takes it as a grid constant."""
 
@@ -122,6 +125,7 @@ def encode_tiled[
     tensor: TensorView[rank],
     box: IndexList[rank],
     swizzle: TensorMapSwizzle,
+    data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
 ) raises -> TensorMap:
     """The descriptor of a tensor that is loaded or stored in boxes.
 
@@ -136,6 +140,7 @@ def encode_tiled[
             of 16 bytes.
         box: Elements along each dimension that one copy moves.
         swizzle: How rows of a box are swizzled in shared memory.
+        data_type: What the engine takes an element for.
 
     Returns:
         The descriptor.
@@ -155,7 +160,7 @@ def encode_tiled[
     try:
         buffer._tensor_map_encode_tiled(
             Pointer(to=map).unsafe_bitcast[NoneType](),
-            TensorMapDataType.from_dtype[dtype]()._value,
+            data_type._value,
             Int32(rank),
             extents.unsafe_ptr(),
             strides.unsafe_ptr().unsafe_offset(1),
@@ -184,6 +189,7 @@ def encode_im2col[
     channels: Int,
     pixels: Int,
     swizzle: TensorMapSwizzle,
+    data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
 ) raises -> TensorMap:
     """The descriptor of a tensor `[N, [[D,] H,] W, C]` whose pixels are loaded
     or stored in the order of a walk.
@@ -201,6 +207,7 @@ def encode_im2col[
         channels: Channels of a pixel that one copy moves.
         pixels: Pixels that one copy moves, up to 1024.
         swizzle: How pixels are swizzled in shared memory.
+        data_type: What the engine takes an element for.
 
     Returns:
         The descriptor.
@@ -225,7 +232,7 @@ def encode_im2col[
     try:
         buffer._tensor_map_encode_im2col(
             Pointer(to=map).unsafe_bitcast[NoneType](),
-            TensorMapDataType.from_dtype[dtype]()._value,
+            data_type._value,
             Int32(rank),
             extents.unsafe_ptr(),
             strides.unsafe_ptr().unsafe_offset(1),
