@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_torch.py tests/gpu/sm90_time.txt
 
-bfloat16, channels-last (one axis: as PyTorch has it), `cudnn.benchmark`; replays of a CUDA graph of 32 launches on random data,
-over several input sets that together exceed the L2; the median of 7, after a pause in which the
-chip cools. Needs torch with CUDA; the lines of the file are described in tests/gpu/problems.mojo.
+bfloat16, channels-last (one axis: as PyTorch has it), `cudnn.benchmark`; replays of a CUDA graph of
+32 launches on random data, over several input sets that together exceed the L2; the median of 7,
+after a pause in which the chip cools. Needs torch with CUDA; the lines of the file are described in
+tests/gpu/problems.mojo.
 """
 
 from __future__ import annotations
