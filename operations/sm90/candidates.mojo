@@ -82,7 +82,7 @@ def candidate(index: Int) -> Sm90Config:
             160, 64, 4, 9, 2, cooperative=False, halo=8, stationary=True
         )
     if index == 14:
-        return _rows(64, 64, 8, 8, 2, consumers=1, splits=True)
+        return _rows(64, 64, 8, 8, 1, consumers=1, splits=True)
     if index == 15:
         return _rows(64, 128, 8, 8, 1, splits=True)
     if index == 16:
@@ -100,12 +100,12 @@ def candidate(index: Int) -> Sm90Config:
     if index == 22:
         return _rows(256, 64, 3, 8, 2, rank=5, cooperative=False, halo=8)
     if index == 23:
-        return _rows(64, 64, 8, 8, 2, rank=5, consumers=1, splits=True)
+        return _rows(64, 64, 8, 8, 1, rank=5, consumers=1, splits=True)
     if index == 24:
         return _rows(192, 128, 5, 5, 1, rank=3)
     if index == 25:
         return _rows(96, 128, 7, 7, 1, rank=3, splits=True)
-    return _rows(64, 64, 8, 8, 2, rank=3, consumers=1, splits=True)
+    return _rows(64, 64, 8, 8, 1, rank=3, consumers=1, splits=True)
 
 
 def offered[in_type: DType](index: Int) -> Bool:

@@ -22,15 +22,10 @@ def problem(draw: random.Random, name: str) -> str | None:
         if (taps - 1) * dilation + 1 > size + before + after:
             return None
         axes.append((size, taps, stride, dilation, before, after))
-    size, taps, stride, dilation, before, after = (
-        "x".join(map(str, numbers)) for numbers in zip(*axes, strict=True)
-    )
+    size_of, *others = ("x".join(map(str, numbers)) for numbers in zip(*axes, strict=True))
     channels, filters = (8 * draw.randint(1, 60 // groups) * groups for _ in range(2))
     batch = draw.randint(1, 4)
-    return (
-        f"{name} {batch} {size} {channels} {filters} {taps} {stride} {dilation} "
-        f"{before} {after} {groups}"
-    )
+    return f"{name} {batch} {size_of} {channels} {filters} {' '.join(others)} {groups}"
 
 
 def main() -> None:
