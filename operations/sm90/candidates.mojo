@@ -2,7 +2,7 @@
 
 from .config import Sm90Config
 
-comptime CANDIDATES = 27
+comptime CANDIDATES = 17
 """Configurations to choose from."""
 
 
@@ -13,7 +13,6 @@ def _rows(
     filter_stages: Int,
     output_stages: Int,
     *,
-    rank: Int = 4,
     consumers: Int = 2,
     cooperative: Bool = True,
     blocks_m: Int = 1,
@@ -25,7 +24,6 @@ def _rows(
     """A configuration whose filters are the multiply's rows; the copy engine
     stores tiles without a halo."""
     return Sm90Config(
-        rank=rank,
         tile_m=tile_m,
         tile_n=tile_n,
         consumers=consumers,
@@ -62,7 +60,7 @@ def candidate(index: Int) -> Sm90Config:
     if index == 5:
         return _rows(224, 128, 4, 4, 1, blocks_n=2)
     if index == 6:
-        return _rows(192, 128, 5, 5, 1, splits=True)
+        return _rows(192, 128, 5, 5, 1)
     if index == 7:
         return _rows(192, 128, 5, 5, 1, blocks_n=2)
     if index == 8:
@@ -85,27 +83,7 @@ def candidate(index: Int) -> Sm90Config:
         return _rows(64, 64, 8, 8, 1, consumers=1, splits=True)
     if index == 15:
         return _rows(64, 128, 8, 8, 1, splits=True)
-    if index == 16:
-        return _rows(128, 128, 6, 6, 1, splits=True)
-    if index == 17:
-        return _rows(256, 128, 3, 5, 1, rank=5, blocks_m=2, halo=8)
-    if index == 18:
-        return _rows(256, 128, 4, 4, 1, rank=5, blocks_m=2)
-    if index == 19:
-        return _rows(192, 128, 5, 5, 1, rank=5, splits=True)
-    if index == 20:
-        return _rows(96, 128, 7, 7, 1, rank=5, splits=True)
-    if index == 21:
-        return _rows(256, 64, 4, 4, 2, rank=5, cooperative=False)
-    if index == 22:
-        return _rows(256, 64, 3, 8, 2, rank=5, cooperative=False, halo=8)
-    if index == 23:
-        return _rows(64, 64, 8, 8, 1, rank=5, consumers=1, splits=True)
-    if index == 24:
-        return _rows(192, 128, 5, 5, 1, rank=3)
-    if index == 25:
-        return _rows(96, 128, 7, 7, 1, rank=3, splits=True)
-    return _rows(64, 64, 8, 8, 1, rank=3, consumers=1, splits=True)
+    return _rows(128, 128, 6, 6, 1, splits=True)
 
 
 def offered[in_type: DType](index: Int) -> Bool:
@@ -127,7 +105,4 @@ def offered[in_type: DType](index: Int) -> Bool:
         or index == 10
         or index == 14
         or index == 16
-        or index == 20
-        or index == 23
-        or index == 25
     )

@@ -10,7 +10,7 @@ from std.sys.info import size_of
 
 from ..conv.problem import ConvProblem
 from ..pipeline.barrier import BARRIER_BYTES
-from .walk import ALIGNMENT, MAX_RANK, ROW_BYTES, Walk
+from .walk import ALIGNMENT, ROW_BYTES, Walk
 
 comptime WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -47,8 +47,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     stores.
     """
 
-    var rank: Int
-    """Of the activation's descriptor: two more than the walk's axes."""
     var tile_m: Int
     var tile_n: Int
     var consumers: Int
@@ -191,8 +189,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
-        if self.rank < 3 or self.rank > MAX_RANK:
-            return String(t"rank: {self.rank} is not 3 to {MAX_RANK}")
         if self.consumers < 1 or self.consumers > 3:
             return String(t"consumers: {self.consumers} is not 1 to 3")
         if not self.cooperative and self.consumers != 2:
@@ -272,8 +268,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
         writer.write(
-            t"rank {self.rank},"
-            t" {self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
+            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
             t" cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
@@ -317,11 +312,6 @@ def can_implement[
     refusal = walk.refusal[in_type](config.halo)
     if refusal:
         return refusal
-    if walk.rank != config.rank:
-        return String(
-            t"the problem needs a descriptor of rank {walk.rank}; here"
-            t" {config.rank}"
-        )
     refusal = _halo_refusal(config, walk)
     if refusal:
         return refusal

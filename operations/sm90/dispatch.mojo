@@ -70,7 +70,7 @@ def choose[
         return best^
     for index in range(CANDIDATES):
         var config = candidate(index)
-        if config.rank != walk.rank or not offered[in_type](index):
+        if not offered[in_type](index):
             continue
         refusal = can_implement[in_type, out_type](config, problem)
         if refusal:

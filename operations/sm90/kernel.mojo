@@ -157,7 +157,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             comptime part = UInt32(
                 Self.config.activation_stage_pixels() // Self.config.blocks_n
             )
-            var first = geometry.coordinates[Self.config.rank](
+            var first = geometry.load_start(
                 geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
             )
             var tap = Tap()

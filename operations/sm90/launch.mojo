@@ -164,9 +164,19 @@ def _operand_type[dtype: DType]() -> TensorMapDataType:
 def _activation_map[
     dtype: DType, config: Sm90Config
 ](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
+    """The walk over the activation's pixels, of the rank that it needs."""
+    if walk.rank == 3:
+        return _walk_map[dtype, config, 3](ctx, walk, data)
+    if walk.rank == 4:
+        return _walk_map[dtype, config, 4](ctx, walk, data)
+    return _walk_map[dtype, config, 5](ctx, walk, data)
+
+
+def _walk_map[
+    dtype: DType, config: Sm90Config, rank: Int
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
     """The walk over the activation's pixels: one step an output pixel, plus,
     with a halo, the steps between the rows' ends."""
-    comptime rank = config.rank
     comptime spatial = rank - 2
     var extents = IndexList[rank](fill=walk.channels)
     var steps = IndexList[rank](fill=1)
