@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/graphs.py build/gpu_problems.txt > graphs.jsonl
 
-Needs MAX with a GPU; `max_fcrs` also needs cuDNN 9 where MAX finds it. Takes the problems with a 3x3
-filter, stride 1 and one group: three graphs with symbolic sizes serve them all. A call is one
+Needs MAX with a GPU; `max_fcrs` also needs cuDNN 9 where MAX finds it. Takes the problems with a
+3x3 filter, stride 1 and one group: graphs with symbolic sizes serve them all. A call is one
 `model.execute`; calls are enqueued back to back and waited for together. One JSON object a line.
 """
 
