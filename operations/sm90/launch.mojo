@@ -1,28 +1,32 @@
 """Runs the Hopper kernel: descriptors, grid, launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
-from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    FuncAttribute,
+)
+from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.memory import Reads, Writes
-from ..conv.problem import ConvProblem
+from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import (
+    TFLOAT32,
     PixelBox,
     TensorMap,
     TensorView,
     encode_im2col,
     encode_tiled,
 )
-from .config import (
-    ROW_BYTES,
-    Sm90Config,
-    can_implement,
-    walk_upper,
-)
+from .config import Sm90Config, can_implement
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
+from .split import counters, split_refusal, workspace_elements
+from .walk import ROW_BYTES, Walk
 
 
 @fieldwise_init
@@ -41,6 +45,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
     var filter: TensorMap
     var output: TensorMap
     var output_data: Writes[Self.out_type]
+    var workspace: Optional[DeviceBuffer[DType.float32]]
+    """Of tiles that are cut into parts."""
     var geometry: TileGeometry
     var blocks: Int
 
@@ -51,15 +57,18 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
         output: Writes[Self.out_type],
+        parts: Int = 1,
     ) raises:
-        """Encodes the descriptors and counts the blocks.
+        """Encodes the descriptors, counts the blocks, and allocates the
+        workspace, if tiles are cut into parts.
 
         Args:
             ctx: The device.
             problem: The convolution, valid and with at least one output.
-            activation: `[N, H, W, C]` in device memory.
-            filter: `[K, R, S, C]` in device memory.
-            output: `[N, P, Q, K]` in device memory.
+            activation: `[N, *input, C]` in device memory.
+            filter: `[K, *filter, C / groups]` in device memory.
+            output: `[N, *output, K]` in device memory.
+            parts: Of a tile's sum.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
@@ -70,8 +79,12 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        var walk = Walk(problem)
+        refusal = split_refusal[Self.in_type](Self.config, walk, parts)
+        if refusal:
+            raise Error(t"sm90: {refusal.value()}; problem {problem}")
         self.activation = _activation_map[Self.in_type, Self.config](
-            ctx, problem, activation
+            ctx, walk, activation
         )
         self.filter = _filter_map[Self.in_type, Self.config](
             ctx, problem, filter
@@ -80,13 +93,21 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             ctx, problem, output.as_imm()
         )
         self.output_data = output
-        self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
+        self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
+        var tiles = Int(self.geometry.tiles())
+        self.workspace = None
+        if parts > 1:
+            self.workspace = ctx.enqueue_create_buffer[DType.float32](
+                workspace_elements(Self.config, tiles, parts)
+            )
+            self.geometry.split(
+                Self.config.halo, parts, counters(Self.config, tiles)
+            )
         comptime size = Self.config.cluster_size()
         var multiprocessors = ctx.get_attribute(
             DeviceAttribute.MULTIPROCESSOR_COUNT
         )
-        var clusters = min(Int(self.geometry.tiles()), multiprocessors // size)
-        self.blocks = clusters * size
+        self.blocks = min(tiles * parts, multiprocessors // size) * size
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -101,11 +122,24 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             Self.in_type, Self.out_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
+        var workspace = self.output_data.unsafe_bitcast[Float32]()
+        if self.workspace:
+            var buffer = self.workspace.value()
+            ctx.enqueue_memset(
+                buffer.create_sub_buffer[DType.float32](
+                    0, Int(self.geometry.counters)
+                ),
+                Float32(0),
+            )
+            workspace = buffer.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
             self.output_data,
+            workspace,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
@@ -119,35 +153,56 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
 
 
+def _operand_type[dtype: DType]() -> TensorMapDataType:
+    """What the copy engine takes operands for: the multiply ignores float32's
+    last bits, so the engine rounds them."""
+    comptime if dtype == DType.float32:
+        return TFLOAT32
+    return TensorMapDataType.from_dtype[dtype]()
+
+
 def _activation_map[
     dtype: DType, config: Sm90Config
-](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
-) raises -> TensorMap:
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
+    """The walk over the activation's pixels, of the rank that it needs."""
+    if walk.rank == 3:
+        return _walk_map[dtype, config, 3](ctx, walk, data)
+    if walk.rank == 4:
+        return _walk_map[dtype, config, 4](ctx, walk, data)
+    return _walk_map[dtype, config, 5](ctx, walk, data)
+
+
+def _walk_map[
+    dtype: DType, config: Sm90Config, rank: Int
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
     """The walk over the activation's pixels: one step an output pixel, plus,
     with a halo, the steps between the rows' ends."""
-    return encode_im2col[dtype, 4](
+    comptime spatial = rank - 2
+    var extents = IndexList[rank](fill=walk.channels)
+    var steps = IndexList[rank](fill=1)
+    var lower = IndexList[spatial](fill=0)
+    var upper = IndexList[spatial](fill=0)
+    var strides = IndexList[spatial](fill=1)
+    var step = walk.pixel_step
+    for i in range(spatial):
+        var axis = SPATIAL - 1 - i
+        extents[1 + i] = walk.input[axis]
+        steps[1 + i] = step
+        step *= walk.input[axis]
+        lower[i] = -walk.pad_before[axis]
+        upper[i] = walk.upper(axis, config.halo)
+        strides[i] = walk.stride[axis]
+    extents[rank - 1] = walk.images * walk.groups
+    steps[rank - 1] = walk.channels if walk.groups > 1 else step
+    return encode_im2col[dtype, rank](
         ctx,
         data,
-        TensorView[4](
-            IndexList[4](
-                problem.channels,
-                problem.input[2],
-                problem.input[1],
-                problem.batch,
-            )
-        ),
-        PixelBox[2](
-            IndexList[2](-problem.pad_before[2], -problem.pad_before[1]),
-            IndexList[2](
-                walk_upper(problem, 2, config.halo),
-                walk_upper(problem, 1, config.halo),
-            ),
-            IndexList[2](problem.stride[2], problem.stride[1]),
-        ),
+        TensorView[rank](extents, steps),
+        PixelBox[spatial](lower, upper, strides),
         ROW_BYTES // size_of[dtype](),
         config.activation_stage_pixels() // config.blocks_n,
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -156,17 +211,20 @@ def _filter_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
-    """The filter as `[K, R*S, C]`, one tap of some filters a box."""
+    """The filter as `[K, T*R*S, C/groups]`, one tap of some filters a box."""
     return encode_tiled[dtype, 3](
         ctx,
         data,
         TensorView[3](
-            IndexList[3](problem.channels, problem.taps(), problem.filters)
+            IndexList[3](
+                problem.group_channels(), problem.taps(), problem.filters
+            )
         ),
         IndexList[3](
             ROW_BYTES // size_of[dtype](), 1, config.tile_n // config.blocks_m
         ),
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -175,11 +233,16 @@ def _output_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
-    """The output as a matrix, a buffer a box."""
-    return encode_tiled[dtype, 2](
+    """The output as a matrix `[N*Z*P*Q, K/groups]` of each group, so that a
+    box ends with its group; a buffer a box."""
+    var filters = problem.group_filters()
+    return encode_tiled[dtype, 3](
         ctx,
         data,
-        TensorView[2](IndexList[2](problem.filters, problem.gemm_m())),
-        IndexList[2](ROW_BYTES // size_of[dtype](), config.store_pixels()),
+        TensorView[3](
+            IndexList[3](filters, problem.gemm_m(), problem.groups),
+            IndexList[3](1, problem.filters, filters),
+        ),
+        IndexList[3](ROW_BYTES // size_of[dtype](), config.store_pixels(), 1),
         TensorMapSwizzle.SWIZZLE_128B,
     )
