@@ -3,6 +3,7 @@
 from max.gpu.host import (
     DeviceAttribute,
     DeviceContext,
+    Dim,
     FuncAttribute,
 )
 from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
@@ -123,7 +124,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
-            cluster_dim=self.cluster,
+            cluster_dim=Dim(self.cluster),
             shared_mem_bytes=bytes,
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)
