@@ -2,7 +2,7 @@
 
 from .config import Sm90Config
 
-comptime CANDIDATES = 19
+comptime CANDIDATES = 14
 """Configurations to choose from."""
 
 
@@ -50,42 +50,30 @@ def candidate(index: Int) -> Sm90Config:
     if index == 0:
         return _rows(256, 128, 3, 5, 1, blocks_m=2, halo=8)
     if index == 1:
-        return _rows(256, 128, 3, 5, 1, blocks_n=2, halo=16)
-    if index == 2:
         return _rows(256, 128, 4, 4, 1, blocks_m=2)
-    if index == 3:
-        return _rows(256, 128, 4, 4, 1, blocks_n=2)
-    if index == 4:
+    if index == 2:
         return _rows(224, 128, 3, 5, 1, blocks_n=2, halo=16)
-    if index == 5:
+    if index == 3:
         return _rows(224, 128, 4, 4, 1, blocks_n=2)
-    if index == 6:
+    if index == 4:
         return _rows(192, 128, 5, 5, 1)
-    if index == 7:
+    if index == 5:
         return _rows(192, 128, 5, 5, 1, blocks_n=2)
-    if index == 8:
+    if index == 6:
         return _rows(96, 128, 7, 7, 1)
-    if index == 9:
+    if index == 7:
         return _rows(96, 128, 7, 7, 1, blocks_n=2)
-    if index == 10:
-        return _rows(256, 64, 4, 4, 2, cooperative=False)
-    if index == 11:
+    if index == 8:
         return _rows(256, 64, 3, 8, 2, cooperative=False, halo=8)
-    if index == 12:
-        return _rows(
-            256, 64, 3, 9, 2, cooperative=False, halo=8, stationary=True
-        )
-    if index == 13:
+    if index == 9:
         return _rows(
             160, 64, 4, 9, 2, cooperative=False, halo=8, stationary=True
         )
-    if index == 14:
+    if index == 10:
         return _rows(64, 64, 8, 8, 1, consumers=1, splits=True)
-    if index == 15:
+    if index == 11:
         return _rows(64, 128, 8, 8, 1, splits=True)
-    if index == 16:
-        return _rows(128, 128, 6, 6, 1, splits=True)
-    if index == 17:
+    if index == 12:
         return _rows(128, 128, 5, 5, 2, cooperative=False)
     return _rows(128, 128, 4, 7, 1, halo=8, splits=True)
 
@@ -104,9 +92,9 @@ def offered[in_type: DType](index: Int) -> Bool:
         return True
     return (
         index == 0
+        or index == 4
         or index == 6
         or index == 8
         or index == 10
-        or index == 14
-        or index == 16
+        or index == 12
     )
