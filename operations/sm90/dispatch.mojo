@@ -5,6 +5,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem
 from .config import (
@@ -15,6 +16,7 @@ from .config import (
     channel_slices,
     walk_width,
 )
+from .epilogue_config import EpilogueConfig
 from .launch import LaunchPlan
 
 comptime CANDIDATES = 15
@@ -26,8 +28,9 @@ def _rows(
     tile_n: Int,
     activation_stages: Int,
     filter_stages: Int,
-    output_stages: Int,
+    epilogue_stages: Int,
     *,
+    subtile_pixels: Int = 64,
     consumers: Int = 2,
     cooperative: Bool = True,
     blocks_m: Int = 1,
@@ -49,8 +52,15 @@ def _rows(
         activation_stages=activation_stages,
         filter_stages=filter_stages,
         stationary=stationary,
-        output_stages=output_stages,
-        engine_store=halo == 0,
+        epilogue=EpilogueConfig(
+            subtile_pixels=subtile_pixels,
+            stages_c=epilogue_stages,
+            stages_d=min(2, epilogue_stages),
+            fragment_size=16,
+            reuse_c=True,
+            delay_store=False,
+            engine_store=halo == 0,
+        ),
     )
 
 
@@ -61,38 +71,46 @@ def candidate(index: Int) -> Sm90Config:
         index: From 0 to `CANDIDATES - 1`.
     """
     if index == 0:
-        return _rows(256, 128, 3, 5, 1, blocks_m=2, halo=8)
+        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8)
     if index == 1:
-        return _rows(256, 128, 3, 5, 1, blocks_n=2, halo=16)
+        return _rows(256, 128, 3, 5, 2, blocks_n=2, halo=16)
     if index == 2:
-        return _rows(256, 128, 4, 4, 1, blocks_m=2)
+        return _rows(256, 128, 4, 4, 2, blocks_m=2)
     if index == 3:
-        return _rows(256, 128, 4, 4, 1, blocks_n=2)
+        return _rows(256, 128, 4, 4, 2, blocks_n=2)
     if index == 4:
-        return _rows(224, 128, 3, 5, 1, blocks_n=2, halo=16)
+        return _rows(224, 128, 3, 5, 7, blocks_n=2, halo=16, subtile_pixels=32)
     if index == 5:
-        return _rows(224, 128, 4, 4, 1, blocks_n=2)
+        return _rows(224, 128, 4, 4, 6, blocks_n=2, subtile_pixels=32)
     if index == 6:
-        return _rows(192, 128, 5, 5, 1)
+        return _rows(192, 128, 5, 5, 3, subtile_pixels=32)
     if index == 7:
-        return _rows(192, 128, 5, 5, 1, blocks_n=2)
+        return _rows(192, 128, 5, 5, 3, blocks_n=2, subtile_pixels=32)
     if index == 8:
-        return _rows(96, 128, 7, 7, 1)
+        return _rows(96, 128, 7, 7, 3, subtile_pixels=32)
     if index == 9:
-        return _rows(96, 128, 7, 7, 1, blocks_n=2)
+        return _rows(96, 128, 7, 7, 3, blocks_n=2, subtile_pixels=32)
     if index == 10:
-        return _rows(256, 64, 4, 4, 2, cooperative=False)
+        return _rows(256, 64, 4, 4, 4, cooperative=False)
     if index == 11:
-        return _rows(256, 64, 3, 8, 2, cooperative=False, halo=8)
+        return _rows(256, 64, 3, 8, 3, cooperative=False, halo=8)
     if index == 12:
         return _rows(
-            256, 64, 3, 9, 2, cooperative=False, halo=8, stationary=True
+            256, 64, 3, 9, 3, cooperative=False, halo=8, stationary=True
         )
     if index == 13:
         return _rows(
-            160, 64, 4, 9, 2, cooperative=False, halo=8, stationary=True
+            160,
+            64,
+            4,
+            9,
+            5,
+            cooperative=False,
+            halo=8,
+            stationary=True,
+            subtile_pixels=32,
         )
-    return _rows(64, 64, 8, 8, 2, consumers=1)
+    return _rows(64, 64, 8, 8, 4, consumers=1)
 
 
 # The model's constants, fitted to timings of 20 configurations on an H200.
@@ -271,25 +289,28 @@ def choose[
 
 
 def convolve[
-    in_type: DType, out_type: DType
+    in_type: DType, out_type: DType, bias_type: DType
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
     activation: Reads[in_type],
     filter: Reads[in_type],
+    epilogue: Epilogue[bias_type, out_type],
     output: Writes[out_type],
 ) raises:
     """Enqueues a convolution on the fastest configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16 or float16.
-        out_type: Of the output: the same, or the other.
+        out_type: Of the output and the residual: bfloat16, float16 or float32.
+        bias_type: Of the bias.
 
     Args:
         ctx: The device; nothing is waited for.
         problem: The convolution, valid and with at least one output.
         activation: `[N, H, W, C]` in device memory.
         filter: `[K, R, S, C]` in device memory.
+        epilogue: What is fused; its operands in device memory.
         output: `[N, P, Q, K]` in device memory.
 
     Raises:
@@ -302,6 +323,6 @@ def convolve[
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
     comptime for index in range(CANDIDATES):
         if choice.index == index:
-            LaunchPlan[in_type, out_type, candidate(index)](
-                ctx, problem, activation, filter, output
+            LaunchPlan[in_type, out_type, bias_type, candidate(index)](
+                ctx, problem, activation, filter, epilogue, output
             ).launch(ctx)

@@ -2,6 +2,8 @@
 
     producer, one thread:            for each tile, for each step of its sum:
                                          fill a stage of activations, of filters
+    loaders, one thread a consumer:  for each tile with a residual:
+                                         fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
                                          multiply a stage, release it
                                      store the tile
@@ -23,26 +25,34 @@ from ..pipeline.barrier import (
     sync_threads,
 )
 from ..pipeline.ring import RingPosition
-from ..tma.copy import SharedAddress, prefetch_map, wait_stores_read
+from ..tma.copy import SharedAddress, prefetch_map
 from ..tma.descriptor import TensorMap
 from .config import ROW_BYTES, Sm90Config, WARPGROUP
-from .epilogue import FIRST_NAME, store_accumulators
+from .epilogue import CollectiveEpilogue, FIRST_NAME
+from .epilogue_visitor import ConvVisitor
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry, TileScheduler
 from .smem import SharedStorage
 from .tile_io import Tap, load_activation, load_filter
 
 comptime PRODUCER = 0
-"""The producer's warpgroup; consumers follow."""
+"""The warpgroup of producer and loaders; consumers follow."""
+
+comptime WARP = 32
+"""Threads of a warp. The producer is the first thread of its warpgroup's first
+warp, a consumer's loader that of one of the next."""
 
 
 @fieldwise_init
-struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
+struct ConvKernel[
+    in_type: DType, out_type: DType, bias_type: DType, config: Sm90Config
+]:
     """The kernel of a configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16 or float16.
-        out_type: Of the output.
+        out_type: Of the output and the residual: float32, or as `in_type`.
+        bias_type: Of the bias.
         config: The configuration.
     """
 
@@ -53,6 +63,10 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
+    comptime Epilogue = CollectiveEpilogue[
+        Self.out_type, Self.bias_type, Self.config
+    ]
+    comptime Visitor = ConvVisitor[Self.bias_type]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
@@ -69,11 +83,14 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
     @__llvm_arg_metadata(filter, `nvvm.grid_constant`)
     @__llvm_arg_metadata(output, `nvvm.grid_constant`)
+    @__llvm_arg_metadata(residual, `nvvm.grid_constant`)
     def run(
         activation: TensorMap,
         filter: TensorMap,
         output: TensorMap,
+        residual: TensorMap,
         output_data: Writes[Self.out_type],
+        visitor: Self.Visitor,
         geometry: TileGeometry,
     ):
         """A block: its threads take their roles.
@@ -82,7 +99,10 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             activation: Descriptor of the activation, im2col.
             filter: Descriptor of the filter `[K, R*S, C]`.
             output: Descriptor of the output, `[N*P*Q, K]`.
+            residual: Descriptor of the residual, `[N*P, Q, K]`, im2col, if the
+                visitor has one.
             output_data: The output itself.
+            visitor: What is fused.
             geometry: The problem.
         """
         var storage = Self.Storage()
@@ -91,6 +111,8 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             prefetch_map(activation)
             prefetch_map(filter)
             prefetch_map(output)
+            if visitor.has_residual:
+                prefetch_map(residual)
         Self._init_barriers(storage)
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
@@ -98,13 +120,26 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         if group == PRODUCER:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()
+            var warp, lane = divmod(thread, UInt32(WARP))
             if thread == 0:
                 Self._produce(activation, filter, geometry, storage)
+            elif (
+                lane == 0
+                and warp <= UInt32(Self.config.consumers)
+                and visitor.has_residual
+            ):
+                Self._load_residual(residual, geometry, storage, warp - 1)
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(
-                output, output_data, geometry, storage, group - 1, thread
+                output,
+                output_data,
+                visitor,
+                geometry,
+                storage,
+                group - 1,
+                thread,
             )
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
@@ -121,6 +156,12 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             storage.filter.init(
                 producers=1, releases=Self.config.filter_releases()
             )
+            comptime if Self.config.epilogue.stages_c > 0:
+                for consumer in range(UInt32(Self.config.consumers)):
+                    Self._epilogue(storage, consumer, 0).residuals.init(
+                        producers=1,
+                        releases=Self.config.epilogue.residual_releases(),
+                    )
             publish_barriers()
         comptime if Self.config.cluster_size() > 1:
             sync_cluster()
@@ -177,29 +218,71 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
 
     @staticmethod
     @always_inline
-    def _consume(
-        ref output: TensorMap,
-        output_data: Writes[Self.out_type],
-        geometry: TileGeometry,
-        storage: Self.Storage,
-        consumer: UInt32,
-        thread: UInt32,
-    ):
-        """A consumer: multiplies and stores its tiles."""
-        comptime buffer_bytes = (
-            Self.config.output_stages * Self.config.output_stage_bytes()
+    def _epilogue(
+        storage: Self.Storage, consumer: UInt32, thread: UInt32
+    ) -> Self.Epilogue:
+        """The epilogue of a consumer."""
+        comptime barrier_bytes = Self.Epilogue.Residuals.barrier_bytes()
+        return Self.Epilogue(
+            storage.residual_barriers + consumer * UInt32(barrier_bytes),
+            storage.buffers + consumer * UInt32(Self.config.epilogue_bytes()),
+            consumer,
+            thread,
         )
-        var buffers = storage.output + consumer * UInt32(buffer_bytes)
-        var scheduler = Self.Scheduler()
-        var activations = Self.ActivationPosition()
-        var filters = Self.FilterPosition()
+
+    @staticmethod
+    @always_inline
+    def _part(consumer: UInt32) -> Tile:
+        """Where a cooperative consumer's part of a tile begins."""
         var part = Tile(0, 0)
         comptime if Self.config.cooperative:
             comptime if Self.config.splits_filters():
                 part.filter = consumer * UInt32(Self.config.consumer_filters())
             else:
                 part.pixel = consumer * UInt32(Self.config.consumer_pixels())
-        else:
+        return part
+
+    @staticmethod
+    @always_inline
+    def _load_residual(
+        ref residual: TensorMap,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        consumer: UInt32,
+    ):
+        """The loader of a consumer: fills its residual buffers, tile after
+        tile."""
+        comptime step = UInt32(1 if Self.config.cooperative else 2)
+        var epilogue = Self._epilogue(storage, consumer, 0)
+        var part = Self._part(consumer)
+        var scheduler = Self.Scheduler()
+        comptime if not Self.config.cooperative:
+            scheduler.advance(consumer)
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            tile.pixel += part.pixel
+            tile.filter += part.filter
+            epilogue.load(residual, geometry, tile)
+            scheduler.advance(step)
+
+    @staticmethod
+    @always_inline
+    def _consume(
+        ref output: TensorMap,
+        output_data: Writes[Self.out_type],
+        visitor: Self.Visitor,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        consumer: UInt32,
+        thread: UInt32,
+    ):
+        """A consumer: multiplies and stores its tiles."""
+        var epilogue = Self._epilogue(storage, consumer, thread)
+        var scheduler = Self.Scheduler()
+        var activations = Self.ActivationPosition()
+        var filters = Self.FilterPosition()
+        var part = Self._part(consumer)
+        comptime if not Self.config.cooperative:
             if consumer == 1:
                 scheduler.advance()
                 Self._skip_tile(geometry, activations, filters)
@@ -208,6 +291,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             var tile = scheduler.tile(geometry)
             tile.pixel += part.pixel
             tile.filter += part.filter
+            var ahead = epilogue.begin(visitor, geometry, tile)
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
@@ -222,23 +306,21 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 consumer,
                 thread,
             )
-            store_accumulators[Self.config, Self.out_type](
+            epilogue.store(
                 output,
                 output_data,
+                visitor,
+                ahead,
                 accumulators,
-                buffers,
                 geometry,
                 tile,
-                consumer,
-                thread,
             )
             comptime if Self.config.cooperative:
                 scheduler.advance()
             else:
                 scheduler.advance(2)
                 Self._skip_tile(geometry, activations, filters)
-        if thread == 0:
-            wait_stores_read[0]()
+        epilogue.finish()
 
     @staticmethod
     @always_inline

@@ -6,6 +6,7 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.sys.info import size_of
 from std.utils import IndexList
 
+from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem
 from ..tma.descriptor import (
@@ -19,28 +20,35 @@ from .config import (
     ROW_BYTES,
     Sm90Config,
     can_implement,
+    residual_refusal,
     walk_upper,
+    walk_width,
 )
+from .epilogue_visitor import ConvVisitor
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
 
 
 @fieldwise_init
-struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
-    ImplicitlyCopyable, Movable
-):
+struct LaunchPlan[
+    in_type: DType, out_type: DType, bias_type: DType, config: Sm90Config
+](ImplicitlyCopyable, Movable):
     """What a launch passes to the kernel.
 
     Parameters:
         in_type: Of activation and filter.
-        out_type: Of the output.
+        out_type: Of the output and the residual.
+        bias_type: Of the bias.
         config: The configuration.
     """
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
+    var residual: TensorMap
+    """Not to be used if the visitor has no residual."""
     var output_data: Writes[Self.out_type]
+    var visitor: ConvVisitor[Self.bias_type]
     var geometry: TileGeometry
     var blocks: Int
 
@@ -50,6 +58,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         problem: ConvProblem,
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
+        epilogue: Epilogue[Self.bias_type, Self.out_type],
         output: Writes[Self.out_type],
     ) raises:
         """Encodes the descriptors and counts the blocks.
@@ -59,6 +68,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             problem: The convolution, valid and with at least one output.
             activation: `[N, H, W, C]` in device memory.
             filter: `[K, R, S, C]` in device memory.
+            epilogue: What is fused; its operands in device memory.
             output: `[N, P, Q, K]` in device memory.
 
         Raises:
@@ -70,6 +80,11 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        self.visitor = ConvVisitor[Self.bias_type].of(epilogue)
+        if self.visitor.has_residual:
+            refusal = residual_refusal(Self.config)
+            if refusal:
+                raise Error(t"sm90: {refusal.value()}; problem {problem}")
         self.activation = _activation_map[Self.in_type, Self.config](
             ctx, problem, activation
         )
@@ -79,6 +94,11 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         self.output = _output_map[Self.out_type, Self.config](
             ctx, problem, output.as_imm()
         )
+        self.residual = self.output
+        if self.visitor.has_residual:
+            self.residual = _residual_map[Self.out_type, Self.config](
+                ctx, problem, epilogue.residual
+            )
         self.output_data = output
         self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
         comptime size = Self.config.cluster_size()
@@ -98,14 +118,16 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
                 enqueued last has ended.
         """
         comptime kernel = ConvKernel[
-            Self.in_type, Self.out_type, Self.config
+            Self.in_type, Self.out_type, Self.bias_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
+            self.residual,
             self.output_data,
+            self.visitor,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
@@ -180,6 +202,35 @@ def _output_map[
         ctx,
         data,
         TensorView[2](IndexList[2](problem.filters, problem.gemm_m())),
-        IndexList[2](ROW_BYTES // size_of[dtype](), config.store_pixels()),
+        IndexList[2](
+            ROW_BYTES // size_of[dtype](),
+            config.epilogue.pixels(size_of[dtype]()),
+        ),
+        TensorMapSwizzle.SWIZZLE_128B,
+    )
+
+
+def _residual_map[
+    dtype: DType, config: Sm90Config
+](
+    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
+) raises -> TensorMap:
+    """The walk over the residual's pixels: rows as long as the activation's
+    walk has them, with zeros beyond the output's end, so that a buffer holds
+    the pixels of its accumulators."""
+    var width = problem.output[2]
+    return encode_im2col[dtype, 3](
+        ctx,
+        data,
+        TensorView[3](
+            IndexList[3](problem.filters, width, problem.gemm_m() // width)
+        ),
+        PixelBox[1](
+            IndexList[1](0),
+            IndexList[1](walk_width(problem, config.halo) - width),
+            IndexList[1](1),
+        ),
+        ROW_BYTES // size_of[dtype](),
+        config.epilogue.pixels(size_of[dtype]()),
         TensorMapSwizzle.SWIZZLE_128B,
     )

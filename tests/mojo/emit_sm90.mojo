@@ -17,7 +17,9 @@ from operations.sm90.kernel import ConvKernel
 def main() raises:
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
-        comptime kernel = ConvKernel[DType.bfloat16, DType.bfloat16, config].run
+        comptime kernel = ConvKernel[
+            DType.bfloat16, DType.bfloat16, DType.bfloat16, config
+        ].run
         var info = compile_info[
             kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
         ]()

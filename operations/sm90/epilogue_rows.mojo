@@ -1,0 +1,88 @@
+"""Stores of output buffers by the consumer's threads, row by row: where the
+copy engine cannot, or where something is still to happen to the rounded
+values."""
+
+from std.sys.info import size_of
+from std.utils import StaticTuple
+
+from ..conv.memory import Writes
+from ..tma.copy import SharedAddress
+from .config import WARPGROUP
+from .epilogue_config import ROW_BYTES
+from .epilogue_fragment import load_chunk, panel_filters, panels
+from .scheduler import TileGeometry
+
+
+struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
+    """Which pixels of an output buffer a thread stores, and where: 8 threads
+    share a row.
+
+    Parameters:
+        out_type: Of the output.
+        pixels: Of a buffer.
+    """
+
+    comptime width = 16 // size_of[Self.out_type]()
+    comptime chunks = ROW_BYTES // 16
+    comptime rows = WARPGROUP // Self.chunks
+    comptime steps = Self.pixels // Self.rows
+
+    var offsets: StaticTuple[Int, Self.steps]
+    """Of each of the thread's pixels in the output; negative if it has none."""
+    var source: SharedAddress
+    """The thread's part of its first row, counted from the panel."""
+    var column: UInt32
+    """The thread's first column of a panel."""
+
+    @always_inline
+    def __init__(
+        out self, geometry: TileGeometry, pixel: UInt32, thread: UInt32
+    ):
+        """Finds the thread's pixels.
+
+        Args:
+            geometry: The problem.
+            pixel: The buffer's first pixel.
+            thread: Of the warpgroup.
+        """
+        var row, chunk = divmod(thread, UInt32(Self.chunks))
+        self.column = chunk * UInt32(Self.width)
+        self.source = row * ROW_BYTES + (chunk ^ (row % 8)) * 16
+        self.offsets = StaticTuple[Int, Self.steps](fill=-1)
+        comptime for i in range(Self.steps):
+            var at = geometry.pixel(pixel + row + UInt32(i * Self.rows))
+            if geometry.is_output(at):
+                self.offsets[i] = geometry.output_offset(at)
+
+    @always_inline
+    def store(
+        self,
+        output: Writes[Self.out_type],
+        buffer: SharedAddress,
+        filter: UInt32,
+        filters: UInt32,
+    ):
+        """Stores the thread's part of a buffer.
+
+        Args:
+            output: The output.
+            buffer: The buffer.
+            filter: The filter of its first column.
+            filters: One beyond the last filter to store.
+        """
+        comptime for panel in range(panels[Self.out_type]()):
+            var first = (
+                filter
+                + self.column
+                + UInt32(panel * panel_filters[Self.out_type]())
+            )
+            comptime for i in range(Self.steps):
+                var values = load_chunk[Self.out_type](
+                    buffer
+                    + self.source
+                    + UInt32((panel * Self.pixels + i * Self.rows) * ROW_BYTES)
+                )
+                if self.offsets[i] >= 0 and first < filters:
+                    output.unsafe_store[alignment=16](
+                        self.offsets[i] + Int(first), values
+                    )
