@@ -11,6 +11,7 @@ compiler fused behind the op, and stores it.
 from extensibility import ManagedTensorSlice
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
+from std.sys.info import size_of
 from std.utils import IndexList
 
 from .memory import Reads
@@ -186,7 +187,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
 
     @always_inline
     def apply[
-        width: Int
+        width: Int, alignment: Int = 1
     ](self, v: SIMD[DType.float32, width], filter: Int, offset: Int) -> SIMD[
         DType.float32, width
     ]:
@@ -194,6 +195,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
 
         Parameters:
             width: How many filters.
+            alignment: Elements of which `filter` and `offset` are multiples,
+                and the operands' addresses too. A GPU reads as many at once.
 
         Args:
             v: Their accumulators.
@@ -205,14 +208,16 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """
         var result = v
         if self.has_bias:
-            result += self.bias.unsafe_load[width=width](filter).cast[
-                DType.float32
-            ]()
+            comptime bias_bytes = alignment * size_of[Self.bias_type]()
+            result += self.bias.unsafe_load[width=width, alignment=bias_bytes](
+                filter
+            ).cast[DType.float32]()
         result = self.activation.apply[width](result)
         if self.has_residual:
-            var c = self.residual.unsafe_load[width=width](offset).cast[
-                DType.float32
-            ]()
+            comptime residual_bytes = alignment * size_of[Self.residual_type]()
+            var c = self.residual.unsafe_load[
+                width=width, alignment=residual_bytes
+            ](offset).cast[DType.float32]()
             result = c.fma(SIMD[DType.float32, width](self.beta), result)
         return self.final_activation.apply[width](result)
 

@@ -1,0 +1,423 @@
+"""How kernels of a device reach the activation and the output: as memory, or
+through what the graph compiler fused.
+
+A slice that is passed to a kernel loses its fusion on the way, so the fusion
+itself is passed, in one of the types below. With nothing fused they are
+pointers, and all ops of a type share one compiled kernel.
+"""
+
+from extensibility.managed_tensor_slice import (
+    ComputeOutputFusion,
+    InputFusion,
+    OutputFusion,
+)
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.sys.info import size_of
+from std.utils import IndexList
+
+from .memory import Reads, Writes
+from .problem import SPATIAL
+
+
+@always_inline
+def tensor_index[
+    rank: Int
+](n: Int, at: IndexList[SPATIAL], channel: Int) -> IndexList[rank]:
+    """The index of an element in a tensor that lacks the leading spatial ones.
+
+    Parameters:
+        rank: Of the tensor: batch, spatial dimensions, channels.
+
+    Args:
+        n: The image.
+        at: The position, with three spatial coordinates.
+        channel: The channel.
+
+    Returns:
+        `[n, *at, channel]`, without the leading spatial coordinates.
+    """
+    var index = IndexList[rank](fill=0)
+    index[0] = n
+    comptime missing = SPATIAL - (rank - 2)
+    comptime for i in range(rank - 2):
+        index[1 + i] = at[missing + i]
+    index[rank - 1] = channel
+    return index
+
+
+trait ActivationSource(DevicePassable, TrivialRegisterPassable):
+    """The activation of a kernel, `[N, D, H, W, C]`."""
+
+    comptime dtype: DType
+    """Of its elements."""
+
+    comptime fused: Bool
+    """Whether loads compute what stands before the op in the graph."""
+
+    def data(self) -> Reads[Self.dtype]:
+        """The elements, if they are not `fused`."""
+        ...
+
+    def load[
+        width: Int
+    ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
+        Self.dtype, width
+    ]:
+        """Neighbouring channels of one input pixel.
+
+        Parameters:
+            width: How many; the first element lies at a multiple of as many.
+
+        Args:
+            n: The image.
+            at: The pixel, inside the image.
+            channel: The first channel.
+            offset: The first element's row-major offset.
+        """
+        ...
+
+
+trait OutputTarget(DevicePassable, TrivialRegisterPassable):
+    """The output of a kernel, `[N, Z, P, Q, K]`, behind the epilogue and the
+    rounding."""
+
+    comptime dtype: DType
+    """Of the rounded values."""
+
+    comptime computes: Bool
+    """Whether `compute` changes values before they are stored."""
+
+    comptime stores: Bool
+    """Whether the fused work stores by itself: `data` stays as it is."""
+
+    def data(self) -> Writes[Self.dtype]:
+        """The elements, if the fused work does not store."""
+        ...
+
+    def compute[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        value: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        """What to store at `data` for neighbouring filters of one pixel;
+        `value` unless `computes`.
+
+        Parameters:
+            width: How many; the first element lies at a multiple of as many.
+
+        Args:
+            n: The image.
+            at: The pixel.
+            filter: The first filter.
+            value: The rounded values.
+        """
+        ...
+
+    def store[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+        value: SIMD[Self.dtype, width],
+    ):
+        """Computes, if anything is fused, and stores.
+
+        Parameters:
+            width: As for `compute`.
+
+        Args:
+            n: As for `compute`.
+            at: As for `compute`.
+            filter: As for `compute`.
+            offset: The first element's row-major offset.
+            value: As for `compute`.
+        """
+        ...
+
+
+@fieldwise_init
+struct MemoryActivation[element_type: DType](ActivationSource):
+    """An activation that lies in memory.
+
+    Parameters:
+        element_type: Of its elements.
+    """
+
+    comptime dtype = Self.element_type
+    comptime fused = False
+    comptime device_type: AnyType = Self
+
+    var elements: Reads[Self.element_type]
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "MemoryActivation"
+
+    @always_inline
+    def data(self) -> Reads[Self.dtype]:
+        """The elements."""
+        return self.elements
+
+    @always_inline
+    def load[
+        width: Int
+    ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
+        Self.dtype, width
+    ]:
+        """See `ActivationSource`."""
+        comptime alignment = width * size_of[Self.dtype]()
+        return self.elements.unsafe_load[width=width, alignment=alignment](
+            offset
+        )
+
+
+@fieldwise_init
+struct GraphActivation[element_type: DType, rank: Int, Fusion: InputFusion](
+    ActivationSource
+):
+    """An activation that is computed by what stands before the op.
+
+    Parameters:
+        element_type: Of its elements.
+        rank: Of the op's tensor.
+        Fusion: What the graph compiler made of it.
+    """
+
+    comptime dtype = Self.element_type
+    comptime fused = True
+    comptime device_type: AnyType = Self
+
+    var elements: Reads[Self.element_type]
+    var fusion: Self.Fusion
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "GraphActivation"
+
+    @always_inline
+    def data(self) -> Reads[Self.dtype]:
+        """Nothing that may be read."""
+        return self.elements
+
+    @always_inline
+    def load[
+        width: Int
+    ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
+        Self.dtype, width
+    ]:
+        """See `ActivationSource`."""
+        return self.fusion.load[Self.dtype, Self.rank, width, width](
+            tensor_index[Self.rank](n, at, channel)
+        )
+
+
+@fieldwise_init
+struct MemoryOutput[element_type: DType](OutputTarget):
+    """An output with nothing fused behind it.
+
+    Parameters:
+        element_type: Of its elements.
+    """
+
+    comptime dtype = Self.element_type
+    comptime computes = False
+    comptime stores = False
+    comptime device_type: AnyType = Self
+
+    var elements: Writes[Self.element_type]
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "MemoryOutput"
+
+    @always_inline
+    def data(self) -> Writes[Self.dtype]:
+        """The elements."""
+        return self.elements
+
+    @always_inline
+    def compute[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        value: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        """See `OutputTarget`."""
+        return value
+
+    @always_inline
+    def store[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+        value: SIMD[Self.dtype, width],
+    ):
+        """See `OutputTarget`."""
+        comptime alignment = width * size_of[Self.dtype]()
+        self.elements.unsafe_store[alignment=alignment](offset, value)
+
+
+@fieldwise_init
+struct ComputedOutput[
+    element_type: DType, rank: Int, Fusion: ComputeOutputFusion
+](OutputTarget):
+    """An output whose values the graph compiler changes before the store.
+
+    Parameters:
+        element_type: Of its elements.
+        rank: Of the op's tensor.
+        Fusion: What the graph compiler made of the work behind the op.
+    """
+
+    comptime dtype = Self.element_type
+    comptime computes = True
+    comptime stores = False
+    comptime device_type: AnyType = Self
+
+    var elements: Writes[Self.element_type]
+    var fusion: Self.Fusion
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "ComputedOutput"
+
+    @always_inline
+    def data(self) -> Writes[Self.dtype]:
+        """The elements."""
+        return self.elements
+
+    @always_inline
+    def compute[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        value: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        """See `OutputTarget`."""
+        return self.fusion.compute[Self.dtype, Self.rank, width, width](
+            tensor_index[Self.rank](n, at, filter), value
+        )
+
+    @always_inline
+    def store[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+        value: SIMD[Self.dtype, width],
+    ):
+        """See `OutputTarget`."""
+        comptime alignment = width * size_of[Self.dtype]()
+        self.elements.unsafe_store[alignment=alignment](
+            offset, self.compute[width](n, at, filter, value)
+        )
+
+
+@fieldwise_init
+struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
+    OutputTarget
+):
+    """An output that the graph compiler stores itself, maybe in another order
+    or in another tensor.
+
+    Parameters:
+        element_type: Of the rounded values.
+        rank: Of the op's tensor.
+        Fusion: What the graph compiler made of the work behind the op.
+    """
+
+    comptime dtype = Self.element_type
+    comptime computes = False
+    comptime stores = True
+    comptime device_type: AnyType = Self
+
+    var elements: Writes[Self.element_type]
+    var fusion: Self.Fusion
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "StoredOutput"
+
+    @always_inline
+    def data(self) -> Writes[Self.dtype]:
+        """Nothing that may be written."""
+        return self.elements
+
+    @always_inline
+    def compute[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        value: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        """See `OutputTarget`."""
+        return value
+
+    @always_inline
+    def store[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+        value: SIMD[Self.dtype, width],
+    ):
+        """See `OutputTarget`."""
+        self.fusion.store[Self.dtype, Self.rank, width, width](
+            tensor_index[Self.rank](n, at, filter), value
+        )
