@@ -5,8 +5,9 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
-from ..conv.memory import Reads, Writes
+from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from .config import (
     MMA_M,
@@ -289,20 +290,21 @@ def choose[
 
 
 def convolve[
-    in_type: DType, out_type: DType, bias_type: DType
+    in_type: DType, Output: OutputTarget, bias_type: DType
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
     activation: Reads[in_type],
     filter: Reads[in_type],
-    epilogue: Epilogue[bias_type, out_type],
-    output: Writes[out_type],
+    epilogue: Epilogue[bias_type, Output.dtype],
+    output: Output,
 ) raises:
     """Enqueues a convolution on the fastest configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16 or float16.
-        out_type: Of the output and the residual: bfloat16, float16 or float32.
+        Output: The output, of bfloat16, float16 or float32 as is the residual,
+            and what the graph compiler fused behind it.
         bias_type: Of the bias.
 
     Args:
@@ -311,18 +313,18 @@ def convolve[
         activation: `[N, H, W, C]` in device memory.
         filter: `[K, R, S, C]` in device memory.
         epilogue: What is fused; its operands in device memory.
-        output: `[N, P, Q, K]` in device memory.
+        output: `[N, P, Q, K]`, its elements in device memory.
 
     Raises:
         Why no configuration can take the problem, or what the driver refused.
     """
-    var choice = choose[in_type, out_type](
+    var choice = choose[in_type, Output.dtype](
         problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
     comptime for index in range(CANDIDATES):
         if choice.index == index:
-            LaunchPlan[in_type, out_type, bias_type, candidate(index)](
+            LaunchPlan[in_type, Output, bias_type, candidate(index)](
                 ctx, problem, activation, filter, epilogue, output
             ).launch(ctx)

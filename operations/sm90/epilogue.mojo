@@ -12,7 +12,7 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ..conv.memory import Writes
+from ..conv.access import OutputTarget
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..pipeline.ring import Ring, RingPosition
 from ..tma.copy import (
@@ -25,7 +25,7 @@ from ..tma.copy import (
 )
 from ..tma.descriptor import TensorMap
 from .config import Sm90Config, WARPGROUP
-from .epilogue_config import ROW_BYTES, SUBTILE_FILTERS
+from .epilogue_config import CONSUMER_WARPS, ROW_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import (
     Place,
     panel_filters,
@@ -51,17 +51,20 @@ def _run_time(value: Int) -> UInt32:
 
 
 struct CollectiveEpilogue[
-    out_type: DType, bias_type: DType, config: Sm90Config
+    Output: OutputTarget, bias_type: DType, config: Sm90Config
 ](TrivialRegisterPassable):
     """One consumer's epilogue: its buffers, and where it is in them.
 
     Parameters:
-        out_type: Of the output and the residual.
+        Output: The output, and what the graph compiler fused behind it.
         bias_type: Of the bias.
         config: The configuration.
     """
 
+    comptime out_type = Self.Output.dtype
     comptime epilogue = Self.config.epilogue
+    comptime fused_output = Self.Output.computes or Self.Output.stores
+    comptime engine_store = Self.epilogue.engine_store and not Self.fused_output
     comptime element_bytes = size_of[Self.out_type]()
     comptime pixels = Self.epilogue.pixels(Self.element_bytes)
     comptime values = Self.epilogue.values(Self.element_bytes)
@@ -178,7 +181,7 @@ struct CollectiveEpilogue[
     def store(
         mut self,
         ref map: TensorMap,
-        output: Writes[Self.out_type],
+        output: Self.Output,
         visitor: Self.Visitor,
         state: ChannelState,
         sums: Self.Sums,
@@ -197,28 +200,35 @@ struct CollectiveEpilogue[
             geometry: The problem.
             tile: The consumer's part; its `pixel` is the consumer's first.
         """
-        if visitor.is_identity():
-            comptime for i in range(Self.subtiles):
-                self._await_buffer()
-                var buffer = self._output_buffer()
-                write_fragment[Self.out_type, Self.pixels, 0](
-                    buffer,
-                    self.place,
-                    Self._values[i, 0, Self.values](sums),
-                )
-                self._store_buffer(
-                    map, output, buffer, geometry, tile, UInt32(i)
-                )
-        else:
-            self._store_visited(
-                map, output, visitor, state, sums, geometry, tile
+        comptime if not Self.fused_output:
+            if visitor.is_identity():
+                self._store_plain(map, output, sums, geometry, tile)
+                return
+        self._store_visited(map, output, visitor, state, sums, geometry, tile)
+
+    @always_inline
+    def _store_plain(
+        mut self,
+        ref map: TensorMap,
+        output: Self.Output,
+        sums: Self.Sums,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """`store` with nothing to visit."""
+        comptime for i in range(Self.subtiles):
+            self._await_buffer()
+            var buffer = self._output_buffer()
+            write_fragment[Self.out_type, Self.pixels, 0](
+                buffer, self.place, Self._values[i, 0, Self.values](sums)
             )
+            self._store_buffer(map, output, buffer, geometry, tile, UInt32(i))
 
     @always_inline
     def _store_visited(
         mut self,
         ref map: TensorMap,
-        output: Writes[Self.out_type],
+        output: Self.Output,
         visitor: Self.Visitor,
         state: ChannelState,
         sums: Self.Sums,
@@ -291,7 +301,7 @@ struct CollectiveEpilogue[
                 UInt32(Self.subtiles - 1),
                 loads,
             )
-        comptime if Self.in_place and Self.epilogue.engine_store:
+        comptime if Self.in_place and Self.engine_store:
             if loads:
                 self._release_stored[0](
                     UInt32(min(Self.subtiles, Self.epilogue.stages_d - 1))
@@ -360,7 +370,7 @@ struct CollectiveEpilogue[
         """Waits until the only output buffer may be overwritten. Of several,
         the next has been stored when `_publish` has returned."""
         comptime if Self.stages == 1:
-            comptime if Self.epilogue.engine_store:
+            comptime if Self.engine_store:
                 if self.thread == 0:
                     wait_stores_read[0]()
             self._sync()
@@ -370,7 +380,7 @@ struct CollectiveEpilogue[
         """Waits until the threads have written a buffer, and until the next
         one has been read: by the engine, or by the threads that come here with
         a buffer less to store."""
-        comptime if Self.epilogue.engine_store:
+        comptime if Self.engine_store:
             publish_to_engine()
             comptime if Self.stages > 1:
                 if self.thread == 0:
@@ -381,7 +391,7 @@ struct CollectiveEpilogue[
     def _store_buffer(
         mut self,
         ref map: TensorMap,
-        output: Writes[Self.out_type],
+        output: Self.Output,
         buffer: SharedAddress,
         geometry: TileGeometry,
         tile: Tile,
@@ -392,7 +402,7 @@ struct CollectiveEpilogue[
         var pixel = tile.pixel + block * UInt32(Self.pixels)
         var filter = tile.filter + part * SUBTILE_FILTERS
         self._publish()
-        comptime if Self.epilogue.engine_store:
+        comptime if Self.engine_store:
             if self.thread == 0:
                 comptime panel_bytes = Self.pixels * ROW_BYTES
                 comptime for panel in range(panels[Self.out_type]()):
@@ -404,15 +414,15 @@ struct CollectiveEpilogue[
                     )
                 commit_stores()
         else:
-            RowStore[Self.out_type, Self.pixels](
+            RowStore[Self.Output, Self.pixels](
                 geometry, pixel, self.thread
-            ).store(output, buffer, filter, geometry.filters)
+            ).store(output, buffer, geometry, filter, geometry.filters)
 
     @always_inline
     def _store_subtile(
         mut self,
         ref map: TensorMap,
-        output: Writes[Self.out_type],
+        output: Self.Output,
         buffer: SharedAddress,
         geometry: TileGeometry,
         tile: Tile,
@@ -424,7 +434,7 @@ struct CollectiveEpilogue[
         self._store_buffer(map, output, buffer, geometry, tile, index)
         comptime if Self.in_place:
             if loads:
-                comptime if Self.epilogue.engine_store:
+                comptime if Self.engine_store:
                     if index >= UInt32(Self.epilogue.stages_d - 1):
                         self._release_stored[Self.epilogue.stages_d - 1](1)
                 else:
@@ -450,9 +460,15 @@ struct CollectiveEpilogue[
                 self.residuals.empty(self.releasing.stage).arrive()
             self.releasing.step()
 
+    @staticmethod
+    def residual_releases() -> Int:
+        """Arrivals that empty a residual's buffer: of the thread that waits
+        for the engine's stores, or of every warp that has read it."""
+        return 1 if Self.in_place and Self.engine_store else CONSUMER_WARPS
+
     @always_inline
     def finish(self):
         """Waits until shared memory may go: the block ends."""
-        comptime if Self.epilogue.engine_store:
+        comptime if Self.engine_store:
             if self.thread == 0:
                 wait_stores_read[0]()

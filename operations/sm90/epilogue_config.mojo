@@ -75,11 +75,6 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
         same."""
         return self.stages_c + (0 if self.reuse_c else self.stages_d)
 
-    def residual_releases(self) -> Int:
-        """Arrivals that empty a residual's buffer: of the thread that waits
-        for the engine's stores, or of every warp that has read it."""
-        return 1 if self.reuse_c and self.engine_store else CONSUMER_WARPS
-
     def refusal(self) -> Optional[String]:
         """Why no epilogue can be built so, or None."""
         if self.subtile_pixels != 32 and self.subtile_pixels != 64:

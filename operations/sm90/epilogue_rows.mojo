@@ -1,11 +1,12 @@
 """Stores of output buffers by the consumer's threads, row by row: where the
-copy engine cannot, or where something is still to happen to the rounded
-values."""
+copy engine cannot, or where the graph compiler fused something behind the
+rounding."""
 
 from std.sys.info import size_of
-from std.utils import StaticTuple
+from std.utils import IndexList, StaticTuple
 
-from ..conv.memory import Writes
+from ..conv.access import OutputTarget
+from ..conv.problem import SPATIAL
 from ..tma.copy import SharedAddress
 from .config import WARPGROUP
 from .epilogue_config import ROW_BYTES
@@ -13,20 +14,24 @@ from .epilogue_fragment import load_chunk, panel_filters, panels
 from .scheduler import TileGeometry
 
 
-struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
+struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores, and where: 8 threads
     share a row.
 
     Parameters:
-        out_type: Of the output.
+        Output: The output.
         pixels: Of a buffer.
     """
 
+    comptime out_type = Self.Output.dtype
+    comptime fused = Self.Output.computes or Self.Output.stores
     comptime width = 16 // size_of[Self.out_type]()
     comptime chunks = ROW_BYTES // 16
     comptime rows = WARPGROUP // Self.chunks
     comptime steps = Self.pixels // Self.rows
 
+    var first: UInt32
+    """The thread's first pixel."""
     var offsets: StaticTuple[Int, Self.steps]
     """Of each of the thread's pixels in the output; negative if it has none."""
     var source: SharedAddress
@@ -46,32 +51,36 @@ struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
             thread: Of the warpgroup.
         """
         var row, chunk = divmod(thread, UInt32(Self.chunks))
+        self.first = pixel + row
         self.column = chunk * UInt32(Self.width)
         self.source = row * ROW_BYTES + (chunk ^ (row % 8)) * 16
         self.offsets = StaticTuple[Int, Self.steps](fill=-1)
         comptime for i in range(Self.steps):
-            var at = geometry.pixel(pixel + row + UInt32(i * Self.rows))
+            var at = geometry.pixel(self.first + UInt32(i * Self.rows))
             if geometry.is_output(at):
                 self.offsets[i] = geometry.output_offset(at)
 
     @always_inline
     def store(
         self,
-        output: Writes[Self.out_type],
+        output: Self.Output,
         buffer: SharedAddress,
+        geometry: TileGeometry,
         filter: UInt32,
         filters: UInt32,
     ):
-        """Stores the thread's part of a buffer.
+        """Stores the thread's part of a buffer, neighbouring filters of one
+        pixel at a time.
 
         Args:
             output: The output.
             buffer: The buffer.
+            geometry: The problem.
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
         """
         comptime for panel in range(panels[Self.out_type]()):
-            var first = (
+            var column = (
                 filter
                 + self.column
                 + UInt32(panel * panel_filters[Self.out_type]())
@@ -82,7 +91,19 @@ struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
                     + self.source
                     + UInt32((panel * Self.pixels + i * Self.rows) * ROW_BYTES)
                 )
-                if self.offsets[i] >= 0 and first < filters:
-                    output.unsafe_store[alignment=16](
-                        self.offsets[i] + Int(first), values
+                if self.offsets[i] >= 0 and column < filters:
+                    var n = 0
+                    var at = IndexList[SPATIAL](fill=0)
+                    comptime if Self.fused:
+                        var pixel = geometry.pixel(
+                            self.first + UInt32(i * Self.rows)
+                        )
+                        n = Int(pixel.image)
+                        at = IndexList[SPATIAL](0, Int(pixel.h), Int(pixel.w))
+                    output.store[Self.width](
+                        n,
+                        at,
+                        Int(column),
+                        self.offsets[i] + Int(column),
+                        values,
                     )

@@ -17,7 +17,7 @@ from max.gpu.primitives.grid_controls import (
 )
 from std.utils import StaticTuple
 
-from ..conv.memory import Writes
+from ..conv.access import OutputTarget
 from ..pipeline.barrier import (
     arrive_threads,
     publish_barriers,
@@ -45,13 +45,14 @@ warp, a consumer's loader that of one of the next."""
 
 @fieldwise_init
 struct ConvKernel[
-    in_type: DType, out_type: DType, bias_type: DType, config: Sm90Config
+    in_type: DType, Output: OutputTarget, bias_type: DType, config: Sm90Config
 ]:
     """The kernel of a configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16 or float16.
-        out_type: Of the output and the residual: float32, or as `in_type`.
+        Output: The output, of bfloat16, float16 or float32, as is the
+            residual.
         bias_type: Of the bias.
         config: The configuration.
     """
@@ -64,7 +65,7 @@ struct ConvKernel[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
     comptime Epilogue = CollectiveEpilogue[
-        Self.out_type, Self.bias_type, Self.config
+        Self.Output, Self.bias_type, Self.config
     ]
     comptime Visitor = ConvVisitor[Self.bias_type]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
@@ -89,7 +90,7 @@ struct ConvKernel[
         filter: TensorMap,
         output: TensorMap,
         residual: TensorMap,
-        output_data: Writes[Self.out_type],
+        target: Self.Output,
         visitor: Self.Visitor,
         geometry: TileGeometry,
     ):
@@ -101,7 +102,7 @@ struct ConvKernel[
             output: Descriptor of the output, `[N*P*Q, K]`.
             residual: Descriptor of the residual, `[N*P, Q, K]`, im2col, if the
                 visitor has one.
-            output_data: The output itself.
+            target: The output itself.
             visitor: What is fused.
             geometry: The problem.
         """
@@ -134,7 +135,7 @@ struct ConvKernel[
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(
                 output,
-                output_data,
+                target,
                 visitor,
                 geometry,
                 storage,
@@ -160,7 +161,7 @@ struct ConvKernel[
                 for consumer in range(UInt32(Self.config.consumers)):
                     Self._epilogue(storage, consumer, 0).residuals.init(
                         producers=1,
-                        releases=Self.config.epilogue.residual_releases(),
+                        releases=Self.Epilogue.residual_releases(),
                     )
             publish_barriers()
         comptime if Self.config.cluster_size() > 1:
@@ -269,7 +270,7 @@ struct ConvKernel[
     @always_inline
     def _consume(
         ref output: TensorMap,
-        output_data: Writes[Self.out_type],
+        target: Self.Output,
         visitor: Self.Visitor,
         geometry: TileGeometry,
         storage: Self.Storage,
@@ -308,7 +309,7 @@ struct ConvKernel[
             )
             epilogue.store(
                 output,
-                output_data,
+                target,
                 visitor,
                 ahead,
                 accumulators,

@@ -7,7 +7,8 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.epilogue import Epilogue
-from ..conv.memory import Reads, Writes
+from ..conv.access import OutputTarget
+from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..tma.descriptor import (
     PixelBox,
@@ -31,23 +32,25 @@ from .scheduler import TileGeometry
 
 @fieldwise_init
 struct LaunchPlan[
-    in_type: DType, out_type: DType, bias_type: DType, config: Sm90Config
+    in_type: DType, Output: OutputTarget, bias_type: DType, config: Sm90Config
 ](ImplicitlyCopyable, Movable):
     """What a launch passes to the kernel.
 
     Parameters:
         in_type: Of activation and filter.
-        out_type: Of the output and the residual.
+        Output: The output, and what the graph compiler fused behind it.
         bias_type: Of the bias.
         config: The configuration.
     """
+
+    comptime out_type = Self.Output.dtype
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
     var residual: TensorMap
     """Not to be used if the visitor has no residual."""
-    var output_data: Writes[Self.out_type]
+    var target: Self.Output
     var visitor: ConvVisitor[Self.bias_type]
     var geometry: TileGeometry
     var blocks: Int
@@ -59,7 +62,7 @@ struct LaunchPlan[
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
         epilogue: Epilogue[Self.bias_type, Self.out_type],
-        output: Writes[Self.out_type],
+        output: Self.Output,
     ) raises:
         """Encodes the descriptors and counts the blocks.
 
@@ -69,7 +72,7 @@ struct LaunchPlan[
             activation: `[N, H, W, C]` in device memory.
             filter: `[K, R, S, C]` in device memory.
             epilogue: What is fused; its operands in device memory.
-            output: `[N, P, Q, K]` in device memory.
+            output: `[N, P, Q, K]`, its elements in device memory.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
@@ -92,14 +95,14 @@ struct LaunchPlan[
             ctx, problem, filter
         )
         self.output = _output_map[Self.out_type, Self.config](
-            ctx, problem, output.as_imm()
+            ctx, problem, output.data().as_imm()
         )
         self.residual = self.output
         if self.visitor.has_residual:
             self.residual = _residual_map[Self.out_type, Self.config](
                 ctx, problem, epilogue.residual
             )
-        self.output_data = output
+        self.target = output
         self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
         comptime size = Self.config.cluster_size()
         var multiprocessors = ctx.get_attribute(
@@ -118,7 +121,7 @@ struct LaunchPlan[
                 enqueued last has ended.
         """
         comptime kernel = ConvKernel[
-            Self.in_type, Self.out_type, Self.bias_type, Self.config
+            Self.in_type, Self.Output, Self.bias_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
         ctx.enqueue_function[kernel](
@@ -126,7 +129,7 @@ struct LaunchPlan[
             self.filter,
             self.output,
             self.residual,
-            self.output_data,
+            self.target,
             self.visitor,
             self.geometry,
             grid_dim=self.blocks,

@@ -10,6 +10,7 @@ from max.gpu.host import get_gpu_target
 from std.compile import compile_info
 from std.sys import argv
 
+from operations.conv.access import MemoryOutput
 from operations.sm90.dispatch import CANDIDATES, candidate
 from operations.sm90.kernel import ConvKernel
 
@@ -18,7 +19,7 @@ def main() raises:
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
         comptime kernel = ConvKernel[
-            DType.bfloat16, DType.bfloat16, DType.bfloat16, config
+            DType.bfloat16, MemoryOutput[DType.bfloat16], DType.bfloat16, config
         ].run
         var info = compile_info[
             kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
