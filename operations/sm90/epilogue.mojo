@@ -34,7 +34,8 @@ from .epilogue_fragment import (
     write_fragment,
 )
 from .epilogue_rows import RowStore
-from .epilogue_visitor import ChannelState, ConvVisitor
+from .epilogue_params import EpilogueParams
+from .epilogue_visitor import ChannelState
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
 
@@ -78,7 +79,7 @@ struct CollectiveEpilogue[
     comptime Residuals = Ring[
         Self.residual_stages, Self.epilogue.buffer_bytes()
     ]
-    comptime Visitor = ConvVisitor[Self.bias_type]
+    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
     comptime Sums = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
@@ -142,7 +143,6 @@ struct CollectiveEpilogue[
         for i in range(UInt32(Self.subtiles)):
             var block, part = divmod(i, UInt32(Self.parts))
             var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
-            var row = at.image * Int32(geometry.height.value) + at.h
             var filter = tile.filter + part * SUBTILE_FILTERS
             var stage = self.residuals.address(self.residual.stage)
             var barrier = self.residuals.acquire(self.residual)
@@ -154,7 +154,7 @@ struct CollectiveEpilogue[
                     IndexList[3](
                         Int(filter) + panel * panel_filters[Self.out_type](),
                         Int(at.w),
-                        Int(row),
+                        Int(at.row),
                     ),
                     IndexList[1](0),
                 )
@@ -164,53 +164,51 @@ struct CollectiveEpilogue[
 
     @always_inline
     def begin(
-        self, visitor: Self.Visitor, geometry: TileGeometry, tile: Tile
+        self, params: Self.Params, geometry: TileGeometry, tile: Tile
     ) -> ChannelState:
         """What can be fetched before the tile is multiplied.
 
         Args:
-            visitor: What is fused.
+            params: The epilogue's.
             geometry: The problem.
             tile: The consumer's part.
         """
-        return visitor.begin[Self.config.swapped, Self.parts](
-            self.place, tile.filter, geometry.filters
+        return params.visitor.begin[Self.config.swapped, Self.parts](
+            self.place, tile.filter, tile.filter_end(geometry)
         )
 
     @always_inline
     def store(
         mut self,
         ref map: TensorMap,
-        output: Self.Output,
-        visitor: Self.Visitor,
+        params: Self.Params,
         state: ChannelState,
         sums: Self.Sums,
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """Stores a consumer's part of a tile; what lies beyond the output is
+        """Stores a consumer's part of a tile, of one group; what lies beyond the output is
         dropped.
 
         Args:
             map: The output's descriptor.
-            output: The output.
-            visitor: What is fused.
+            params: The epilogue's.
             state: What `begin` returned.
             sums: The consumer's values, settled.
             geometry: The problem.
             tile: The consumer's part; its `pixel` is the consumer's first.
         """
         comptime if not Self.fused_output:
-            if visitor.is_identity():
-                self._store_plain(map, output, sums, geometry, tile)
+            if params.visitor.is_identity():
+                self._store_plain(map, params, sums, geometry, tile)
                 return
-        self._store_visited(map, output, visitor, state, sums, geometry, tile)
+        self._store_visited(map, params, state, sums, geometry, tile)
 
     @always_inline
     def _store_plain(
         mut self,
         ref map: TensorMap,
-        output: Self.Output,
+        params: Self.Params,
         sums: Self.Sums,
         geometry: TileGeometry,
         tile: Tile,
@@ -222,14 +220,33 @@ struct CollectiveEpilogue[
             write_fragment[Self.out_type, Self.pixels, 0](
                 buffer, self.place, Self._values[i, 0, Self.values](sums)
             )
-            self._store_buffer(map, output, buffer, geometry, tile, UInt32(i))
+            self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
+
+    @always_inline
+    def skip(mut self, params: Self.Params):
+        """Passes a tile that another block stores.
+
+        Args:
+            params: The epilogue's.
+        """
+        comptime if Self.adds_residual:
+            if params.visitor.has_residual:
+                for _ in range(UInt32(Self.subtiles)):
+                    self.residuals.wait(self.residual)
+                    comptime if Self.in_place:
+                        self.releasing.step()
+                    comptime if Self.residual_releases() == 1:
+                        if self.thread == 0:
+                            self.residuals.empty(self.residual.stage).arrive()
+                    else:
+                        self._release_read(self.residual.stage)
+                    self.residual.step()
 
     @always_inline
     def _store_visited(
         mut self,
         ref map: TensorMap,
-        output: Self.Output,
-        visitor: Self.Visitor,
+        params: Self.Params,
         state: ChannelState,
         sums: Self.Sums,
         geometry: TileGeometry,
@@ -237,7 +254,7 @@ struct CollectiveEpilogue[
     ):
         """`store` with a visitor. The loop is not unrolled: every copy would
         hold all activations."""
-        var loads = Self.adds_residual and visitor.has_residual
+        var loads = Self.adds_residual and params.visitor.has_residual
         var before = SharedAddress(0)
         for i in range(_run_time(Self.subtiles)):
             var part = i % UInt32(Self.parts)
@@ -256,14 +273,14 @@ struct CollectiveEpilogue[
                     residual = read_fragment[
                         Self.out_type, Self.pixels, first, Self.fragment
                     ](source, self.place)
-                var visited = visitor.visit[
+                var visited = params.visitor.visit[
                     Self.config.swapped, Self.parts, first, Self.fragment
                 ](
                     state,
                     self.place,
                     part,
                     tile.filter,
-                    geometry.filters,
+                    tile.filter_end(geometry),
                     Self._select[first, Self.fragment](sums, i),
                     residual,
                 )
@@ -276,7 +293,7 @@ struct CollectiveEpilogue[
             comptime if Self.epilogue.delay_store:
                 if i > 0:
                     self._store_subtile(
-                        map, output, before, geometry, tile, i - 1, loads
+                        map, params, before, geometry, tile, i - 1, loads
                     )
                 buffer = self._next_buffer(loads, source)
                 write_fragment[Self.out_type, Self.pixels, 0](
@@ -289,12 +306,12 @@ struct CollectiveEpilogue[
                 self.residual.step()
             comptime if not Self.epilogue.delay_store:
                 self._store_subtile(
-                    map, output, buffer, geometry, tile, i, loads
+                    map, params, buffer, geometry, tile, i, loads
                 )
         comptime if Self.epilogue.delay_store:
             self._store_subtile(
                 map,
-                output,
+                params,
                 before,
                 geometry,
                 tile,
@@ -391,7 +408,7 @@ struct CollectiveEpilogue[
     def _store_buffer(
         mut self,
         ref map: TensorMap,
-        output: Self.Output,
+        params: Self.Params,
         buffer: SharedAddress,
         geometry: TileGeometry,
         tile: Tile,
@@ -407,22 +424,27 @@ struct CollectiveEpilogue[
                 comptime panel_bytes = Self.pixels * ROW_BYTES
                 comptime for panel in range(panels[Self.out_type]()):
                     comptime column = panel * panel_filters[Self.out_type]()
-                    store_tile[2](
+                    store_tile[3](
                         map,
                         buffer + UInt32(panel * panel_bytes),
-                        IndexList[2](Int(filter) + column, Int(pixel)),
+                        IndexList[3](
+                            Int(filter - tile.group * geometry.group_filters)
+                            + column,
+                            Int(pixel),
+                            Int(tile.group),
+                        ),
                     )
                 commit_stores()
         else:
-            RowStore[Self.Output, Self.pixels](
+            RowStore[Self.Output, Self.bias_type, Self.pixels](
                 geometry, pixel, self.thread
-            ).store(output, buffer, geometry, filter, geometry.filters)
+            ).store(params, buffer, filter, tile.filter_end(geometry))
 
     @always_inline
     def _store_subtile(
         mut self,
         ref map: TensorMap,
-        output: Self.Output,
+        params: Self.Params,
         buffer: SharedAddress,
         geometry: TileGeometry,
         tile: Tile,
@@ -431,7 +453,7 @@ struct CollectiveEpilogue[
     ):
         """`_store_buffer`, and the release of the residual's buffer if that is
         what was stored."""
-        self._store_buffer(map, output, buffer, geometry, tile, index)
+        self._store_buffer(map, params, buffer, geometry, tile, index)
         comptime if Self.in_place:
             if loads:
                 comptime if Self.engine_store:

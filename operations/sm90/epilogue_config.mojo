@@ -3,8 +3,7 @@ stages of residual and output buffers, and when a copy starts."""
 
 from std.collections import Optional
 
-comptime ROW_BYTES = 128
-"""Bytes of a buffer's row: the span of the swizzle."""
+from .walk import ROW_BYTES
 
 comptime SUBTILE_FILTERS = 64
 """Filters of a sub-tile: the rows that one warpgroup's multiply takes."""

@@ -11,15 +11,19 @@ from ..tma.copy import SharedAddress
 from .config import WARPGROUP
 from .epilogue_config import ROW_BYTES
 from .epilogue_fragment import load_chunk, panel_filters, panels
+from .epilogue_params import EpilogueParams
 from .scheduler import TileGeometry
 
 
-struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
+struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
+    TrivialRegisterPassable
+):
     """Which pixels of an output buffer a thread stores, and where: 8 threads
     share a row.
 
     Parameters:
         Output: The output.
+        bias_type: Of the bias.
         pixels: Of a buffer.
     """
 
@@ -30,10 +34,13 @@ struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
     comptime rows = WARPGROUP // Self.chunks
     comptime steps = Self.pixels // Self.rows
 
-    var first: UInt32
-    """The thread's first pixel."""
-    var offsets: StaticTuple[Int, Self.steps]
-    """Of each of the thread's pixels in the output; negative if it has none."""
+    comptime NOWHERE = UInt32.MAX
+
+    var rows_at: StaticTuple[UInt32, Self.steps]
+    """Of each of the thread's pixels in the output `[N*Z*P*Q, K]`, or
+    `NOWHERE`."""
+    var filters: UInt32
+    """Of a row."""
     var source: SharedAddress
     """The thread's part of its first row, counted from the panel."""
     var column: UInt32
@@ -51,21 +58,20 @@ struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
             thread: Of the warpgroup.
         """
         var row, chunk = divmod(thread, UInt32(Self.chunks))
-        self.first = pixel + row
+        self.filters = geometry.filters
         self.column = chunk * UInt32(Self.width)
         self.source = row * ROW_BYTES + (chunk ^ (row % 8)) * 16
-        self.offsets = StaticTuple[Int, Self.steps](fill=-1)
+        self.rows_at = StaticTuple[UInt32, Self.steps](fill=Self.NOWHERE)
         comptime for i in range(Self.steps):
-            var at = geometry.pixel(self.first + UInt32(i * Self.rows))
+            var at = geometry.pixel(pixel + row + UInt32(i * Self.rows))
             if geometry.is_output(at):
-                self.offsets[i] = geometry.output_offset(at)
+                self.rows_at[i] = geometry.output_row(at)
 
     @always_inline
     def store(
         self,
-        output: Self.Output,
+        params: EpilogueParams[Self.Output, Self.bias_type],
         buffer: SharedAddress,
-        geometry: TileGeometry,
         filter: UInt32,
         filters: UInt32,
     ):
@@ -73,9 +79,8 @@ struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
         pixel at a time.
 
         Args:
-            output: The output.
+            params: The epilogue's.
             buffer: The buffer.
-            geometry: The problem.
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
         """
@@ -91,19 +96,12 @@ struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
                     + self.source
                     + UInt32((panel * Self.pixels + i * Self.rows) * ROW_BYTES)
                 )
-                if self.offsets[i] >= 0 and column < filters:
+                if self.rows_at[i] != Self.NOWHERE and column < filters:
                     var n = 0
                     var at = IndexList[SPATIAL](fill=0)
                     comptime if Self.fused:
-                        var pixel = geometry.pixel(
-                            self.first + UInt32(i * Self.rows)
-                        )
-                        n = Int(pixel.image)
-                        at = IndexList[SPATIAL](0, Int(pixel.h), Int(pixel.w))
-                    output.store[Self.width](
-                        n,
-                        at,
-                        Int(column),
-                        self.offsets[i] + Int(column),
-                        values,
+                        n, at = params.shape.index(self.rows_at[i])
+                    var offset = Int(self.rows_at[i]) * Int(self.filters)
+                    params.output.store[Self.width](
+                        n, at, Int(column), offset + Int(column), values
                     )

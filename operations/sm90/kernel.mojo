@@ -18,6 +18,7 @@ from max.gpu.primitives.grid_controls import (
 from std.utils import StaticTuple
 
 from ..conv.access import OutputTarget
+from ..conv.memory import Writes
 from ..pipeline.barrier import (
     arrive_threads,
     publish_barriers,
@@ -27,13 +28,15 @@ from ..pipeline.barrier import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress, prefetch_map
 from ..tma.descriptor import TensorMap
-from .config import ROW_BYTES, Sm90Config, WARPGROUP
+from .config import Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
-from .epilogue_visitor import ConvVisitor
+from .epilogue_params import EpilogueParams
 from .mma import Accumulators
-from .scheduler import Tile, TileGeometry, TileScheduler
+from .scheduler import Tap, TileGeometry, TileScheduler
 from .smem import SharedStorage
-from .tile_io import Tap, load_activation, load_filter
+from .split import sum_parts
+from .tile_io import load_activation, load_filter
+from .walk import ROW_BYTES
 
 comptime PRODUCER = 0
 """The warpgroup of producer and loaders; consumers follow."""
@@ -52,7 +55,7 @@ struct ConvKernel[
     Parameters:
         in_type: Of activation and filter: bfloat16 or float16.
         Output: The output, of bfloat16, float16 or float32, as is the
-            residual.
+            residual, and what the graph compiler fused behind it.
         bias_type: Of the bias.
         config: The configuration.
     """
@@ -67,7 +70,7 @@ struct ConvKernel[
     comptime Epilogue = CollectiveEpilogue[
         Self.Output, Self.bias_type, Self.config
     ]
-    comptime Visitor = ConvVisitor[Self.bias_type]
+    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
@@ -90,20 +93,21 @@ struct ConvKernel[
         filter: TensorMap,
         output: TensorMap,
         residual: TensorMap,
-        target: Self.Output,
-        visitor: Self.Visitor,
+        params: Self.Params,
+        workspace: Writes[DType.float32],
         geometry: TileGeometry,
     ):
         """A block: its threads take their roles.
 
         Args:
             activation: Descriptor of the activation, im2col.
-            filter: Descriptor of the filter `[K, R*S, C]`.
-            output: Descriptor of the output, `[N*P*Q, K]`.
-            residual: Descriptor of the residual, `[N*P, Q, K]`, im2col, if the
-                visitor has one.
-            target: The output itself.
-            visitor: What is fused.
+            filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
+            output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
+            residual: Descriptor of the residual, `[N*Z*P, Q, K]`, im2col, if
+                there is one.
+            params: The epilogue's.
+            workspace: Of tiles that are cut into parts; or nothing that may be
+                read.
             geometry: The problem.
         """
         var storage = Self.Storage()
@@ -112,7 +116,7 @@ struct ConvKernel[
             prefetch_map(activation)
             prefetch_map(filter)
             prefetch_map(output)
-            if visitor.has_residual:
+            if params.visitor.has_residual:
                 prefetch_map(residual)
         Self._init_barriers(storage)
         # What came before may still run: nothing of its memory until here.
@@ -127,7 +131,7 @@ struct ConvKernel[
             elif (
                 lane == 0
                 and warp <= UInt32(Self.config.consumers)
-                and visitor.has_residual
+                and params.visitor.has_residual
             ):
                 Self._load_residual(residual, geometry, storage, warp - 1)
         else:
@@ -135,8 +139,8 @@ struct ConvKernel[
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(
                 output,
-                target,
-                visitor,
+                params,
+                workspace,
                 geometry,
                 storage,
                 group - 1,
@@ -182,40 +186,90 @@ struct ConvKernel[
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
         var loads_filter = True
+        comptime halo = Self.config.halo
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             comptime part = UInt32(
                 Self.config.activation_stage_pixels() // Self.config.blocks_n
             )
-            var first = geometry.pixel(tile.pixel + scheduler.rank_n * part)
-            for h in range(geometry.taps_h):
-                for slice in range(geometry.slices):
-                    for w in range(geometry.taps_w):
-                        var tap = Tap(w, h, slice)
-                        if Self.config.halo == 0 or w == 0:
-                            load_activation[Self.config, Self.in_type](
-                                activation,
-                                storage.activation.address(activations.stage),
-                                storage.activation.acquire(activations),
-                                geometry,
-                                scheduler,
-                                first,
-                                tap,
-                            )
-                            activations.step()
-                        if loads_filter:
-                            load_filter[Self.config, Self.in_type](
-                                filter,
-                                storage.filter.address(filters.stage),
-                                storage.filter.acquire(filters),
-                                geometry,
-                                scheduler,
-                                tile.filter,
-                                tap,
-                            )
-                            filters.step()
+            var first = geometry.coordinates[Self.config.rank](
+                geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
+            )
+            var tap = Tap()
+            comptime if Self.config.splits:
+                tap.skip(halo, geometry, tile.first)
+            for _ in range(tile.rounds):
+                load_activation[Self.config, Self.in_type](
+                    activation,
+                    storage.activation.address(activations.stage),
+                    storage.activation.acquire(activations),
+                    geometry,
+                    scheduler,
+                    first,
+                    tap,
+                )
+                activations.step()
+                if loads_filter:
+                    Self._load_filters(
+                        filter,
+                        storage,
+                        geometry,
+                        scheduler,
+                        filters,
+                        tile.filter,
+                        tap,
+                    )
+                tap.step(halo, geometry)
             loads_filter = not Self.config.stationary
             scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _load_filters(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the filter stages that meet an activation stage: one, or one a
+        tap of the filter row if the stage has a halo."""
+        var at = tap
+        comptime if Self.config.halo > 0:
+            for w in range(geometry.taps_w):
+                at.w = w
+                Self._load_filter(
+                    filter, storage, geometry, ranks, filters, first, at
+                )
+        else:
+            Self._load_filter(
+                filter, storage, geometry, ranks, filters, first, at
+            )
+
+    @staticmethod
+    @always_inline
+    def _load_filter(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the next filter stage."""
+        load_filter[Self.config, Self.in_type](
+            filter,
+            storage.filter.address(filters.stage),
+            storage.filter.acquire(filters),
+            geometry,
+            ranks,
+            first,
+            tap,
+        )
+        filters.step()
 
     @staticmethod
     @always_inline
@@ -233,15 +287,13 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
-    def _part(consumer: UInt32) -> Tile:
-        """Where a cooperative consumer's part of a tile begins."""
-        var part = Tile(0, 0)
-        comptime if Self.config.cooperative:
-            comptime if Self.config.splits_filters():
-                part.filter = consumer * UInt32(Self.config.consumer_filters())
-            else:
-                part.pixel = consumer * UInt32(Self.config.consumer_pixels())
-        return part
+    def _start(consumer: UInt32) -> Tuple[UInt32, UInt32]:
+        """The first pixel and filter of a consumer's part of a tile."""
+        comptime if not Self.config.cooperative:
+            return UInt32(0), UInt32(0)
+        comptime if Self.config.splits_filters():
+            return UInt32(0), consumer * UInt32(Self.config.consumer_filters())
+        return consumer * UInt32(Self.config.consumer_pixels()), UInt32(0)
 
     @staticmethod
     @always_inline
@@ -253,25 +305,24 @@ struct ConvKernel[
     ):
         """The loader of a consumer: fills its residual buffers, tile after
         tile."""
-        comptime step = UInt32(1 if Self.config.cooperative else 2)
         var epilogue = Self._epilogue(storage, consumer, 0)
-        var part = Self._part(consumer)
+        var pixel, filter = Self._start(consumer)
         var scheduler = Self.Scheduler()
         comptime if not Self.config.cooperative:
             scheduler.advance(consumer)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
-            tile.pixel += part.pixel
-            tile.filter += part.filter
+            tile.pixel += pixel
+            tile.filter += filter
             epilogue.load(residual, geometry, tile)
-            scheduler.advance(step)
+            scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
 
     @staticmethod
     @always_inline
     def _consume(
         ref output: TensorMap,
-        target: Self.Output,
-        visitor: Self.Visitor,
+        params: Self.Params,
+        workspace: Writes[DType.float32],
         geometry: TileGeometry,
         storage: Self.Storage,
         consumer: UInt32,
@@ -282,7 +333,7 @@ struct ConvKernel[
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
-        var part = Self._part(consumer)
+        var pixel, filter = Self._start(consumer)
         comptime if not Self.config.cooperative:
             if consumer == 1:
                 scheduler.advance()
@@ -290,32 +341,42 @@ struct ConvKernel[
                 Self._give_turn(1)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
-            tile.pixel += part.pixel
-            tile.filter += part.filter
-            var ahead = epilogue.begin(visitor, geometry, tile)
+            tile.pixel += pixel
+            tile.filter += filter
+            var ahead = epilogue.begin(params, geometry, tile)
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
             Self._multiply_tile(
                 accumulators,
+                geometry.steps(Self.config.halo, tile.rounds),
                 geometry,
                 storage,
                 scheduler,
                 activations,
                 filters,
-                part,
+                pixel,
+                filter,
                 consumer,
                 thread,
             )
-            epilogue.store(
-                output,
-                target,
-                visitor,
-                ahead,
-                accumulators,
-                geometry,
-                tile,
-            )
+            var whole = True
+            comptime if Self.config.splits:
+                whole = sum_parts[Self.config](
+                    accumulators,
+                    workspace,
+                    geometry,
+                    tile,
+                    consumer,
+                    thread,
+                    Int(consumer) + FIRST_NAME,
+                )
+            if whole:
+                epilogue.store(
+                    output, params, ahead, accumulators, geometry, tile
+                )
+            else:
+                epilogue.skip(params)
             comptime if Self.config.cooperative:
                 scheduler.advance()
             else:
@@ -327,17 +388,21 @@ struct ConvKernel[
     @always_inline
     def _multiply_tile(
         mut accumulators: Self.Accumulated,
+        steps: UInt32,
         geometry: TileGeometry,
         storage: Self.Storage,
         ranks: Self.Scheduler,
         mut activations: Self.ActivationPosition,
         mut filters: Self.FilterPosition,
-        part: Tile,
+        pixel: UInt32,
+        filter: UInt32,
         consumer: UInt32,
         thread: UInt32,
     ):
-        """Multiplies all stages of a tile. One multiply is always in flight: a
-        stage is released when the multiply after its own has been started."""
+        """Multiplies the `steps` filter stages of a tile, or of a part of one.
+        One multiply is always in flight: a stage is released when the multiply
+        after its own has been started. This consumer's part of the tile begins
+        at `pixel` and `filter`."""
         var tap = UInt32(0)
         comptime if Self.config.stationary:
             filters = Self.FilterPosition()
@@ -347,9 +412,10 @@ struct ConvKernel[
             accumulators,
             storage.activation.address(activations.stage),
             storage.filter.address(filters.stage),
-            part,
+            pixel,
+            filter,
         )
-        for _ in range(UInt32(1), geometry.steps()):
+        for _ in range(UInt32(1), steps):
             var done_activation = activations.stage
             var done_filter = filters.stage
             var moved = True
@@ -369,7 +435,8 @@ struct ConvKernel[
                 accumulators,
                 storage.activation.address(activations.stage) + shift,
                 storage.filter.address(filters.stage),
-                part,
+                pixel,
+                filter,
             )
             accumulators.settle[1]()
             Self._release_filter(storage, ranks, done_filter, thread)
@@ -393,11 +460,12 @@ struct ConvKernel[
         mut accumulators: Self.Accumulated,
         activation: SharedAddress,
         filter: SharedAddress,
-        part: Tile,
+        first_pixel: UInt32,
+        first_filter: UInt32,
     ):
         """Starts multiplying this consumer's part of a stage."""
-        var pixels = activation + part.pixel * ROW_BYTES
-        var filters = filter + part.filter * ROW_BYTES
+        var pixels = activation + first_pixel * ROW_BYTES
+        var filters = filter + first_filter * ROW_BYTES
         comptime if Self.config.swapped:
             accumulators.multiply[Self.in_type, overwrite=overwrite](
                 filters, pixels
@@ -456,11 +524,9 @@ struct ConvKernel[
         mut filters: Self.FilterPosition,
     ):
         """Moves past the stages of the other consumer's tile."""
-        filters.skip(geometry.steps())
-        comptime if Self.config.halo > 0:
-            activations.skip(geometry.taps_h * geometry.slices)
-        else:
-            activations.skip(geometry.steps())
+        var rounds = geometry.rounds(Self.config.halo)
+        filters.skip(geometry.steps(Self.config.halo, rounds))
+        activations.skip(rounds)
 
     @staticmethod
     @always_inline

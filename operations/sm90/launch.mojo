@@ -1,33 +1,35 @@
 """Runs the Hopper kernel: descriptors, grid, launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
-from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    FuncAttribute,
+)
+from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ..conv.epilogue import Epilogue
 from ..conv.access import OutputTarget
+from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
-from ..conv.problem import ConvProblem
+from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import (
+    TFLOAT32,
     PixelBox,
     TensorMap,
     TensorView,
     encode_im2col,
     encode_tiled,
 )
-from .config import (
-    ROW_BYTES,
-    Sm90Config,
-    can_implement,
-    residual_refusal,
-    walk_upper,
-    walk_width,
-)
-from .epilogue_visitor import ConvVisitor
+from .config import Sm90Config, can_implement, residual_refusal
+from .epilogue_params import EpilogueParams
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
+from .split import counters, split_refusal, workspace_elements
+from .walk import ROW_BYTES, Walk
 
 
 @fieldwise_init
@@ -50,8 +52,9 @@ struct LaunchPlan[
     var output: TensorMap
     var residual: TensorMap
     """Not to be used if the visitor has no residual."""
-    var target: Self.Output
-    var visitor: ConvVisitor[Self.bias_type]
+    var epilogue: EpilogueParams[Self.Output, Self.bias_type]
+    var workspace: Optional[DeviceBuffer[DType.float32]]
+    """Of tiles that are cut into parts."""
     var geometry: TileGeometry
     var blocks: Int
 
@@ -63,16 +66,19 @@ struct LaunchPlan[
         filter: Reads[Self.in_type],
         epilogue: Epilogue[Self.bias_type, Self.out_type],
         output: Self.Output,
+        parts: Int = 1,
     ) raises:
-        """Encodes the descriptors and counts the blocks.
+        """Encodes the descriptors, counts the blocks, and allocates the
+        workspace, if tiles are cut into parts.
 
         Args:
             ctx: The device.
             problem: The convolution, valid and with at least one output.
-            activation: `[N, H, W, C]` in device memory.
-            filter: `[K, R, S, C]` in device memory.
+            activation: `[N, *input, C]` in device memory.
+            filter: `[K, *filter, C / groups]` in device memory.
             epilogue: What is fused; its operands in device memory.
-            output: `[N, P, Q, K]`, its elements in device memory.
+            output: `[N, *output, K]`, its elements in device memory.
+            parts: Of a tile's sum.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
@@ -83,13 +89,19 @@ struct LaunchPlan[
         )
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
-        self.visitor = ConvVisitor[Self.bias_type].of(epilogue)
-        if self.visitor.has_residual:
+        self.epilogue = EpilogueParams[Self.Output, Self.bias_type](
+            problem, epilogue, output
+        )
+        if self.epilogue.visitor.has_residual:
             refusal = residual_refusal(Self.config)
             if refusal:
                 raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        var walk = Walk(problem)
+        refusal = split_refusal[Self.in_type](Self.config, walk, parts)
+        if refusal:
+            raise Error(t"sm90: {refusal.value()}; problem {problem}")
         self.activation = _activation_map[Self.in_type, Self.config](
-            ctx, problem, activation
+            ctx, walk, activation
         )
         self.filter = _filter_map[Self.in_type, Self.config](
             ctx, problem, filter
@@ -98,18 +110,25 @@ struct LaunchPlan[
             ctx, problem, output.data().as_imm()
         )
         self.residual = self.output
-        if self.visitor.has_residual:
+        if self.epilogue.visitor.has_residual:
             self.residual = _residual_map[Self.out_type, Self.config](
-                ctx, problem, epilogue.residual
+                ctx, walk, epilogue.residual
             )
-        self.target = output
-        self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
+        self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
+        var tiles = Int(self.geometry.tiles())
+        self.workspace = None
+        if parts > 1:
+            self.workspace = ctx.enqueue_create_buffer[DType.float32](
+                workspace_elements(Self.config, tiles, parts)
+            )
+            self.geometry.split(
+                Self.config.halo, parts, counters(Self.config, tiles)
+            )
         comptime size = Self.config.cluster_size()
         var multiprocessors = ctx.get_attribute(
             DeviceAttribute.MULTIPROCESSOR_COUNT
         )
-        var clusters = min(Int(self.geometry.tiles()), multiprocessors // size)
-        self.blocks = clusters * size
+        self.blocks = min(tiles * parts, multiprocessors // size) * size
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -124,13 +143,25 @@ struct LaunchPlan[
             Self.in_type, Self.Output, Self.bias_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
+        var workspace = self.output_data.unsafe_bitcast[Float32]()
+        if self.workspace:
+            var buffer = self.workspace.value()
+            ctx.enqueue_memset(
+                buffer.create_sub_buffer[DType.float32](
+                    0, Int(self.geometry.counters)
+                ),
+                Float32(0),
+            )
+            workspace = buffer.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
             self.residual,
-            self.target,
-            self.visitor,
+            self.epilogue,
+            workspace,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
@@ -144,35 +175,46 @@ struct LaunchPlan[
         )
 
 
+def _operand_type[dtype: DType]() -> TensorMapDataType:
+    """What the copy engine takes operands for: the multiply ignores float32's
+    last bits, so the engine rounds them."""
+    comptime if dtype == DType.float32:
+        return TFLOAT32
+    return TensorMapDataType.from_dtype[dtype]()
+
+
 def _activation_map[
     dtype: DType, config: Sm90Config
-](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
-) raises -> TensorMap:
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
     """The walk over the activation's pixels: one step an output pixel, plus,
     with a halo, the steps between the rows' ends."""
-    return encode_im2col[dtype, 4](
+    comptime rank = config.rank
+    comptime spatial = rank - 2
+    var extents = IndexList[rank](fill=walk.channels)
+    var steps = IndexList[rank](fill=1)
+    var lower = IndexList[spatial](fill=0)
+    var upper = IndexList[spatial](fill=0)
+    var strides = IndexList[spatial](fill=1)
+    var step = walk.pixel_step
+    for i in range(spatial):
+        var axis = SPATIAL - 1 - i
+        extents[1 + i] = walk.input[axis]
+        steps[1 + i] = step
+        step *= walk.input[axis]
+        lower[i] = -walk.pad_before[axis]
+        upper[i] = walk.upper(axis, config.halo)
+        strides[i] = walk.stride[axis]
+    extents[rank - 1] = walk.images * walk.groups
+    steps[rank - 1] = walk.channels if walk.groups > 1 else step
+    return encode_im2col[dtype, rank](
         ctx,
         data,
-        TensorView[4](
-            IndexList[4](
-                problem.channels,
-                problem.input[2],
-                problem.input[1],
-                problem.batch,
-            )
-        ),
-        PixelBox[2](
-            IndexList[2](-problem.pad_before[2], -problem.pad_before[1]),
-            IndexList[2](
-                walk_upper(problem, 2, config.halo),
-                walk_upper(problem, 1, config.halo),
-            ),
-            IndexList[2](problem.stride[2], problem.stride[1]),
-        ),
+        TensorView[rank](extents, steps),
+        PixelBox[spatial](lower, upper, strides),
         ROW_BYTES // size_of[dtype](),
         config.activation_stage_pixels() // config.blocks_n,
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -181,17 +223,20 @@ def _filter_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
-    """The filter as `[K, R*S, C]`, one tap of some filters a box."""
+    """The filter as `[K, T*R*S, C/groups]`, one tap of some filters a box."""
     return encode_tiled[dtype, 3](
         ctx,
         data,
         TensorView[3](
-            IndexList[3](problem.channels, problem.taps(), problem.filters)
+            IndexList[3](
+                problem.group_channels(), problem.taps(), problem.filters
+            )
         ),
         IndexList[3](
             ROW_BYTES // size_of[dtype](), 1, config.tile_n // config.blocks_m
         ),
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -200,14 +245,20 @@ def _output_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
-    """The output as a matrix, a buffer a box."""
-    return encode_tiled[dtype, 2](
+    """The output as a matrix `[N*Z*P*Q, K/groups]` of each group, so that a
+    box ends with its group; a buffer a box."""
+    var filters = problem.group_filters()
+    return encode_tiled[dtype, 3](
         ctx,
         data,
-        TensorView[2](IndexList[2](problem.filters, problem.gemm_m())),
-        IndexList[2](
+        TensorView[3](
+            IndexList[3](filters, problem.gemm_m(), problem.groups),
+            IndexList[3](1, problem.filters, filters),
+        ),
+        IndexList[3](
             ROW_BYTES // size_of[dtype](),
             config.epilogue.pixels(size_of[dtype]()),
+            1,
         ),
         TensorMapSwizzle.SWIZZLE_128B,
     )
@@ -215,22 +266,22 @@ def _output_map[
 
 def _residual_map[
     dtype: DType, config: Sm90Config
-](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
-) raises -> TensorMap:
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
     """The walk over the residual's pixels: rows as long as the activation's
     walk has them, with zeros beyond the output's end, so that a buffer holds
     the pixels of its accumulators."""
-    var width = problem.output[2]
+    var filters = walk.filters * walk.groups
+    var width = walk.output[2]
     return encode_im2col[dtype, 3](
         ctx,
         data,
         TensorView[3](
-            IndexList[3](problem.filters, width, problem.gemm_m() // width)
+            IndexList[3](filters, width, walk.rows()),
+            IndexList[3](1, filters, filters * width),
         ),
         PixelBox[1](
             IndexList[1](0),
-            IndexList[1](walk_width(problem, config.halo) - width),
+            IndexList[1](walk.width(config.halo) - width),
             IndexList[1](1),
         ),
         ROW_BYTES // size_of[dtype](),

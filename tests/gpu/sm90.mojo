@@ -2,9 +2,7 @@
 
     sm90 check|graph|graph+|stream|stream+ PROBLEMS [CANDIDATE...]
 
-A line of the file PROBLEMS is a name and 15 integers: batch, height, width, channels,
-filters, filter height and width, stride, dilation (h, w each), padding (top,
-bottom, left, right). Empty lines and those that begin with # are skipped.
+The lines of the file PROBLEMS are described in problems.mojo.
 
 `check` compares every output element, exactly, with a naive convolution:
 activations and filters are small integers, so that products and sums are exact
@@ -23,7 +21,6 @@ from max.gpu.host import (
 )
 from std.sys import argv
 from std.time import sleep
-from std.utils import IndexList
 
 from operations.conv.memory import Writes
 from operations.conv.problem import SPATIAL, ConvProblem
@@ -44,6 +41,7 @@ from kernels import (
     fill_integers,
     fill_random,
 )
+from problems import Case, read_cases
 
 comptime TIMED = DType.bfloat16
 """The type of timed operands."""
@@ -64,49 +62,16 @@ comptime LAUNCHES = 32
 """Launches of a graph."""
 
 
-@fieldwise_init
-struct Case(Copyable, Movable):
-    """A named problem."""
-
-    var name: String
-    var problem: ConvProblem
-
-
-def parse(line: String) raises -> Case:
-    """Reads a line of input."""
-    var words = line.split()
-    if len(words) != 16:
-        raise Error(t"{len(words)} words, 16 expected: {line}")
-    var v = List[Int]()
-    for i in range(1, len(words)):
-        v.append(Int(words[i]))
-    var problem = ConvProblem(
-        spatial_rank=2,
-        batch=v[0],
-        channels=v[3],
-        filters=v[4],
-        groups=1,
-        input=IndexList[SPATIAL](1, v[1], v[2]),
-        filter=IndexList[SPATIAL](1, v[5], v[6]),
-        output=IndexList[SPATIAL](fill=1),
-        stride=IndexList[SPATIAL](1, v[7], v[8]),
-        dilation=IndexList[SPATIAL](1, v[9], v[10]),
-        pad_before=IndexList[SPATIAL](0, v[11], v[13]),
-        pad_after=IndexList[SPATIAL](0, v[12], v[14]),
-    )
-    for axis in range(SPATIAL):
-        problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
-    return Case(String(words[0]), problem)
-
-
 def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
     """Elements of activation, filter and output."""
-    var x = (
-        problem.batch * problem.input[1] * problem.input[2] * problem.channels
+    var pixels = problem.batch
+    for axis in range(SPATIAL):
+        pixels *= problem.input[axis]
+    return (
+        pixels * problem.channels,
+        problem.filters * problem.gemm_k(),
+        problem.gemm_m() * problem.filters,
     )
-    var y = problem.gemm_m() * problem.filters
-    return x, problem.filters * problem.gemm_k(), y
 
 
 def data_of[
@@ -171,21 +136,7 @@ struct Check[dtype: DType](Movable):
             self.activation,
             self.filter,
             self.expected.create_sub_buffer[Self.dtype](GUARD, y),
-            Int32(problem.batch),
-            Int32(problem.input[1]),
-            Int32(problem.input[2]),
-            Int32(problem.channels),
-            Int32(problem.filters),
-            Int32(problem.filter[1]),
-            Int32(problem.filter[2]),
-            Int32(problem.output[1]),
-            Int32(problem.output[2]),
-            Int32(problem.stride[1]),
-            Int32(problem.stride[2]),
-            Int32(problem.dilation[1]),
-            Int32(problem.dilation[2]),
-            Int32(problem.pad_before[1]),
-            Int32(problem.pad_before[2]),
+            problem,
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
@@ -415,14 +366,8 @@ def main() raises:
         var refusal = candidate(index).refusal()
         if refusal:
             raise Error(t"candidate {index}: {refusal.value()}")
-    var text: String
-    with open(String(argv()[2]), "r") as file:
-        text = file.read()
     var wrong = 0
-    for line in text.splitlines():
-        if line == "" or line.startswith("#"):
-            continue
-        var named = parse(String(line))
+    for named in read_cases(String(argv()[2])):
         if mode == "check":
             wrong += check_case[DType.bfloat16](ctx, named)
             wrong += check_case[DType.float16](ctx, named)
