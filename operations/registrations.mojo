@@ -10,9 +10,17 @@ from extensibility import (
 )
 from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
+from max.gpu.host.info import is_cpu, is_gpu
 from std.utils import IndexList
 
+from .conv.access import (
+    ActivationSource,
+    ComputedOutput,
+    GraphActivation,
+    MemoryActivation,
+    MemoryOutput,
+    StoredOutput,
+)
 from .conv.dispatch import choose_kernel, convolve, explain_choice
 from .conv.epilogue import Epilogue, validate_operands
 from .conv.fields import (
@@ -20,9 +28,10 @@ from .conv.fields import (
     GEOMETRY_KERNEL,
     LAYOUT_PACKED,
 )
-from .conv.memory import operand
-from .cpu.scheduler import CpuContext
+from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
+from .cpu.scheduler import CpuContext
+from .gpu.dispatch import convolve as convolve_gpu
 
 
 comptime SHAPELESS_RANK = SPATIAL + 2
@@ -71,74 +80,187 @@ def _convolve[
     residual: ManagedTensorSlice,
     geometry: ManagedTensorSlice[dtype=DType.int64, ...],
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
-    ctx: CpuContext,
+    ctx: DeviceContext,
 ) raises:
     """Decodes the operands, checks them, and dispatches."""
-    comptime if not is_cpu[target]():
-        raise Error(
-            t"maxconv.conv: device {target} is not supported; allowed: cpu"
-        )
-    else:
-        var decoded = Geometry(
-            operand(geometry),
-            geometry.size(),
-        )
-        var out_shape = rebind[IndexList[x.rank]](output.shape())
-        var problem = ConvProblem(decoded, x.shape(), out_shape)
-        problem.validate(decoded[GEOMETRY_FILTER_LAYOUT], filter.size())
-        validate_operands(
+    # Both are in host memory on every target.
+    var decoded = Geometry(operand(geometry), geometry.size())
+    var out_shape = rebind[IndexList[x.rank]](output.shape())
+    var problem = ConvProblem(decoded, x.shape(), out_shape)
+    problem.validate(decoded[GEOMETRY_FILTER_LAYOUT], filter.size())
+    validate_operands(
+        problem,
+        decoded,
+        scalars.size(),
+        bias.size(),
+        rebind[IndexList[x.rank]](residual.shape()),
+        out_shape,
+    )
+    var epilogue = Epilogue(
+        decoded,
+        operand(scalars),
+        operand(bias),
+        operand(residual),
+    )
+    comptime if is_cpu[target]():
+        _convolve_cpu(
+            output,
+            x,
+            operand(filter),
+            epilogue,
             problem,
             decoded,
-            scalars.size(),
-            bias.size(),
-            rebind[IndexList[x.rank]](residual.shape()),
-            out_shape,
+            rebind[CpuContext](ctx),
         )
-        var epilogue = Epilogue(
-            decoded,
-            operand(scalars),
-            operand(bias),
-            operand(residual),
+    elif is_gpu[target]():
+        _convolve_gpu(
+            output, x, operand(filter), epilogue, problem, decoded, ctx
         )
-        # Unfused tensors lose their static shapes, so that all ops of a type
-        # share one compiled kernel.
-        comptime fused_output = (
-            output._has_compute_fusion or output._has_output_store_fusion
+    else:
+        raise Error(
+            t"maxconv.conv: device {target} is not supported; allowed: cpu, gpu"
         )
-        comptime if fused_output and x._has_input_fusion:
-            convolve(
-                output, x, operand(filter), epilogue, problem, decoded, ctx
-            )
-        elif fused_output:
-            convolve(
-                output,
-                _shapeless_input(x, problem),
-                operand(filter),
-                epilogue,
-                problem,
-                decoded,
-                ctx,
-            )
-        elif x._has_input_fusion:
-            convolve(
-                _shapeless_output(output, problem),
-                x,
-                operand(filter),
-                epilogue,
-                problem,
-                decoded,
-                ctx,
-            )
-        else:
-            convolve(
-                _shapeless_output(output, problem),
-                _shapeless_input(x, problem),
-                operand(filter),
-                epilogue,
-                problem,
-                decoded,
-                ctx,
-            )
+
+
+def _convolve_cpu[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    geometry: Geometry,
+    ctx: CpuContext,
+) raises:
+    """Takes from unfused tensors their static shapes, so that all ops of a
+    type share one compiled kernel."""
+    comptime fused_output = (
+        output._has_compute_fusion or output._has_output_store_fusion
+    )
+    comptime if fused_output and x._has_input_fusion:
+        convolve(output, x, filter, epilogue, problem, geometry, ctx)
+    elif fused_output:
+        convolve(
+            output,
+            _shapeless_input(x, problem),
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+    elif x._has_input_fusion:
+        convolve(
+            _shapeless_output(output, problem),
+            x,
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+    else:
+        convolve(
+            _shapeless_output(output, problem),
+            _shapeless_input(x, problem),
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+
+
+def _convolve_gpu[
+    filter_type: DType
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    x: ManagedTensorSlice,
+    filter: Reads[filter_type],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    geometry: Geometry,
+    ctx: DeviceContext,
+) raises:
+    """Takes the activation out of its tensor: a pointer, or what is fused."""
+    comptime assert x.dtype == filter_type
+    comptime if x._has_input_fusion:
+        _store_gpu(
+            output,
+            GraphActivation[filter_type, x.rank](
+                rebind[Reads[filter_type]](operand(x)), x.in_fusion
+            ),
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+    else:
+        _store_gpu(
+            output,
+            MemoryActivation[filter_type](
+                rebind[Reads[filter_type]](operand(x))
+            ),
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+
+
+def _store_gpu[
+    Source: ActivationSource
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    geometry: Geometry,
+    ctx: DeviceContext,
+) raises:
+    """Takes the output out of its tensor: a pointer, or what is fused."""
+    var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
+    var kernel = geometry[GEOMETRY_KERNEL]
+    comptime if output._has_output_store_fusion:
+        convolve_gpu(
+            ctx,
+            problem,
+            activation,
+            filter,
+            layout,
+            kernel,
+            epilogue,
+            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
+        )
+    elif output._has_compute_fusion:
+        convolve_gpu(
+            ctx,
+            problem,
+            activation,
+            filter,
+            layout,
+            kernel,
+            epilogue,
+            ComputedOutput[output.dtype, output.rank](
+                data, output.compute_fusion
+            ),
+        )
+    else:
+        convolve_gpu(
+            ctx,
+            problem,
+            activation,
+            filter,
+            layout,
+            kernel,
+            epilogue,
+            MemoryOutput[output.dtype](data),
+        )
 
 
 @register("maxconv.conv")
@@ -161,7 +283,7 @@ struct Conv:
         """Runs the convolution.
 
         Parameters:
-            target: Where: cpu.
+            target: Where: cpu or gpu.
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
 
@@ -186,7 +308,7 @@ struct Conv:
             residual,
             geometry,
             scalars,
-            rebind[CpuContext](ctx),
+            ctx,
         )
 
 
@@ -236,7 +358,7 @@ struct ConvFusedInput:
             residual,
             geometry,
             scalars,
-            rebind[CpuContext](ctx),
+            ctx,
         )
 
 

@@ -15,6 +15,7 @@ from .fields import (
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
+    KERNEL_SM90,
     PANEL,
 )
 from .problem import ConvProblem
@@ -114,6 +115,8 @@ def kernel_name(kernel: Int) -> StaticString:
         return "grouped"
     if kernel == KERNEL_FEW_FILTERS:
         return "few_filters"
+    if kernel == KERNEL_SM90:
+        return "sm90"
     return "auto"
 
 
@@ -162,6 +165,8 @@ def can_implement(
     Returns:
         The reason, or None if the kernel can.
     """
+    if kernel == KERNEL_SM90:
+        return String("sm90 runs on GPUs of compute capability 9.0 only")
     if source == SOURCE_FUSED and kernel != KERNEL_IMPLICIT_GEMM:
         return String(
             t"{kernel_name(kernel)} reads the activation from memory, but here"

@@ -27,6 +27,7 @@ from .fields import (
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
+    KERNEL_SM90,
     LAYOUT_PACKED,
     PANEL,
 )
@@ -78,9 +79,9 @@ def choose_kernel(
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    if requested < KERNEL_AUTO or requested > KERNEL_FEW_FILTERS:
+    if requested < KERNEL_AUTO or requested > KERNEL_SM90:
         raise Error(
-            t"config: kernel code {requested} is not 0 to {KERNEL_FEW_FILTERS}"
+            t"config: kernel code {requested} is not 0 to {KERNEL_SM90}"
         )
     if requested != KERNEL_AUTO:
         var refusal = can_implement(requested, problem, source)

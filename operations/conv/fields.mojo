@@ -51,6 +51,7 @@ comptime KERNEL_POINTWISE = 3
 comptime KERNEL_DEPTHWISE = 4
 comptime KERNEL_GROUPED = 5
 comptime KERNEL_FEW_FILTERS = 6
+comptime KERNEL_SM90 = 7
 
 # Activations of the epilogue.
 comptime ACTIVATION_NONE = 0

@@ -3,12 +3,12 @@ are pixels.
 
 Groups narrower than a panel share one: `16 / width` groups of `width` channels
 and filters each. A step multiplies, in every lane, the lane's filter by one
-channel of the lane's group, which a shuffle of the 16 loaded channels puts
-there. Wider groups run on the implicit GEMM.
+channel of the lane's group, which a shuffle of the loaded channels puts there. Wider groups run on the implicit GEMM.
 """
 
 from std.utils import IndexList
 
+from ..conv.config import LANES
 from ..conv.fields import PANEL
 from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem
@@ -21,8 +21,13 @@ from .image_row import (
 )
 
 
-def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
-    """The channel, among `PANEL` loaded ones, that each lane multiplies.
+comptime PART = max(LANES, 8)
+"""Filters of a panel that are multiplied at once: a register's lanes, and at
+least the widest group."""
+
+
+def lane_channels[width: Int](channel: Int) -> IndexList[PART]:
+    """The channel, among `PART` loaded ones, that each lane multiplies.
 
     Parameters:
         width: Channels and filters of a group.
@@ -33,13 +38,13 @@ def lane_channels[width: Int](channel: Int) -> IndexList[PANEL]:
     Returns:
         `lane // width * width + channel` for each lane.
     """
-    var mask = IndexList[PANEL](fill=0)
-    for lane in range(PANEL):
+    var mask = IndexList[PART](fill=0)
+    for lane in range(PART):
         mask[lane] = lane // width * width + channel
     return mask
 
 
-comptime Sums = Array[SIMD[DType.float32, PANEL], COLUMNS]
+comptime Sums = Array[SIMD[DType.float32, PART], COLUMNS]
 
 
 @always_inline
@@ -53,16 +58,16 @@ def _shuffled_row[
     mut acc: Sums,
 ):
     """Adds one filter row of groups that share a panel."""
-    comptime Vector = SIMD[DType.float32, PANEL]
+    comptime Vector = SIMD[DType.float32, PART]
     for s in range(problem.filter[2]):
         var values = Array[Vector, COLUMNS](fill=Vector(0))
         comptime for i in range(COLUMNS):
-            values[i] = row.load[PANEL, checked](
+            values[i] = row.load[PART, checked](
                 s * problem.dilation[2] + i * problem.stride[2], channel
             )
         comptime for j in range(width):
             comptime lanes = lane_channels[width](j)
-            var weights = filter.unsafe_load[width=PANEL](
+            var weights = filter.unsafe_load[width=PART](
                 (s * width + j) * PANEL
             ).cast[DType.float32]()
             comptime for i in range(COLUMNS):
@@ -79,14 +84,16 @@ def _tile[
     line: RowTaps,
     q: Int,
     panel: Int,
+    part: Int,
     to: Writes[DType.float32],
     column_stride: Int,
 ):
-    """Computes `COLUMNS` neighbouring pixels by the filters of a panel."""
-    var acc = Sums(fill=SIMD[DType.float32, PANEL](0))
+    """Computes `COLUMNS` neighbouring pixels by `PART` filters of a panel."""
+    var acc = Sums(fill=SIMD[DType.float32, PART](0))
     var channels = problem.group_channels()
-    var first = panel * PANEL // problem.group_filters() * channels
-    var weights = filter.unsafe_offset(panel * problem.gemm_k() * PANEL)
+    # Groups have as many channels as filters.
+    var first = panel * PANEL + part
+    var weights = filter.unsafe_offset(panel * problem.gemm_k() * PANEL + part)
     var origin = line.origin
     origin[2] += q * problem.stride[2]
     for t in range(line.depth.begin, line.depth.end):
@@ -120,11 +127,12 @@ def _span[
     to: Writes[DType.float32],
 ):
     """Computes a span of groups `width` filters wide."""
-    for panel in range(span.begin // PANEL, span.end // PANEL):
+    for filters in range(span.begin, span.end, PART):
+        var panel, part = divmod(filters, PANEL)
         var tile = ColumnTile(span)
         while tile.next(problem, line, span):
             var sums = to.unsafe_offset(
-                (tile.q - span.q) * span.filters() + panel * PANEL - span.begin
+                (tile.q - span.q) * span.filters() + filters - span.begin
             )
             if tile.inside:
                 _tile[x_type, filter_type, width, False](
@@ -134,6 +142,7 @@ def _span[
                     line,
                     tile.q,
                     panel,
+                    part,
                     sums,
                     span.filters(),
                 )
@@ -145,6 +154,7 @@ def _span[
                     line,
                     tile.q,
                     panel,
+                    part,
                     sums,
                     span.filters(),
                 )

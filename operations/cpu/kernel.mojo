@@ -11,17 +11,26 @@
 
 from extensibility import ManagedTensorSlice
 
-from ..conv.memory import Reads, operand
+from std.sys.info import size_of
+
+from ..conv.memory import CACHE_LINE, Reads, operand
 from ..conv.config import CPU_TILE
 from ..conv.epilogue import Epilogue
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
 from .epilogue import prefetch_tile, store_tile
 from .image import image_operand
-from .mma import Run, TileOperand, multiply, tile_rows
+from .mma import (
+    Ahead,
+    Run,
+    TileOperand,
+    multiply,
+    tile_rows,
+)
 from .scheduler import (
     ACCESS_IMAGE,
     ACCESS_MATRIX,
+    L1_FILTER_ELEMENTS,
     MAX_BLOCK_TILES,
     Blocking,
     RowTile,
@@ -218,6 +227,9 @@ def _run_tile[
         products * PANEL,
         accumulators,
         columns.begin > 0,
+        _filter_ahead(
+            filter, problem, blocking, task, columns, group, unit, index
+        ),
     )
     if is_last:
         store_tile(
@@ -231,6 +243,42 @@ def _run_tile[
             accumulators.as_imm(),
             CPU_TILE.columns(),
         )
+
+
+@always_inline
+def _filter_ahead[
+    filter_type: DType
+](
+    filter: Reads[filter_type],
+    problem: ConvProblem,
+    blocking: Blocking,
+    task: Task,
+    columns: Columns,
+    group: Int,
+    unit: Int,
+    index: Int,
+) -> Ahead[filter_type]:
+    """A tile's share of the panels that are multiplied after its own, if the
+    filter streams from memory and a tile's panels are too large for L1."""
+    var nothing = Ahead[filter_type](filter, 0)
+    var products = problem.gemm_k()
+    var depth = columns.end - columns.begin
+    if not blocking.streams or depth * CPU_TILE.columns() <= L1_FILTER_ELEMENTS:
+        return nothing
+    var panel = task.panel + unit + CPU_TILE.panels
+    var step = columns.begin
+    if unit + CPU_TILE.panels >= task.panels:
+        panel = task.panel
+        step = columns.end
+        if step == products:
+            return nothing
+    var base = ((task.group + group) * problem.panels() + panel) * products
+    var first = index * depth // task.tiles
+    comptime line = CACHE_LINE // size_of[filter_type]()
+    return Ahead(
+        filter.unsafe_offset((base + step + first) * PANEL),
+        task.tiles * line // PANEL,
+    )
 
 
 @always_inline

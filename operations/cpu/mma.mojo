@@ -6,7 +6,10 @@ the accumulators never leave registers. (The outer-product form of Goto and van
 de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.)
 """
 
-from ..conv.memory import Reads, Writes
+from std.sys.info import size_of
+from std.sys.intrinsics import PrefetchOptions, prefetch
+
+from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.config import CPU_TILE, LANES
 from ..conv.fields import PANEL
 
@@ -61,9 +64,20 @@ struct TileOperand(Movable):
         self.count += 1
 
 
+@fieldwise_init
+struct Ahead[filter_type: DType](ImplicitlyCopyable, Movable):
+    """Part of the filter that is multiplied soon, to be fetched meanwhile."""
+
+    var filter: Reads[Self.filter_type]
+    """The first panel's next line."""
+    var interval: Int
+    """Products that are multiplied for each of a panel's lines that is fetched;
+    0 if none is."""
+
+
 @no_inline
 def multiply_tile[
-    filter_type: DType, rows: Int, panels: Int
+    filter_type: DType, rows: Int, panels: Int, fetches: Bool
 ](
     operand: TileOperand,
     channel: Int,
@@ -71,6 +85,7 @@ def multiply_tile[
     panel_stride: Int,
     accumulators: Writes[DType.float32],
     accumulate: Bool,
+    ahead: Ahead[filter_type],
 ):
     """Multiplies a tile.
 
@@ -78,6 +93,7 @@ def multiply_tile[
         filter_type: The packed filter's type.
         rows: Output pixels.
         panels: Filter panels.
+        fetches: Whether to fetch what lies ahead.
 
     Args:
         operand: The activations.
@@ -86,6 +102,7 @@ def multiply_tile[
         panel_stride: Elements between two panels.
         accumulators: The tile in memory, `rows` rows of `CPU_TILE.columns()`.
         accumulate: Whether to add to the tile instead of overwriting it.
+        ahead: What to fetch, if anything.
     """
     comptime vectors = panels * PANEL // LANES
     comptime in_panel = PANEL // LANES
@@ -100,22 +117,34 @@ def multiply_tile[
                     i * columns + j * LANES
                 )
     var row_stride = operand.row_stride
+    comptime to_l2 = PrefetchOptions().for_read().medium_locality()
+    comptime line = CACHE_LINE // size_of[filter_type]()
+    var next = ahead.filter
     for index in range(operand.count):
         var run = operand.runs[index]
         var activation = run.activation.unsafe_offset(channel)
         var weights = filter.unsafe_offset(run.step * PANEL)
-        for k in range(run.length):
-            var b = Array[Vector, vectors](fill=Vector(0))
-            comptime for j in range(vectors):
-                b[j] = weights.unsafe_load[width=LANES](
-                    (j // in_panel) * panel_stride
-                    + k * PANEL
-                    + (j % in_panel) * LANES
-                ).cast[DType.float32]()
-            comptime for i in range(rows):
-                var a = Vector(activation.unsafe_load(i * row_stride + k))
+        var begin = 0
+        while begin < run.length:
+            var end = run.length
+            comptime if fetches:
+                end = min(end, begin + ahead.interval)
+                comptime for p in range(panels):
+                    prefetch[params=to_l2](next.unsafe_offset(p * panel_stride))
+                next = next.unsafe_offset(line)
+            for k in range(begin, end):
+                var b = Array[Vector, vectors](fill=Vector(0))
                 comptime for j in range(vectors):
-                    acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+                    b[j] = weights.unsafe_load[width=LANES](
+                        (j // in_panel) * panel_stride
+                        + k * PANEL
+                        + (j % in_panel) * LANES
+                    ).cast[DType.float32]()
+                comptime for i in range(rows):
+                    var a = Vector(activation.unsafe_load(i * row_stride + k))
+                    comptime for j in range(vectors):
+                        acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+            begin = end
     comptime for i in range(rows):
         comptime for j in range(vectors):
             accumulators.unsafe_store(
@@ -148,6 +177,7 @@ def multiply[
     panel_stride: Int,
     accumulators: Writes[DType.float32],
     accumulate: Bool,
+    ahead: Ahead[filter_type],
 ):
     """Multiplies a tile whose size is known at run time.
 
@@ -165,19 +195,33 @@ def multiply[
         panel_stride: As in `multiply_tile`.
         accumulators: As in `multiply_tile`.
         accumulate: As in `multiply_tile`.
+        ahead: As in `multiply_tile`; without an interval, nothing.
     """
     var wanted = tile_rows(rows)
     comptime for p in range(1, CPU_TILE.panels + 1):
         if panels == p:
             comptime for half in range(CPU_TILE.rows // 2 + 1):
                 comptime tile = max(1, 2 * half)
+                comptime if tile == CPU_TILE.rows and p == CPU_TILE.panels:
+                    if wanted == tile and ahead.interval > 0:
+                        multiply_tile[filter_type, tile, p, True](
+                            operand,
+                            channel,
+                            filter,
+                            panel_stride,
+                            accumulators,
+                            accumulate,
+                            ahead,
+                        )
+                        return
                 if wanted == tile:
-                    multiply_tile[filter_type, tile, p](
+                    multiply_tile[filter_type, tile, p, False](
                         operand,
                         channel,
                         filter,
                         panel_stride,
                         accumulators,
                         accumulate,
+                        ahead,
                     )
                     return

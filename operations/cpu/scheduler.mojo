@@ -31,6 +31,9 @@ comptime MAX_BLOCK_ELEMENTS = 1 << 17
 comptime L1_FILTER_ELEMENTS = 1 << 13
 """Packed filter that may take most of L1."""
 
+comptime STREAMED_ELEMENTS = 1 << 20
+"""Packed filter beyond which panels arrive from memory, or nearly so."""
+
 comptime ACCESS_GATHER = 0
 """Rows of the implicit im2col matrix are gathered: always possible."""
 
@@ -40,6 +43,11 @@ where they lie, or copied with their padding."""
 
 comptime ACCESS_MATRIX = 2
 """The activation is the implicit GEMM's matrix as it lies in memory."""
+
+
+comptime MIN_IMAGE_ROWS = 5
+"""Pixels of a register tile, in the mean, whose accumulators still hide the
+latency of a multiply-add."""
 
 
 @fieldwise_init
@@ -53,7 +61,7 @@ struct RowTile(ImplicitlyCopyable, Movable):
 @fieldwise_init
 struct Tiling(ImplicitlyCopyable, Movable):
     """A cut of the output pixels into register tiles: `lines` of `length`
-    pixels, each in `per_line` tiles of `rows`, the last perhaps shorter."""
+    pixels, each in `per_line` tiles of at most `rows`."""
 
     var lines: Int
     var length: Int
@@ -61,7 +69,8 @@ struct Tiling(ImplicitlyCopyable, Movable):
     var rows: Int
 
     def __init__(out self, lines: Int, length: Int):
-        """Cuts lines evenly, since short tiles multiply less in a load.
+        """Cuts lines evenly, since short tiles multiply less in a load, and at
+        even pixels, since tiles of an odd number of rows waste one.
 
         Args:
             lines: How many.
@@ -70,7 +79,13 @@ struct Tiling(ImplicitlyCopyable, Movable):
         self.lines = lines
         self.length = length
         self.per_line = ceildiv(length, CPU_TILE.rows)
-        self.rows = tile_rows(ceildiv(length, self.per_line))
+        self.rows = tile_rows(
+            min(length, 2 * ceildiv(ceildiv(length, 2), self.per_line))
+        )
+
+    def computed(self) -> Int:
+        """Pixels of a line that are computed, the excess ones included."""
+        return self.length if self.length == 1 else ceildiv(self.length, 2) * 2
 
     def tiles(self) -> Int:
         """How many tiles there are."""
@@ -86,10 +101,10 @@ struct Tiling(ImplicitlyCopyable, Movable):
             Its rows.
         """
         var line, place = divmod(index, self.per_line)
-        var first = place * self.rows
-        return RowTile(
-            line * self.length + first, min(self.rows, self.length - first)
-        )
+        var pairs = ceildiv(self.length, 2)
+        var first = place * pairs // self.per_line * 2
+        var end = min((place + 1) * pairs // self.per_line * 2, self.length)
+        return RowTile(line * self.length + first, end - first)
 
 
 @fieldwise_init
@@ -110,11 +125,15 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var group_blocks: Int
     var tile_elements: Int
     """Float32 values of scratch that a tile's activations take."""
+    var streams: Bool
+    """Whether panels are fetched ahead: the filter is too large for caches."""
 
     @staticmethod
     def nothing() -> Blocking:
         """What stands where a kernel is not an implicit GEMM."""
-        return Blocking(ACCESS_GATHER, Tiling(0, 1), 0, 0, 0, PANEL, 0, 0, 0, 0)
+        return Blocking(
+            ACCESS_GATHER, Tiling(0, 1), 0, 0, 0, PANEL, 0, 0, 0, 0, False
+        )
 
     def tasks(self) -> Int:
         """How many tasks there are."""
@@ -194,9 +213,15 @@ def choose_access(problem: ConvProblem, source: Int) -> Int:
     var width = problem.output[2]
     var tiling = Tiling(1, width)
     # Tiles that keep to image rows must not be much worse than others.
-    if tiling.rows * tiling.per_line * 9 > width * 10:
+    if tiling.computed() * 9 > width * 10:
         return ACCESS_GATHER
-    if tiling.rows * 4 < CPU_TILE.rows * 3:
+    if tiling.computed() * 4 < tiling.per_line * CPU_TILE.rows * 3:
+        return ACCESS_GATHER
+    # Gathered rows of several groups would be gathered group by group.
+    if (
+        problem.groups == 1
+        and tiling.computed() < tiling.per_line * MIN_IMAGE_ROWS
+    ):
         return ACCESS_GATHER
     if longest_slice(problem) < PANEL:
         return ACCESS_GATHER
@@ -253,6 +278,7 @@ def choose_blocking(
         0,
         0,
         tiling.rows * row_stride(depth),
+        problem.packed_length() > STREAMED_ELEMENTS,
     )
     var best_cost = Int.MAX
     for tiles in range(min(MAX_BLOCK_TILES, tiling.tiles()), 0, -1):

@@ -101,7 +101,7 @@ def parts_to_try(
         walk: The problem's.
         multiprocessors: Of the device.
     """
-    var result = [1]
+    var result: List[Int] = [1]
     if not config.splits:
         return result^
     var clusters = tile_clusters(config, walk)

@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CPU_KERNELS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
+    "GPU_KERNELS",
     "PANEL",
     "SCALARS",
     "SCALARS_LENGTH",
@@ -85,7 +87,11 @@ class Layout(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Which CPU kernel runs; every one but ``AUTO`` raises where it cannot take the problem."""
+    """Which kernel runs; every one but ``AUTO`` raises where it cannot take the problem.
+
+    ``REFERENCE``, ``IMPLICIT_GEMM`` and ``GROUPED`` exist on CPUs and on GPUs, ``SM90`` on GPUs of
+    compute capability 9.0 only, the others on a CPU only.
+    """
 
     AUTO = 0
     REFERENCE = 1
@@ -94,6 +100,18 @@ class Kernel(IntEnum):
     DEPTHWISE = 4
     GROUPED = 5
     FEW_FILTERS = 6
+    SM90 = 7
+
+
+#: What runs on a CPU, and what on a GPU; asking for another one raises in the call.
+CPU_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.SM90)
+GPU_KERNELS = (
+    Kernel.AUTO,
+    Kernel.REFERENCE,
+    Kernel.IMPLICIT_GEMM,
+    Kernel.GROUPED,
+    Kernel.SM90,
+)
 
 
 class Activation(IntEnum):

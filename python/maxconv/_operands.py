@@ -23,7 +23,7 @@ from .arguments import (
     check_same_dtype,
     filter_shape_parts,
 )
-from .packing import PackedFilter, cast_array, pack_elements, pack_filter, read_array
+from .packing import Array, PackedFilter, cast_array, krsc_elements, pack_elements, read_array
 
 __all__ = [
     "FilterLike",
@@ -73,7 +73,8 @@ def filter_operand(
     """Reads the ``filter``, ``filter_layout`` and ``groups`` arguments.
 
     A filter whose elements are known is packed here. One that is loaded with the model is packed by
-    the graph, which MAX runs once, at load time. Any other is packed by the op, in every call.
+    the graph, which MAX runs once, at load time. Any other is packed by the op, in every call. For
+    a GPU "packed" is ``[K, *taps, C / groups]``, for a CPU it is what ``pack_filter`` makes.
 
     Args:
         filter: The argument.
@@ -99,11 +100,13 @@ def filter_operand(
                 f"groups: {count} is not what the filter was packed for; {filter.groups} is allowed"
             )
         check_same_dtype("filter", filter.dtype, (dtype,), "is the input's")
+        if device.is_gpu():
+            return _krsc(filter.unpack(), dtype, filter.groups, device)
         return _packed(filter, device)
     layout = check_filter_layout(filter_layout, rank)
     if not is_graph_value(filter):
-        packed = pack_filter(filter, layout, groups=count, dtype=dtype)
-        return _packed(packed, device)
+        elements, kind = read_array("filter", filter)
+        return _known(elements, kind, layout, count, dtype, device)
     value = TensorValue(filter)
     check_same_dtype("filter", check_dtype("filter", value.dtype), (dtype,), "is the input's")
     if value.device != device:
@@ -113,15 +116,52 @@ def filter_operand(
     if count >= 1 and all(isinstance(size, int) for size in sizes):
         elements = constant_array(value)
         if elements is not None:
-            packed = pack_elements(elements, dtype, layout, groups=count, dtype=dtype)
-            return _packed(packed, device)
+            return _known(elements, dtype, layout, count, dtype, device)
         if cast(int, filters) % count == 0 and is_loaded_once(value):
+            if device.is_gpu():
+                value = _permuted_to_krsc(value, layout, rank)
+                return FilterOperand(
+                    flatten(value), Layout.KRSC, filters, filter_size, group_channels, count
+                )
             packed_value = _pack_in_graph(value, layout, count, rank)
             return FilterOperand(
                 packed_value, Layout.PACKED, filters, filter_size, group_channels, count
             )
     code = Layout(1 + LAYOUTS[rank].index(layout))
     return FilterOperand(flatten(value), code, filters, filter_size, group_channels, count)
+
+
+def _known(
+    values: Array, kind: str, layout: str, groups: int, dtype: str, device: DeviceRef
+) -> FilterOperand:
+    """Packs a filter whose elements are known now."""
+    if device.is_gpu():
+        elements = krsc_elements(values, kind, layout, groups=groups, dtype=dtype)
+        return _krsc(elements, dtype, groups, device)
+    return _packed(pack_elements(values, kind, layout, groups=groups, dtype=dtype), device)
+
+
+def _krsc(elements: Array, dtype: str, groups: int, device: DeviceRef) -> FilterOperand:
+    """Makes a constant of ``[K, *taps, C / groups]``."""
+    filters, *filter_size, group_channels = elements.shape
+    return FilterOperand(
+        constant(elements.reshape(-1), dtype, device),
+        Layout.KRSC,
+        filters,
+        tuple(filter_size),
+        group_channels,
+        groups,
+    )
+
+
+def _permuted_to_krsc(value: TensorValue, layout: str, rank: int) -> TensorValue:
+    """Permutes a filter to ``[K, *taps, C / groups]`` with a graph operation."""
+    own, default, _ = LAYOUTS[rank]
+    if layout == own:
+        return value
+    if layout == default:
+        return ops.permute(value, [rank + 1, *range(rank + 1)])
+    return ops.permute(value, [0, *range(2, rank + 2), 1])
 
 
 def _packed(filter: PackedFilter, device: DeviceRef) -> FilterOperand:

@@ -306,9 +306,9 @@ def check_residual(shape: Sequence[Any], output_shape: Sequence[Any]) -> None:
         )
 
 
-def check_device(name: str, device: object, supported: Sequence[str] = ("cpu",)) -> None:
+def check_device(name: str, device: object, supported: Sequence[str] = ("cpu", "gpu")) -> None:
     """Raises ``ValueError`` unless a device (``cpu:0`` in MAX's words) is of a supported kind."""
     if str(device).split(":", maxsplit=1)[0] not in supported:
         raise ValueError(
-            f"{name}: device {device} is not supported; {', '.join(supported)} is allowed"
+            f"{name}: device {device} is not supported; {', '.join(supported)} are allowed"
         )

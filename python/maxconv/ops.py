@@ -27,7 +27,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
-from ._fields import Kernel, encode_scalars
+from ._fields import CPU_KERNELS, GPU_KERNELS, Kernel, encode_scalars
 from ._graph import constant, host_constant, is_computed, not_negative, require_kernels
 from ._operands import (
     FilterOperand,
@@ -152,9 +152,10 @@ def conv2d(
         beta: What the residual is multiplied with.
         final_activation: As ``activation``, but applied last.
         out_dtype: Type of the result; by default that of ``x``.
-        config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"pointwise"``,
-            ``"depthwise"``, ``"grouped"`` or ``"few_filters"``, which raises in the call where it
-            cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+        config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"grouped"``; on
+            a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU of compute
+            capability 9.0 also ``"sm90"``. It raises in the call where it cannot; ``"auto"`` or
+            ``None`` leaves the choice to the op.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
@@ -291,7 +292,7 @@ def conv2d_transpose(
     )
     function = parse("activation", activation)
     target = _out_dtype(out_dtype, dtype)
-    kernel = _kernel(config)
+    kernel = _kernel(config, value.device)
     added = bias_operand(bias, split.filters, dtype=dtype, device=value.device)
     if added is not None and split.merged:
         added = ops.tile(added, (split.stride[0] * split.stride[1],))
@@ -359,7 +360,7 @@ def _convolve(
         bias_operand(bias, problem.filters, dtype=dtype, device=value.device),
         parse("activation", activation),
         out_dtype=target,
-        kernel=_kernel(config),
+        kernel=_kernel(config, value.device),
         residual=residual_operand(
             residual, problem.output_shape, dtype=target, device=value.device, first=first
         ),
@@ -406,8 +407,12 @@ def _emit(
         host_constant(geometry),
         host_constant(scalars),
     ]
-    # The pointwise kernel reads the input where it lies, so nothing can be fused before it.
-    fuse = problem.taps == 1 and kernel is not Kernel.POINTWISE and is_computed(x)
+    # These kernels read the input where it lies, so nothing can be fused before them; what runs on
+    # a GPU in 16 bits is the one for Hopper, if it can.
+    reads = kernel in (Kernel.POINTWISE, Kernel.SM90) or (
+        x.device.is_gpu() and x.dtype != DType.float32
+    )
+    fuse = problem.taps == 1 and not reads and is_computed(x)
     op = _OP_FUSED_INPUT if fuse else _OP
     result = TensorType(target, _result_shape(problem), x.device)
     return ops.custom(op, x.device, values, [result])[0].tensor
@@ -436,18 +441,20 @@ def _out_dtype(out_dtype: DType | None, dtype: str) -> str:
     return dtype if out_dtype is None else check_dtype("out_dtype", out_dtype)
 
 
-def _kernel(config: str | None) -> Kernel:
+def _kernel(config: str | None, device: DeviceRef) -> Kernel:
     if config is None:
         return Kernel.AUTO
-    names = ", ".join(kernel.name.lower() for kernel in Kernel)
+    kernels = {k.name.lower(): k for k in (GPU_KERNELS if device.is_gpu() else CPU_KERNELS)}
+    names = ", ".join(kernels)
     if not isinstance(config, str):
         raise TypeError(
             f"config: {config!r} is a {type(config).__name__}; None or one of {names} is allowed"
         )
-    try:
-        return Kernel[config.upper()]
-    except KeyError:
-        raise ValueError(f"config: {config!r} is not a kernel; {names} are allowed") from None
+    if config.lower() not in kernels:
+        raise ValueError(
+            f"config: {config!r} is not a kernel of device {device}; {names} are allowed"
+        )
+    return kernels[config.lower()]
 
 
 def _beta(beta: float, residual: object) -> float:

@@ -41,6 +41,7 @@ __all__ = [
     "bfloat16_to_float32",
     "cast_array",
     "float32_to_bfloat16",
+    "krsc_elements",
     "pack_elements",
     "pack_filter",
     "packed_length",
@@ -320,17 +321,8 @@ def pack_elements(
     values: Array, kind: str, layout: str, *, groups: int, dtype: str
 ) -> PackedFilter:
     """Packs what ``read_array`` returned; otherwise as ``pack_filter``."""
-    count = check_integer("groups", groups)
-    check_at_least("groups", count, 1)
-    filters, filter_size, group_channels = filter_shape_parts(values.shape, layout, len(layout) - 2)
-    filters, group_channels = cast(int, filters), cast(int, group_channels)
-    if min(filters, group_channels) < 1:
-        raise ValueError(
-            f"filter: shape {values.shape} is empty; at least 1 filter and 1 channel are needed"
-        )
-    if filters % count:
-        raise ValueError(f"filter: {filters} filters are not divisible by groups={count}")
-    krsc = to_krsc(values, layout)
+    krsc, count = _checked_krsc(values, layout, groups)
+    filters, *filter_size, group_channels = krsc.shape
     if group_channels == 1 and filters == count:
         packed: Array = np.moveaxis(krsc[..., 0], 0, -1)
     else:
@@ -339,7 +331,33 @@ def pack_elements(
     flat = cast_array(np.ascontiguousarray(packed).reshape(-1), kind, dtype)
     # Where no element moved, the filter would share its memory with the caller's array.
     data = flat.copy() if np.may_share_memory(flat, values) else flat
-    return PackedFilter(filters, group_channels, filter_size, count, dtype, data)
+    return PackedFilter(filters, group_channels, tuple(filter_size), count, dtype, data)
+
+
+def krsc_elements(values: Array, kind: str, layout: str, *, groups: int, dtype: str) -> Array:
+    """Returns what ``read_array`` returned as ``[K, *taps, C / groups]``: the order of GPU kernels.
+
+    Raises:
+        TypeError: As ``pack_filter``.
+        ValueError: As ``pack_filter``.
+    """
+    krsc, _ = _checked_krsc(values, layout, groups)
+    return cast_array(np.ascontiguousarray(krsc), kind, dtype)
+
+
+def _checked_krsc(values: Array, layout: str, groups: object) -> tuple[Array, int]:
+    """Returns a view ``[K, *taps, C / groups]`` of a filter, and ``groups``; checks both."""
+    count = check_integer("groups", groups)
+    check_at_least("groups", count, 1)
+    filters, _, group_channels = filter_shape_parts(values.shape, layout, len(layout) - 2)
+    filters, group_channels = cast(int, filters), cast(int, group_channels)
+    if min(filters, group_channels) < 1:
+        raise ValueError(
+            f"filter: shape {values.shape} is empty; at least 1 filter and 1 channel are needed"
+        )
+    if filters % count:
+        raise ValueError(f"filter: {filters} filters are not divisible by groups={count}")
+    return to_krsc(values, layout), count
 
 
 def _panels(krsc: Array, groups: int) -> Array:

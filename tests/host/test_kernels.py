@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maxconv import library
-from maxconv._fields import Activation, Kernel, Layout
+from maxconv._fields import CPU_KERNELS, Activation, Kernel, Layout
 from maxconv.problem import ConvProblem
 from maxconv.problems import load_problems
 
@@ -123,7 +123,7 @@ def test_named_problems(checker: Checker) -> None:
         for name, named in load_problems().items()
     }
     assert all("reference" in kernels and len(kernels) > 1 for kernels in ran.values()), ran
-    every = {kernel.name.lower() for kernel in Kernel if kernel is not Kernel.AUTO}
+    every = {kernel.name.lower() for kernel in CPU_KERNELS if kernel is not Kernel.AUTO}
     assert set.union(*ran.values()) == every
 
 
@@ -184,3 +184,19 @@ def test_image_rows_around_the_register_tile(checker: Checker, size: int) -> Non
         pad_after=(1, 1),
     )
     assert "implicit_gemm" in check_everything(checker, f"row{size}", problem)
+
+
+def test_filter_too_large_for_caches(checker: Checker) -> None:
+    """Panels are fetched ahead, in several slices, by whole and partial register tiles."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(28,),
+        channels=1168,
+        filters=904,
+        filter_size=(1,),
+        stride=(1,),
+        dilation=(1,),
+        pad_before=(0,),
+        pad_after=(0,),
+    )
+    assert {"implicit_gemm", "pointwise"} <= check_everything(checker, "streamed", problem)

@@ -400,8 +400,9 @@ def test_operand_checks() -> None:
     with pytest.raises(ValueError, match="filter: dtype float16 does not match; float32 is"):
         check_same_dtype("filter", "float16", ("float32",), "is the input's")
     check_device("input", DeviceRef.CPU())
-    with pytest.raises(ValueError, match="input: device gpu:0 is not supported; cpu is allowed"):
-        check_device("input", DeviceRef.GPU())
+    check_device("input", DeviceRef.GPU())
+    with pytest.raises(ValueError, match="input: device npu:0 is not supported; cpu, gpu are all"):
+        check_device("input", "npu:0")
     with pytest.raises(ValueError, match="groups: -1 is negative; it must be at least 0"):
         check_at_least("groups", -1, 0)
 

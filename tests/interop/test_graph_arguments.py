@@ -60,7 +60,19 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": "flat"}, ValueError, r"input: shape \(8, 9, 6\) has rank 3; .* rank 4: \[batch, h, w"),
     ({"x": "double"}, ValueError, "input: dtype float64 is not supported; float32, bfloat16, fl"),
     ({"x": "bytes"}, ValueError, "input: dtype uint8 is not supported; float32, bfloat16, float"),
-    ({"x": "gpu"}, ValueError, "input: device gpu:0 is not supported; cpu is allowed"),
+    ({"x": "gpu", "filter": "w"}, ValueError, "filter: device cpu:0 is not the input's; gpu:0 is"),
+    ({"x": "gpu", "bias": "bias"}, ValueError, "bias: device cpu:0 is not the input's; gpu:0 is"),
+    ({"x": "gpu", "residual": "residual"}, ValueError, "residual: device cpu:0 .* gpu:0 is needed"),
+    ({"x": "gpu", "filter": np.ones((3, 3, 5, 4))}, ValueError, "filter: 5 channels a group .* 6"),
+    ({"x": "gpu", "filter": np.ones((3, 3, 6))}, ValueError, r"filter: shape \(3, 3, 6\) has ra"),
+    ({"x": "gpu", "groups": 4}, ValueError, "input: 6 channels are not divisible by groups=4|filt"),
+    ({"x": "gpu", "groups": 0}, ValueError, "groups: 0 is not positive; it must be at least 1"),
+    (
+        {"x": "gpu", "config": "pointwise"},
+        ValueError,
+        "config: 'pointwise' is not a kernel of device gpu:0; auto, reference, implicit_gemm, gr",
+    ),
+    ({"config": "sm90"}, ValueError, "config: 'sm90' is not a kernel of device cpu:0; auto, refe"),
     ({"filter": "w_gpu"}, ValueError, "filter: device gpu:0 is not the input's; cpu:0 is needed"),
     ({"filter": "w_brain"}, ValueError, "filter: dtype bfloat16 does not match; float32 is the i"),
     ({"x": "brain", "filter": "w"}, ValueError, "filter: dtype float32 does not match; bfloat16"),
@@ -123,7 +135,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"residual": "residual", "beta": "1"}, TypeError, "beta: '1' is a str; a number is allowed"),
     ({"beta": 0.5}, ValueError, "beta: 0.5 multiplies the residual, but there is none; 1 is allo"),
     ({"out_dtype": "int8"}, ValueError, "out_dtype: dtype int8 is not supported; float32, bfloat"),
-    ({"config": "fast"}, ValueError, "config: 'fast' is not a kernel; auto, reference, implicit_g"),
+    (
+        {"config": "fast"},
+        ValueError,
+        "config: 'fast' is not a kernel of device cpu:0; auto, refere",
+    ),
     ({"config": 1}, TypeError, "config: 1 is a int; None or one of auto, reference, implicit_gemm"),
 ]
 

@@ -1,0 +1,490 @@
+"""Problem -> kernel, on a GPU: the Hopper kernel where there is one and it can,
+else a general one. Every refusal has its reason."""
+
+from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host.info import GPUInfo
+from std.collections import Optional
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from ..conv.access import ActivationSource, OutputTarget
+from ..conv.config import kernel_name
+from ..conv.epilogue import Epilogue
+from ..conv.fields import (
+    KERNEL_AUTO,
+    KERNEL_GROUPED,
+    KERNEL_IMPLICIT_GEMM,
+    KERNEL_REFERENCE,
+    KERNEL_SM90,
+    LAYOUT_KRSC,
+)
+from ..conv.memory import Reads
+from ..conv.problem import ConvProblem
+from ..sm90.dispatch import choose as choose_sm90
+from ..sm90.dispatch import convolve as convolve_sm90
+from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
+from .direct import convolve as convolve_direct
+from .geometry import geometry_refusal
+from .grouped import convolve as convolve_grouped
+from .packing import pack_filter
+from .reference import convolve as convolve_reference
+from .trace import is_traced, trace
+
+comptime ENGINE_BYTES = 16
+"""What addresses that the copy engine takes are multiples of."""
+
+comptime MIN_TILE_FILTERS = 8
+"""Filters of a group from which on a tile of the implicit GEMM is filled
+better than the grouped kernel's lanes."""
+
+
+@fieldwise_init
+struct Operands(ImplicitlyCopyable, Movable):
+    """What beside the problem decides whether a kernel can take it."""
+
+    var fused_input: Bool
+    """Whether the activation is computed by what stands before the op."""
+    var fused_output: Bool
+    """Whether the graph compiler fused work behind the op."""
+    var identity: Bool
+    """Whether the epilogue does nothing."""
+    var engine_aligned: Bool
+    """Whether the addresses of activation, filter and output are multiples of
+    `ENGINE_BYTES`."""
+    var vector_input: Bool
+    """Whether activation and filter may be loaded `VECTOR` channels at a time.
+    """
+    var vector_output: Bool
+    """Whether output, bias and residual may be accessed `VECTOR` filters at a
+    time."""
+
+
+def operands_of[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](
+    problem: ConvProblem,
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Output,
+) -> Operands:
+    """Looks at the operands.
+
+    Parameters:
+        Source: The activation's type.
+        Output: The output's type.
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+
+    Args:
+        problem: The convolution.
+        activation: The activation.
+        filter: The filter in `LAYOUT_KRSC`.
+        epilogue: The epilogue.
+        output: The output.
+    """
+    comptime in_vector = VECTOR * size_of[Source.dtype]()
+    comptime out_vector = VECTOR * size_of[Output.dtype]()
+    var vector_input = (
+        problem.group_channels() % VECTOR == 0 and Int(filter) % in_vector == 0
+    )
+    var vector_output = problem.group_filters() % VECTOR == 0
+    var engine_aligned = Int(filter) % ENGINE_BYTES == 0
+    comptime if not Source.fused:
+        vector_input = vector_input and Int(activation.data()) % in_vector == 0
+        engine_aligned = (
+            engine_aligned and Int(activation.data()) % ENGINE_BYTES == 0
+        )
+    comptime if not Output.stores:
+        vector_output = vector_output and Int(output.data()) % out_vector == 0
+        engine_aligned = (
+            engine_aligned and Int(output.data()) % ENGINE_BYTES == 0
+        )
+    if epilogue.has_bias:
+        comptime bytes = VECTOR * size_of[bias_type]()
+        vector_output = vector_output and Int(epilogue.bias) % bytes == 0
+    if epilogue.has_residual:
+        comptime bytes = VECTOR * size_of[residual_type]()
+        vector_output = vector_output and Int(epilogue.residual) % bytes == 0
+    return Operands(
+        fused_input=Source.fused,
+        fused_output=Output.computes or Output.stores,
+        identity=epilogue.is_identity(),
+        engine_aligned=engine_aligned,
+        vector_input=vector_input,
+        vector_output=vector_output,
+    )
+
+
+def is_hopper() -> Bool:
+    """Whether this is compiled for a GPU of compute capability 9.0."""
+    comptime info = DeviceContext.default_device_info
+    return info.compute == 9.0 and info.api == "cuda"
+
+
+def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
+    """Whether the Hopper kernel is built for these types.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+    """
+    return in_type.is_half_float() and out_type.is_half_float()
+
+
+def sm90_refusal[
+    in_type: DType, out_type: DType, hopper: Bool
+](problem: ConvProblem, operands: Operands, multiprocessors: Int) -> Optional[
+    String
+]:
+    """Why the Hopper kernel cannot take a problem, or None.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+        hopper: Whether the GPU has compute capability 9.0.
+
+    Args:
+        problem: The convolution.
+        operands: Its operands.
+        multiprocessors: Of the GPU.
+    """
+    comptime if not hopper:
+        return String("sm90 runs on compute capability 9.0 only (H100, H200)")
+    elif not has_sm90_types[in_type, out_type]():
+        return String(
+            t"sm90 takes and gives bfloat16 or float16; here {in_type} and"
+            t" {out_type}"
+        )
+    else:
+        if operands.fused_input:
+            return String(
+                "sm90 reads the activation from memory, but here other work is"
+                " fused in front of it"
+            )
+        if operands.fused_output:
+            return String("sm90 takes no fused output yet")
+        if not operands.identity:
+            return String("sm90 takes no epilogue yet")
+        if not operands.engine_aligned:
+            return String(
+                t"the copy engine takes addresses that are multiples of"
+                t" {ENGINE_BYTES}; here one of an operand is not"
+            )
+        var choice = choose_sm90[in_type, out_type](problem, multiprocessors)
+        if choice.index < 0:
+            return choice.refusal
+        return None
+
+
+def can_implement[
+    in_type: DType, out_type: DType, hopper: Bool
+](
+    kernel: Int, problem: ConvProblem, operands: Operands, multiprocessors: Int
+) -> Optional[String]:
+    """Why a kernel of GPUs cannot take a problem, or None.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+        hopper: Whether the GPU has compute capability 9.0.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        problem: The convolution.
+        operands: Its operands.
+        multiprocessors: Of the GPU.
+    """
+    if kernel == KERNEL_SM90:
+        return sm90_refusal[in_type, out_type, hopper](
+            problem, operands, multiprocessors
+        )
+    if kernel == KERNEL_REFERENCE:
+        return None
+    if kernel == KERNEL_IMPLICIT_GEMM or kernel == KERNEL_GROUPED:
+        return geometry_refusal(problem)
+    return String(
+        t"{kernel_name(kernel)} is a kernel of CPUs; a GPU has reference,"
+        t" implicit_gemm, grouped and sm90"
+    )
+
+
+def choose_kernel[
+    in_type: DType, out_type: DType, hopper: Bool
+](
+    requested: Int,
+    problem: ConvProblem,
+    operands: Operands,
+    multiprocessors: Int,
+) raises -> Int:
+    """The kernel that runs a problem on a GPU.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+        hopper: Whether the GPU has compute capability 9.0.
+
+    Args:
+        requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
+        problem: The convolution.
+        operands: Its operands.
+        multiprocessors: Of the GPU.
+
+    Returns:
+        A `KERNEL_*` code.
+
+    Raises:
+        If the requested kernel cannot take the problem: why.
+    """
+    if requested != KERNEL_AUTO:
+        var refusal = can_implement[in_type, out_type, hopper](
+            requested, problem, operands, multiprocessors
+        )
+        if refusal:
+            raise Error(
+                t"config: {kernel_name(requested)} cannot take this"
+                t" convolution: {refusal.value()}"
+            )
+        return requested
+    # Written refusals cost time: what types rule out is not asked.
+    comptime if hopper and has_sm90_types[in_type, out_type]():
+        if not sm90_refusal[in_type, out_type, hopper](
+            problem, operands, multiprocessors
+        ):
+            return KERNEL_SM90
+    var refusal = geometry_refusal(problem)
+    if refusal:
+        raise Error(t"no kernel takes this convolution: {refusal.value()}")
+    if problem.groups > 1 and problem.group_filters() < MIN_TILE_FILTERS:
+        return KERNEL_GROUPED
+    return KERNEL_IMPLICIT_GEMM
+
+
+def explain_choice[
+    in_type: DType, out_type: DType, hopper: Bool
+](
+    kernel: Int,
+    requested: Int,
+    problem: ConvProblem,
+    operands: Operands,
+    multiprocessors: Int,
+) -> String:
+    """Why `choose_kernel` chose a kernel, for people.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+        hopper: Whether the GPU has compute capability 9.0.
+
+    Args:
+        kernel: What it returned.
+        requested: What it was asked for.
+        problem: The convolution.
+        operands: Its operands.
+        multiprocessors: Of the GPU.
+
+    Returns:
+        A sentence without its full stop.
+    """
+    if requested != KERNEL_AUTO:
+        return "asked for by config="
+    comptime if hopper and has_sm90_types[in_type, out_type]():
+        if kernel == KERNEL_SM90:
+            return String(
+                choose_sm90[in_type, out_type](problem, multiprocessors)
+            )
+    var refusal = sm90_refusal[in_type, out_type, hopper](
+        problem, operands, multiprocessors
+    ).or_else(String())
+    if kernel == KERNEL_GROUPED:
+        return String(
+            t"groups of {problem.group_filters()} filters: neighbouring threads"
+            t" compute neighbouring filters; {refusal}"
+        )
+    var tile = choose_tile(problem, multiprocessors)
+    return String(
+        t"tile {tile.pixels} pixels x {tile.filters} filters, the ordinary"
+        t" units; {refusal}"
+    )
+
+
+def choose_tile(problem: ConvProblem, multiprocessors: Int) -> DirectTile:
+    """The tile of the implicit GEMM: one that few filters fill, a small one
+    where larger ones would leave multiprocessors without work.
+
+    Args:
+        problem: The convolution.
+        multiprocessors: Of the GPU.
+    """
+    if problem.group_filters() <= NARROW.filters:
+        return materialize[NARROW]()
+    var blocks = (
+        ceildiv(problem.gemm_m(), WIDE.pixels)
+        * ceildiv(problem.gemm_n(), WIDE.filters)
+        * problem.groups
+    )
+    if blocks < multiprocessors:
+        return materialize[SMALL]()
+    return materialize[WIDE]()
+
+
+def convolve[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Source,
+    filter: Reads[Source.dtype],
+    layout: Int,
+    requested: Int,
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Output,
+) raises:
+    """Enqueues a validated problem; brings its filter into the kernels' layout
+    first, if it has another.
+
+    Parameters:
+        Source: The activation's type.
+        Output: The output's type.
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+
+    Args:
+        ctx: The device; nothing is waited for.
+        problem: The convolution.
+        activation: The activation.
+        filter: The filter in device memory.
+        layout: Its `LAYOUT_*` code.
+        requested: A `KERNEL_*` code.
+        epilogue: The epilogue, its operands in device memory.
+        output: The output.
+
+    Raises:
+        If the requested kernel cannot take the problem, or the filter is
+        packed for a CPU; what the driver refused.
+    """
+    if layout == LAYOUT_KRSC:
+        _run(ctx, problem, activation, filter, requested, epilogue, output)
+        return
+    var elements = problem.filter_length(LAYOUT_KRSC)
+    var packed = ctx.enqueue_create_buffer[Source.dtype](max(1, elements))
+    var data = (
+        packed.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin]()
+    )
+    if elements > 0:
+        pack_filter(ctx, problem, layout, filter, data)
+    _run(ctx, problem, activation, data.as_imm(), requested, epilogue, output)
+    # Freed in the stream's order, behind the kernel.
+    _ = packed^
+
+
+def _run[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Source,
+    filter: Reads[Source.dtype],
+    requested: Int,
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Output,
+) raises:
+    """Chooses a kernel and enqueues it."""
+    comptime hopper = is_hopper()
+    comptime in_type = Source.dtype
+    comptime out_type = Output.dtype
+    var operands = operands_of(problem, activation, filter, epilogue, output)
+    var multiprocessors = ctx.get_attribute(
+        DeviceAttribute.MULTIPROCESSOR_COUNT
+    )
+    var kernel = choose_kernel[in_type, out_type, hopper](
+        requested, problem, operands, multiprocessors
+    )
+    if is_traced():
+        var why = explain_choice[in_type, out_type, hopper](
+            kernel, requested, problem, operands, multiprocessors
+        )
+        trace(
+            String(
+                t"maxconv: {problem}, {in_type} -> {out_type}:"
+                t" {kernel_name(kernel)}: {why}"
+            )
+        )
+    if problem.gemm_m() == 0 or problem.filters == 0:
+        return
+    comptime plain = not (Source.fused or Output.computes or Output.stores)
+    comptime if hopper and plain and has_sm90_types[in_type, out_type]():
+        if kernel == KERNEL_SM90:
+            convolve_sm90(
+                ctx, problem, activation.data(), filter, output.data()
+            )
+            return
+    if kernel == KERNEL_GROUPED:
+        convolve_grouped(ctx, problem, activation, filter, epilogue, output)
+    elif kernel == KERNEL_REFERENCE:
+        convolve_reference(ctx, problem, activation, filter, epilogue, output)
+    elif problem.group_filters() <= NARROW.filters:
+        _run_tile[NARROW](
+            ctx, problem, activation, filter, epilogue, output, operands
+        )
+    elif choose_tile(problem, multiprocessors).pixels == SMALL.pixels:
+        _run_tile[SMALL](
+            ctx, problem, activation, filter, epilogue, output, operands
+        )
+    else:
+        _run_tile[WIDE](
+            ctx, problem, activation, filter, epilogue, output, operands
+        )
+
+
+def _run_tile[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    tile: DirectTile,
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Output,
+    operands: Operands,
+) raises:
+    """Enqueues the implicit GEMM with a tile, and the loads that the operands
+    allow."""
+    if operands.vector_input:
+        convolve_direct[tile, VECTOR](
+            ctx,
+            problem,
+            activation,
+            filter,
+            epilogue,
+            output,
+            operands.vector_output,
+        )
+    else:
+        convolve_direct[tile, 1](
+            ctx,
+            problem,
+            activation,
+            filter,
+            epilogue,
+            output,
+            operands.vector_output,
+        )

@@ -1,0 +1,67 @@
+"""What dispatch chose, printed once a problem where the environment asks.
+
+`MAXCONV_LOG=dispatch` prints a line to stderr for each problem that is met for
+the first time, with the kernel and the reasons.
+"""
+
+from std.ffi import _Global, external_call
+from std.sys import stderr
+from std.utils.lock import BlockingScopedLock, BlockingSpinLock
+
+from ..conv.problem import SPATIAL, ConvProblem
+
+
+struct Seen(Movable):
+    """The problems that were printed, by a hash of what was said of them."""
+
+    var lock: BlockingSpinLock
+    var hashes: List[UInt64]
+
+    def __init__(out self):
+        """None yet."""
+        self.lock = BlockingSpinLock()
+        self.hashes = List[UInt64]()
+
+
+def _nothing_seen() -> Seen:
+    return Seen()
+
+
+comptime _SEEN = _Global["maxconv_dispatch_seen", _nothing_seen]
+
+
+def is_traced() -> Bool:
+    """Whether `MAXCONV_LOG` is `dispatch`. Costs a look into the environment,
+    and makes no string."""
+    comptime expected = StaticString("dispatch")
+    comptime name = StaticString("MAXCONV_LOG\0")
+    var value = external_call["getenv", Int](name.unsafe_ptr())
+    if value == 0:
+        return False
+    var text = Pointer[UInt8, MutUntrackedOrigin](unsafe_from_address=value)
+    for i in range(expected.byte_length()):
+        if text[unsafe_offset=i] != expected.as_bytes()[i]:
+            return False
+    return text[unsafe_offset=expected.byte_length()] == 0
+
+
+def trace(line: String) raises:
+    """Prints a line unless it was printed before.
+
+    Args:
+        line: The problem, the kernel and the reasons.
+
+    Raises:
+        If the process has no room for what was printed.
+    """
+    # FNV-1a, 64 bits (Fowler, Noll, Vo).
+    var hashed = UInt64(0xCBF29CE484222325)
+    for byte in line.as_bytes():
+        hashed = (hashed ^ UInt64(byte)) * UInt64(0x100000001B3)
+    var seen = _SEEN.get_or_create_ptr()
+    with BlockingScopedLock(seen[].lock):
+        for known in seen[].hashes:
+            if known == hashed:
+                return
+        seen[].hashes.append(hashed)
+    print(line, file=stderr)
