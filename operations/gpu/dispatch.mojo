@@ -165,10 +165,6 @@ def sm90_refusal[
                 "sm90 reads the activation from memory, but here other work is"
                 " fused in front of it"
             )
-        if operands.fused_output:
-            return String("sm90 takes no fused output yet")
-        if not operands.identity:
-            return String("sm90 takes no epilogue yet")
         if not operands.engine_aligned:
             return String(
                 t"the copy engine takes addresses that are multiples of"
@@ -425,11 +421,12 @@ def _run[
         )
     if problem.gemm_m() == 0 or problem.filters == 0:
         return
-    comptime plain = not (Source.fused or Output.computes or Output.stores)
-    comptime if hopper and plain and has_sm90_types[in_type, out_type]():
+    comptime if hopper and not Source.fused and has_sm90_types[
+        in_type, out_type
+    ]():
         if kernel == KERNEL_SM90:
             convolve_sm90(
-                ctx, problem, activation.data(), filter, output.data()
+                ctx, problem, activation.data(), filter, epilogue, output
             )
             return
     if kernel == KERNEL_GROUPED:

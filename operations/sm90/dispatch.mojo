@@ -114,13 +114,17 @@ def parts_to_try(
 
 
 def convolve[
-    in_type: DType, Output: OutputTarget, bias_type: DType
+    in_type: DType,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
     activation: Reads[in_type],
     filter: Reads[in_type],
-    epilogue: Epilogue[bias_type, Output.dtype],
+    epilogue: Epilogue[bias_type, residual_type],
     output: Output,
 ) raises:
     """Enqueues a convolution on the fastest configuration.
@@ -128,9 +132,10 @@ def convolve[
     Parameters:
         in_type: Of activation and filter: bfloat16, float16, float8_e4m3fn,
             or float32, of which the products take the 19 bits of tf32.
-        Output: The output, of bfloat16, float16 or float32 as is the residual,
-            and what the graph compiler fused behind it.
+        Output: The output, of bfloat16, float16 or float32, and what the graph
+            compiler fused behind it.
         bias_type: Of the bias.
+        residual_type: Of the residual: the output's.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -143,6 +148,7 @@ def convolve[
     Raises:
         Why no configuration can take the problem, or what the driver refused.
     """
+    comptime assert residual_type == Output.dtype
     var choice = choose[in_type, Output.dtype](
         problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     )
@@ -156,7 +162,7 @@ def convolve[
                     problem,
                     activation,
                     filter,
-                    epilogue,
+                    rebind[Epilogue[bias_type, Output.dtype]](epilogue),
                     output,
                     choice.parts,
                 ).launch(ctx)

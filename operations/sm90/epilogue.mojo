@@ -27,6 +27,7 @@ from ..tma.descriptor import TensorMap
 from .config import Sm90Config, WARPGROUP
 from .epilogue_config import CONSUMER_WARPS, ROW_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import (
+    MATRIX_VALUES,
     Place,
     panel_filters,
     panels,
@@ -35,9 +36,18 @@ from .epilogue_fragment import (
 )
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams
-from .epilogue_visitor import ChannelState
+from .epilogue_math import DeviceActivation, keep_branch
+from .epilogue_visitor import ANY_FORMULA, ChannelState
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
+
+comptime FAST_FORMULAS = [
+    DeviceActivation.NONE,
+    DeviceActivation.PIECEWISE,
+    DeviceActivation.SILU,
+    DeviceActivation.GELU_TANH,
+]
+"""Activations that have a loop of their own."""
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""
@@ -202,7 +212,18 @@ struct CollectiveEpilogue[
             if params.visitor.is_identity():
                 self._store_plain(map, params, sums, geometry, tile)
                 return
-        self._store_visited(map, params, state, sums, geometry, tile)
+        if params.visitor.has_simple_end():
+            # A loop for each formula: no fragment chooses one anew.
+            comptime for i in range(len(FAST_FORMULAS)):
+                comptime formula = FAST_FORMULAS[i]
+                if params.visitor.activation.formula == formula:
+                    self._store_visited[formula](
+                        map, params, state, sums, geometry, tile
+                    )
+                    return
+        self._store_visited[ANY_FORMULA](
+            map, params, state, sums, geometry, tile
+        )
 
     @always_inline
     def _store_plain(
@@ -217,8 +238,8 @@ struct CollectiveEpilogue[
         comptime for i in range(Self.subtiles):
             self._await_buffer()
             var buffer = self._output_buffer()
-            write_fragment[Self.out_type, Self.pixels, 0](
-                buffer, self.place, Self._values[i, 0, Self.values](sums)
+            write_fragment[Self.out_type, Self.pixels](
+                buffer, self.place, 0, Self._values[i, 0, Self.values](sums)
             )
             self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
 
@@ -243,7 +264,9 @@ struct CollectiveEpilogue[
                     self.residual.step()
 
     @always_inline
-    def _store_visited(
+    def _store_visited[
+        formula: Int32
+    ](
         mut self,
         ref map: TensorMap,
         params: Self.Params,
@@ -252,67 +275,74 @@ struct CollectiveEpilogue[
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """`store` with a visitor. The loop is not unrolled: every copy would
-        hold all activations."""
+        """`store` with a visitor. The loop is not unrolled: there are many of
+        it."""
         var loads = Self.adds_residual and params.visitor.has_residual
-        var before = SharedAddress(0)
-        for i in range(_run_time(Self.subtiles)):
-            var part = i % UInt32(Self.parts)
-            var held = Self.Values(0)
-            var buffer = SharedAddress(0)
-            var source = SharedAddress(0)
-            if loads:
+        comptime count = UInt32(Self.values // Self.fragment)
+        comptime groups = UInt32(Self.fragment // MATRIX_VALUES)
+        var buffer = SharedAddress(0)
+        var source = SharedAddress(0)
+        for i in range(_run_time(Self.subtiles * Int(count))):
+            var subtile, at = divmod(i, count)
+            if at == 0 and loads:
                 self.residuals.wait(self.residual)
                 source = self.residuals.address(self.residual.stage)
-            comptime if not Self.epilogue.delay_store:
-                buffer = self._next_buffer(loads, source)
-            comptime for f in range(Self.values // Self.fragment):
-                comptime first = f * Self.fragment
-                var residual = SIMD[DType.float32, Self.fragment](0)
-                if loads:
-                    residual = read_fragment[
-                        Self.out_type, Self.pixels, first, Self.fragment
-                    ](source, self.place)
-                var visited = params.visitor.visit[
-                    Self.config.swapped, Self.parts, first, Self.fragment
-                ](
-                    state,
-                    self.place,
-                    part,
-                    tile.filter,
-                    tile.filter_end(geometry),
-                    Self._select[first, Self.fragment](sums, i),
-                    residual,
+            var values = params.visitor.visit[
+                Self.config.swapped, Self.parts, formula, Self.fragment
+            ](
+                state,
+                self.place,
+                subtile % UInt32(Self.parts),
+                at * groups,
+                tile.filter,
+                tile.filter_end(geometry),
+                Self._select(sums, i),
+            )
+            comptime if formula == ANY_FORMULA:
+                # One copy of all formulas serves both activations.
+                var activation = params.visitor.activation
+                for step in range(_run_time(2)):
+                    values = activation.apply(values)
+                    if step == 0:
+                        values = self._add_residual(
+                            params, values, source, at * groups, loads
+                        )
+                        activation = params.visitor.final_activation
+            else:
+                values = self._add_residual(
+                    params, values, source, at * groups, loads
                 )
+                values = params.visitor.end(values)
+            if at == 0:
                 comptime if Self.epilogue.delay_store:
-                    held = held.insert[offset=first](visited)
-                else:
-                    write_fragment[Self.out_type, Self.pixels, first](
-                        buffer, self.place, visited
-                    )
-            comptime if Self.epilogue.delay_store:
-                if i > 0:
-                    self._store_subtile(
-                        map, params, before, geometry, tile, i - 1, loads
-                    )
+                    if subtile > 0:
+                        self._store_subtile(
+                            map,
+                            params,
+                            buffer,
+                            geometry,
+                            tile,
+                            subtile - 1,
+                            loads,
+                        )
                 buffer = self._next_buffer(loads, source)
-                write_fragment[Self.out_type, Self.pixels, 0](
-                    buffer, self.place, held
-                )
-                before = buffer
-            if loads:
-                comptime if not Self.in_place:
-                    self._release_read(self.residual.stage)
-                self.residual.step()
-            comptime if not Self.epilogue.delay_store:
-                self._store_subtile(
-                    map, params, buffer, geometry, tile, i, loads
-                )
+            write_fragment[Self.out_type, Self.pixels](
+                buffer, self.place, at * groups, values
+            )
+            if at == count - 1:
+                if loads:
+                    comptime if not Self.in_place:
+                        self._release_read(self.residual.stage)
+                    self.residual.step()
+                comptime if not Self.epilogue.delay_store:
+                    self._store_subtile(
+                        map, params, buffer, geometry, tile, subtile, loads
+                    )
         comptime if Self.epilogue.delay_store:
             self._store_subtile(
                 map,
                 params,
-                before,
+                buffer,
                 geometry,
                 tile,
                 UInt32(Self.subtiles - 1),
@@ -336,6 +366,27 @@ struct CollectiveEpilogue[
         self._await_buffer()
         return self._output_buffer()
 
+    @always_inline
+    def _add_residual(
+        self,
+        params: Self.Params,
+        values: SIMD[DType.float32, Self.fragment],
+        source: SharedAddress,
+        group: UInt32,
+        loads: Bool,
+    ) -> SIMD[DType.float32, Self.fragment]:
+        """A fragment with its residual, if there is one."""
+        var result = values
+        if loads:
+            keep_branch()
+            result = params.visitor.add(
+                values,
+                read_fragment[Self.out_type, Self.pixels, Self.fragment](
+                    source, self.place, group
+                ),
+            )
+        return result
+
     @staticmethod
     @always_inline
     def _values[
@@ -358,14 +409,18 @@ struct CollectiveEpilogue[
 
     @staticmethod
     @always_inline
-    def _select[
-        first: Int, size: Int
-    ](sums: Self.Sums, subtile: UInt32) -> SIMD[DType.float32, size]:
-        """As `_values`, of a sub-tile known at run time only."""
-        var values = SIMD[DType.float32, size](0)
-        comptime for i in range(Self.subtiles):
-            if subtile == UInt32(i):
-                values = Self._values[i, first, size](sums)
+    def _select(
+        sums: Self.Sums, index: UInt32
+    ) -> SIMD[DType.float32, Self.fragment]:
+        """As `_values`, a fragment that is known at run time only."""
+        comptime count = Self.values // Self.fragment
+        var values = SIMD[DType.float32, Self.fragment](0)
+        comptime for i in range(Self.subtiles * count):
+            if index == UInt32(i):
+                keep_branch()
+                values = Self._values[
+                    i // count, i % count * Self.fragment, Self.fragment
+                ](sums)
         return values
 
     @always_inline

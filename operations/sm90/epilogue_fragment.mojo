@@ -115,12 +115,12 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
         return column_of(value) if Self.swapped else row_of(value)
 
     @always_inline
-    def matrices(self, group: Int) -> UInt32:
+    def matrices(self, group: UInt32) -> UInt32:
         """The offset in a buffer of the 16-byte row that this lane addresses
         in the instructions that move four 8x8 matrices.
 
         Args:
-            group: Which four: 8 values of the thread each.
+            group: Which four: `MATRIX_VALUES` values of the thread each.
         """
         comptime if Self.swapped:
             # A warp holds 16 filters, two chunks of every row.
@@ -129,28 +129,31 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
             return (
                 row * ROW_BYTES
                 + (chunk ^ (row % 8)) * 16
-                + UInt32(group * MATRIX_ROWS * ROW_BYTES)
+                + group * UInt32(MATRIX_ROWS * ROW_BYTES)
             )
         else:
             # A warp holds 16 pixels; the swizzle moves pairs of chunks.
             var row = self.warp * 16 + self.lane % 16
             var chunk = self.lane // 16
-            return (row * ROW_BYTES + (chunk ^ (row % 8)) * 16) ^ UInt32(
-                group * 32
-            )
+            return (row * ROW_BYTES + (chunk ^ (row % 8)) * 16) ^ (group * 32)
 
     @always_inline
-    def word[pixels: Int](self, value: Int) -> UInt32:
+    def word[pixels: Int, value: Int](self, group: UInt32) -> UInt32:
         """The offset in a buffer of one of the thread's 32-bit values.
 
         Parameters:
             pixels: Of the buffer.
+            value: The value's index in its group.
 
         Args:
-            value: Its index in the sub-tile.
+            group: As in `matrices`.
         """
         var filter = self.filter() + UInt32(Self.filter_of(value))
         var row = self.pixel() + UInt32(Self.pixel_of(value))
+        comptime if Self.swapped:
+            row += group * MATRIX_ROWS
+        else:
+            filter += group * MATRIX_ROWS
         var panel, column = divmod(filter, UInt32(32))
         return (
             panel * UInt32(pixels * ROW_BYTES)
@@ -225,10 +228,11 @@ def _load_matrices[
 
 @always_inline
 def write_fragment[
-    dtype: DType, pixels: Int, first: Int, size: Int, swapped: Bool
+    dtype: DType, pixels: Int, size: Int, swapped: Bool
 ](
     buffer: SharedAddress,
     place: Place[swapped],
+    group: UInt32,
     values: SIMD[DType.float32, size],
 ):
     """Rounds some of a thread's values of a sub-tile and writes them to a
@@ -237,68 +241,70 @@ def write_fragment[
     Parameters:
         dtype: Of the buffer's elements.
         pixels: Of the buffer.
-        first: The first of the values.
-        size: How many, a multiple of 8, as is `first`.
+        size: How many, a multiple of `MATRIX_VALUES`.
         swapped: As in `Place`.
 
     Args:
         buffer: Where to.
         place: The thread's.
-        values: Its values.
+        group: Of the first values, as in `Place.matrices`.
+        values: The values.
     """
-    comptime if size_of[dtype]() == 2:
-        comptime for group in range(size // MATRIX_VALUES):
+    comptime for g in range(size // MATRIX_VALUES):
+        comptime first = g * MATRIX_VALUES
+        var at = group + UInt32(g)
+        comptime if size_of[dtype]() == 2:
             var packed = SIMD[DType.uint32, 4](0)
             comptime for i in range(4):
-                comptime at = group * MATRIX_VALUES + 2 * i
-                var pair = SIMD[DType.float32, 2](values[at], values[at + 1])
+                var pair = SIMD[DType.float32, 2](
+                    values[first + 2 * i], values[first + 2 * i + 1]
+                )
                 packed[i] = bitcast[DType.uint32, 1](pair.cast[dtype]())
-            _store_matrices[swapped](
-                buffer + place.matrices(first // MATRIX_VALUES + group), packed
-            )
-    else:
-        comptime assert dtype == DType.float32
-        comptime for i in range(size):
-            _shared[dtype](buffer + place.word[pixels](first + i)).unsafe_store(
-                0, values[i].cast[dtype]()
-            )
+            _store_matrices[swapped](buffer + place.matrices(at), packed)
+        else:
+            comptime assert dtype == DType.float32
+            comptime for i in range(MATRIX_VALUES):
+                _shared[dtype](buffer + place.word[pixels, i](at)).unsafe_store(
+                    0, values[first + i].cast[dtype]()
+                )
 
 
 @always_inline
 def read_fragment[
-    dtype: DType, pixels: Int, first: Int, size: Int, swapped: Bool
-](buffer: SharedAddress, place: Place[swapped]) -> SIMD[DType.float32, size]:
+    dtype: DType, pixels: Int, size: Int, swapped: Bool
+](buffer: SharedAddress, place: Place[swapped], group: UInt32) -> SIMD[
+    DType.float32, size
+]:
     """Reads the elements of a buffer that belong to some of a thread's values:
     the mirror image of `write_fragment`, at the same addresses.
 
     Parameters:
         dtype: As in `write_fragment`.
         pixels: As in `write_fragment`.
-        first: As in `write_fragment`.
         size: As in `write_fragment`.
         swapped: As in `Place`.
 
     Args:
         buffer: Where from.
         place: The thread's.
+        group: As in `write_fragment`.
     """
     var values = SIMD[DType.float32, size](0)
-    comptime if size_of[dtype]() == 2:
-        comptime for group in range(size // MATRIX_VALUES):
-            var packed = _load_matrices[swapped](
-                buffer + place.matrices(first // MATRIX_VALUES + group)
-            )
+    comptime for g in range(size // MATRIX_VALUES):
+        comptime first = g * MATRIX_VALUES
+        var at = group + UInt32(g)
+        comptime if size_of[dtype]() == 2:
+            var packed = _load_matrices[swapped](buffer + place.matrices(at))
             comptime for i in range(4):
-                comptime at = group * MATRIX_VALUES + 2 * i
                 var pair = bitcast[dtype, 2](packed[i]).cast[DType.float32]()
-                values[at] = pair[0]
-                values[at + 1] = pair[1]
-    else:
-        comptime assert dtype == DType.float32
-        comptime for i in range(size):
-            values[i] = (
-                _shared[dtype](buffer + place.word[pixels](first + i))
-                .unsafe_load(0)
-                .cast[DType.float32]()
-            )
+                values[first + 2 * i] = pair[0]
+                values[first + 2 * i + 1] = pair[1]
+        else:
+            comptime assert dtype == DType.float32
+            comptime for i in range(MATRIX_VALUES):
+                values[first + i] = (
+                    _shared[dtype](buffer + place.word[pixels, i](at))
+                    .unsafe_load(0)
+                    .cast[DType.float32]()
+                )
     return values

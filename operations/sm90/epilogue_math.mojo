@@ -34,6 +34,13 @@ comptime SMALLEST_ARGUMENT = Float32(-128.0)
 
 
 @always_inline
+def keep_branch():
+    """Keeps the compiler from computing what follows in a branch beside the
+    branch, and then selecting values one by one."""
+    inlined_assembly["", NoneType, constraints="~{memory}"]()
+
+
+@always_inline
 def _map[
     text: StaticString, size: Int
 ](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
@@ -177,6 +184,16 @@ struct DeviceActivation(TrivialRegisterPassable):
     comptime HARD_SWISH = Int32(5)
     comptime GELU = Int32(6)
     comptime TANH = Int32(7)
+    comptime FORMULAS = [
+        Self.PIECEWISE,
+        Self.SILU,
+        Self.GELU_TANH,
+        Self.SIGMOID,
+        Self.HARD_SWISH,
+        Self.GELU,
+        Self.TANH,
+    ]
+    """All but `NONE`."""
 
     var formula: Int32
     var slope: Float32
@@ -228,27 +245,50 @@ struct DeviceActivation(TrivialRegisterPassable):
         """The activation of every value.
 
         Parameters:
-            size: How many.
+            size: How many, even.
 
         Args:
             v: The values.
         """
-        if self.formula == Self.NONE:
+        var result = v
+        comptime for i in range(len(Self.FORMULAS)):
+            comptime formula = Self.FORMULAS[i]
+            if self.formula == formula:
+                keep_branch()
+                result = self.evaluate[formula](v)
+        return result
+
+    @always_inline
+    def evaluate[
+        formula: Int32, size: Int
+    ](self, v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
+        """The activation of every value, its formula known.
+
+        Parameters:
+            formula: This activation's.
+            size: How many, even.
+
+        Args:
+            v: The values.
+        """
+        comptime if formula == Self.NONE:
             return v
-        if self.formula == Self.PIECEWISE:
+        elif formula == Self.PIECEWISE:
             var sloped = v.gt(0).select(v, v * self.slope)
             return _limit_high(_limit_low(sloped, self.low), self.high)
-        if self.formula == Self.SILU:
+        elif formula == Self.SILU:
             return _gate(v, v * -LOG2_E)
-        if self.formula == Self.GELU_TANH:
+        elif formula == Self.GELU_TANH:
             # tanh(u) = 2 / (1 + exp(-2u)) - 1: v * (1 + tanh(u)) / 2 is a gate.
             comptime twice = Float32(-2.0 * 0.79788456080286535588) * LOG2_E
             return _gate(v, v * (v * v * (0.044715 * twice) + twice))
-        if self.formula == Self.SIGMOID:
+        elif formula == Self.SIGMOID:
             return _logistic(v)
-        if self.formula == Self.HARD_SWISH:
+        elif formula == Self.HARD_SWISH:
             var ramp = _limit_high(_limit_low(v + 3, 0), 6)
             return v * ramp * Float32(1.0 / 6.0)
-        if self.formula == Self.GELU:
+        elif formula == Self.GELU:
             return _gelu(v)
-        return _tanh(v)
+        else:
+            comptime assert formula == Self.TANH
+            return _tanh(v)

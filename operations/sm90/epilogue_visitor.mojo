@@ -10,11 +10,14 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from .epilogue_config import SUBTILE_FILTERS
-from .epilogue_fragment import Place
-from .epilogue_math import DeviceActivation
+from .epilogue_fragment import MATRIX_ROWS, Place
+from .epilogue_math import DeviceActivation, keep_branch
 
 comptime MAX_PARTS = 4
 """Sub-tiles along the filters of a consumer's part, at most."""
+
+comptime ANY_FORMULA = Int32(-1)
+"""An activation that is known at run time only."""
 
 comptime ChannelState = SIMD[DType.float32, 2 * MAX_PARTS]
 """What a thread knows of its filters: two of each part, where filters are the
@@ -77,12 +80,13 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
 
     @always_inline
     def values[
-        swapped: Bool, parts: Int, first: Int, size: Int
+        swapped: Bool, parts: Int, size: Int
     ](
         self,
         state: ChannelState,
         place: Place[swapped],
         part: UInt32,
+        group: UInt32,
         filter: UInt32,
         filters: UInt32,
     ) -> SIMD[DType.float32, size]:
@@ -91,13 +95,13 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         Parameters:
             swapped: As in `Place`.
             parts: As in `begin`.
-            first: The fragment's first value in its sub-tile.
-            size: Its values.
+            size: Values of the fragment.
 
         Args:
             state: What `begin` returned.
             place: The thread's.
             part: The sub-tile's place along the filters.
+            group: Of the fragment's first values, as in `Place.matrices`.
             filter: As in `begin`.
             filters: As in `begin`.
         """
@@ -110,7 +114,7 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
                         state[2 * other], state[2 * other + 1]
                     )
             comptime for i in range(size):
-                comptime half = Place[swapped].filter_of(first + i) // 8
+                comptime half = Place[swapped].filter_of(i) // 8
                 result[i] = pair[half]
         else:
             comptime for i in range(size):
@@ -118,7 +122,8 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
                     filter
                     + part * SUBTILE_FILTERS
                     + place.filter()
-                    + UInt32(Place[swapped].filter_of(first + i)),
+                    + group * MATRIX_ROWS
+                    + UInt32(Place[swapped].filter_of(i)),
                     filters,
                 )
         return result
@@ -175,6 +180,14 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
         )
 
     @always_inline
+    def has_simple_end(self) -> Bool:
+        """Whether the final activation is none, or piecewise linear."""
+        return (
+            self.final_activation.formula == DeviceActivation.NONE
+            or self.final_activation.formula == DeviceActivation.PIECEWISE
+        )
+
+    @always_inline
     def is_identity(self) -> Bool:
         """Whether `visit` changes nothing."""
         return not (
@@ -207,45 +220,84 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def visit[
-        swapped: Bool, parts: Int, first: Int, size: Int
+        swapped: Bool, parts: Int, formula: Int32, size: Int
     ](
         self,
         state: ChannelState,
         place: Place[swapped],
         part: UInt32,
+        group: UInt32,
         filter: UInt32,
         filters: UInt32,
         accumulators: SIMD[DType.float32, size],
-        residual: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """The output's values, to be rounded.
+        """Bias and activation.
 
         Parameters:
             swapped: As in `Place`.
             parts: As in `ChannelVector.begin`.
-            first: The fragment's first value in its sub-tile.
-            size: Its values.
+            formula: The activation's, or `ANY_FORMULA`, and it is still to be
+                applied.
+            size: Values of the fragment.
 
         Args:
             state: What `begin` returned.
             place: As in `ChannelVector.values`.
             part: As in `ChannelVector.values`.
+            group: As in `ChannelVector.values`.
             filter: As in `ChannelVector.values`.
             filters: As in `ChannelVector.values`.
             accumulators: The sums.
-            residual: The residual's values, if `has_residual`.
         """
         var v = accumulators
-        if self.has_bias:
-            v += self.bias.values[swapped, parts, first, size](
-                state, place, part, filter, filters
+        # Without a bias the state is 0: no need to ask.
+        if swapped or self.has_bias:
+            v += self.bias.values[swapped, parts, size](
+                state, place, part, group, filter, filters
             )
-        var activation = self.activation
-        # One copy of the formulas serves both activations.
-        for step in range(UInt32(2)):
-            v = activation.apply(v)
-            if step == 0:
-                if self.has_residual:
-                    v = residual.fma(SIMD[DType.float32, size](self.beta), v)
-                activation = self.final_activation
-        return v
+        comptime if formula == ANY_FORMULA:
+            return v
+        else:
+            return self.activation.evaluate[formula](v)
+
+    @always_inline
+    def add[
+        size: Int
+    ](
+        self,
+        v: SIMD[DType.float32, size],
+        residual: SIMD[DType.float32, size],
+    ) -> SIMD[DType.float32, size]:
+        """The residual on top.
+
+        Parameters:
+            size: Values of the fragment.
+
+        Args:
+            v: What `visit` returned.
+            residual: The residual's values.
+        """
+        return residual.fma(SIMD[DType.float32, size](self.beta), v)
+
+    @always_inline
+    def end[
+        size: Int
+    ](self, v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
+        """The final activation, if it `has_simple_end`.
+
+        Parameters:
+            size: Values of the fragment.
+
+        Args:
+            v: What `visit` or `add` returned.
+
+        Returns:
+            The values to be rounded.
+        """
+        var result = v
+        if self.final_activation.formula != DeviceActivation.NONE:
+            keep_branch()
+            result = self.final_activation.evaluate[DeviceActivation.PIECEWISE](
+                v
+            )
+        return result

@@ -143,7 +143,7 @@ struct LaunchPlan[
             Self.in_type, Self.Output, Self.bias_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
-        var workspace = self.output_data.unsafe_bitcast[Float32]()
+        var workspace = self.epilogue.output.data().unsafe_bitcast[Float32]()
         if self.workspace:
             var buffer = self.workspace.value()
             ctx.enqueue_memset(

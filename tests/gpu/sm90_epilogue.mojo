@@ -32,6 +32,7 @@ from operations.conv.access import (
     OutputTarget,
     StoredOutput,
 )
+from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import ConvProblem
 from operations.sm90.candidates import CANDIDATES, candidate
@@ -40,6 +41,8 @@ from operations.sm90.dispatch import choose
 from operations.sm90.epilogue_config import EpilogueConfig
 from operations.sm90.epilogue_math import DeviceActivation
 from operations.sm90.launch import LaunchPlan
+from operations.sm90.split import split_refusal
+from operations.sm90.walk import Walk
 from epilogues import (
     BIAS_TYPE,
     Doubled,
@@ -62,8 +65,11 @@ from kernels import (
 from problems import Case, read_cases
 from sm90 import BLOCKS, GUARD, LAUNCHES, ROTATED_BYTES, data_of, elements_of
 
-comptime VARIANTS = 9
+comptime VARIANTS = 11
 """Configurations beside the candidates, for what no candidate uses."""
+
+comptime TIMED = DType.bfloat16
+"""The type of timed operands."""
 
 comptime REPEATS = 3
 """Launches of a configuration with an epilogue."""
@@ -135,7 +141,33 @@ def configuration(index: Int) -> Sm90Config:
         return _variant(2, 2, reuse_c=True, swapped=False)
     if variant == 7:
         return _variant(2, 2, halo=8, delay_store=True, fragment_size=32)
-    return _variant(3, 3, reuse_c=True, tile_m=192)
+    if variant == 8:
+        return _variant(3, 3, reuse_c=True, tile_m=192)
+    # Ping-pong hides the epilogue behind the other consumer's multiplies.
+    return Sm90Config(
+        rank=4,
+        tile_m=128,
+        tile_n=128,
+        consumers=2,
+        cooperative=False,
+        swapped=True,
+        blocks_m=2,
+        blocks_n=1,
+        halo=8 if variant == 9 else 0,
+        activation_stages=4 if variant == 9 else 5,
+        filter_stages=6 if variant == 9 else 5,
+        stationary=False,
+        splits=False,
+        epilogue=EpilogueConfig(
+            subtile_pixels=64,
+            stages_c=3,
+            stages_d=2,
+            fragment_size=16,
+            reuse_c=True,
+            delay_store=False,
+            engine_store=variant != 9,
+        ),
+    )
 
 
 struct Check[dtype: DType, in_type: DType](Movable):
@@ -233,16 +265,16 @@ struct Check[dtype: DType, in_type: DType](Movable):
         var reads = what.has_residual and what.beta != 0
         var residual = self.residual if reads else self.unread
         var fused = what.epilogue[Output.dtype](
-            data_of(self.bias).as_imm().unsafe_origin_cast[
-                ImmUntrackedOrigin
-            ](),
+            data_of(self.bias)
+            .as_imm()
+            .unsafe_origin_cast[ImmUntrackedOrigin](),
             rebind[Reads[Output.dtype]](
-                data_of(residual).as_imm().unsafe_origin_cast[
-                    ImmUntrackedOrigin
-                ]()
+                data_of(residual)
+                .as_imm()
+                .unsafe_origin_cast[ImmUntrackedOrigin]()
             ),
         )
-        var judged = rebind[type_of(what.epilogue[Self.dtype](fused.bias, rebind[Reads[Self.dtype]](fused.residual)))](fused)
+        var judged = rebind[Epilogue[BIAS_TYPE, Self.dtype]](fused)
         judged.has_residual = reads
         var plan = LaunchPlan[Self.in_type, Output, BIAS_TYPE, config](
             ctx,
@@ -359,19 +391,26 @@ def check_types[
                 var what = feature(i)
                 if what.has_residual and residual_refusal(config):
                     continue
-                for parts in range(1, 3 if config.splits and i % 4 == 3 else 2):
+                for parts in range(1, 3):
+                    if parts > 1 and (
+                        i % 4 != 3
+                        or split_refusal[in_type](
+                            config, Walk(named.problem), parts
+                        )
+                    ):
+                        continue
                     var result = check.run[config](ctx, what, output, 1, parts)
                     ran += 1
                     if result != "ok":
-                        print(named.name, dtype, index, what.name, parts, result)
+                        print(
+                            named.name, dtype, index, what.name, parts, result
+                        )
                         wrong += 1
             print(named.name, dtype, index, ran, "epilogues")
     return wrong
 
 
-def check_fused[
-    dtype: DType
-](ctx: DeviceContext, named: Case) raises -> Int:
+def check_fused[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
     """Checks outputs that the graph compiler fused something behind."""
     var wrong = 0
     var p = named.problem
@@ -399,6 +438,110 @@ def check_fused[
                     wrong += 1
             print(named.name, dtype, index, "fused outputs")
     return wrong
+
+
+def time_of[
+    index: Int
+](ctx: DeviceContext, problem: ConvProblem, what: Feature) raises -> Float64:
+    """The time of a launch with an epilogue, in milliseconds: the median of
+    graph replays, input sets rotated.
+
+    Parameters:
+        index: Of the configuration.
+
+    Args:
+        ctx: The device.
+        problem: The convolution.
+        what: The epilogue.
+    """
+    comptime Plan = LaunchPlan[
+        TIMED, MemoryOutput[TIMED], BIAS_TYPE, configuration(index)
+    ]
+    var x, w, y = elements_of(problem)
+    var sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * (x + w + 2 * y)) + 1))
+    var sizes: List[Int] = [x, w, y, problem.filters, y]
+    var buffers = List[DeviceBuffer[TIMED]]()
+    var plans = List[Plan]()
+    for i in range(sets):
+        for j in range(len(sizes)):
+            var buffer = ctx.enqueue_create_buffer[TIMED](sizes[j])
+            ctx.enqueue_function[fill_random[TIMED]](
+                buffer,
+                Int64(sizes[j]),
+                Int32(2 * i + 1001 * j),
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
+            buffers.append(buffer)
+        var first = len(sizes) * i
+        plans.append(
+            Plan(
+                ctx,
+                problem,
+                data_of(buffers[first]),
+                data_of(buffers[first + 1]),
+                what.epilogue(
+                    data_of(buffers[first + 3]), data_of(buffers[first + 2])
+                ),
+                MemoryOutput(data_of(buffers[first + 4])),
+            )
+        )
+    plans[0].launch(ctx)
+    ctx.synchronize()
+
+    def build(mut builder: DeviceGraphBuilder) raises {imm}:
+        var recorded = builder.recording_context()
+        for i in range(LAUNCHES):
+            plans[i % sets].launch(recorded, False)
+
+    var graph = DeviceGraph.create(ctx, build)
+
+    def replay(ctx: DeviceContext) raises {imm}:
+        graph.replay()
+
+    sleep(0.25)
+    _ = ctx.execution_time(replay, 3)
+    var times = List[Float64]()
+    for _ in range(7):
+        times.append(
+            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
+        )
+    sort(times)
+    _ = buffers^
+    return times[len(times) // 2]
+
+
+def time_case(ctx: DeviceContext, named: Case) raises:
+    """Times a problem: bare, with bias and ReLU, and with bias, SiLU and a
+    residual."""
+    var choice = choose[TIMED, TIMED](
+        named.problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    )
+    var bare = feature(0)
+    var relu = feature(2)
+    relu.has_bias = True
+    var silu = feature(3)
+    silu.has_bias = True
+    silu.activation = feature(7).activation
+    comptime for index in range(CANDIDATES + VARIANTS):
+        var asked = len(argv()) > 3 and selected(index)
+        if (asked or choice.index == index) and not can_implement[TIMED, TIMED](
+            configuration(index), named.problem
+        ):
+            var one = time_of[index](ctx, named.problem, bare)
+            var two = time_of[index](ctx, named.problem, relu)
+            var three = time_of[index](ctx, named.problem, silu)
+            print(
+                named.name,
+                index,
+                round(one * 1e4) / 1e4,
+                round(two * 1e4) / 1e4,
+                round(three * 1e4) / 1e4,
+                "ratio",
+                round(three / one * 1e3) / 1e3,
+                configuration(index),
+                "| chosen" if choice.index == index else "",
+            )
 
 
 def reference(formula: Int32, v: Float64) -> Float64:
@@ -440,7 +583,7 @@ def check_activations(ctx: DeviceContext) raises -> Int:
             block_dim=THREADS,
         )
         var largest = Float64(0)
-        var where = Float32(0)
+        var place = Float32(0)
         with arguments.map_to_host() as v:
             with values.map_to_host() as found:
                 for i in range(ARGUMENTS):
@@ -450,14 +593,14 @@ def check_activations(ctx: DeviceContext) raises -> Int:
                     var unit = abs(expected)
                     if Int32(formula) == DeviceActivation.GELU:
                         unit = max(unit, abs(x) / 16)
-                    unit = max(unit, 1e-12)
+                    unit = max(unit, 1e-11)
                     var error = (
                         abs(found[i].cast[DType.float64]() - expected) / unit
                     )
                     if not error <= largest:
                         largest = error
-                        where = v[i]
-        print("formula", formula, "error", largest, "at", where)
+                        place = v[i]
+        print("formula", formula, "error", largest, "at", place)
         if not largest <= 4e-6:
             wrong += 1
     return wrong
@@ -501,6 +644,9 @@ def main() raises:
         wrong = check_activations(ctx) + check_nan(ctx)
     else:
         for named in read_cases(String(argv()[2])):
+            if mode == "time":
+                time_case(ctx, named)
+                continue
             wrong += check_types[DType.bfloat16, DType.bfloat16, 1](ctx, named)
             wrong += check_types[DType.float16, DType.float16, 4](ctx, named)
             wrong += check_types[DType.float32, DType.bfloat16, 4](ctx, named)
