@@ -11,7 +11,7 @@ compiler fused behind the op, and stores it.
 from extensibility import ManagedTensorSlice
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
-from std.sys.info import size_of
+from std.sys.info import is_gpu, size_of
 from std.utils import IndexList
 
 from .memory import Reads
@@ -93,13 +93,23 @@ struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
             )
         if self.code == ACTIVATION_LEAKY_RELU:
             return v.gt(0).select(v, v * self.p0)
-        return self._apply_smooth[width](v)
+        # A call would make a GPU wait for its multiplies and use its stack.
+        comptime if is_gpu():
+            return self._smooth[width](v)
+        return self._call_smooth[width](v)
 
     @no_inline
-    def _apply_smooth[
+    def _call_smooth[
         width: Int
     ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
         """The functions long enough to be called rather than inlined."""
+        return self._smooth[width](v)
+
+    @always_inline
+    def _smooth[
+        width: Int
+    ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        """The functions that are neither linear nor made of comparisons."""
         if self.code == ACTIVATION_SIGMOID:
             return 1 / (1 + exp(-v))
         if self.code == ACTIVATION_SILU:

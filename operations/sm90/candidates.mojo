@@ -3,7 +3,7 @@
 from .config import Sm90Config
 from .epilogue_config import EpilogueConfig
 
-comptime CANDIDATES = 27
+comptime CANDIDATES = 19
 """Configurations to choose from."""
 
 
@@ -15,7 +15,6 @@ def _rows(
     epilogue_stages: Int,
     *,
     subtile_pixels: Int = 64,
-    rank: Int = 4,
     consumers: Int = 2,
     cooperative: Bool = True,
     blocks_m: Int = 1,
@@ -27,7 +26,6 @@ def _rows(
     """A configuration whose filters are the multiply's rows; the copy engine
     stores tiles without a halo."""
     return Sm90Config(
-        rank=rank,
         tile_m=tile_m,
         tile_n=tile_n,
         consumers=consumers,
@@ -44,7 +42,7 @@ def _rows(
             subtile_pixels=subtile_pixels,
             stages_c=epilogue_stages,
             stages_d=min(2, epilogue_stages),
-            fragment_size=8 if halo > 0 and not cooperative else 16,
+            fragment_size=16 if cooperative else 8,
             reuse_c=True,
             delay_store=False,
             engine_store=halo == 0,
@@ -71,11 +69,11 @@ def candidate(index: Int) -> Sm90Config:
     if index == 5:
         return _rows(224, 128, 4, 4, 6, blocks_n=2, subtile_pixels=32)
     if index == 6:
-        return _rows(192, 128, 5, 5, 3, splits=True, subtile_pixels=32)
+        return _rows(192, 128, 5, 5, 3, subtile_pixels=32)
     if index == 7:
         return _rows(192, 128, 5, 5, 3, blocks_n=2, subtile_pixels=32)
     if index == 8:
-        return _rows(96, 128, 7, 7, 3, splits=True, subtile_pixels=32)
+        return _rows(96, 128, 7, 7, 3, subtile_pixels=32)
     if index == 9:
         return _rows(96, 128, 7, 7, 3, blocks_n=2, subtile_pixels=32)
     if index == 10:
@@ -105,24 +103,8 @@ def candidate(index: Int) -> Sm90Config:
     if index == 16:
         return _rows(128, 128, 6, 6, 2, splits=True)
     if index == 17:
-        return _rows(256, 128, 3, 5, 2, rank=5, blocks_m=2, halo=8)
-    if index == 18:
-        return _rows(256, 128, 4, 4, 2, rank=5, blocks_m=2)
-    if index == 19:
-        return _rows(192, 128, 5, 5, 3, rank=5, splits=True, subtile_pixels=32)
-    if index == 20:
-        return _rows(96, 128, 7, 7, 3, rank=5, splits=True, subtile_pixels=32)
-    if index == 21:
-        return _rows(256, 64, 4, 4, 4, rank=5, cooperative=False)
-    if index == 22:
-        return _rows(256, 64, 3, 8, 3, rank=5, cooperative=False, halo=8)
-    if index == 23:
-        return _rows(64, 64, 8, 8, 4, rank=5, consumers=1, splits=True)
-    if index == 24:
-        return _rows(192, 128, 5, 5, 3, rank=3, subtile_pixels=32)
-    if index == 25:
-        return _rows(96, 128, 7, 7, 3, rank=3, splits=True, subtile_pixels=32)
-    return _rows(64, 64, 8, 8, 4, rank=3, consumers=1, splits=True)
+        return _rows(128, 128, 5, 5, 4, cooperative=False)
+    return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
 
 
 def offered[in_type: DType](index: Int) -> Bool:
@@ -144,7 +126,4 @@ def offered[in_type: DType](index: Int) -> Bool:
         or index == 10
         or index == 14
         or index == 16
-        or index == 20
-        or index == 23
-        or index == 25
     )

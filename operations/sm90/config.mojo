@@ -11,7 +11,7 @@ from std.sys.info import size_of
 from ..conv.problem import ConvProblem
 from ..pipeline.barrier import BARRIER_BYTES
 from .epilogue_config import EpilogueConfig, HALF_BYTES
-from .walk import ALIGNMENT, MAX_RANK, ROW_BYTES, Walk
+from .walk import ALIGNMENT, ROW_BYTES, Walk
 
 comptime WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -48,8 +48,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     stores.
     """
 
-    var rank: Int
-    """Of the activation's descriptor: two more than the walk's axes."""
     var tile_m: Int
     var tile_n: Int
     var consumers: Int
@@ -71,7 +69,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     """Whether the filter ring holds the whole filter, loaded once: for
     problems whose filters fit one tile."""
     var splits: Bool
-    """Whether several blocks may share a tile, each with a part of its sum."""
+    """Whether the blocks of a cluster may share a tile, each with a part of
+    its sum."""
     var epilogue: EpilogueConfig
     """How each consumer stores its part."""
 
@@ -188,8 +187,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
-        if self.rank < 3 or self.rank > MAX_RANK:
-            return String(t"rank: {self.rank} is not 3 to {MAX_RANK}")
         if self.consumers < 1 or self.consumers > 3:
             return String(t"consumers: {self.consumers} is not 1 to 3")
         if not self.cooperative and self.consumers != 2:
@@ -251,9 +248,17 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String("stages: a ring needs at least 2")
         if self.stationary and self.blocks_m > 1:
             return String("stationary: blocks that share filters reload them")
-        if self.splits and (self.stationary or not self.cooperative):
+        if self.splits and (
+            self.stationary or not self.cooperative or self.cluster_size() > 1
+        ):
             return String(
-                "splits: not with a stationary filter, nor with ping-pong"
+                "splits: not with a stationary filter, ping-pong or shared"
+                " loads"
+            )
+        if self.splits and self.accumulators() % 32 != 0:
+            return String(
+                t"splits: 8 blocks cannot each add up an equal share of"
+                t" {self.accumulators()} accumulators"
             )
         if self.halo > 0 and self.epilogue.engine_store:
             return String(
@@ -275,8 +280,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
         writer.write(
-            t"rank {self.rank},"
-            t" {self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
+            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
             t" cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages},"
@@ -323,11 +327,6 @@ def can_implement[
     refusal = walk.refusal[in_type](config.halo)
     if refusal:
         return refusal
-    if walk.rank != config.rank:
-        return String(
-            t"the problem needs a descriptor of rank {walk.rank}; here"
-            t" {config.rank}"
-        )
     refusal = _halo_refusal(config, walk)
     if refusal:
         return refusal

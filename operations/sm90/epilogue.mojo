@@ -244,26 +244,6 @@ struct CollectiveEpilogue[
             self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
 
     @always_inline
-    def skip(mut self, params: Self.Params):
-        """Passes a tile that another block stores.
-
-        Args:
-            params: The epilogue's.
-        """
-        comptime if Self.adds_residual:
-            if params.visitor.has_residual:
-                for _ in range(UInt32(Self.subtiles)):
-                    self.residuals.wait(self.residual)
-                    comptime if Self.in_place:
-                        self.releasing.step()
-                    comptime if Self.residual_releases() == 1:
-                        if self.thread == 0:
-                            self.residuals.empty(self.residual.stage).arrive()
-                    else:
-                        self._release_read(self.residual.stage)
-                    self.residual.step()
-
-    @always_inline
     def _store_visited[
         formula: Int32
     ](

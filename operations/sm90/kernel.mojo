@@ -34,7 +34,7 @@ from .epilogue_params import EpilogueParams
 from .mma import Accumulators
 from .scheduler import Tap, TileGeometry, TileScheduler
 from .smem import SharedStorage
-from .split import sum_parts
+from .split import await_sums, sum_parts
 from .tile_io import load_activation, load_filter
 from .walk import ROW_BYTES
 
@@ -80,9 +80,6 @@ struct ConvKernel[
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
             Int32(Self.config.threads())
         ),
-        `nvvm.cluster_dim`=StaticTuple[Int32, 3](
-            Int32(Self.config.cluster_size()), 1, 1
-        ),
     )
     @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
     @__llvm_arg_metadata(filter, `nvvm.grid_constant`)
@@ -94,10 +91,10 @@ struct ConvKernel[
         output: TensorMap,
         residual: TensorMap,
         params: Self.Params,
-        workspace: Writes[DType.float32],
         geometry: TileGeometry,
     ):
-        """A block: its threads take their roles.
+        """A block: its threads take their roles. The launch says how many
+        blocks a cluster has: `cluster_size`, or one a part of a tile's sum.
 
         Args:
             activation: Descriptor of the activation, im2col.
@@ -106,8 +103,6 @@ struct ConvKernel[
             residual: Descriptor of the residual, `[N*Z*P, Q, K]`, im2col, if
                 there is one.
             params: The epilogue's.
-            workspace: Of tiles that are cut into parts; or nothing that may be
-                read.
             geometry: The problem.
         """
         var storage = Self.Storage()
@@ -128,8 +123,13 @@ struct ConvKernel[
             var warp, lane = divmod(thread, UInt32(WARP))
             if thread == 0:
                 Self._produce(activation, filter, geometry, storage)
-            elif (
-                lane == 0
+            # Only then do the blocks of a tile know its sum: a residual
+            # that waited for a buffer would keep them waiting.
+            comptime if Self.config.splits:
+                await_sums(geometry)
+            if (
+                thread > 0
+                and lane == 0
                 and warp <= UInt32(Self.config.consumers)
                 and params.visitor.has_residual
             ):
@@ -140,7 +140,6 @@ struct ConvKernel[
             Self._consume(
                 output,
                 params,
-                workspace,
                 geometry,
                 storage,
                 group - 1,
@@ -192,7 +191,7 @@ struct ConvKernel[
             comptime part = UInt32(
                 Self.config.activation_stage_pixels() // Self.config.blocks_n
             )
-            var first = geometry.coordinates[Self.config.rank](
+            var first = geometry.load_start(
                 geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
             )
             var tap = Tap()
@@ -314,7 +313,8 @@ struct ConvKernel[
             var tile = scheduler.tile(geometry)
             tile.pixel += pixel
             tile.filter += filter
-            epilogue.load(residual, geometry, tile)
+            if tile.part == 0:
+                epilogue.load(residual, geometry, tile)
             scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
 
     @staticmethod
@@ -322,7 +322,6 @@ struct ConvKernel[
     def _consume(
         ref output: TensorMap,
         params: Self.Params,
-        workspace: Writes[DType.float32],
         geometry: TileGeometry,
         storage: Self.Storage,
         consumer: UInt32,
@@ -364,19 +363,16 @@ struct ConvKernel[
             comptime if Self.config.splits:
                 whole = sum_parts[Self.config](
                     accumulators,
-                    workspace,
+                    storage.activation.data,
                     geometry,
                     tile,
                     consumer,
                     thread,
-                    Int(consumer) + FIRST_NAME,
                 )
             if whole:
                 epilogue.store(
                     output, params, ahead, accumulators, geometry, tile
                 )
-            else:
-                epilogue.skip(params)
             comptime if Self.config.cooperative:
                 scheduler.advance()
             else:

@@ -2,13 +2,12 @@
 
 from max.gpu.host import (
     DeviceAttribute,
-    DeviceBuffer,
     DeviceContext,
+    Dim,
     FuncAttribute,
 )
 from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
-from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -28,7 +27,7 @@ from .config import Sm90Config, can_implement, residual_refusal
 from .epilogue_params import EpilogueParams
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
-from .split import counters, split_refusal, workspace_elements
+from .split import split_refusal
 from .walk import ROW_BYTES, Walk
 
 
@@ -53,9 +52,9 @@ struct LaunchPlan[
     var residual: TensorMap
     """Not to be used if the visitor has no residual."""
     var epilogue: EpilogueParams[Self.Output, Self.bias_type]
-    var workspace: Optional[DeviceBuffer[DType.float32]]
-    """Of tiles that are cut into parts."""
     var geometry: TileGeometry
+    var cluster: Int
+    """Blocks of a cluster."""
     var blocks: Int
 
     def __init__(
@@ -68,8 +67,7 @@ struct LaunchPlan[
         output: Self.Output,
         parts: Int = 1,
     ) raises:
-        """Encodes the descriptors, counts the blocks, and allocates the
-        workspace, if tiles are cut into parts.
+        """Encodes the descriptors and counts the blocks.
 
         Args:
             ctx: The device.
@@ -115,20 +113,16 @@ struct LaunchPlan[
                 ctx, walk, epilogue.residual
             )
         self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
-        var tiles = Int(self.geometry.tiles())
-        self.workspace = None
+        self.cluster = Self.config.cluster_size() * parts
+        var clusters = Int(self.geometry.tiles())
         if parts > 1:
-            self.workspace = ctx.enqueue_create_buffer[DType.float32](
-                workspace_elements(Self.config, tiles, parts)
+            self.geometry.split(Self.config.halo, parts)
+        else:
+            var multiprocessors = ctx.get_attribute(
+                DeviceAttribute.MULTIPROCESSOR_COUNT
             )
-            self.geometry.split(
-                Self.config.halo, parts, counters(Self.config, tiles)
-            )
-        comptime size = Self.config.cluster_size()
-        var multiprocessors = ctx.get_attribute(
-            DeviceAttribute.MULTIPROCESSOR_COUNT
-        )
-        self.blocks = min(tiles * parts, multiprocessors // size) * size
+            clusters = min(clusters, multiprocessors // self.cluster)
+        self.blocks = clusters * self.cluster
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -143,28 +137,16 @@ struct LaunchPlan[
             Self.in_type, Self.Output, Self.bias_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
-        var workspace = self.epilogue.output.data().unsafe_bitcast[Float32]()
-        if self.workspace:
-            var buffer = self.workspace.value()
-            ctx.enqueue_memset(
-                buffer.create_sub_buffer[DType.float32](
-                    0, Int(self.geometry.counters)
-                ),
-                Float32(0),
-            )
-            workspace = buffer.unsafe_ptr().unsafe_origin_cast[
-                MutUntrackedOrigin
-            ]()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
             self.residual,
             self.epilogue,
-            workspace,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
+            cluster_dim=Dim(self.cluster),
             shared_mem_bytes=bytes,
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)
@@ -186,9 +168,19 @@ def _operand_type[dtype: DType]() -> TensorMapDataType:
 def _activation_map[
     dtype: DType, config: Sm90Config
 ](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
+    """The walk over the activation's pixels, of the rank that it needs."""
+    if walk.rank == 3:
+        return _walk_map[dtype, config, 3](ctx, walk, data)
+    if walk.rank == 4:
+        return _walk_map[dtype, config, 4](ctx, walk, data)
+    return _walk_map[dtype, config, 5](ctx, walk, data)
+
+
+def _walk_map[
+    dtype: DType, config: Sm90Config, rank: Int
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
     """The walk over the activation's pixels: one step an output pixel, plus,
     with a halo, the steps between the rows' ends."""
-    comptime rank = config.rank
     comptime spatial = rank - 2
     var extents = IndexList[rank](fill=walk.channels)
     var steps = IndexList[rank](fill=1)

@@ -4,7 +4,6 @@ order, and where they lie in the problem."""
 from max.gpu import block_idx, grid_dim
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
-from std.utils import IndexList
 
 from .config import Sm90Config
 from .walk import Walk
@@ -51,6 +50,8 @@ struct TileGeometry(
     """A problem as the kernel sees it: the walk over pixels, the steps of a
     tile's sum, and how many tiles there are."""
 
+    var rank: UInt32
+    """Of the activation's descriptor."""
     var width: Divisor
     """Pixels of a row of the walk: the output's, or the padded input's if
     tiles have a halo."""
@@ -94,8 +95,6 @@ struct TileGeometry(
     """Activation stages of a part."""
     var longer_parts: UInt32
     """Parts, the first ones, that have one more."""
-    var counters: UInt32
-    """Of the workspace."""
 
     comptime device_type: AnyType = Self
 
@@ -127,6 +126,7 @@ struct TileGeometry(
             walk.filters, config.tile_n * config.blocks_n
         )
         return TileGeometry(
+            rank=UInt32(walk.rank),
             width=Divisor(walk.width(config.halo)),
             height=Divisor(walk.output[1]),
             depth=Divisor(walk.output[0]),
@@ -157,22 +157,19 @@ struct TileGeometry(
             parts=Divisor(1),
             part_rounds=0,
             longer_parts=0,
-            counters=0,
         )
 
-    def split(mut self, halo: Int, parts: Int, counters: Int):
+    def split(mut self, halo: Int, parts: Int):
         """Cuts tiles into parts.
 
         Args:
             halo: The configuration's.
             parts: Of a tile; `split_refusal` has agreed.
-            counters: Of the workspace.
         """
         self.parts = Divisor(parts)
         self.part_rounds, self.longer_parts = divmod(
             self.rounds(halo), UInt32(parts)
         )
-        self.counters = UInt32(counters)
 
     @always_inline
     def rounds(self, halo: Int) -> UInt32:
@@ -229,51 +226,32 @@ struct TileGeometry(
         return pixel.row * self.columns + pixel.w
 
     @always_inline
-    def coordinates[
-        rank: Int
-    ](self, pixel: Pixel, group: UInt32) -> IndexList[rank]:
+    def load_start(self, pixel: Pixel, group: UInt32) -> LoadStart:
         """Where the load of a tile's pixels starts.
-
-        Parameters:
-            rank: Of the activation's descriptor.
 
         Args:
             pixel: The tile's first.
             group: The tile's.
-
-        Returns:
-            The first channel, 0, the input pixel, and the image or, of a
-            grouped convolution, the group.
         """
-        var at = IndexList[rank](fill=0)
-        var image = pixel.row
-        at[1] = Int(Int32(pixel.w) * self.step_w + self.start_w)
-        comptime if rank > 3:
-            image, var h = self.height.split(image)
-            at[2] = Int(Int32(h) * self.step_h + self.start_h)
-        comptime if rank > 4:
-            image, var d = self.depth.split(image)
-            at[3] = Int(Int32(d) * self.step_d + self.start_d)
-        at[rank - 1] = Int(image + group)
-        return at
+        var plane, h = self.height.split(pixel.row)
+        var image, d = self.depth.split(plane)
+        return LoadStart(
+            Int32(pixel.w) * self.step_w + self.start_w,
+            Int32(h) * self.step_h + self.start_h,
+            Int32(d) * self.step_d + self.start_d,
+            Int32(image + group),
+        )
 
-    @always_inline
-    def offsets[rank: Int](self, tap: Tap) -> IndexList[rank - 2]:
-        """The filter offsets of a tap.
 
-        Parameters:
-            rank: Of the activation's descriptor.
+@fieldwise_init
+struct LoadStart(TrivialRegisterPassable):
+    """The input pixel at which a load starts."""
 
-        Args:
-            tap: The tap.
-        """
-        var offsets = IndexList[rank - 2](fill=0)
-        offsets[0] = Int(tap.w * self.dilation_w)
-        comptime if rank > 3:
-            offsets[1] = Int(tap.h * self.dilation_h)
-        comptime if rank > 4:
-            offsets[2] = Int(tap.d * self.dilation_d)
-        return offsets
+    var w: Int32
+    var h: Int32
+    var d: Int32
+    var image: Int32
+    """Or, of a grouped convolution, the group."""
 
 
 @fieldwise_init
@@ -362,9 +340,8 @@ struct Tile(TrivialRegisterPassable):
     var filter: UInt32
     """The first, counted over all groups."""
     var group: UInt32
-    var slot: UInt32
-    """The tile's index, counted in blocks."""
     var part: UInt32
+    """Which part of the sum: the block's rank in the cluster."""
     var first: UInt32
     """Activation stages in front of the part's."""
     var rounds: UInt32
@@ -439,14 +416,12 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         var m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
         var filter = n_of_group * UInt32(Self.config.blocks_n) + self.rank_n
-        var rank = self.rank_n * UInt32(Self.config.blocks_m) + self.rank_m
         return Tile(
             pixel=(m * UInt32(Self.config.blocks_m) + self.rank_m)
             * UInt32(Self.config.tile_m),
             filter=group * geometry.group_filters
             + filter * UInt32(Self.config.tile_n),
             group=group,
-            slot=index * UInt32(Self.config.cluster_size()) + rank,
             part=part,
             first=first,
             rounds=rounds,

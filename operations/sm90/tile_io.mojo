@@ -7,7 +7,7 @@ from ..pipeline.barrier import Barrier
 from ..tma.copy import SharedAddress, load_pixels, load_tile
 from ..tma.descriptor import TensorMap
 from .config import Sm90Config
-from .scheduler import Tap, TileGeometry, TileScheduler
+from .scheduler import LoadStart, Tap, TileGeometry, TileScheduler
 from .walk import ROW_BYTES
 
 
@@ -20,7 +20,7 @@ def load_activation[
     barrier: Barrier,
     geometry: TileGeometry,
     ranks: TileScheduler[config],
-    first: IndexList[config.rank],
+    first: LoadStart,
     tap: Tap,
 ):
     """Loads a stage of activations: the tile's pixels, moved by a tap, one
@@ -50,16 +50,42 @@ def load_activation[
             peers |= UInt16(1) << UInt16(
                 ranks.rank_m + UInt32(n * config.blocks_m)
             )
-    var at = first
-    at[0] = Int(tap.slice) * channels
-    load_pixels[config.rank, multicast=multicast](
-        part,
-        map,
-        barrier.address,
-        at,
-        geometry.offsets[config.rank](tap),
-        peers,
-    )
+    var channel = Int(tap.slice) * channels
+    var w = Int(tap.w * geometry.dilation_w)
+    var h = Int(tap.h * geometry.dilation_h)
+    if geometry.rank == 4:
+        load_pixels[4, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[4](channel, Int(first.w), Int(first.h), Int(first.image)),
+            IndexList[2](w, h),
+            peers,
+        )
+    elif geometry.rank == 5:
+        load_pixels[5, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[5](
+                channel,
+                Int(first.w),
+                Int(first.h),
+                Int(first.d),
+                Int(first.image),
+            ),
+            IndexList[3](w, h, Int(tap.d * geometry.dilation_d)),
+            peers,
+        )
+    else:
+        load_pixels[3, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[3](channel, Int(first.w), Int(first.image)),
+            IndexList[1](w),
+            peers,
+        )
 
 
 @always_inline

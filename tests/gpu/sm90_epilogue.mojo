@@ -65,7 +65,7 @@ from kernels import (
 from problems import Case, read_cases
 from sm90 import BLOCKS, GUARD, LAUNCHES, ROTATED_BYTES, data_of, elements_of
 
-comptime VARIANTS = 11
+comptime VARIANTS = 10
 """Configurations beside the candidates, for what no candidate uses."""
 
 comptime TIMED = DType.bfloat16
@@ -91,7 +91,6 @@ def _variant(
 ) -> Sm90Config:
     """A configuration with an epilogue of its own."""
     return Sm90Config(
-        rank=4,
         tile_m=tile_m,
         tile_n=128,
         consumers=2,
@@ -145,7 +144,6 @@ def configuration(index: Int) -> Sm90Config:
         return _variant(3, 3, reuse_c=True, tile_m=192)
     # Ping-pong hides the epilogue behind the other consumer's multiplies.
     return Sm90Config(
-        rank=4,
         tile_m=128,
         tile_n=128,
         consumers=2,
@@ -153,9 +151,9 @@ def configuration(index: Int) -> Sm90Config:
         swapped=True,
         blocks_m=2,
         blocks_n=1,
-        halo=8 if variant == 9 else 0,
-        activation_stages=4 if variant == 9 else 5,
-        filter_stages=6 if variant == 9 else 5,
+        halo=8,
+        activation_stages=4,
+        filter_stages=6,
         stationary=False,
         splits=False,
         epilogue=EpilogueConfig(
@@ -165,7 +163,7 @@ def configuration(index: Int) -> Sm90Config:
             fragment_size=16,
             reuse_c=True,
             delay_store=False,
-            engine_store=variant != 9,
+            engine_store=False,
         ),
     )
 

@@ -1,10 +1,9 @@
 """Writes the Hopper kernel's PTX, one file a candidate and type, into the
 folder that is the only argument; needs no GPU.
 
-Prints a line a file: its name, the type of activation and filter, the rank of
-the activation's descriptor, the threads of a block, its shared memory in bytes,
-1 if it moves registers, 1 if blocks share loads, 1 if it adds up parts of a
-sum, and why it cannot be built, if so.
+Prints a line a file: its name, the type of activation and filter, the threads
+of a block, its shared memory in bytes, 1 if it moves registers, 1 if blocks
+share loads, 1 if it adds up parts of a sum, and why it cannot be built, if so.
 """
 
 from max.gpu.host import get_gpu_target
@@ -33,7 +32,6 @@ def emit[in_type: DType]() raises:
             print(
                 name,
                 in_type,
-                config.rank,
                 config.threads(),
                 config.shared_bytes(),
                 Int(config.moves_registers()),

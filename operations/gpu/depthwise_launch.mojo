@@ -1,0 +1,115 @@
+"""Runs the GPU's depthwise kernel: configuration, grid, launch."""
+
+from max.gpu.host import DeviceAttribute, DeviceContext
+from std.collections import Optional
+from std.math import ceildiv
+
+from ..conv.access import ActivationSource, OutputTarget
+from ..conv.epilogue import Epilogue
+from ..conv.memory import Reads
+from ..conv.problem import ConvProblem
+from .depthwise import DepthwiseKernel
+from .depthwise_geometry import (
+    DEPTHWISE_CANDIDATES,
+    FILTER_BYTES,
+    THREADS,
+    choose_depthwise,
+    depthwise_candidate,
+    depthwise_geometry,
+    items_of,
+)
+
+comptime MAX_COUNT = 1 << 31
+"""Beyond what 31 bits count."""
+
+
+def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
+    """Why the depthwise kernel cannot take a problem.
+
+    Parameters:
+        dtype: Of activation and filter.
+
+    Args:
+        problem: The convolution, valid (`ConvProblem.validate`).
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    if problem.group_channels() != 1:
+        return String(
+            t"depthwise takes one input channel a group; here"
+            t" {problem.group_channels()}"
+        )
+    var config = depthwise_candidate[dtype](choose_depthwise[dtype](problem))
+    if config.filter_bytes(problem.taps()) > FILTER_BYTES:
+        return String(
+            t"depthwise keeps filters in {FILTER_BYTES} bytes of shared memory,"
+            t" too few for {problem.taps()} taps"
+        )
+    if items_of(config, problem) >= MAX_COUNT // 2:
+        return String(
+            t"depthwise counts items with 30 bits; here"
+            t" {items_of(config, problem)}"
+        )
+    return None
+
+
+def convolve[
+    Source: ActivationSource, bias_type: DType, residual_type: DType
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Some[OutputTarget],
+) raises:
+    """Enqueues a depthwise convolution.
+
+    Parameters:
+        Source: How the activation is reached.
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+
+    Args:
+        ctx: The device; nothing is waited for.
+        problem: The convolution, valid and with at least one output.
+        activation: `[N, D, H, W, C]`, at a multiple of 16 bytes.
+        filter: `[K, T, R, S, 1]` in device memory.
+        epilogue: Its operands in device memory, at multiples of 16 bytes.
+        output: `[N, Z, P, Q, K]`, at a multiple of 16 bytes.
+
+    Raises:
+        Why the kernel cannot take the problem.
+    """
+    comptime Output = type_of(output)
+    comptime dtype = Source.dtype
+    var refusal = can_implement[dtype](problem)
+    if refusal:
+        raise Error(t"{refusal.value()}; problem {problem}")
+    var multiprocessors = ctx.get_attribute(
+        DeviceAttribute.MULTIPROCESSOR_COUNT
+    )
+    var choice = choose_depthwise[dtype](problem)
+    comptime for index in range(DEPTHWISE_CANDIDATES):
+        if choice == index:
+            comptime config = depthwise_candidate[dtype](index)
+            comptime kernel = DepthwiseKernel[
+                Source, bias_type, residual_type, Output, config
+            ].run
+            var geometry = depthwise_geometry(
+                config, problem, config.resident() * multiprocessors
+            )
+            var blocks = ceildiv(
+                Int(geometry.items), Int(geometry.block_items)
+            ) * Int(geometry.slabs.value)
+            ctx.enqueue_function[kernel](
+                activation,
+                filter,
+                epilogue,
+                output,
+                geometry,
+                grid_dim=blocks,
+                block_dim=THREADS,
+                shared_mem_bytes=config.filter_bytes(problem.taps()),
+            )

@@ -1,0 +1,507 @@
+"""Checks and times the GPU's kernels for few input channels and for depthwise
+convolutions, on the problems of a file.
+
+    direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
+                                     epilogue, without, and with fused work; ends with 1 if one is wrong
+    direct time direct_time.txt      milliseconds of a launch, bare and with bias, SiLU and residual
+
+A line is a name, then batch, depth, height, width, channels, filters, groups,
+filter (t, r, s), strides, dilations (d, h, w each), padding (before and after
+along d, then h, then w). Empty lines and those that begin with # are skipped.
+
+Activations, filters, biases and residuals are small integers when checked, so
+that the sums are exact in float32 in any order, and only the rounding to the
+output's type is left. Outputs are poisoned before each of several launches and
+lie between guards. Times are medians of replays of a graph of launches on
+random data, over several input sets that together exceed the L2.
+"""
+
+from extensibility.managed_tensor_slice import ComputeOutputFusion
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    DeviceGraph,
+    DeviceGraphBuilder,
+)
+from std.builtin.device_passable import DeviceTypeEncoder
+from std.collections import Optional
+from std.sys import argv
+from std.sys.info import size_of
+from std.time import sleep
+from std.utils import IndexList
+
+from operations.conv.access import (
+    ComputedOutput,
+    MemoryActivation,
+    MemoryOutput,
+    OutputTarget,
+)
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import (
+    ACTIVATION_LEAKY_RELU,
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    ACTIVATION_SILU,
+)
+from operations.conv.memory import Reads, Writes
+from operations.conv.problem import SPATIAL, ConvProblem
+from operations.gpu import depthwise_launch
+from operations.gpu.depthwise_geometry import (
+    choose_depthwise,
+    depthwise_candidate,
+)
+from operations.sm90 import stem_launch
+from direct_oracle import convolve_naively
+from kernels import (
+    POISON,
+    THREADS,
+    compare,
+    fill_constant,
+    fill_integers,
+    fill_random,
+)
+
+comptime GUARD = 4096
+"""Elements in front of and behind an output that no kernel may touch."""
+
+comptime BLOCKS = 132 * 8
+"""Blocks of the auxiliary kernels."""
+
+comptime ROTATED_BYTES = 256 << 20
+"""Bytes that the input sets of a timing have together, at least."""
+
+comptime REPEATS = 5
+"""Launches of a checked kernel."""
+
+comptime LAUNCHES = 32
+"""Launches of a graph."""
+
+comptime STEM = 0
+comptime DEPTHWISE = 1
+comptime KERNELS = 2
+"""Kernels that a problem is offered to."""
+
+comptime BARE = 0
+comptime FUSED = 1
+comptime LAMBDA = 2
+comptime EPILOGUES = 3
+"""Without an epilogue; with one; with one and work of the graph."""
+
+
+def kernel_name(kernel: Int) -> StaticString:
+    """The name in messages."""
+    return "stem" if kernel == STEM else "depthwise"
+
+
+@fieldwise_init
+struct AddFilter(ComputeOutputFusion):
+    """What a graph may fuse: adds its filter's number to every element."""
+
+    var unit: Int32
+
+    def compute[
+        dtype: DType,
+        rank: Int,
+        simd_width: SIMDLength,
+        element_alignment: Int = 1,
+    ](self, idx: IndexList[rank], val: SIMD[dtype, simd_width]) -> SIMD[
+        dtype, simd_width
+    ]:
+        """Adds `unit` times the filter's number modulo 4."""
+        var result = val
+        comptime for i in range(Int(simd_width)):
+            var number = (Int32(idx[rank - 1]) + Int32(i)) % 4 * self.unit
+            result[i] += number.cast[dtype]()
+        return result
+
+
+@fieldwise_init
+struct Case(Copyable, Movable):
+    """A named problem."""
+
+    var name: String
+    var problem: ConvProblem
+
+
+def parse(line: String) raises -> Case:
+    """Reads a line of input."""
+    var words = line.split()
+    if len(words) != 23:
+        raise Error(t"{len(words)} words, 23 expected: {line}")
+    var v = List[Int]()
+    for i in range(1, len(words)):
+        v.append(Int(words[i]))
+    var problem = ConvProblem(
+        spatial_rank=3,
+        batch=v[0],
+        channels=v[4],
+        filters=v[5],
+        groups=v[6],
+        input=IndexList[SPATIAL](v[1], v[2], v[3]),
+        filter=IndexList[SPATIAL](v[7], v[8], v[9]),
+        output=IndexList[SPATIAL](fill=1),
+        stride=IndexList[SPATIAL](v[10], v[11], v[12]),
+        dilation=IndexList[SPATIAL](v[13], v[14], v[15]),
+        pad_before=IndexList[SPATIAL](v[16], v[18], v[20]),
+        pad_after=IndexList[SPATIAL](v[17], v[19], v[21]),
+    )
+    for axis in range(SPATIAL):
+        problem.output[axis] = problem.expected_output(axis)
+    problem.validate(1, problem.filter_length(1))
+    return Case(String(words[0]), problem)
+
+
+def refusal_of[
+    dtype: DType
+](kernel: Int, problem: ConvProblem) -> Optional[String]:
+    """Why a kernel cannot take a problem."""
+    if kernel == STEM:
+        return stem_launch.can_implement[dtype, dtype](problem)
+    return depthwise_launch.can_implement[dtype](problem)
+
+
+def launch[
+    dtype: DType, //, kernel: Int
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Reads[dtype],
+    filter: Reads[dtype],
+    epilogue: Epilogue[DType.float32, dtype],
+    output: Some[OutputTarget],
+) raises:
+    """Enqueues a kernel."""
+    var source = MemoryActivation[dtype](activation)
+    comptime if kernel == STEM:
+        stem_launch.convolve(ctx, problem, source, filter, epilogue, output)
+    else:
+        depthwise_launch.convolve(
+            ctx, problem, source, filter, epilogue, output
+        )
+
+
+def data_of[
+    dtype: DType
+](buffer: DeviceBuffer[dtype], offset: Int = 0) -> Writes[dtype]:
+    """A buffer's elements, behind `offset`."""
+    return (
+        buffer.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin]()
+        .unsafe_offset(offset)
+    )
+
+
+def reads_of[dtype: DType](buffer: DeviceBuffer[dtype]) -> Reads[dtype]:
+    """A buffer's elements, to read."""
+    return data_of(buffer).as_imm()
+
+
+struct Operands[dtype: DType](Copyable, Movable):
+    """A problem's operands on the device.
+
+    Parameters:
+        dtype: Of all but the bias.
+    """
+
+    var activation: DeviceBuffer[Self.dtype]
+    var filter: DeviceBuffer[Self.dtype]
+    var bias: DeviceBuffer[DType.float32]
+    var residual: DeviceBuffer[Self.dtype]
+    var output: DeviceBuffer[Self.dtype]
+
+    def __init__(out self, ctx: DeviceContext, problem: ConvProblem) raises:
+        """Allocates, the output between guards."""
+        var x, w, y = elements_of(problem)
+        self.activation = ctx.enqueue_create_buffer[Self.dtype](x)
+        self.filter = ctx.enqueue_create_buffer[Self.dtype](w)
+        self.bias = ctx.enqueue_create_buffer[DType.float32](problem.filters)
+        self.residual = ctx.enqueue_create_buffer[Self.dtype](y)
+        self.output = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
+
+    def fill_integers(self, ctx: DeviceContext) raises:
+        """Fills the inputs with small integers."""
+        _fill_integers(ctx, self.activation, 3, 1)
+        _fill_integers(ctx, self.filter, 2, 2)
+        _fill_integers(ctx, self.bias, 9, 3)
+        _fill_integers(ctx, self.residual, 8, 4)
+
+    def fill_random(self, ctx: DeviceContext, seed: Int) raises:
+        """Fills the inputs at random."""
+        _fill_random(ctx, self.activation, seed)
+        _fill_random(ctx, self.filter, seed + 100)
+        _fill_random(ctx, self.bias, seed + 200)
+        _fill_random(ctx, self.residual, seed + 300)
+
+    def epilogue(
+        self, fused: Bool, activation: Int, final_activation: Int
+    ) -> Epilogue[DType.float32, Self.dtype]:
+        """Bias, activation, half the residual, final activation; or nothing."""
+        return Epilogue[DType.float32, Self.dtype](
+            has_bias=fused,
+            has_residual=fused,
+            bias=reads_of(self.bias),
+            residual=reads_of(self.residual),
+            beta=0.5,
+            activation=Activation(
+                activation if fused else ACTIVATION_NONE, 0.5, 0.0
+            ),
+            final_activation=Activation(
+                final_activation if fused else ACTIVATION_NONE, 0.0, 0.0
+            ),
+        )
+
+
+def _fill_integers[
+    dtype: DType
+](
+    ctx: DeviceContext,
+    buffer: DeviceBuffer[dtype],
+    magnitude: Int,
+    seed: Int,
+) raises:
+    ctx.enqueue_function[fill_integers[dtype]](
+        buffer,
+        Int64(len(buffer)),
+        Int32(magnitude),
+        Int32(seed),
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+
+
+def _fill_random[
+    dtype: DType
+](ctx: DeviceContext, buffer: DeviceBuffer[dtype], seed: Int) raises:
+    ctx.enqueue_function[fill_random[dtype]](
+        buffer,
+        Int64(len(buffer)),
+        Int32(seed),
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+
+
+def _poison[
+    dtype: DType
+](ctx: DeviceContext, buffer: DeviceBuffer[dtype]) raises:
+    """Fills a buffer with what nobody expects."""
+    ctx.enqueue_function[fill_constant[dtype]](
+        buffer,
+        Int64(len(buffer)),
+        POISON,
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+
+
+def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
+    """Elements of activation, filter and output."""
+    var pixels = (
+        problem.batch * problem.input[0] * problem.input[1] * problem.input[2]
+    )
+    return (
+        pixels * problem.channels,
+        problem.filters * problem.gemm_k(),
+        problem.gemm_m() * problem.filters,
+    )
+
+
+def check[
+    dtype: DType, kernel: Int, epilogue_kind: Int
+](ctx: DeviceContext, problem: ConvProblem) raises -> String:
+    """Runs a kernel, and compares with the naive convolution.
+
+    Returns:
+        "ok", or what is wrong.
+    """
+    var operands = Operands[dtype](ctx, problem)
+    operands.fill_integers(ctx)
+    var epilogue = operands.epilogue(
+        epilogue_kind != BARE, ACTIVATION_LEAKY_RELU, ACTIVATION_RELU
+    )
+    var expected = ctx.enqueue_create_buffer[dtype](len(operands.output))
+    _poison(ctx, expected)
+    ctx.enqueue_function[convolve_naively[dtype, DType.float32, dtype]](
+        reads_of(operands.activation),
+        reads_of(operands.filter),
+        epilogue,
+        data_of(expected, GUARD),
+        problem,
+        Int32(1 if epilogue_kind == LAMBDA else 0),
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+    var counts = ctx.enqueue_create_buffer[DType.uint32](2)
+    counts.enqueue_fill(0)
+    counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(UInt32.MAX)
+    for _ in range(REPEATS):
+        _poison(ctx, operands.output)
+        var data = data_of(operands.output, GUARD)
+        comptime if epilogue_kind == LAMBDA:
+            launch[kernel](
+                ctx,
+                problem,
+                reads_of(operands.activation),
+                reads_of(operands.filter),
+                epilogue,
+                ComputedOutput[dtype, 5, AddFilter](data, AddFilter(1)),
+            )
+        else:
+            launch[kernel](
+                ctx,
+                problem,
+                reads_of(operands.activation),
+                reads_of(operands.filter),
+                epilogue,
+                MemoryOutput[dtype](data),
+            )
+        ctx.enqueue_function[compare[dtype]](
+            expected,
+            operands.output,
+            Int64(len(operands.output)),
+            counts,
+            counts.create_sub_buffer[DType.uint32](1, 1),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+    with counts.map_to_host() as found:
+        if found[0] == 0:
+            return "ok"
+        var pixel, filter = divmod(Int(found[1]) - GUARD, problem.filters)
+        return String(
+            t"WRONG: {found[0]} elements of {REPEATS} launches, the first of"
+            t" pixel {pixel}, filter {filter}"
+        )
+
+
+def check_case[
+    dtype: DType, kernel: Int
+](ctx: DeviceContext, named: Case) raises -> Tuple[Int, Int]:
+    """Checks a problem on a kernel.
+
+    Returns:
+        How many checks ran, and how many were wrong.
+    """
+    var ran = 0
+    var wrong = 0
+    if not refusal_of[dtype](kernel, named.problem):
+        comptime for kind in range(EPILOGUES):
+            comptime if kind != LAMBDA or dtype == DType.bfloat16:
+                var result = check[dtype, kernel, kind](ctx, named.problem)
+                ran += 1
+                if result != "ok":
+                    wrong += 1
+                    print(named.name, kernel_name(kernel), dtype, kind, result)
+    return ran, wrong
+
+
+def time_of[
+    kernel: Int
+](ctx: DeviceContext, problem: ConvProblem, fused: Bool) raises -> Float64:
+    """The time of a launch, in milliseconds: the median of graph replays."""
+    comptime dtype = DType.bfloat16
+    var x, w, y = elements_of(problem)
+    var set_bytes = 2 * (x + w + (2 * y if fused else y))
+    var count = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
+    var sets = List[Operands[dtype]]()
+    for i in range(count):
+        sets.append(Operands[dtype](ctx, problem))
+        sets[i].fill_random(ctx, 1000 * i)
+
+    def enqueue(target: DeviceContext, index: Int) raises {imm}:
+        ref operands = sets[index % count]
+        launch[kernel](
+            target,
+            problem,
+            reads_of(operands.activation),
+            reads_of(operands.filter),
+            operands.epilogue(fused, ACTIVATION_SILU, ACTIVATION_NONE),
+            MemoryOutput[dtype](data_of(operands.output, GUARD)),
+        )
+
+    enqueue(ctx, 0)
+    ctx.synchronize()
+
+    def build(mut builder: DeviceGraphBuilder) raises {imm}:
+        var recorded = builder.recording_context()
+        for i in range(LAUNCHES):
+            enqueue(recorded, i)
+
+    var graph = DeviceGraph.create(ctx, build)
+
+    def replay(ctx: DeviceContext) raises {imm}:
+        graph.replay()
+
+    sleep(0.25)
+    _ = ctx.execution_time(replay, 3)
+    var times = List[Float64]()
+    for _ in range(7):
+        times.append(
+            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
+        )
+    sort(times)
+    return times[len(times) // 2]
+
+
+def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
+    """Times a problem on a kernel, if it takes it."""
+    comptime dtype = DType.bfloat16
+    if refusal_of[dtype](kernel, named.problem):
+        return
+    var x, w, y = elements_of(named.problem)
+    var what: String
+    comptime if kernel == STEM:
+        what = stem_launch.explain_stem[dtype](
+            named.problem,
+            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        )
+    else:
+        what = String(
+            depthwise_candidate[dtype](choose_depthwise[dtype](named.problem))
+        )
+    for fused in range(2):
+        var ms = time_of[kernel](ctx, named.problem, fused == 1)
+        var bytes = 2 * (x + w + (2 * y if fused == 1 else y))
+        print(
+            named.name,
+            "fused" if fused == 1 else "bare",
+            round(ms * 1e4) / 1e4,
+            "ms",
+            round(Float64(bytes) / ms / 1e7) / 100,
+            "TB/s |",
+            what,
+        )
+
+
+def main() raises:
+    var mode = String(argv()[1])
+    var ctx = DeviceContext()
+    var text: String
+    with open(String(argv()[2]), "r") as file:
+        text = file.read()
+    var ran = 0
+    var wrong = 0
+    for line in text.splitlines():
+        if line == "" or line.startswith("#"):
+            continue
+        var named = parse(String(line))
+        if mode == "time":
+            time_case[STEM](ctx, named)
+            time_case[DEPTHWISE](ctx, named)
+            continue
+        var before = ran
+        comptime for i in range(4):
+            comptime kernel = STEM if i < 2 else DEPTHWISE
+            comptime dtype = DType.bfloat16 if i % 2 == 0 else (
+                DType.float16 if kernel == STEM else DType.float32
+            )
+            var checks, failures = check_case[dtype, kernel](ctx, named)
+            ran += checks
+            wrong += failures
+        if ran == before:
+            raise Error(t"{named.name}: no kernel takes it")
+    if wrong > 0:
+        raise Error(t"{wrong} of {ran} checks wrong")
+    print(ran, "checks, END")
