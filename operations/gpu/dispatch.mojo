@@ -185,8 +185,6 @@ def can_implement[
         comptime if has_sm90_types[in_type, out_type]():
             if kernel == KERNEL_STEM:
                 return stem_launch.can_implement[in_type, out_type](problem)
-            if not operands.plain_output:
-                return String("sm90 stores sums as they are")
             # Choosing asks for the tiles of at least one output.
             if problem.gemm_m() == 0 or problem.filters == 0:
                 return None
@@ -436,7 +434,7 @@ def _run[
     ]():
         if kernel == KERNEL_SM90:
             convolve_sm90(
-                ctx, problem, activation.data(), filter, output.data()
+                ctx, problem, activation.data(), filter, epilogue, output
             )
             return
         if kernel == KERNEL_STEM:

@@ -27,7 +27,10 @@ from std.sys import argv
 from std.sys.info import size_of
 from std.time import sleep
 
-from operations.conv.memory import Writes
+from operations.conv.access import MemoryOutput
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import ACTIVATION_NONE
+from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.config import can_implement
@@ -102,6 +105,21 @@ def data_of[
         .unsafe_mut_cast[True]()
         .unsafe_origin_cast[MutUntrackedOrigin]()
         .unsafe_offset(offset)
+    )
+
+
+def nothing_fused[dtype: DType]() -> Epilogue[dtype, dtype]:
+    """An epilogue that only rounds."""
+    var nothing = Reads[dtype](unsafe_from_address=16)
+    var activation = Activation(ACTIVATION_NONE, 0, 0)
+    return Epilogue[dtype, dtype](
+        has_bias=False,
+        has_residual=False,
+        bias=nothing,
+        residual=nothing,
+        beta=1,
+        activation=activation,
+        final_activation=activation,
     )
 
 
@@ -213,19 +231,32 @@ struct Check[in_type: DType, out_type: DType](Movable):
             launch_chosen(
                 ctx,
                 self.problem,
-                data_of(self.activation),
-                data_of(self.filter),
-                data_of(self.found, GUARD),
+                data_of(self.activation)
+                .as_imm()
+                .unsafe_origin_cast[ImmUntrackedOrigin](),
+                data_of(self.filter)
+                .as_imm()
+                .unsafe_origin_cast[ImmUntrackedOrigin](),
+                nothing_fused[Self.out_type](),
+                MemoryOutput(data_of(self.found, GUARD)),
             )
         else:
-            LaunchPlan[Self.in_type, Self.out_type, candidate(index)](
+            LaunchPlan[
+                Self.in_type,
+                MemoryOutput[Self.out_type],
+                Self.out_type,
+                candidate(index),
+            ](
                 ctx,
                 self.problem,
                 data_of(self.activation),
                 data_of(self.filter),
-                data_of(self.found, GUARD),
+                nothing_fused[Self.out_type](),
+                MemoryOutput(data_of(self.found, GUARD)),
                 parts,
-            ).launch(ctx)
+            ).launch(
+                ctx
+            )
 
     def _compare(self, ctx: DeviceContext) raises:
         """Counts what is wrong, guards included."""
@@ -264,7 +295,8 @@ def time_of[
     var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
     var operands = List[DeviceBuffer[in_type]]()
     var outputs = List[DeviceBuffer[TIMED]]()
-    var plans = List[LaunchPlan[in_type, TIMED, config]]()
+    comptime Plan = LaunchPlan[in_type, MemoryOutput[TIMED], TIMED, config]
+    var plans = List[Plan]()
     for i in range(sets):
         var activation = ctx.enqueue_create_buffer[in_type](x)
         var filter = ctx.enqueue_create_buffer[in_type](w)
@@ -284,12 +316,13 @@ def time_of[
             block_dim=THREADS,
         )
         plans.append(
-            LaunchPlan[in_type, TIMED, config](
+            Plan(
                 ctx,
                 problem,
                 data_of(activation),
                 data_of(filter),
-                data_of(output),
+                nothing_fused[TIMED](),
+                MemoryOutput(data_of(output)),
                 parts,
             )
         )
