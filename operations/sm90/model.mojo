@@ -7,17 +7,17 @@ from ..conv.problem import SPATIAL, ConvProblem
 from .config import MMA_M, Sm90Config
 from .walk import ROW_BYTES, Walk
 
-# The model's constants, fitted to timings of 14 configurations on 76 problems
+# The model's constants, fitted to timings of 14 configurations on 88 problems
 # on an H200.
 
-comptime CLOCK = 1.85e9
+comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 2.8e-6
+comptime LAUNCH_SECONDS = 2.6e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 
-comptime MEMORY_BYTES_PER_SECOND = 4.2e12
+comptime MEMORY_BYTES_PER_SECOND = 4.0e12
 """Of device memory."""
 
 comptime TILE_ELEMENTS_PER_CYCLE = 32.0
@@ -26,30 +26,30 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.71
+comptime WRITE_SHARE = 0.6
 """Of the bytes that the copy engine writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 260.0
+comptime L2_BYTES_PER_CYCLE = 180.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime MULTICAST_SHARE = 0.83
+comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime STORE_CYCLES = 750.0
+comptime STORE_CYCLES = 710.0
 """Of 64 pixels by 64 filters that a cooperative consumer stores."""
 
-comptime TURN_CYCLES = 570.0
+comptime TURN_CYCLES = 750.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.19
+comptime OVERLAP_SHARE = 0.18
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime MEETING_SECONDS = 0.8e-6
+comptime MEETING_SECONDS = 1.1e-6
 """To have the blocks of a tile meet."""
 
-comptime SUM_SECONDS = 1.0e-6 / 32
-"""To add up the parts of one accumulator of every thread."""
+comptime SUM_SECONDS = 0.7e-6 / 128
+"""To add up, in every thread, a part of one accumulator."""
 
 comptime LARGE_CLUSTER_PLACES = 14
 """Clusters of 8 blocks that run at the same time."""
@@ -93,7 +93,8 @@ def predicted_seconds[
         tile += TURN_CYCLES
     var launch = LAUNCH_SECONDS
     if parts > 1:
-        launch += MEETING_SECONDS + SUM_SECONDS * Float64(config.accumulators())
+        var sums = Float64(parts * config.accumulators())
+        launch += MEETING_SECONDS + SUM_SECONDS * sums
     var computation = Float64(waves) * tile / CLOCK + launch
     var bytes = (
         _input_elements(problem) * size_of[in_type]()
