@@ -616,7 +616,7 @@ def check_nan(ctx: DeviceContext) raises -> Int:
         host[0] = Float32(0) / Float32(0)
         host[1] = 1
     for formula in range(
-        Int(DeviceActivation.NONE), Int(DeviceActivation.TANH) + 1
+        Int(DeviceActivation.NONE), Int(DeviceActivation.LEAKY_RELU) + 1
     ):
         ctx.enqueue_function[activate](
             arguments,
