@@ -2,7 +2,6 @@
 
 from std.sys._assembly import inlined_assembly
 
-from ..conv.memory import Writes
 from ..tma.copy import SharedAddress
 
 comptime BARRIER_BYTES = 8
@@ -134,51 +133,6 @@ def arrive_threads[threads: Int](name: Int):
     inlined_assembly[
         "bar.arrive $0, $1;", NoneType, constraints="r,n,~{memory}"
     ](Int32(name), threads)
-
-
-@always_inline
-def any_thread[threads: Int](name: Int, value: Bool) -> Bool:
-    """Waits as `sync_threads`, and tells all whether one of them says so.
-
-    Parameters:
-        threads: As in `sync_threads`.
-
-    Args:
-        name: As in `sync_threads`.
-        value: What this thread says.
-    """
-    return (
-        inlined_assembly[
-            """{
-            .reg .pred mine, any;
-            setp.ne.u32 mine, $1, 0;
-            bar.red.or.pred any, $2, $3, mine;
-            selp.u32 $0, 1, 0, any;
-            }""",
-            UInt32,
-            constraints="=r,r,r,n,~{memory}",
-        ](UInt32(value), Int32(name), threads)
-        != 0
-    )
-
-
-@always_inline
-def count_arrival(counter: Writes[DType.uint32]) -> UInt32:
-    """Adds 1 to a counter in device memory. What this thread, and those that
-    it met at a barrier, have written is visible to whoever adds later, and to
-    those that it then meets at a barrier.
-
-    Args:
-        counter: The counter.
-
-    Returns:
-        What it was.
-    """
-    return inlined_assembly[
-        "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;",
-        UInt32,
-        constraints="=r,l,~{memory}",
-    ](UInt64(Int(counter)))
 
 
 @always_inline

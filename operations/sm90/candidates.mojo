@@ -2,7 +2,7 @@
 
 from .config import Sm90Config
 
-comptime CANDIDATES = 17
+comptime CANDIDATES = 19
 """Configurations to choose from."""
 
 
@@ -64,7 +64,7 @@ def candidate(index: Int) -> Sm90Config:
     if index == 7:
         return _rows(192, 128, 5, 5, 1, blocks_n=2)
     if index == 8:
-        return _rows(96, 128, 7, 7, 1, splits=True)
+        return _rows(96, 128, 7, 7, 1)
     if index == 9:
         return _rows(96, 128, 7, 7, 1, blocks_n=2)
     if index == 10:
@@ -83,7 +83,11 @@ def candidate(index: Int) -> Sm90Config:
         return _rows(64, 64, 8, 8, 1, consumers=1, splits=True)
     if index == 15:
         return _rows(64, 128, 8, 8, 1, splits=True)
-    return _rows(128, 128, 6, 6, 1, splits=True)
+    if index == 16:
+        return _rows(128, 128, 6, 6, 1, splits=True)
+    if index == 17:
+        return _rows(128, 128, 5, 5, 2, cooperative=False)
+    return _rows(128, 128, 4, 7, 1, halo=8, splits=True)
 
 
 def offered[in_type: DType](index: Int) -> Bool:

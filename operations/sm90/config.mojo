@@ -68,7 +68,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     """Whether the filter ring holds the whole filter, loaded once: for
     problems whose filters fit one tile."""
     var splits: Bool
-    """Whether several blocks may share a tile, each with a part of its sum."""
+    """Whether the blocks of a cluster may share a tile, each with a part of
+    its sum."""
     var output_stages: Int
     """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
     from."""
@@ -242,9 +243,17 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String("stages: a ring needs at least 2")
         if self.stationary and self.blocks_m > 1:
             return String("stationary: blocks that share filters reload them")
-        if self.splits and (self.stationary or not self.cooperative):
+        if self.splits and (
+            self.stationary or not self.cooperative or self.cluster_size() > 1
+        ):
             return String(
-                "splits: not with a stationary filter, nor with ping-pong"
+                "splits: not with a stationary filter, ping-pong or shared"
+                " loads"
+            )
+        if self.splits and self.accumulators() % 32 != 0:
+            return String(
+                t"splits: 8 blocks cannot each add up an equal share of"
+                t" {self.accumulators()} accumulators"
             )
         if self.halo > 0 and self.engine_store:
             return String(

@@ -9,11 +9,8 @@ from .candidates import CANDIDATES, candidate, offered
 from .config import Sm90Config, can_implement
 from .launch import LaunchPlan
 from .model import predicted_seconds, tile_clusters
-from .split import split_refusal
+from .split import MAX_PARTS, split_refusal
 from .walk import Walk
-
-comptime MAX_SPLIT_WAVES = 3
-"""Waves, at most, that tiles are cut into parts to fill."""
 
 
 @fieldwise_init
@@ -92,7 +89,8 @@ def choose[
 def parts_to_try(
     config: Sm90Config, walk: Walk, multiprocessors: Int
 ) -> List[Int]:
-    """Numbers of parts worth a look: 1, and those that fill some waves.
+    """Numbers of parts worth a look: 1, and more while there are
+    multiprocessors without a tile.
 
     Args:
         config: The configuration.
@@ -100,14 +98,12 @@ def parts_to_try(
         multiprocessors: Of the device.
     """
     var result: List[Int] = [1]
-    if not config.splits:
-        return result^
-    var clusters = tile_clusters(config, walk)
-    var places = multiprocessors // config.cluster_size()
-    for waves in range(1, MAX_SPLIT_WAVES + 1):
-        var parts = waves * places // clusters
-        if parts > result[len(result) - 1]:
+    if config.splits:
+        var clusters = tile_clusters(config, walk)
+        var parts = 2
+        while parts <= MAX_PARTS and clusters * parts <= 2 * multiprocessors:
             result.append(parts)
+            parts *= 2
     return result^
 
 

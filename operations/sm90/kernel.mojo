@@ -30,7 +30,7 @@ from .epilogue import FIRST_NAME, store_accumulators
 from .mma import Accumulators
 from .scheduler import Tap, TileGeometry, TileScheduler
 from .smem import SharedStorage
-from .split import sum_parts
+from .split import await_sums, sum_parts
 from .tile_io import load_activation, load_filter
 from .walk import ROW_BYTES
 
@@ -64,9 +64,6 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
             Int32(Self.config.threads())
         ),
-        `nvvm.cluster_dim`=StaticTuple[Int32, 3](
-            Int32(Self.config.cluster_size()), 1, 1
-        ),
     )
     @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
     @__llvm_arg_metadata(filter, `nvvm.grid_constant`)
@@ -76,18 +73,16 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         filter: TensorMap,
         output: TensorMap,
         output_data: Writes[Self.out_type],
-        workspace: Writes[DType.float32],
         geometry: TileGeometry,
     ):
-        """A block: its threads take their roles.
+        """A block: its threads take their roles. The launch says how many
+        blocks a cluster has: `cluster_size`, or one a part of a tile's sum.
 
         Args:
             activation: Descriptor of the activation, im2col.
             filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
             output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
             output_data: The output itself.
-            workspace: Of tiles that are cut into parts; or nothing that may be
-                read.
             geometry: The problem.
         """
         var storage = Self.Storage()
@@ -105,13 +100,14 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()
             if thread == 0:
                 Self._produce(activation, filter, geometry, storage)
+            comptime if Self.config.splits:
+                await_sums(geometry)
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(
                 output,
                 output_data,
-                workspace,
                 geometry,
                 storage,
                 group - 1,
@@ -241,7 +237,6 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     def _consume(
         ref output: TensorMap,
         output_data: Writes[Self.out_type],
-        workspace: Writes[DType.float32],
         geometry: TileGeometry,
         storage: Self.Storage,
         consumer: UInt32,
@@ -291,12 +286,11 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             comptime if Self.config.splits:
                 whole = sum_parts[Self.config](
                     accumulators,
-                    workspace,
+                    storage.activation.data,
                     geometry,
                     tile,
                     consumer,
                     thread,
-                    Int(consumer) + FIRST_NAME,
                 )
             if whole:
                 store_accumulators[Self.config, Self.out_type](

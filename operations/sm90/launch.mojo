@@ -2,13 +2,12 @@
 
 from max.gpu.host import (
     DeviceAttribute,
-    DeviceBuffer,
     DeviceContext,
+    Dim,
     FuncAttribute,
 )
 from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
-from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -25,7 +24,7 @@ from ..tma.descriptor import (
 from .config import Sm90Config, can_implement
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
-from .split import counters, split_refusal, workspace_elements
+from .split import split_refusal
 from .walk import ROW_BYTES, Walk
 
 
@@ -45,9 +44,9 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
     var filter: TensorMap
     var output: TensorMap
     var output_data: Writes[Self.out_type]
-    var workspace: Optional[DeviceBuffer[DType.float32]]
-    """Of tiles that are cut into parts."""
     var geometry: TileGeometry
+    var cluster: Int
+    """Blocks of a cluster."""
     var blocks: Int
 
     def __init__(
@@ -59,8 +58,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         output: Writes[Self.out_type],
         parts: Int = 1,
     ) raises:
-        """Encodes the descriptors, counts the blocks, and allocates the
-        workspace, if tiles are cut into parts.
+        """Encodes the descriptors and counts the blocks.
 
         Args:
             ctx: The device.
@@ -94,20 +92,16 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
         self.output_data = output
         self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
-        var tiles = Int(self.geometry.tiles())
-        self.workspace = None
+        self.cluster = Self.config.cluster_size() * parts
+        var clusters = Int(self.geometry.tiles())
         if parts > 1:
-            self.workspace = ctx.enqueue_create_buffer[DType.float32](
-                workspace_elements(Self.config, tiles, parts)
+            self.geometry.split(Self.config.halo, parts)
+        else:
+            var multiprocessors = ctx.get_attribute(
+                DeviceAttribute.MULTIPROCESSOR_COUNT
             )
-            self.geometry.split(
-                Self.config.halo, parts, counters(Self.config, tiles)
-            )
-        comptime size = Self.config.cluster_size()
-        var multiprocessors = ctx.get_attribute(
-            DeviceAttribute.MULTIPROCESSOR_COUNT
-        )
-        self.blocks = min(tiles * parts, multiprocessors // size) * size
+            clusters = min(clusters, multiprocessors // self.cluster)
+        self.blocks = clusters * self.cluster
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -122,27 +116,15 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             Self.in_type, Self.out_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
-        var workspace = self.output_data.unsafe_bitcast[Float32]()
-        if self.workspace:
-            var buffer = self.workspace.value()
-            ctx.enqueue_memset(
-                buffer.create_sub_buffer[DType.float32](
-                    0, Int(self.geometry.counters)
-                ),
-                Float32(0),
-            )
-            workspace = buffer.unsafe_ptr().unsafe_origin_cast[
-                MutUntrackedOrigin
-            ]()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
             self.output_data,
-            workspace,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
+            cluster_dim=Dim(self.cluster),
             shared_mem_bytes=bytes,
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)

@@ -46,11 +46,8 @@ comptime OVERLAP_SHARE = 0.1
 """What the shorter of computation and memory traffic adds to the longer."""
 
 
-comptime PART_BYTES_PER_CYCLE = 64.0
-"""Of parts of a tile that a multiprocessor writes or reads."""
-
-comptime CLEAR_SECONDS = 1.5e-6
-"""To clear the counters of tiles that are cut into parts."""
+comptime SUM_SECONDS = 1.5e-6
+"""To add up the parts of a tile."""
 
 
 def predicted_seconds[
@@ -76,8 +73,8 @@ def predicted_seconds[
     """
     var walk = Walk(problem)
     var waves = ceildiv(
-        tile_clusters(config, walk) * parts,
-        multiprocessors // config.cluster_size(),
+        tile_clusters(config, walk),
+        multiprocessors // (config.cluster_size() * parts),
     )
     var steps = ceildiv(walk.taps() * walk.slices[in_type](), parts)
     var tile = Float64(steps) * _step_cycles(config, walk)
@@ -91,9 +88,7 @@ def predicted_seconds[
         tile += TURN_CYCLES
     var launch = LAUNCH_SECONDS
     if parts > 1:
-        var bytes = config.tile_m * config.tile_n * 4 * (1 + parts)
-        tile += Float64(bytes) / PART_BYTES_PER_CYCLE
-        launch += CLEAR_SECONDS
+        launch += SUM_SECONDS
     var computation = Float64(waves) * tile / CLOCK + launch
     var bytes = (
         _input_elements(problem) * size_of[in_type]()

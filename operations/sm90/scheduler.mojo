@@ -95,8 +95,6 @@ struct TileGeometry(
     """Activation stages of a part."""
     var longer_parts: UInt32
     """Parts, the first ones, that have one more."""
-    var counters: UInt32
-    """Of the workspace."""
 
     comptime device_type: AnyType = Self
 
@@ -159,22 +157,19 @@ struct TileGeometry(
             parts=Divisor(1),
             part_rounds=0,
             longer_parts=0,
-            counters=0,
         )
 
-    def split(mut self, halo: Int, parts: Int, counters: Int):
+    def split(mut self, halo: Int, parts: Int):
         """Cuts tiles into parts.
 
         Args:
             halo: The configuration's.
             parts: Of a tile; `split_refusal` has agreed.
-            counters: Of the workspace.
         """
         self.parts = Divisor(parts)
         self.part_rounds, self.longer_parts = divmod(
             self.rounds(halo), UInt32(parts)
         )
-        self.counters = UInt32(counters)
 
     @always_inline
     def rounds(self, halo: Int) -> UInt32:
@@ -346,9 +341,8 @@ struct Tile(TrivialRegisterPassable):
     var filter: UInt32
     """The first, counted over all groups."""
     var group: UInt32
-    var slot: UInt32
-    """The tile's index, counted in blocks."""
     var part: UInt32
+    """Which part of the sum: the block's rank in the cluster."""
     var first: UInt32
     """Activation stages in front of the part's."""
     var rounds: UInt32
@@ -423,14 +417,12 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         var m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
         var filter = n_of_group * UInt32(Self.config.blocks_n) + self.rank_n
-        var rank = self.rank_n * UInt32(Self.config.blocks_m) + self.rank_m
         return Tile(
             pixel=(m * UInt32(Self.config.blocks_m) + self.rank_m)
             * UInt32(Self.config.tile_m),
             filter=group * geometry.group_filters
             + filter * UInt32(Self.config.tile_n),
             group=group,
-            slot=index * UInt32(Self.config.cluster_size()) + rank,
             part=part,
             first=first,
             rounds=rounds,

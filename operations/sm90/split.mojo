@@ -1,53 +1,33 @@
-"""Tiles whose sum is cut into parts: a block adds up some of the stages, and
-the last one to come adds up the parts, always in the same order.
+"""Tiles whose sum is cut into parts: each block of a cluster adds up some of
+the stages, and together they add up the parts, always in the same order.
 
-The workspace is a counter for every consumer of every tile, then their parts,
-each thread's accumulators as the registers hold them.
+Every block writes its accumulators to its shared memory, adds up its share of
+them over all blocks, and leaves the sums with the first block, which stores the
+tile. The rings' memory serves: a block of such a cluster has just one tile.
 """
 
 from std.collections import Optional
 
-from ..conv.memory import Writes
-from ..pipeline.barrier import any_thread, count_arrival, sync_threads
+from ..pipeline.barrier import sync_cluster, sync_threads
+from ..pipeline.exchange import (
+    QUAD,
+    QUAD_BYTES,
+    Quad,
+    load_peer,
+    peer_address,
+    store_peer,
+)
+from ..tma.copy import SharedAddress
 from .config import Sm90Config, WARPGROUP
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
 from .walk import Walk
 
-comptime MAX_WORKSPACE_BYTES = 64 << 20
-"""Of the parts of all tiles."""
+comptime MAX_PARTS = 8
+"""Blocks of a cluster, at most."""
 
-comptime CHUNK = 4
-"""Accumulators that a thread stores or loads at once."""
-
-comptime COUNTER_BYTES = 4
-"""Of a counter, and of an accumulator."""
-
-
-def counters(config: Sm90Config, tiles: Int) -> Int:
-    """Counters of a workspace, rounded up so that the parts are aligned.
-
-    Args:
-        config: The configuration.
-        tiles: Of the problem, in whole clusters.
-    """
-    var units = tiles * config.cluster_size() * config.tile_consumers()
-    return (units + WARPGROUP - 1) // WARPGROUP * WARPGROUP
-
-
-def workspace_elements(config: Sm90Config, tiles: Int, parts: Int) -> Int:
-    """Elements of 4 bytes of a workspace: none if nothing is cut.
-
-    Args:
-        config: The configuration.
-        tiles: Of the problem, in whole clusters.
-        parts: Of a tile.
-    """
-    if parts == 1:
-        return 0
-    var sums = config.accumulators() * WARPGROUP * parts
-    var units = tiles * config.cluster_size() * config.tile_consumers()
-    return counters(config, tiles) + units * sums
+comptime CONSUMERS_NAME = 15
+"""The named barrier of all consumers."""
 
 
 def split_refusal[
@@ -70,21 +50,26 @@ def split_refusal[
         return None
     if not config.splits:
         return String(t"parts: the configuration cuts no tile into {parts}")
-    var geometry = TileGeometry.of[in_type](config, walk)
-    var rounds = Int(geometry.rounds(config.halo))
-    if parts < 1 or parts > rounds:
-        return String(
-            t"parts: {parts}, but a tile has {rounds} stages; 1 to {rounds} are"
-            t" allowed"
-        )
-    var tiles = Int(geometry.tiles())
-    var bytes = workspace_elements(config, tiles, parts) * COUNTER_BYTES
-    if bytes > MAX_WORKSPACE_BYTES:
-        return String(
-            t"parts: {parts} parts of {tiles} tiles take {bytes} bytes, but a"
-            t" workspace has at most {MAX_WORKSPACE_BYTES}"
-        )
+    if parts != 2 and parts != 4 and parts != MAX_PARTS:
+        return String(t"parts: {parts} is not 1, 2, 4 or {MAX_PARTS}")
+    var rounds = rounds_of[in_type](config, walk)
+    if parts > rounds:
+        return String(t"parts: {parts}, but a tile's sum has {rounds} stages")
     return None
+
+
+def rounds_of[in_type: DType](config: Sm90Config, walk: Walk) -> Int:
+    """Activation stages of a tile's sum.
+
+    Parameters:
+        in_type: Of the activation.
+
+    Args:
+        config: The configuration.
+        walk: The problem's.
+    """
+    var steps = walk.taps() * walk.slices[in_type]()
+    return steps // walk.filter[2] if config.halo > 0 else steps
 
 
 @always_inline
@@ -92,82 +77,107 @@ def sum_parts[
     config: Sm90Config
 ](
     mut accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
-    workspace: Writes[DType.float32],
+    rings: SharedAddress,
     geometry: TileGeometry,
     tile: Tile,
     consumer: UInt32,
     thread: UInt32,
-    name: Int,
 ) -> Bool:
-    """Adds up the parts of a consumer's tile, if this is the last to come.
+    """Adds up the parts of a consumer's tile, with the other blocks of the
+    cluster. Threads that are no consumer's call `await_sums` meanwhile.
 
     Parameters:
         config: The configuration.
 
     Args:
-        accumulators: This part, settled; the whole sum afterwards.
-        workspace: The workspace, its counters 0.
+        accumulators: This block's part, settled; in the first block the sum
+            afterwards.
+        rings: Where the rings' stages begin; all have been read.
         geometry: The problem.
         tile: The tile.
         consumer: Which consumer.
         thread: Of the warpgroup.
-        name: A named barrier of the warpgroup.
 
     Returns:
-        Whether the accumulators hold the whole sum; otherwise they are not to
-        be stored.
+        Whether the accumulators hold the sum; otherwise they are not to be
+        stored.
     """
-    comptime part_elements = config.accumulators() * WARPGROUP
-    comptime units = UInt32(config.tile_consumers())
     var parts = geometry.parts.value
     if parts == 1:
         return True
-    var unit = tile.slot * units + consumer
-    var sums = workspace.unsafe_offset(
-        Int(geometry.counters)
-        + Int(unit * parts) * part_elements
-        + Int(thread) * CHUNK
-    )
-    _store(accumulators, sums.unsafe_offset(Int(tile.part) * part_elements))
-    sync_threads[WARPGROUP](name)
-    var last = False
-    if thread == 0:
-        var counter = workspace.unsafe_bitcast[UInt32]().unsafe_offset(
-            Int(unit)
-        )
-        last = count_arrival(counter) == parts - 1
-    if not any_thread[WARPGROUP](name, last):
+    comptime bytes = config.accumulators() * WARPGROUP * 4
+    var own = rings + consumer * UInt32(bytes) + thread * QUAD_BYTES
+    # Another consumer may still read the rings.
+    sync_threads[config.consumers * WARPGROUP](CONSUMERS_NAME)
+    _write(accumulators, own)
+    sync_cluster()
+    comptime for count in [2, 4, MAX_PARTS]:
+        if parts == UInt32(count):
+            _add_share[count, config.accumulators() // QUAD](own, tile.part)
+    sync_cluster()
+    if tile.part != 0:
         return False
-    accumulators = Accumulators[config.mma_rows(), config.mma_columns()]()
-    for part in range(Int(parts)):
-        _add(accumulators, sums.unsafe_offset(part * part_elements))
+    _read(accumulators, own)
     return True
 
 
 @always_inline
-def _store[
-    rows: Int, columns: Int
-](accumulators: Accumulators[rows, columns], to: Writes[DType.float32]):
-    """Stores a thread's accumulators, `CHUNK` every `CHUNK * WARPGROUP`."""
-    comptime width = Accumulators[rows, columns].width
-    comptime for b in range(Accumulators[rows, columns].blocks):
-        comptime for r in range(0, width, CHUNK):
-            var values = SIMD[DType.float32, CHUNK]()
-            comptime for i in range(CHUNK):
-                values[i] = accumulators.values[b][r + i]
-            to.unsafe_store[alignment=16]((b * width + r) * WARPGROUP, values)
+def await_sums(geometry: TileGeometry):
+    """What threads that are no consumer's do while `sum_parts` runs.
+
+    Args:
+        geometry: The problem.
+    """
+    if geometry.parts.value > 1:
+        sync_cluster()
+        sync_cluster()
 
 
 @always_inline
-def _add[
+def _quad_address(own: SharedAddress, quad: UInt32) -> SharedAddress:
+    """Where a thread's accumulators `QUAD * quad` and following lie."""
+    return own + quad * UInt32(WARPGROUP * QUAD_BYTES)
+
+
+@always_inline
+def _write[
     rows: Int, columns: Int
-](mut accumulators: Accumulators[rows, columns], sums: Writes[DType.float32]):
-    """Adds what `_store` has stored."""
+](accumulators: Accumulators[rows, columns], own: SharedAddress):
+    """Writes a thread's accumulators."""
     comptime width = Accumulators[rows, columns].width
     comptime for b in range(Accumulators[rows, columns].blocks):
-        comptime for r in range(0, width, CHUNK):
-            var values = sums.unsafe_load[width=CHUNK, alignment=16](
-                (b * width + r) * WARPGROUP
+        comptime for r in range(0, width, QUAD):
+            var values = Quad()
+            comptime for i in range(QUAD):
+                values[i] = accumulators.values[b][r + i]
+            store_peer(
+                _quad_address(own, UInt32((b * width + r) // QUAD)), values
             )
-            comptime for i in range(CHUNK):
-                accumulators.values[b][r + i] += values[i]
+
+
+@always_inline
+def _read[
+    rows: Int, columns: Int
+](mut accumulators: Accumulators[rows, columns], own: SharedAddress):
+    """Reads what `_write` has written."""
+    comptime width = Accumulators[rows, columns].width
+    comptime for b in range(Accumulators[rows, columns].blocks):
+        comptime for r in range(0, width, QUAD):
+            var values = load_peer(
+                _quad_address(own, UInt32((b * width + r) // QUAD))
+            )
+            comptime for i in range(QUAD):
+                accumulators.values[b][r + i] = values[i]
+
+
+@always_inline
+def _add_share[parts: Int, quads: Int](own: SharedAddress, part: UInt32):
+    """Adds up this block's share of the accumulators, in the first block."""
+    comptime assert quads % parts == 0
+    comptime share = quads // parts
+    comptime for i in range(share):
+        var address = _quad_address(own, part * UInt32(share) + UInt32(i))
+        var sum = load_peer(peer_address(address, 0))
+        comptime for block in range(1, parts):
+            sum += load_peer(peer_address(address, UInt32(block)))
+        store_peer(peer_address(address, 0), sum)

@@ -358,7 +358,7 @@ def check_case[
             if selected(index) and not can_implement[in_type, out_type](
                 config, named.problem
             ):
-                for parts in [1, 2, 3, 7]:
+                for parts in [1, 2, 4, 8]:
                     if not split_refusal[in_type](config, walk, parts):
                         var result = check.run[index](ctx, parts)
                         ran += 1

@@ -91,7 +91,7 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         assert f".maxntid {candidate.threads}\n" in ptx
         assert ("setmaxnreg" in ptx) == candidate.moves_registers
         assert ("multicast::cluster" in ptx) == candidate.shares_loads
-        assert ("atom.acq_rel.gpu" in ptx) == candidate.splits
+        assert ("ld.shared::cluster" in ptx) == candidate.splits
         assert "local" not in re.sub(r"//.*", "", ptx), "an array in local memory"
 
 
