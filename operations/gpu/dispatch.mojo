@@ -52,8 +52,6 @@ struct Operands(ImplicitlyCopyable, Movable):
     var aligned: Bool
     """Whether the addresses of all operands that lie in memory are multiples
     of `ALIGNMENT`."""
-    var plain_output: Bool
-    """Whether sums are stored as they are."""
 
 
 def operands_of[
@@ -93,8 +91,6 @@ def operands_of[
     return Operands(
         fused_input=Source.fused,
         aligned=addresses % ALIGNMENT == 0,
-        plain_output=not (Output.computes or Output.stores)
-        and epilogue.is_identity(),
     )
 
 

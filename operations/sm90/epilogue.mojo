@@ -41,13 +41,12 @@ from .epilogue_visitor import ANY_FORMULA, ChannelState
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
 
-comptime FAST_FORMULAS = [
+comptime FAST = [
     DeviceActivation.NONE,
-    DeviceActivation.PIECEWISE,
+    DeviceActivation.LIMITS,
     DeviceActivation.SILU,
-    DeviceActivation.GELU_TANH,
 ]
-"""Activations that have a loop of their own."""
+"""Activations with a code of their own, sub-tile by sub-tile."""
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""
@@ -213,17 +212,14 @@ struct CollectiveEpilogue[
                 self._store_plain(map, params, sums, geometry, tile)
                 return
         if params.visitor.has_simple_end():
-            # A loop for each formula: no fragment chooses one anew.
-            comptime for i in range(len(FAST_FORMULAS)):
-                comptime formula = FAST_FORMULAS[i]
+            comptime for i in range(1 if Self.fused_output else len(FAST)):
+                comptime formula = FAST[i]
                 if params.visitor.activation.formula == formula:
                     self._store_visited[formula](
                         map, params, state, sums, geometry, tile
                     )
                     return
-        self._store_visited[ANY_FORMULA](
-            map, params, state, sums, geometry, tile
-        )
+        self._store_any(map, params, state, sums, geometry, tile)
 
     @always_inline
     def _store_plain(
@@ -255,8 +251,54 @@ struct CollectiveEpilogue[
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """`store` with a visitor. The loop is not unrolled: there are many of
-        it."""
+        """`store` with an activation that is known, and a simple end."""
+        var loads = Self.adds_residual and params.visitor.has_residual
+        var before = SharedAddress(0)
+        comptime for i in range(Self.subtiles):
+            var source = self._await_residual(loads)
+            var values = params.visitor.visit[
+                Self.config.swapped, Self.parts, formula, Self.values
+            ](
+                state,
+                self.place,
+                UInt32(i % Self.parts),
+                0,
+                tile.filter,
+                tile.filter_end(geometry),
+                Self._values[i, 0, Self.values](sums),
+            )
+            values = params.visitor.end(
+                self._add_residual(params, values, source, 0, loads)
+            )
+            comptime if Self.epilogue.delay_store and i > 0:
+                self._store_subtile(
+                    map, params, before, geometry, tile, UInt32(i - 1), loads
+                )
+            var buffer = self._next_buffer(loads, source)
+            write_fragment[Self.out_type, Self.pixels](
+                buffer, self.place, 0, values
+            )
+            self._leave_residual(loads)
+            comptime if Self.epilogue.delay_store:
+                before = buffer
+            else:
+                self._store_subtile(
+                    map, params, buffer, geometry, tile, UInt32(i), loads
+                )
+        self._end_stores(map, params, before, geometry, tile, loads)
+
+    @always_inline
+    def _store_any(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        state: ChannelState,
+        sums: Self.Sums,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """`store` with any activations. The loop is not unrolled: it holds all
+        of them."""
         var loads = Self.adds_residual and params.visitor.has_residual
         comptime count = UInt32(Self.values // Self.fragment)
         comptime groups = UInt32(Self.fragment // MATRIX_VALUES)
@@ -264,11 +306,10 @@ struct CollectiveEpilogue[
         var source = SharedAddress(0)
         for i in range(_run_time(Self.subtiles * Int(count))):
             var subtile, at = divmod(i, count)
-            if at == 0 and loads:
-                self.residuals.wait(self.residual)
-                source = self.residuals.address(self.residual.stage)
+            if at == 0:
+                source = self._await_residual(loads)
             var values = params.visitor.visit[
-                Self.config.swapped, Self.parts, formula, Self.fragment
+                Self.config.swapped, Self.parts, ANY_FORMULA, Self.fragment
             ](
                 state,
                 self.place,
@@ -278,21 +319,15 @@ struct CollectiveEpilogue[
                 tile.filter_end(geometry),
                 Self._select(sums, i),
             )
-            comptime if formula == ANY_FORMULA:
-                # One copy of all formulas serves both activations.
-                var activation = params.visitor.activation
-                for step in range(_run_time(2)):
-                    values = activation.apply(values)
-                    if step == 0:
-                        values = self._add_residual(
-                            params, values, source, at * groups, loads
-                        )
-                        activation = params.visitor.final_activation
-            else:
-                values = self._add_residual(
-                    params, values, source, at * groups, loads
-                )
-                values = params.visitor.end(values)
+            # One copy of all formulas serves both activations.
+            var activation = params.visitor.activation
+            for step in range(_run_time(2)):
+                values = activation.apply(values)
+                if step == 0:
+                    values = self._add_residual(
+                        params, values, source, at * groups, loads
+                    )
+                    activation = params.visitor.final_activation
             if at == 0:
                 comptime if Self.epilogue.delay_store:
                     if subtile > 0:
@@ -310,14 +345,41 @@ struct CollectiveEpilogue[
                 buffer, self.place, at * groups, values
             )
             if at == count - 1:
-                if loads:
-                    comptime if not Self.in_place:
-                        self._release_read(self.residual.stage)
-                    self.residual.step()
+                self._leave_residual(loads)
                 comptime if not Self.epilogue.delay_store:
                     self._store_subtile(
                         map, params, buffer, geometry, tile, subtile, loads
                     )
+        self._end_stores(map, params, buffer, geometry, tile, loads)
+
+    @always_inline
+    def _await_residual(self, loads: Bool) -> SharedAddress:
+        """Waits for a sub-tile's residual, if there is one, and returns where
+        it lies."""
+        if loads:
+            self.residuals.wait(self.residual)
+        return self.residuals.address(self.residual.stage)
+
+    @always_inline
+    def _leave_residual(mut self, loads: Bool):
+        """Turns to the next sub-tile's residual."""
+        if loads:
+            comptime if not Self.in_place:
+                self._release_read(self.residual.stage)
+            self.residual.step()
+
+    @always_inline
+    def _end_stores(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        buffer: SharedAddress,
+        geometry: TileGeometry,
+        tile: Tile,
+        loads: Bool,
+    ):
+        """Stores the last sub-tile if stores are delayed, and gives all
+        residual buffers back."""
         comptime if Self.epilogue.delay_store:
             self._store_subtile(
                 map,
@@ -347,21 +409,23 @@ struct CollectiveEpilogue[
         return self._output_buffer()
 
     @always_inline
-    def _add_residual(
+    def _add_residual[
+        size: Int
+    ](
         self,
         params: Self.Params,
-        values: SIMD[DType.float32, Self.fragment],
+        values: SIMD[DType.float32, size],
         source: SharedAddress,
         group: UInt32,
         loads: Bool,
-    ) -> SIMD[DType.float32, Self.fragment]:
+    ) -> SIMD[DType.float32, size]:
         """A fragment with its residual, if there is one."""
         var result = values
         if loads:
             keep_branch()
             result = params.visitor.add(
                 values,
-                read_fragment[Self.out_type, Self.pixels, Self.fragment](
+                read_fragment[Self.out_type, Self.pixels, size](
                     source, self.place, group
                 ),
             )

@@ -172,26 +172,27 @@ struct DeviceActivation(TrivialRegisterPassable):
     """An activation as the kernel evaluates it: one of few formulas, chosen
     by a branch that all threads take alike.
 
-    ReLU, clamp and leaky ReLU are one formula with a slope below zero and two
-    limits. NaN stays NaN in all of them.
+    ReLU and clamp are one formula, of two limits. NaN stays NaN in all.
     """
 
     comptime NONE = Int32(0)
-    comptime PIECEWISE = Int32(1)
+    comptime LIMITS = Int32(1)
     comptime SILU = Int32(2)
     comptime GELU_TANH = Int32(3)
     comptime SIGMOID = Int32(4)
     comptime HARD_SWISH = Int32(5)
     comptime GELU = Int32(6)
     comptime TANH = Int32(7)
+    comptime LEAKY_RELU = Int32(8)
     comptime FORMULAS = [
-        Self.PIECEWISE,
+        Self.LIMITS,
         Self.SILU,
         Self.GELU_TANH,
         Self.SIGMOID,
         Self.HARD_SWISH,
         Self.GELU,
         Self.TANH,
+        Self.LEAKY_RELU,
     ]
     """All but `NONE`."""
 
@@ -212,14 +213,14 @@ struct DeviceActivation(TrivialRegisterPassable):
         if code == ACTIVATION_NONE:
             return DeviceActivation(Self.NONE, 1, -limit, limit)
         if code == ACTIVATION_RELU:
-            return DeviceActivation(Self.PIECEWISE, 1, 0, limit)
+            return DeviceActivation(Self.LIMITS, 1, 0, limit)
         if code == ACTIVATION_CLAMP:
             return DeviceActivation(
-                Self.PIECEWISE, 1, activation.p0, activation.p1
+                Self.LIMITS, 1, activation.p0, activation.p1
             )
         if code == ACTIVATION_LEAKY_RELU:
             return DeviceActivation(
-                Self.PIECEWISE, activation.p0, -limit, limit
+                Self.LEAKY_RELU, activation.p0, -limit, limit
             )
         var formula = Self.TANH
         if code == ACTIVATION_SILU:
@@ -273,9 +274,10 @@ struct DeviceActivation(TrivialRegisterPassable):
         """
         comptime if formula == Self.NONE:
             return v
-        elif formula == Self.PIECEWISE:
-            var sloped = v.gt(0).select(v, v * self.slope)
-            return _limit_high(_limit_low(sloped, self.low), self.high)
+        elif formula == Self.LIMITS:
+            return _limit_high(_limit_low(v, self.low), self.high)
+        elif formula == Self.LEAKY_RELU:
+            return v.gt(0).select(v, v * self.slope)
         elif formula == Self.SILU:
             return _gate(v, v * -LOG2_E)
         elif formula == Self.GELU_TANH:

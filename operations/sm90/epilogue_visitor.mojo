@@ -181,10 +181,10 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def has_simple_end(self) -> Bool:
-        """Whether the final activation is none, or piecewise linear."""
+        """Whether the final activation is none, or limits values."""
         return (
             self.final_activation.formula == DeviceActivation.NONE
-            or self.final_activation.formula == DeviceActivation.PIECEWISE
+            or self.final_activation.formula == DeviceActivation.LIMITS
         )
 
     @always_inline
@@ -297,7 +297,5 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
         var result = v
         if self.final_activation.formula != DeviceActivation.NONE:
             keep_branch()
-            result = self.final_activation.evaluate[DeviceActivation.PIECEWISE](
-                v
-            )
+            result = self.final_activation.evaluate[DeviceActivation.LIMITS](v)
         return result

@@ -196,7 +196,7 @@ def activate(
     formula: Int32,
 ):
     """The kernel's formula of every argument, in pairs: `count` is even."""
-    var activation = DeviceActivation(formula, 1, 0, 0)
+    var activation = DeviceActivation(formula, 1, -2, 2)
     for i in range(2 * _first(), Int(count), 2 * _step()):
         values.unsafe_store(
             i, activation.apply[2](arguments.unsafe_load[width=2](i))
