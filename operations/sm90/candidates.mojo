@@ -115,3 +115,13 @@ def offered[in_type: DType](index: Int) -> Bool:
         or index == 10
         or index == 12
     )
+
+
+def offered_fused(index: Int) -> Bool:
+    """Whether a candidate is compiled for outputs that the graph compiler
+    fused something behind: few, as every such op compiles them anew.
+
+    Args:
+        index: Of the candidate.
+    """
+    return index == 0 or index == 4 or index == 6 or index == 8 or index == 10
