@@ -63,8 +63,8 @@ comptime THREADS = (1 + CONSUMERS) * WARPGROUP
 
 comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
 
-comptime PRODUCER_REGISTERS = 80
-comptime CONSUMER_REGISTERS = 144
+comptime PRODUCER_REGISTERS = 56
+comptime CONSUMER_REGISTERS = 152
 """Of a thread, once the roles are taken; together with the producer's as many
 as a multiprocessor has."""
 
@@ -75,6 +75,9 @@ comptime MMA_K = 16
 
 comptime GROUP_FILTERS = 8
 """Neighbouring filters of a pixel that a thread stores."""
+
+comptime PART_FILTERS = 4 * GROUP_FILTERS
+"""Neighbouring filters of a pixel that four threads store."""
 
 comptime STAGED_TOGETHER = 8
 """Quads that a producer's thread loads before it stores the first."""
@@ -113,6 +116,40 @@ def _store_shared[
     _shared[dtype](address).unsafe_store[
         alignment=Int(width) * size_of[dtype]()
     ](0, value)
+
+
+@always_inline
+def _load_element_if(condition: Bool, data: Reads) -> UInt16:
+    """The bits of an element of 16 that no one writes, zeros unless the
+    condition holds."""
+    return inlined_assembly[
+        """{
+        .reg .pred p;
+        setp.ne.b32 p, $2, 0;
+        mov.b16 $0, 0;
+        @p ld.global.nc.b16 $0, [$1];
+        }""",
+        UInt16,
+        constraints="=&h,l,r",
+        has_side_effect=False,
+    ](UInt64(Int(data)), UInt32(condition))
+
+
+@always_inline
+def _load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
+    """The bits of a quad, as `_load_element_if`."""
+    var bits = inlined_assembly[
+        """{
+        .reg .pred p;
+        setp.ne.b32 p, $2, 0;
+        mov.b64 $0, 0;
+        @p ld.global.nc.b64 $0, [$1];
+        }""",
+        UInt64,
+        constraints="=&l,l,r",
+        has_side_effect=False,
+    ](UInt64(Int(data)), UInt32(condition))
+    return bitcast[DType.uint32, 2](bits)
 
 
 @fieldwise_init
@@ -179,6 +216,8 @@ struct StemKernel[
     comptime Accumulated = SIMD[DType.float32, Self.accumulators]
     comptime Gathered = StaticTuple[Fragment, Self.config.steps]
     comptime Position = RingPosition[STAGES]
+    comptime parts = Self.config.tile_n // PART_FILTERS
+    comptime Residual = SIMD[Self.residual_type, Self.accumulators]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
 
     @staticmethod
@@ -399,6 +438,25 @@ struct StemKernel[
         var image = activation.unsafe_offset(
             Int(tile.image) * pixels * Int(geometry.channels)
         )
+        if geometry.channels % QUAD == 0:
+            Self._stage_quads[True](image, geometry, d, h, w, stage, thread)
+        else:
+            Self._stage_quads[False](image, geometry, d, h, w, stage, thread)
+
+    @staticmethod
+    @always_inline
+    def _stage_quads[
+        whole: Bool
+    ](
+        image: Reads[Self.in_type],
+        geometry: StemGeometry,
+        d: Int32,
+        h: Int32,
+        w: Int32,
+        stage: SharedAddress,
+        thread: UInt32,
+    ):
+        """Stages the quads of a tile whose first input pixel is (d, h, w)."""
         comptime batch = UInt32(STAGED_TOGETHER * WARPGROUP)
         for first in range(UInt32(0), geometry.stage_quads, batch):
             var values = StaticTuple[SIMD[Self.in_type, QUAD], STAGED_TOGETHER](
@@ -406,7 +464,7 @@ struct StemKernel[
             )
             comptime for i in range(STAGED_TOGETHER):
                 var at = first + UInt32(i * WARPGROUP) + thread
-                values[i] = Self._load_quad(image, geometry, d, h, w, at)
+                values[i] = Self._load_quad[whole](image, geometry, d, h, w, at)
             comptime for i in range(STAGED_TOGETHER):
                 var at = first + UInt32(i * WARPGROUP) + thread
                 if at < geometry.stage_quads:
@@ -417,7 +475,9 @@ struct StemKernel[
 
     @staticmethod
     @always_inline
-    def _load_quad(
+    def _load_quad[
+        whole: Bool
+    ](
         image: Reads[Self.in_type],
         geometry: StemGeometry,
         d: Int32,
@@ -425,7 +485,9 @@ struct StemKernel[
         w: Int32,
         at: UInt32,
     ) -> SIMD[Self.in_type, QUAD]:
-        """Loads a quad of a tile whose first input pixel is (d, h, w)."""
+        """Loads a quad of a tile whose first input pixel is (d, h, w): at once
+        if channels come in whole quads. Loads have a predicate rather than a
+        branch, so that many are under way."""
         var staged, column = geometry.staged_quads.split(at)
         var plane, row = geometry.staged_rows.split(staged)
         var pixel = column >> geometry.quad_shift
@@ -433,23 +495,28 @@ struct StemKernel[
         var z = d + Int32(plane) * geometry.dilation_d
         var y = h + Int32(row)
         var x = w + Int32(pixel)
-        var values = SIMD[Self.in_type, QUAD](0)
-        if (
+        var inside = (
             at < geometry.stage_quads
             and UInt32(z) < UInt32(geometry.depth)
             and UInt32(y) < UInt32(geometry.height)
             and UInt32(x) < UInt32(geometry.width)
-        ):
-            var offset = (
-                UInt32((z * geometry.height + y) * geometry.width + x)
-                * geometry.channels
-                + c
-            )
-            var from_ = image.unsafe_offset(Int(offset))
+        )
+        var offset = (
+            UInt32((z * geometry.height + y) * geometry.width + x)
+            * geometry.channels
+            + c
+        )
+        var from_ = image.unsafe_offset(Int(offset))
+        comptime if whole:
+            return bitcast[Self.in_type, QUAD](_load_quad_if(inside, from_))
+        else:
+            var values = SIMD[DType.uint16, QUAD](0)
             comptime for e in range(QUAD):
-                if c + UInt32(e) < geometry.channels:
-                    values[e] = from_[unsafe_offset=e]
-        return values
+                values[e] = _load_element_if(
+                    inside and c + UInt32(e) < geometry.channels,
+                    from_.unsafe_offset(e),
+                )
+            return bitcast[Self.in_type, QUAD](values)
 
     @staticmethod
     @always_inline
@@ -478,6 +545,14 @@ struct StemKernel[
                     geometry, tile, next * UInt32(MMA_M), thread
                 )
                 for n in range(geometry.tiles_n):
+                    var filters = StemFilters(
+                        geometry,
+                        first_filter + n * UInt32(Self.config.tile_n),
+                        thread,
+                    )
+                    var residual = Self._load_residual(
+                        epilogue, geometry, rows, filters
+                    )
                     var sums = Self._multiply(
                         geometry, storage, stage, rows, n, thread
                     )
@@ -486,9 +561,9 @@ struct StemKernel[
                         output,
                         geometry,
                         rows,
-                        first_filter + n * UInt32(Self.config.tile_n),
+                        filters,
                         sums,
-                        thread,
+                        residual,
                     )
                 next += UInt32(CONSUMERS)
             next -= multiplies
@@ -572,80 +647,212 @@ struct StemKernel[
 
     @staticmethod
     @always_inline
+    def _load_residual(
+        epilogue: Self.FusedWork,
+        geometry: StemGeometry,
+        rows: StemRows,
+        filters: StemFilters,
+    ) -> Self.Residual:
+        """Loads the thread's residual; in front of a multiply, so that it
+        comes while that runs."""
+        var residual = Self.Residual(0)
+        if filters.together and epilogue.has_residual:
+            comptime for half in range(2):
+                comptime for part in range(Self.parts):
+                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
+                    var offset = rows.pixel[half]().element(
+                        geometry
+                    ) + filters.safe(part)
+                    residual = residual.insert[offset=at](
+                        epilogue.load_residual[GROUP_FILTERS, GROUP_FILTERS](
+                            offset
+                        )
+                    )
+        return residual
+
+    @staticmethod
+    @always_inline
+    def _finish(
+        epilogue: Self.FusedWork,
+        filters: StemFilters,
+        values: Self.Accumulated,
+        residual: Self.Residual,
+    ) -> SIMD[Self.Output.dtype, Self.accumulators]:
+        """The epilogue of the thread's outputs, and the rounding."""
+        comptime width = Self.accumulators // 2
+        var bias = SIMD[DType.float32, width](0)
+        if epilogue.has_bias:
+            comptime for part in range(Self.parts):
+                bias = bias.insert[offset=part * GROUP_FILTERS](
+                    epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
+                        filters.safe(part)
+                    )
+                )
+        var result = values
+        comptime for half in range(2):
+            comptime at = half * width
+            result = result.insert[offset=at](
+                epilogue.finish[width](
+                    result.slice[width, offset=at](),
+                    bias,
+                    residual.slice[width, offset=at](),
+                )
+            )
+        return result.cast[Self.Output.dtype]()
+
+    @staticmethod
+    @always_inline
     def _store(
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: StemGeometry,
         rows: StemRows,
-        first_filter: UInt32,
+        filters: StemFilters,
         sums: Self.Accumulated,
-        thread: UInt32,
+        residual: Self.Residual,
     ):
-        """Stores the thread's filters of its two pixels."""
+        """Stores the thread's filters of its two pixels: groups of neighbours
+        at once, or, where pixels do not begin at multiples of as many, one by
+        one."""
+        var values = Self.Accumulated(0)
         comptime for half in range(2):
-            var pixel = rows.low
-            comptime if half == 1:
-                pixel = rows.high
-            comptime for part in range(Self.config.tile_n // 32):
-                var filter = (
-                    first_filter
-                    + UInt32(part * 32)
-                    + (thread % 4) * GROUP_FILTERS
-                )
-                var values = SIMD[DType.float32, GROUP_FILTERS](0)
-                comptime for j in range(4):
-                    comptime for e in range(2):
-                        values[2 * j + e] = sums[
-                            4 * (4 * part + j) + 2 * half + e
-                        ]
-                if pixel.row >= 0 and filter < geometry.filters:
-                    Self._store_group(
-                        epilogue, output, geometry, pixel, Int(filter), values
+            comptime for part in range(Self.parts):
+                comptime for i in range(GROUP_FILTERS):
+                    comptime at = (half * Self.parts + part) * GROUP_FILTERS + i
+                    values[at] = sums[
+                        4 * (4 * part + i // 2) + 2 * half + i % 2
+                    ]
+        if not filters.together:
+            Self._store_singly(
+                epilogue, output, geometry, rows, filters, values
+            )
+            return
+        var rounded = Self._finish(epilogue, filters, values, residual)
+        comptime if not Self.Output.stores:
+            # All fused work, then all stores: what it loads comes together.
+            comptime for half in range(2):
+                comptime for part in range(Self.parts):
+                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
+                    var pixel = rows.pixel[half]()
+                    rounded = rounded.insert[offset=at](
+                        output.compute[GROUP_FILTERS](
+                            Int(pixel.image),
+                            pixel.position(),
+                            filters.safe(part),
+                            rounded.slice[GROUP_FILTERS, offset=at](),
+                        )
                     )
+        comptime for half in range(2):
+            comptime for part in range(Self.parts):
+                comptime at = (half * Self.parts + part) * GROUP_FILTERS
+                var pixel = rows.pixel[half]()
+                if pixel.exists and filters.exist(part):
+                    var offset = pixel.element(geometry) + filters.safe(part)
+                    var group = rounded.slice[GROUP_FILTERS, offset=at]()
+                    comptime if Self.Output.stores:
+                        output.store[GROUP_FILTERS](
+                            Int(pixel.image),
+                            pixel.position(),
+                            filters.safe(part),
+                            offset,
+                            group,
+                        )
+                    else:
+                        output.data().unsafe_store[alignment=16](offset, group)
 
     @staticmethod
     @always_inline
-    def _store_group(
+    def _store_singly(
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: StemGeometry,
-        pixel: StemPixel,
-        filter: Int,
-        values: SIMD[DType.float32, GROUP_FILTERS],
+        rows: StemRows,
+        filters: StemFilters,
+        values: Self.Accumulated,
     ):
-        """Stores neighbouring filters of a pixel: together, or, where pixels
-        do not begin at multiples of as many, one by one."""
-        var offset = pixel.element(geometry) + filter
-        var n = Int(pixel.image)
-        var at = IndexList[SPATIAL](
-            Int(pixel.plane), Int(pixel.row), Int(pixel.column)
-        )
-        if geometry.filters % GROUP_FILTERS == 0:
-            var result = epilogue.apply[GROUP_FILTERS, GROUP_FILTERS](
-                values, filter, offset
-            )
-            output.store[GROUP_FILTERS](
-                n, at, filter, offset, result.cast[Self.Output.dtype]()
-            )
-            return
-        for i in range(min(GROUP_FILTERS, Int(geometry.filters) - filter)):
+        """Stores one filter of one pixel after the other."""
+        for at in range(Self.accumulators):
             var value = values[0]
-            comptime for j in range(1, GROUP_FILTERS):
-                value = values[j] if i == j else value
-            var result = epilogue.apply[1](value, filter + i, offset + i)
-            output.store[1](
-                n, at, filter + i, offset + i, result.cast[Self.Output.dtype]()
-            )
+            comptime for j in range(1, Self.accumulators):
+                value = values[j] if at == j else value
+            var group, i = divmod(at, GROUP_FILTERS)
+            var half, part = divmod(group, Self.parts)
+            var pixel = rows.low if half == 0 else rows.high
+            var filter = Int(filters.first) + part * PART_FILTERS + i
+            if pixel.exists and filter < Int(geometry.filters):
+                var offset = pixel.element(geometry) + filter
+                var result = epilogue.apply[1](value, filter, offset)
+                output.store[1](
+                    Int(pixel.image),
+                    pixel.position(),
+                    filter,
+                    offset,
+                    result.cast[Self.Output.dtype](),
+                )
+
+
+@fieldwise_init
+struct StemFilters(TrivialRegisterPassable):
+    """The filters of a thread's outputs: `GROUP_FILTERS` neighbours of every
+    `PART_FILTERS`."""
+
+    var first: UInt32
+    var filters: UInt32
+    """Of the problem."""
+    var together: Bool
+    """Whether neighbours are stored at once."""
+
+    @always_inline
+    def __init__(
+        out self, geometry: StemGeometry, tile_filter: UInt32, thread: UInt32
+    ):
+        """Finds the thread's filters.
+
+        Args:
+            geometry: The problem.
+            tile_filter: The multiply's first filter.
+            thread: Of the warpgroup.
+        """
+        self.first = tile_filter + (thread % 4) * GROUP_FILTERS
+        self.filters = geometry.filters
+        self.together = geometry.filters % GROUP_FILTERS == 0
+
+    @always_inline
+    def exist(self, part: Int) -> Bool:
+        """Whether a part's filters are filters of the problem.
+
+        Args:
+            part: Which part.
+        """
+        return self.first + UInt32(part * PART_FILTERS) < self.filters
+
+    @always_inline
+    def safe(self, part: Int) -> Int:
+        """A part's first filter, or filter 0 if there is no such part.
+
+        Args:
+            part: Which part.
+        """
+        var filter = self.first + UInt32(part * PART_FILTERS)
+        return Int(filter) if filter < self.filters else 0
 
 
 @fieldwise_init
 struct StemPixel(TrivialRegisterPassable):
-    """An output pixel; its row is negative if it is none."""
+    """An output pixel; the tile's first if it does not exist."""
 
     var image: UInt32
     var plane: UInt32
-    var row: Int32
+    var row: UInt32
     var column: UInt32
+    var exists: Bool
+
+    @always_inline
+    def position(self) -> IndexList[SPATIAL]:
+        """The pixel's place in its image."""
+        return IndexList[SPATIAL](
+            Int(self.plane), Int(self.row), Int(self.column)
+        )
 
     @always_inline
     def element(self, geometry: StemGeometry) -> Int:
@@ -694,24 +901,34 @@ struct StemRows(TrivialRegisterPassable):
         self.low_quad, self.low = _pixel(geometry, tile, index)
         self.high_quad, self.high = _pixel(geometry, tile, index + 8)
 
+    @always_inline
+    def pixel[half: Int](self) -> StemPixel:
+        """One of the pixels.
+
+        Parameters:
+            half: 0 for the low one, 1 for the high one.
+        """
+        comptime if half == 0:
+            return self.low
+        return self.high
+
 
 @always_inline
 def _pixel(
     geometry: StemGeometry, tile: StemTile, index: UInt32
 ) -> Tuple[UInt32, StemPixel]:
     """A tile's pixel: its first quad in the stage, and where it lies in the
-    output. Behind the tile's end there are quads to read, but no pixel."""
+    output. What lies behind the tile's end is its first pixel."""
     var row, column = geometry.tile_columns.split(index)
-    var pixel = StemPixel(
-        tile.image, tile.plane, Int32(tile.row + row), tile.column + column
+    var exists = (
+        row < geometry.tile_rows
+        and tile.row + row < geometry.out_rows
+        and tile.column + column < geometry.out_columns
     )
-    var quad = geometry.pixel_offset(row, column)
-    if row >= geometry.tile_rows:
-        quad = 0
-        pixel.row = -1
-    if (
-        pixel.row >= Int32(geometry.out_rows)
-        or pixel.column >= geometry.out_columns
-    ):
-        pixel.row = -1
-    return quad, pixel
+    if not exists:
+        row = 0
+        column = 0
+    var pixel = StemPixel(
+        tile.image, tile.plane, tile.row + row, tile.column + column, exists
+    )
+    return geometry.pixel_offset(row, column), pixel
