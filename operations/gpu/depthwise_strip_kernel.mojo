@@ -92,6 +92,10 @@ struct StripBlock(TrivialRegisterPassable):
     var h: Int32
     var w: Int32
     """The block's first input pixel."""
+    var last_h: Int32
+    """Behind its last input row."""
+    var active: Bool
+    """Whether the thread has channels and columns."""
     var strip: UInt32
     var lane: UInt32
 
@@ -107,7 +111,10 @@ struct StripBlock(TrivialRegisterPassable):
         var more, group = geometry.groups.split(rest)
         var down, segment = geometry.segments.split(more)
         self.image, self.plane = geometry.out_planes.split(down)
-        self.strip, self.lane = divmod(UInt32(thread_idx.x), UInt32(LANES))
+        var strip, lane = divmod(UInt32(thread_idx.x), UInt32(LANES))
+        # What is behind the last strip reads the last.
+        self.strip = min(strip, geometry.strips - 1)
+        self.lane = lane
         self.row = segment * geometry.rows
         self.end = min(self.row + geometry.rows, geometry.out_rows)
         var first = group * geometry.strips * UInt32(COLUMNS)
@@ -117,6 +124,34 @@ struct StripBlock(TrivialRegisterPassable):
         self.d = Int32(self.plane) * geometry.step_d + geometry.start_d
         self.h = Int32(self.row) * Int32(config.stride) + geometry.start_h
         self.w = Int32(first) * Int32(config.stride) + geometry.start_w
+        var steps = (self.end - self.row + UInt32(config.rows() - 1)) // UInt32(
+            config.rows()
+        )
+        self.last_h = (
+            self.h
+            + Int32(steps) * Int32(config.step_rows())
+            + Int32(config.window() - config.step_rows())
+        )
+        self.active = (
+            strip < geometry.strips and self.channel < geometry.channels
+        )
+        if not self.active:
+            self.channel = 0
+
+    @always_inline
+    def output_offset(self, geometry: StripGeometry) -> Int:
+        """Elements in front of the thread's first output.
+
+        Args:
+            geometry: The problem.
+        """
+        var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
+            self.plane
+        )
+        var line = plane * Int(geometry.out_rows) + Int(self.row)
+        return (line * Int(geometry.out_columns) + Int(self.column)) * Int(
+            geometry.channels
+        ) + Int(self.channel)
 
 
 @fieldwise_init
@@ -143,6 +178,7 @@ struct StripKernel[
     comptime pixels = Self.rows * COLUMNS
     comptime outputs = Self.pixels * Self.width
     comptime Vector = SIMD[DType.float32, Self.width]
+    comptime Line = StaticTuple[Self.Vector, Self.config.input_columns()]
     comptime Sums = StaticTuple[Self.Vector, Self.pixels]
     comptime Residual = SIMD[Self.residual_type, Self.outputs]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
@@ -193,12 +229,11 @@ struct StripKernel[
             )
         Self._pack_filter(filter, geometry, block, filters)
         barrier()
-        var bias = Self.Vector(0)
-        if block.channel < geometry.channels:
-            bias = epilogue.load_bias[Self.width, Self.width](
-                Int(block.channel)
-            )
+        var bias = epilogue.load_bias[Self.width, Self.width](
+            Int(block.channel)
+        )
         var first = UInt32(0)
+        var offset = block.output_offset(geometry)
         for row in range(block.row, block.end, UInt32(Self.rows)):
             _await_copies[ahead - 1]()
             barrier()
@@ -209,14 +244,14 @@ struct StripKernel[
                 ring_data,
                 first + UInt32(window + (ahead - 1) * step_rows),
             )
-            var residual = Self._load_residual(epilogue, geometry, block, row)
+            var place = StripPlace(geometry, block, row, offset)
+            var residual = Self._load_residual(epilogue, place)
             var sums = Self._convolve(
                 geometry, block, ring_data, filters, first
             )
-            Self._store(
-                epilogue, output, geometry, block, row, sums, bias, residual
-            )
+            Self._store(epilogue, output, place, sums, bias, residual)
             first += UInt32(step_rows)
+            offset += Self.rows * place.row_elements
 
     @staticmethod
     @always_inline
@@ -233,42 +268,45 @@ struct StripKernel[
         group."""
         comptime chunk = CHUNK_BYTES // size_of[Self.dtype]()
         var row_chunks = geometry.staged_columns.value * PIXEL_CHUNKS
+        var from_rows = StaticTuple[Int, count]()
+        var to_rows = StaticTuple[UInt32, count]()
+        var exist = StaticTuple[Bool, count]()
         var image = Int(block.image) * Int(geometry.depth) + Int(block.d)
-        var needed = (block.end - block.row + UInt32(Self.rows - 1)) // UInt32(
-            Self.rows
-        ) * UInt32(Self.config.step_rows()) + UInt32(
-            Self.config.window() - Self.config.step_rows()
-        )
-        for i in range(
-            UInt32(thread_idx.x),
-            UInt32(count) * row_chunks,
-            UInt32(block_dim.x),
-        ):
-            var pixel, part = divmod(i, UInt32(PIXEL_CHUNKS))
-            var row, column = geometry.staged_columns.split(pixel)
-            var h = block.h + Int32(first + row)
-            var w = block.w + Int32(column)
-            var c = block.block_channel + part * UInt32(chunk)
-            var exists = (
-                first + row < needed
+        var slot = first % UInt32(Self.config.ring())
+        comptime for r in range(count):
+            var h = block.h + Int32(first + UInt32(r))
+            exist[r] = (
+                h < block.last_h
                 and UInt32(block.d) < UInt32(geometry.depth)
                 and UInt32(h) < UInt32(geometry.height)
-                and UInt32(w) < UInt32(geometry.width)
-                and c < geometry.channels
             )
-            var from_ = (
-                (image * Int(geometry.height) + Int(h)) * Int(geometry.width)
-                + Int(w)
-            ) * Int(geometry.channels) + Int(c)
-            var slot = (first + row) % UInt32(Self.config.ring())
-            var to = (
-                slot * geometry.staged_columns.value + column
-            ) * PIXEL_BYTES + part * CHUNK_BYTES
-            _copy_chunk(
-                ring_data.unsafe_offset(Int(to)),
-                activation.unsafe_offset(from_ if exists else 0),
-                exists,
+            var pixel = (image * Int(geometry.height) + Int(h)) * Int(
+                geometry.width
+            ) + Int(block.w)
+            from_rows[r] = pixel * Int(geometry.channels) + Int(
+                block.block_channel
             )
+            to_rows[r] = slot * geometry.staged_columns.value * PIXEL_BYTES
+            slot += 1
+            if slot == UInt32(Self.config.ring()):
+                slot = 0
+        for i in range(UInt32(thread_idx.x), row_chunks, UInt32(block_dim.x)):
+            var column, part = divmod(i, UInt32(PIXEL_CHUNKS))
+            var c = part * UInt32(chunk)
+            var inside = (
+                UInt32(block.w + Int32(column)) < UInt32(geometry.width)
+                and block.block_channel + c < geometry.channels
+            )
+            var from_ = column * geometry.channels + c
+            comptime for r in range(count):
+                var exists = inside and exist[r]
+                _copy_chunk(
+                    ring_data.unsafe_offset(Int(to_rows[r] + i * CHUNK_BYTES)),
+                    activation.unsafe_offset(
+                        from_rows[r] + Int(from_) if exists else 0
+                    ),
+                    exists,
+                )
         _close_copies()
 
     @staticmethod
@@ -317,7 +355,8 @@ struct StripKernel[
         filters: SharedBytes,
         first: UInt32,
     ) -> Self.Sums:
-        """A step's sums, row by row."""
+        """A step's sums, row by row: in a loop, as registers do not hold what the
+        compiler would load ahead."""
         comptime window = Self.config.window()
         var sums = Self.Sums(fill=Self.Vector(0))
         var pixel = block.strip * UInt32(COLUMNS * Self.config.stride)
@@ -327,15 +366,13 @@ struct StripKernel[
         var row_bytes = geometry.staged_columns.value * PIXEL_BYTES
         var slot = first % UInt32(Self.config.ring())
         for i in range(Int32(window)):
-            var line = thread.unsafe_offset(Int(slot * row_bytes))
+            var line = Self._load_line(
+                thread.unsafe_offset(Int(slot * row_bytes))
+            )
             comptime for p in range(Self.rows):
                 var r = i - Int32(p * Self.config.stride)
                 if r >= 0 and r < Int32(Self.taps):
-                    var row = filters.unsafe_offset(
-                        Int(r) * Self.taps * LANES * Self.width * 4
-                    )
-                    comptime for s in range(Self.taps):
-                        Self._add[p, s](line, Self._weight(row, block, s), sums)
+                    Self._add_row[p](line, filters, block, Int(r), sums)
             slot += 1
             if slot == UInt32(Self.config.ring()):
                 slot = 0
@@ -343,71 +380,52 @@ struct StripKernel[
 
     @staticmethod
     @always_inline
-    def _add[
-        p: Int, s: Int
-    ](line: SharedBytes, weight: Self.Vector, mut sums: Self.Sums):
-        """Adds a tap, times an input row, to row `p` of the step."""
-        comptime for q in range(COLUMNS):
-            comptime at = (q * Self.config.stride + s) * PIXEL_BYTES
-            var value = (
-                line.unsafe_offset(at)
+    def _load_line(data: SharedBytes) -> Self.Line:
+        """The thread's pixels of an input row."""
+        var line = Self.Line(fill=Self.Vector(0))
+        comptime for j in range(Self.config.input_columns()):
+            line[j] = (
+                data.unsafe_offset(j * PIXEL_BYTES)
                 .unsafe_bitcast[Scalar[Self.dtype]]()
                 .unsafe_load[width=Self.width, alignment=LANE_BYTES](0)
+                .cast[DType.float32]()
             )
-            sums[p * COLUMNS + q] = value.cast[DType.float32]().fma(
-                weight, sums[p * COLUMNS + q]
-            )
+        return line
 
     @staticmethod
     @always_inline
-    def _pixel(
-        geometry: StripGeometry, block: StripBlock, row: UInt32, index: Int
-    ) -> StripPixel:
-        """One of the thread's pixels; the first of the plane if there is no
-        such pixel."""
-        var p = row + UInt32(index // COLUMNS)
-        var q = block.column + UInt32(index % COLUMNS)
-        var exists = (
-            p < block.end
-            and q < geometry.out_columns
-            and block.strip < geometry.strips
-            and block.channel < geometry.channels
-        )
-        var channel = block.channel
-        if not exists:
-            p = 0
-            q = 0
-            channel = 0
-        var plane = Int(block.image) * Int(geometry.out_planes.value) + Int(
-            block.plane
-        )
-        var line = plane * Int(geometry.out_rows) + Int(p)
-        var offset = (line * Int(geometry.out_columns) + Int(q)) * Int(
-            geometry.channels
-        ) + Int(channel)
-        return StripPixel(
-            Int(block.image),
-            IndexList[SPATIAL](Int(block.plane), Int(p), Int(q)),
-            Int(channel),
-            offset,
-            exists,
-        )
+    def _add_row[
+        p: Int
+    ](
+        line: Self.Line,
+        filters: SharedBytes,
+        block: StripBlock,
+        r: Int,
+        mut sums: Self.Sums,
+    ):
+        """Adds a row of taps, times an input row, to row `p` of the step."""
+        comptime for s in range(Self.taps):
+            var weight = Self._weight(filters, block, r * Self.taps + s)
+            comptime for q in range(COLUMNS):
+                comptime sum = p * COLUMNS + q
+                sums[sum] = line[q * Self.config.stride + s].fma(
+                    weight, sums[sum]
+                )
 
     @staticmethod
     @always_inline
     def _load_residual(
-        epilogue: Self.FusedWork,
-        geometry: StripGeometry,
-        block: StripBlock,
-        row: UInt32,
+        epilogue: Self.FusedWork, place: StripPlace
     ) -> Self.Residual:
         """Loads a step's residual, ahead of its sums."""
         var residual = Self.Residual(0)
         if epilogue.has_residual:
             comptime for i in range(Self.pixels):
-                var pixel = Self._pixel(geometry, block, row, i)
+                comptime p, q = divmod(i, COLUMNS)
                 residual = residual.insert[offset=i * Self.width](
-                    epilogue.load_residual[Self.width, Self.width](pixel.offset)
+                    epilogue.load_residual[Self.width, Self.width](
+                        place.safe_offset[p, q]()
+                    )
                 )
         return residual
 
@@ -416,9 +434,7 @@ struct StripKernel[
     def _store(
         epilogue: Self.FusedWork,
         output: Self.Output,
-        geometry: StripGeometry,
-        block: StripBlock,
-        row: UInt32,
+        place: StripPlace,
         sums: Self.Sums,
         bias: Self.Vector,
         residual: Self.Residual,
@@ -439,27 +455,23 @@ struct StripKernel[
                 # All fused work, then all stores: what it loads comes together.
                 comptime for q in range(COLUMNS):
                     comptime at = q * Self.width
-                    var pixel = Self._pixel(
-                        geometry, block, row, p * COLUMNS + q
-                    )
                     rounded = rounded.insert[offset=at](
                         output.compute[Self.width](
-                            pixel.image,
-                            pixel.at,
-                            pixel.channel,
+                            place.image,
+                            place.safe_position[p, q](),
+                            place.channel,
                             rounded.slice[Self.width, offset=at](),
                         )
                     )
             comptime for q in range(COLUMNS):
-                var pixel = Self._pixel(geometry, block, row, p * COLUMNS + q)
                 var value = rounded.slice[Self.width, offset=q * Self.width]()
-                if pixel.exists:
+                if place.exists[p, q]():
                     comptime if Self.Output.stores:
                         output.store[Self.width](
-                            pixel.image,
-                            pixel.at,
-                            pixel.channel,
-                            pixel.offset,
+                            place.image,
+                            place.safe_position[p, q](),
+                            place.channel,
+                            place.offset_of[p, q](),
                             value,
                         )
                     else:
@@ -467,17 +479,99 @@ struct StripKernel[
                             Self.Output.dtype
                         ]()
                         output.data().unsafe_store[alignment=bytes](
-                            pixel.offset, value
+                            place.offset_of[p, q](), value
                         )
 
 
-@fieldwise_init
-struct StripPixel(TrivialRegisterPassable):
-    """An output pixel of a thread."""
+struct StripPlace(TrivialRegisterPassable):
+    """Where a thread's outputs of a step are."""
 
     var image: Int
-    var at: IndexList[SPATIAL]
+    var plane: UInt32
+    var row: UInt32
+    var column: UInt32
     var channel: Int
     var offset: Int
-    """Of the thread's first channel."""
-    var exists: Bool
+    """Of the first output."""
+    var row_elements: Int
+    """From a row to the next."""
+    var channels: UInt32
+    var rows_left: UInt32
+    """Rows of the block from here on; none if the thread has no outputs."""
+    var columns_left: UInt32
+
+    @always_inline
+    def __init__(
+        out self,
+        geometry: StripGeometry,
+        block: StripBlock,
+        row: UInt32,
+        offset: Int,
+    ):
+        """Finds them.
+
+        Args:
+            geometry: The problem.
+            block: The block.
+            row: The step's first row.
+            offset: The first output's offset.
+        """
+        self.image = Int(block.image)
+        self.plane = block.plane
+        self.row = row
+        self.column = block.column
+        self.channel = Int(block.channel)
+        self.offset = offset
+        self.row_elements = Int(geometry.out_columns) * Int(geometry.channels)
+        self.channels = geometry.channels
+        self.rows_left = block.end - row if block.active else 0
+        self.columns_left = geometry.out_columns - min(
+            block.column, geometry.out_columns
+        )
+
+    @always_inline
+    def exists[p: Int, q: Int](self) -> Bool:
+        """Whether there is an output.
+
+        Parameters:
+            p: Its row of the step.
+            q: Its column of the thread.
+        """
+        return UInt32(p) < self.rows_left and UInt32(q) < self.columns_left
+
+    @always_inline
+    def offset_of[p: Int, q: Int](self) -> Int:
+        """An output's offset.
+
+        Parameters:
+            p: As for `exists`.
+            q: As for `exists`.
+        """
+        return (
+            self.offset + p * self.row_elements + Int(UInt32(q) * self.channels)
+        )
+
+    @always_inline
+    def safe_offset[p: Int, q: Int](self) -> Int:
+        """An output's offset, 0 if there is none.
+
+        Parameters:
+            p: As for `exists`.
+            q: As for `exists`.
+        """
+        return self.offset_of[p, q]() if self.exists[p, q]() else 0
+
+    @always_inline
+    def safe_position[p: Int, q: Int](self) -> IndexList[SPATIAL]:
+        """An output's pixel, the first of the plane if there is none.
+
+        Parameters:
+            p: As for `exists`.
+            q: As for `exists`.
+        """
+        var there = self.exists[p, q]()
+        return IndexList[SPATIAL](
+            Int(self.plane),
+            Int(self.row) + p if there else 0,
+            Int(self.column) + q if there else 0,
+        )
