@@ -178,7 +178,11 @@ struct StripKernel[
     comptime pixels = Self.rows * COLUMNS
     comptime outputs = Self.pixels * Self.width
     comptime Vector = SIMD[DType.float32, Self.width]
-    comptime Line = StaticTuple[Self.Vector, Self.config.input_columns()]
+    comptime kept = DType.float32 if Self.taps < 7 else Self.dtype
+    """Type of input pixels in registers: converted once, if there is room."""
+    comptime Line = StaticTuple[
+        SIMD[Self.kept, Self.width], Self.config.input_columns()
+    ]
     comptime Sums = StaticTuple[Self.Vector, Self.pixels]
     comptime Residual = SIMD[Self.residual_type, Self.outputs]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
@@ -382,13 +386,13 @@ struct StripKernel[
     @always_inline
     def _load_line(data: SharedBytes) -> Self.Line:
         """The thread's pixels of an input row."""
-        var line = Self.Line(fill=Self.Vector(0))
+        var line = Self.Line(fill=SIMD[Self.kept, Self.width](0))
         comptime for j in range(Self.config.input_columns()):
             line[j] = (
                 data.unsafe_offset(j * PIXEL_BYTES)
                 .unsafe_bitcast[Scalar[Self.dtype]]()
                 .unsafe_load[width=Self.width, alignment=LANE_BYTES](0)
-                .cast[DType.float32]()
+                .cast[Self.kept]()
             )
         return line
 
@@ -408,9 +412,8 @@ struct StripKernel[
             var weight = Self._weight(filters, block, r * Self.taps + s)
             comptime for q in range(COLUMNS):
                 comptime sum = p * COLUMNS + q
-                sums[sum] = line[q * Self.config.stride + s].fma(
-                    weight, sums[sum]
-                )
+                var value = line[q * Self.config.stride + s]
+                sums[sum] = value.cast[DType.float32]().fma(weight, sums[sum])
 
     @staticmethod
     @always_inline

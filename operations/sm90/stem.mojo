@@ -17,6 +17,7 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.compute.mma import (
+    WGMMADescriptor,
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
     wgmma_wait_group_sync,
@@ -79,8 +80,10 @@ comptime GROUP_FILTERS = 8
 comptime PART_FILTERS = 4 * GROUP_FILTERS
 """Neighbouring filters of a pixel that four threads store."""
 
-comptime STAGED_TOGETHER = 8
-"""Quads that a producer's thread loads before it stores the first."""
+comptime ROWS_TOGETHER = 2
+comptime QUADS_TOGETHER = 4
+"""Rows, and quads of each, that a producer's thread loads before it stores the
+first."""
 
 comptime CONSUMER_NAME = 1
 """The named barrier of all consumers."""
@@ -192,6 +195,44 @@ struct StemStorage(TrivialRegisterPassable):
             stage: The stage.
         """
         return self.stages + stage * self.stage_bytes
+
+
+@fieldwise_init
+struct StagedLine(TrivialRegisterPassable):
+    """A row of a tile's input pixels."""
+
+    var offset: Int
+    """Of its first element in the image; negative if it begins before it."""
+    var exists: Bool
+
+    @always_inline
+    def __init__(
+        out self,
+        geometry: StemGeometry,
+        d: Int32,
+        h: Int32,
+        w: Int32,
+        row: UInt32,
+    ):
+        """Finds a row.
+
+        Args:
+            geometry: The problem.
+            d: The tile's first input plane.
+            h: The tile's first input row.
+            w: The tile's first input column.
+            row: Of the staged ones.
+        """
+        var plane, down = geometry.staged_rows.split(row)
+        var z = d + Int32(plane) * geometry.dilation_d
+        var y = h + Int32(down)
+        self.exists = (
+            plane < geometry.taps_d
+            and UInt32(z) < UInt32(geometry.depth)
+            and UInt32(y) < UInt32(geometry.height)
+        )
+        var pixel = (z * geometry.height + y) * geometry.width + w
+        self.offset = Int(pixel) * Int(geometry.channels)
 
 
 @fieldwise_init
@@ -456,67 +497,79 @@ struct StemKernel[
         stage: SharedAddress,
         thread: UInt32,
     ):
-        """Stages the quads of a tile whose first input pixel is (d, h, w)."""
-        comptime batch = UInt32(STAGED_TOGETHER * WARPGROUP)
-        for first in range(UInt32(0), geometry.stage_quads, batch):
-            var values = StaticTuple[SIMD[Self.in_type, QUAD], STAGED_TOGETHER](
-                fill=SIMD[Self.in_type, QUAD](0)
+        """Stages the quads of a tile whose first input pixel is (d, h, w). A
+        warp takes `ROWS_TOGETHER` rows at a time, and loads `QUADS_TOGETHER`
+        quads of each in every thread before it stores the first."""
+        comptime rows_step = UInt32(ROWS_TOGETHER * WARPGROUP // WARP)
+        comptime columns_step = UInt32(QUADS_TOGETHER * WARP)
+        comptime Values = StaticTuple[SIMD[Self.in_type, QUAD], ROWS_TOGETHER]
+        var columns = geometry.staged_quads.value
+        var rows = geometry.taps_d * geometry.staged_rows.value
+        var warp, lane = divmod(thread, UInt32(WARP))
+        for first in range(warp * UInt32(ROWS_TOGETHER), rows, rows_step):
+            var lines = StaticTuple[StagedLine, ROWS_TOGETHER](
+                fill=StagedLine(0, False)
             )
-            comptime for i in range(STAGED_TOGETHER):
-                var at = first + UInt32(i * WARPGROUP) + thread
-                values[i] = Self._load_quad[whole](image, geometry, d, h, w, at)
-            comptime for i in range(STAGED_TOGETHER):
-                var at = first + UInt32(i * WARPGROUP) + thread
-                if at < geometry.stage_quads:
-                    _store_shared(
-                        stage + at * QUAD_BYTES,
-                        bitcast[DType.uint32, 2](values[i]),
+            comptime for i in range(ROWS_TOGETHER):
+                lines[i] = StagedLine(geometry, d, h, w, first + UInt32(i))
+            for start in range(UInt32(0), columns, columns_step):
+                var values = StaticTuple[Values, QUADS_TOGETHER](
+                    fill=Values(fill=SIMD[Self.in_type, QUAD](0))
+                )
+                comptime for j in range(QUADS_TOGETHER):
+                    var column = start + UInt32(j * WARP) + lane
+                    values[j] = Self._load_quads[whole](
+                        image, geometry, lines, column, w
                     )
+                comptime for j in range(QUADS_TOGETHER):
+                    var column = start + UInt32(j * WARP) + lane
+                    comptime for i in range(ROWS_TOGETHER):
+                        var row = first + UInt32(i)
+                        if row < rows and column < columns:
+                            _store_shared(
+                                stage + (row * columns + column) * QUAD_BYTES,
+                                bitcast[DType.uint32, 2](values[j][i]),
+                            )
 
     @staticmethod
     @always_inline
-    def _load_quad[
+    def _load_quads[
         whole: Bool
     ](
         image: Reads[Self.in_type],
         geometry: StemGeometry,
-        d: Int32,
-        h: Int32,
+        lines: StaticTuple[StagedLine, ROWS_TOGETHER],
+        column: UInt32,
         w: Int32,
-        at: UInt32,
-    ) -> SIMD[Self.in_type, QUAD]:
-        """Loads a quad of a tile whose first input pixel is (d, h, w): at once
-        if channels come in whole quads. Loads have a predicate rather than a
-        branch, so that many are under way."""
-        var staged, column = geometry.staged_quads.split(at)
-        var plane, row = geometry.staged_rows.split(staged)
+    ) -> StaticTuple[SIMD[Self.in_type, QUAD], ROWS_TOGETHER]:
+        """Loads a column's quad of some rows: at once if channels come in whole
+        quads. Loads have a predicate rather than a branch, so that many are
+        under way."""
+        var result = StaticTuple[SIMD[Self.in_type, QUAD], ROWS_TOGETHER](
+            fill=SIMD[Self.in_type, QUAD](0)
+        )
         var pixel = column >> geometry.quad_shift
         var c = (column - (pixel << geometry.quad_shift)) * QUAD
-        var z = d + Int32(plane) * geometry.dilation_d
-        var y = h + Int32(row)
-        var x = w + Int32(pixel)
-        var inside = (
-            at < geometry.stage_quads
-            and UInt32(z) < UInt32(geometry.depth)
-            and UInt32(y) < UInt32(geometry.height)
-            and UInt32(x) < UInt32(geometry.width)
-        )
-        var offset = (
-            UInt32((z * geometry.height + y) * geometry.width + x)
-            * geometry.channels
-            + c
-        )
-        var from_ = image.unsafe_offset(Int(offset))
-        comptime if whole:
-            return bitcast[Self.in_type, QUAD](_load_quad_if(inside, from_))
-        else:
-            var values = SIMD[DType.uint16, QUAD](0)
-            comptime for e in range(QUAD):
-                values[e] = _load_element_if(
-                    inside and c + UInt32(e) < geometry.channels,
-                    from_.unsafe_offset(e),
+        var inside = column < geometry.staged_quads.value and UInt32(
+            w + Int32(pixel)
+        ) < UInt32(geometry.width)
+        var offset = pixel * geometry.channels + c
+        comptime for i in range(ROWS_TOGETHER):
+            var exists = inside and lines[i].exists
+            var from_ = image.unsafe_offset(lines[i].offset + Int(offset))
+            comptime if whole:
+                result[i] = bitcast[Self.in_type, QUAD](
+                    _load_quad_if(exists, from_)
                 )
-            return bitcast[Self.in_type, QUAD](values)
+            else:
+                var values = SIMD[DType.uint16, QUAD](0)
+                comptime for e in range(QUAD):
+                    values[e] = _load_element_if(
+                        exists and c + UInt32(e) < geometry.channels,
+                        from_.unsafe_offset(e),
+                    )
+                result[i] = bitcast[Self.in_type, QUAD](values)
+        return result
 
     @staticmethod
     @always_inline
@@ -590,6 +643,7 @@ struct StemKernel[
         )
         var filters = storage.filter + tile_n * geometry.chunks * chunk_bytes
         for _ in range(geometry.chunks):
+            var descriptor = _operand[Self.in_type](filters)
             var activations = Self._gather(
                 stage + rows.low_quad,
                 stage + rows.high_quad,
@@ -604,7 +658,9 @@ struct StemKernel[
                 )
                 sums = multiply_fragment[Self.in_type, Self.config.tile_n](
                     activations[k],
-                    _operand[Self.in_type](filters + UInt32(at)),
+                    WGMMADescriptor[Self.in_type](
+                        descriptor.desc + Int64(at >> 4)
+                    ),
                     sums,
                 )
             wgmma_commit_group_sync()
