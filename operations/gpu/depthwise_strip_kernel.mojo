@@ -1,7 +1,6 @@
 """The GPU's strip kernel, for depthwise filters of the common sizes.
 
     every step:   wait for the step's input rows, ask for those of a later step
-                  residual -> registers
                   shared memory -> registers, multiply, epilogue, store
 """
 
@@ -13,6 +12,7 @@ from max.gpu import (
 )
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
+from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
@@ -27,11 +27,9 @@ from .depthwise_strips import (
     LANES,
     LANE_BYTES,
     MAX_THREADS,
-    MULTIPROCESSOR_REGISTERS,
     PIXEL_BYTES,
     StripConfig,
     StripGeometry,
-    THREAD_REGISTERS,
 )
 
 comptime SharedBytes = Pointer[
@@ -55,6 +53,24 @@ def _copy_chunk(to: SharedBytes, from_: Reads, exists: Bool):
         UInt64(Int(from_)),
         UInt32(CHUNK_BYTES) if exists else UInt32(0),
     )
+
+
+@always_inline
+def _widen[
+    dtype: DType, width: SIMDLength
+](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
+    """The values in float32; of a pair of bfloat16 with one instruction each.
+    """
+    comptime if dtype != DType.bfloat16 or Int(width) % 2 != 0:
+        return value.cast[DType.float32]()
+    else:
+        comptime pairs = Int(width) // 2
+        var bits = bitcast[DType.uint32, pairs](value)
+        var result = SIMD[DType.uint32, width](0)
+        comptime for i in range(pairs):
+            result[2 * i] = bits[i] << 16
+            result[2 * i + 1] = bits[i] & 0xFFFF0000
+        return bitcast[DType.float32, width](result)
 
 
 @always_inline
@@ -176,15 +192,11 @@ struct StripKernel[
     comptime rows = Self.config.rows()
     comptime taps = Self.config.taps
     comptime pixels = Self.rows * COLUMNS
-    comptime outputs = Self.pixels * Self.width
     comptime Vector = SIMD[DType.float32, Self.width]
-    comptime kept = DType.float32 if Self.taps < 7 else Self.dtype
-    """Type of input pixels in registers: converted once, if there is room."""
-    comptime Line = StaticTuple[
-        SIMD[Self.kept, Self.width], Self.config.input_columns()
-    ]
+    comptime Loaded = SIMD[Self.dtype, Self.width]
+    comptime Line = StaticTuple[Self.Loaded, Self.config.input_columns()]
     comptime Sums = StaticTuple[Self.Vector, Self.pixels]
-    comptime Residual = SIMD[Self.residual_type, Self.outputs]
+    comptime Residual = SIMD[Self.residual_type, COLUMNS * Self.width]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
 
     @staticmethod
@@ -192,9 +204,7 @@ struct StripKernel[
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
             Int32(MAX_THREADS)
         ),
-        `nvvm.minctasm`=SIMDLength(
-            MULTIPROCESSOR_REGISTERS // (THREAD_REGISTERS * MAX_THREADS)
-        ),
+        `nvvm.minctasm`=SIMDLength(Self.config.resident()),
     )
     def run(
         activation: Reads[Self.dtype],
@@ -248,12 +258,11 @@ struct StripKernel[
                 ring_data,
                 first + UInt32(window + (ahead - 1) * step_rows),
             )
-            var place = StripPlace(geometry, block, row, offset)
-            var residual = Self._load_residual(epilogue, place)
             var sums = Self._convolve(
                 geometry, block, ring_data, filters, first
             )
-            Self._store(epilogue, output, place, sums, bias, residual)
+            var place = StripPlace(geometry, block, row, offset)
+            Self._store(epilogue, output, place, sums, bias)
             first += UInt32(step_rows)
             offset += Self.rows * place.row_elements
 
@@ -386,13 +395,12 @@ struct StripKernel[
     @always_inline
     def _load_line(data: SharedBytes) -> Self.Line:
         """The thread's pixels of an input row."""
-        var line = Self.Line(fill=SIMD[Self.kept, Self.width](0))
+        var line = Self.Line(fill=Self.Loaded(0))
         comptime for j in range(Self.config.input_columns()):
             line[j] = (
                 data.unsafe_offset(j * PIXEL_BYTES)
                 .unsafe_bitcast[Scalar[Self.dtype]]()
                 .unsafe_load[width=Self.width, alignment=LANE_BYTES](0)
-                .cast[Self.kept]()
             )
         return line
 
@@ -413,19 +421,18 @@ struct StripKernel[
             comptime for q in range(COLUMNS):
                 comptime sum = p * COLUMNS + q
                 var value = line[q * Self.config.stride + s]
-                sums[sum] = value.cast[DType.float32]().fma(weight, sums[sum])
+                sums[sum] = _widen(value).fma(weight, sums[sum])
 
     @staticmethod
     @always_inline
-    def _load_residual(
-        epilogue: Self.FusedWork, place: StripPlace
-    ) -> Self.Residual:
-        """Loads a step's residual, ahead of its sums."""
+    def _load_residual[
+        p: Int
+    ](epilogue: Self.FusedWork, place: StripPlace) -> Self.Residual:
+        """Loads the residual of a step's row."""
         var residual = Self.Residual(0)
         if epilogue.has_residual:
-            comptime for i in range(Self.pixels):
-                comptime p, q = divmod(i, COLUMNS)
-                residual = residual.insert[offset=i * Self.width](
+            comptime for q in range(COLUMNS):
+                residual = residual.insert[offset=q * Self.width](
                     epilogue.load_residual[Self.width, Self.width](
                         place.safe_offset[p, q]()
                     )
@@ -440,20 +447,22 @@ struct StripKernel[
         place: StripPlace,
         sums: Self.Sums,
         bias: Self.Vector,
-        residual: Self.Residual,
     ):
         """Finishes and stores a step's outputs, a row at a time."""
         comptime width = COLUMNS * Self.width
         comptime for p in range(Self.rows):
-            var values = SIMD[DType.float32, width](0)
-            var biases = SIMD[DType.float32, width](0)
+            var residual = Self._load_residual[p](epilogue, place)
+            var rounded = SIMD[Self.Output.dtype, width](0)
             comptime for q in range(COLUMNS):
                 comptime at = q * Self.width
-                values = values.insert[offset=at](sums[p * COLUMNS + q])
-                biases = biases.insert[offset=at](bias)
-            var rounded = epilogue.finish[width](
-                values, biases, residual.slice[width, offset=p * width]()
-            ).cast[Self.Output.dtype]()
+                var value = epilogue.finish[Self.width](
+                    sums[p * COLUMNS + q],
+                    bias,
+                    residual.slice[Self.width, offset=at](),
+                )
+                rounded = rounded.insert[offset=at](
+                    value.cast[Self.Output.dtype]()
+                )
             comptime if not Self.Output.stores:
                 # All fused work, then all stores: what it loads comes together.
                 comptime for q in range(COLUMNS):

@@ -33,11 +33,8 @@ comptime PIXEL_BYTES = LANES * LANE_BYTES
 comptime MAX_STRIPS = 14
 """Strips of a block at stride 1, at most."""
 
-comptime MAX_THREADS = LANES * 16
-"""Threads of a block, at most: whole warps of whole strips."""
-
-comptime THREAD_REGISTERS = 128
-"""Registers of a thread, at most."""
+comptime MAX_THREADS = LANES * MAX_STRIPS
+"""Threads of a block, at most."""
 
 comptime MULTIPROCESSOR_REGISTERS = 64 * 1024
 
@@ -79,7 +76,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
 
     def ahead(self) -> Int:
         """Steps whose input rows are on their way."""
-        return 3 if self.taps == 3 else 2
+        return 2
 
     def ring(self) -> Int:
         """Input rows in shared memory."""
@@ -88,6 +85,14 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
     def input_columns(self) -> Int:
         """Input pixels of a thread along w."""
         return (COLUMNS - 1) * self.stride + self.taps
+
+    def registers(self) -> Int:
+        """Registers of a thread, at most."""
+        return 128 if self.taps > 3 and self.stride == 1 else 80
+
+    def resident(self) -> Int:
+        """Blocks of a multiprocessor that registers allow, at least."""
+        return MULTIPROCESSOR_REGISTERS // (self.registers() * MAX_THREADS)
 
     def max_strips(self) -> Int:
         """Strips of a block, at most."""
@@ -214,7 +219,7 @@ struct StripPlan(ImplicitlyCopyable, Movable, Writable):
         var resident = min(
             MULTIPROCESSOR_BYTES // (self.shared_bytes + BLOCK_BYTES),
             MULTIPROCESSOR_REGISTERS
-            // (THREAD_REGISTERS * ceildiv(self.strips * LANES, 32) * 32),
+            // (config.registers() * ceildiv(self.strips * LANES, 32) * 32),
         )
         var slots = multiprocessors * max(1, min(resident, MAX_RESIDENT))
         var columns = (

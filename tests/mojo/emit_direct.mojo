@@ -45,7 +45,12 @@ def main() raises:
         ].run
         var info = compile_info[kernel, emission_kind="asm", target=target]()
         write(String(t"strip{index}"), String(info.asm))
-        print(String(t"strip{index}"), depthwise_strips.MAX_THREADS, 2, config)
+        print(
+            String(t"strip{index}"),
+            depthwise_strips.MAX_THREADS,
+            config.resident(),
+            config,
+        )
     comptime for index in range(depthwise_geometry.DEPTHWISE_CANDIDATES):
         comptime config = depthwise_geometry.depthwise_candidate[TYPE](index)
         comptime kernel = DepthwiseKernel[
