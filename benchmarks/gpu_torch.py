@@ -2,68 +2,85 @@
 
     python benchmarks/gpu_torch.py tests/gpu/sm90_time.txt
 
-bfloat16, channels-last, `cudnn.benchmark`; replays of a CUDA graph of 32 launches on random data,
-over several input sets that together exceed the L2; the median of 7, after a pause in which the
-chip cools. Needs torch with CUDA; the lines of the file are described in tests/gpu/sm90.mojo.
+bfloat16, channels-last (one axis: as PyTorch has it), `cudnn.benchmark`; replays of a CUDA graph of
+32 launches on random data, over several input sets that together exceed the L2; the median of 7,
+after a pause in which the chip cools. Needs torch with CUDA; the lines of the file are described in
+tests/gpu/problems.mojo.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 LAUNCHES = 32
 ROTATED_BYTES = 256 << 20
 REPLAYS = 3
+LONG = 2e10
 
 
-def measure(numbers: list[int]) -> tuple[float, float]:
+CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+def parse(words: list[str]) -> tuple[list[int], list[list[int]]]:
+    """Batch, channels, filters, groups; input, filter, stride, dilation, padding before, after."""
+    if len(words) == 15:
+        n, h, w, c, k, r, s, *rest = map(int, words)
+        stride, dilation, (top, bottom, left, right) = rest[:2], rest[2:4], rest[4:]
+        axes = [[h, w], [r, s], stride, dilation, [top, left], [bottom, right]]
+        return [n, c, k, 1], axes
+    counts = [int(words[at]) for at in (0, 2, 3, 9)]
+    return counts, [[int(x) for x in words[at].split("x")] for at in (1, 4, 5, 6, 7, 8)]
+
+
+def measure(words: list[str]) -> tuple[float, float]:
     """Milliseconds of a convolution, and its TFLOP/s."""
-    n, h, w, c, k, r, s, stride_h, stride_w, dilation_h, dilation_w, top, bottom, left, right = (
-        numbers
-    )
-    if (top, left) != (bottom, right):
-        raise ValueError(f"padding: {numbers[11:]} is not symmetric, as PyTorch needs it")
-    p = (h + top + bottom - (r - 1) * dilation_h - 1) // stride_h + 1
-    q = (w + left + right - (s - 1) * dilation_w - 1) // stride_w + 1
-    set_bytes = 2 * (n * h * w * c + k * r * s * c + n * p * q * k)
+    (n, c, k, groups), (size, taps, stride, dilation, before, after) = parse(words)
+    if before != after:
+        raise ValueError(f"padding: {before}, {after} is not symmetric, as PyTorch needs it")
+    outputs = [
+        (x + 2 * p - (r - 1) * d - 1) // s + 1
+        for x, p, r, d, s in zip(size, before, taps, dilation, stride, strict=True)
+    ]
+    reduction = math.prod(taps) * c // groups
+    set_bytes = 2 * (n * math.prod(size) * c + k * reduction + n * math.prod(outputs) * k)
     sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
+    operations = 2 * n * math.prod(outputs) * k * reduction
 
     def operands(*shape: int) -> list[torch.Tensor]:
         return [
             torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(
-                memory_format=torch.channels_last
+                memory_format=FORMATS[len(size) - 1]
             )
             for _ in range(sets)
         ]
 
-    activations, filters = operands(n, c, h, w), operands(k, c, r, s)
+    activations, filters = operands(n, c, *size), operands(k, c // groups, *taps)
+    convolution = CONVOLUTIONS[len(size) - 1]
 
     def launch(index: int) -> torch.Tensor:
-        return torch.nn.functional.conv2d(
-            activations[index],
-            filters[index],
-            None,
-            (stride_h, stride_w),
-            (top, left),
-            (dilation_h, dilation_w),
+        return convolution(
+            activations[index], filters[index], None, stride, before, dilation, groups
         )
 
     for index in range(sets):
         launch(index)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    outputs: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     with torch.cuda.graph(graph):
         for index in range(LAUNCHES):
-            outputs.append(launch(index % sets))
-            if len(outputs) > sets:
-                outputs.pop(0)
-    time.sleep(0.25)
+            results.append(launch(index % sets))
+            if len(results) > sets:
+                results.pop(0)
+    time.sleep(0.25 if operations > LONG else 0.01)
     for _ in range(REPLAYS):
         graph.replay()
     times = []
@@ -77,7 +94,7 @@ def measure(numbers: list[int]) -> tuple[float, float]:
         end.synchronize()
         times.append(begin.elapsed_time(end) / (REPLAYS * LAUNCHES))
     milliseconds = statistics.median(times)
-    return milliseconds, 2 * n * p * q * k * c * r * s / milliseconds / 1e9
+    return milliseconds, operations / milliseconds / 1e9
 
 
 def main() -> None:
@@ -89,8 +106,8 @@ def main() -> None:
     print("torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), flush=True)
     for line in problems.read_text().splitlines():
         if line and not line.startswith("#"):
-            name, *numbers = line.split()
-            milliseconds, teraflops = measure([int(number) for number in numbers])
+            name, *words = line.split()
+            milliseconds, teraflops = measure(words)
             print(f"{name} torch {milliseconds:.4f} ms {teraflops:.0f} TFLOP/s", flush=True)
             torch.cuda.empty_cache()
 

@@ -16,6 +16,7 @@ from .fields import (
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
     KERNEL_SM90,
+    KERNEL_STEM,
     PANEL,
 )
 from .problem import ConvProblem
@@ -117,6 +118,8 @@ def kernel_name(kernel: Int) -> StaticString:
         return "few_filters"
     if kernel == KERNEL_SM90:
         return "sm90"
+    if kernel == KERNEL_STEM:
+        return "stem"
     return "auto"
 
 
@@ -165,8 +168,10 @@ def can_implement(
     Returns:
         The reason, or None if the kernel can.
     """
-    if kernel == KERNEL_SM90:
-        return String("sm90 runs on GPUs of compute capability 9.0 only")
+    if kernel == KERNEL_SM90 or kernel == KERNEL_STEM:
+        return String(
+            t"{kernel_name(kernel)} runs on GPUs of compute capability 9.0 only"
+        )
     if source == SOURCE_FUSED and kernel != KERNEL_IMPLICIT_GEMM:
         return String(
             t"{kernel_name(kernel)} reads the activation from memory, but here"

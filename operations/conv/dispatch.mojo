@@ -27,7 +27,7 @@ from .fields import (
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
-    KERNEL_SM90,
+    KERNEL_STEM,
     LAYOUT_PACKED,
     PANEL,
 )
@@ -79,9 +79,9 @@ def choose_kernel(
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    if requested < KERNEL_AUTO or requested > KERNEL_SM90:
+    if requested < KERNEL_AUTO or requested > KERNEL_STEM:
         raise Error(
-            t"config: kernel code {requested} is not 0 to {KERNEL_SM90}"
+            t"config: kernel code {requested} is not 0 to {KERNEL_STEM}"
         )
     if requested != KERNEL_AUTO:
         var refusal = can_implement(requested, problem, source)

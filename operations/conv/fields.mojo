@@ -52,6 +52,7 @@ comptime KERNEL_DEPTHWISE = 4
 comptime KERNEL_GROUPED = 5
 comptime KERNEL_FEW_FILTERS = 6
 comptime KERNEL_SM90 = 7
+comptime KERNEL_STEM = 8
 
 # Activations of the epilogue.
 comptime ACTIVATION_NONE = 0

@@ -2,26 +2,30 @@
 else a general one. Every refusal has its reason."""
 
 from max.gpu.host import DeviceAttribute, DeviceContext
-from max.gpu.host.info import GPUInfo
 from std.collections import Optional
 from std.math import ceildiv
-from std.sys.info import size_of
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.config import kernel_name
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
     KERNEL_AUTO,
+    KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
     KERNEL_SM90,
+    KERNEL_STEM,
     LAYOUT_KRSC,
 )
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
+from ..sm90 import stem_launch
 from ..sm90.dispatch import choose as choose_sm90
 from ..sm90.dispatch import convolve as convolve_sm90
+from ..sm90.stem_geometry import MAX_CHANNELS
+from . import depthwise_launch
+from .depthwise_geometry import choose_depthwise, depthwise_candidate
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
 from .direct import convolve as convolve_direct
 from .geometry import geometry_refusal
@@ -30,8 +34,9 @@ from .packing import pack_filter
 from .reference import convolve as convolve_reference
 from .trace import is_traced, trace
 
-comptime ENGINE_BYTES = 16
-"""What addresses that the copy engine takes are multiples of."""
+comptime ALIGNMENT = 16
+"""Bytes of which the copy engine takes addresses to be multiples, and that a
+thread accesses at once."""
 
 comptime MIN_TILE_FILTERS = 8
 """Filters of a group from which on a tile of the implicit GEMM is filled
@@ -44,19 +49,11 @@ struct Operands(ImplicitlyCopyable, Movable):
 
     var fused_input: Bool
     """Whether the activation is computed by what stands before the op."""
-    var fused_output: Bool
-    """Whether the graph compiler fused work behind the op."""
-    var identity: Bool
-    """Whether the epilogue does nothing."""
-    var engine_aligned: Bool
-    """Whether the addresses of activation, filter and output are multiples of
-    `ENGINE_BYTES`."""
-    var vector_input: Bool
-    """Whether activation and filter may be loaded `VECTOR` channels at a time.
-    """
-    var vector_output: Bool
-    """Whether output, bias and residual may be accessed `VECTOR` filters at a
-    time."""
+    var aligned: Bool
+    """Whether the addresses of all operands that lie in memory are multiples
+    of `ALIGNMENT`."""
+    var plain_output: Bool
+    """Whether sums are stored as they are."""
 
 
 def operands_of[
@@ -65,7 +62,6 @@ def operands_of[
     bias_type: DType,
     residual_type: DType,
 ](
-    problem: ConvProblem,
     activation: Source,
     filter: Reads[Source.dtype],
     epilogue: Epilogue[bias_type, residual_type],
@@ -80,42 +76,25 @@ def operands_of[
         residual_type: Of the residual.
 
     Args:
-        problem: The convolution.
         activation: The activation.
         filter: The filter in `LAYOUT_KRSC`.
         epilogue: The epilogue.
         output: The output.
     """
-    comptime in_vector = VECTOR * size_of[Source.dtype]()
-    comptime out_vector = VECTOR * size_of[Output.dtype]()
-    var vector_input = (
-        problem.group_channels() % VECTOR == 0 and Int(filter) % in_vector == 0
-    )
-    var vector_output = problem.group_filters() % VECTOR == 0
-    var engine_aligned = Int(filter) % ENGINE_BYTES == 0
+    var addresses = Int(filter)
     comptime if not Source.fused:
-        vector_input = vector_input and Int(activation.data()) % in_vector == 0
-        engine_aligned = (
-            engine_aligned and Int(activation.data()) % ENGINE_BYTES == 0
-        )
+        addresses |= Int(activation.data())
     comptime if not Output.stores:
-        vector_output = vector_output and Int(output.data()) % out_vector == 0
-        engine_aligned = (
-            engine_aligned and Int(output.data()) % ENGINE_BYTES == 0
-        )
+        addresses |= Int(output.data())
     if epilogue.has_bias:
-        comptime bytes = VECTOR * size_of[bias_type]()
-        vector_output = vector_output and Int(epilogue.bias) % bytes == 0
+        addresses |= Int(epilogue.bias)
     if epilogue.has_residual:
-        comptime bytes = VECTOR * size_of[residual_type]()
-        vector_output = vector_output and Int(epilogue.residual) % bytes == 0
+        addresses |= Int(epilogue.residual)
     return Operands(
         fused_input=Source.fused,
-        fused_output=Output.computes or Output.stores,
-        identity=epilogue.is_identity(),
-        engine_aligned=engine_aligned,
-        vector_input=vector_input,
-        vector_output=vector_output,
+        aligned=addresses % ALIGNMENT == 0,
+        plain_output=not (Output.computes or Output.stores)
+        and epilogue.is_identity(),
     )
 
 
@@ -126,7 +105,7 @@ def is_hopper() -> Bool:
 
 
 def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
-    """Whether the Hopper kernel is built for these types.
+    """Whether the Hopper kernels are built for these types.
 
     Parameters:
         in_type: Of activation and filter.
@@ -135,49 +114,39 @@ def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
     return in_type.is_half_float() and out_type.is_half_float()
 
 
-def sm90_refusal[
+def _hopper_refusal[
     in_type: DType, out_type: DType, hopper: Bool
-](problem: ConvProblem, operands: Operands, multiprocessors: Int) -> Optional[
-    String
-]:
-    """Why the Hopper kernel cannot take a problem, or None.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-        hopper: Whether the GPU has compute capability 9.0.
-
-    Args:
-        problem: The convolution.
-        operands: Its operands.
-        multiprocessors: Of the GPU.
-    """
+](kernel: Int, operands: Operands) -> Optional[String]:
+    """Why no Hopper kernel can take a problem with these types and operands."""
+    var name = kernel_name(kernel)
     comptime if not hopper:
-        return String("sm90 runs on compute capability 9.0 only (H100, H200)")
+        return String(
+            t"{name} runs on compute capability 9.0 only (H100, H200)"
+        )
     elif not has_sm90_types[in_type, out_type]():
         return String(
-            t"sm90 takes and gives bfloat16 or float16; here {in_type} and"
+            t"{name} takes and gives bfloat16 or float16; here {in_type} and"
             t" {out_type}"
         )
     else:
         if operands.fused_input:
             return String(
-                "sm90 reads the activation from memory, but here other work is"
-                " fused in front of it"
+                t"{name} reads the activation from memory, but here other work"
+                t" is fused in front of it"
             )
-        if operands.fused_output:
-            return String("sm90 takes no fused output yet")
-        if not operands.identity:
-            return String("sm90 takes no epilogue yet")
-        if not operands.engine_aligned:
-            return String(
-                t"the copy engine takes addresses that are multiples of"
-                t" {ENGINE_BYTES}; here one of an operand is not"
-            )
-        var choice = choose_sm90[in_type, out_type](problem, multiprocessors)
-        if choice.index < 0:
-            return choice.refusal
+        return _alignment_refusal(name, operands)
+
+
+def _alignment_refusal(
+    name: StaticString, operands: Operands
+) -> Optional[String]:
+    """Why a kernel that takes aligned operands cannot take these."""
+    if operands.aligned:
         return None
+    return String(
+        t"{name} takes operands at multiples of {ALIGNMENT} bytes; here one"
+        t" is not"
+    )
 
 
 def can_implement[
@@ -185,7 +154,7 @@ def can_implement[
 ](
     kernel: Int, problem: ConvProblem, operands: Operands, multiprocessors: Int
 ) -> Optional[String]:
-    """Why a kernel of GPUs cannot take a problem, or None.
+    """Why a kernel cannot take a problem on a GPU, or None.
 
     Parameters:
         in_type: Of activation and filter.
@@ -198,17 +167,38 @@ def can_implement[
         operands: Its operands.
         multiprocessors: Of the GPU.
     """
-    if kernel == KERNEL_SM90:
-        return sm90_refusal[in_type, out_type, hopper](
-            problem, operands, multiprocessors
-        )
     if kernel == KERNEL_REFERENCE:
         return None
     if kernel == KERNEL_IMPLICIT_GEMM or kernel == KERNEL_GROUPED:
         return geometry_refusal(problem)
+    if kernel == KERNEL_DEPTHWISE:
+        var refusal = _alignment_refusal(kernel_name(kernel), operands)
+        if refusal:
+            return refusal
+        return depthwise_launch.can_implement[in_type](problem)
+    if kernel == KERNEL_SM90 or kernel == KERNEL_STEM:
+        var refusal = _hopper_refusal[in_type, out_type, hopper](
+            kernel, operands
+        )
+        if refusal:
+            return refusal
+        comptime if has_sm90_types[in_type, out_type]():
+            if kernel == KERNEL_STEM:
+                return stem_launch.can_implement[in_type, out_type](problem)
+            if not operands.plain_output:
+                return String("sm90 stores sums as they are")
+            # Choosing asks for the tiles of at least one output.
+            if problem.gemm_m() == 0 or problem.filters == 0:
+                return None
+            var choice = choose_sm90[in_type, out_type](
+                problem, multiprocessors
+            )
+            if choice.index < 0:
+                return choice.refusal
+        return None
     return String(
         t"{kernel_name(kernel)} is a kernel of CPUs; a GPU has reference,"
-        t" implicit_gemm, grouped and sm90"
+        t" implicit_gemm, depthwise, grouped, sm90 and stem"
     )
 
 
@@ -249,10 +239,21 @@ def choose_kernel[
                 t" convolution: {refusal.value()}"
             )
         return requested
-    # Written refusals cost time: what types rule out is not asked.
+    # A refusal costs time to write: only what may well be taken is asked.
     comptime if hopper and has_sm90_types[in_type, out_type]():
-        if not sm90_refusal[in_type, out_type, hopper](
-            problem, operands, multiprocessors
+        if problem.groups == 1 and problem.channels <= MAX_CHANNELS:
+            if not can_implement[in_type, out_type, hopper](
+                KERNEL_STEM, problem, operands, multiprocessors
+            ):
+                return KERNEL_STEM
+    if problem.group_channels() == 1:
+        if not can_implement[in_type, out_type, hopper](
+            KERNEL_DEPTHWISE, problem, operands, multiprocessors
+        ):
+            return KERNEL_DEPTHWISE
+    comptime if hopper and has_sm90_types[in_type, out_type]():
+        if not can_implement[in_type, out_type, hopper](
+            KERNEL_SM90, problem, operands, multiprocessors
         ):
             return KERNEL_SM90
     var refusal = geometry_refusal(problem)
@@ -271,7 +272,7 @@ def explain_choice[
     problem: ConvProblem,
     operands: Operands,
     multiprocessors: Int,
-) -> String:
+) raises -> String:
     """Why `choose_kernel` chose a kernel, for people.
 
     Parameters:
@@ -296,8 +297,13 @@ def explain_choice[
             return String(
                 choose_sm90[in_type, out_type](problem, multiprocessors)
             )
-    var refusal = sm90_refusal[in_type, out_type, hopper](
-        problem, operands, multiprocessors
+        if kernel == KERNEL_STEM:
+            return stem_launch.explain_stem[out_type](problem, multiprocessors)
+    if kernel == KERNEL_DEPTHWISE:
+        var choice = choose_depthwise[in_type](problem)
+        return String(depthwise_candidate[in_type](choice))
+    var refusal = can_implement[in_type, out_type, hopper](
+        KERNEL_SM90, problem, operands, multiprocessors
     ).or_else(String())
     if kernel == KERNEL_GROUPED:
         return String(
@@ -406,7 +412,7 @@ def _run[
     comptime hopper = is_hopper()
     comptime in_type = Source.dtype
     comptime out_type = Output.dtype
-    var operands = operands_of(problem, activation, filter, epilogue, output)
+    var operands = operands_of(activation, filter, epilogue, output)
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
@@ -425,14 +431,24 @@ def _run[
         )
     if problem.gemm_m() == 0 or problem.filters == 0:
         return
-    comptime plain = not (Source.fused or Output.computes or Output.stores)
-    comptime if hopper and plain and has_sm90_types[in_type, out_type]():
+    comptime if hopper and not Source.fused and has_sm90_types[
+        in_type, out_type
+    ]():
         if kernel == KERNEL_SM90:
             convolve_sm90(
                 ctx, problem, activation.data(), filter, output.data()
             )
             return
-    if kernel == KERNEL_GROUPED:
+        if kernel == KERNEL_STEM:
+            stem_launch.convolve(
+                ctx, problem, activation, filter, epilogue, output
+            )
+            return
+    if kernel == KERNEL_DEPTHWISE:
+        depthwise_launch.convolve(
+            ctx, problem, activation, filter, epilogue, output
+        )
+    elif kernel == KERNEL_GROUPED:
         convolve_grouped(ctx, problem, activation, filter, epilogue, output)
     elif kernel == KERNEL_REFERENCE:
         convolve_reference(ctx, problem, activation, filter, epilogue, output)
@@ -468,23 +484,14 @@ def _run_tile[
 ) raises:
     """Enqueues the implicit GEMM with a tile, and the loads that the operands
     allow."""
-    if operands.vector_input:
+    var vector_output = (
+        operands.aligned and problem.group_filters() % VECTOR == 0
+    )
+    if operands.aligned and problem.group_channels() % VECTOR == 0:
         convolve_direct[tile, VECTOR](
-            ctx,
-            problem,
-            activation,
-            filter,
-            epilogue,
-            output,
-            operands.vector_output,
+            ctx, problem, activation, filter, epilogue, output, vector_output
         )
     else:
         convolve_direct[tile, 1](
-            ctx,
-            problem,
-            activation,
-            filter,
-            epilogue,
-            output,
-            operands.vector_output,
+            ctx, problem, activation, filter, epilogue, output, vector_output
         )

@@ -6,11 +6,11 @@ run-time one.
 """
 
 from std.collections import Optional
-from std.math import ceildiv
 from std.sys.info import size_of
 
-from ..conv.problem import ConvProblem, axis_name
+from ..conv.problem import ConvProblem
 from ..pipeline.barrier import BARRIER_BYTES
+from .walk import ALIGNMENT, ROW_BYTES, Walk
 
 comptime WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -23,9 +23,6 @@ comptime MAX_MMA_N = 256
 
 comptime MAX_BOX = 256
 """Elements of a box along one dimension, at most."""
-
-comptime ROW_BYTES = 128
-"""Bytes of a tile's row: the span of the swizzle."""
 
 comptime PATTERN_BYTES = 1024
 """Bytes after which the 128-byte swizzle repeats: 8 rows."""
@@ -70,6 +67,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var stationary: Bool
     """Whether the filter ring holds the whole filter, loaded once: for
     problems whose filters fit one tile."""
+    var splits: Bool
+    """Whether the blocks of a cluster may share a tile, each with a part of
+    its sum."""
     var output_stages: Int
     """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
     from."""
@@ -243,6 +243,18 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String("stages: a ring needs at least 2")
         if self.stationary and self.blocks_m > 1:
             return String("stationary: blocks that share filters reload them")
+        if self.splits and (
+            self.stationary or not self.cooperative or self.cluster_size() > 1
+        ):
+            return String(
+                "splits: not with a stationary filter, ping-pong or shared"
+                " loads"
+            )
+        if self.splits and self.accumulators() % 32 != 0:
+            return String(
+                t"splits: 8 blocks cannot each add up an equal share of"
+                t" {self.accumulators()} accumulators"
+            )
         if self.halo > 0 and self.engine_store:
             return String(
                 "engine_store: the copy engine stores no tile with a halo"
@@ -270,60 +282,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
             t"{' stationary' if self.stationary else ''}"
+            t"{' splits' if self.splits else ''}"
             t" {'engine' if self.engine_store else 'row'} stores"
         )
-
-
-comptime MAX_ELEMENT_STRIDE = 8
-"""The largest traversal stride of a descriptor."""
-
-comptime MIN_CORNER = -128
-comptime MAX_CORNER = 127
-"""Limits of a rank-4 descriptor's corners."""
-
-comptime MAX_OFFSET = 255
-"""Limit of a rank-4 load's filter offsets."""
-
-
-def walk_upper(problem: ConvProblem, axis: Int, halo: Int) -> Int:
-    """The upper corner of the activation's walk along an axis: the filter's
-    last position, or, along the width of a tile with a halo, the padding's
-    end.
-
-    Args:
-        problem: The convolution.
-        axis: 0 to 2: depth, height, width.
-        halo: The configuration's.
-
-    Returns:
-        Pixels beyond the tensor's end, negative before it.
-    """
-    if halo > 0 and axis == 2:
-        return problem.pad_after[axis]
-    return problem.pad_after[axis] - (problem.span(axis) - 1)
-
-
-def channel_slices[in_type: DType](problem: ConvProblem) -> Int:
-    """Stages that the channels of one tap fill.
-
-    Parameters:
-        in_type: Of the activation.
-
-    Args:
-        problem: The convolution.
-    """
-    return ceildiv(problem.channels * size_of[in_type](), ROW_BYTES)
-
-
-def walk_width(problem: ConvProblem, halo: Int) -> Int:
-    """Pixels of a row of the activation's walk: the output's, or the padded
-    input's if tiles have a halo.
-
-    Args:
-        problem: The convolution.
-        halo: The configuration's.
-    """
-    return problem.padded(2) if halo > 0 else problem.output[2]
 
 
 def can_implement[
@@ -345,87 +306,64 @@ def can_implement[
     var refusal = config.refusal()
     if refusal:
         return refusal
-    comptime assert in_type.is_half_float() and out_type.is_half_float()
-    if problem.groups != 1:
-        return String(t"sm90 takes one group; here {problem.groups}")
-    if (
-        problem.input[0] != 1
-        or problem.output[0] != 1
-        or problem.filter[0] != 1
-    ):
+    comptime assert out_type.is_half_float()
+    if problem.filters * size_of[out_type]() % ALIGNMENT != 0:
         return String(
-            t"sm90 takes two spatial dimensions; here input {problem.input},"
-            t" filter {problem.filter}"
-        )
-    comptime alignment = 16
-    if problem.channels * size_of[in_type]() % alignment != 0:
-        return String(
-            t"the copy engine takes pixels of multiples of {alignment} bytes;"
-            t" here {problem.channels} input channels"
-        )
-    if problem.filters * size_of[out_type]() % alignment != 0:
-        return String(
-            t"the copy engine takes pixels of multiples of {alignment} bytes;"
+            t"the copy engine takes pixels of multiples of {ALIGNMENT} bytes;"
             t" here {problem.filters} output channels"
         )
-    for axis in range(1, 3):
-        var refused = _axis_refusal(config, problem, axis)
-        if refused:
-            return refused
-    if config.halo > 0:
-        if problem.stride[2] != 1:
-            return String(
-                t"a halo needs stride 1 along w; here {problem.stride[2]}"
-            )
-        if problem.span(2) - 1 > config.halo:
-            return String(
-                t"a halo of {config.halo} pixels does not hold the filter's"
-                t" span of {problem.span(2)} along w"
-            )
-    if config.stationary:
-        var steps = problem.taps() * channel_slices[in_type](problem)
-        if steps > config.filter_stages:
-            return String(
-                t"a stationary filter has at most {config.filter_stages}"
-                t" stages; here {steps}"
-            )
-        if problem.filters > config.tile_n * config.blocks_n:
-            return String(
-                t"a stationary filter has at most"
-                t" {config.tile_n * config.blocks_n} filters; here"
-                t" {problem.filters}"
-            )
-    var pixels = (
-        problem.batch * problem.output[1] * walk_width(problem, config.halo)
-    )
+    if problem.group_filters() * size_of[out_type]() % ALIGNMENT != 0:
+        return String(
+            t"the copy engine takes pixels of multiples of {ALIGNMENT} bytes;"
+            t" here {problem.group_filters()} output channels in each group"
+        )
+    var walk = Walk(problem)
+    refusal = walk.refusal[in_type](config.halo)
+    if refusal:
+        return refusal
+    refusal = _halo_refusal(config, walk)
+    if refusal:
+        return refusal
+    refusal = _stationary_refusal[in_type](config, walk)
+    if refusal:
+        return refusal
+    var pixels = walk.pixels(config.halo)
     if pixels + config.tile_m * config.blocks_m >= 1 << 31:
         return String(t"{pixels} output pixels; coordinates have 31 bits")
     return None
 
 
-def _axis_refusal(
-    config: Sm90Config, problem: ConvProblem, axis: Int
-) -> Optional[String]:
-    """Why a descriptor cannot walk an axis."""
-    var name = axis_name(axis)
-    if problem.stride[axis] > MAX_ELEMENT_STRIDE:
+def _halo_refusal(config: Sm90Config, walk: Walk) -> Optional[String]:
+    """Why a stage with a halo does not serve a filter row."""
+    if config.halo == 0:
+        return None
+    if walk.stride[2] != 1:
+        return String(t"a halo needs stride 1 along w; here {walk.stride[2]}")
+    if walk.span(2) - 1 > config.halo:
         return String(
-            t"a descriptor's stride is at most {MAX_ELEMENT_STRIDE}; here"
-            t" {problem.stride[axis]} along {name}"
+            t"a halo of {config.halo} pixels does not hold the filter's span of"
+            t" {walk.span(2)} along w"
         )
-    var upper = walk_upper(problem, axis, config.halo)
-    if (
-        -problem.pad_before[axis] < MIN_CORNER
-        or upper < MIN_CORNER
-        or upper > MAX_CORNER
-    ):
+    return None
+
+
+def _stationary_refusal[
+    in_type: DType
+](config: Sm90Config, walk: Walk) -> Optional[String]:
+    """Why the filter ring does not hold the whole filter."""
+    if not config.stationary:
+        return None
+    if walk.groups != 1:
+        return String(t"a stationary filter has one group; here {walk.groups}")
+    var steps = walk.taps() * walk.slices[in_type]()
+    if steps > config.filter_stages:
         return String(
-            t"a descriptor's corners lie within {MIN_CORNER} to {MAX_CORNER};"
-            t" here {-problem.pad_before[axis]} and {upper} along {name}"
+            t"a stationary filter has at most {config.filter_stages} stages;"
+            t" here {steps}"
         )
-    if problem.span(axis) - 1 > MAX_OFFSET:
+    if walk.filters > config.tile_n * config.blocks_n:
         return String(
-            t"a load's offsets are at most {MAX_OFFSET}; here"
-            t" {problem.span(axis) - 1} along {name}"
+            t"a stationary filter has at most"
+            t" {config.tile_n * config.blocks_n} filters; here {walk.filters}"
         )
     return None

@@ -16,9 +16,10 @@ from ..tma.copy import (
     wait_stores_read,
 )
 from ..tma.descriptor import TensorMap
-from .config import MMA_M, ROW_BYTES, Sm90Config, WARPGROUP
+from .config import MMA_M, Sm90Config, WARPGROUP
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
+from .walk import ROW_BYTES
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""
@@ -171,12 +172,18 @@ def store_accumulators[
             sync_threads[WARPGROUP](name)
             comptime if config.engine_store:
                 if thread == 0:
-                    store_tile[2](
-                        map, buffer, IndexList[2](Int(filter), Int(pixel))
+                    store_tile[3](
+                        map,
+                        buffer,
+                        IndexList[3](
+                            Int(filter - tile.group * geometry.group_filters),
+                            Int(pixel),
+                            Int(tile.group),
+                        ),
                     )
                     commit_stores()
             else:
-                rows.store(output, buffer, filter, geometry.filters)
+                rows.store(output, buffer, filter, tile.filter_end(geometry))
 
 
 @always_inline
@@ -238,7 +245,7 @@ struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
         output: Writes[Self.out_type],
         buffer: SharedAddress,
         filter: UInt32,
-        filters: UInt32,
+        filter_end: UInt32,
     ):
         """Stores the thread's part of a buffer.
 
@@ -246,14 +253,14 @@ struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
             output: The output.
             buffer: The buffer.
             filter: The filter of its first column.
-            filters: Of the problem.
+            filter_end: The first filter that is not stored.
         """
         var first = filter + self.column
         comptime for i in range(Self.steps):
             var values = _load_chunk[Self.out_type, Self.width](
                 buffer + self.source + UInt32(i * Self.rows * ROW_BYTES)
             )
-            if self.offsets[i] >= 0 and first < filters:
+            if self.offsets[i] >= 0 and first < filter_end:
                 output.unsafe_store[alignment=16](
                     self.offsets[i] + Int(first), values
                 )

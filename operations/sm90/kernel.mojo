@@ -25,12 +25,14 @@ from ..pipeline.barrier import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress, prefetch_map, wait_stores_read
 from ..tma.descriptor import TensorMap
-from .config import ROW_BYTES, Sm90Config, WARPGROUP
+from .config import Sm90Config, WARPGROUP
 from .epilogue import FIRST_NAME, store_accumulators
 from .mma import Accumulators
-from .scheduler import Tile, TileGeometry, TileScheduler
+from .scheduler import Tap, TileGeometry, TileScheduler
 from .smem import SharedStorage
-from .tile_io import Tap, load_activation, load_filter
+from .split import await_sums, sum_parts
+from .tile_io import load_activation, load_filter
+from .walk import ROW_BYTES
 
 comptime PRODUCER = 0
 """The producer's warpgroup; consumers follow."""
@@ -62,9 +64,6 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
             Int32(Self.config.threads())
         ),
-        `nvvm.cluster_dim`=StaticTuple[Int32, 3](
-            Int32(Self.config.cluster_size()), 1, 1
-        ),
     )
     @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
     @__llvm_arg_metadata(filter, `nvvm.grid_constant`)
@@ -76,12 +75,13 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         output_data: Writes[Self.out_type],
         geometry: TileGeometry,
     ):
-        """A block: its threads take their roles.
+        """A block: its threads take their roles. The launch says how many
+        blocks a cluster has: `cluster_size`, or one a part of a tile's sum.
 
         Args:
             activation: Descriptor of the activation, im2col.
-            filter: Descriptor of the filter `[K, R*S, C]`.
-            output: Descriptor of the output, `[N*P*Q, K]`.
+            filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
+            output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
             output_data: The output itself.
             geometry: The problem.
         """
@@ -100,11 +100,18 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()
             if thread == 0:
                 Self._produce(activation, filter, geometry, storage)
+            comptime if Self.config.splits:
+                await_sums(geometry)
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(
-                output, output_data, geometry, storage, group - 1, thread
+                output,
+                output_data,
+                geometry,
+                storage,
+                group - 1,
+                thread,
             )
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
@@ -140,40 +147,90 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
         var loads_filter = True
+        comptime halo = Self.config.halo
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             comptime part = UInt32(
                 Self.config.activation_stage_pixels() // Self.config.blocks_n
             )
-            var first = geometry.pixel(tile.pixel + scheduler.rank_n * part)
-            for h in range(geometry.taps_h):
-                for slice in range(geometry.slices):
-                    for w in range(geometry.taps_w):
-                        var tap = Tap(w, h, slice)
-                        if Self.config.halo == 0 or w == 0:
-                            load_activation[Self.config, Self.in_type](
-                                activation,
-                                storage.activation.address(activations.stage),
-                                storage.activation.acquire(activations),
-                                geometry,
-                                scheduler,
-                                first,
-                                tap,
-                            )
-                            activations.step()
-                        if loads_filter:
-                            load_filter[Self.config, Self.in_type](
-                                filter,
-                                storage.filter.address(filters.stage),
-                                storage.filter.acquire(filters),
-                                geometry,
-                                scheduler,
-                                tile.filter,
-                                tap,
-                            )
-                            filters.step()
+            var first = geometry.load_start(
+                geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
+            )
+            var tap = Tap()
+            comptime if Self.config.splits:
+                tap.skip(halo, geometry, tile.first)
+            for _ in range(tile.rounds):
+                load_activation[Self.config, Self.in_type](
+                    activation,
+                    storage.activation.address(activations.stage),
+                    storage.activation.acquire(activations),
+                    geometry,
+                    scheduler,
+                    first,
+                    tap,
+                )
+                activations.step()
+                if loads_filter:
+                    Self._load_filters(
+                        filter,
+                        storage,
+                        geometry,
+                        scheduler,
+                        filters,
+                        tile.filter,
+                        tap,
+                    )
+                tap.step(halo, geometry)
             loads_filter = not Self.config.stationary
             scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _load_filters(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the filter stages that meet an activation stage: one, or one a
+        tap of the filter row if the stage has a halo."""
+        var at = tap
+        comptime if Self.config.halo > 0:
+            for w in range(geometry.taps_w):
+                at.w = w
+                Self._load_filter(
+                    filter, storage, geometry, ranks, filters, first, at
+                )
+        else:
+            Self._load_filter(
+                filter, storage, geometry, ranks, filters, first, at
+            )
+
+    @staticmethod
+    @always_inline
+    def _load_filter(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the next filter stage."""
+        load_filter[Self.config, Self.in_type](
+            filter,
+            storage.filter.address(filters.stage),
+            storage.filter.acquire(filters),
+            geometry,
+            ranks,
+            first,
+            tap,
+        )
+        filters.step()
 
     @staticmethod
     @always_inline
@@ -193,12 +250,13 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
-        var part = Tile(0, 0)
+        var pixel = UInt32(0)
+        var filter = UInt32(0)
         comptime if Self.config.cooperative:
             comptime if Self.config.splits_filters():
-                part.filter = consumer * UInt32(Self.config.consumer_filters())
+                filter = consumer * UInt32(Self.config.consumer_filters())
             else:
-                part.pixel = consumer * UInt32(Self.config.consumer_pixels())
+                pixel = consumer * UInt32(Self.config.consumer_pixels())
         else:
             if consumer == 1:
                 scheduler.advance()
@@ -206,32 +264,45 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 Self._give_turn(1)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
-            tile.pixel += part.pixel
-            tile.filter += part.filter
+            tile.pixel += pixel
+            tile.filter += filter
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
             Self._multiply_tile(
                 accumulators,
+                geometry.steps(Self.config.halo, tile.rounds),
                 geometry,
                 storage,
                 scheduler,
                 activations,
                 filters,
-                part,
+                pixel,
+                filter,
                 consumer,
                 thread,
             )
-            store_accumulators[Self.config, Self.out_type](
-                output,
-                output_data,
-                accumulators,
-                buffers,
-                geometry,
-                tile,
-                consumer,
-                thread,
-            )
+            var whole = True
+            comptime if Self.config.splits:
+                whole = sum_parts[Self.config](
+                    accumulators,
+                    storage.activation.data,
+                    geometry,
+                    tile,
+                    consumer,
+                    thread,
+                )
+            if whole:
+                store_accumulators[Self.config, Self.out_type](
+                    output,
+                    output_data,
+                    accumulators,
+                    buffers,
+                    geometry,
+                    tile,
+                    consumer,
+                    thread,
+                )
             comptime if Self.config.cooperative:
                 scheduler.advance()
             else:
@@ -244,17 +315,21 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     @always_inline
     def _multiply_tile(
         mut accumulators: Self.Accumulated,
+        steps: UInt32,
         geometry: TileGeometry,
         storage: Self.Storage,
         ranks: Self.Scheduler,
         mut activations: Self.ActivationPosition,
         mut filters: Self.FilterPosition,
-        part: Tile,
+        pixel: UInt32,
+        filter: UInt32,
         consumer: UInt32,
         thread: UInt32,
     ):
-        """Multiplies all stages of a tile. One multiply is always in flight: a
-        stage is released when the multiply after its own has been started."""
+        """Multiplies the `steps` filter stages of a tile, or of a part of one.
+        One multiply is always in flight: a stage is released when the multiply
+        after its own has been started. This consumer's part of the tile begins
+        at `pixel` and `filter`."""
         var tap = UInt32(0)
         comptime if Self.config.stationary:
             filters = Self.FilterPosition()
@@ -264,9 +339,10 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             accumulators,
             storage.activation.address(activations.stage),
             storage.filter.address(filters.stage),
-            part,
+            pixel,
+            filter,
         )
-        for _ in range(UInt32(1), geometry.steps()):
+        for _ in range(UInt32(1), steps):
             var done_activation = activations.stage
             var done_filter = filters.stage
             var moved = True
@@ -286,7 +362,8 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                 accumulators,
                 storage.activation.address(activations.stage) + shift,
                 storage.filter.address(filters.stage),
-                part,
+                pixel,
+                filter,
             )
             accumulators.settle[1]()
             Self._release_filter(storage, ranks, done_filter, thread)
@@ -310,11 +387,12 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         mut accumulators: Self.Accumulated,
         activation: SharedAddress,
         filter: SharedAddress,
-        part: Tile,
+        first_pixel: UInt32,
+        first_filter: UInt32,
     ):
         """Starts multiplying this consumer's part of a stage."""
-        var pixels = activation + part.pixel * ROW_BYTES
-        var filters = filter + part.filter * ROW_BYTES
+        var pixels = activation + first_pixel * ROW_BYTES
+        var filters = filter + first_filter * ROW_BYTES
         comptime if Self.config.swapped:
             accumulators.multiply[Self.in_type, overwrite=overwrite](
                 filters, pixels
@@ -373,11 +451,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         mut filters: Self.FilterPosition,
     ):
         """Moves past the stages of the other consumer's tile."""
-        filters.skip(geometry.steps())
-        comptime if Self.config.halo > 0:
-            activations.skip(geometry.taps_h * geometry.slices)
-        else:
-            activations.skip(geometry.steps())
+        var rounds = geometry.rounds(Self.config.halo)
+        filters.skip(geometry.steps(Self.config.halo, rounds))
+        activations.skip(rounds)
 
     @staticmethod
     @always_inline

@@ -1,28 +1,31 @@
 """Runs the Hopper kernel: descriptors, grid, launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
-from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceContext,
+    Dim,
+    FuncAttribute,
+)
+from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.memory import Reads, Writes
-from ..conv.problem import ConvProblem
+from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import (
+    TFLOAT32,
     PixelBox,
     TensorMap,
     TensorView,
     encode_im2col,
     encode_tiled,
 )
-from .config import (
-    ROW_BYTES,
-    Sm90Config,
-    can_implement,
-    walk_upper,
-)
+from .config import Sm90Config, can_implement
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
+from .split import split_refusal
+from .walk import ROW_BYTES, Walk
 
 
 @fieldwise_init
@@ -42,6 +45,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
     var output: TensorMap
     var output_data: Writes[Self.out_type]
     var geometry: TileGeometry
+    var cluster: Int
+    """Blocks of a cluster."""
     var blocks: Int
 
     def __init__(
@@ -51,15 +56,17 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
         output: Writes[Self.out_type],
+        parts: Int = 1,
     ) raises:
         """Encodes the descriptors and counts the blocks.
 
         Args:
             ctx: The device.
             problem: The convolution, valid and with at least one output.
-            activation: `[N, H, W, C]` in device memory.
-            filter: `[K, R, S, C]` in device memory.
-            output: `[N, P, Q, K]` in device memory.
+            activation: `[N, *input, C]` in device memory.
+            filter: `[K, *filter, C / groups]` in device memory.
+            output: `[N, *output, K]` in device memory.
+            parts: Of a tile's sum.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
@@ -70,8 +77,12 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        var walk = Walk(problem)
+        refusal = split_refusal[Self.in_type](Self.config, walk, parts)
+        if refusal:
+            raise Error(t"sm90: {refusal.value()}; problem {problem}")
         self.activation = _activation_map[Self.in_type, Self.config](
-            ctx, problem, activation
+            ctx, walk, activation
         )
         self.filter = _filter_map[Self.in_type, Self.config](
             ctx, problem, filter
@@ -80,13 +91,17 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             ctx, problem, output.as_imm()
         )
         self.output_data = output
-        self.geometry = TileGeometry.of[Self.in_type](Self.config, problem)
-        comptime size = Self.config.cluster_size()
-        var multiprocessors = ctx.get_attribute(
-            DeviceAttribute.MULTIPROCESSOR_COUNT
-        )
-        var clusters = min(Int(self.geometry.tiles()), multiprocessors // size)
-        self.blocks = clusters * size
+        self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
+        self.cluster = Self.config.cluster_size() * parts
+        var clusters = Int(self.geometry.tiles())
+        if parts > 1:
+            self.geometry.split(Self.config.halo, parts)
+        else:
+            var multiprocessors = ctx.get_attribute(
+                DeviceAttribute.MULTIPROCESSOR_COUNT
+            )
+            clusters = min(clusters, multiprocessors // self.cluster)
+        self.blocks = clusters * self.cluster
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -109,6 +124,7 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
+            cluster_dim=Dim(self.cluster),
             shared_mem_bytes=bytes,
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)
@@ -119,35 +135,56 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
 
 
+def _operand_type[dtype: DType]() -> TensorMapDataType:
+    """What the copy engine takes operands for: the multiply ignores float32's
+    last bits, so the engine rounds them."""
+    comptime if dtype == DType.float32:
+        return TFLOAT32
+    return TensorMapDataType.from_dtype[dtype]()
+
+
 def _activation_map[
     dtype: DType, config: Sm90Config
-](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
-) raises -> TensorMap:
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
+    """The walk over the activation's pixels, of the rank that it needs."""
+    if walk.rank == 3:
+        return _walk_map[dtype, config, 3](ctx, walk, data)
+    if walk.rank == 4:
+        return _walk_map[dtype, config, 4](ctx, walk, data)
+    return _walk_map[dtype, config, 5](ctx, walk, data)
+
+
+def _walk_map[
+    dtype: DType, config: Sm90Config, rank: Int
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
     """The walk over the activation's pixels: one step an output pixel, plus,
     with a halo, the steps between the rows' ends."""
-    return encode_im2col[dtype, 4](
+    comptime spatial = rank - 2
+    var extents = IndexList[rank](fill=walk.channels)
+    var steps = IndexList[rank](fill=1)
+    var lower = IndexList[spatial](fill=0)
+    var upper = IndexList[spatial](fill=0)
+    var strides = IndexList[spatial](fill=1)
+    var step = walk.pixel_step
+    for i in range(spatial):
+        var axis = SPATIAL - 1 - i
+        extents[1 + i] = walk.input[axis]
+        steps[1 + i] = step
+        step *= walk.input[axis]
+        lower[i] = -walk.pad_before[axis]
+        upper[i] = walk.upper(axis, config.halo)
+        strides[i] = walk.stride[axis]
+    extents[rank - 1] = walk.images * walk.groups
+    steps[rank - 1] = walk.channels if walk.groups > 1 else step
+    return encode_im2col[dtype, rank](
         ctx,
         data,
-        TensorView[4](
-            IndexList[4](
-                problem.channels,
-                problem.input[2],
-                problem.input[1],
-                problem.batch,
-            )
-        ),
-        PixelBox[2](
-            IndexList[2](-problem.pad_before[2], -problem.pad_before[1]),
-            IndexList[2](
-                walk_upper(problem, 2, config.halo),
-                walk_upper(problem, 1, config.halo),
-            ),
-            IndexList[2](problem.stride[2], problem.stride[1]),
-        ),
+        TensorView[rank](extents, steps),
+        PixelBox[spatial](lower, upper, strides),
         ROW_BYTES // size_of[dtype](),
         config.activation_stage_pixels() // config.blocks_n,
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -156,17 +193,20 @@ def _filter_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
-    """The filter as `[K, R*S, C]`, one tap of some filters a box."""
+    """The filter as `[K, T*R*S, C/groups]`, one tap of some filters a box."""
     return encode_tiled[dtype, 3](
         ctx,
         data,
         TensorView[3](
-            IndexList[3](problem.channels, problem.taps(), problem.filters)
+            IndexList[3](
+                problem.group_channels(), problem.taps(), problem.filters
+            )
         ),
         IndexList[3](
             ROW_BYTES // size_of[dtype](), 1, config.tile_n // config.blocks_m
         ),
         TensorMapSwizzle.SWIZZLE_128B,
+        _operand_type[dtype](),
     )
 
 
@@ -175,11 +215,16 @@ def _output_map[
 ](
     ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
 ) raises -> TensorMap:
-    """The output as a matrix, a buffer a box."""
-    return encode_tiled[dtype, 2](
+    """The output as a matrix `[N*Z*P*Q, K/groups]` of each group, so that a
+    box ends with its group; a buffer a box."""
+    var filters = problem.group_filters()
+    return encode_tiled[dtype, 3](
         ctx,
         data,
-        TensorView[2](IndexList[2](problem.filters, problem.gemm_m())),
-        IndexList[2](ROW_BYTES // size_of[dtype](), config.store_pixels()),
+        TensorView[3](
+            IndexList[3](filters, problem.gemm_m(), problem.groups),
+            IndexList[3](1, problem.filters, filters),
+        ),
+        IndexList[3](ROW_BYTES // size_of[dtype](), config.store_pixels(), 1),
         TensorMapSwizzle.SWIZZLE_128B,
     )

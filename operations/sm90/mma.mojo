@@ -17,7 +17,8 @@ from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ..tma.copy import SharedAddress
-from .config import MMA_M, PATTERN_BYTES, ROW_BYTES, WARPGROUP
+from .config import MMA_M, PATTERN_BYTES, WARPGROUP
+from .walk import ROW_BYTES
 
 comptime MMA_K_BYTES = 32
 """Bytes of a row that one instruction multiplies."""

@@ -4,10 +4,9 @@ order, and where they lie in the problem."""
 from max.gpu import block_idx, grid_dim
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
-from std.utils import IndexList
 
-from ..conv.problem import ConvProblem
-from .config import Sm90Config, channel_slices, walk_width
+from .config import Sm90Config
+from .walk import Walk
 
 
 struct Divisor(ImplicitlyCopyable, TrivialRegisterPassable):
@@ -51,30 +50,51 @@ struct TileGeometry(
     """A problem as the kernel sees it: the walk over pixels, the steps of a
     tile's sum, and how many tiles there are."""
 
+    var rank: UInt32
+    """Of the activation's descriptor."""
     var width: Divisor
     """Pixels of a row of the walk: the output's, or the padded input's if
     tiles have a halo."""
     var height: Divisor
-    """Rows of the walk."""
+    """Rows of the walk at one depth."""
+    var depth: Divisor
+    """Depths of the walk of an image."""
+    var rows: UInt32
+    """Of the walk, over all depths and images."""
     var columns: UInt32
     """Pixels of a row of the output."""
-    var images: UInt32
     var filters: UInt32
+    """Of all groups."""
+    var group_filters: UInt32
+    """Of a group."""
     var step_w: Int32
     var step_h: Int32
+    var step_d: Int32
     """Input pixels between two steps of the walk: the strides."""
     var start_w: Int32
     var start_h: Int32
+    var start_d: Int32
     """The walk's first input pixel: minus the padding."""
     var taps_w: UInt32
     var taps_h: UInt32
+    var taps_d: UInt32
     var dilation_w: UInt32
     var dilation_h: UInt32
+    var dilation_d: UInt32
     var slices: UInt32
     """Stages that the channels of one tap fill."""
     var clusters_m: UInt32
+    """Tiles of a whole cluster along the pixels."""
+    var group_clusters: Divisor
+    """Tiles of a whole cluster along the filters of a group."""
     var clusters_n: Divisor
-    """Tiles of a whole cluster, along pixels and filters."""
+    """The same, of all groups."""
+    var parts: Divisor
+    """Of a tile's sum."""
+    var part_rounds: UInt32
+    """Activation stages of a part."""
+    var longer_parts: UInt32
+    """Parts, the first ones, that have one more."""
 
     comptime device_type: AnyType = Self
 
@@ -89,9 +109,7 @@ struct TileGeometry(
         return "TileGeometry"
 
     @staticmethod
-    def of[
-        in_type: DType
-    ](config: Sm90Config, problem: ConvProblem) -> TileGeometry:
+    def of[in_type: DType](config: Sm90Config, walk: Walk) -> TileGeometry:
         """Cuts a problem into tiles.
 
         Parameters:
@@ -99,38 +117,79 @@ struct TileGeometry(
 
         Args:
             config: The configuration.
-            problem: The convolution; `can_implement` has agreed.
+            walk: The problem's; `can_implement` has agreed.
 
         Returns:
             The cut.
         """
-        var width = walk_width(problem, config.halo)
-        var pixels = problem.batch * problem.output[1] * width
+        var group_clusters = ceildiv(
+            walk.filters, config.tile_n * config.blocks_n
+        )
         return TileGeometry(
-            width=Divisor(width),
-            height=Divisor(problem.output[1]),
-            columns=UInt32(problem.output[2]),
-            images=UInt32(problem.batch),
-            filters=UInt32(problem.filters),
-            step_w=Int32(problem.stride[2]),
-            step_h=Int32(problem.stride[1]),
-            start_w=Int32(-problem.pad_before[2]),
-            start_h=Int32(-problem.pad_before[1]),
-            taps_w=UInt32(problem.filter[2]),
-            taps_h=UInt32(problem.filter[1]),
-            dilation_w=UInt32(problem.dilation[2]),
-            dilation_h=UInt32(problem.dilation[1]),
-            slices=UInt32(channel_slices[in_type](problem)),
-            clusters_m=UInt32(ceildiv(pixels, config.tile_m * config.blocks_m)),
-            clusters_n=Divisor(
-                ceildiv(problem.filters, config.tile_n * config.blocks_n)
+            rank=UInt32(walk.rank),
+            width=Divisor(walk.width(config.halo)),
+            height=Divisor(walk.output[1]),
+            depth=Divisor(walk.output[0]),
+            rows=UInt32(walk.rows()),
+            columns=UInt32(walk.output[2]),
+            filters=UInt32(walk.filters * walk.groups),
+            group_filters=UInt32(walk.filters),
+            step_w=Int32(walk.stride[2]),
+            step_h=Int32(walk.stride[1]),
+            step_d=Int32(walk.stride[0]),
+            start_w=Int32(-walk.pad_before[2]),
+            start_h=Int32(-walk.pad_before[1]),
+            start_d=Int32(-walk.pad_before[0]),
+            taps_w=UInt32(walk.filter[2]),
+            taps_h=UInt32(walk.filter[1]),
+            taps_d=UInt32(walk.filter[0]),
+            dilation_w=UInt32(walk.dilation[2]),
+            dilation_h=UInt32(walk.dilation[1]),
+            dilation_d=UInt32(walk.dilation[0]),
+            slices=UInt32(walk.slices[in_type]()),
+            clusters_m=UInt32(
+                ceildiv(
+                    walk.pixels(config.halo), config.tile_m * config.blocks_m
+                )
             ),
+            group_clusters=Divisor(group_clusters),
+            clusters_n=Divisor(group_clusters * walk.groups),
+            parts=Divisor(1),
+            part_rounds=0,
+            longer_parts=0,
+        )
+
+    def split(mut self, halo: Int, parts: Int):
+        """Cuts tiles into parts.
+
+        Args:
+            halo: The configuration's.
+            parts: Of a tile; `split_refusal` has agreed.
+        """
+        self.parts = Divisor(parts)
+        self.part_rounds, self.longer_parts = divmod(
+            self.rounds(halo), UInt32(parts)
         )
 
     @always_inline
-    def steps(self) -> UInt32:
-        """Stages of a tile's sum."""
-        return self.taps_h * self.taps_w * self.slices
+    def rounds(self, halo: Int) -> UInt32:
+        """Activation stages of a tile's sum.
+
+        Args:
+            halo: The configuration's; if it is 0, a stage serves one tap.
+        """
+        var rows = self.taps_d * self.taps_h * self.slices
+        return rows if halo > 0 else rows * self.taps_w
+
+    @always_inline
+    def steps(self, halo: Int, rounds: UInt32) -> UInt32:
+        """Filter stages of some activation stages.
+
+        Args:
+            halo: The configuration's.
+            rounds: Activation stages.
+        """
+        return rounds * self.taps_w if halo > 0 else rounds
 
     @always_inline
     def tiles(self) -> UInt32:
@@ -145,8 +204,7 @@ struct TileGeometry(
             index: Counted over all images.
         """
         var row, w = self.width.split(index)
-        var image, h = self.height.split(row)
-        return Pixel(Int32(w), Int32(h), Int32(image))
+        return Pixel(w, row)
 
     @always_inline
     def is_output(self, pixel: Pixel) -> Bool:
@@ -156,9 +214,7 @@ struct TileGeometry(
         Args:
             pixel: The pixel.
         """
-        return (
-            UInt32(pixel.w) < self.columns and UInt32(pixel.image) < self.images
-        )
+        return pixel.w < self.columns and pixel.row < self.rows
 
     @always_inline
     def output_offset(self, pixel: Pixel) -> Int:
@@ -167,25 +223,140 @@ struct TileGeometry(
         Args:
             pixel: The pixel, with `is_output`.
         """
-        var row = Int(pixel.image) * Int(self.height.value) + Int(pixel.h)
-        return (row * Int(self.columns) + Int(pixel.w)) * Int(self.filters)
+        var index = Int(pixel.row) * Int(self.columns) + Int(pixel.w)
+        return index * Int(self.filters)
+
+    @always_inline
+    def load_start(self, pixel: Pixel, group: UInt32) -> LoadStart:
+        """Where the load of a tile's pixels starts.
+
+        Args:
+            pixel: The tile's first.
+            group: The tile's.
+        """
+        var plane, h = self.height.split(pixel.row)
+        var image, d = self.depth.split(plane)
+        return LoadStart(
+            Int32(pixel.w) * self.step_w + self.start_w,
+            Int32(h) * self.step_h + self.start_h,
+            Int32(d) * self.step_d + self.start_d,
+            Int32(image + group),
+        )
+
+
+@fieldwise_init
+struct LoadStart(TrivialRegisterPassable):
+    """The input pixel at which a load starts."""
+
+    var w: Int32
+    var h: Int32
+    var d: Int32
+    var image: Int32
+    """Or, of a grouped convolution, the group."""
 
 
 @fieldwise_init
 struct Pixel(TrivialRegisterPassable):
     """A step of the walk, in steps, not in input pixels."""
 
-    var w: Int32
-    var h: Int32
-    var image: Int32
+    var w: UInt32
+    var row: UInt32
+    """Counted over all depths and images."""
+
+
+@fieldwise_init
+struct Tap(TrivialRegisterPassable):
+    """A step of a tile's sum: a position of the filter, and a slice of the
+    channels. Positions of a filter row are innermost, then slices."""
+
+    var w: UInt32
+    var h: UInt32
+    var d: UInt32
+    var slice: UInt32
+
+    @always_inline
+    def __init__(out self):
+        """The first step."""
+        self.w = 0
+        self.h = 0
+        self.d = 0
+        self.slice = 0
+
+    @always_inline
+    def skip(mut self, halo: Int, geometry: TileGeometry, rounds: UInt32):
+        """Moves on from the first step.
+
+        Args:
+            halo: As in `step`.
+            geometry: The problem.
+            rounds: By how many activation stages.
+        """
+        var left = rounds
+        if halo == 0:
+            left, self.w = divmod(left, geometry.taps_w)
+        left, self.slice = divmod(left, geometry.slices)
+        self.d, self.h = divmod(left, geometry.taps_h)
+
+    @always_inline
+    def step(mut self, halo: Int, geometry: TileGeometry):
+        """Moves to the next activation stage.
+
+        Args:
+            halo: The configuration's; if it is not 0, a stage serves a whole
+                filter row, and `w` stays 0.
+            geometry: The problem.
+        """
+        if halo == 0:
+            self.w += 1
+            if self.w < geometry.taps_w:
+                return
+            self.w = 0
+        self.slice += 1
+        if self.slice < geometry.slices:
+            return
+        self.slice = 0
+        self.h += 1
+        if self.h < geometry.taps_h:
+            return
+        self.h = 0
+        self.d += 1
+
+    @always_inline
+    def position(self, geometry: TileGeometry) -> UInt32:
+        """The tap's index in the filter.
+
+        Args:
+            geometry: The problem.
+        """
+        var row = self.d * geometry.taps_h + self.h
+        return row * geometry.taps_w + self.w
 
 
 @fieldwise_init
 struct Tile(TrivialRegisterPassable):
-    """An output tile: its first pixel, counted along the walk, and filter."""
+    """An output tile, or a part of its sum."""
 
     var pixel: UInt32
+    """The first, counted along the walk."""
     var filter: UInt32
+    """The first, counted over all groups."""
+    var group: UInt32
+    var part: UInt32
+    """Which part of the sum: the block's rank in the cluster."""
+    var first: UInt32
+    """Activation stages in front of the part's."""
+    var rounds: UInt32
+    """Activation stages of the part."""
+
+    @always_inline
+    def filter_end(self, geometry: TileGeometry) -> UInt32:
+        """The first filter behind the tile's group; what the tile holds from
+        there on is no output.
+
+        Args:
+            geometry: The problem.
+        """
+        return (self.group + 1) * geometry.group_filters
 
 
 @fieldwise_init
@@ -214,11 +385,13 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
 
     @always_inline
     def valid(self, geometry: TileGeometry) -> Bool:
-        """Whether there is a tile left.
+        """Whether there is a tile left, or a part of one.
 
         Args:
             geometry: The problem.
         """
+        comptime if Self.config.splits:
+            return self.index < geometry.tiles() * geometry.parts.value
         return self.index < geometry.tiles()
 
     @always_inline
@@ -228,12 +401,31 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         Args:
             geometry: The problem.
         """
-        var m, n = geometry.clusters_n.split(self.index)
-        comptime blocks_m = UInt32(Self.config.blocks_m)
-        comptime blocks_n = UInt32(Self.config.blocks_n)
+        var index = self.index
+        var part = UInt32(0)
+        var first = UInt32(0)
+        var rounds = geometry.rounds(Self.config.halo)
+        comptime if Self.config.splits:
+            index, part = geometry.parts.split(self.index)
+            if geometry.parts.value > 1:
+                first = part * geometry.part_rounds + min(
+                    part, geometry.longer_parts
+                )
+                rounds = geometry.part_rounds
+                if part < geometry.longer_parts:
+                    rounds += 1
+        var m, n = geometry.clusters_n.split(index)
+        var group, n_of_group = geometry.group_clusters.split(n)
+        var filter = n_of_group * UInt32(Self.config.blocks_n) + self.rank_n
         return Tile(
-            (m * blocks_m + self.rank_m) * UInt32(Self.config.tile_m),
-            (n * blocks_n + self.rank_n) * UInt32(Self.config.tile_n),
+            pixel=(m * UInt32(Self.config.blocks_m) + self.rank_m)
+            * UInt32(Self.config.tile_m),
+            filter=group * geometry.group_filters
+            + filter * UInt32(Self.config.tile_n),
+            group=group,
+            part=part,
+            first=first,
+            rounds=rounds,
         )
 
     @always_inline

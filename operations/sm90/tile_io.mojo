@@ -6,18 +6,9 @@ from std.utils import IndexList
 from ..pipeline.barrier import Barrier
 from ..tma.copy import SharedAddress, load_pixels, load_tile
 from ..tma.descriptor import TensorMap
-from .config import ROW_BYTES, Sm90Config
-from .scheduler import Pixel, TileGeometry, TileScheduler
-
-
-@fieldwise_init
-struct Tap(TrivialRegisterPassable):
-    """A step of a tile's sum: a position of the filter, and a slice of the
-    channels."""
-
-    var w: UInt32
-    var h: UInt32
-    var slice: UInt32
+from .config import Sm90Config
+from .scheduler import LoadStart, Tap, TileGeometry, TileScheduler
+from .walk import ROW_BYTES
 
 
 @always_inline
@@ -29,7 +20,7 @@ def load_activation[
     barrier: Barrier,
     geometry: TileGeometry,
     ranks: TileScheduler[config],
-    first: Pixel,
+    first: LoadStart,
     tap: Tap,
 ):
     """Loads a stage of activations: the tile's pixels, moved by a tap, one
@@ -59,21 +50,42 @@ def load_activation[
             peers |= UInt16(1) << UInt16(
                 ranks.rank_m + UInt32(n * config.blocks_m)
             )
-    load_pixels[4, multicast=multicast](
-        part,
-        map,
-        barrier.address,
-        IndexList[4](
-            Int(tap.slice) * channels,
-            Int(first.w * geometry.step_w + geometry.start_w),
-            Int(first.h * geometry.step_h + geometry.start_h),
-            Int(first.image),
-        ),
-        IndexList[2](
-            Int(tap.w * geometry.dilation_w), Int(tap.h * geometry.dilation_h)
-        ),
-        peers,
-    )
+    var channel = Int(tap.slice) * channels
+    var w = Int(tap.w * geometry.dilation_w)
+    var h = Int(tap.h * geometry.dilation_h)
+    if geometry.rank == 4:
+        load_pixels[4, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[4](channel, Int(first.w), Int(first.h), Int(first.image)),
+            IndexList[2](w, h),
+            peers,
+        )
+    elif geometry.rank == 5:
+        load_pixels[5, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[5](
+                channel,
+                Int(first.w),
+                Int(first.h),
+                Int(first.d),
+                Int(first.image),
+            ),
+            IndexList[3](w, h, Int(tap.d * geometry.dilation_d)),
+            peers,
+        )
+    else:
+        load_pixels[3, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[3](channel, Int(first.w), Int(first.image)),
+            IndexList[1](w),
+            peers,
+        )
 
 
 @always_inline
@@ -96,7 +108,7 @@ def load_filter[
         dtype: Of the filter.
 
     Args:
-        map: The filter's descriptor, `[K, R*S, C]`.
+        map: The filter's descriptor, `[K, T*R*S, C/groups]`.
         stage: Where to.
         barrier: The stage's `full`.
         geometry: The problem.
@@ -121,7 +133,7 @@ def load_filter[
         barrier.address,
         IndexList[3](
             Int(tap.slice) * channels,
-            Int(tap.h * geometry.taps_w + tap.w),
+            Int(tap.position(geometry)),
             Int(filter),
         ),
         peers,

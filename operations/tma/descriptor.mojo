@@ -18,28 +18,43 @@ from std.utils import IndexList
 
 from ..conv.memory import Reads
 
+comptime TFLOAT32 = TensorMapDataType(11)
+"""Elements of float32 that a load rounds to tf32."""
+
 comptime TensorMap = TMADescriptor
 """The driver's 128 opaque bytes; a kernel takes it as a grid constant."""
 
 
 @fieldwise_init
 struct TensorView[rank: Int](ImplicitlyCopyable, Movable, Writable):
-    """A row-major tensor in device memory as a descriptor sees it.
-
-    `extents[0]` is the innermost dimension; `elements` are all of them.
+    """A tensor in device memory as a descriptor sees it: extents, and the
+    elements between neighbours, innermost dimension first.
 
     Parameters:
         rank: How many dimensions, 3 to 5 for im2col, 1 to 5 otherwise.
     """
 
     var extents: IndexList[Self.rank]
+    var steps: IndexList[Self.rank]
+    """Elements between neighbours; the innermost are 1 apart."""
+
+    def __init__(out self, extents: IndexList[Self.rank]):
+        """A tensor whose elements lie one behind the other.
+
+        Args:
+            extents: Innermost first.
+        """
+        self.extents = extents
+        self.steps = IndexList[Self.rank](fill=1)
+        for i in range(1, Self.rank):
+            self.steps[i] = self.steps[i - 1] * extents[i - 1]
 
     def elements(self) -> Int:
-        """How many elements the tensor has."""
-        var count = 1
+        """Elements from the tensor's first to its last."""
+        var last = 0
         for i in range(Self.rank):
-            count *= self.extents[i]
-        return count
+            last += (self.extents[i] - 1) * self.steps[i]
+        return last + 1
 
     def strides[dtype: DType](self) -> Array[Int64, Self.rank]:
         """Bytes between neighbours along each dimension.
@@ -48,19 +63,17 @@ struct TensorView[rank: Int](ImplicitlyCopyable, Movable, Writable):
             dtype: Of an element.
         """
         var result = Array[Int64, Self.rank](fill=0)
-        var stride = size_of[dtype]()
         for i in range(Self.rank):
-            result[i] = Int64(stride)
-            stride *= self.extents[i]
+            result[i] = Int64(self.steps[i] * size_of[dtype]())
         return result^
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the extents.
+        """Writes extents and steps.
 
         Args:
             writer: Where to.
         """
-        writer.write(self.extents)
+        writer.write(t"{self.extents}, steps {self.steps}")
 
 
 @fieldwise_init
@@ -112,6 +125,7 @@ def encode_tiled[
     tensor: TensorView[rank],
     box: IndexList[rank],
     swizzle: TensorMapSwizzle,
+    data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
 ) raises -> TensorMap:
     """The descriptor of a tensor that is loaded or stored in boxes.
 
@@ -126,6 +140,7 @@ def encode_tiled[
             of 16 bytes.
         box: Elements along each dimension that one copy moves.
         swizzle: How rows of a box are swizzled in shared memory.
+        data_type: What the engine takes an element for.
 
     Returns:
         The descriptor.
@@ -145,7 +160,7 @@ def encode_tiled[
     try:
         buffer._tensor_map_encode_tiled(
             Pointer(to=map).unsafe_bitcast[NoneType](),
-            TensorMapDataType.from_dtype[dtype]()._value,
+            data_type._value,
             Int32(rank),
             extents.unsafe_ptr(),
             strides.unsafe_ptr().unsafe_offset(1),
@@ -174,6 +189,7 @@ def encode_im2col[
     channels: Int,
     pixels: Int,
     swizzle: TensorMapSwizzle,
+    data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
 ) raises -> TensorMap:
     """The descriptor of a tensor `[N, [[D,] H,] W, C]` whose pixels are loaded
     or stored in the order of a walk.
@@ -191,6 +207,7 @@ def encode_im2col[
         channels: Channels of a pixel that one copy moves.
         pixels: Pixels that one copy moves, up to 1024.
         swizzle: How pixels are swizzled in shared memory.
+        data_type: What the engine takes an element for.
 
     Returns:
         The descriptor.
@@ -215,7 +232,7 @@ def encode_im2col[
     try:
         buffer._tensor_map_encode_im2col(
             Pointer(to=map).unsafe_bitcast[NoneType](),
-            TensorMapDataType.from_dtype[dtype]()._value,
+            data_type._value,
             Int32(rank),
             extents.unsafe_ptr(),
             strides.unsafe_ptr().unsafe_offset(1),

@@ -89,8 +89,8 @@ class Layout(IntEnum):
 class Kernel(IntEnum):
     """Which kernel runs; every one but ``AUTO`` raises where it cannot take the problem.
 
-    ``REFERENCE``, ``IMPLICIT_GEMM`` and ``GROUPED`` exist on CPUs and on GPUs, ``SM90`` on GPUs of
-    compute capability 9.0 only, the others on a CPU only.
+    ``CPU_KERNELS`` and ``GPU_KERNELS`` say what exists where; ``SM90`` and ``STEM`` take a GPU of
+    compute capability 9.0.
     """
 
     AUTO = 0
@@ -101,16 +101,13 @@ class Kernel(IntEnum):
     GROUPED = 5
     FEW_FILTERS = 6
     SM90 = 7
+    STEM = 8
 
 
 #: What runs on a CPU, and what on a GPU; asking for another one raises in the call.
-CPU_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.SM90)
-GPU_KERNELS = (
-    Kernel.AUTO,
-    Kernel.REFERENCE,
-    Kernel.IMPLICIT_GEMM,
-    Kernel.GROUPED,
-    Kernel.SM90,
+CPU_KERNELS = tuple(kernel for kernel in Kernel if kernel not in (Kernel.SM90, Kernel.STEM))
+GPU_KERNELS = tuple(
+    kernel for kernel in Kernel if kernel not in (Kernel.POINTWISE, Kernel.FEW_FILTERS)
 )
 
 

@@ -105,8 +105,8 @@ def filter_operand(
         return _packed(filter, device)
     layout = check_filter_layout(filter_layout, rank)
     if not is_graph_value(filter):
-        elements, kind = read_array("filter", filter)
-        return _known(elements, kind, layout, count, dtype, device)
+        array, kind = read_array("filter", filter)
+        return _known(array, kind, layout, count, dtype, device)
     value = TensorValue(filter)
     check_same_dtype("filter", check_dtype("filter", value.dtype), (dtype,), "is the input's")
     if value.device != device:

@@ -2,6 +2,9 @@
 
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from std.atomic import Atomic
+from std.sys.info import size_of
+
+from operations.conv.problem import ConvProblem
 
 comptime THREADS = 256
 """Threads of a block of these kernels."""
@@ -76,47 +79,62 @@ def convolve[
     activation: Pointer[Scalar[in_type], MutAnyOrigin],
     filter: Pointer[Scalar[in_type], MutAnyOrigin],
     output: Pointer[Scalar[out_type], MutAnyOrigin],
-    batch: Int32,
-    height: Int32,
-    width: Int32,
-    channels: Int32,
-    filters: Int32,
-    taps_h: Int32,
-    taps_w: Int32,
-    rows: Int32,
-    columns: Int32,
-    stride_h: Int32,
-    stride_w: Int32,
-    dilation_h: Int32,
-    dilation_w: Int32,
-    pad_h: Int32,
-    pad_w: Int32,
+    problem: ConvProblem,
 ):
-    """The direct convolution, one output element a thread, summed in
-    float32; channels a multiple of 8."""
-    var count = Int(batch) * Int(rows) * Int(columns) * Int(filters)
-    for i in range(_first(), count, _step()):
-        var pixel, k = divmod(i, Int(filters))
-        var row, q = divmod(pixel, Int(columns))
-        var n, p = divmod(row, Int(rows))
-        var sum = SIMD[DType.float32, 8](0)
-        for r in range(Int(taps_h)):
-            var h = p * Int(stride_h) - Int(pad_h) + r * Int(dilation_h)
-            if h < 0 or h >= Int(height):
+    """The direct convolution, one output element a thread, summed in float32;
+    channels of a group a multiple of 16 bytes."""
+    var p = problem
+    for i in range(_first(), p.gemm_m() * p.filters, _step()):
+        var pixel, k = divmod(i, p.filters)
+        var row, x = divmod(pixel, p.output[2])
+        var plane, y = divmod(row, p.output[1])
+        var n, z = divmod(plane, p.output[0])
+        var first = k // p.group_filters() * p.group_channels()
+        var sum = Float32(0)
+        for t in range(p.filter[0]):
+            var d = z * p.stride[0] - p.pad_before[0] + t * p.dilation[0]
+            if d < 0 or d >= p.input[0]:
                 continue
-            for s in range(Int(taps_w)):
-                var w = q * Int(stride_w) - Int(pad_w) + s * Int(dilation_w)
-                if w < 0 or w >= Int(width):
+            for r in range(p.filter[1]):
+                var h = y * p.stride[1] - p.pad_before[1] + r * p.dilation[1]
+                if h < 0 or h >= p.input[1]:
                     continue
-                var x = ((n * Int(height) + h) * Int(width) + w) * Int(channels)
-                var y = ((k * Int(taps_h) + r) * Int(taps_w) + s) * Int(
-                    channels
-                )
-                for c in range(0, Int(channels), 8):
-                    var a = activation.unsafe_load[width=8, alignment=16](x + c)
-                    var b = filter.unsafe_load[width=8, alignment=16](y + c)
-                    sum += a.cast[DType.float32]() * b.cast[DType.float32]()
-        output[unsafe_offset=i] = Scalar[out_type](sum.reduce_add())
+                for s in range(p.filter[2]):
+                    var w = (
+                        x * p.stride[2] - p.pad_before[2] + s * p.dilation[2]
+                    )
+                    if w < 0 or w >= p.input[2]:
+                        continue
+                    var at = (n * p.input[0] + d) * p.input[1] + h
+                    var tap = (k * p.filter[0] + t) * p.filter[1] + r
+                    sum += _product(
+                        activation,
+                        (at * p.input[2] + w) * p.channels + first,
+                        filter,
+                        (tap * p.filter[2] + s) * p.group_channels(),
+                        p.group_channels(),
+                    )
+        output[unsafe_offset=i] = Scalar[out_type](sum)
+
+
+@always_inline
+def _product[
+    in_type: DType
+](
+    activation: Pointer[Scalar[in_type], MutAnyOrigin],
+    a: Int,
+    filter: Pointer[Scalar[in_type], MutAnyOrigin],
+    b: Int,
+    channels: Int,
+) -> Float32:
+    """The sum of products of one tap."""
+    comptime width = 16 // size_of[in_type]()
+    var sum = SIMD[DType.float32, width](0)
+    for c in range(0, channels, width):
+        var x = activation.unsafe_load[width=width, alignment=16](a + c)
+        var y = filter.unsafe_load[width=width, alignment=16](b + c)
+        sum += x.cast[DType.float32]() * y.cast[DType.float32]()
+    return sum.reduce_add()
 
 
 def compare[

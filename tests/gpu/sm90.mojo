@@ -1,17 +1,19 @@
 """Checks and times the Hopper kernel's candidates.
 
     sm90 check|graph|graph+|stream|stream+ PROBLEMS [CANDIDATE...]
+    sm90 graph/float8_e4m3fn|graph/float32 PROBLEMS [CANDIDATE...]
 
-A line of the file PROBLEMS is a name and 15 integers: batch, height, width, channels,
-filters, filter height and width, stride, dilation (h, w each), padding (top,
-bottom, left, right). Empty lines and those that begin with # are skipped.
+The lines of the file PROBLEMS are described in problems.mojo.
 
 `check` compares every output element, exactly, with a naive convolution:
 activations and filters are small integers, so that products and sums are exact
 in float32 in any order, and only the rounding to the output's type is left.
-Outputs are poisoned before each of several launches and lie between guards. `graph` replays a graph of launches
-on random data, over several input sets that together exceed the L2; `stream`
-enqueues them one by one; + lets a launch begin before the last has ended.
+Outputs are poisoned before each of several launches and lie between guards.
+Every candidate runs, with the whole sum and with parts of it where it can cut
+tiles, and the choice. `graph` replays a graph of launches on random data, over
+several input sets that together exceed the L2; `stream` enqueues them one by
+one; + lets a launch begin before the last has ended; / names the type of the
+operands, bfloat16 if nothing does.
 """
 
 from max.gpu.host import (
@@ -22,19 +24,21 @@ from max.gpu.host import (
     DeviceGraphBuilder,
 )
 from std.sys import argv
+from std.sys.info import size_of
 from std.time import sleep
-from std.utils import IndexList
 
 from operations.conv.memory import Writes
 from operations.conv.problem import SPATIAL, ConvProblem
+from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.config import can_implement
 from operations.sm90.dispatch import (
-    CANDIDATES,
-    candidate,
     choose,
     convolve as launch_chosen,
+    parts_to_try,
 )
 from operations.sm90.launch import LaunchPlan
+from operations.sm90.split import split_refusal
+from operations.sm90.walk import Walk
 from kernels import (
     POISON,
     THREADS,
@@ -44,9 +48,16 @@ from kernels import (
     fill_integers,
     fill_random,
 )
+from problems import Case, read_cases
 
 comptime TIMED = DType.bfloat16
-"""The type of timed operands."""
+"""The type of timed outputs."""
+
+comptime LARGE = 1 << 28
+"""Elements of an operand from which a check launches but twice."""
+
+comptime LONG = 2e10
+"""Operations from which a problem heats the chip."""
 
 comptime GUARD = 4096
 """Elements in front of and behind an output that no kernel may touch."""
@@ -64,49 +75,22 @@ comptime LAUNCHES = 32
 """Launches of a graph."""
 
 
-@fieldwise_init
-struct Case(Copyable, Movable):
-    """A named problem."""
-
-    var name: String
-    var problem: ConvProblem
-
-
-def parse(line: String) raises -> Case:
-    """Reads a line of input."""
-    var words = line.split()
-    if len(words) != 16:
-        raise Error(t"{len(words)} words, 16 expected: {line}")
-    var v = List[Int]()
-    for i in range(1, len(words)):
-        v.append(Int(words[i]))
-    var problem = ConvProblem(
-        spatial_rank=2,
-        batch=v[0],
-        channels=v[3],
-        filters=v[4],
-        groups=1,
-        input=IndexList[SPATIAL](1, v[1], v[2]),
-        filter=IndexList[SPATIAL](1, v[5], v[6]),
-        output=IndexList[SPATIAL](fill=1),
-        stride=IndexList[SPATIAL](1, v[7], v[8]),
-        dilation=IndexList[SPATIAL](1, v[9], v[10]),
-        pad_before=IndexList[SPATIAL](0, v[11], v[13]),
-        pad_after=IndexList[SPATIAL](0, v[12], v[14]),
-    )
-    for axis in range(SPATIAL):
-        problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
-    return Case(String(words[0]), problem)
-
-
 def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
     """Elements of activation, filter and output."""
-    var x = (
-        problem.batch * problem.input[1] * problem.input[2] * problem.channels
+    var pixels = problem.batch
+    for axis in range(SPATIAL):
+        pixels *= problem.input[axis]
+    return (
+        pixels * problem.channels,
+        problem.filters * problem.gemm_k(),
+        problem.gemm_m() * problem.filters,
     )
-    var y = problem.gemm_m() * problem.filters
-    return x, problem.filters * problem.gemm_k(), y
+
+
+def operations_of(problem: ConvProblem) -> Float64:
+    """Multiplications and additions."""
+    var outputs = problem.gemm_m() * problem.filters
+    return 2.0 * Float64(outputs) * Float64(problem.gemm_k())
 
 
 def data_of[
@@ -121,19 +105,21 @@ def data_of[
     )
 
 
-struct Check[dtype: DType](Movable):
+struct Check[in_type: DType, out_type: DType](Movable):
     """The operands of a problem, filled with integers, and what a kernel
     should make of them.
 
     Parameters:
-        dtype: Of activation, filter and output.
+        in_type: Of activation and filter.
+        out_type: Of the output.
     """
 
     var problem: ConvProblem
-    var activation: DeviceBuffer[Self.dtype]
-    var filter: DeviceBuffer[Self.dtype]
-    var expected: DeviceBuffer[Self.dtype]
-    var found: DeviceBuffer[Self.dtype]
+    var activation: DeviceBuffer[Self.in_type]
+    var filter: DeviceBuffer[Self.in_type]
+    var expected: DeviceBuffer[Self.out_type]
+    var found: DeviceBuffer[Self.out_type]
+    var repeats: Int
     var counts: DeviceBuffer[DType.uint32]
 
     def __init__(out self, ctx: DeviceContext, problem: ConvProblem) raises:
@@ -145,12 +131,13 @@ struct Check[dtype: DType](Movable):
         """
         var x, w, y = elements_of(problem)
         self.problem = problem
-        self.activation = ctx.enqueue_create_buffer[Self.dtype](x)
-        self.filter = ctx.enqueue_create_buffer[Self.dtype](w)
-        self.expected = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
-        self.found = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
+        self.repeats = 2 if max(x, y) >= LARGE else REPEATS
+        self.activation = ctx.enqueue_create_buffer[Self.in_type](x)
+        self.filter = ctx.enqueue_create_buffer[Self.in_type](w)
+        self.expected = ctx.enqueue_create_buffer[Self.out_type](y + 2 * GUARD)
+        self.found = ctx.enqueue_create_buffer[Self.out_type](y + 2 * GUARD)
         self.counts = ctx.enqueue_create_buffer[DType.uint32](2)
-        ctx.enqueue_function[fill_integers[Self.dtype]](
+        ctx.enqueue_function[fill_integers[Self.in_type]](
             self.activation,
             Int64(x),
             Int32(3),
@@ -158,7 +145,7 @@ struct Check[dtype: DType](Movable):
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
-        ctx.enqueue_function[fill_integers[Self.dtype]](
+        ctx.enqueue_function[fill_integers[Self.in_type]](
             self.filter,
             Int64(w),
             Int32(2),
@@ -167,34 +154,20 @@ struct Check[dtype: DType](Movable):
             block_dim=THREADS,
         )
         self._poison(ctx, self.expected)
-        ctx.enqueue_function[convolve[Self.dtype, Self.dtype]](
+        ctx.enqueue_function[convolve[Self.in_type, Self.out_type]](
             self.activation,
             self.filter,
-            self.expected.create_sub_buffer[Self.dtype](GUARD, y),
-            Int32(problem.batch),
-            Int32(problem.input[1]),
-            Int32(problem.input[2]),
-            Int32(problem.channels),
-            Int32(problem.filters),
-            Int32(problem.filter[1]),
-            Int32(problem.filter[2]),
-            Int32(problem.output[1]),
-            Int32(problem.output[2]),
-            Int32(problem.stride[1]),
-            Int32(problem.stride[2]),
-            Int32(problem.dilation[1]),
-            Int32(problem.dilation[2]),
-            Int32(problem.pad_before[1]),
-            Int32(problem.pad_before[2]),
+            self.expected.create_sub_buffer[Self.out_type](GUARD, y),
+            problem,
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
 
     def _poison(
-        self, ctx: DeviceContext, buffer: DeviceBuffer[Self.dtype]
+        self, ctx: DeviceContext, buffer: DeviceBuffer[Self.out_type]
     ) raises:
         """Fills a buffer with what nobody expects."""
-        ctx.enqueue_function[fill_constant[Self.dtype]](
+        ctx.enqueue_function[fill_constant[Self.out_type]](
             buffer,
             Int64(len(buffer)),
             POISON,
@@ -202,7 +175,7 @@ struct Check[dtype: DType](Movable):
             block_dim=THREADS,
         )
 
-    def run[index: Int](self, ctx: DeviceContext) raises -> String:
+    def run[index: Int](self, ctx: DeviceContext, parts: Int) raises -> String:
         """Runs a candidate.
 
         Parameters:
@@ -211,6 +184,7 @@ struct Check[dtype: DType](Movable):
 
         Args:
             ctx: The device.
+            parts: Of a tile's sum.
 
         Returns:
             "ok", or what is wrong.
@@ -219,9 +193,9 @@ struct Check[dtype: DType](Movable):
         self.counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(
             UInt32.MAX
         )
-        for _ in range(REPEATS):
+        for _ in range(self.repeats):
             self._poison(ctx, self.found)
-            self._launch[index](ctx)
+            self._launch[index](ctx, parts)
             self._compare(ctx)
         with self.counts.map_to_host() as counts:
             if counts[0] == 0:
@@ -229,11 +203,11 @@ struct Check[dtype: DType](Movable):
             var at = Int(counts[1]) - GUARD
             var pixel, filter = divmod(at, self.problem.filters)
             return String(
-                t"WRONG: {counts[0]} elements of {REPEATS} launches, the first"
-                t" of pixel {pixel}, filter {filter}"
+                t"WRONG: {counts[0]} elements of {self.repeats} launches, the"
+                t" first of pixel {pixel}, filter {filter}"
             )
 
-    def _launch[index: Int](self, ctx: DeviceContext) raises:
+    def _launch[index: Int](self, ctx: DeviceContext, parts: Int) raises:
         """Launches a candidate, or the one that is chosen."""
         comptime if index == CANDIDATES:
             launch_chosen(
@@ -244,17 +218,18 @@ struct Check[dtype: DType](Movable):
                 data_of(self.found, GUARD),
             )
         else:
-            LaunchPlan[Self.dtype, Self.dtype, candidate(index)](
+            LaunchPlan[Self.in_type, Self.out_type, candidate(index)](
                 ctx,
                 self.problem,
                 data_of(self.activation),
                 data_of(self.filter),
                 data_of(self.found, GUARD),
+                parts,
             ).launch(ctx)
 
     def _compare(self, ctx: DeviceContext) raises:
         """Counts what is wrong, guards included."""
-        ctx.enqueue_function[compare[Self.dtype]](
+        ctx.enqueue_function[compare[Self.out_type]](
             self.expected,
             self.found,
             Int64(len(self.found)),
@@ -266,37 +241,42 @@ struct Check[dtype: DType](Movable):
 
 
 def time_of[
-    index: Int
-](ctx: DeviceContext, problem: ConvProblem, mode: String) raises -> Float64:
+    in_type: DType, index: Int
+](
+    ctx: DeviceContext, problem: ConvProblem, mode: String, parts: Int
+) raises -> Float64:
     """The time of a launch of a candidate, in milliseconds: the median of
     graph replays.
 
     Parameters:
+        in_type: Of activation and filter.
         index: Of the candidate.
 
     Args:
         ctx: The device.
         problem: The convolution.
         mode: Of the command line.
+        parts: Of a tile's sum.
     """
     comptime config = candidate(index)
     var x, w, y = elements_of(problem)
-    var set_bytes = 2 * (x + w + y)
+    var set_bytes = (x + w) * size_of[in_type]() + y * size_of[TIMED]()
     var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
-    var buffers = List[DeviceBuffer[TIMED]]()
-    var plans = List[LaunchPlan[TIMED, TIMED, config]]()
+    var operands = List[DeviceBuffer[in_type]]()
+    var outputs = List[DeviceBuffer[TIMED]]()
+    var plans = List[LaunchPlan[in_type, TIMED, config]]()
     for i in range(sets):
-        var activation = ctx.enqueue_create_buffer[TIMED](x)
-        var filter = ctx.enqueue_create_buffer[TIMED](w)
+        var activation = ctx.enqueue_create_buffer[in_type](x)
+        var filter = ctx.enqueue_create_buffer[in_type](w)
         var output = ctx.enqueue_create_buffer[TIMED](y)
-        ctx.enqueue_function[fill_random[TIMED]](
+        ctx.enqueue_function[fill_random[in_type]](
             activation,
             Int64(x),
             Int32(2 * i),
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
-        ctx.enqueue_function[fill_random[TIMED]](
+        ctx.enqueue_function[fill_random[in_type]](
             filter,
             Int64(w),
             Int32(2 * i + 1001),
@@ -304,17 +284,18 @@ def time_of[
             block_dim=THREADS,
         )
         plans.append(
-            LaunchPlan[TIMED, TIMED, config](
+            LaunchPlan[in_type, TIMED, config](
                 ctx,
                 problem,
                 data_of(activation),
                 data_of(filter),
                 data_of(output),
+                parts,
             )
         )
-        buffers.append(activation)
-        buffers.append(filter)
-        buffers.append(output)
+        operands.append(activation)
+        operands.append(filter)
+        outputs.append(output)
     plans[0].launch(ctx)
     ctx.synchronize()
 
@@ -335,7 +316,7 @@ def time_of[
         else:
             graph.replay()
 
-    sleep(0.25)
+    sleep(0.25 if operations_of(problem) > LONG else 0.01)
     _ = ctx.execution_time(replay, 3)
     var times = List[Float64]()
     for _ in range(7):
@@ -343,7 +324,8 @@ def time_of[
             Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
         )
     sort(times)
-    _ = buffers^
+    _ = operands^
+    _ = outputs^
     return times[len(times) // 2]
 
 
@@ -358,54 +340,76 @@ def selected(index: Int) raises -> Bool:
     return False
 
 
-def check_case[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
-    """Checks a problem, and returns how many candidates are wrong."""
+def check_case[
+    in_type: DType, out_type: DType
+](ctx: DeviceContext, named: Case) raises -> Int:
+    """Checks a problem, and returns how many launches' results are wrong."""
+    var walk = Walk(named.problem)
+    var refusal = walk.refusal[in_type](0)
+    if refusal:
+        print(named.name, in_type, "refused:", refusal.value())
+        return 0
+    var ran = 0
     var wrong = 0
-    var check = Check[dtype](ctx, named.problem)
-    comptime for index in range(CANDIDATES + 1):
-        if selected(index):
-            var result: String
-            comptime if index == CANDIDATES:
-                result = check.run[index](ctx)
-            else:
-                var refusal = can_implement[dtype, dtype](
-                    candidate(index), named.problem
-                )
-                result = (
-                    "refused: "
-                    + refusal.value() if refusal else check.run[index](ctx)
-                )
-            print(named.name, dtype, index, result)
-            if result.startswith("WRONG"):
-                wrong += 1
+    var check = Check[in_type, out_type](ctx, named.problem)
+    comptime for index in range(CANDIDATES):
+        comptime config = candidate(index)
+        comptime if offered[in_type](index):
+            if selected(index) and not can_implement[in_type, out_type](
+                config, named.problem
+            ):
+                for parts in [1, 2, 4, 8]:
+                    if not split_refusal[in_type](config, walk, parts):
+                        var result = check.run[index](ctx, parts)
+                        ran += 1
+                        if result != "ok":
+                            wrong += 1
+                            print(named.name, in_type, index, parts, result)
+    if selected(CANDIDATES):
+        var result = check.run[CANDIDATES](ctx, 1)
+        ran += 1
+        if result != "ok":
+            wrong += 1
+            print(named.name, in_type, "chosen", result)
+    print(named.name, in_type, "ran", ran, "wrong", wrong)
     return wrong
 
 
-def time_case(ctx: DeviceContext, named: Case, mode: String) raises:
+def time_case[
+    in_type: DType
+](ctx: DeviceContext, named: Case, mode: String) raises:
     """Times a problem."""
     var p = named.problem
-    var operations = (
-        2.0 * Float64(p.gemm_m()) * Float64(p.filters) * Float64(p.gemm_k())
+    var multiprocessors = ctx.get_attribute(
+        DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    var choice = choose[TIMED, TIMED](
-        p, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    )
-    print(named.name, "chooses", choice.index, choice)
+    var choice = choose[in_type, TIMED](p, multiprocessors)
+    print(named.name, in_type, "chooses", choice.index, choice)
+    var walk = Walk(p)
     comptime for index in range(CANDIDATES):
-        if (selected(index) or choice.index == index) and not can_implement[
-            TIMED, TIMED
-        ](candidate(index), p):
-            var ms = time_of[index](ctx, p, mode)
-            print(
-                named.name,
-                index,
-                round(ms * 1e4) / 1e4,
-                "ms",
-                round(operations / ms / 1e9),
-                "TFLOP/s |",
-                candidate(index),
-                "| chosen" if choice.index == index else "",
-            )
+        comptime config = candidate(index)
+        comptime if offered[in_type](index):
+            if (selected(index) or choice.index == index) and not can_implement[
+                in_type, TIMED
+            ](config, p):
+                for parts in parts_to_try(config, walk, multiprocessors):
+                    var chosen = choice.index == index and choice.parts == parts
+                    if (selected(index) or chosen) and not split_refusal[
+                        in_type
+                    ](config, walk, parts):
+                        var ms = time_of[in_type, index](ctx, p, mode, parts)
+                        print(
+                            named.name,
+                            in_type,
+                            index,
+                            parts,
+                            round(ms * 1e5) / 1e5,
+                            "ms",
+                            round(operations_of(p) / ms / 1e9),
+                            "TFLOP/s |",
+                            config,
+                            "| chosen" if chosen else "",
+                        )
 
 
 def main() raises:
@@ -415,19 +419,19 @@ def main() raises:
         var refusal = candidate(index).refusal()
         if refusal:
             raise Error(t"candidate {index}: {refusal.value()}")
-    var text: String
-    with open(String(argv()[2]), "r") as file:
-        text = file.read()
     var wrong = 0
-    for line in text.splitlines():
-        if line == "" or line.startswith("#"):
-            continue
-        var named = parse(String(line))
+    for named in read_cases(String(argv()[2])):
         if mode == "check":
-            wrong += check_case[DType.bfloat16](ctx, named)
-            wrong += check_case[DType.float16](ctx, named)
+            wrong += check_case[DType.bfloat16, DType.bfloat16](ctx, named)
+            wrong += check_case[DType.float16, DType.float16](ctx, named)
+            wrong += check_case[DType.float8_e4m3fn, DType.bfloat16](ctx, named)
+            wrong += check_case[DType.float32, DType.bfloat16](ctx, named)
+        elif mode.endswith("/float8_e4m3fn"):
+            time_case[DType.float8_e4m3fn](ctx, named, mode)
+        elif mode.endswith("/float32"):
+            time_case[DType.float32](ctx, named, mode)
         else:
-            time_case(ctx, named, mode)
+            time_case[DType.bfloat16](ctx, named, mode)
     if wrong > 0:
         raise Error(t"{wrong} wrong")
     print("END")

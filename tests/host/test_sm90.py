@@ -19,24 +19,32 @@ from maxconv import library
 SOURCE = Path(__file__).parent.parent / "mojo" / "emit_sm90.mojo"
 REGISTERS = 64 * 1024
 SHARED_BYTES = 227 * 1024
+#: Depth and operand types of the multiply by type.
+INSTRUCTIONS = {
+    "bfloat16": "k16.f32.bf16.bf16",
+    "float8_e4m3fn": "k32.f32.e4m3.e4m3",
+    "float32": "k8.f32.tf32.tf32",
+}
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A configuration, as the Mojo side describes it, and its PTX."""
 
-    index: int
+    name: str
+    dtype: str
     threads: int
     shared_bytes: int
     moves_registers: bool
     shares_loads: bool
+    splits: bool
     refusal: str
     ptx: Path
 
 
 @pytest.fixture(scope="module")
 def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[Candidate]:
-    """Every candidate, compiled for sm_90a."""
+    """Every candidate, compiled for sm_90a for every type that it is offered for."""
     folder = tmp_path_factory.mktemp("sm90")
     program = folder / "emit_sm90"
     include = str(library.OPERATIONS.parent)
@@ -48,19 +56,21 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[Candidate]:
     ).stdout
     found = []
     for line in printed.splitlines():
-        index, threads, shared, moves, shares, *refusal = line.split(" ", 5)
+        name, dtype, threads, shared, moves, shares, splits, *refusal = line.split(" ", 7)
         found.append(
             Candidate(
-                int(index),
+                name,
+                dtype,
                 int(threads),
                 int(shared),
                 moves == "1",
                 shares == "1",
+                splits == "1",
                 "".join(refusal),
-                folder / f"{index}.ptx",
+                folder / f"{name}.ptx",
             )
         )
-    assert len(found) > 1
+    assert {candidate.dtype for candidate in found} == set(INSTRUCTIONS)
     return found
 
 
@@ -73,12 +83,15 @@ def test_every_candidate_can_be_built(candidates: list[Candidate]) -> None:
 def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
     for candidate in candidates:
         ptx = candidate.ptx.read_text()
-        assert "wgmma.mma_async.sync.aligned" in ptx
-        assert re.search(r"cp\.async\.bulk\.tensor\.4d[^ ]*\.im2col\.", ptx)
+        multiplies = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+(\S+)", ptx))
+        assert multiplies == {INSTRUCTIONS[candidate.dtype]}
+        ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", ptx)
+        assert set(ranks) == {"3", "4", "5"}
         assert "stmatrix.sync.aligned" in ptx
         assert f".maxntid {candidate.threads}\n" in ptx
         assert ("setmaxnreg" in ptx) == candidate.moves_registers
         assert ("multicast::cluster" in ptx) == candidate.shares_loads
+        assert ("ld.shared::cluster" in ptx) == candidate.splits
         assert "local" not in re.sub(r"//.*", "", ptx), "an array in local memory"
 
 

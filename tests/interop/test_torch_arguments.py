@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from max.driver import accelerator_count
 from tests.interop.torch_tensors import draw
 from torch._subclasses import FakeTensorMode
 
@@ -130,15 +131,29 @@ def test_bad_arguments(
     assert not compiled
 
 
-def test_unsupported_device() -> None:
+def test_devices() -> None:
     with FakeTensorMode():
         x, w = torch.empty(1, 3, 8, 8, device="cuda"), torch.empty(4, 3, 3, 3, device="cuda")
-        with pytest.raises(ValueError, match=r"^input: device cuda:0 is not supported; cpu is all"):
-            mt.conv2d(x, w)
-        with pytest.raises(
-            ValueError, match=r"^weight: device cuda:0 is not supported; cpu is all"
-        ):
-            mt.conv2d(torch.empty(1, 3, 8, 8), w)
+        y = mt.conv2d(x, w)
+        assert y.shape == (1, 4, 6, 6) and y.is_cuda
+        host = torch.empty(4, 3, 3, 3)
+        with pytest.raises(ValueError, match=r"^weight: device cpu is not the input's; cuda:0 is"):
+            mt.conv2d(x, host)
+        with pytest.raises(ValueError, match=r"^bias: device cuda:0 is not the input's; cpu is ne"):
+            mt.conv2d(x.cpu(), host, torch.empty(4, device="cuda"))
+        other = torch.empty(1, 3, 8, 8, device="xpu")
+        with pytest.raises(ValueError, match=r"^input: device xpu:0 is not supported; cpu, cuda a"):
+            mt.conv2d(other, w)
+
+
+@pytest.mark.skipif(accelerator_count() > 0, reason="this machine has an accelerator")
+def test_a_gpu_that_max_does_not_find(compiled: list[str]) -> None:
+    words = "^input: device cuda:0, but MAX finds 0 accelerators on this machine; the CPU and a GPU"
+    with pytest.raises(ValueError, match=words):
+        mt.prepare(device="cuda")
+    with pytest.raises(ValueError, match=r"^device: device mps is not supported; cpu, cuda are"):
+        mt.prepare(device="mps")
+    assert not compiled
 
 
 def test_shapes_without_data(compiled: list[str]) -> None:

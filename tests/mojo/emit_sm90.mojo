@@ -1,33 +1,44 @@
-"""Writes the Hopper kernel's PTX, one file a candidate, into the folder that
-is the only argument; needs no GPU.
+"""Writes the Hopper kernel's PTX, one file a candidate and type, into the
+folder that is the only argument; needs no GPU.
 
-Prints a line a candidate: its index, the threads of a block, its shared memory
-in bytes, 1 if it moves registers, 1 if blocks share loads, and why it cannot
-be built, if so.
+Prints a line a file: its name, the type of activation and filter, the threads
+of a block, its shared memory in bytes, 1 if it moves registers, 1 if blocks
+share loads, 1 if it adds up parts of a sum, and why it cannot be built, if so.
 """
 
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
 from std.sys import argv
 
-from operations.sm90.dispatch import CANDIDATES, candidate
+from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.kernel import ConvKernel
 
 
-def main() raises:
+def emit[in_type: DType]() raises:
+    """Writes a type's candidates."""
     comptime for index in range(CANDIDATES):
-        comptime config = candidate(index)
-        comptime kernel = ConvKernel[DType.bfloat16, DType.bfloat16, config].run
-        var info = compile_info[
-            kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
-        ]()
-        with open(String(t"{argv()[1]}/{index}.ptx"), "w") as file:
-            file.write(String(info.asm))
-        print(
-            index,
-            config.threads(),
-            config.shared_bytes(),
-            Int(config.moves_registers()),
-            Int(config.cluster_size() > 1),
-            config.refusal().or_else(""),
-        )
+        comptime if offered[in_type](index):
+            comptime config = candidate(index)
+            comptime kernel = ConvKernel[in_type, DType.bfloat16, config].run
+            var info = compile_info[
+                kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
+            ]()
+            var name = String(t"{index}-{in_type}")
+            with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
+                file.write(String(info.asm))
+            print(
+                name,
+                in_type,
+                config.threads(),
+                config.shared_bytes(),
+                Int(config.moves_registers()),
+                Int(config.cluster_size() > 1),
+                Int(config.splits),
+                config.refusal().or_else(""),
+            )
+
+
+def main() raises:
+    emit[DType.bfloat16]()
+    emit[DType.float8_e4m3fn]()
+    emit[DType.float32]()

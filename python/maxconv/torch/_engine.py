@@ -5,6 +5,10 @@ builds a key, crosses into ``torch.library.custom_op`` and converts each of seve
 time. Here a graph is compiled once for a spatial rank and the dtypes, every size in it symbolic;
 what does not change between calls (geometry, packed filters) is converted once; the output is MAX's
 own buffer, which PyTorch wraps without a copy.
+
+On a GPU, MAX runs on a queue of its own. The operands are handed over by DLPack, which makes that
+queue wait for PyTorch's current stream, and PyTorch's stream for the queue: nothing waits on the
+host.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import threading
 from typing import Final, NamedTuple
 
 import torch
-from max.driver import CPU, Buffer
+from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.experimental.torch import torch_dtype_to_max
@@ -23,11 +27,13 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from .._fields import GEOMETRY_LENGTH, SCALARS_LENGTH
+from ..arguments import check_device
 from ..library import kernel_library
 from ..progress import progress
 
 __all__ = [
     "DTYPES",
+    "HOST",
     "Operands",
     "Signature",
     "absent",
@@ -36,6 +42,9 @@ __all__ = [
     "run",
     "shape_operand",
 ]
+
+#: Stands for the CPU among the indices of GPUs.
+HOST: Final = -1
 
 #: The dtypes of inputs, filters and outputs.
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,6 +59,8 @@ class Signature(NamedTuple):
     """Of input, filter, residual and output."""
     bias_dtype: torch.dtype
     """Of the bias: ``dtype`` or float32."""
+    device: int = HOST
+    """The GPU's index, or ``HOST``."""
 
 
 class Operands(NamedTuple):
@@ -66,7 +77,8 @@ class Operands(NamedTuple):
 
 
 def _graph(signature: Signature) -> Graph:
-    rank, device = signature.rank, DeviceRef.CPU()
+    rank, host = signature.rank, DeviceRef.CPU()
+    device = host if signature.device == HOST else DeviceRef.GPU(signature.device)
     dtype = torch_dtype_to_max(signature.dtype)
     axes = ("d", "h", "w")[3 - rank :]
     output = ("out_n", *(f"out_{axis}" for axis in axes), "out_c")
@@ -75,10 +87,10 @@ def _graph(signature: Signature) -> Graph:
         TensorType(dtype, ("filter_elements",), device),
         TensorType(torch_dtype_to_max(signature.bias_dtype), ("bias_elements",), device),
         TensorType(dtype, ("add_n", *(f"add_{axis}" for axis in axes), "add_c"), device),
-        TensorType(DType.int64, (GEOMETRY_LENGTH,), device),
-        TensorType(DType.float32, (SCALARS_LENGTH,), device),
+        TensorType(DType.int64, (GEOMETRY_LENGTH,), host),
+        TensorType(DType.float32, (SCALARS_LENGTH,), host),
         # Without elements: it names the output's sizes, which no other operand has.
-        TensorType(DType.uint8, (*output, 0), device),
+        TensorType(DType.uint8, (*output, 0), host),
     ]
     name = f"maxconv_conv{rank}d"
     with Graph(name, input_types=types, kernel_library=kernel_library()) as graph:
@@ -90,31 +102,53 @@ def _graph(signature: Signature) -> Graph:
 
 _lock = threading.Lock()
 _models: dict[Signature, Model] = {}
-_session: InferenceSession | None = None
+_sessions: dict[int, InferenceSession] = {}
+
+
+def max_device(index: int) -> Device:
+    """Returns MAX's device: the CPU, or the GPU that PyTorch gives this index.
+
+    Raises:
+        ValueError: MAX finds no such GPU.
+    """
+    if index == HOST:
+        return CPU()
+    count = accelerator_count()
+    if index >= count:
+        raise ValueError(
+            f"input: device cuda:{index}, but MAX finds {count} accelerators on this machine; the "
+            "CPU and a GPU that MAX supports are allowed"
+        )
+    return Accelerator(index)
 
 
 def _model(signature: Signature) -> Model:
     """Returns the graph's compiled form; of threads that ask at once, one compiles it."""
-    global _session
     with _lock:
         if signature not in _models:
-            what = f"maxconv's conv{signature.rank}d for PyTorch, {signature.dtype}"
+            index = signature.device
+            place = "" if index == HOST else f", GPU {index}"
+            what = f"maxconv's conv{signature.rank}d for PyTorch, {signature.dtype}{place}"
             announce = bool(os.environ.get("MAXCONV_PROGRESS"))
             with progress(f"compiling {what}", announce=announce):
-                _session = _session or InferenceSession(devices=[CPU()])
-                _models[signature] = _session.load(_graph(signature))
+                if index not in _sessions:
+                    _sessions[index] = InferenceSession(devices=[max_device(index)])
+                _models[signature] = _sessions[index].load(_graph(signature))
         return _models[signature]
 
 
-def prepare(rank: int = 2, dtype: torch.dtype = torch.float32) -> None:
+def prepare(
+    rank: int = 2, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> None:
     """Compiles now what the first call would compile: half a minute once, seconds from MAX's cache.
 
     Args:
         rank: Spatial dimensions: 1, 2 or 3. Every convolution of one rank and dtype shares a graph.
         dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 
     Raises:
-        ValueError: Another ``rank``.
+        ValueError: Another ``rank`` or ``device``, or MAX finds no such GPU.
         TypeError: Another ``dtype``.
         maxconv.library.LibraryError: The kernels cannot be compiled.
     """
@@ -123,28 +157,33 @@ def prepare(rank: int = 2, dtype: torch.dtype = torch.float32) -> None:
     if dtype not in DTYPES:
         allowed = ", ".join(map(str, DTYPES))
         raise TypeError(f"dtype: {dtype} is not supported; {allowed} are allowed")
-    _model(Signature(rank, dtype, dtype))
+    place = torch.device(device)
+    check_device("device", place, ("cpu", "cuda"))
+    _model(Signature(rank, dtype, dtype, HOST if place.type == "cpu" else place.index or 0))
 
 
 def as_buffer(tensor: Tensor) -> Buffer:
     """Returns MAX's view of a contiguous tensor's memory.
 
-    By way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch tensor: 3
-    in the conversion, the rest in the execution that reads the buffer.
+    On the CPU by way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch
+    tensor: 3 in the conversion, the rest in the execution that reads the buffer.
     """
+    if tensor.is_cuda:
+        return Buffer.from_dlpack(tensor)
     if tensor.dtype == torch.bfloat16:
         return Buffer.from_numpy(tensor.view(torch.int16).numpy()).view(DType.bfloat16)
     return Buffer.from_numpy(tensor.numpy())
 
 
-_absent: dict[tuple[int, torch.dtype], Buffer] = {}
+_absent: dict[tuple[int, torch.dtype, int], Buffer] = {}
 
 
-def absent(rank: int, dtype: torch.dtype) -> Buffer:
+def absent(rank: int, dtype: torch.dtype, device: int = HOST) -> Buffer:
     """Returns the operand that stands for a bias (``rank`` 1) or a residual that is not there."""
-    buffer = _absent.get((rank, dtype))
+    buffer = _absent.get((rank, dtype, device))
     if buffer is None:
-        buffer = _absent[rank, dtype] = Buffer(torch_dtype_to_max(dtype), (0,) * rank, CPU())
+        buffer = Buffer(torch_dtype_to_max(dtype), (0,) * rank, max_device(device))
+        _absent[rank, dtype, device] = buffer
     return buffer
 
 
@@ -161,5 +200,8 @@ def run(signature: Signature, operands: Operands) -> Tensor:
     """
     model = _models.get(signature) or _model(signature)
     output = model.execute(*operands)[0]
+    if signature.device != HOST:
+        # The object: PyTorch asks it for the capsule with its current stream, which then waits.
+        return from_dlpack(output)
     # The capsule itself: from_dlpack asks an object for its device first.
     return from_dlpack(output.__dlpack__())

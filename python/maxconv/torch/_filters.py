@@ -124,6 +124,9 @@ class OperandCache:
 
 
 def _pack(weight: Tensor, groups: int) -> Buffer:
+    if weight.is_cuda:
+        last = weight.detach().movedim(1, -1)
+        return as_buffer(last.clone(memory_format=torch.contiguous_format).reshape(-1))
     packed = pack_filter(weight, _LAYOUTS[weight.dim() - 2], groups=groups)
     buffer = Buffer.from_numpy(packed.data)
     return buffer.view(DType.bfloat16) if weight.dtype == torch.bfloat16 else buffer

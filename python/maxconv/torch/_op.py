@@ -19,7 +19,7 @@ from torch import Tensor, library
 from .._fields import Activation, Layout, encode_scalars
 from ..arguments import check_bias, check_residual
 from ..problem import ConvProblem, output_size
-from ._engine import Operands, Signature, absent, as_buffer, run, shape_operand
+from ._engine import HOST, Operands, Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS
 
 __all__ = ["CHANNELS_FIRST", "CHANNELS_LAST", "Resolved", "conv", "output_shape"]
@@ -171,7 +171,8 @@ def _conv(
         tuple(scalars),
     )
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
-    layout = Layout.PACKED
+    device = input.get_device()
+    layout = Layout.PACKED if device == HOST else Layout.KRSC
     if filter_buffer is None:
         raw, layout = _raw_filter(weight.detach(), rank)
     plan = _plan(
@@ -186,7 +187,7 @@ def _conv(
         return _new_output(input, plan.output, channels_last)
     dtype = input.dtype
     if bias is None:
-        bias_dtype, bias_buffer = dtype, absent(1, dtype)
+        bias_dtype, bias_buffer = dtype, absent(1, dtype, device)
     else:
         bias_dtype, held = bias.dtype, OPERANDS.bias(bias) if constant else None
         bias_buffer = as_buffer(bias.detach().contiguous()) if held is None else held
@@ -194,14 +195,15 @@ def _conv(
         input=as_buffer(_channels_last(input, rank)),
         filter=as_buffer(raw) if filter_buffer is None else filter_buffer,
         bias=bias_buffer,
-        residual=absent(rank + 2, dtype)
+        residual=absent(rank + 2, dtype, device)
         if residual is None
         else as_buffer(_channels_last(residual, rank)),
         geometry=plan.geometry,
         scalars=plan.scalars,
         shape=plan.shape,
     )
-    output = run(Signature(rank, dtype, bias_dtype), operands).permute(CHANNELS_FIRST[rank])
+    signature = Signature(rank, dtype, bias_dtype, device)
+    output = run(signature, operands).permute(CHANNELS_FIRST[rank])
     if channels_last:
         return output
     # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
@@ -248,6 +250,7 @@ def _conv_fake(
 _library = cast(Any, library.Library)("maxconv", "DEF")
 _library.define(_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 _library.impl("conv", _conv, "CPU")
+_library.impl("conv", _conv, "CUDA")
 library.register_fake("maxconv::conv", _conv_fake, lib=_library)
 
 #: The operator; its arguments are those of ``_SCHEMA``.

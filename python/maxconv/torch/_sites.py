@@ -84,7 +84,9 @@ def refusal(conv: _ConvNd) -> str:
 def _weight_refusal(weight: Tensor) -> str:
     if weight.dtype not in DTYPES:
         return f"dtype {weight.dtype} is not supported"
-    return "" if weight.device.type == "cpu" else f"device {weight.device} is not supported"
+    return (
+        "" if weight.device.type in ("cpu", "cuda") else f"device {weight.device} is not supported"
+    )
 
 
 def replacement(conv: _ConvNd) -> _Conv:

@@ -288,7 +288,11 @@ def _check_tensors(
                 f"{name}: dtype {tensor.dtype} does not match; the input's {dtype}{also} is allowed"
             )
         if not (tensor.is_cpu or tensor.is_meta):
-            check_device(name, tensor.device)
+            check_device(name, tensor.device, ("cpu", "cuda"))
+        if tensor.is_cuda != input.is_cuda or (tensor.is_cuda and tensor.device != input.device):
+            raise ValueError(
+                f"{name}: device {tensor.device} is not the input's; {input.device} is needed"
+            )
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"{name}: layout {tensor.layout} is not supported; torch.strided is allowed"

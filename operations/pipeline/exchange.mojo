@@ -1,0 +1,62 @@
+"""Shared memory of this block and of others of its cluster, 16 bytes of
+float32 at a time."""
+
+from std.sys import _RegisterPackType
+from std.sys._assembly import inlined_assembly
+
+from ..tma.copy import SharedAddress
+
+comptime QUAD = 4
+"""Values of an access."""
+
+comptime QUAD_BYTES = 16
+"""Bytes of an access, and the alignment of its address."""
+
+comptime Quad = SIMD[DType.float32, QUAD]
+
+
+@always_inline
+def peer_address(address: SharedAddress, block: UInt32) -> SharedAddress:
+    """The address at which a block of the cluster has what this block has at
+    `address`.
+
+    Args:
+        address: In this block.
+        block: The other's rank in the cluster.
+
+    Returns:
+        An address for `load_peer` and `store_peer`.
+    """
+    return inlined_assembly[
+        "mapa.shared::cluster.u32 $0, $1, $2;", UInt32, constraints="=r,r,r"
+    ](address, block)
+
+
+@always_inline
+def load_peer(address: SharedAddress) -> Quad:
+    """Loads from a block of the cluster.
+
+    Args:
+        address: Of `peer_address`, or of this block.
+    """
+    var loaded = inlined_assembly[
+        "ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];",
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,~{memory}",
+    ](address)
+    return Quad(loaded[0], loaded[1], loaded[2], loaded[3])
+
+
+@always_inline
+def store_peer(address: SharedAddress, values: Quad):
+    """Stores to a block of the cluster.
+
+    Args:
+        address: Of `peer_address`, or of this block.
+        values: The values.
+    """
+    inlined_assembly[
+        "st.shared::cluster.v4.f32 [$0], {$1, $2, $3, $4};",
+        NoneType,
+        constraints="r,f,f,f,f,~{memory}",
+    ](address, values[0], values[1], values[2], values[3])

@@ -1,0 +1,149 @@
+"""How long a configuration should take: waves of tiles, and bytes."""
+
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from ..conv.problem import SPATIAL, ConvProblem
+from .config import MMA_M, Sm90Config
+from .walk import ROW_BYTES, Walk
+
+# The model's constants, fitted to timings of 20 configurations on an H200.
+
+comptime CLOCK = 1.7e9
+"""Cycles of a second, as the power limit has it under load."""
+
+comptime LAUNCH_SECONDS = 3.0e-6
+"""From a launch's begin to its first multiply, and from its last to its end.
+"""
+
+comptime MEMORY_BYTES_PER_SECOND = 4.1e12
+"""Of device memory."""
+
+comptime TILE_ELEMENTS_PER_CYCLE = 32.0
+"""Output elements of a tile that take one stage of products in a cycle."""
+
+comptime SHARED_BYTES_PER_CYCLE = 128.0
+"""Of shared memory."""
+
+comptime L2_BYTES_PER_CYCLE = 64.0
+"""That reach a multiprocessor."""
+
+comptime WRITE_SHARE = 0.75
+"""Of the bytes that the copy engine writes to shared memory, the part that
+costs a multiply's reads their cycle."""
+
+comptime SHARED_SHARE = 0.2
+comptime L2_SHARE = 0.1
+"""What hidden traffic costs nevertheless, mostly in power."""
+
+comptime STORE_CYCLES = 300.0
+"""Of 64 pixels by 64 filters that a cooperative consumer stores."""
+
+comptime TURN_CYCLES = 600.0
+"""Of a ping-pong tile, beside its multiplies."""
+
+comptime OVERLAP_SHARE = 0.1
+"""What the shorter of computation and memory traffic adds to the longer."""
+
+
+comptime SUM_SECONDS = 1.5e-6
+"""To add up the parts of a tile."""
+
+
+def predicted_seconds[
+    in_type: DType, out_type: DType
+](
+    config: Sm90Config, problem: ConvProblem, multiprocessors: Int, parts: Int
+) -> Float64:
+    """The model's time of a problem: waves of tiles, or the bytes of device
+    memory.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        config: The configuration.
+        problem: The convolution; `can_implement` has agreed.
+        multiprocessors: Of the device.
+        parts: Of a tile's sum; `split_refusal` has agreed.
+
+    Returns:
+        Seconds.
+    """
+    var walk = Walk(problem)
+    var waves = ceildiv(
+        tile_clusters(config, walk),
+        multiprocessors // (config.cluster_size() * parts),
+    )
+    var steps = ceildiv(walk.taps() * walk.slices[in_type](), parts)
+    var tile = Float64(steps) * _step_cycles(config, walk)
+    if config.cooperative:
+        tile += (
+            STORE_CYCLES
+            * Float64(config.consumer_pixels() * config.consumer_filters())
+            / Float64(MMA_M * MMA_M)
+        )
+    else:
+        tile += TURN_CYCLES
+    var launch = LAUNCH_SECONDS
+    if parts > 1:
+        launch += SUM_SECONDS
+    var computation = Float64(waves) * tile / CLOCK + launch
+    var bytes = (
+        _input_elements(problem) * size_of[in_type]()
+        + problem.gemm_m() * problem.filters * size_of[out_type]()
+    )
+    var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
+    return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
+
+
+def tile_clusters(config: Sm90Config, walk: Walk) -> Int:
+    """Tiles of a problem, in whole clusters.
+
+    Args:
+        config: The configuration.
+        walk: The problem's.
+    """
+    return (
+        ceildiv(walk.pixels(config.halo), config.tile_m * config.blocks_m)
+        * ceildiv(walk.filters, config.tile_n * config.blocks_n)
+        * walk.groups
+    )
+
+
+def _input_elements(problem: ConvProblem) -> Int:
+    """Elements of activation and filter."""
+    var pixels = problem.batch
+    for axis in range(SPATIAL):
+        pixels *= problem.input[axis]
+    return pixels * problem.channels + problem.filters * problem.gemm_k()
+
+
+def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
+    """The model's time of one stage of a tile: the multiply's, or shared
+    memory's."""
+    var activation = Float64(config.activation_stage_bytes())
+    if config.halo > 0:
+        activation /= Float64(walk.filter[2])
+    var filter = Float64(config.filter_stage_bytes())
+    if config.stationary:
+        filter = 0.0
+    var read = (
+        config.mma_rows()
+        // MMA_M
+        * (MMA_M + config.mma_columns())
+        * ROW_BYTES
+        * config.tile_consumers()
+    )
+    var multiply = (
+        Float64(config.tile_m * config.tile_n) / TILE_ELEMENTS_PER_CYCLE
+    )
+    var shared = (
+        WRITE_SHARE * (activation + filter) + Float64(read)
+    ) / SHARED_BYTES_PER_CYCLE
+    var l2 = (
+        activation / Float64(config.blocks_n)
+        + filter / Float64(config.blocks_m)
+    ) / L2_BYTES_PER_CYCLE
+    return max(multiply, shared) + SHARED_SHARE * shared + L2_SHARE * l2
