@@ -193,10 +193,13 @@ struct StripKernel[
     comptime taps = Self.config.taps
     comptime pixels = Self.rows * COLUMNS
     comptime Vector = SIMD[DType.float32, Self.width]
-    comptime Loaded = SIMD[Self.dtype, Self.width]
-    comptime Line = StaticTuple[Self.Loaded, Self.config.input_columns()]
+    comptime roomy = Self.config.is_roomy()
+    comptime kept = DType.float32 if Self.roomy and Self.taps < 7 else Self.dtype
+    """Type of input pixels in registers."""
+    comptime Kept = SIMD[Self.kept, Self.width]
+    comptime Line = StaticTuple[Self.Kept, Self.config.input_columns()]
     comptime Sums = StaticTuple[Self.Vector, Self.pixels]
-    comptime Residual = SIMD[Self.residual_type, COLUMNS * Self.width]
+    comptime Residual = SIMD[Self.residual_type, Self.pixels * Self.width]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
 
     @staticmethod
@@ -258,11 +261,16 @@ struct StripKernel[
                 ring_data,
                 first + UInt32(window + (ahead - 1) * step_rows),
             )
+            var place = StripPlace(geometry, block, row, offset)
+            var residual = Self.Residual(0)
+            comptime if Self.roomy:
+                residual = Self._load_residual(epilogue, place)
             var sums = Self._convolve(
                 geometry, block, ring_data, filters, first
             )
-            var place = StripPlace(geometry, block, row, offset)
-            Self._store(epilogue, output, place, sums, bias)
+            comptime if not Self.roomy:
+                residual = Self._load_residual(epilogue, place)
+            Self._store(epilogue, output, place, sums, bias, residual)
             first += UInt32(step_rows)
             offset += Self.rows * place.row_elements
 
@@ -395,13 +403,17 @@ struct StripKernel[
     @always_inline
     def _load_line(data: SharedBytes) -> Self.Line:
         """The thread's pixels of an input row."""
-        var line = Self.Line(fill=Self.Loaded(0))
+        var line = Self.Line(fill=Self.Kept(0))
         comptime for j in range(Self.config.input_columns()):
-            line[j] = (
+            var value = (
                 data.unsafe_offset(j * PIXEL_BYTES)
                 .unsafe_bitcast[Scalar[Self.dtype]]()
                 .unsafe_load[width=Self.width, alignment=LANE_BYTES](0)
             )
+            comptime if Self.kept == DType.float32:
+                line[j] = rebind[Self.Kept](_widen(value))
+            else:
+                line[j] = rebind[Self.Kept](value)
         return line
 
     @staticmethod
@@ -425,14 +437,15 @@ struct StripKernel[
 
     @staticmethod
     @always_inline
-    def _load_residual[
-        p: Int
-    ](epilogue: Self.FusedWork, place: StripPlace) -> Self.Residual:
-        """Loads the residual of a step's row."""
+    def _load_residual(
+        epilogue: Self.FusedWork, place: StripPlace
+    ) -> Self.Residual:
+        """Loads a step's residual."""
         var residual = Self.Residual(0)
         if epilogue.has_residual:
-            comptime for q in range(COLUMNS):
-                residual = residual.insert[offset=q * Self.width](
+            comptime for i in range(Self.pixels):
+                comptime p, q = divmod(i, COLUMNS)
+                residual = residual.insert[offset=i * Self.width](
                     epilogue.load_residual[Self.width, Self.width](
                         place.safe_offset[p, q]()
                     )
@@ -447,21 +460,28 @@ struct StripKernel[
         place: StripPlace,
         sums: Self.Sums,
         bias: Self.Vector,
+        residual: Self.Residual,
     ):
         """Finishes and stores a step's outputs, a row at a time."""
         comptime width = COLUMNS * Self.width
+        comptime together = COLUMNS if Self.roomy and Self.taps < 7 else 1
         comptime for p in range(Self.rows):
-            var residual = Self._load_residual[p](epilogue, place)
             var rounded = SIMD[Self.Output.dtype, width](0)
-            comptime for q in range(COLUMNS):
-                comptime at = q * Self.width
-                var value = epilogue.finish[Self.width](
-                    sums[p * COLUMNS + q],
-                    bias,
-                    residual.slice[Self.width, offset=at](),
+            comptime for q in range(0, COLUMNS, together):
+                var values = SIMD[DType.float32, together * Self.width](0)
+                var biases = SIMD[DType.float32, together * Self.width](0)
+                comptime for i in range(together):
+                    comptime at = i * Self.width
+                    values = values.insert[offset=at](sums[p * COLUMNS + q + i])
+                    biases = biases.insert[offset=at](bias)
+                comptime at = (p * COLUMNS + q) * Self.width
+                var finished = epilogue.finish[together * Self.width](
+                    values,
+                    biases,
+                    residual.slice[together * Self.width, offset=at](),
                 )
-                rounded = rounded.insert[offset=at](
-                    value.cast[Self.Output.dtype]()
+                rounded = rounded.insert[offset=q * Self.width](
+                    finished.cast[Self.Output.dtype]()
                 )
             comptime if not Self.Output.stores:
                 # All fused work, then all stores: what it loads comes together.
