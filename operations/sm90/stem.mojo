@@ -17,7 +17,6 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.compute.mma import (
-    WGMMADescriptor,
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
     wgmma_wait_group_sync,
@@ -28,12 +27,11 @@ from max.gpu.sync import syncwarp
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
-from std.utils import IndexList, StaticTuple
+from std.utils import StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
-from ..conv.problem import SPATIAL
 from ..pipeline.barrier import (
     BARRIER_BYTES,
     Barrier,
@@ -58,6 +56,18 @@ from .stem_geometry import (
     StemTile,
 )
 from .stem_mma import Fragment, multiply_fragment
+from .stem_pixels import (
+    WARP,
+    StemFilters,
+    StemRows,
+)
+from .stem_outputs import StemOutputs
+from .stem_staging import (
+    load_element_if,
+    load_quad_if,
+    load_shared,
+    store_shared,
+)
 
 comptime THREADS = (1 + CONSUMERS) * WARPGROUP
 """Threads of a block: the producer's warpgroup comes first."""
@@ -69,90 +79,14 @@ comptime CONSUMER_REGISTERS = 152
 """Of a thread, once the roles are taken; together with the producer's as many
 as a multiprocessor has."""
 
-comptime WARP = 32
-
 comptime MMA_K = 16
 """Products that one instruction sums, of 16-bit elements."""
 
-comptime GROUP_FILTERS = 8
-"""Neighbouring filters of a pixel that a thread stores."""
-
-comptime PART_FILTERS = 4 * GROUP_FILTERS
-"""Neighbouring filters of a pixel that four threads store."""
-
-comptime ROWS_TOGETHER = 2
-comptime QUADS_TOGETHER = 4
-"""Rows, and quads of each, that a producer's thread loads before it stores the
-first."""
+comptime STAGED_TOGETHER = 8
+"""Quads that a producer's thread loads before it stores the first."""
 
 comptime CONSUMER_NAME = 1
 """The named barrier of all consumers."""
-
-
-@always_inline
-def _shared[
-    dtype: DType
-](address: SharedAddress) -> Pointer[
-    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]:
-    """Shared memory at an address."""
-    return Pointer[
-        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-    ](unsafe_from_address=Int(address))
-
-
-@always_inline
-def _load_shared[
-    dtype: DType, width: SIMDLength
-](address: SharedAddress) -> SIMD[dtype, width]:
-    """Reads shared memory at a multiple of the vector's bytes."""
-    return _shared[dtype](address).unsafe_load[
-        width=width, alignment=Int(width) * size_of[dtype]()
-    ](0)
-
-
-@always_inline
-def _store_shared[
-    dtype: DType, width: SIMDLength
-](address: SharedAddress, value: SIMD[dtype, width]):
-    """Writes shared memory at a multiple of the vector's bytes."""
-    _shared[dtype](address).unsafe_store[
-        alignment=Int(width) * size_of[dtype]()
-    ](0, value)
-
-
-@always_inline
-def _load_element_if(condition: Bool, data: Reads) -> UInt16:
-    """The bits of an element of 16 that no one writes, zeros unless the
-    condition holds."""
-    return inlined_assembly[
-        """{
-        .reg .pred p;
-        setp.ne.b32 p, $2, 0;
-        mov.b16 $0, 0;
-        @p ld.global.nc.b16 $0, [$1];
-        }""",
-        UInt16,
-        constraints="=&h,l,r",
-        has_side_effect=False,
-    ](UInt64(Int(data)), UInt32(condition))
-
-
-@always_inline
-def _load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
-    """The bits of a quad, as `_load_element_if`."""
-    var bits = inlined_assembly[
-        """{
-        .reg .pred p;
-        setp.ne.b32 p, $2, 0;
-        mov.b64 $0, 0;
-        @p ld.global.nc.b64 $0, [$1];
-        }""",
-        UInt64,
-        constraints="=&l,l,r",
-        has_side_effect=False,
-    ](UInt64(Int(data)), UInt32(condition))
-    return bitcast[DType.uint32, 2](bits)
 
 
 @fieldwise_init
@@ -198,44 +132,6 @@ struct StemStorage(TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct StagedLine(TrivialRegisterPassable):
-    """A row of a tile's input pixels."""
-
-    var offset: Int
-    """Of its first element in the image; negative if it begins before it."""
-    var exists: Bool
-
-    @always_inline
-    def __init__(
-        out self,
-        geometry: StemGeometry,
-        d: Int32,
-        h: Int32,
-        w: Int32,
-        row: UInt32,
-    ):
-        """Finds a row.
-
-        Args:
-            geometry: The problem.
-            d: The tile's first input plane.
-            h: The tile's first input row.
-            w: The tile's first input column.
-            row: Of the staged ones.
-        """
-        var plane, down = geometry.staged_rows.split(row)
-        var z = d + Int32(plane) * geometry.dilation_d
-        var y = h + Int32(down)
-        self.exists = (
-            plane < geometry.taps_d
-            and UInt32(z) < UInt32(geometry.depth)
-            and UInt32(y) < UInt32(geometry.height)
-        )
-        var pixel = (z * geometry.height + y) * geometry.width + w
-        self.offset = Int(pixel) * Int(geometry.channels)
-
-
-@fieldwise_init
 struct StemKernel[
     in_type: DType,
     bias_type: DType,
@@ -257,9 +153,10 @@ struct StemKernel[
     comptime Accumulated = SIMD[DType.float32, Self.accumulators]
     comptime Gathered = StaticTuple[Fragment, Self.config.steps]
     comptime Position = RingPosition[STAGES]
-    comptime parts = Self.config.tile_n // PART_FILTERS
-    comptime Residual = SIMD[Self.residual_type, Self.accumulators]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
+    comptime Outputs = StemOutputs[
+        Self.bias_type, Self.residual_type, Self.Output, Self.config
+    ]
 
     @staticmethod
     @__llvm_metadata(
@@ -353,7 +250,7 @@ struct StemKernel[
         the part of each of the four threads that share a row."""
         comptime entries = UInt32(Self.config.chunk_offsets())
         if thread == 0:
-            _store_shared(storage.zeros, SIMD[DType.uint32, 2](0))
+            store_shared(storage.zeros, SIMD[DType.uint32, 2](0))
         var count = geometry.chunks * entries
         for i in range(thread, count * STEP_QUADS, UInt32(CONSUMER_THREADS)):
             var part, entry = divmod(i, count)
@@ -364,7 +261,7 @@ struct StemKernel[
                     chunk * UInt32(Self.config.steps) + step
                 ) * STEP_QUADS + part
                 offset = geometry.tap_offset(quad)
-            _store_shared(storage.table + i * 4, SIMD[DType.uint32, 1](offset))
+            store_shared(storage.table + i * 4, SIMD[DType.uint32, 1](offset))
 
     @staticmethod
     @always_inline
@@ -426,11 +323,11 @@ struct StemKernel[
             var row = storage.filter + row_index * ROW_BYTES
             var chunk16 = (at // STEP_QUADS) * 2
             var mask = column % 8
-            _store_shared(
+            store_shared(
                 row + (chunk16 ^ mask) * 16 + part * 4,
                 SIMD[DType.uint32, 1](pairs[0]),
             )
-            _store_shared(
+            store_shared(
                 row + ((chunk16 + 1) ^ mask) * 16 + part * 4,
                 SIMD[DType.uint32, 1](pairs[1]),
             )
@@ -497,79 +394,67 @@ struct StemKernel[
         stage: SharedAddress,
         thread: UInt32,
     ):
-        """Stages the quads of a tile whose first input pixel is (d, h, w). A
-        warp takes `ROWS_TOGETHER` rows at a time, and loads `QUADS_TOGETHER`
-        quads of each in every thread before it stores the first."""
-        comptime rows_step = UInt32(ROWS_TOGETHER * WARPGROUP // WARP)
-        comptime columns_step = UInt32(QUADS_TOGETHER * WARP)
-        comptime Values = StaticTuple[SIMD[Self.in_type, QUAD], ROWS_TOGETHER]
-        var columns = geometry.staged_quads.value
-        var rows = geometry.taps_d * geometry.staged_rows.value
-        var warp, lane = divmod(thread, UInt32(WARP))
-        for first in range(warp * UInt32(ROWS_TOGETHER), rows, rows_step):
-            var lines = StaticTuple[StagedLine, ROWS_TOGETHER](
-                fill=StagedLine(0, False)
+        """Stages the quads of a tile whose first input pixel is (d, h, w)."""
+        comptime batch = UInt32(STAGED_TOGETHER * WARPGROUP)
+        for first in range(UInt32(0), geometry.stage_quads, batch):
+            var values = StaticTuple[SIMD[Self.in_type, QUAD], STAGED_TOGETHER](
+                fill=SIMD[Self.in_type, QUAD](0)
             )
-            comptime for i in range(ROWS_TOGETHER):
-                lines[i] = StagedLine(geometry, d, h, w, first + UInt32(i))
-            for start in range(UInt32(0), columns, columns_step):
-                var values = StaticTuple[Values, QUADS_TOGETHER](
-                    fill=Values(fill=SIMD[Self.in_type, QUAD](0))
-                )
-                comptime for j in range(QUADS_TOGETHER):
-                    var column = start + UInt32(j * WARP) + lane
-                    values[j] = Self._load_quads[whole](
-                        image, geometry, lines, column, w
+            comptime for i in range(STAGED_TOGETHER):
+                var at = first + UInt32(i * WARPGROUP) + thread
+                values[i] = Self._load_quad[whole](image, geometry, d, h, w, at)
+            comptime for i in range(STAGED_TOGETHER):
+                var at = first + UInt32(i * WARPGROUP) + thread
+                if at < geometry.stage_quads:
+                    store_shared(
+                        stage + at * QUAD_BYTES,
+                        bitcast[DType.uint32, 2](values[i]),
                     )
-                comptime for j in range(QUADS_TOGETHER):
-                    var column = start + UInt32(j * WARP) + lane
-                    comptime for i in range(ROWS_TOGETHER):
-                        var row = first + UInt32(i)
-                        if row < rows and column < columns:
-                            _store_shared(
-                                stage + (row * columns + column) * QUAD_BYTES,
-                                bitcast[DType.uint32, 2](values[j][i]),
-                            )
 
     @staticmethod
     @always_inline
-    def _load_quads[
+    def _load_quad[
         whole: Bool
     ](
         image: Reads[Self.in_type],
         geometry: StemGeometry,
-        lines: StaticTuple[StagedLine, ROWS_TOGETHER],
-        column: UInt32,
+        d: Int32,
+        h: Int32,
         w: Int32,
-    ) -> StaticTuple[SIMD[Self.in_type, QUAD], ROWS_TOGETHER]:
-        """Loads a column's quad of some rows: at once if channels come in whole
-        quads. Loads have a predicate rather than a branch, so that many are
-        under way."""
-        var result = StaticTuple[SIMD[Self.in_type, QUAD], ROWS_TOGETHER](
-            fill=SIMD[Self.in_type, QUAD](0)
-        )
+        at: UInt32,
+    ) -> SIMD[Self.in_type, QUAD]:
+        """Loads a quad of a tile whose first input pixel is (d, h, w): at once
+        if channels come in whole quads. Loads have a predicate rather than a
+        branch, so that many are under way."""
+        var staged, column = geometry.staged_quads.split(at)
+        var plane, row = geometry.staged_rows.split(staged)
         var pixel = column >> geometry.quad_shift
         var c = (column - (pixel << geometry.quad_shift)) * QUAD
-        var inside = column < geometry.staged_quads.value and UInt32(
-            w + Int32(pixel)
-        ) < UInt32(geometry.width)
-        var offset = pixel * geometry.channels + c
-        comptime for i in range(ROWS_TOGETHER):
-            var exists = inside and lines[i].exists
-            var from_ = image.unsafe_offset(lines[i].offset + Int(offset))
-            comptime if whole:
-                result[i] = bitcast[Self.in_type, QUAD](
-                    _load_quad_if(exists, from_)
+        var z = d + Int32(plane) * geometry.dilation_d
+        var y = h + Int32(row)
+        var x = w + Int32(pixel)
+        var inside = (
+            at < geometry.stage_quads
+            and UInt32(z) < UInt32(geometry.depth)
+            and UInt32(y) < UInt32(geometry.height)
+            and UInt32(x) < UInt32(geometry.width)
+        )
+        var offset = (
+            UInt32((z * geometry.height + y) * geometry.width + x)
+            * geometry.channels
+            + c
+        )
+        var from_ = image.unsafe_offset(Int(offset))
+        comptime if whole:
+            return bitcast[Self.in_type, QUAD](load_quad_if(inside, from_))
+        else:
+            var values = SIMD[DType.uint16, QUAD](0)
+            comptime for e in range(QUAD):
+                values[e] = load_element_if(
+                    inside and c + UInt32(e) < geometry.channels,
+                    from_.unsafe_offset(e),
                 )
-            else:
-                var values = SIMD[DType.uint16, QUAD](0)
-                comptime for e in range(QUAD):
-                    values[e] = _load_element_if(
-                        exists and c + UInt32(e) < geometry.channels,
-                        from_.unsafe_offset(e),
-                    )
-                result[i] = bitcast[Self.in_type, QUAD](values)
-        return result
+            return bitcast[Self.in_type, QUAD](values)
 
     @staticmethod
     @always_inline
@@ -603,13 +488,13 @@ struct StemKernel[
                         first_filter + n * UInt32(Self.config.tile_n),
                         thread,
                     )
-                    var residual = Self._load_residual(
+                    var residual = Self.Outputs.load_residual(
                         epilogue, geometry, rows, filters
                     )
                     var sums = Self._multiply(
                         geometry, storage, stage, rows, n, thread
                     )
-                    Self._store(
+                    Self.Outputs.store(
                         epilogue,
                         output,
                         geometry,
@@ -643,7 +528,6 @@ struct StemKernel[
         )
         var filters = storage.filter + tile_n * geometry.chunks * chunk_bytes
         for _ in range(geometry.chunks):
-            var descriptor = _operand[Self.in_type](filters)
             var activations = Self._gather(
                 stage + rows.low_quad,
                 stage + rows.high_quad,
@@ -658,9 +542,7 @@ struct StemKernel[
                 )
                 sums = multiply_fragment[Self.in_type, Self.config.tile_n](
                     activations[k],
-                    WGMMADescriptor[Self.in_type](
-                        descriptor.desc + Int64(at >> 4)
-                    ),
+                    _operand[Self.in_type](filters + UInt32(at)),
                     sums,
                 )
             wgmma_commit_group_sync()
@@ -686,305 +568,17 @@ struct StemKernel[
         """Loads a chunk of two pixels' quads, as the multiply takes them."""
         var result = Self.Gathered(fill=Fragment(0))
         comptime for atom in range(Self.config.atoms()):
-            var four = _load_shared[DType.uint32, ATOM_STEPS](
+            var four = load_shared[DType.uint32, ATOM_STEPS](
                 offsets + UInt32(atom * ATOM_STEPS * 4)
             )
             comptime for i in range(ATOM_STEPS):
                 comptime k = atom * ATOM_STEPS + i
                 comptime if k < Self.config.steps:
-                    var a = _load_shared[DType.uint32, 2](
+                    var a = load_shared[DType.uint32, 2](
                         min(low + four[i], zeros)
                     )
-                    var b = _load_shared[DType.uint32, 2](
+                    var b = load_shared[DType.uint32, 2](
                         min(high + four[i], zeros)
                     )
                     result[k] = Fragment(a[0], b[0], a[1], b[1])
         return result
-
-    @staticmethod
-    @always_inline
-    def _load_residual(
-        epilogue: Self.FusedWork,
-        geometry: StemGeometry,
-        rows: StemRows,
-        filters: StemFilters,
-    ) -> Self.Residual:
-        """Loads the thread's residual; in front of a multiply, so that it
-        comes while that runs."""
-        var residual = Self.Residual(0)
-        if filters.together and epilogue.has_residual:
-            comptime for half in range(2):
-                comptime for part in range(Self.parts):
-                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                    var offset = rows.pixel[half]().element(
-                        geometry
-                    ) + filters.safe(part)
-                    residual = residual.insert[offset=at](
-                        epilogue.load_residual[GROUP_FILTERS, GROUP_FILTERS](
-                            offset
-                        )
-                    )
-        return residual
-
-    @staticmethod
-    @always_inline
-    def _finish(
-        epilogue: Self.FusedWork,
-        filters: StemFilters,
-        values: Self.Accumulated,
-        residual: Self.Residual,
-    ) -> SIMD[Self.Output.dtype, Self.accumulators]:
-        """The epilogue of the thread's outputs, and the rounding."""
-        comptime width = Self.accumulators // 2
-        var bias = SIMD[DType.float32, width](0)
-        if epilogue.has_bias:
-            comptime for part in range(Self.parts):
-                bias = bias.insert[offset=part * GROUP_FILTERS](
-                    epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
-                        filters.safe(part)
-                    )
-                )
-        var result = values
-        comptime for half in range(2):
-            comptime at = half * width
-            result = result.insert[offset=at](
-                epilogue.finish[width](
-                    result.slice[width, offset=at](),
-                    bias,
-                    residual.slice[width, offset=at](),
-                )
-            )
-        return result.cast[Self.Output.dtype]()
-
-    @staticmethod
-    @always_inline
-    def _store(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: StemGeometry,
-        rows: StemRows,
-        filters: StemFilters,
-        sums: Self.Accumulated,
-        residual: Self.Residual,
-    ):
-        """Stores the thread's filters of its two pixels: groups of neighbours
-        at once, or, where pixels do not begin at multiples of as many, one by
-        one."""
-        var values = Self.Accumulated(0)
-        comptime for half in range(2):
-            comptime for part in range(Self.parts):
-                comptime for i in range(GROUP_FILTERS):
-                    comptime at = (half * Self.parts + part) * GROUP_FILTERS + i
-                    values[at] = sums[
-                        4 * (4 * part + i // 2) + 2 * half + i % 2
-                    ]
-        if not filters.together:
-            Self._store_singly(
-                epilogue, output, geometry, rows, filters, values
-            )
-            return
-        var rounded = Self._finish(epilogue, filters, values, residual)
-        comptime if not Self.Output.stores:
-            # All fused work, then all stores: what it loads comes together.
-            comptime for half in range(2):
-                comptime for part in range(Self.parts):
-                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                    var pixel = rows.pixel[half]()
-                    rounded = rounded.insert[offset=at](
-                        output.compute[GROUP_FILTERS](
-                            Int(pixel.image),
-                            pixel.position(),
-                            filters.safe(part),
-                            rounded.slice[GROUP_FILTERS, offset=at](),
-                        )
-                    )
-        comptime for half in range(2):
-            comptime for part in range(Self.parts):
-                comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                var pixel = rows.pixel[half]()
-                if pixel.exists and filters.exist(part):
-                    var offset = pixel.element(geometry) + filters.safe(part)
-                    var group = rounded.slice[GROUP_FILTERS, offset=at]()
-                    comptime if Self.Output.stores:
-                        output.store[GROUP_FILTERS](
-                            Int(pixel.image),
-                            pixel.position(),
-                            filters.safe(part),
-                            offset,
-                            group,
-                        )
-                    else:
-                        output.data().unsafe_store[alignment=16](offset, group)
-
-    @staticmethod
-    @always_inline
-    def _store_singly(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: StemGeometry,
-        rows: StemRows,
-        filters: StemFilters,
-        values: Self.Accumulated,
-    ):
-        """Stores one filter of one pixel after the other."""
-        for at in range(Self.accumulators):
-            var value = values[0]
-            comptime for j in range(1, Self.accumulators):
-                value = values[j] if at == j else value
-            var group, i = divmod(at, GROUP_FILTERS)
-            var half, part = divmod(group, Self.parts)
-            var pixel = rows.low if half == 0 else rows.high
-            var filter = Int(filters.first) + part * PART_FILTERS + i
-            if pixel.exists and filter < Int(geometry.filters):
-                var offset = pixel.element(geometry) + filter
-                var result = epilogue.apply[1](value, filter, offset)
-                output.store[1](
-                    Int(pixel.image),
-                    pixel.position(),
-                    filter,
-                    offset,
-                    result.cast[Self.Output.dtype](),
-                )
-
-
-@fieldwise_init
-struct StemFilters(TrivialRegisterPassable):
-    """The filters of a thread's outputs: `GROUP_FILTERS` neighbours of every
-    `PART_FILTERS`."""
-
-    var first: UInt32
-    var filters: UInt32
-    """Of the problem."""
-    var together: Bool
-    """Whether neighbours are stored at once."""
-
-    @always_inline
-    def __init__(
-        out self, geometry: StemGeometry, tile_filter: UInt32, thread: UInt32
-    ):
-        """Finds the thread's filters.
-
-        Args:
-            geometry: The problem.
-            tile_filter: The multiply's first filter.
-            thread: Of the warpgroup.
-        """
-        self.first = tile_filter + (thread % 4) * GROUP_FILTERS
-        self.filters = geometry.filters
-        self.together = geometry.filters % GROUP_FILTERS == 0
-
-    @always_inline
-    def exist(self, part: Int) -> Bool:
-        """Whether a part's filters are filters of the problem.
-
-        Args:
-            part: Which part.
-        """
-        return self.first + UInt32(part * PART_FILTERS) < self.filters
-
-    @always_inline
-    def safe(self, part: Int) -> Int:
-        """A part's first filter, or filter 0 if there is no such part.
-
-        Args:
-            part: Which part.
-        """
-        var filter = self.first + UInt32(part * PART_FILTERS)
-        return Int(filter) if filter < self.filters else 0
-
-
-@fieldwise_init
-struct StemPixel(TrivialRegisterPassable):
-    """An output pixel; the tile's first if it does not exist."""
-
-    var image: UInt32
-    var plane: UInt32
-    var row: UInt32
-    var column: UInt32
-    var exists: Bool
-
-    @always_inline
-    def position(self) -> IndexList[SPATIAL]:
-        """The pixel's place in its image."""
-        return IndexList[SPATIAL](
-            Int(self.plane), Int(self.row), Int(self.column)
-        )
-
-    @always_inline
-    def element(self, geometry: StemGeometry) -> Int:
-        """The pixel's first element in the output.
-
-        Args:
-            geometry: The problem.
-        """
-        var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
-            self.plane
-        )
-        var line = plane * Int(geometry.out_rows) + Int(self.row)
-        return (line * Int(geometry.out_columns) + Int(self.column)) * Int(
-            geometry.filters
-        )
-
-
-struct StemRows(TrivialRegisterPassable):
-    """The two pixels of a thread's accumulators, 8 rows of the multiply apart.
-    """
-
-    var low_quad: UInt32
-    var high_quad: UInt32
-    """Bytes from the stage's begin to the pixels' first quads."""
-    var low: StemPixel
-    var high: StemPixel
-
-    @always_inline
-    def __init__(
-        out self,
-        geometry: StemGeometry,
-        tile: StemTile,
-        first: UInt32,
-        thread: UInt32,
-    ):
-        """Finds the thread's pixels.
-
-        Args:
-            geometry: The problem.
-            tile: Their tile.
-            first: The first pixel of the multiply.
-            thread: Of the warpgroup.
-        """
-        var warp, lane = divmod(thread, UInt32(WARP))
-        var index = first + warp * 16 + lane // 4
-        self.low_quad, self.low = _pixel(geometry, tile, index)
-        self.high_quad, self.high = _pixel(geometry, tile, index + 8)
-
-    @always_inline
-    def pixel[half: Int](self) -> StemPixel:
-        """One of the pixels.
-
-        Parameters:
-            half: 0 for the low one, 1 for the high one.
-        """
-        comptime if half == 0:
-            return self.low
-        return self.high
-
-
-@always_inline
-def _pixel(
-    geometry: StemGeometry, tile: StemTile, index: UInt32
-) -> Tuple[UInt32, StemPixel]:
-    """A tile's pixel: its first quad in the stage, and where it lies in the
-    output. What lies behind the tile's end is its first pixel."""
-    var row, column = geometry.tile_columns.split(index)
-    var exists = (
-        row < geometry.tile_rows
-        and tile.row + row < geometry.out_rows
-        and tile.column + column < geometry.out_columns
-    )
-    if not exists:
-        row = 0
-        column = 0
-    var pixel = StemPixel(
-        tile.image, tile.plane, tile.row + row, tile.column + column, exists
-    )
-    return geometry.pixel_offset(row, column), pixel

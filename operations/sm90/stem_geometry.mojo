@@ -320,16 +320,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
                 )
                 if self.shared_bytes() > MAX_SHARED_BYTES:
                     break
-                var staging = (
-                    STAGE_CYCLES
-                    * Float64(STAGED_ROWS * STAGED_COLUMNS)
-                    * Float64(
-                        ceildiv(
-                            self.stage_quads // self.staged_quads, STAGED_ROWS
-                        )
-                        * ceildiv(self.staged_quads, STAGED_COLUMNS)
-                    )
-                )
+                var staging = STAGE_CYCLES * Float64(self.stage_quads)
                 var multiplying = multiply * Float64(
                     ceildiv(rows * self.tile_columns, MMA_M)
                 )
@@ -393,12 +384,8 @@ comptime FULL_MULTIPLY_CYCLES = 32.0
 comptime STORE_BYTES_PER_CYCLE = 18.0
 """Of device memory, a multiprocessor's part."""
 
-comptime STAGE_CYCLES = 1.3
+comptime STAGE_CYCLES = 1.1
 """Of a staged quad."""
-
-comptime STAGED_ROWS = 8
-comptime STAGED_COLUMNS = 128
-"""Rows and quads of a row that the producer stages at a time."""
 
 
 def quads_of(problem: ConvProblem) -> Int:
