@@ -143,7 +143,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     comptime if offered[Self.dtype](index):
                         comptime config = candidate(index)
                         comptime kernel = ConvKernel[
-                            Self.dtype, Self.dtype, config
+                            Self.dtype, Self.Output, Self.dtype, config
                         ].run
                         self.write[kernel](
                             String(t"sm90-{index}"), config.shared_bytes()
