@@ -25,7 +25,6 @@ from ..sm90.dispatch import choose as choose_sm90
 from ..sm90.dispatch import convolve as convolve_sm90
 from ..sm90.stem_geometry import MAX_CHANNELS
 from . import depthwise_launch
-from .depthwise_geometry import choose_depthwise, depthwise_candidate
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
 from .direct import convolve as convolve_direct
 from .geometry import geometry_refusal
@@ -52,8 +51,8 @@ struct Operands(ImplicitlyCopyable, Movable):
     var aligned: Bool
     """Whether the addresses of all operands that lie in memory are multiples
     of `ALIGNMENT`."""
-    var plain_output: Bool
-    """Whether sums are stored as they are."""
+    var fused_output: Bool
+    """Whether the graph compiler fused something behind the output."""
 
 
 def operands_of[
@@ -93,8 +92,7 @@ def operands_of[
     return Operands(
         fused_input=Source.fused,
         aligned=addresses % ALIGNMENT == 0,
-        plain_output=not (Output.computes or Output.stores)
-        and epilogue.is_identity(),
+        fused_output=Output.computes or Output.stores,
     )
 
 
@@ -185,13 +183,11 @@ def can_implement[
         comptime if has_sm90_types[in_type, out_type]():
             if kernel == KERNEL_STEM:
                 return stem_launch.can_implement[in_type, out_type](problem)
-            if not operands.plain_output:
-                return String("sm90 stores sums as they are")
             # Choosing asks for the tiles of at least one output.
             if problem.gemm_m() == 0 or problem.filters == 0:
                 return None
             var choice = choose_sm90[in_type, out_type](
-                problem, multiprocessors
+                problem, multiprocessors, operands.fused_output
             )
             if choice.index < 0:
                 return choice.refusal
@@ -295,13 +291,16 @@ def explain_choice[
     comptime if hopper and has_sm90_types[in_type, out_type]():
         if kernel == KERNEL_SM90:
             return String(
-                choose_sm90[in_type, out_type](problem, multiprocessors)
+                choose_sm90[in_type, out_type](
+                    problem, multiprocessors, operands.fused_output
+                )
             )
         if kernel == KERNEL_STEM:
             return stem_launch.explain_stem[out_type](problem, multiprocessors)
     if kernel == KERNEL_DEPTHWISE:
-        var choice = choose_depthwise[in_type](problem)
-        return String(depthwise_candidate[in_type](choice))
+        return depthwise_launch.explain_depthwise[in_type](
+            problem, multiprocessors
+        )
     var refusal = can_implement[in_type, out_type, hopper](
         KERNEL_SM90, problem, operands, multiprocessors
     ).or_else(String())
@@ -436,7 +435,7 @@ def _run[
     ]():
         if kernel == KERNEL_SM90:
             convolve_sm90(
-                ctx, problem, activation.data(), filter, output.data()
+                ctx, problem, activation.data(), filter, epilogue, output
             )
             return
         if kernel == KERNEL_STEM:

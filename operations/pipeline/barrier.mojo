@@ -136,6 +136,14 @@ def arrive_threads[threads: Int](name: Int):
 
 
 @always_inline
+def sync_warp():
+    """Waits for every thread of the warp, and sees what they wrote."""
+    inlined_assembly[
+        "bar.warp.sync 0xffffffff;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
 def sync_cluster():
     """Waits for every thread of the cluster."""
     inlined_assembly[

@@ -1,8 +1,9 @@
 """The configurations that `dispatch` chooses from."""
 
 from .config import Sm90Config
+from .epilogue_config import EpilogueConfig
 
-comptime CANDIDATES = 19
+comptime CANDIDATES = 14
 """Configurations to choose from."""
 
 
@@ -11,8 +12,9 @@ def _rows(
     tile_n: Int,
     activation_stages: Int,
     filter_stages: Int,
-    output_stages: Int,
+    epilogue_stages: Int,
     *,
+    subtile_pixels: Int = 64,
     consumers: Int = 2,
     cooperative: Bool = True,
     blocks_m: Int = 1,
@@ -36,8 +38,15 @@ def _rows(
         filter_stages=filter_stages,
         stationary=stationary,
         splits=splits,
-        output_stages=output_stages,
-        engine_store=halo == 0,
+        epilogue=EpilogueConfig(
+            subtile_pixels=subtile_pixels,
+            stages_c=epilogue_stages,
+            stages_d=min(2, epilogue_stages),
+            fragment_size=16 if cooperative else 8,
+            reuse_c=True,
+            delay_store=False,
+            engine_store=halo == 0,
+        ),
     )
 
 
@@ -48,46 +57,42 @@ def candidate(index: Int) -> Sm90Config:
         index: From 0 to `CANDIDATES - 1`.
     """
     if index == 0:
-        return _rows(256, 128, 3, 5, 1, blocks_m=2, halo=8)
+        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8)
     if index == 1:
-        return _rows(256, 128, 3, 5, 1, blocks_n=2, halo=16)
+        return _rows(256, 128, 4, 4, 2, blocks_m=2)
     if index == 2:
-        return _rows(256, 128, 4, 4, 1, blocks_m=2)
+        return _rows(224, 128, 3, 5, 7, blocks_n=2, halo=16, subtile_pixels=32)
     if index == 3:
-        return _rows(256, 128, 4, 4, 1, blocks_n=2)
+        return _rows(224, 128, 4, 4, 6, blocks_n=2, subtile_pixels=32)
     if index == 4:
-        return _rows(224, 128, 3, 5, 1, blocks_n=2, halo=16)
+        return _rows(192, 128, 5, 5, 3, subtile_pixels=32)
     if index == 5:
-        return _rows(224, 128, 4, 4, 1, blocks_n=2)
+        return _rows(192, 128, 5, 5, 3, blocks_n=2, subtile_pixels=32)
     if index == 6:
-        return _rows(192, 128, 5, 5, 1)
+        return _rows(96, 128, 7, 7, 3, subtile_pixels=32)
     if index == 7:
-        return _rows(192, 128, 5, 5, 1, blocks_n=2)
+        return _rows(96, 128, 7, 7, 3, blocks_n=2, subtile_pixels=32)
     if index == 8:
-        return _rows(96, 128, 7, 7, 1)
+        return _rows(256, 64, 3, 8, 3, cooperative=False, halo=8)
     if index == 9:
-        return _rows(96, 128, 7, 7, 1, blocks_n=2)
+        return _rows(
+            160,
+            64,
+            4,
+            9,
+            5,
+            cooperative=False,
+            halo=8,
+            stationary=True,
+            subtile_pixels=32,
+        )
     if index == 10:
-        return _rows(256, 64, 4, 4, 2, cooperative=False)
+        return _rows(64, 64, 8, 8, 4, consumers=1, splits=True)
     if index == 11:
-        return _rows(256, 64, 3, 8, 2, cooperative=False, halo=8)
+        return _rows(64, 128, 8, 8, 2, splits=True)
     if index == 12:
-        return _rows(
-            256, 64, 3, 9, 2, cooperative=False, halo=8, stationary=True
-        )
-    if index == 13:
-        return _rows(
-            160, 64, 4, 9, 2, cooperative=False, halo=8, stationary=True
-        )
-    if index == 14:
-        return _rows(64, 64, 8, 8, 1, consumers=1, splits=True)
-    if index == 15:
-        return _rows(64, 128, 8, 8, 1, splits=True)
-    if index == 16:
-        return _rows(128, 128, 6, 6, 1, splits=True)
-    if index == 17:
-        return _rows(128, 128, 5, 5, 2, cooperative=False)
-    return _rows(128, 128, 4, 7, 1, halo=8, splits=True)
+        return _rows(128, 128, 5, 5, 4, cooperative=False)
+    return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
 
 
 def offered[in_type: DType](index: Int) -> Bool:
@@ -104,9 +109,19 @@ def offered[in_type: DType](index: Int) -> Bool:
         return True
     return (
         index == 0
+        or index == 4
         or index == 6
         or index == 8
         or index == 10
-        or index == 14
-        or index == 16
+        or index == 12
     )
+
+
+def offered_fused(index: Int) -> Bool:
+    """Whether a candidate is compiled for outputs that the graph compiler
+    fused something behind: few, as every such op compiles them anew.
+
+    Args:
+        index: Of the candidate.
+    """
+    return index == 0 or index == 4 or index == 6 or index == 8 or index == 10

@@ -10,6 +10,7 @@ from std.sys.info import size_of
 
 from ..conv.problem import ConvProblem
 from ..pipeline.barrier import BARRIER_BYTES
+from .epilogue_config import EpilogueConfig, HALF_BYTES
 from .walk import ALIGNMENT, ROW_BYTES, Walk
 
 comptime WARPGROUP = 128
@@ -33,7 +34,7 @@ comptime MAX_SHARED_BYTES = 227 * 1024
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
 
-comptime SPARE_REGISTERS = 64
+comptime SPARE_REGISTERS = 96
 """Registers of a consumer's thread beside its accumulators."""
 
 
@@ -70,12 +71,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var splits: Bool
     """Whether the blocks of a cluster may share a tile, each with a part of
     its sum."""
-    var output_stages: Int
-    """Buffers of `store_pixels` by `ROW_BYTES` that each consumer stores
-    from."""
-    var engine_store: Bool
-    """Whether the copy engine stores the buffers, or the consumer's threads
-    do, row by row."""
+    var epilogue: EpilogueConfig
+    """How each consumer stores its part."""
 
     def threads(self) -> Int:
         """Threads of a block: one warpgroup produces."""
@@ -114,10 +111,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Accumulator registers of a consumer's thread."""
         return self.mma_rows() * self.mma_columns() // WARPGROUP
 
-    def store_pixels(self) -> Int:
-        """Pixels of an output buffer."""
-        return MMA_M if self.consumer_pixels() % MMA_M == 0 else MMA_M // 2
-
     def cluster_size(self) -> Int:
         """Blocks of a cluster."""
         return self.blocks_m * self.blocks_n
@@ -147,7 +140,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def producer_registers(self) -> Int:
         """Registers of a producer's thread, if they are moved."""
-        return 40 if self.consumers <= 2 else 32
+        return 40
 
     def consumer_registers(self) -> Int:
         """Registers of a consumer's thread: what the producer leaves, in
@@ -169,13 +162,17 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Bytes of a filter stage."""
         return self.tile_n * ROW_BYTES
 
-    def output_stage_bytes(self) -> Int:
-        """Bytes of one output buffer."""
-        return self.store_pixels() * ROW_BYTES
+    def epilogue_bytes(self) -> Int:
+        """Bytes of one consumer's residual and output buffers."""
+        return self.epilogue.buffers() * self.epilogue.buffer_bytes()
 
     def barrier_bytes(self) -> Int:
         """Bytes of the barriers, rounded up to where tiles may begin."""
-        var barriers = 2 * (self.activation_stages + self.filter_stages)
+        var barriers = 2 * (
+            self.activation_stages
+            + self.filter_stages
+            + self.epilogue.stages_c * self.consumers
+        )
         var bytes = barriers * BARRIER_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
 
@@ -185,13 +182,13 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             self.barrier_bytes()
             + self.activation_stages * self.activation_stage_bytes()
             + self.filter_stages * self.filter_stage_bytes()
-            + self.output_stages * self.consumers * self.output_stage_bytes()
+            + self.consumers * self.epilogue_bytes()
         )
 
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
-        if self.consumers < 1 or self.consumers > 3:
-            return String(t"consumers: {self.consumers} is not 1 to 3")
+        if self.consumers < 1 or self.consumers > 2:
+            return String(t"consumers: {self.consumers} is not 1 or 2")
         if not self.cooperative and self.consumers != 2:
             return String(t"consumers: ping-pong takes 2, not {self.consumers}")
         if self.mma_rows() < MMA_M or self.mma_rows() % MMA_M != 0:
@@ -204,11 +201,19 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"columns: {self.mma_columns()} of a consumer's multiply are"
                 t" no multiple of 8 up to {MAX_MMA_N}"
             )
-        if self.consumer_pixels() % self.store_pixels() != 0:
+        if self.consumer_pixels() % self.epilogue.subtile_pixels != 0:
             return String(
-                t"tile_m: {self.consumer_pixels()} pixels of a consumer are no"
-                t" multiple of {self.store_pixels()}"
+                t"subtile_pixels: {self.epilogue.subtile_pixels} do not divide"
+                t" a consumer's {self.consumer_pixels()} pixels"
             )
+        if not self.swapped and self.epilogue.subtile_pixels != MMA_M:
+            return String(
+                t"subtile_pixels: {self.epilogue.subtile_pixels} is not"
+                t" {MMA_M}, the multiply's rows"
+            )
+        var refused = self.epilogue.refusal()
+        if refused:
+            return refused
         if self.tile_n % 64 != 0:
             return String(t"tile_n: {self.tile_n} is no multiple of 64")
         if self.cooperative and (
@@ -255,12 +260,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"splits: 8 blocks cannot each add up an equal share of"
                 t" {self.accumulators()} accumulators"
             )
-        if self.halo > 0 and self.engine_store:
+        if self.halo > 0 and self.epilogue.engine_store:
             return String(
                 "engine_store: the copy engine stores no tile with a halo"
             )
-        if self.output_stages < 1:
-            return String("output_stages: at least 1")
         if self.shared_bytes() > MAX_SHARED_BYTES:
             return String(
                 t"shared memory: {self.shared_bytes()} bytes, but a block has"
@@ -280,10 +283,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
             t" cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
-            t" {self.activation_stages}+{self.filter_stages}+{self.output_stages},"
+            t" {self.activation_stages}+{self.filter_stages},"
             t"{' stationary' if self.stationary else ''}"
-            t"{' splits' if self.splits else ''}"
-            t" {'engine' if self.engine_store else 'row'} stores"
+            t"{' splits' if self.splits else ''} {self.epilogue}"
         )
 
 
@@ -306,7 +308,11 @@ def can_implement[
     var refusal = config.refusal()
     if refusal:
         return refusal
-    comptime assert out_type.is_half_float()
+    comptime assert out_type.is_half_float() or out_type == DType.float32
+    if not config.swapped and size_of[out_type]() != HALF_BYTES:
+        return String(
+            t"the multiply's rows must be filters for {out_type} outputs"
+        )
     if problem.filters * size_of[out_type]() % ALIGNMENT != 0:
         return String(
             t"the copy engine takes pixels of multiples of {ALIGNMENT} bytes;"
@@ -330,6 +336,20 @@ def can_implement[
     var pixels = walk.pixels(config.halo)
     if pixels + config.tile_m * config.blocks_m >= 1 << 31:
         return String(t"{pixels} output pixels; coordinates have 31 bits")
+    return None
+
+
+def residual_refusal(config: Sm90Config) -> Optional[String]:
+    """Why the kernel cannot add a residual.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    if config.epilogue.stages_c == 0:
+        return String("stages_c: 0 stages, but there is a residual")
     return None
 
 

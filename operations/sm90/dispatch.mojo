@@ -3,9 +3,11 @@ model of waves and bytes finds fastest."""
 
 from max.gpu.host import DeviceAttribute, DeviceContext
 
-from ..conv.memory import Reads, Writes
+from ..conv.access import OutputTarget
+from ..conv.epilogue import Epilogue
+from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
-from .candidates import CANDIDATES, candidate, offered
+from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
 from .launch import LaunchPlan
 from .model import predicted_seconds, tile_clusters
@@ -44,7 +46,9 @@ struct Choice(Copyable, Movable, Writable):
 
 def choose[
     in_type: DType, out_type: DType
-](problem: ConvProblem, multiprocessors: Int) -> Choice:
+](
+    problem: ConvProblem, multiprocessors: Int, fused_output: Bool = False
+) -> Choice:
     """The candidate that the model finds fastest among those that can take a
     problem.
 
@@ -55,6 +59,8 @@ def choose[
     Args:
         problem: The convolution, valid and with at least one output.
         multiprocessors: Of the device.
+        fused_output: Whether the graph compiler fused something behind the
+            output.
 
     Returns:
         The choice.
@@ -68,6 +74,8 @@ def choose[
     for index in range(CANDIDATES):
         var config = candidate(index)
         if not offered[in_type](index):
+            continue
+        if fused_output and not offered_fused(index):
             continue
         refusal = can_implement[in_type, out_type](config, problem)
         if refusal:
@@ -108,39 +116,58 @@ def parts_to_try(
 
 
 def convolve[
-    in_type: DType, out_type: DType
+    in_type: DType,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
     activation: Reads[in_type],
     filter: Reads[in_type],
-    output: Writes[out_type],
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Output,
 ) raises:
     """Enqueues a convolution on the fastest configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16, float16, float8_e4m3fn,
             or float32, of which the products take the 19 bits of tf32.
-        out_type: Of the output: bfloat16 or float16.
+        Output: The output, of bfloat16, float16 or float32, and what the graph
+            compiler fused behind it.
+        bias_type: Of the bias.
+        residual_type: Of the residual: the output's.
 
     Args:
         ctx: The device; nothing is waited for.
         problem: The convolution, valid and with at least one output.
         activation: `[N, *input, C]` in device memory.
         filter: `[K, *filter, C / groups]` in device memory.
-        output: `[N, *output, K]` in device memory.
+        epilogue: What is fused; its operands in device memory.
+        output: `[N, *output, K]`, its elements in device memory.
 
     Raises:
         Why no configuration can take the problem, or what the driver refused.
     """
-    var choice = choose[in_type, out_type](
-        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    comptime assert residual_type == Output.dtype
+    comptime fused = Output.computes or Output.stores
+    var choice = choose[in_type, Output.dtype](
+        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT), fused
     )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
     comptime for index in range(CANDIDATES):
-        comptime if offered[in_type](index):
+        comptime if offered[in_type](index) and (
+            not fused or offered_fused(index)
+        ):
             if choice.index == index:
-                LaunchPlan[in_type, out_type, candidate(index)](
-                    ctx, problem, activation, filter, output, choice.parts
+                LaunchPlan[in_type, Output, bias_type, candidate(index)](
+                    ctx,
+                    problem,
+                    activation,
+                    filter,
+                    rebind[Epilogue[bias_type, Output.dtype]](epilogue),
+                    output,
+                    choice.parts,
                 ).launch(ctx)

@@ -1,266 +1,595 @@
-"""The epilogue: accumulators -> registers of the output's type -> shared
-memory -> output, a buffer of 128 bytes of some pixels at a time."""
+"""The collective epilogue of the Hopper kernel: accumulators -> what is fused
+-> rounded to the output's type in shared memory -> output.
 
-from std.memory import bitcast
+    loader, one thread a consumer:   for each of the consumer's tiles, for each
+                                     sub-tile: fill a buffer with the residual
+    consumer:                        for each sub-tile: wait for the residual;
+                                     visit the values; write them to a buffer;
+                                     store it
+"""
+
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
-from std.utils import IndexList, StaticTuple
+from std.utils import IndexList
 
-from ..pipeline.barrier import sync_threads
-from ..conv.memory import Writes
+from ..conv.access import OutputTarget
+from ..pipeline.barrier import sync_threads, sync_warp
+from ..pipeline.ring import Ring, RingPosition
 from ..tma.copy import (
     SharedAddress,
     commit_stores,
+    load_pixels,
     publish_to_engine,
     store_tile,
     wait_stores_read,
 )
 from ..tma.descriptor import TensorMap
-from .config import MMA_M, Sm90Config, WARPGROUP
+from .config import Sm90Config, WARPGROUP
+from .epilogue_config import CONSUMER_WARPS, ROW_BYTES, SUBTILE_FILTERS
+from .epilogue_fragment import (
+    MATRIX_VALUES,
+    Place,
+    panel_filters,
+    panels,
+    read_fragment,
+    write_fragment,
+)
+from .epilogue_rows import RowStore
+from .epilogue_params import EpilogueParams
+from .epilogue_math import DeviceActivation, keep_branch
+from .epilogue_visitor import ANY_FORMULA, ChannelState
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
-from .walk import ROW_BYTES
+
+comptime FAST = [
+    DeviceActivation.NONE,
+    DeviceActivation.LIMITS,
+    DeviceActivation.SILU,
+]
+"""Activations with a code of their own, sub-tile by sub-tile."""
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""
 
 
 @always_inline
-def _load_chunk[
-    dtype: DType, width: Int
-](address: SharedAddress) -> SIMD[dtype, width]:
-    """Reads 16 bytes of shared memory at a multiple of 16."""
-    comptime assert width * size_of[dtype]() == 16
-    var data = Pointer[
-        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-    ](unsafe_from_address=Int(address))
-    return data.unsafe_load[width=width, alignment=16](0)
+def _run_time(value: Int) -> UInt32:
+    """A number that the compiler does not know: a loop up to it stays one."""
+    return inlined_assembly[
+        "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
+    ](value)
 
 
-@always_inline
-def _store_matrices[
-    transpose: Bool
-](address: SharedAddress, values: SIMD[DType.uint32, 4]):
-    """Stores four 8x8 matrices of 16-bit elements; lane l gives the address of
-    row (transposed: column) l % 8 of matrix l / 8."""
-    comptime name = String(
-        "stmatrix.sync.aligned.m8n8.x4",
-        ".trans" if transpose else "",
-        ".shared.b16 [$0], {$1, $2, $3, $4};",
-    )
-    inlined_assembly[name, NoneType, constraints="r,r,r,r,r,~{memory}"](
-        address, values[0], values[1], values[2], values[3]
-    )
-
-
-@always_inline
-def _pack[
-    out_type: DType, rows: Int, columns: Int, block: Int, column: Int
-](accumulators: Accumulators[rows, columns]) -> SIMD[DType.uint32, 4]:
-    """A warp's 16 rows by 16 columns of the accumulators, rounded: four 8x8
-    matrices, rows first."""
-    var packed = SIMD[DType.uint32, 4](0)
-    comptime for i in range(4):
-        comptime r = column // 2 + 2 * i
-        var pair = SIMD[DType.float32, 2](
-            accumulators.values[block][r], accumulators.values[block][r + 1]
-        ).cast[out_type]()
-        packed[i] = bitcast[DType.uint32, 1](pair)
-    return packed
-
-
-@always_inline
-def write_buffer[
-    config: Sm90Config, out_type: DType, pixel: Int, filter: Int
-](
-    accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
-    buffer: SharedAddress,
-    thread: UInt32,
-):
-    """Rounds `store_pixels` by `ROW_BYTES` of the accumulators, and writes
-    them to an output buffer: a row a pixel, swizzled.
+struct CollectiveEpilogue[
+    Output: OutputTarget, bias_type: DType, config: Sm90Config
+](TrivialRegisterPassable):
+    """One consumer's epilogue: its buffers, and where it is in them.
 
     Parameters:
+        Output: The output, and what the graph compiler fused behind it.
+        bias_type: Of the bias.
         config: The configuration.
-        out_type: Of the output, 16 bits.
-        pixel: The first pixel.
-        filter: The first filter.
-
-    Args:
-        accumulators: The warpgroup's values.
-        buffer: Where to.
-        thread: Of the warpgroup.
     """
-    comptime filters = ROW_BYTES // size_of[out_type]()
-    var warp, lane = divmod(thread, UInt32(32))
-    comptime if config.swapped:
-        # A warp holds 16 filters, two chunks of every row.
-        var row = (lane // 16) * 8 + lane % 8
-        var chunk = warp * 2 + (lane // 8) % 2
-        var to = buffer + row * ROW_BYTES + (chunk ^ (row % 8)) * 16
-        comptime for c in range(config.store_pixels() // 16):
-            _store_matrices[True](
-                to + UInt32(c * 16 * ROW_BYTES),
-                _pack[out_type, block=filter // MMA_M, column=pixel + c * 16](
-                    accumulators
+
+    comptime out_type = Self.Output.dtype
+    comptime epilogue = Self.config.epilogue
+    comptime fused_output = Self.Output.computes or Self.Output.stores
+    comptime engine_store = Self.epilogue.engine_store and not Self.fused_output
+    comptime element_bytes = size_of[Self.out_type]()
+    comptime pixels = Self.epilogue.pixels(Self.element_bytes)
+    comptime values = Self.epilogue.values(Self.element_bytes)
+    comptime fragment = min(Self.epilogue.fragment_size, Self.values)
+    comptime parts = Self.config.consumer_filters() // SUBTILE_FILTERS
+    comptime subtiles = Self.parts * Self.config.consumer_pixels() // Self.pixels
+    comptime adds_residual = Self.epilogue.stages_c > 0
+    comptime in_place = Self.adds_residual and Self.epilogue.reuse_c
+    comptime stages = Self.epilogue.output_buffers()
+    comptime residual_stages = max(1, Self.epilogue.stages_c)
+    comptime Residuals = Ring[
+        Self.residual_stages, Self.epilogue.buffer_bytes()
+    ]
+    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
+    comptime Sums = Accumulators[
+        Self.config.mma_rows(), Self.config.mma_columns()
+    ]
+    comptime Values = SIMD[DType.float32, Self.values]
+    comptime ThreadPlace = Place[Self.config.swapped]
+
+    var residuals: Self.Residuals
+    var residual: RingPosition[Self.residual_stages]
+    """The next residual's buffer."""
+    var outputs: SharedAddress
+    """The output buffers."""
+    var output: RingPosition[Self.stages]
+    """The next output's buffer."""
+    var releasing: RingPosition[Self.residual_stages]
+    """The oldest residual's buffer whose store is under way."""
+    var consumer: UInt32
+    var thread: UInt32
+    var place: Self.ThreadPlace
+
+    @always_inline
+    def __init__(
+        out self,
+        barriers: SharedAddress,
+        buffers: SharedAddress,
+        consumer: UInt32,
+        thread: UInt32,
+    ):
+        """The epilogue of a consumer.
+
+        Args:
+            barriers: Of the consumer's residual ring.
+            buffers: The consumer's `EpilogueConfig.buffers`.
+            consumer: Which.
+            thread: Of the consumer's warpgroup; of the loader, any.
+        """
+        self.residuals = Self.Residuals(barriers, buffers)
+        self.residual = RingPosition[Self.residual_stages]()
+        self.releasing = RingPosition[Self.residual_stages]()
+        comptime offset = 0 if Self.epilogue.reuse_c else (
+            Self.epilogue.stages_c * Self.epilogue.buffer_bytes()
+        )
+        self.outputs = buffers + UInt32(offset)
+        self.output = RingPosition[Self.stages]()
+        self.consumer = consumer
+        self.thread = thread
+        self.place = Self.ThreadPlace(thread)
+
+    # The loader.
+
+    @always_inline
+    def load(mut self, ref map: TensorMap, geometry: TileGeometry, tile: Tile):
+        """Fills buffers with the residual of the consumer's part of a tile.
+        One thread; only if the visitor has a residual.
+
+        Args:
+            map: The residual's descriptor, `[N*P, Q, K]`, im2col.
+            geometry: The problem.
+            tile: The consumer's part.
+        """
+        comptime panel_bytes = Self.pixels * ROW_BYTES
+        for i in range(UInt32(Self.subtiles)):
+            var block, part = divmod(i, UInt32(Self.parts))
+            var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
+            var filter = tile.filter + part * SUBTILE_FILTERS
+            var stage = self.residuals.address(self.residual.stage)
+            var barrier = self.residuals.acquire(self.residual)
+            comptime for panel in range(panels[Self.out_type]()):
+                load_pixels[3](
+                    stage + UInt32(panel * panel_bytes),
+                    map,
+                    barrier.address,
+                    IndexList[3](
+                        Int(filter) + panel * panel_filters[Self.out_type](),
+                        Int(at.w),
+                        Int(at.row),
+                    ),
+                    IndexList[1](0),
+                )
+            self.residual.step()
+
+    # The consumer.
+
+    @always_inline
+    def begin(
+        self, params: Self.Params, geometry: TileGeometry, tile: Tile
+    ) -> ChannelState:
+        """What can be fetched before the tile is multiplied.
+
+        Args:
+            params: The epilogue's.
+            geometry: The problem.
+            tile: The consumer's part.
+        """
+        return params.visitor.begin[Self.config.swapped, Self.parts](
+            self.place, tile.filter, tile.filter_end(geometry)
+        )
+
+    @always_inline
+    def store(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        state: ChannelState,
+        sums: Self.Sums,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """Stores a consumer's part of a tile, of one group; what lies beyond the output is
+        dropped.
+
+        Args:
+            map: The output's descriptor.
+            params: The epilogue's.
+            state: What `begin` returned.
+            sums: The consumer's values, settled.
+            geometry: The problem.
+            tile: The consumer's part; its `pixel` is the consumer's first.
+        """
+        comptime if not Self.fused_output:
+            if params.visitor.is_identity():
+                self._store_plain(map, params, sums, geometry, tile)
+                return
+        if params.visitor.has_simple_end():
+            comptime for i in range(1 if Self.fused_output else len(FAST)):
+                comptime formula = FAST[i]
+                if params.visitor.activation.formula == formula:
+                    self._store_visited[formula](
+                        map, params, state, sums, geometry, tile
+                    )
+                    return
+        self._store_any(map, params, state, sums, geometry, tile)
+
+    @always_inline
+    def _store_plain(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        sums: Self.Sums,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """`store` with nothing to visit."""
+        comptime for i in range(Self.subtiles):
+            self._await_buffer()
+            var buffer = self._output_buffer()
+            write_fragment[Self.out_type, Self.pixels](
+                buffer, self.place, 0, Self._values[i, 0, Self.values](sums)
+            )
+            self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
+
+    @always_inline
+    def _store_visited[
+        formula: Int32
+    ](
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        state: ChannelState,
+        sums: Self.Sums,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """`store` with an activation that is known, and a simple end."""
+        var loads = Self.adds_residual and params.visitor.has_residual
+        var before = SharedAddress(0)
+        comptime for i in range(Self.subtiles):
+            var source = self._await_residual(loads)
+            var values = params.visitor.visit[
+                Self.config.swapped, Self.parts, formula, Self.values
+            ](
+                state,
+                self.place,
+                UInt32(i % Self.parts),
+                0,
+                tile.filter,
+                tile.filter_end(geometry),
+                Self._values[i, 0, Self.values](sums),
+            )
+            values = params.visitor.end(
+                self._add_residual(params, values, source, 0, loads)
+            )
+            comptime if Self.epilogue.delay_store and i > 0:
+                self._store_subtile(
+                    map, params, before, geometry, tile, UInt32(i - 1), loads
+                )
+            var buffer = self._next_buffer(loads, source)
+            write_fragment[Self.out_type, Self.pixels](
+                buffer, self.place, 0, values
+            )
+            self._leave_residual(loads)
+            comptime if Self.epilogue.delay_store:
+                before = buffer
+            else:
+                self._store_subtile(
+                    map, params, buffer, geometry, tile, UInt32(i), loads
+                )
+        self._end_stores(map, params, before, geometry, tile, loads)
+
+    @always_inline
+    def _store_any(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        state: ChannelState,
+        sums: Self.Sums,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """`store` with any activations. The loop is not unrolled: it holds all
+        of them."""
+        var loads = Self.adds_residual and params.visitor.has_residual
+        comptime count = UInt32(Self.values // Self.fragment)
+        comptime groups = UInt32(Self.fragment // MATRIX_VALUES)
+        var buffer = SharedAddress(0)
+        var source = SharedAddress(0)
+        for i in range(_run_time(Self.subtiles * Int(count))):
+            var subtile, at = divmod(i, count)
+            if at == 0:
+                source = self._await_residual(loads)
+            var values = params.visitor.visit[
+                Self.config.swapped, Self.parts, ANY_FORMULA, Self.fragment
+            ](
+                state,
+                self.place,
+                subtile % UInt32(Self.parts),
+                at * groups,
+                tile.filter,
+                tile.filter_end(geometry),
+                Self._select(sums, i),
+            )
+            # One copy of all formulas serves both activations.
+            var activation = params.visitor.activation
+            for step in range(_run_time(2)):
+                values = activation.apply(values)
+                if step == 0:
+                    values = self._add_residual(
+                        params, values, source, at * groups, loads
+                    )
+                    activation = params.visitor.final_activation
+            if at == 0:
+                comptime if Self.epilogue.delay_store:
+                    if subtile > 0:
+                        self._store_subtile(
+                            map,
+                            params,
+                            buffer,
+                            geometry,
+                            tile,
+                            subtile - 1,
+                            loads,
+                        )
+                buffer = self._next_buffer(loads, source)
+            write_fragment[Self.out_type, Self.pixels](
+                buffer, self.place, at * groups, values
+            )
+            if at == count - 1:
+                self._leave_residual(loads)
+                comptime if not Self.epilogue.delay_store:
+                    self._store_subtile(
+                        map, params, buffer, geometry, tile, subtile, loads
+                    )
+        self._end_stores(map, params, buffer, geometry, tile, loads)
+
+    @always_inline
+    def _await_residual(self, loads: Bool) -> SharedAddress:
+        """Waits for a sub-tile's residual, if there is one, and returns where
+        it lies."""
+        if loads:
+            self.residuals.wait(self.residual)
+        return self.residuals.address(self.residual.stage)
+
+    @always_inline
+    def _leave_residual(mut self, loads: Bool):
+        """Turns to the next sub-tile's residual."""
+        if loads:
+            comptime if not Self.in_place:
+                self._release_read(self.residual.stage)
+            self.residual.step()
+
+    @always_inline
+    def _end_stores(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        buffer: SharedAddress,
+        geometry: TileGeometry,
+        tile: Tile,
+        loads: Bool,
+    ):
+        """Stores the last sub-tile if stores are delayed, and gives all
+        residual buffers back."""
+        comptime if Self.epilogue.delay_store:
+            self._store_subtile(
+                map,
+                params,
+                buffer,
+                geometry,
+                tile,
+                UInt32(Self.subtiles - 1),
+                loads,
+            )
+        comptime if Self.in_place and Self.engine_store:
+            if loads:
+                self._release_stored[0](
+                    UInt32(min(Self.subtiles, Self.epilogue.stages_d - 1))
+                )
+
+    @always_inline
+    def _next_buffer(
+        mut self, loads: Bool, source: SharedAddress
+    ) -> SharedAddress:
+        """Where a sub-tile is written: over its residual, or into the next
+        output buffer."""
+        comptime if Self.in_place:
+            if loads:
+                return source
+        self._await_buffer()
+        return self._output_buffer()
+
+    @always_inline
+    def _add_residual[
+        size: Int
+    ](
+        self,
+        params: Self.Params,
+        values: SIMD[DType.float32, size],
+        source: SharedAddress,
+        group: UInt32,
+        loads: Bool,
+    ) -> SIMD[DType.float32, size]:
+        """A fragment with its residual, if there is one."""
+        var result = values
+        if loads:
+            keep_branch()
+            result = params.visitor.add(
+                values,
+                read_fragment[Self.out_type, Self.pixels, size](
+                    source, self.place, group
                 ),
             )
-    else:
-        # A warp holds 16 pixels; the swizzle moves pairs of chunks together.
-        var row = warp * 16 + lane % 16
-        var chunk = lane // 16
-        var to = buffer + row * ROW_BYTES + (chunk ^ (row % 8)) * 16
-        comptime for c in range(filters // 16):
-            _store_matrices[False](
-                to ^ UInt32(c * 32),
-                _pack[out_type, block=pixel // MMA_M, column=filter + c * 16](
-                    accumulators
-                ),
-            )
+        return result
 
+    @staticmethod
+    @always_inline
+    def _values[
+        subtile: Int, first: Int, size: Int
+    ](sums: Self.Sums) -> SIMD[DType.float32, size]:
+        """Some of a thread's values of a sub-tile, which are neighbours in the
+        accumulators."""
+        comptime block = subtile // Self.parts
+        comptime part = subtile % Self.parts
+        comptime row = part if Self.config.swapped else (
+            block * Self.pixels // SUBTILE_FILTERS
+        )
+        comptime column = (
+            block if Self.config.swapped else part
+        ) * Self.values + first
+        var values = SIMD[DType.float32, size](0)
+        comptime for i in range(size):
+            values[i] = sums.values[row][column + i]
+        return values
 
-@always_inline
-def store_accumulators[
-    config: Sm90Config, out_type: DType
-](
-    ref map: TensorMap,
-    output: Writes[out_type],
-    accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
-    buffers: SharedAddress,
-    geometry: TileGeometry,
-    tile: Tile,
-    consumer: UInt32,
-    thread: UInt32,
-):
-    """Stores a consumer's part of a tile; what lies beyond the output is
-    dropped.
+    @staticmethod
+    @always_inline
+    def _select(
+        sums: Self.Sums, index: UInt32
+    ) -> SIMD[DType.float32, Self.fragment]:
+        """As `_values`, a fragment that is known at run time only."""
+        comptime count = Self.values // Self.fragment
+        var values = SIMD[DType.float32, Self.fragment](0)
+        comptime for i in range(Self.subtiles * count):
+            if index == UInt32(i):
+                keep_branch()
+                values = Self._values[
+                    i // count, i % count * Self.fragment, Self.fragment
+                ](sums)
+        return values
 
-    Parameters:
-        config: The configuration.
-        out_type: Of the output.
+    @always_inline
+    def _output_buffer(mut self) -> SharedAddress:
+        """The next output buffer."""
+        var buffer = self.outputs + self.output.stage * UInt32(
+            Self.epilogue.buffer_bytes()
+        )
+        self.output.step()
+        return buffer
 
-    Args:
-        map: The output's descriptor.
-        output: The output.
-        accumulators: The consumer's values, settled.
-        buffers: The consumer's `output_stages` buffers.
-        geometry: The problem.
-        tile: The tile; its `pixel` is the consumer's first.
-        consumer: Which consumer.
-        thread: Of the warpgroup.
-    """
-    comptime columns = ROW_BYTES // size_of[out_type]()
-    comptime pixels = config.store_pixels()
-    comptime parts = config.consumer_filters() // columns
-    var name = Int(consumer) + FIRST_NAME
-    comptime for block in range(config.consumer_pixels() // pixels):
-        var pixel = tile.pixel + UInt32(block * pixels)
-        var rows = RowStore[out_type, pixels](geometry, pixel, thread)
-        comptime for part in range(parts):
-            comptime stage = (block * parts + part) % config.output_stages
-            var buffer = buffers + UInt32(stage * config.output_stage_bytes())
-            var filter = tile.filter + UInt32(part * columns)
-            _await_buffer[config](name, thread)
-            write_buffer[
-                config,
-                out_type,
-                pixel=block * pixels,
-                filter=part * columns,
-            ](accumulators, buffer, thread)
-            comptime if config.engine_store:
-                publish_to_engine()
-            sync_threads[WARPGROUP](name)
-            comptime if config.engine_store:
-                if thread == 0:
+    @always_inline
+    def _sync(self):
+        """Waits for the consumer's threads."""
+        sync_threads[WARPGROUP](Int(self.consumer) + FIRST_NAME)
+
+    @always_inline
+    def _await_buffer(self):
+        """Waits until the only output buffer may be overwritten. Of several,
+        the next has been stored when `_publish` has returned."""
+        comptime if Self.stages == 1:
+            comptime if Self.engine_store:
+                if self.thread == 0:
+                    wait_stores_read[0]()
+            self._sync()
+
+    @always_inline
+    def _publish(self):
+        """Waits until the threads have written a buffer, and until the next
+        one has been read: by the engine, or by the threads that come here with
+        a buffer less to store."""
+        comptime if Self.engine_store:
+            publish_to_engine()
+            comptime if Self.stages > 1:
+                if self.thread == 0:
+                    wait_stores_read[Self.stages - 2]()
+        self._sync()
+
+    @always_inline
+    def _store_buffer(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        buffer: SharedAddress,
+        geometry: TileGeometry,
+        tile: Tile,
+        index: UInt32,
+    ):
+        """Stores a sub-tile from its buffer."""
+        var block, part = divmod(index, UInt32(Self.parts))
+        var pixel = tile.pixel + block * UInt32(Self.pixels)
+        var filter = tile.filter + part * SUBTILE_FILTERS
+        self._publish()
+        comptime if Self.engine_store:
+            if self.thread == 0:
+                comptime panel_bytes = Self.pixels * ROW_BYTES
+                comptime for panel in range(panels[Self.out_type]()):
+                    comptime column = panel * panel_filters[Self.out_type]()
                     store_tile[3](
                         map,
-                        buffer,
+                        buffer + UInt32(panel * panel_bytes),
                         IndexList[3](
-                            Int(filter - tile.group * geometry.group_filters),
+                            Int(filter - tile.group * geometry.group_filters)
+                            + column,
                             Int(pixel),
                             Int(tile.group),
                         ),
                     )
-                    commit_stores()
-            else:
-                rows.store(output, buffer, filter, tile.filter_end(geometry))
-
-
-@always_inline
-def _await_buffer[config: Sm90Config](name: Int, thread: UInt32):
-    """Waits until the next buffer has been stored. Threads that store rows
-    meet once a buffer anyway: with two buffers, nobody reads the older."""
-    comptime if config.engine_store:
-        if thread == 0:
-            wait_stores_read[config.output_stages - 1]()
-        sync_threads[WARPGROUP](name)
-    elif config.output_stages == 1:
-        sync_threads[WARPGROUP](name)
-
-
-struct RowStore[out_type: DType, pixels: Int](TrivialRegisterPassable):
-    """Which pixels of an output buffer a thread stores, and where: 8 threads
-    share a row.
-
-    Parameters:
-        out_type: Of the output.
-        pixels: Of a buffer.
-    """
-
-    comptime width = 16 // size_of[Self.out_type]()
-    comptime chunks = ROW_BYTES // 16
-    comptime rows = WARPGROUP // Self.chunks
-    comptime steps = Self.pixels // Self.rows
-
-    var offsets: StaticTuple[Int, Self.steps]
-    """Of each of the thread's pixels in the output; negative if it has none."""
-    var source: SharedAddress
-    """The thread's part of its first row, counted from the buffer."""
-    var column: UInt32
-    """The thread's first column of the buffer."""
+                commit_stores()
+        else:
+            RowStore[Self.Output, Self.bias_type, Self.pixels](
+                geometry, pixel, self.thread
+            ).store(params, buffer, filter, tile.filter_end(geometry))
 
     @always_inline
-    def __init__(
-        out self, geometry: TileGeometry, pixel: UInt32, thread: UInt32
-    ):
-        """Finds the thread's pixels.
-
-        Args:
-            geometry: The problem.
-            pixel: The buffer's first pixel.
-            thread: Of the warpgroup.
-        """
-        var row, chunk = divmod(thread, UInt32(Self.chunks))
-        self.column = chunk * UInt32(Self.width)
-        self.source = row * ROW_BYTES + (chunk ^ (row % 8)) * 16
-        self.offsets = StaticTuple[Int, Self.steps](fill=-1)
-        comptime for i in range(Self.steps):
-            var at = geometry.pixel(pixel + row + UInt32(i * Self.rows))
-            if geometry.is_output(at):
-                self.offsets[i] = geometry.output_offset(at)
-
-    @always_inline
-    def store(
-        self,
-        output: Writes[Self.out_type],
+    def _store_subtile(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
         buffer: SharedAddress,
-        filter: UInt32,
-        filter_end: UInt32,
+        geometry: TileGeometry,
+        tile: Tile,
+        index: UInt32,
+        loads: Bool,
     ):
-        """Stores the thread's part of a buffer.
+        """`_store_buffer`, and the release of the residual's buffer if that is
+        what was stored."""
+        self._store_buffer(map, params, buffer, geometry, tile, index)
+        comptime if Self.in_place:
+            if loads:
+                comptime if Self.engine_store:
+                    if index >= UInt32(Self.epilogue.stages_d - 1):
+                        self._release_stored[Self.epilogue.stages_d - 1](1)
+                else:
+                    publish_to_engine()
+                    self._release_read(self.releasing.stage)
+                    self.releasing.step()
 
-        Args:
-            output: The output.
-            buffer: The buffer.
-            filter: The filter of its first column.
-            filter_end: The first filter that is not stored.
-        """
-        var first = filter + self.column
-        comptime for i in range(Self.steps):
-            var values = _load_chunk[Self.out_type, Self.width](
-                buffer + self.source + UInt32(i * Self.rows * ROW_BYTES)
-            )
-            if self.offsets[i] >= 0 and first < filter_end:
-                output.unsafe_store[alignment=16](
-                    self.offsets[i] + Int(first), values
-                )
+    @always_inline
+    def _release_read(self, stage: UInt32):
+        """Gives a residual's buffer back that the warp has read."""
+        sync_warp()
+        if self.place.lane == 0:
+            self.residuals.empty(stage).arrive()
+
+    @always_inline
+    def _release_stored[pending: Int](mut self, count: UInt32):
+        """Gives the oldest residual buffers back once the engine has read all
+        but the latest `pending` stores."""
+        if self.thread == 0:
+            wait_stores_read[pending]()
+        for _ in range(count):
+            if self.thread == 0:
+                self.residuals.empty(self.releasing.stage).arrive()
+            self.releasing.step()
+
+    @staticmethod
+    def residual_releases() -> Int:
+        """Arrivals that empty a residual's buffer: of the thread that waits
+        for the engine's stores, or of every warp that has read it."""
+        return 1 if Self.in_place and Self.engine_store else CONSUMER_WARPS
+
+    @always_inline
+    def finish(self):
+        """Waits until shared memory may go: the block ends."""
+        comptime if Self.engine_store:
+            if self.thread == 0:
+                wait_stores_read[0]()

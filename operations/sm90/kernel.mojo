@@ -1,7 +1,9 @@
 """The Hopper implicit GEMM: persistent, warp-specialized.
 
-    producer, one thread:            for each tile, for each step of its sum:
-                                         fill a stage of activations, of filters
+    producers, one thread each:      for each tile, for each step of its sum:
+                                         fill a stage of their ring
+    loaders, one thread a consumer:  for each tile with a residual:
+                                         fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
                                          multiply a stage, release it
                                      store the tile
@@ -15,6 +17,7 @@ from max.gpu.primitives.grid_controls import (
 )
 from std.utils import StaticTuple
 
+from ..conv.access import OutputTarget
 from ..conv.memory import Writes
 from ..pipeline.barrier import (
     arrive_threads,
@@ -23,28 +26,41 @@ from ..pipeline.barrier import (
     sync_threads,
 )
 from ..pipeline.ring import RingPosition
-from ..tma.copy import SharedAddress, prefetch_map, wait_stores_read
+from ..tma.copy import SharedAddress, prefetch_map
 from ..tma.descriptor import TensorMap
 from .config import Sm90Config, WARPGROUP
-from .epilogue import FIRST_NAME, store_accumulators
+from .epilogue import CollectiveEpilogue, FIRST_NAME
+from .epilogue_params import EpilogueParams
 from .mma import Accumulators
-from .scheduler import Tap, TileGeometry, TileScheduler
+from .scheduler import Tap, Tile, TileGeometry, TileScheduler
 from .smem import SharedStorage
 from .split import await_sums, sum_parts
 from .tile_io import load_activation, load_filter
 from .walk import ROW_BYTES
 
 comptime PRODUCER = 0
-"""The producer's warpgroup; consumers follow."""
+"""The warpgroup of producers and loaders; consumers follow."""
+
+comptime WARP = 32
+"""Threads of a warp. The first thread of the warpgroup's first warp loads
+activations, that of its last filters, those between are the consumers' loaders.
+"""
+
+comptime FILTER_WARP = UInt32(3)
+"""The warp whose first thread loads filters."""
 
 
 @fieldwise_init
-struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
+struct ConvKernel[
+    in_type: DType, Output: OutputTarget, bias_type: DType, config: Sm90Config
+]:
     """The kernel of a configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16 or float16.
-        out_type: Of the output.
+        Output: The output, of bfloat16, float16 or float32, as is the
+            residual, and what the graph compiler fused behind it.
+        bias_type: Of the bias.
         config: The configuration.
     """
 
@@ -55,6 +71,10 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
+    comptime Epilogue = CollectiveEpilogue[
+        Self.Output, Self.bias_type, Self.config
+    ]
+    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
@@ -68,11 +88,13 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
     @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
     @__llvm_arg_metadata(filter, `nvvm.grid_constant`)
     @__llvm_arg_metadata(output, `nvvm.grid_constant`)
+    @__llvm_arg_metadata(residual, `nvvm.grid_constant`)
     def run(
         activation: TensorMap,
         filter: TensorMap,
         output: TensorMap,
-        output_data: Writes[Self.out_type],
+        residual: TensorMap,
+        params: Self.Params,
         geometry: TileGeometry,
     ):
         """A block: its threads take their roles. The launch says how many
@@ -82,7 +104,9 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             activation: Descriptor of the activation, im2col.
             filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
             output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
-            output_data: The output itself.
+            residual: Descriptor of the residual, `[N*Z*P, Q, K]`, im2col, if
+                there is one.
+            params: The epilogue's.
             geometry: The problem.
         """
         var storage = Self.Storage()
@@ -91,6 +115,8 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             prefetch_map(activation)
             prefetch_map(filter)
             prefetch_map(output)
+            if params.visitor.has_residual:
+                prefetch_map(residual)
         Self._init_barriers(storage)
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
@@ -98,16 +124,28 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
         if group == PRODUCER:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()
+            var warp, lane = divmod(thread, UInt32(WARP))
             if thread == 0:
-                Self._produce(activation, filter, geometry, storage)
+                Self._produce_activations(activation, geometry, storage)
+            elif lane == 0 and warp == FILTER_WARP:
+                Self._produce_filters(filter, geometry, storage)
+            # Only then do the blocks of a tile know its sum: a residual
+            # that waited for a buffer would keep them waiting.
             comptime if Self.config.splits:
                 await_sums(geometry)
+            if (
+                thread > 0
+                and lane == 0
+                and warp <= UInt32(Self.config.consumers)
+                and params.visitor.has_residual
+            ):
+                Self._load_residual(residual, geometry, storage, warp - 1)
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
             Self._consume(
                 output,
-                output_data,
+                params,
                 geometry,
                 storage,
                 group - 1,
@@ -128,6 +166,12 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             storage.filter.init(
                 producers=1, releases=Self.config.filter_releases()
             )
+            comptime if Self.config.epilogue.stages_c > 0:
+                for consumer in range(UInt32(Self.config.consumers)):
+                    Self._epilogue(storage, consumer, 0).residuals.init(
+                        producers=1,
+                        releases=Self.Epilogue.residual_releases(),
+                    )
             publish_barriers()
         comptime if Self.config.cluster_size() > 1:
             sync_cluster()
@@ -136,29 +180,21 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
 
     @staticmethod
     @always_inline
-    def _produce(
-        ref activation: TensorMap,
-        ref filter: TensorMap,
-        geometry: TileGeometry,
-        storage: Self.Storage,
+    def _produce_activations(
+        ref activation: TensorMap, geometry: TileGeometry, storage: Self.Storage
     ):
-        """The producer: fills both rings, tile after tile."""
+        """Fills the activation ring, tile after tile."""
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
-        var filters = Self.FilterPosition()
-        var loads_filter = True
-        comptime halo = Self.config.halo
+        comptime part = UInt32(
+            Self.config.activation_stage_pixels() // Self.config.blocks_n
+        )
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
-            comptime part = UInt32(
-                Self.config.activation_stage_pixels() // Self.config.blocks_n
-            )
             var first = geometry.load_start(
                 geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
             )
-            var tap = Tap()
-            comptime if Self.config.splits:
-                tap.skip(halo, geometry, tile.first)
+            var tap = Self._first_tap(geometry, tile)
             for _ in range(tile.rounds):
                 load_activation[Self.config, Self.in_type](
                     activation,
@@ -170,8 +206,36 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                     tap,
                 )
                 activations.step()
-                if loads_filter:
-                    Self._load_filters(
+                tap.step(Self.config.halo, geometry)
+            scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _produce_filters(
+        ref filter: TensorMap, geometry: TileGeometry, storage: Self.Storage
+    ):
+        """Fills the filter ring, tile after tile, or once if the filter is
+        stationary."""
+        var scheduler = Self.Scheduler()
+        var filters = Self.FilterPosition()
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            var tap = Self._first_tap(geometry, tile)
+            for _ in range(tile.rounds):
+                comptime if Self.config.halo > 0:
+                    for w in range(geometry.taps_w):
+                        tap.w = w
+                        Self._load_filter(
+                            filter,
+                            storage,
+                            geometry,
+                            scheduler,
+                            filters,
+                            tile.filter,
+                            tap,
+                        )
+                else:
+                    Self._load_filter(
                         filter,
                         storage,
                         geometry,
@@ -180,34 +244,20 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                         tile.filter,
                         tap,
                     )
-                tap.step(halo, geometry)
-            loads_filter = not Self.config.stationary
+                tap.step(Self.config.halo, geometry)
+            comptime if Self.config.stationary:
+                return
             scheduler.advance()
 
     @staticmethod
     @always_inline
-    def _load_filters(
-        ref filter: TensorMap,
-        storage: Self.Storage,
-        geometry: TileGeometry,
-        ranks: Self.Scheduler,
-        mut filters: Self.FilterPosition,
-        first: UInt32,
-        tap: Tap,
-    ):
-        """Loads the filter stages that meet an activation stage: one, or one a
-        tap of the filter row if the stage has a halo."""
-        var at = tap
-        comptime if Self.config.halo > 0:
-            for w in range(geometry.taps_w):
-                at.w = w
-                Self._load_filter(
-                    filter, storage, geometry, ranks, filters, first, at
-                )
-        else:
-            Self._load_filter(
-                filter, storage, geometry, ranks, filters, first, at
-            )
+    def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
+        """The first step of a tile, or of a part of one."""
+        var tap = Tap()
+        comptime if Self.config.splits:
+            if tile.first > 0:
+                tap.skip(Self.config.halo, geometry, tile.first)
+        return tap
 
     @staticmethod
     @always_inline
@@ -234,30 +284,68 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
 
     @staticmethod
     @always_inline
+    def _epilogue(
+        storage: Self.Storage, consumer: UInt32, thread: UInt32
+    ) -> Self.Epilogue:
+        """The epilogue of a consumer."""
+        comptime barrier_bytes = Self.Epilogue.Residuals.barrier_bytes()
+        return Self.Epilogue(
+            storage.residual_barriers + consumer * UInt32(barrier_bytes),
+            storage.buffers + consumer * UInt32(Self.config.epilogue_bytes()),
+            consumer,
+            thread,
+        )
+
+    @staticmethod
+    @always_inline
+    def _start(consumer: UInt32) -> Tuple[UInt32, UInt32]:
+        """The first pixel and filter of a consumer's part of a tile."""
+        comptime if not Self.config.cooperative:
+            return UInt32(0), UInt32(0)
+        comptime if Self.config.splits_filters():
+            return UInt32(0), consumer * UInt32(Self.config.consumer_filters())
+        return consumer * UInt32(Self.config.consumer_pixels()), UInt32(0)
+
+    @staticmethod
+    @always_inline
+    def _load_residual(
+        ref residual: TensorMap,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        consumer: UInt32,
+    ):
+        """The loader of a consumer: fills its residual buffers, tile after
+        tile."""
+        var epilogue = Self._epilogue(storage, consumer, 0)
+        var pixel, filter = Self._start(consumer)
+        var scheduler = Self.Scheduler()
+        comptime if not Self.config.cooperative:
+            scheduler.advance(consumer)
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            tile.pixel += pixel
+            tile.filter += filter
+            if tile.part == 0:
+                epilogue.load(residual, geometry, tile)
+            scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
+
+    @staticmethod
+    @always_inline
     def _consume(
         ref output: TensorMap,
-        output_data: Writes[Self.out_type],
+        params: Self.Params,
         geometry: TileGeometry,
         storage: Self.Storage,
         consumer: UInt32,
         thread: UInt32,
     ):
         """A consumer: multiplies and stores its tiles."""
-        comptime buffer_bytes = (
-            Self.config.output_stages * Self.config.output_stage_bytes()
-        )
-        var buffers = storage.output + consumer * UInt32(buffer_bytes)
+        var epilogue = Self._epilogue(storage, consumer, thread)
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
-        var pixel = UInt32(0)
-        var filter = UInt32(0)
-        comptime if Self.config.cooperative:
-            comptime if Self.config.splits_filters():
-                filter = consumer * UInt32(Self.config.consumer_filters())
-            else:
-                pixel = consumer * UInt32(Self.config.consumer_pixels())
-        else:
+        var pixel, filter = Self._start(consumer)
+        comptime if not Self.config.cooperative:
             if consumer == 1:
                 scheduler.advance()
                 Self._skip_tile(geometry, activations, filters)
@@ -266,6 +354,7 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
             var tile = scheduler.tile(geometry)
             tile.pixel += pixel
             tile.filter += filter
+            var ahead = epilogue.begin(params, geometry, tile)
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
@@ -293,23 +382,15 @@ struct ConvKernel[in_type: DType, out_type: DType, config: Sm90Config]:
                     thread,
                 )
             if whole:
-                store_accumulators[Self.config, Self.out_type](
-                    output,
-                    output_data,
-                    accumulators,
-                    buffers,
-                    geometry,
-                    tile,
-                    consumer,
-                    thread,
+                epilogue.store(
+                    output, params, ahead, accumulators, geometry, tile
                 )
             comptime if Self.config.cooperative:
                 scheduler.advance()
             else:
                 scheduler.advance(2)
                 Self._skip_tile(geometry, activations, filters)
-        if thread == 0:
-            wait_stores_read[0]()
+        epilogue.finish()
 
     @staticmethod
     @always_inline

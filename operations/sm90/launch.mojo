@@ -11,7 +11,9 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ..conv.memory import Reads, Writes
+from ..conv.access import OutputTarget
+from ..conv.epilogue import Epilogue
+from ..conv.memory import Reads
 from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import (
     TFLOAT32,
@@ -21,7 +23,8 @@ from ..tma.descriptor import (
     encode_im2col,
     encode_tiled,
 )
-from .config import Sm90Config, can_implement
+from .config import Sm90Config, can_implement, residual_refusal
+from .epilogue_params import EpilogueParams
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
 from .split import split_refusal
@@ -29,21 +32,26 @@ from .walk import ROW_BYTES, Walk
 
 
 @fieldwise_init
-struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
-    ImplicitlyCopyable, Movable
-):
+struct LaunchPlan[
+    in_type: DType, Output: OutputTarget, bias_type: DType, config: Sm90Config
+](ImplicitlyCopyable, Movable):
     """What a launch passes to the kernel.
 
     Parameters:
         in_type: Of activation and filter.
-        out_type: Of the output.
+        Output: The output, and what the graph compiler fused behind it.
+        bias_type: Of the bias.
         config: The configuration.
     """
+
+    comptime out_type = Self.Output.dtype
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
-    var output_data: Writes[Self.out_type]
+    var residual: TensorMap
+    """Not to be used if the visitor has no residual."""
+    var epilogue: EpilogueParams[Self.Output, Self.bias_type]
     var geometry: TileGeometry
     var cluster: Int
     """Blocks of a cluster."""
@@ -55,7 +63,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         problem: ConvProblem,
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
-        output: Writes[Self.out_type],
+        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        output: Self.Output,
         parts: Int = 1,
     ) raises:
         """Encodes the descriptors and counts the blocks.
@@ -65,7 +74,8 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             problem: The convolution, valid and with at least one output.
             activation: `[N, *input, C]` in device memory.
             filter: `[K, *filter, C / groups]` in device memory.
-            output: `[N, *output, K]` in device memory.
+            epilogue: What is fused; its operands in device memory.
+            output: `[N, *output, K]`, its elements in device memory.
             parts: Of a tile's sum.
 
         Raises:
@@ -77,6 +87,13 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
         )
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        self.epilogue = EpilogueParams[Self.Output, Self.bias_type](
+            problem, epilogue, output
+        )
+        if self.epilogue.visitor.has_residual:
+            refusal = residual_refusal(Self.config)
+            if refusal:
+                raise Error(t"sm90: {refusal.value()}; problem {problem}")
         var walk = Walk(problem)
         refusal = split_refusal[Self.in_type](Self.config, walk, parts)
         if refusal:
@@ -88,9 +105,13 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
             ctx, problem, filter
         )
         self.output = _output_map[Self.out_type, Self.config](
-            ctx, problem, output.as_imm()
+            ctx, problem, output.data().as_imm()
         )
-        self.output_data = output
+        self.residual = self.output
+        if self.epilogue.visitor.has_residual:
+            self.residual = _residual_map[Self.out_type, Self.config](
+                ctx, walk, epilogue.residual
+            )
         self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
         self.cluster = Self.config.cluster_size() * parts
         var clusters = Int(self.geometry.tiles())
@@ -113,14 +134,15 @@ struct LaunchPlan[in_type: DType, out_type: DType, config: Sm90Config](
                 enqueued last has ended.
         """
         comptime kernel = ConvKernel[
-            Self.in_type, Self.out_type, Self.config
+            Self.in_type, Self.Output, Self.bias_type, Self.config
         ].run
         comptime bytes = Self.config.shared_bytes()
         ctx.enqueue_function[kernel](
             self.activation,
             self.filter,
             self.output,
-            self.output_data,
+            self.residual,
+            self.epilogue,
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
@@ -225,6 +247,36 @@ def _output_map[
             IndexList[3](filters, problem.gemm_m(), problem.groups),
             IndexList[3](1, problem.filters, filters),
         ),
-        IndexList[3](ROW_BYTES // size_of[dtype](), config.store_pixels(), 1),
+        IndexList[3](
+            ROW_BYTES // size_of[dtype](),
+            config.epilogue.pixels(size_of[dtype]()),
+            1,
+        ),
+        TensorMapSwizzle.SWIZZLE_128B,
+    )
+
+
+def _residual_map[
+    dtype: DType, config: Sm90Config
+](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
+    """The walk over the residual's pixels: rows as long as the activation's
+    walk has them, with zeros beyond the output's end, so that a buffer holds
+    the pixels of its accumulators."""
+    var filters = walk.filters * walk.groups
+    var width = walk.output[2]
+    return encode_im2col[dtype, 3](
+        ctx,
+        data,
+        TensorView[3](
+            IndexList[3](filters, width, walk.rows()),
+            IndexList[3](1, filters, filters * width),
+        ),
+        PixelBox[1](
+            IndexList[1](0),
+            IndexList[1](walk.width(config.halo) - width),
+            IndexList[1](1),
+        ),
+        ROW_BYTES // size_of[dtype](),
+        config.epilogue.pixels(size_of[dtype]()),
         TensorMapSwizzle.SWIZZLE_128B,
     )

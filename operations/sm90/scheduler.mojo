@@ -217,14 +217,13 @@ struct TileGeometry(
         return pixel.w < self.columns and pixel.row < self.rows
 
     @always_inline
-    def output_offset(self, pixel: Pixel) -> Int:
-        """Elements in front of a pixel of the output.
+    def output_row(self, pixel: Pixel) -> UInt32:
+        """The row of a pixel in the output `[N*Z*P*Q, K]`.
 
         Args:
             pixel: The pixel, with `is_output`.
         """
-        var index = Int(pixel.row) * Int(self.columns) + Int(pixel.w)
-        return index * Int(self.filters)
+        return pixel.row * self.columns + pixel.w
 
     @always_inline
     def load_start(self, pixel: Pixel, group: UInt32) -> LoadStart:

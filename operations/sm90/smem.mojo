@@ -24,8 +24,10 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
 
     var activation: Self.ActivationRing
     var filter: Self.FilterRing
-    var output: SharedAddress
-    """`output_stages` buffers of each consumer, consumer by consumer."""
+    var residual_barriers: SharedAddress
+    """Of each consumer's residual ring, consumer by consumer."""
+    var buffers: SharedAddress
+    """Each consumer's `EpilogueConfig.buffers`, consumer by consumer."""
 
     @always_inline
     def __init__(out self):
@@ -46,4 +48,8 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
         self.filter = Self.FilterRing(
             address + UInt32(Self.ActivationRing.barrier_bytes()), filter
         )
-        self.output = filter + UInt32(filter_bytes)
+        self.residual_barriers = address + UInt32(
+            Self.ActivationRing.barrier_bytes()
+            + Self.FilterRing.barrier_bytes()
+        )
+        self.buffers = filter + UInt32(filter_bytes)

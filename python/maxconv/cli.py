@@ -32,6 +32,7 @@ COMMANDS = {
     "demo": Command("maxconv.demo", "add noise to a photograph and remove it again"),
     "bench": Command("maxconv.bench", "time convolutions against MAX's own and torch", "bench"),
     "doctor": Command("maxconv.doctor", "show versions, hardware, and which kernel runs and why"),
+    "inspect": Command("maxconv.inspect", "show the GPU kernels' PTX, or what they take"),
 }
 
 

@@ -1,7 +1,9 @@
 """Compiles the GPU tests' graphs for a GPU that is not there, in a process of its own.
 
-Takes the architecture, the folder to write to, and the graphs: ``every`` or ``functions``, a colon
-and a type. MAX writes what each graph becomes to the folder.
+Takes the architecture, the folder to write to, and the graphs: ``every``, ``functions`` or
+``torch``, a colon and a type. MAX writes to the folder what each graph becomes. With
+``MAXCONV_GPU_GRAPHS`` in the environment it also writes there what the tests on a GPU machine run,
+which find it under the same name and then compile nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +12,17 @@ import os
 import sys
 
 from max import driver
+from max.graph import Graph
+
+
+def torch_op(dtype: str) -> Graph:
+    """Returns the graph behind ``maxconv.torch.conv2d`` on a GPU."""
+    import torch
+
+    from maxconv.torch import _engine
+
+    kind = getattr(torch, dtype)
+    return _engine._graph(_engine.Signature(2, kind, kind, 0))
 
 
 def main() -> None:
@@ -23,10 +36,11 @@ def main() -> None:
     from tests.gpu.network import every_fusion, functions
 
     InferenceSession.debug.ir_output_dir = folder
-    session = InferenceSession(devices=[driver.Accelerator()])
+    exported = os.environ.get("MAXCONV_GPU_GRAPHS")
+    session = InferenceSession(devices=[driver.Accelerator()], export_mefs=exported)
     for name in names:
         which, dtype = name.split(":")
-        graph = every_fusion(dtype) if which == "every" else functions(dtype)
+        graph = {"every": every_fusion, "functions": functions, "torch": torch_op}[which](dtype)
         session.load(graph)
         print(graph.name, flush=True)
     # A virtual device cannot be taken down.

@@ -1,7 +1,12 @@
-"""The device of the GPU tests, which are skipped where there is none."""
+"""The device of the GPU tests, which are skipped where there is none.
+
+With ``MAXCONV_GPU_GRAPHS`` in the environment the graphs come from that folder, where
+``tests/gpu/compile.py`` wrote them, and a graph that is not there is an error.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +23,12 @@ def gpu() -> Device:
 
     if accelerator_count() == 0:
         pytest.skip("MAX finds no GPU on this machine")
+    if folder := os.environ.get("MAXCONV_GPU_GRAPHS"):
+        from max.engine import InferenceSession
+        from max.engine._precompiled_mefs import MefStore
+
+        # The sessions of maxconv.torch are out of reach otherwise.
+        InferenceSession.default_mef_store = MefStore.for_import(folder)
     return Accelerator()
 
 

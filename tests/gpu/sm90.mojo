@@ -2,6 +2,7 @@
 
     sm90 check|graph|graph+|stream|stream+ PROBLEMS [CANDIDATE...]
     sm90 graph/float8_e4m3fn|graph/float32 PROBLEMS [CANDIDATE...]
+    sm90 error PROBLEMS
 
 The lines of the file PROBLEMS are described in problems.mojo.
 
@@ -13,7 +14,9 @@ Every candidate runs, with the whole sum and with parts of it where it can cut
 tiles, and the choice. `graph` replays a graph of launches on random data, over
 several input sets that together exceed the L2; `stream` enqueues them one by
 one; + lets a launch begin before the last has ended; / names the type of the
-operands, bfloat16 if nothing does.
+operands, bfloat16 if nothing does. `error` says how far float32 outputs of
+random operands of each type are from float32 sums: the norm of the difference
+over that of the outputs.
 """
 
 from max.gpu.host import (
@@ -23,11 +26,15 @@ from max.gpu.host import (
     DeviceGraph,
     DeviceGraphBuilder,
 )
+from std.math import sqrt
 from std.sys import argv
 from std.sys.info import size_of
 from std.time import sleep
 
-from operations.conv.memory import Writes
+from operations.conv.access import MemoryOutput
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import ACTIVATION_NONE
+from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.config import can_implement
@@ -52,6 +59,9 @@ from problems import Case, read_cases
 
 comptime TIMED = DType.bfloat16
 """The type of timed outputs."""
+
+comptime MEASURED = 4
+"""The candidate whose error is measured."""
 
 comptime LARGE = 1 << 28
 """Elements of an operand from which a check launches but twice."""
@@ -105,6 +115,21 @@ def data_of[
     )
 
 
+def nothing_fused[dtype: DType]() -> Epilogue[dtype, dtype]:
+    """An epilogue that only rounds."""
+    var nothing = Reads[dtype](unsafe_from_address=16)
+    var activation = Activation(ACTIVATION_NONE, 0, 0)
+    return Epilogue[dtype, dtype](
+        has_bias=False,
+        has_residual=False,
+        bias=nothing,
+        residual=nothing,
+        beta=1,
+        activation=activation,
+        final_activation=activation,
+    )
+
+
 struct Check[in_type: DType, out_type: DType](Movable):
     """The operands of a problem, filled with integers, and what a kernel
     should make of them.
@@ -154,11 +179,20 @@ struct Check[in_type: DType, out_type: DType](Movable):
             block_dim=THREADS,
         )
         self._poison(ctx, self.expected)
+        self.expect(ctx)
+
+    def expect(self, ctx: DeviceContext) raises:
+        """Convolves naively.
+
+        Args:
+            ctx: The device.
+        """
+        var y = elements_of(self.problem)[2]
         ctx.enqueue_function[convolve[Self.in_type, Self.out_type]](
             self.activation,
             self.filter,
             self.expected.create_sub_buffer[Self.out_type](GUARD, y),
-            problem,
+            self.problem,
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
@@ -213,19 +247,32 @@ struct Check[in_type: DType, out_type: DType](Movable):
             launch_chosen(
                 ctx,
                 self.problem,
-                data_of(self.activation),
-                data_of(self.filter),
-                data_of(self.found, GUARD),
+                data_of(self.activation)
+                .as_imm()
+                .unsafe_origin_cast[ImmUntrackedOrigin](),
+                data_of(self.filter)
+                .as_imm()
+                .unsafe_origin_cast[ImmUntrackedOrigin](),
+                nothing_fused[Self.out_type](),
+                MemoryOutput(data_of(self.found, GUARD)),
             )
         else:
-            LaunchPlan[Self.in_type, Self.out_type, candidate(index)](
+            LaunchPlan[
+                Self.in_type,
+                MemoryOutput[Self.out_type],
+                Self.out_type,
+                candidate(index),
+            ](
                 ctx,
                 self.problem,
                 data_of(self.activation),
                 data_of(self.filter),
-                data_of(self.found, GUARD),
+                nothing_fused[Self.out_type](),
+                MemoryOutput(data_of(self.found, GUARD)),
                 parts,
-            ).launch(ctx)
+            ).launch(
+                ctx
+            )
 
     def _compare(self, ctx: DeviceContext) raises:
         """Counts what is wrong, guards included."""
@@ -238,6 +285,42 @@ struct Check[in_type: DType, out_type: DType](Movable):
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
+
+
+def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
+    """Prints the error of a type's products and sums.
+
+    Parameters:
+        in_type: Of activation and filter.
+
+    Args:
+        ctx: The device.
+        named: The problem.
+    """
+    comptime out_type = DType.float32
+    comptime config = candidate(MEASURED)
+    if can_implement[in_type, out_type](config, named.problem):
+        return
+    var check = Check[in_type, out_type](ctx, named.problem)
+    var x, w, y = elements_of(named.problem)
+    ctx.enqueue_function[fill_random[in_type]](
+        check.activation, Int64(x), Int32(1), grid_dim=BLOCKS, block_dim=THREADS
+    )
+    ctx.enqueue_function[fill_random[in_type]](
+        check.filter, Int64(w), Int32(2), grid_dim=BLOCKS, block_dim=THREADS
+    )
+    check.expect(ctx)
+    check._poison(ctx, check.found)
+    check._launch[MEASURED](ctx, 1)
+    var difference = Float64(0)
+    var norm = Float64(0)
+    with check.expected.map_to_host() as expected:
+        with check.found.map_to_host() as found:
+            for i in range(GUARD, GUARD + y):
+                var e = Float64(expected[i])
+                difference += (Float64(found[i]) - e) ** 2
+                norm += e**2
+    print(named.name, in_type, "error", sqrt(difference / norm))
 
 
 def time_of[
@@ -264,7 +347,8 @@ def time_of[
     var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
     var operands = List[DeviceBuffer[in_type]]()
     var outputs = List[DeviceBuffer[TIMED]]()
-    var plans = List[LaunchPlan[in_type, TIMED, config]]()
+    comptime Plan = LaunchPlan[in_type, MemoryOutput[TIMED], TIMED, config]
+    var plans = List[Plan]()
     for i in range(sets):
         var activation = ctx.enqueue_create_buffer[in_type](x)
         var filter = ctx.enqueue_create_buffer[in_type](w)
@@ -284,12 +368,13 @@ def time_of[
             block_dim=THREADS,
         )
         plans.append(
-            LaunchPlan[in_type, TIMED, config](
+            Plan(
                 ctx,
                 problem,
                 data_of(activation),
                 data_of(filter),
-                data_of(output),
+                nothing_fused[TIMED](),
+                MemoryOutput(data_of(output)),
                 parts,
             )
         )
@@ -421,7 +506,11 @@ def main() raises:
             raise Error(t"candidate {index}: {refusal.value()}")
     var wrong = 0
     for named in read_cases(String(argv()[2])):
-        if mode == "check":
+        if mode == "error":
+            error_of[DType.bfloat16](ctx, named)
+            error_of[DType.float8_e4m3fn](ctx, named)
+            error_of[DType.float32](ctx, named)
+        elif mode == "check":
             wrong += check_case[DType.bfloat16, DType.bfloat16](ctx, named)
             wrong += check_case[DType.float16, DType.float16](ctx, named)
             wrong += check_case[DType.float8_e4m3fn, DType.bfloat16](ctx, named)

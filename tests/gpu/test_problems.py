@@ -203,9 +203,13 @@ def test_refusals(network: Network) -> None:
     with pytest.raises(ValueError, match="filter_layout: PACKED is packed for a CPU; a GPU takes"):
         network.run(PackedOperands(operands.problem), layout=Layout.PACKED)
     with pytest.raises(
-        ValueError, match=r"config: depthwise cannot take .* is a kernel of CPUs; a G"
+        ValueError, match=r"config: depthwise cannot take .* one input channel a gro"
     ):
         network.run(operands, kernel=Kernel.DEPTHWISE)
+    with pytest.raises(
+        ValueError, match=r"config: pointwise cannot take .* a kernel of CPUs; a GPU"
+    ):
+        network.run(operands, kernel=Kernel.POINTWISE)
     with pytest.raises(ValueError, match="config: sm90 cannot take this convolution: "):
         network.run(operands, kernel=Kernel.SM90)
     wrong = Operands(operands.problem)

@@ -49,8 +49,8 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obj
     return loaded
 
 
-def test_the_three_commands() -> None:
-    assert set(cli.COMMANDS) == {"demo", "bench", "doctor"}
+def test_the_commands() -> None:
+    assert set(cli.COMMANDS) == {"demo", "bench", "doctor", "inspect"}
     finished = run("--help")
     assert finished.returncode == 0
     for name, command in cli.COMMANDS.items():

@@ -88,6 +88,8 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", ptx)
         assert set(ranks) == {"3", "4", "5"}
         assert "stmatrix.sync.aligned" in ptx
+        assert "ldmatrix.sync.aligned" in ptx
+        assert "ex2.approx.ftz.f32" in ptx
         assert f".maxntid {candidate.threads}\n" in ptx
         assert ("setmaxnreg" in ptx) == candidate.moves_registers
         assert ("multicast::cluster" in ptx) == candidate.shares_loads

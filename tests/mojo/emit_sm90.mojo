@@ -10,6 +10,7 @@ from max.gpu.host import get_gpu_target
 from std.compile import compile_info
 from std.sys import argv
 
+from operations.conv.access import MemoryOutput
 from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.kernel import ConvKernel
 
@@ -19,7 +20,9 @@ def emit[in_type: DType]() raises:
     comptime for index in range(CANDIDATES):
         comptime if offered[in_type](index):
             comptime config = candidate(index)
-            comptime kernel = ConvKernel[in_type, DType.bfloat16, config].run
+            comptime kernel = ConvKernel[
+                in_type, MemoryOutput[DType.bfloat16], DType.bfloat16, config
+            ].run
             var info = compile_info[
                 kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
             ]()

@@ -1,0 +1,150 @@
+"""The kernels of GPUs as PTX, without a GPU: for people, and for the tests."""
+
+from max.gpu.host import get_gpu_target
+from std.compile import compile_info
+
+from ..conv.access import MemoryActivation, MemoryOutput
+from ..sm90.candidates import CANDIDATES, candidate, offered
+from ..sm90.kernel import ConvKernel
+from ..sm90.stem import StemKernel
+from ..sm90.stem_geometry import STEM_CANDIDATES, stem_candidate
+from .depthwise import DepthwiseKernel
+from .depthwise_geometry import DEPTHWISE_CANDIDATES, depthwise_candidate
+from .direct import NARROW, SMALL, VECTOR, WIDE, DirectKernel, DirectTile
+from .grouped import PIXELS, GroupedKernel
+from .reference import reference_kernel
+from .rows import Rows
+
+
+@fieldwise_init
+struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
+    ImplicitlyCopyable, Movable
+):
+    """Writes kernels as PTX, one file each.
+
+    Parameters:
+        dtype: Of activation, filter, bias, residual and output.
+        arch: What to compile for: `sm_90a`.
+        wanted: The name of the kernel, as Python has it, or nothing for all.
+    """
+
+    comptime Source = MemoryActivation[Self.dtype]
+    comptime Output = MemoryOutput[Self.dtype]
+
+    var folder: String
+    """Where to."""
+
+    @staticmethod
+    def is_wanted(kernel: StaticString) -> Bool:
+        """Whether a kernel is asked for.
+
+        Args:
+            kernel: Its name, as Python has it.
+        """
+        return Self.wanted == "" or Self.wanted == kernel
+
+    def write[
+        declaration: TrivialRegisterPassable, //, kernel: declaration
+    ](self, name: String, shared_bytes: Int) raises:
+        """Writes a kernel, and prints its file's name and its dynamic shared
+        memory.
+
+        Parameters:
+            declaration: The kernel's type.
+            kernel: The kernel.
+
+        Args:
+            name: Of the file.
+            shared_bytes: Of a block; -1 if the problem decides.
+
+        Raises:
+            If the file cannot be written.
+        """
+        var info = compile_info[
+            kernel, emission_kind="asm", target=get_gpu_target[Self.arch]()
+        ]()
+        with open(String(t"{self.folder}/{name}.ptx"), "w") as file:
+            file.write(String(info.asm))
+        print(name, shared_bytes)
+
+    def write_tile[tile: DirectTile, width: Int](self, name: String) raises:
+        """Writes an implicit GEMM.
+
+        Parameters:
+            tile: Its tile.
+            width: Elements of one load.
+
+        Args:
+            name: Of the file.
+
+        Raises:
+            If the file cannot be written.
+        """
+        comptime kernel = DirectKernel[
+            Self.Source, Self.Output, Self.dtype, Self.dtype, tile, width
+        ].run
+        self.write[kernel](
+            name, tile.staged_bytes() + Rows[tile.pixels].bytes()
+        )
+
+    def write_general(self) raises:
+        """Writes the kernels that run on every GPU.
+
+        Raises:
+            If a file cannot be written.
+        """
+        comptime if Self.is_wanted("reference"):
+            comptime kernel = reference_kernel[
+                Self.Source, Self.Output, Self.dtype, Self.dtype
+            ]
+            self.write[kernel]("reference", 0)
+        comptime if Self.is_wanted("implicit_gemm"):
+            self.write_tile[WIDE, VECTOR]("implicit_gemm-wide-vector")
+            self.write_tile[WIDE, 1]("implicit_gemm-wide")
+            self.write_tile[NARROW, VECTOR]("implicit_gemm-narrow-vector")
+            self.write_tile[NARROW, 1]("implicit_gemm-narrow")
+            self.write_tile[SMALL, VECTOR]("implicit_gemm-small-vector")
+            self.write_tile[SMALL, 1]("implicit_gemm-small")
+        comptime if Self.is_wanted("grouped"):
+            comptime kernel = GroupedKernel[
+                Self.Source, Self.Output, Self.dtype, Self.dtype
+            ].run
+            self.write[kernel]("grouped", Rows[PIXELS].bytes())
+        comptime if Self.is_wanted("depthwise"):
+            comptime for index in range(DEPTHWISE_CANDIDATES):
+                comptime kernel = DepthwiseKernel[
+                    Self.Source,
+                    Self.dtype,
+                    Self.dtype,
+                    Self.Output,
+                    depthwise_candidate[Self.dtype](index),
+                ].run
+                self.write[kernel](String(t"depthwise-{index}"), -1)
+
+    def write_hopper(self) raises:
+        """Writes the kernels for compute capability 9.0.
+
+        Raises:
+            If a file cannot be written.
+        """
+        comptime if Self.dtype.is_half_float():
+            comptime if Self.is_wanted("stem"):
+                comptime for index in range(STEM_CANDIDATES):
+                    comptime kernel = StemKernel[
+                        Self.dtype,
+                        Self.dtype,
+                        Self.dtype,
+                        Self.Output,
+                        stem_candidate(index),
+                    ].run
+                    self.write[kernel](String(t"stem-{index}"), -1)
+            comptime if Self.is_wanted("sm90"):
+                comptime for index in range(CANDIDATES):
+                    comptime if offered[Self.dtype](index):
+                        comptime config = candidate(index)
+                        comptime kernel = ConvKernel[
+                            Self.dtype, Self.Output, Self.dtype, config
+                        ].run
+                        self.write[kernel](
+                            String(t"sm90-{index}"), config.shared_bytes()
+                        )

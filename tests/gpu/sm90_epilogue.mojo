@@ -1,0 +1,657 @@
+"""Checks and times what the Hopper kernel fuses behind its sums.
+
+    sm90_epilogue activations
+    sm90_epilogue check PROBLEMS [CONFIGURATION...]
+    sm90_epilogue time PROBLEMS [CONFIGURATION...]
+
+`activations` compares the kernel's formulas with float64 on the host. `check`
+runs every configuration (the candidates, then those of `variant`) with every
+epilogue of epilogues.mojo: what is exact is compared exactly with
+`Epilogue.apply` of the sums of a naive convolution, the rest within the output's
+rounding; outputs are poisoned, guarded, and launched `REPEATS` times, which must
+agree bit by bit. `time` replays graphs of launches: bare, and with bias, SiLU and
+a residual. PROBLEMS as in sm90.mojo; without configurations `time` takes the one
+that is chosen.
+"""
+
+from max.gpu.host import (
+    DeviceAttribute,
+    DeviceBuffer,
+    DeviceContext,
+    DeviceGraph,
+    DeviceGraphBuilder,
+)
+from std.math import erf, exp, tanh
+from std.sys import argv
+from std.time import sleep
+from std.utils import IndexList
+
+from operations.conv.access import (
+    ComputedOutput,
+    MemoryOutput,
+    OutputTarget,
+    StoredOutput,
+)
+from operations.conv.epilogue import Epilogue
+from operations.conv.memory import Reads, Writes
+from operations.conv.problem import ConvProblem
+from operations.sm90.candidates import CANDIDATES, candidate
+from operations.sm90.config import Sm90Config, can_implement, residual_refusal
+from operations.sm90.dispatch import choose
+from operations.sm90.epilogue_config import EpilogueConfig
+from operations.sm90.epilogue_math import DeviceActivation
+from operations.sm90.launch import LaunchPlan
+from operations.sm90.split import split_refusal
+from operations.sm90.walk import Walk
+from epilogues import (
+    BIAS_TYPE,
+    Doubled,
+    Elsewhere,
+    FEATURES,
+    Feature,
+    activate,
+    differ,
+    feature,
+    judge,
+)
+from kernels import (
+    POISON,
+    THREADS,
+    convolve,
+    fill_constant,
+    fill_integers,
+    fill_random,
+)
+from problems import Case, read_cases
+from sm90 import BLOCKS, GUARD, LAUNCHES, ROTATED_BYTES, data_of, elements_of
+
+comptime VARIANTS = 10
+"""Configurations beside the candidates, for what no candidate uses."""
+
+comptime TIMED = DType.bfloat16
+"""The type of timed operands."""
+
+comptime REPEATS = 3
+"""Launches of a configuration with an epilogue."""
+
+comptime ARGUMENTS = 1 << 16
+"""Of an activation that is compared."""
+
+
+def _variant(
+    stages_c: Int,
+    stages_d: Int,
+    *,
+    reuse_c: Bool = False,
+    delay_store: Bool = False,
+    fragment_size: Int = 16,
+    swapped: Bool = True,
+    halo: Int = 0,
+    tile_m: Int = 128,
+) -> Sm90Config:
+    """A configuration with an epilogue of its own."""
+    return Sm90Config(
+        tile_m=tile_m,
+        tile_n=128,
+        consumers=2,
+        cooperative=True,
+        swapped=swapped,
+        blocks_m=1,
+        blocks_n=1,
+        halo=halo,
+        activation_stages=3,
+        filter_stages=3,
+        stationary=False,
+        splits=False,
+        epilogue=EpilogueConfig(
+            subtile_pixels=64,
+            stages_c=stages_c,
+            stages_d=stages_d,
+            fragment_size=fragment_size,
+            reuse_c=reuse_c,
+            delay_store=delay_store,
+            engine_store=halo == 0,
+        ),
+    )
+
+
+def configuration(index: Int) -> Sm90Config:
+    """A configuration to test.
+
+    Args:
+        index: Of a candidate, or `CANDIDATES` and up to `VARIANTS` more.
+    """
+    if index < CANDIDATES:
+        return candidate(index)
+    var variant = index - CANDIDATES
+    if variant == 0:
+        return _variant(2, 1)
+    if variant == 1:
+        return _variant(3, 2, fragment_size=8)
+    if variant == 2:
+        return _variant(2, 2, delay_store=True)
+    if variant == 3:
+        return _variant(3, 2, reuse_c=True, delay_store=True)
+    if variant == 4:
+        return _variant(2, 1, reuse_c=True, delay_store=True, halo=8)
+    if variant == 5:
+        return _variant(0, 2)
+    if variant == 6:
+        return _variant(2, 2, reuse_c=True, swapped=False)
+    if variant == 7:
+        return _variant(2, 2, halo=8, delay_store=True, fragment_size=32)
+    if variant == 8:
+        return _variant(3, 3, reuse_c=True, tile_m=192)
+    # Ping-pong hides the epilogue behind the other consumer's multiplies.
+    return Sm90Config(
+        tile_m=128,
+        tile_n=128,
+        consumers=2,
+        cooperative=False,
+        swapped=True,
+        blocks_m=2,
+        blocks_n=1,
+        halo=8,
+        activation_stages=4,
+        filter_stages=6,
+        stationary=False,
+        splits=False,
+        epilogue=EpilogueConfig(
+            subtile_pixels=64,
+            stages_c=3,
+            stages_d=2,
+            fragment_size=16,
+            reuse_c=True,
+            delay_store=False,
+            engine_store=False,
+        ),
+    )
+
+
+struct Check[dtype: DType, in_type: DType](Movable):
+    """A problem's operands, filled with integers, and its sums.
+
+    Parameters:
+        dtype: Of output and residual.
+        in_type: Of activation and filter.
+    """
+
+    comptime Buffer = DeviceBuffer[Self.dtype]
+
+    var problem: ConvProblem
+    var activation: DeviceBuffer[Self.in_type]
+    var filter: DeviceBuffer[Self.in_type]
+    var bias: DeviceBuffer[BIAS_TYPE]
+    var residual: Self.Buffer
+    var unread: Self.Buffer
+    """A residual that no kernel may read: NaN everywhere."""
+    var sums: DeviceBuffer[DType.float32]
+    var found: Self.Buffer
+    var before: Self.Buffer
+    """The first launch's output."""
+    var counts: DeviceBuffer[DType.uint32]
+
+    def __init__(out self, ctx: DeviceContext, problem: ConvProblem) raises:
+        """Fills the operands and convolves naively.
+
+        Args:
+            ctx: The device.
+            problem: The convolution.
+        """
+        var x, w, y = elements_of(problem)
+        self.problem = problem
+        self.activation = ctx.enqueue_create_buffer[Self.in_type](x)
+        self.filter = ctx.enqueue_create_buffer[Self.in_type](w)
+        self.bias = ctx.enqueue_create_buffer[BIAS_TYPE](problem.filters)
+        self.residual = ctx.enqueue_create_buffer[Self.dtype](y)
+        self.unread = ctx.enqueue_create_buffer[Self.dtype](y)
+        self.sums = ctx.enqueue_create_buffer[DType.float32](y)
+        self.found = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
+        self.before = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
+        self.counts = ctx.enqueue_create_buffer[DType.uint32](2)
+        _fill(ctx, self.activation, 1, 1)
+        _fill(ctx, self.filter, 1, 2)
+        _fill(ctx, self.bias, 9, 3)
+        _fill(ctx, self.residual, 40, 4)
+        ctx.enqueue_function[fill_constant[Self.dtype]](
+            self.unread,
+            Int64(y),
+            Float32(0) / Float32(0),
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+        ctx.enqueue_function[convolve[Self.in_type, DType.float32]](
+            self.activation,
+            self.filter,
+            self.sums,
+            problem,
+            grid_dim=BLOCKS,
+            block_dim=THREADS,
+        )
+
+    def run[
+        config: Sm90Config, Output: OutputTarget
+    ](
+        self,
+        ctx: DeviceContext,
+        what: Feature,
+        output: Output,
+        scale: Float32,
+        parts: Int,
+    ) raises -> String:
+        """Runs a configuration with an epilogue.
+
+        Parameters:
+            config: The configuration.
+            Output: The output.
+
+        Args:
+            ctx: The device.
+            what: The epilogue.
+            output: The output, which writes to `found`.
+            scale: What the output makes of rounded values.
+            parts: Of a tile's sum.
+
+        Returns:
+            "ok", or what is wrong.
+        """
+        comptime assert Output.dtype == Self.dtype
+        self.counts.enqueue_fill(0)
+        self.counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(
+            UInt32.MAX
+        )
+        var reads = what.has_residual and what.beta != 0
+        var residual = self.residual if reads else self.unread
+        var fused = what.epilogue[Output.dtype](
+            data_of(self.bias)
+            .as_imm()
+            .unsafe_origin_cast[ImmUntrackedOrigin](),
+            rebind[Reads[Output.dtype]](
+                data_of(residual)
+                .as_imm()
+                .unsafe_origin_cast[ImmUntrackedOrigin]()
+            ),
+        )
+        var judged = rebind[Epilogue[BIAS_TYPE, Self.dtype]](fused)
+        judged.has_residual = reads
+        var plan = LaunchPlan[Self.in_type, Output, BIAS_TYPE, config](
+            ctx,
+            self.problem,
+            data_of(self.activation),
+            data_of(self.filter),
+            fused,
+            output,
+            parts,
+        )
+        var count = len(self.found)
+        for repeat in range(REPEATS):
+            ctx.enqueue_function[fill_constant[Self.dtype]](
+                self.found,
+                Int64(count),
+                POISON,
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
+            plan.launch(ctx)
+            if repeat == 0:
+                ctx.enqueue_function[judge[Self.dtype]](
+                    self.sums,
+                    self.found,
+                    Int64(count - 2 * GUARD),
+                    Int64(GUARD),
+                    Int64(self.problem.filters),
+                    judged,
+                    tolerance_of[Self.dtype](what),
+                    scale,
+                    self.counts,
+                    self.counts.create_sub_buffer[DType.uint32](1, 1),
+                    grid_dim=BLOCKS,
+                    block_dim=THREADS,
+                )
+                self.found.enqueue_copy_to(self.before)
+            else:
+                ctx.enqueue_function[differ[Self.dtype]](
+                    self.before,
+                    self.found,
+                    Int64(count),
+                    self.counts,
+                    self.counts.create_sub_buffer[DType.uint32](1, 1),
+                    grid_dim=BLOCKS,
+                    block_dim=THREADS,
+                )
+        with self.counts.map_to_host() as counts:
+            if counts[0] == 0:
+                return "ok"
+            var pixel, filter = divmod(
+                Int(counts[1]) - GUARD, self.problem.filters
+            )
+            return String(
+                t"WRONG: {counts[0]} elements, the first of pixel {pixel},"
+                t" filter {filter}"
+            )
+
+
+def tolerance_of[dtype: DType](what: Feature) -> Float32:
+    """What a value may be off: half of the last place of its type, what
+    `epilogue_math` allows itself (4e-6), and the reference's own error in
+    float32, of which the GPU's `tanh` has 2^-11 (tanh.approx, PTX ISA)."""
+    if what.exact:
+        return 0
+    comptime if dtype == DType.bfloat16:
+        return 1.0 / 256 + 1e-5
+    comptime if dtype == DType.float16:
+        return 1.0 / 2048 + 1.0 / 2048
+    return 1.0 / 2048
+
+
+def _fill[
+    dtype: DType
+](
+    ctx: DeviceContext,
+    buffer: DeviceBuffer[dtype],
+    magnitude: Int,
+    seed: Int,
+) raises:
+    """Fills a buffer with small integers."""
+    ctx.enqueue_function[fill_integers[dtype]](
+        buffer,
+        Int64(len(buffer)),
+        Int32(magnitude),
+        Int32(seed),
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+
+
+def selected(index: Int) raises -> Bool:
+    """Whether the command line asks for a configuration."""
+    var words = argv()
+    if len(words) <= 3:
+        return True
+    for i in range(3, len(words)):
+        if Int(String(words[i])) == index:
+            return True
+    return False
+
+
+def check_types[
+    dtype: DType, in_type: DType, stride: Int
+](ctx: DeviceContext, named: Case) raises -> Int:
+    """Checks a problem on every `stride`-th configuration, and returns how
+    many results are wrong."""
+    var wrong = 0
+    var check = Check[dtype, in_type](ctx, named.problem)
+    comptime for index in range(0, CANDIDATES + VARIANTS, stride):
+        comptime config = configuration(index)
+        if selected(index) and not can_implement[in_type, dtype](
+            config, named.problem
+        ):
+            var output = MemoryOutput(data_of(check.found, GUARD))
+            var ran = 0
+            for i in range(FEATURES):
+                var what = feature(i)
+                if what.has_residual and residual_refusal(config):
+                    continue
+                for parts in range(1, 3):
+                    if parts > 1 and (
+                        i % 4 != 3
+                        or split_refusal[in_type](
+                            config, Walk(named.problem), parts
+                        )
+                    ):
+                        continue
+                    var result = check.run[config](ctx, what, output, 1, parts)
+                    ran += 1
+                    if result != "ok":
+                        print(
+                            named.name, dtype, index, what.name, parts, result
+                        )
+                        wrong += 1
+            print(named.name, dtype, index, ran, "epilogues")
+    return wrong
+
+
+def check_fused[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
+    """Checks outputs that the graph compiler fused something behind."""
+    var wrong = 0
+    var p = named.problem
+    if p.output[0] != 1:
+        return 0
+    var check = Check[dtype, dtype](ctx, p)
+    var shape = IndexList[4](p.batch, p.output[1], p.output[2], p.filters)
+    var found = data_of(check.found, GUARD)
+    var computed = ComputedOutput[dtype, 4, Doubled](found, Doubled(shape))
+    var stored = StoredOutput[dtype, 4, Elsewhere[dtype]](
+        data_of(check.before, GUARD), Elsewhere[dtype](shape, found)
+    )
+    comptime for index in [0, 1, 8, 10, CANDIDATES + 1, CANDIDATES + 3]:
+        comptime config = configuration(index)
+        if selected(index) and not can_implement[dtype, dtype](config, p):
+            for i in range(7):
+                var what = feature(i)
+                var result = check.run[config](ctx, what, computed, 2, 1)
+                if result != "ok":
+                    print(named.name, index, what.name, "computed", result)
+                    wrong += 1
+                result = check.run[config](ctx, what, stored, 2, 1)
+                if result != "ok":
+                    print(named.name, index, what.name, "stored", result)
+                    wrong += 1
+            print(named.name, dtype, index, "fused outputs")
+    return wrong
+
+
+def time_of[
+    index: Int
+](ctx: DeviceContext, problem: ConvProblem, what: Feature) raises -> Float64:
+    """The time of a launch with an epilogue, in milliseconds: the median of
+    graph replays, input sets rotated.
+
+    Parameters:
+        index: Of the configuration.
+
+    Args:
+        ctx: The device.
+        problem: The convolution.
+        what: The epilogue.
+    """
+    comptime Plan = LaunchPlan[
+        TIMED, MemoryOutput[TIMED], BIAS_TYPE, configuration(index)
+    ]
+    var x, w, y = elements_of(problem)
+    var sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * (x + w + 2 * y)) + 1))
+    var sizes: List[Int] = [x, w, y, problem.filters, y]
+    var buffers = List[DeviceBuffer[TIMED]]()
+    var plans = List[Plan]()
+    for i in range(sets):
+        for j in range(len(sizes)):
+            var buffer = ctx.enqueue_create_buffer[TIMED](sizes[j])
+            ctx.enqueue_function[fill_random[TIMED]](
+                buffer,
+                Int64(sizes[j]),
+                Int32(2 * i + 1001 * j),
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
+            buffers.append(buffer)
+        var first = len(sizes) * i
+        plans.append(
+            Plan(
+                ctx,
+                problem,
+                data_of(buffers[first]),
+                data_of(buffers[first + 1]),
+                what.epilogue(
+                    data_of(buffers[first + 3]), data_of(buffers[first + 2])
+                ),
+                MemoryOutput(data_of(buffers[first + 4])),
+            )
+        )
+    plans[0].launch(ctx)
+    ctx.synchronize()
+
+    def build(mut builder: DeviceGraphBuilder) raises {imm}:
+        var recorded = builder.recording_context()
+        for i in range(LAUNCHES):
+            plans[i % sets].launch(recorded, False)
+
+    var graph = DeviceGraph.create(ctx, build)
+
+    def replay(ctx: DeviceContext) raises {imm}:
+        graph.replay()
+
+    sleep(0.25)
+    _ = ctx.execution_time(replay, 3)
+    var times = List[Float64]()
+    for _ in range(7):
+        times.append(
+            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
+        )
+    sort(times)
+    _ = buffers^
+    return times[len(times) // 2]
+
+
+def time_case(ctx: DeviceContext, named: Case) raises:
+    """Times a problem: bare, with bias and ReLU, and with bias, SiLU and a
+    residual."""
+    var choice = choose[TIMED, TIMED](
+        named.problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    )
+    var bare = feature(0)
+    var relu = feature(2)
+    relu.has_bias = True
+    var silu = feature(3)
+    silu.has_bias = True
+    silu.activation = feature(7).activation
+    comptime for index in range(CANDIDATES + VARIANTS):
+        var asked = len(argv()) > 3 and selected(index)
+        if (asked or choice.index == index) and not can_implement[TIMED, TIMED](
+            configuration(index), named.problem
+        ):
+            var one = time_of[index](ctx, named.problem, bare)
+            var two = time_of[index](ctx, named.problem, relu)
+            var three = time_of[index](ctx, named.problem, silu)
+            print(
+                named.name,
+                index,
+                round(one * 1e4) / 1e4,
+                round(two * 1e4) / 1e4,
+                round(three * 1e4) / 1e4,
+                "ratio",
+                round(three / one * 1e3) / 1e3,
+                configuration(index),
+                "| chosen" if choice.index == index else "",
+            )
+
+
+def reference(formula: Int32, v: Float64) -> Float64:
+    """An activation in float64."""
+    if formula == DeviceActivation.SILU:
+        return v / (1 + exp(-v))
+    if formula == DeviceActivation.SIGMOID:
+        return 1 / (1 + exp(-v))
+    if formula == DeviceActivation.HARD_SWISH:
+        return v * min(max(v + 3, 0), 6) / 6
+    if formula == DeviceActivation.GELU:
+        return 0.5 * v * (1 + erf(v * 0.70710678118654752440))
+    if formula == DeviceActivation.GELU_TANH:
+        var u = 0.79788456080286535588 * (v + 0.044715 * v * v * v)
+        # (1 + tanh(u)) / 2, without the difference that loses digits.
+        return v / (1 + exp(-2 * u))
+    return tanh(v)
+
+
+def check_activations(ctx: DeviceContext) raises -> Int:
+    """Compares the formulas with float64; returns how many are wrong."""
+    var wrong = 0
+    var arguments = ctx.enqueue_create_buffer[DType.float32](ARGUMENTS)
+    var values = ctx.enqueue_create_buffer[DType.float32](ARGUMENTS)
+    with arguments.map_to_host() as host:
+        for i in range(ARGUMENTS):
+            # Dense around 0, then out to 40.
+            var t = Float32(i - ARGUMENTS // 2) / Float32(ARGUMENTS // 2)
+            host[i] = 40 * t * t * t
+    for formula in range(
+        Int(DeviceActivation.SILU), Int(DeviceActivation.TANH) + 1
+    ):
+        ctx.enqueue_function[activate](
+            arguments,
+            values,
+            Int64(ARGUMENTS),
+            Int32(formula),
+            grid_dim=32,
+            block_dim=THREADS,
+        )
+        var largest = Float64(0)
+        var place = Float32(0)
+        with arguments.map_to_host() as v:
+            with values.map_to_host() as found:
+                for i in range(ARGUMENTS):
+                    var x = v[i].cast[DType.float64]()
+                    var expected = reference(Int32(formula), x)
+                    # erfc's approximation is an absolute one, of the gate.
+                    var unit = abs(expected)
+                    if Int32(formula) == DeviceActivation.GELU:
+                        unit = max(unit, abs(x) / 16)
+                    unit = max(unit, 1e-11)
+                    var error = (
+                        abs(found[i].cast[DType.float64]() - expected) / unit
+                    )
+                    if not error <= largest:
+                        largest = error
+                        place = v[i]
+        print("formula", formula, "error", largest, "at", place)
+        if not largest <= 4e-6:
+            wrong += 1
+    return wrong
+
+
+def check_nan(ctx: DeviceContext) raises -> Int:
+    """NaN stays NaN, and stays where it is; returns how many formulas fail."""
+    var wrong = 0
+    var arguments = ctx.enqueue_create_buffer[DType.float32](2)
+    var values = ctx.enqueue_create_buffer[DType.float32](2)
+    with arguments.map_to_host() as host:
+        host[0] = Float32(0) / Float32(0)
+        host[1] = 1
+    for formula in range(
+        Int(DeviceActivation.NONE), Int(DeviceActivation.LEAKY_RELU) + 1
+    ):
+        ctx.enqueue_function[activate](
+            arguments,
+            values,
+            Int64(2),
+            Int32(formula),
+            grid_dim=1,
+            block_dim=THREADS,
+        )
+        with values.map_to_host() as found:
+            if found[0] == found[0] or found[1] != found[1]:
+                print("formula", formula, "of NaN, 1:", found[0], found[1])
+                wrong += 1
+    return wrong
+
+
+def main() raises:
+    var mode = String(argv()[1])
+    var ctx = DeviceContext()
+    var wrong = 0
+    comptime for index in range(CANDIDATES + VARIANTS):
+        var refusal = configuration(index).refusal()
+        if refusal:
+            raise Error(t"configuration {index}: {refusal.value()}")
+    if mode == "activations":
+        wrong = check_activations(ctx) + check_nan(ctx)
+    else:
+        for named in read_cases(String(argv()[2])):
+            if mode == "time":
+                time_case(ctx, named)
+                continue
+            wrong += check_types[DType.bfloat16, DType.bfloat16, 1](ctx, named)
+            wrong += check_types[DType.float16, DType.float16, 4](ctx, named)
+            wrong += check_types[DType.float32, DType.bfloat16, 4](ctx, named)
+            wrong += check_fused[DType.bfloat16](ctx, named)
+    if wrong > 0:
+        raise Error(t"{wrong} wrong")
+    print("END")

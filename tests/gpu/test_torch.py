@@ -1,0 +1,110 @@
+"""PyTorch's CUDA tensors through ``maxconv.torch``: functions, modules, compiled, two streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import maxconv.torch as mt  # noqa: E402
+from maxconv.torch import _engine  # noqa: E402
+
+if TYPE_CHECKING:
+    from max.driver import Device
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+
+DTYPE = torch.bfloat16
+FILTERS, CHANNELS = 24, 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda(gpu: Device) -> None:
+    """Skips where PyTorch has no CUDA."""
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU on this machine")
+
+
+def integers(*shape: int, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator).to("cuda", DTYPE)
+
+
+def exact(x: Any, w: Any, bias: Any = None, **arguments: Any) -> Any:
+    """The convolution in float64, which is exact for small integers."""
+    bias = None if bias is None else bias.double()
+    return torch.nn.functional.conv2d(x.double(), w.double(), bias, **arguments)
+
+
+def test_functions() -> None:
+    w, bias = integers(FILTERS, CHANNELS, 3, 3, seed=1), integers(FILTERS, seed=2)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        x = integers(2, CHANNELS, 13, 11, seed=3).contiguous(memory_format=memory_format)
+        y = mt.conv2d(x, w, bias, stride=2, padding=1)
+        assert y.device == x.device and y.dtype == DTYPE
+        assert y.is_contiguous(memory_format=memory_format)
+        assert torch.equal(y, exact(x, w, bias, stride=2, padding=1).to(DTYPE))
+    residual = integers(2, FILTERS, 13, 11, seed=4)
+    y = mt.conv2d(x, w, None, padding=1, activation="relu", residual=residual, beta=-1.0)
+    assert torch.equal(y, (exact(x, w, padding=1).relu() - residual).to(DTYPE))
+    # An address that is no multiple of 16 bytes.
+    odd = integers(2 * CHANNELS * 8 * 8 + 1, seed=5)[1:].view(2, 8, 8, CHANNELS).permute(0, 3, 1, 2)
+    assert torch.equal(mt.conv2d(odd, w), exact(odd, w).to(DTYPE))
+
+
+def test_modules_see_new_weights() -> None:
+    conv = torch.nn.Conv2d(CHANNELS, FILTERS, 3, padding=1).to("cuda", DTYPE)
+    ours = mt.Conv2d.from_torch(conv)
+    x = integers(2, CHANNELS, 9, 9, seed=6)
+    with torch.no_grad():
+        for seed in (7, 8):
+            ours.weight.copy_(integers(FILTERS, CHANNELS, 3, 3, seed=seed))
+            torch.nn.init.constant_(ours.get_parameter("bias"), seed)
+            wanted = exact(x, ours.weight, ours.bias, padding=1).to(DTYPE)
+            assert torch.equal(ours(x), wanted)
+
+
+def test_compiled() -> None:
+    conv = torch.nn.Conv2d(CHANNELS, FILTERS, 3).to("cuda", DTYPE)
+    with torch.no_grad():
+        conv.weight.copy_(integers(FILTERS, CHANNELS, 3, 3, seed=9))
+        conv.bias.copy_(integers(FILTERS, seed=10))
+        ours = mt.Conv2d.from_torch(conv, activation="relu")
+        compiled = torch.compile(lambda x: ours(x) * 2, fullgraph=True, backend="aot_eager")
+        x = integers(2, CHANNELS, 9, 9, seed=11)
+        wanted = exact(x, conv.weight, conv.bias).relu() * 2
+        assert torch.equal(compiled(x), wanted.to(DTYPE))
+
+
+def test_two_streams() -> None:
+    w = integers(FILTERS, CHANNELS, 3, 3, seed=12)
+    inputs = [integers(8, CHANNELS, 65, 65, seed=seed) for seed in (13, 14)]
+    wanted = [exact(x, w, padding=1).to(DTYPE) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        results = []
+        for x, stream in zip(inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                # The operand is written on this stream, just before, and takes a while.
+                fresh = torch.zeros_like(x)
+                for _ in range(10):
+                    fresh.add_(x)
+                fresh.div_(10)
+                results.append(mt.conv2d(fresh, w, padding=1) + 0)
+        torch.cuda.synchronize()
+        for result, want in zip(results, wanted, strict=True):
+            assert torch.equal(result, want)
+
+
+def test_refusals() -> None:
+    x, w = integers(1, CHANNELS, 5, 5), integers(FILTERS, CHANNELS, 3, 3)
+    with pytest.raises(ValueError, match="weight: device cpu is not the input's; cuda:0 is needed"):
+        mt.conv2d(x, w.cpu())
+    with pytest.raises(ValueError, match=r"weight: h extent 3 .* padded input has only 2"):
+        mt.conv2d(x[:, :, :2], w)
+    count = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=f"input: device cuda:{count + 7}, but MAX finds "):
+        _engine.max_device(count + 7)

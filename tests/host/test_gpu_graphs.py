@@ -1,0 +1,45 @@
+"""Graphs with every op compile for a GPU that is not there.
+
+The graphs are those that the tests on a GPU run: one with a convolution for each kind of work that
+MAX fuses behind it, and one of the package's functions, of which one has work fused in front.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_every_op_compiles(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.gpu.compile", "sm_90a", str(tmp_path)),
+            *("every:float16", "functions:float32"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == ["every_float16", "functions_float32"]
+    fusions: dict[str, str] = {}
+    for name in finished.stdout.split():
+        mojo = (tmp_path / f"{name}.mojo").read_text(encoding="utf-8")
+        for function in re.split(r"^(?=def )", mojo, flags=re.MULTILINE):
+            for op in re.findall(r"maxconv\.registrations\.(\w+)\.execute", function):
+                assert 'execute[target = "gpu"]' in function
+                found = re.findall(r"_bind_to_fused_\w+|Epilogue\w+Functor", function)
+                fusions[op] = fusions.get(op, "") + " ".join(found) + " "
+    # Work behind the op, of both kinds, and in front of the op that takes it.
+    assert set(fusions) == {"Conv", "ConvFusedInput"}
+    for kind in ("EpilogueComputeFunctor", "EpilogueStoreFunctor", "_bind_to_fused_compute_output"):
+        assert kind in fusions["Conv"]
+    assert "_bind_to_fused_input" in fusions["ConvFusedInput"]
