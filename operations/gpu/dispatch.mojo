@@ -56,6 +56,8 @@ struct Operands(ImplicitlyCopyable, Movable):
     var aligned: Bool
     """Whether the addresses of all operands that lie in memory are multiples
     of `ALIGNMENT`."""
+    var fused_output: Bool
+    """Whether the graph compiler fused something behind the output."""
 
 
 def operands_of[
@@ -95,6 +97,7 @@ def operands_of[
     return Operands(
         fused_input=Source.fused,
         aligned=addresses % ALIGNMENT == 0,
+        fused_output=Output.computes or Output.stores,
     )
 
 
@@ -199,7 +202,7 @@ def can_implement[
             if problem.gemm_m() == 0 or problem.filters == 0:
                 return None
             var choice = choose_sm90[in_type, out_type](
-                problem, multiprocessors
+                problem, multiprocessors, operands.fused_output
             )
             if choice.index < 0:
                 return choice.refusal
@@ -317,7 +320,9 @@ def explain_choice[
     comptime if hopper and has_sm90_types[in_type, out_type]():
         if kernel == KERNEL_SM90:
             return String(
-                choose_sm90[in_type, out_type](problem, multiprocessors)
+                choose_sm90[in_type, out_type](
+                    problem, multiprocessors, operands.fused_output
+                )
             )
         if kernel == KERNEL_STEM:
             return stem_launch.explain_stem[out_type](problem, multiprocessors)

@@ -3,7 +3,7 @@
 from .config import Sm90Config
 from .epilogue_config import EpilogueConfig
 
-comptime CANDIDATES = 19
+comptime CANDIDATES = 14
 """Configurations to choose from."""
 
 
@@ -59,32 +59,22 @@ def candidate(index: Int) -> Sm90Config:
     if index == 0:
         return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8)
     if index == 1:
-        return _rows(256, 128, 3, 5, 2, blocks_n=2, halo=16)
-    if index == 2:
         return _rows(256, 128, 4, 4, 2, blocks_m=2)
-    if index == 3:
-        return _rows(256, 128, 4, 4, 2, blocks_n=2)
-    if index == 4:
+    if index == 2:
         return _rows(224, 128, 3, 5, 7, blocks_n=2, halo=16, subtile_pixels=32)
-    if index == 5:
+    if index == 3:
         return _rows(224, 128, 4, 4, 6, blocks_n=2, subtile_pixels=32)
-    if index == 6:
+    if index == 4:
         return _rows(192, 128, 5, 5, 3, subtile_pixels=32)
-    if index == 7:
+    if index == 5:
         return _rows(192, 128, 5, 5, 3, blocks_n=2, subtile_pixels=32)
-    if index == 8:
+    if index == 6:
         return _rows(96, 128, 7, 7, 3, subtile_pixels=32)
-    if index == 9:
+    if index == 7:
         return _rows(96, 128, 7, 7, 3, blocks_n=2, subtile_pixels=32)
-    if index == 10:
-        return _rows(256, 64, 4, 4, 4, cooperative=False)
-    if index == 11:
+    if index == 8:
         return _rows(256, 64, 3, 8, 3, cooperative=False, halo=8)
-    if index == 12:
-        return _rows(
-            256, 64, 3, 9, 3, cooperative=False, halo=8, stationary=True
-        )
-    if index == 13:
+    if index == 9:
         return _rows(
             160,
             64,
@@ -96,13 +86,11 @@ def candidate(index: Int) -> Sm90Config:
             stationary=True,
             subtile_pixels=32,
         )
-    if index == 14:
+    if index == 10:
         return _rows(64, 64, 8, 8, 4, consumers=1, splits=True)
-    if index == 15:
+    if index == 11:
         return _rows(64, 128, 8, 8, 2, splits=True)
-    if index == 16:
-        return _rows(128, 128, 6, 6, 2, splits=True)
-    if index == 17:
+    if index == 12:
         return _rows(128, 128, 5, 5, 4, cooperative=False)
     return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
 
@@ -121,9 +109,19 @@ def offered[in_type: DType](index: Int) -> Bool:
         return True
     return (
         index == 0
+        or index == 4
         or index == 6
         or index == 8
         or index == 10
-        or index == 14
-        or index == 16
+        or index == 12
     )
+
+
+def offered_fused(index: Int) -> Bool:
+    """Whether a candidate is compiled for outputs that the graph compiler
+    fused something behind: few, as every such op compiles them anew.
+
+    Args:
+        index: Of the candidate.
+    """
+    return index == 0 or index == 4 or index == 6 or index == 8 or index == 10

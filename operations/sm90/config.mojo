@@ -140,7 +140,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def producer_registers(self) -> Int:
         """Registers of a producer's thread, if they are moved."""
-        return 40 if self.consumers <= 2 else 32
+        return 40
 
     def consumer_registers(self) -> Int:
         """Registers of a consumer's thread: what the producer leaves, in
@@ -187,8 +187,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
-        if self.consumers < 1 or self.consumers > 3:
-            return String(t"consumers: {self.consumers} is not 1 to 3")
+        if self.consumers < 1 or self.consumers > 2:
+            return String(t"consumers: {self.consumers} is not 1 or 2")
         if not self.cooperative and self.consumers != 2:
             return String(t"consumers: ping-pong takes 2, not {self.consumers}")
         if self.mma_rows() < MMA_M or self.mma_rows() % MMA_M != 0:

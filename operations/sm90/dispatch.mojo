@@ -7,7 +7,7 @@ from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
-from .candidates import CANDIDATES, candidate, offered
+from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
 from .launch import LaunchPlan
 from .model import predicted_seconds, tile_clusters
@@ -46,7 +46,9 @@ struct Choice(Copyable, Movable, Writable):
 
 def choose[
     in_type: DType, out_type: DType
-](problem: ConvProblem, multiprocessors: Int) -> Choice:
+](
+    problem: ConvProblem, multiprocessors: Int, fused_output: Bool = False
+) -> Choice:
     """The candidate that the model finds fastest among those that can take a
     problem.
 
@@ -57,6 +59,8 @@ def choose[
     Args:
         problem: The convolution, valid and with at least one output.
         multiprocessors: Of the device.
+        fused_output: Whether the graph compiler fused something behind the
+            output.
 
     Returns:
         The choice.
@@ -70,6 +74,8 @@ def choose[
     for index in range(CANDIDATES):
         var config = candidate(index)
         if not offered[in_type](index):
+            continue
+        if fused_output and not offered_fused(index):
             continue
         refusal = can_implement[in_type, out_type](config, problem)
         if refusal:
@@ -145,13 +151,16 @@ def convolve[
         Why no configuration can take the problem, or what the driver refused.
     """
     comptime assert residual_type == Output.dtype
+    comptime fused = Output.computes or Output.stores
     var choice = choose[in_type, Output.dtype](
-        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT), fused
     )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
     comptime for index in range(CANDIDATES):
-        comptime if offered[in_type](index):
+        comptime if offered[in_type](index) and (
+            not fused or offered_fused(index)
+        ):
             if choice.index == index:
                 LaunchPlan[in_type, Output, bias_type, candidate(index)](
                     ctx,

@@ -1,7 +1,7 @@
 """The Hopper implicit GEMM: persistent, warp-specialized.
 
-    producer, one thread:            for each tile, for each step of its sum:
-                                         fill a stage of activations, of filters
+    producers, one thread each:      for each tile, for each step of its sum:
+                                         fill a stage of their ring
     loaders, one thread a consumer:  for each tile with a residual:
                                          fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
@@ -32,18 +32,22 @@ from .config import Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_params import EpilogueParams
 from .mma import Accumulators
-from .scheduler import Tap, TileGeometry, TileScheduler
+from .scheduler import Tap, Tile, TileGeometry, TileScheduler
 from .smem import SharedStorage
 from .split import await_sums, sum_parts
 from .tile_io import load_activation, load_filter
 from .walk import ROW_BYTES
 
 comptime PRODUCER = 0
-"""The warpgroup of producer and loaders; consumers follow."""
+"""The warpgroup of producers and loaders; consumers follow."""
 
 comptime WARP = 32
-"""Threads of a warp. The producer is the first thread of its warpgroup's first
-warp, a consumer's loader that of one of the next."""
+"""Threads of a warp. The first thread of the warpgroup's first warp loads
+activations, that of its last filters, those between are the consumers' loaders.
+"""
+
+comptime FILTER_WARP = UInt32(3)
+"""The warp whose first thread loads filters."""
 
 
 @fieldwise_init
@@ -122,7 +126,9 @@ struct ConvKernel[
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()
             var warp, lane = divmod(thread, UInt32(WARP))
             if thread == 0:
-                Self._produce(activation, filter, geometry, storage)
+                Self._produce_activations(activation, geometry, storage)
+            elif lane == 0 and warp == FILTER_WARP:
+                Self._produce_filters(filter, geometry, storage)
             # Only then do the blocks of a tile know its sum: a residual
             # that waited for a buffer would keep them waiting.
             comptime if Self.config.splits:
@@ -174,29 +180,21 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
-    def _produce(
-        ref activation: TensorMap,
-        ref filter: TensorMap,
-        geometry: TileGeometry,
-        storage: Self.Storage,
+    def _produce_activations(
+        ref activation: TensorMap, geometry: TileGeometry, storage: Self.Storage
     ):
-        """The producer: fills both rings, tile after tile."""
+        """Fills the activation ring, tile after tile."""
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
-        var filters = Self.FilterPosition()
-        var loads_filter = True
-        comptime halo = Self.config.halo
+        comptime part = UInt32(
+            Self.config.activation_stage_pixels() // Self.config.blocks_n
+        )
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
-            comptime part = UInt32(
-                Self.config.activation_stage_pixels() // Self.config.blocks_n
-            )
             var first = geometry.load_start(
                 geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
             )
-            var tap = Tap()
-            comptime if Self.config.splits:
-                tap.skip(halo, geometry, tile.first)
+            var tap = Self._first_tap(geometry, tile)
             for _ in range(tile.rounds):
                 load_activation[Self.config, Self.in_type](
                     activation,
@@ -208,8 +206,36 @@ struct ConvKernel[
                     tap,
                 )
                 activations.step()
-                if loads_filter:
-                    Self._load_filters(
+                tap.step(Self.config.halo, geometry)
+            scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _produce_filters(
+        ref filter: TensorMap, geometry: TileGeometry, storage: Self.Storage
+    ):
+        """Fills the filter ring, tile after tile, or once if the filter is
+        stationary."""
+        var scheduler = Self.Scheduler()
+        var filters = Self.FilterPosition()
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            var tap = Self._first_tap(geometry, tile)
+            for _ in range(tile.rounds):
+                comptime if Self.config.halo > 0:
+                    for w in range(geometry.taps_w):
+                        tap.w = w
+                        Self._load_filter(
+                            filter,
+                            storage,
+                            geometry,
+                            scheduler,
+                            filters,
+                            tile.filter,
+                            tap,
+                        )
+                else:
+                    Self._load_filter(
                         filter,
                         storage,
                         geometry,
@@ -218,34 +244,20 @@ struct ConvKernel[
                         tile.filter,
                         tap,
                     )
-                tap.step(halo, geometry)
-            loads_filter = not Self.config.stationary
+                tap.step(Self.config.halo, geometry)
+            comptime if Self.config.stationary:
+                return
             scheduler.advance()
 
     @staticmethod
     @always_inline
-    def _load_filters(
-        ref filter: TensorMap,
-        storage: Self.Storage,
-        geometry: TileGeometry,
-        ranks: Self.Scheduler,
-        mut filters: Self.FilterPosition,
-        first: UInt32,
-        tap: Tap,
-    ):
-        """Loads the filter stages that meet an activation stage: one, or one a
-        tap of the filter row if the stage has a halo."""
-        var at = tap
-        comptime if Self.config.halo > 0:
-            for w in range(geometry.taps_w):
-                at.w = w
-                Self._load_filter(
-                    filter, storage, geometry, ranks, filters, first, at
-                )
-        else:
-            Self._load_filter(
-                filter, storage, geometry, ranks, filters, first, at
-            )
+    def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
+        """The first step of a tile, or of a part of one."""
+        var tap = Tap()
+        comptime if Self.config.splits:
+            if tile.first > 0:
+                tap.skip(Self.config.halo, geometry, tile.first)
+        return tap
 
     @staticmethod
     @always_inline

@@ -7,16 +7,17 @@ from ..conv.problem import SPATIAL, ConvProblem
 from .config import MMA_M, Sm90Config
 from .walk import ROW_BYTES, Walk
 
-# The model's constants, fitted to timings of 20 configurations on an H200.
+# The model's constants, fitted to timings of 14 configurations on 88 problems
+# on an H200.
 
-comptime CLOCK = 1.7e9
-"""Cycles of a second, as the power limit has it under load."""
+comptime CLOCK = 1.87e9
+"""Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 3.0e-6
+comptime LAUNCH_SECONDS = 2.6e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 
-comptime MEMORY_BYTES_PER_SECOND = 4.1e12
+comptime MEMORY_BYTES_PER_SECOND = 4.0e12
 """Of device memory."""
 
 comptime TILE_ELEMENTS_PER_CYCLE = 32.0
@@ -25,29 +26,33 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime L2_BYTES_PER_CYCLE = 64.0
-"""That reach a multiprocessor."""
-
-comptime WRITE_SHARE = 0.75
+comptime WRITE_SHARE = 0.6
 """Of the bytes that the copy engine writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime SHARED_SHARE = 0.2
-comptime L2_SHARE = 0.1
-"""What hidden traffic costs nevertheless, mostly in power."""
+comptime L2_BYTES_PER_CYCLE = 180.0
+"""Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime STORE_CYCLES = 300.0
+comptime MULTICAST_SHARE = 0.5
+"""Of the bytes of a load that two blocks share, what it costs each."""
+
+comptime STORE_CYCLES = 710.0
 """Of 64 pixels by 64 filters that a cooperative consumer stores."""
 
-comptime TURN_CYCLES = 600.0
+comptime TURN_CYCLES = 750.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.1
+comptime OVERLAP_SHARE = 0.18
 """What the shorter of computation and memory traffic adds to the longer."""
 
+comptime MEETING_SECONDS = 1.1e-6
+"""To have the blocks of a tile meet."""
 
-comptime SUM_SECONDS = 1.5e-6
-"""To add up the parts of a tile."""
+comptime SUM_SECONDS = 0.7e-6 / 128
+"""To add up, in every thread, a part of one accumulator."""
+
+comptime LARGE_CLUSTER_PLACES = 14
+"""Clusters of 8 blocks that run at the same time."""
 
 
 def predicted_seconds[
@@ -74,7 +79,7 @@ def predicted_seconds[
     var walk = Walk(problem)
     var waves = ceildiv(
         tile_clusters(config, walk),
-        multiprocessors // (config.cluster_size() * parts),
+        cluster_places(config.cluster_size() * parts, multiprocessors),
     )
     var steps = ceildiv(walk.taps() * walk.slices[in_type](), parts)
     var tile = Float64(steps) * _step_cycles(config, walk)
@@ -88,7 +93,8 @@ def predicted_seconds[
         tile += TURN_CYCLES
     var launch = LAUNCH_SECONDS
     if parts > 1:
-        launch += SUM_SECONDS
+        var sums = Float64(parts * config.accumulators())
+        launch += MEETING_SECONDS + SUM_SECONDS * sums
     var computation = Float64(waves) * tile / CLOCK + launch
     var bytes = (
         _input_elements(problem) * size_of[in_type]()
@@ -96,6 +102,19 @@ def predicted_seconds[
     )
     var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
+
+
+def cluster_places(size: Int, multiprocessors: Int) -> Int:
+    """Clusters that run at the same time.
+
+    Args:
+        size: Blocks of a cluster.
+        multiprocessors: Of the device.
+    """
+    if size < 8:
+        return multiprocessors // size
+    # The multiprocessors of a cluster are neighbours: some are left over.
+    return min(multiprocessors // size, LARGE_CLUSTER_PLACES)
 
 
 def tile_clusters(config: Sm90Config, walk: Walk) -> Int:
@@ -142,8 +161,8 @@ def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
     var shared = (
         WRITE_SHARE * (activation + filter) + Float64(read)
     ) / SHARED_BYTES_PER_CYCLE
-    var l2 = (
-        activation / Float64(config.blocks_n)
-        + filter / Float64(config.blocks_m)
-    ) / L2_BYTES_PER_CYCLE
-    return max(multiply, shared) + SHARED_SHARE * shared + L2_SHARE * l2
+    if config.blocks_n > 1:
+        activation *= MULTICAST_SHARE
+    if config.blocks_m > 1:
+        filter *= MULTICAST_SHARE
+    return max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE

@@ -2,6 +2,7 @@
 
     sm90 check|graph|graph+|stream|stream+ PROBLEMS [CANDIDATE...]
     sm90 graph/float8_e4m3fn|graph/float32 PROBLEMS [CANDIDATE...]
+    sm90 error PROBLEMS
 
 The lines of the file PROBLEMS are described in problems.mojo.
 
@@ -13,7 +14,9 @@ Every candidate runs, with the whole sum and with parts of it where it can cut
 tiles, and the choice. `graph` replays a graph of launches on random data, over
 several input sets that together exceed the L2; `stream` enqueues them one by
 one; + lets a launch begin before the last has ended; / names the type of the
-operands, bfloat16 if nothing does.
+operands, bfloat16 if nothing does. `error` says how far float32 outputs of
+random operands of each type are from float32 sums: the norm of the difference
+over that of the outputs.
 """
 
 from max.gpu.host import (
@@ -23,6 +26,7 @@ from max.gpu.host import (
     DeviceGraph,
     DeviceGraphBuilder,
 )
+from std.math import sqrt
 from std.sys import argv
 from std.sys.info import size_of
 from std.time import sleep
@@ -55,6 +59,9 @@ from problems import Case, read_cases
 
 comptime TIMED = DType.bfloat16
 """The type of timed outputs."""
+
+comptime MEASURED = 4
+"""The candidate whose error is measured."""
 
 comptime LARGE = 1 << 28
 """Elements of an operand from which a check launches but twice."""
@@ -172,11 +179,20 @@ struct Check[in_type: DType, out_type: DType](Movable):
             block_dim=THREADS,
         )
         self._poison(ctx, self.expected)
+        self.expect(ctx)
+
+    def expect(self, ctx: DeviceContext) raises:
+        """Convolves naively.
+
+        Args:
+            ctx: The device.
+        """
+        var y = elements_of(self.problem)[2]
         ctx.enqueue_function[convolve[Self.in_type, Self.out_type]](
             self.activation,
             self.filter,
             self.expected.create_sub_buffer[Self.out_type](GUARD, y),
-            problem,
+            self.problem,
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
@@ -269,6 +285,42 @@ struct Check[in_type: DType, out_type: DType](Movable):
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
+
+
+def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
+    """Prints the error of a type's products and sums.
+
+    Parameters:
+        in_type: Of activation and filter.
+
+    Args:
+        ctx: The device.
+        named: The problem.
+    """
+    comptime out_type = DType.float32
+    comptime config = candidate(MEASURED)
+    if can_implement[in_type, out_type](config, named.problem):
+        return
+    var check = Check[in_type, out_type](ctx, named.problem)
+    var x, w, y = elements_of(named.problem)
+    ctx.enqueue_function[fill_random[in_type]](
+        check.activation, Int64(x), Int32(1), grid_dim=BLOCKS, block_dim=THREADS
+    )
+    ctx.enqueue_function[fill_random[in_type]](
+        check.filter, Int64(w), Int32(2), grid_dim=BLOCKS, block_dim=THREADS
+    )
+    check.expect(ctx)
+    check._poison(ctx, check.found)
+    check._launch[MEASURED](ctx, 1)
+    var difference = Float64(0)
+    var norm = Float64(0)
+    with check.expected.map_to_host() as expected:
+        with check.found.map_to_host() as found:
+            for i in range(GUARD, GUARD + y):
+                var e = Float64(expected[i])
+                difference += (Float64(found[i]) - e) ** 2
+                norm += e**2
+    print(named.name, in_type, "error", sqrt(difference / norm))
 
 
 def time_of[
@@ -454,7 +506,11 @@ def main() raises:
             raise Error(t"candidate {index}: {refusal.value()}")
     var wrong = 0
     for named in read_cases(String(argv()[2])):
-        if mode == "check":
+        if mode == "error":
+            error_of[DType.bfloat16](ctx, named)
+            error_of[DType.float8_e4m3fn](ctx, named)
+            error_of[DType.float32](ctx, named)
+        elif mode == "check":
             wrong += check_case[DType.bfloat16, DType.bfloat16](ctx, named)
             wrong += check_case[DType.float16, DType.float16](ctx, named)
             wrong += check_case[DType.float8_e4m3fn, DType.bfloat16](ctx, named)

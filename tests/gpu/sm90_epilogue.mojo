@@ -424,7 +424,7 @@ def check_fused[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
     var stored = StoredOutput[dtype, 4, Elsewhere[dtype]](
         data_of(check.before, GUARD), Elsewhere[dtype](shape, found)
     )
-    comptime for index in [0, 2, 11, 14, CANDIDATES + 1, CANDIDATES + 3]:
+    comptime for index in [0, 1, 8, 10, CANDIDATES + 1, CANDIDATES + 3]:
         comptime config = configuration(index)
         if selected(index) and not can_implement[dtype, dtype](config, p):
             for i in range(7):
