@@ -1,4 +1,5 @@
-"""The GPU's depthwise kernel: one input channel a filter, so that a thread
+"""The GPU's general depthwise kernel: any filter, any channels, and whatever
+stands before the op in the graph. One input channel a filter, so that a thread
 multiplies what it loads with no other thread's help."""
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
@@ -11,6 +12,8 @@ from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import SPATIAL
 from .depthwise_geometry import (
+    COLUMNS,
+    RESIDENT,
     THREADS,
     DepthwiseConfig,
     DepthwiseGeometry,
@@ -32,23 +35,17 @@ struct Item(TrivialRegisterPassable):
 
     @staticmethod
     @always_inline
-    def of[
-        config: DepthwiseConfig
-    ](geometry: DepthwiseGeometry, index: UInt32) -> Item:
+    def of(geometry: DepthwiseGeometry, index: UInt32) -> Item:
         """Where an item lies.
-
-        Parameters:
-            config: The configuration.
 
         Args:
             geometry: The problem.
             index: Of the item.
         """
         var across, w = geometry.items_w.split(index)
-        var down, h = geometry.items_h.split(across)
+        var down, row = geometry.out_rows.split(across)
         var image, plane = geometry.out_planes.split(down)
-        var row = h * UInt32(config.rows())
-        var column = w * UInt32(config.columns())
+        var column = w * UInt32(COLUMNS)
         return Item(
             Int(image),
             plane,
@@ -80,13 +77,10 @@ struct InputRow(TrivialRegisterPassable):
 
     @staticmethod
     @always_inline
-    def of[
-        checked: Bool
-    ](geometry: DepthwiseGeometry, image: Int, d: Int32, h: Int32) -> InputRow:
+    def of(
+        geometry: DepthwiseGeometry, image: Int, d: Int32, h: Int32
+    ) -> InputRow:
         """Finds a row.
-
-        Parameters:
-            checked: Whether it may lie outside the image.
 
         Args:
             geometry: The problem.
@@ -94,15 +88,11 @@ struct InputRow(TrivialRegisterPassable):
             d: The plane.
             h: The row.
         """
-        var inside = True
-        var plane = d
-        var row = h
-        comptime if checked:
-            inside = UInt32(d) < UInt32(geometry.depth) and UInt32(h) < UInt32(
-                geometry.height
-            )
-            plane = _nearest(d, geometry.depth)
-            row = _nearest(h, geometry.height)
+        var inside = UInt32(d) < UInt32(geometry.depth) and UInt32(h) < UInt32(
+            geometry.height
+        )
+        var plane = _nearest(d, geometry.depth)
+        var row = _nearest(h, geometry.height)
         var line = (image * Int(geometry.depth) + Int(plane)) * Int(
             geometry.height
         ) + Int(row)
@@ -135,15 +125,11 @@ struct DepthwiseKernel[
 
     comptime dtype = Self.Source.dtype
     comptime width = Self.config.width
-    comptime rows = Self.config.rows()
-    comptime columns = Self.config.columns()
-    comptime pixels = Self.rows * Self.columns
     comptime Vector = SIMD[DType.float32, Self.width]
     comptime Loaded = SIMD[Self.dtype, Self.width]
-    comptime Line = StaticTuple[Self.Loaded, Self.config.input_columns()]
     comptime filter_row = Self.config.filter_row()
     """Elements of shared memory from a tap to the next."""
-    comptime Sums = StaticTuple[Self.Vector, Self.pixels]
+    comptime Sums = StaticTuple[Self.Vector, COLUMNS]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
     comptime SharedFilter = Pointer[
         Float32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
@@ -152,7 +138,7 @@ struct DepthwiseKernel[
     @staticmethod
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-        `nvvm.minctasm`=SIMDLength(Self.config.resident()),
+        `nvvm.minctasm`=SIMDLength(RESIDENT),
     )
     def run(
         activation: Self.Source,
@@ -182,19 +168,9 @@ struct DepthwiseKernel[
         var first = worker * geometry.block_items
         var end = min(first + geometry.block_items, geometry.items)
         for index in range(first + strip, end, together):
-            var item = Item.of[Self.config](geometry, index)
+            var item = Item.of(geometry, index)
             var sums = Self.Sums(fill=Self.Vector(0))
-            comptime if Self.config.taps > 0:
-                if Self._inside(geometry, item):
-                    Self._slide[False](
-                        activation, geometry, item, k, weights, sums
-                    )
-                else:
-                    Self._slide[True](
-                        activation, geometry, item, k, weights, sums
-                    )
-            else:
-                Self._walk(activation, geometry, item, k, weights, sums)
+            Self._walk(activation, geometry, item, k, weights, sums)
             Self._store(epilogue, output, geometry, item, k, sums)
 
     @staticmethod
@@ -226,18 +202,6 @@ struct DepthwiseKernel[
         """The thread's filters at a tap."""
         return weights.unsafe_load[width=Self.width, alignment=Self.width * 4](
             Int(tap) * Self.filter_row
-        )
-
-    @staticmethod
-    @always_inline
-    def _inside(geometry: DepthwiseGeometry, item: Item) -> Bool:
-        """Whether all of an item's input pixels lie in the image."""
-        return (
-            item.h >= 0
-            and item.w >= 0
-            and item.h + Int32(Self.config.input_rows()) <= geometry.height
-            and item.w + Int32(Self.config.input_columns()) <= geometry.width
-            and UInt32(item.d) < UInt32(geometry.depth)
         )
 
     @staticmethod
@@ -277,100 +241,6 @@ struct DepthwiseKernel[
 
     @staticmethod
     @always_inline
-    def _load_row[
-        checked: Bool
-    ](
-        activation: Self.Source,
-        geometry: DepthwiseGeometry,
-        item: Item,
-        row: Int32,
-        k: Int,
-    ) -> Self.Line:
-        """Loads a row of an item's input pixels."""
-        var line = InputRow.of[checked](
-            geometry, item.image, item.d, item.h + row
-        )
-        var values = Self.Line(fill=Self.Loaded(0))
-        comptime for j in range(Self.config.input_columns()):
-            var w = item.w + Int32(j)
-            comptime if checked:
-                values[j] = Self._load_checked(activation, geometry, line, w, k)
-            else:
-                values[j] = Self._load(activation, geometry, line, w, k)
-        return values
-
-    @staticmethod
-    @always_inline
-    def _slide[
-        checked: Bool
-    ](
-        activation: Self.Source,
-        geometry: DepthwiseGeometry,
-        item: Item,
-        k: Int,
-        weights: Self.SharedFilter,
-        mut sums: Self.Sums,
-    ):
-        """Adds all taps of a filter of known width: each input pixel is loaded
-        once, for all the outputs that it reaches. All rows are loaded before
-        the first is used, or, where they are too many, one ahead."""
-        comptime rows = Self.config.input_rows()
-        comptime if Self.config.taps == 3:
-            var lines = StaticTuple[Self.Line, rows](
-                fill=Self.Line(fill=Self.Loaded(0))
-            )
-            comptime for i in range(rows):
-                lines[i] = Self._load_row[checked](
-                    activation, geometry, item, Int32(i), k
-                )
-            comptime for i in range(rows):
-                comptime for p in range(Self.rows):
-                    comptime r = i - p * Self.config.stride
-                    comptime if r >= 0 and r < Self.config.taps:
-                        Self._spread[p](
-                            lines[i],
-                            weights.unsafe_offset(
-                                r * Self.config.taps * Self.filter_row
-                            ),
-                            sums,
-                        )
-        else:
-            var ahead = Self._load_row[checked](
-                activation, geometry, item, 0, k
-            )
-            for i in range(Int32(rows)):
-                var line = ahead
-                ahead = Self._load_row[checked](
-                    activation, geometry, item, min(i + 1, Int32(rows - 1)), k
-                )
-                comptime for p in range(Self.rows):
-                    var r = i - Int32(p * Self.config.stride)
-                    if r >= 0 and r < Int32(Self.config.taps):
-                        Self._spread[p](
-                            line,
-                            weights.unsafe_offset(
-                                Int(r) * Self.config.taps * Self.filter_row
-                            ),
-                            sums,
-                        )
-
-    @staticmethod
-    @always_inline
-    def _spread[
-        p: Int
-    ](line: Self.Line, weights: Self.SharedFilter, mut sums: Self.Sums):
-        """Adds a row of input pixels, times a row of taps, to row `p` of the
-        outputs."""
-        comptime taps = Self.config.taps
-        comptime for s in range(taps):
-            var weight = Self._weight(weights, UInt32(s))
-            comptime for q in range(Self.columns):
-                comptime at = p * Self.columns + q
-                var value = line[q * Self.config.stride + s]
-                sums[at] = value.cast[DType.float32]().fma(weight, sums[at])
-
-    @staticmethod
-    @always_inline
     def _walk(
         activation: Self.Source,
         geometry: DepthwiseGeometry,
@@ -387,13 +257,13 @@ struct DepthwiseKernel[
         for t in range(geometry.taps_d):
             var d = item.d + t * geometry.dilation_d
             for r in range(geometry.taps_h):
-                var line = InputRow.of[True](
+                var line = InputRow.of(
                     geometry, item.image, d, item.h + r * geometry.dilation_h
                 )
                 for s in range(geometry.taps_w):
                     var weight = Self._weight(weights, tap)
                     tap += 1
-                    comptime for q in range(Self.columns):
+                    comptime for q in range(COLUMNS):
                         var w = (
                             item.w
                             + s * geometry.dilation_w
@@ -420,23 +290,21 @@ struct DepthwiseKernel[
         var plane = item.image * Int(geometry.out_planes.value) + Int(
             item.plane
         )
-        comptime for p in range(Self.rows):
-            comptime for q in range(Self.columns):
-                var row = item.row + UInt32(p)
-                var column = item.column + UInt32(q)
-                if row < geometry.out_rows and column < geometry.out_columns:
-                    var line = plane * Int(geometry.out_rows) + Int(row)
-                    var pixel = line * Int(geometry.out_columns) + Int(column)
-                    var offset = pixel * Int(geometry.filters) + k
-                    var value = epilogue.apply[Self.width, Self.width](
-                        sums[p * Self.columns + q], k, offset
-                    )
-                    output.store[Self.width](
-                        item.image,
-                        IndexList[SPATIAL](
-                            Int(item.plane), Int(row), Int(column)
-                        ),
-                        k,
-                        offset,
-                        value.cast[Self.Output.dtype](),
-                    )
+        var line = plane * Int(geometry.out_rows.value) + Int(item.row)
+        comptime for q in range(COLUMNS):
+            var column = item.column + UInt32(q)
+            if column < geometry.out_columns:
+                var pixel = line * Int(geometry.out_columns) + Int(column)
+                var offset = pixel * Int(geometry.filters) + k
+                var value = epilogue.apply[Self.width, Self.width](
+                    sums[q], k, offset
+                )
+                output.store[Self.width](
+                    item.image,
+                    IndexList[SPATIAL](
+                        Int(item.plane), Int(item.row), Int(column)
+                    ),
+                    k,
+                    offset,
+                    value.cast[Self.Output.dtype](),
+                )

@@ -1,7 +1,7 @@
-"""How the GPU's depthwise kernel cuts a problem among threads.
+"""How the GPU's general depthwise kernel cuts a problem among threads.
 
 A thread has `width` neighbouring filters, and computes an item at a time:
-`rows` by `columns` output pixels of one plane. Threads of a block that differ
+`COLUMNS` output pixels of one row. Threads of a block that differ
 in their filters only are a lane each; blocks take consecutive items, so that
 the input rows that items share come from the cache.
 """
@@ -27,39 +27,22 @@ comptime ACCESS_BYTES = 8
 """Bytes that a thread reads of a pixel."""
 
 
+comptime COLUMNS = 4
+"""Output pixels of an item, along w."""
+
+comptime RESIDENT = 4
+"""Blocks that a multiprocessor runs at the same time, at least: what the
+registers of a thread allow."""
+
+
 @fieldwise_init
 struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
-    """How the depthwise kernel is built."""
+    """How the general depthwise kernel is built."""
 
     var width: Int
     """Neighbouring filters of a thread."""
-    var taps: Int
-    """Of the filter, along both of two dimensions, or 0: any filter."""
-    var stride: Int
-    """Along both dimensions, if there are `taps`."""
     var lanes: Int
     """Threads of a block that share an item, at most."""
-
-    def columns(self) -> Int:
-        """Output pixels of an item along w."""
-        return 4
-
-    def resident(self) -> Int:
-        """Blocks that a multiprocessor runs at the same time, at least: what
-        the registers of a thread allow."""
-        return 3 if self.taps > 3 else 4
-
-    def rows(self) -> Int:
-        """Output pixels of an item along h."""
-        return 2 if self.stride == 1 else 1
-
-    def input_rows(self) -> Int:
-        """Input pixels of an item along h, if there are `taps`."""
-        return (self.rows() - 1) * self.stride + self.taps
-
-    def input_columns(self) -> Int:
-        """Input pixels of an item along w, if there are `taps`."""
-        return max(1, (self.columns() - 1) * self.stride + self.taps)
 
     def filter_row(self) -> Int:
         """Elements of shared memory from a tap to the next."""
@@ -73,40 +56,19 @@ struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
         """
         return taps * self.filter_row() * size_of[DType.float32]()
 
-    def takes(self, problem: ConvProblem) -> Bool:
-        """Whether the kernel computes a depthwise problem, `width` aside.
-
-        Args:
-            problem: The convolution.
-        """
-        if self.taps == 0:
-            return True
-        return (
-            problem.filter[0] == 1
-            and problem.filter[1] == self.taps
-            and problem.filter[2] == self.taps
-            and problem.stride[1] == self.stride
-            and problem.stride[2] == self.stride
-            and problem.dilation[1] == 1
-            and problem.dilation[2] == 1
-        )
-
     def write_to(self, mut writer: Some[Writer]):
         """Writes the configuration on one line.
 
         Args:
             writer: Where to.
         """
-        if self.taps == 0:
-            writer.write(t"depthwise of any filter, {self.width} filters")
-        else:
-            writer.write(
-                t"depthwise {self.taps}x{self.taps}, stride {self.stride},"
-                t" {self.width} filters"
-            )
+        writer.write(
+            t"depthwise of any filter, {self.lanes} lanes of {self.width}"
+            t" filters"
+        )
 
 
-comptime DEPTHWISE_CANDIDATES = 8
+comptime DEPTHWISE_CANDIDATES = 3
 """Configurations to choose from, in the order of preference."""
 
 
@@ -130,20 +92,10 @@ def depthwise_candidate[dtype: DType](index: Int) -> DepthwiseConfig:
     """
     comptime width = vector_width[dtype]()
     if index == 0:
-        return DepthwiseConfig(width, 3, 1, LANES)
+        return DepthwiseConfig(width, LANES)
     if index == 1:
-        return DepthwiseConfig(width, 3, 2, LANES)
-    if index == 2:
-        return DepthwiseConfig(width, 5, 1, LANES)
-    if index == 3:
-        return DepthwiseConfig(width, 5, 2, LANES)
-    if index == 4:
-        return DepthwiseConfig(width, 7, 1, LANES)
-    if index == 5:
-        return DepthwiseConfig(width, 0, 0, LANES)
-    if index == 6:
-        return DepthwiseConfig(1, 0, 0, LANES)
-    return DepthwiseConfig(1, 0, 0, 1)
+        return DepthwiseConfig(1, LANES)
+    return DepthwiseConfig(1, 1)
 
 
 def choose_depthwise[dtype: DType](problem: ConvProblem) -> Int:
@@ -161,11 +113,9 @@ def choose_depthwise[dtype: DType](problem: ConvProblem) -> Int:
     )
     for index in range(DEPTHWISE_CANDIDATES):
         var config = depthwise_candidate[dtype](index)
-        if (
-            (wide or config.width == 1)
-            and config.takes(problem)
-            and config.filter_bytes(problem.taps()) <= FILTER_BYTES
-        ):
+        if (wide or config.width == 1) and config.filter_bytes(
+            problem.taps()
+        ) <= FILTER_BYTES:
             return index
     return DEPTHWISE_CANDIDATES - 1
 
@@ -212,9 +162,8 @@ struct DepthwiseGeometry(
     var taps_h: Int32
     var taps_w: Int32
     var out_planes: Divisor
-    var out_rows: UInt32
+    var out_rows: Divisor
     var out_columns: UInt32
-    var items_h: Divisor
     var items_w: Divisor
     var items: UInt32
     """Items of all images."""
@@ -239,18 +188,17 @@ struct DepthwiseGeometry(
         return UInt32(self.taps_d * self.taps_h * self.taps_w)
 
 
-def items_of(config: DepthwiseConfig, problem: ConvProblem) -> Int:
+def items_of(problem: ConvProblem) -> Int:
     """Items of all images.
 
     Args:
-        config: The configuration.
         problem: The convolution.
     """
     return (
         problem.batch
         * problem.output[0]
-        * ceildiv(problem.output[1], config.rows())
-        * ceildiv(problem.output[2], config.columns())
+        * problem.output[1]
+        * ceildiv(problem.output[2], COLUMNS)
     )
 
 
@@ -267,7 +215,7 @@ def depthwise_geometry(
     var lanes = lanes_of(config, problem)
     var vectors = problem.filters // config.width
     var slabs = ceildiv(vectors, lanes)
-    var items = items_of(config, problem)
+    var items = items_of(problem)
     var together = THREADS // lanes
     var share = ceildiv(items, max(1, workers // slabs))
     return DepthwiseGeometry(
@@ -293,10 +241,9 @@ def depthwise_geometry(
         taps_h=Int32(problem.filter[1]),
         taps_w=Int32(problem.filter[2]),
         out_planes=Divisor(problem.output[0]),
-        out_rows=UInt32(problem.output[1]),
+        out_rows=Divisor(problem.output[1]),
         out_columns=UInt32(problem.output[2]),
-        items_h=Divisor(ceildiv(problem.output[1], config.rows())),
-        items_w=Divisor(ceildiv(problem.output[2], config.columns())),
+        items_w=Divisor(ceildiv(problem.output[2], COLUMNS)),
         items=UInt32(items),
         block_items=UInt32(ceildiv(share, together) * together),
     )

@@ -1,6 +1,6 @@
-"""Runs the GPU's depthwise kernel: configuration, grid, launch."""
+"""Runs the GPU's depthwise kernels: configuration, grid, launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from std.collections import Optional
 from std.math import ceildiv
 
@@ -12,11 +12,21 @@ from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
     FILTER_BYTES,
+    RESIDENT,
     THREADS,
     choose_depthwise,
     depthwise_candidate,
     depthwise_geometry,
     items_of,
+)
+from .depthwise_strip_kernel import StripKernel
+from .depthwise_strips import (
+    MULTIPROCESSOR_BYTES,
+    STRIP_CANDIDATES,
+    StripGeometry,
+    StripPlan,
+    choose_strips,
+    strip_candidate,
 )
 
 comptime MAX_COUNT = 1 << 31
@@ -46,10 +56,9 @@ def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
             t"depthwise keeps filters in {FILTER_BYTES} bytes of shared memory,"
             t" too few for {problem.taps()} taps"
         )
-    if items_of(config, problem) >= MAX_COUNT // 2:
+    if items_of(problem) >= MAX_COUNT // 2:
         return String(
-            t"depthwise counts items with 30 bits; here"
-            t" {items_of(config, problem)}"
+            t"depthwise counts items with 30 bits; here {items_of(problem)}"
         )
     return None
 
@@ -90,6 +99,20 @@ def convolve[
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
+    comptime if not Source.fused:
+        var strips = choose_strips[Source.dtype](problem)
+        if strips >= 0:
+            _launch_strips(
+                ctx,
+                problem,
+                strips,
+                multiprocessors,
+                activation.data(),
+                filter,
+                epilogue,
+                output,
+            )
+            return
     var choice = choose_depthwise[dtype](problem)
     comptime for index in range(DEPTHWISE_CANDIDATES):
         if choice == index:
@@ -98,18 +121,75 @@ def convolve[
                 Source, bias_type, residual_type, Output, config
             ].run
             var geometry = depthwise_geometry(
-                config, problem, config.resident() * multiprocessors
+                config, problem, RESIDENT * multiprocessors
             )
-            var blocks = ceildiv(
-                Int(geometry.items), Int(geometry.block_items)
-            ) * Int(geometry.slabs.value)
             ctx.enqueue_function[kernel](
                 activation,
                 filter,
                 epilogue,
                 output,
                 geometry,
-                grid_dim=blocks,
+                grid_dim=ceildiv(Int(geometry.items), Int(geometry.block_items))
+                * Int(geometry.slabs.value),
                 block_dim=THREADS,
                 shared_mem_bytes=config.filter_bytes(problem.taps()),
             )
+
+
+def _launch_strips[
+    dtype: DType, bias_type: DType, residual_type: DType
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    choice: Int,
+    multiprocessors: Int,
+    activation: Reads[dtype],
+    filter: Reads[dtype],
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Some[OutputTarget],
+) raises:
+    """Enqueues the strip kernel's candidate `choice`."""
+    comptime for index in range(STRIP_CANDIDATES):
+        if choice == index:
+            comptime config = strip_candidate[dtype](index)
+            comptime kernel = StripKernel[
+                dtype, bias_type, residual_type, type_of(output), config
+            ].run
+            var plan = StripPlan(config, problem, multiprocessors)
+            ctx.enqueue_function[kernel](
+                activation,
+                filter,
+                epilogue,
+                output,
+                StripGeometry.of(problem, plan),
+                grid_dim=plan.blocks,
+                block_dim=plan.threads(),
+                shared_mem_bytes=plan.shared_bytes,
+                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                    UInt32(MULTIPROCESSOR_BYTES)
+                ),
+            )
+
+
+def explain_depthwise[
+    dtype: DType
+](problem: ConvProblem, multiprocessors: Int) -> String:
+    """What would run on an activation in memory, for people.
+
+    Parameters:
+        dtype: Of the activation.
+
+    Args:
+        problem: The convolution; `can_implement` has agreed.
+        multiprocessors: Of the device.
+
+    Returns:
+        The configuration and the cut, on one line.
+    """
+    var strips = choose_strips[dtype](problem)
+    if strips < 0:
+        return String(
+            depthwise_candidate[dtype](choose_depthwise[dtype](problem))
+        )
+    var config = strip_candidate[dtype](strips)
+    return String(t"{config}: {StripPlan(config, problem, multiprocessors)}")

@@ -25,7 +25,6 @@ from ..sm90.dispatch import choose as choose_sm90
 from ..sm90.dispatch import convolve as convolve_sm90
 from ..sm90.stem_geometry import MAX_CHANNELS
 from . import depthwise_launch
-from .depthwise_geometry import choose_depthwise, depthwise_candidate
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
 from .direct import convolve as convolve_direct
 from .geometry import geometry_refusal
@@ -327,8 +326,9 @@ def explain_choice[
         if kernel == KERNEL_STEM:
             return stem_launch.explain_stem[out_type](problem, multiprocessors)
     if kernel == KERNEL_DEPTHWISE:
-        var choice = choose_depthwise[in_type](problem)
-        return String(depthwise_candidate[in_type](choice))
+        return depthwise_launch.explain_depthwise[in_type](
+            problem, multiprocessors
+        )
     var refusal = can_implement[in_type, out_type, hopper](
         KERNEL_SM90, problem, operands, multiprocessors
     ).or_else(String())

@@ -27,12 +27,11 @@ from max.gpu.sync import syncwarp
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
-from std.utils import IndexList, StaticTuple
+from std.utils import StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
-from ..conv.problem import SPATIAL
 from ..pipeline.barrier import (
     BARRIER_BYTES,
     Barrier,
@@ -57,62 +56,37 @@ from .stem_geometry import (
     StemTile,
 )
 from .stem_mma import Fragment, multiply_fragment
+from .stem_pixels import (
+    WARP,
+    StemFilters,
+    StemRows,
+)
+from .stem_outputs import StemOutputs
+from .stem_staging import (
+    load_element_if,
+    load_quad_if,
+    load_shared,
+    store_shared,
+)
 
 comptime THREADS = (1 + CONSUMERS) * WARPGROUP
 """Threads of a block: the producer's warpgroup comes first."""
 
 comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
 
-comptime PRODUCER_REGISTERS = 80
-comptime CONSUMER_REGISTERS = 144
+comptime PRODUCER_REGISTERS = 56
+comptime CONSUMER_REGISTERS = 152
 """Of a thread, once the roles are taken; together with the producer's as many
 as a multiprocessor has."""
 
-comptime WARP = 32
-
 comptime MMA_K = 16
 """Products that one instruction sums, of 16-bit elements."""
-
-comptime GROUP_FILTERS = 8
-"""Neighbouring filters of a pixel that a thread stores."""
 
 comptime STAGED_TOGETHER = 8
 """Quads that a producer's thread loads before it stores the first."""
 
 comptime CONSUMER_NAME = 1
 """The named barrier of all consumers."""
-
-
-@always_inline
-def _shared[
-    dtype: DType
-](address: SharedAddress) -> Pointer[
-    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]:
-    """Shared memory at an address."""
-    return Pointer[
-        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-    ](unsafe_from_address=Int(address))
-
-
-@always_inline
-def _load_shared[
-    dtype: DType, width: SIMDLength
-](address: SharedAddress) -> SIMD[dtype, width]:
-    """Reads shared memory at a multiple of the vector's bytes."""
-    return _shared[dtype](address).unsafe_load[
-        width=width, alignment=Int(width) * size_of[dtype]()
-    ](0)
-
-
-@always_inline
-def _store_shared[
-    dtype: DType, width: SIMDLength
-](address: SharedAddress, value: SIMD[dtype, width]):
-    """Writes shared memory at a multiple of the vector's bytes."""
-    _shared[dtype](address).unsafe_store[
-        alignment=Int(width) * size_of[dtype]()
-    ](0, value)
 
 
 @fieldwise_init
@@ -180,6 +154,9 @@ struct StemKernel[
     comptime Gathered = StaticTuple[Fragment, Self.config.steps]
     comptime Position = RingPosition[STAGES]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
+    comptime Outputs = StemOutputs[
+        Self.bias_type, Self.residual_type, Self.Output, Self.config
+    ]
 
     @staticmethod
     @__llvm_metadata(
@@ -273,7 +250,7 @@ struct StemKernel[
         the part of each of the four threads that share a row."""
         comptime entries = UInt32(Self.config.chunk_offsets())
         if thread == 0:
-            _store_shared(storage.zeros, SIMD[DType.uint32, 2](0))
+            store_shared(storage.zeros, SIMD[DType.uint32, 2](0))
         var count = geometry.chunks * entries
         for i in range(thread, count * STEP_QUADS, UInt32(CONSUMER_THREADS)):
             var part, entry = divmod(i, count)
@@ -284,7 +261,7 @@ struct StemKernel[
                     chunk * UInt32(Self.config.steps) + step
                 ) * STEP_QUADS + part
                 offset = geometry.tap_offset(quad)
-            _store_shared(storage.table + i * 4, SIMD[DType.uint32, 1](offset))
+            store_shared(storage.table + i * 4, SIMD[DType.uint32, 1](offset))
 
     @staticmethod
     @always_inline
@@ -346,11 +323,11 @@ struct StemKernel[
             var row = storage.filter + row_index * ROW_BYTES
             var chunk16 = (at // STEP_QUADS) * 2
             var mask = column % 8
-            _store_shared(
+            store_shared(
                 row + (chunk16 ^ mask) * 16 + part * 4,
                 SIMD[DType.uint32, 1](pairs[0]),
             )
-            _store_shared(
+            store_shared(
                 row + ((chunk16 + 1) ^ mask) * 16 + part * 4,
                 SIMD[DType.uint32, 1](pairs[1]),
             )
@@ -399,6 +376,25 @@ struct StemKernel[
         var image = activation.unsafe_offset(
             Int(tile.image) * pixels * Int(geometry.channels)
         )
+        if geometry.channels % QUAD == 0:
+            Self._stage_quads[True](image, geometry, d, h, w, stage, thread)
+        else:
+            Self._stage_quads[False](image, geometry, d, h, w, stage, thread)
+
+    @staticmethod
+    @always_inline
+    def _stage_quads[
+        whole: Bool
+    ](
+        image: Reads[Self.in_type],
+        geometry: StemGeometry,
+        d: Int32,
+        h: Int32,
+        w: Int32,
+        stage: SharedAddress,
+        thread: UInt32,
+    ):
+        """Stages the quads of a tile whose first input pixel is (d, h, w)."""
         comptime batch = UInt32(STAGED_TOGETHER * WARPGROUP)
         for first in range(UInt32(0), geometry.stage_quads, batch):
             var values = StaticTuple[SIMD[Self.in_type, QUAD], STAGED_TOGETHER](
@@ -406,18 +402,20 @@ struct StemKernel[
             )
             comptime for i in range(STAGED_TOGETHER):
                 var at = first + UInt32(i * WARPGROUP) + thread
-                values[i] = Self._load_quad(image, geometry, d, h, w, at)
+                values[i] = Self._load_quad[whole](image, geometry, d, h, w, at)
             comptime for i in range(STAGED_TOGETHER):
                 var at = first + UInt32(i * WARPGROUP) + thread
                 if at < geometry.stage_quads:
-                    _store_shared(
+                    store_shared(
                         stage + at * QUAD_BYTES,
                         bitcast[DType.uint32, 2](values[i]),
                     )
 
     @staticmethod
     @always_inline
-    def _load_quad(
+    def _load_quad[
+        whole: Bool
+    ](
         image: Reads[Self.in_type],
         geometry: StemGeometry,
         d: Int32,
@@ -425,7 +423,9 @@ struct StemKernel[
         w: Int32,
         at: UInt32,
     ) -> SIMD[Self.in_type, QUAD]:
-        """Loads a quad of a tile whose first input pixel is (d, h, w)."""
+        """Loads a quad of a tile whose first input pixel is (d, h, w): at once
+        if channels come in whole quads. Loads have a predicate rather than a
+        branch, so that many are under way."""
         var staged, column = geometry.staged_quads.split(at)
         var plane, row = geometry.staged_rows.split(staged)
         var pixel = column >> geometry.quad_shift
@@ -433,23 +433,28 @@ struct StemKernel[
         var z = d + Int32(plane) * geometry.dilation_d
         var y = h + Int32(row)
         var x = w + Int32(pixel)
-        var values = SIMD[Self.in_type, QUAD](0)
-        if (
+        var inside = (
             at < geometry.stage_quads
             and UInt32(z) < UInt32(geometry.depth)
             and UInt32(y) < UInt32(geometry.height)
             and UInt32(x) < UInt32(geometry.width)
-        ):
-            var offset = (
-                UInt32((z * geometry.height + y) * geometry.width + x)
-                * geometry.channels
-                + c
-            )
-            var from_ = image.unsafe_offset(Int(offset))
+        )
+        var offset = (
+            UInt32((z * geometry.height + y) * geometry.width + x)
+            * geometry.channels
+            + c
+        )
+        var from_ = image.unsafe_offset(Int(offset))
+        comptime if whole:
+            return bitcast[Self.in_type, QUAD](load_quad_if(inside, from_))
+        else:
+            var values = SIMD[DType.uint16, QUAD](0)
             comptime for e in range(QUAD):
-                if c + UInt32(e) < geometry.channels:
-                    values[e] = from_[unsafe_offset=e]
-        return values
+                values[e] = load_element_if(
+                    inside and c + UInt32(e) < geometry.channels,
+                    from_.unsafe_offset(e),
+                )
+            return bitcast[Self.in_type, QUAD](values)
 
     @staticmethod
     @always_inline
@@ -478,17 +483,25 @@ struct StemKernel[
                     geometry, tile, next * UInt32(MMA_M), thread
                 )
                 for n in range(geometry.tiles_n):
+                    var filters = StemFilters(
+                        geometry,
+                        first_filter + n * UInt32(Self.config.tile_n),
+                        thread,
+                    )
+                    var residual = Self.Outputs.load_residual(
+                        epilogue, geometry, rows, filters
+                    )
                     var sums = Self._multiply(
                         geometry, storage, stage, rows, n, thread
                     )
-                    Self._store(
+                    Self.Outputs.store(
                         epilogue,
                         output,
                         geometry,
                         rows,
-                        first_filter + n * UInt32(Self.config.tile_n),
+                        filters,
                         sums,
-                        thread,
+                        residual,
                     )
                 next += UInt32(CONSUMERS)
             next -= multiplies
@@ -555,163 +568,17 @@ struct StemKernel[
         """Loads a chunk of two pixels' quads, as the multiply takes them."""
         var result = Self.Gathered(fill=Fragment(0))
         comptime for atom in range(Self.config.atoms()):
-            var four = _load_shared[DType.uint32, ATOM_STEPS](
+            var four = load_shared[DType.uint32, ATOM_STEPS](
                 offsets + UInt32(atom * ATOM_STEPS * 4)
             )
             comptime for i in range(ATOM_STEPS):
                 comptime k = atom * ATOM_STEPS + i
                 comptime if k < Self.config.steps:
-                    var a = _load_shared[DType.uint32, 2](
+                    var a = load_shared[DType.uint32, 2](
                         min(low + four[i], zeros)
                     )
-                    var b = _load_shared[DType.uint32, 2](
+                    var b = load_shared[DType.uint32, 2](
                         min(high + four[i], zeros)
                     )
                     result[k] = Fragment(a[0], b[0], a[1], b[1])
         return result
-
-    @staticmethod
-    @always_inline
-    def _store(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: StemGeometry,
-        rows: StemRows,
-        first_filter: UInt32,
-        sums: Self.Accumulated,
-        thread: UInt32,
-    ):
-        """Stores the thread's filters of its two pixels."""
-        comptime for half in range(2):
-            var pixel = rows.low
-            comptime if half == 1:
-                pixel = rows.high
-            comptime for part in range(Self.config.tile_n // 32):
-                var filter = (
-                    first_filter
-                    + UInt32(part * 32)
-                    + (thread % 4) * GROUP_FILTERS
-                )
-                var values = SIMD[DType.float32, GROUP_FILTERS](0)
-                comptime for j in range(4):
-                    comptime for e in range(2):
-                        values[2 * j + e] = sums[
-                            4 * (4 * part + j) + 2 * half + e
-                        ]
-                if pixel.row >= 0 and filter < geometry.filters:
-                    Self._store_group(
-                        epilogue, output, geometry, pixel, Int(filter), values
-                    )
-
-    @staticmethod
-    @always_inline
-    def _store_group(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: StemGeometry,
-        pixel: StemPixel,
-        filter: Int,
-        values: SIMD[DType.float32, GROUP_FILTERS],
-    ):
-        """Stores neighbouring filters of a pixel: together, or, where pixels
-        do not begin at multiples of as many, one by one."""
-        var offset = pixel.element(geometry) + filter
-        var n = Int(pixel.image)
-        var at = IndexList[SPATIAL](
-            Int(pixel.plane), Int(pixel.row), Int(pixel.column)
-        )
-        if geometry.filters % GROUP_FILTERS == 0:
-            var result = epilogue.apply[GROUP_FILTERS, GROUP_FILTERS](
-                values, filter, offset
-            )
-            output.store[GROUP_FILTERS](
-                n, at, filter, offset, result.cast[Self.Output.dtype]()
-            )
-            return
-        for i in range(min(GROUP_FILTERS, Int(geometry.filters) - filter)):
-            var value = values[0]
-            comptime for j in range(1, GROUP_FILTERS):
-                value = values[j] if i == j else value
-            var result = epilogue.apply[1](value, filter + i, offset + i)
-            output.store[1](
-                n, at, filter + i, offset + i, result.cast[Self.Output.dtype]()
-            )
-
-
-@fieldwise_init
-struct StemPixel(TrivialRegisterPassable):
-    """An output pixel; its row is negative if it is none."""
-
-    var image: UInt32
-    var plane: UInt32
-    var row: Int32
-    var column: UInt32
-
-    @always_inline
-    def element(self, geometry: StemGeometry) -> Int:
-        """The pixel's first element in the output.
-
-        Args:
-            geometry: The problem.
-        """
-        var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
-            self.plane
-        )
-        var line = plane * Int(geometry.out_rows) + Int(self.row)
-        return (line * Int(geometry.out_columns) + Int(self.column)) * Int(
-            geometry.filters
-        )
-
-
-struct StemRows(TrivialRegisterPassable):
-    """The two pixels of a thread's accumulators, 8 rows of the multiply apart.
-    """
-
-    var low_quad: UInt32
-    var high_quad: UInt32
-    """Bytes from the stage's begin to the pixels' first quads."""
-    var low: StemPixel
-    var high: StemPixel
-
-    @always_inline
-    def __init__(
-        out self,
-        geometry: StemGeometry,
-        tile: StemTile,
-        first: UInt32,
-        thread: UInt32,
-    ):
-        """Finds the thread's pixels.
-
-        Args:
-            geometry: The problem.
-            tile: Their tile.
-            first: The first pixel of the multiply.
-            thread: Of the warpgroup.
-        """
-        var warp, lane = divmod(thread, UInt32(WARP))
-        var index = first + warp * 16 + lane // 4
-        self.low_quad, self.low = _pixel(geometry, tile, index)
-        self.high_quad, self.high = _pixel(geometry, tile, index + 8)
-
-
-@always_inline
-def _pixel(
-    geometry: StemGeometry, tile: StemTile, index: UInt32
-) -> Tuple[UInt32, StemPixel]:
-    """A tile's pixel: its first quad in the stage, and where it lies in the
-    output. Behind the tile's end there are quads to read, but no pixel."""
-    var row, column = geometry.tile_columns.split(index)
-    var pixel = StemPixel(
-        tile.image, tile.plane, Int32(tile.row + row), tile.column + column
-    )
-    var quad = geometry.pixel_offset(row, column)
-    if row >= geometry.tile_rows:
-        quad = 0
-        pixel.row = -1
-    if (
-        pixel.row >= Int32(geometry.out_rows)
-        or pixel.column >= geometry.out_columns
-    ):
-        pixel.row = -1
-    return quad, pixel

@@ -47,10 +47,6 @@ from operations.conv.fields import (
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.gpu import depthwise_launch
-from operations.gpu.depthwise_geometry import (
-    choose_depthwise,
-    depthwise_candidate,
-)
 from operations.sm90 import stem_launch
 from direct_oracle import convolve_naively
 from kernels import (
@@ -458,8 +454,9 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
             ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
     else:
-        what = String(
-            depthwise_candidate[dtype](choose_depthwise[dtype](named.problem))
+        what = depthwise_launch.explain_depthwise[dtype](
+            named.problem,
+            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
     for fused in range(2):
         var ms = time_of[kernel](ctx, named.problem, fused == 1)
