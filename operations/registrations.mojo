@@ -31,6 +31,7 @@ from .conv.fields import (
 from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
 from .cpu.scheduler import CpuContext
+from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import convolve as convolve_gpu
 
 
@@ -71,7 +72,7 @@ def tensor_shape(
 
 
 def _convolve[
-    target: StaticString
+    target: StaticString, kernels: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -113,7 +114,7 @@ def _convolve[
             rebind[CpuContext](ctx),
         )
     elif is_gpu[target]():
-        _convolve_gpu(
+        _convolve_gpu[kernels](
             output, x, operand(filter), epilogue, problem, decoded, ctx
         )
     else:
@@ -173,7 +174,7 @@ def _convolve_cpu[
 
 
 def _convolve_gpu[
-    filter_type: DType
+    filter_type: DType, //, kernels: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -186,7 +187,7 @@ def _convolve_gpu[
     """Takes the activation out of its tensor: a pointer, or what is fused."""
     comptime assert x.dtype == filter_type
     comptime if x._has_input_fusion:
-        _store_gpu(
+        _store_gpu[kernels](
             output,
             GraphActivation[filter_type, x.rank](
                 rebind[Reads[filter_type]](operand(x)), x.in_fusion
@@ -198,7 +199,7 @@ def _convolve_gpu[
             ctx,
         )
     else:
-        _store_gpu(
+        _store_gpu[kernels](
             output,
             MemoryActivation[filter_type](
                 rebind[Reads[filter_type]](operand(x))
@@ -212,7 +213,7 @@ def _convolve_gpu[
 
 
 def _store_gpu[
-    Source: ActivationSource
+    Source: ActivationSource, //, kernels: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
@@ -227,7 +228,7 @@ def _store_gpu[
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     var kernel = geometry[GEOMETRY_KERNEL]
     comptime if output._has_output_store_fusion:
-        convolve_gpu(
+        convolve_gpu[kernels](
             ctx,
             problem,
             activation,
@@ -238,7 +239,7 @@ def _store_gpu[
             StoredOutput[output.dtype, output.rank](data, output.out_fusion),
         )
     elif output._has_compute_fusion:
-        convolve_gpu(
+        convolve_gpu[kernels](
             ctx,
             problem,
             activation,
@@ -251,7 +252,7 @@ def _store_gpu[
             ),
         )
     else:
-        convolve_gpu(
+        convolve_gpu[kernels](
             ctx,
             problem,
             activation,
@@ -269,7 +270,10 @@ struct Conv:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, rank: Int
+        target: StaticString,
+        dtype: DType,
+        rank: Int,
+        kernels: Int = ALL_KERNELS,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -286,6 +290,7 @@ struct Conv:
             target: Where: cpu or gpu.
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
+            kernels: Which kernels a GPU's op is compiled with, a bit each.
 
         Args:
             output: `[N, *output, K]`.
@@ -300,7 +305,7 @@ struct Conv:
         Raises:
             Naming the argument, its value and what is allowed.
         """
-        _convolve[target](
+        _convolve[target, kernels](
             output,
             x,
             filter,
@@ -319,7 +324,10 @@ struct ConvFusedInput:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, rank: Int
+        target: StaticString,
+        dtype: DType,
+        rank: Int,
+        kernels: Int = ALL_KERNELS,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -336,6 +344,7 @@ struct ConvFusedInput:
             target: As in `Conv`.
             dtype: As in `Conv`.
             rank: As in `Conv`.
+            kernels: As in `Conv`.
 
         Args:
             output: As in `Conv`.
@@ -350,7 +359,7 @@ struct ConvFusedInput:
         Raises:
             As `Conv`.
         """
-        _convolve[target](
+        _convolve[target, kernels](
             output,
             x,
             filter,

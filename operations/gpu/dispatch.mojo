@@ -33,6 +33,10 @@ from .packing import pack_filter
 from .reference import convolve as convolve_reference
 from .trace import is_traced, trace
 
+comptime ALL_KERNELS = -1
+"""What an op is compiled with unless it is told: bit `k` stands for the kernel
+of code `k`."""
+
 comptime ALIGNMENT = 16
 """Bytes of which the copy engine takes addresses to be multiples, and that a
 thread accesses at once."""
@@ -147,6 +151,16 @@ def _alignment_refusal(
     )
 
 
+def has_kernel(kernels: Int, kernel: Int) -> Bool:
+    """Whether an op is compiled with a kernel.
+
+    Args:
+        kernels: A bit for each.
+        kernel: A `KERNEL_*` code.
+    """
+    return (kernels >> kernel) & 1 == 1
+
+
 def can_implement[
     in_type: DType, out_type: DType, hopper: Bool
 ](
@@ -199,7 +213,7 @@ def can_implement[
 
 
 def choose_kernel[
-    in_type: DType, out_type: DType, hopper: Bool
+    in_type: DType, out_type: DType, hopper: Bool, kernels: Int
 ](
     requested: Int,
     problem: ConvProblem,
@@ -212,6 +226,7 @@ def choose_kernel[
         in_type: Of activation and filter.
         out_type: Of the output.
         hopper: Whether the GPU has compute capability 9.0.
+        kernels: Which kernels there are, a bit each.
 
     Args:
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
@@ -234,20 +249,26 @@ def choose_kernel[
                 t"config: {kernel_name(requested)} cannot take this"
                 t" convolution: {refusal.value()}"
             )
+        if not has_kernel(kernels, requested):
+            raise Error(
+                t"config: the op was compiled without {kernel_name(requested)}"
+            )
         return requested
     # A refusal costs time to write: only what may well be taken is asked.
-    comptime if hopper and has_sm90_types[in_type, out_type]():
+    comptime half = hopper and has_sm90_types[in_type, out_type]()
+    comptime if half and has_kernel(kernels, KERNEL_STEM):
         if problem.groups == 1 and problem.channels <= MAX_CHANNELS:
             if not can_implement[in_type, out_type, hopper](
                 KERNEL_STEM, problem, operands, multiprocessors
             ):
                 return KERNEL_STEM
-    if problem.group_channels() == 1:
-        if not can_implement[in_type, out_type, hopper](
-            KERNEL_DEPTHWISE, problem, operands, multiprocessors
-        ):
-            return KERNEL_DEPTHWISE
-    comptime if hopper and has_sm90_types[in_type, out_type]():
+    comptime if has_kernel(kernels, KERNEL_DEPTHWISE):
+        if problem.group_channels() == 1:
+            if not can_implement[in_type, out_type, hopper](
+                KERNEL_DEPTHWISE, problem, operands, multiprocessors
+            ):
+                return KERNEL_DEPTHWISE
+    comptime if half and has_kernel(kernels, KERNEL_SM90):
         if not can_implement[in_type, out_type, hopper](
             KERNEL_SM90, problem, operands, multiprocessors
         ):
@@ -255,8 +276,15 @@ def choose_kernel[
     var refusal = geometry_refusal(problem)
     if refusal:
         raise Error(t"no kernel takes this convolution: {refusal.value()}")
-    if problem.groups > 1 and problem.group_filters() < MIN_TILE_FILTERS:
-        return KERNEL_GROUPED
+    comptime if has_kernel(kernels, KERNEL_GROUPED):
+        if (
+            not has_kernel(kernels, KERNEL_IMPLICIT_GEMM)
+            or problem.groups > 1
+            and problem.group_filters() < MIN_TILE_FILTERS
+        ):
+            return KERNEL_GROUPED
+    if not has_kernel(kernels, KERNEL_IMPLICIT_GEMM):
+        raise Error("config: the op was compiled for one kernel; name it")
     return KERNEL_IMPLICIT_GEMM
 
 
@@ -342,6 +370,7 @@ def convolve[
     bias_type: DType,
     residual_type: DType,
     //,
+    kernels: Int = ALL_KERNELS,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -360,6 +389,7 @@ def convolve[
         Output: The output's type.
         bias_type: Of the bias.
         residual_type: Of the residual.
+        kernels: Which kernels to compile, a bit each.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -376,7 +406,9 @@ def convolve[
         packed for a CPU; what the driver refused.
     """
     if layout == LAYOUT_KRSC:
-        _run(ctx, problem, activation, filter, requested, epilogue, output)
+        _run[kernels](
+            ctx, problem, activation, filter, requested, epilogue, output
+        )
         return
     var elements = problem.filter_length(LAYOUT_KRSC)
     var packed = ctx.enqueue_create_buffer[Source.dtype](max(1, elements))
@@ -387,7 +419,9 @@ def convolve[
     )
     if elements > 0:
         pack_filter(ctx, problem, layout, filter, data)
-    _run(ctx, problem, activation, data.as_imm(), requested, epilogue, output)
+    _run[kernels](
+        ctx, problem, activation, data.as_imm(), requested, epilogue, output
+    )
     # Freed in the stream's order, behind the kernel.
     _ = packed^
 
@@ -398,6 +432,7 @@ def _run[
     bias_type: DType,
     residual_type: DType,
     //,
+    kernels: Int,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -415,7 +450,7 @@ def _run[
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    var kernel = choose_kernel[in_type, out_type, hopper](
+    var kernel = choose_kernel[in_type, out_type, hopper, kernels](
         requested, problem, operands, multiprocessors
     )
     if is_traced():
@@ -433,36 +468,73 @@ def _run[
     comptime if hopper and not Source.fused and has_sm90_types[
         in_type, out_type
     ]():
-        if kernel == KERNEL_SM90:
-            convolve_sm90(
-                ctx, problem, activation.data(), filter, epilogue, output
-            )
-            return
-        if kernel == KERNEL_STEM:
-            stem_launch.convolve(
+        comptime if has_kernel(kernels, KERNEL_SM90):
+            if kernel == KERNEL_SM90:
+                convolve_sm90(
+                    ctx, problem, activation.data(), filter, epilogue, output
+                )
+                return
+        comptime if has_kernel(kernels, KERNEL_STEM):
+            if kernel == KERNEL_STEM:
+                stem_launch.convolve(
+                    ctx, problem, activation, filter, epilogue, output
+                )
+                return
+    comptime if has_kernel(kernels, KERNEL_DEPTHWISE):
+        if kernel == KERNEL_DEPTHWISE:
+            depthwise_launch.convolve(
                 ctx, problem, activation, filter, epilogue, output
             )
             return
-    if kernel == KERNEL_DEPTHWISE:
-        depthwise_launch.convolve(
-            ctx, problem, activation, filter, epilogue, output
+    comptime if has_kernel(kernels, KERNEL_GROUPED):
+        if kernel == KERNEL_GROUPED:
+            convolve_grouped(ctx, problem, activation, filter, epilogue, output)
+            return
+    comptime if has_kernel(kernels, KERNEL_REFERENCE):
+        if kernel == KERNEL_REFERENCE:
+            convolve_reference(
+                ctx, problem, activation, filter, epilogue, output
+            )
+            return
+    comptime if has_kernel(kernels, KERNEL_IMPLICIT_GEMM):
+        _run_implicit_gemm(
+            ctx,
+            problem,
+            activation,
+            filter,
+            epilogue,
+            output,
+            operands,
+            multiprocessors,
         )
-    elif kernel == KERNEL_GROUPED:
-        convolve_grouped(ctx, problem, activation, filter, epilogue, output)
-    elif kernel == KERNEL_REFERENCE:
-        convolve_reference(ctx, problem, activation, filter, epilogue, output)
-    elif problem.group_filters() <= NARROW.filters:
-        _run_tile[NARROW](
-            ctx, problem, activation, filter, epilogue, output, operands
-        )
-    elif choose_tile(problem, multiprocessors).pixels == SMALL.pixels:
-        _run_tile[SMALL](
-            ctx, problem, activation, filter, epilogue, output, operands
-        )
-    else:
-        _run_tile[WIDE](
-            ctx, problem, activation, filter, epilogue, output, operands
-        )
+
+
+def _run_implicit_gemm[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue[bias_type, residual_type],
+    output: Output,
+    operands: Operands,
+    multiprocessors: Int,
+) raises:
+    """Enqueues the implicit GEMM with the tile that suits a problem."""
+    var tile = choose_tile(problem, multiprocessors)
+    comptime for candidate in [NARROW, SMALL, WIDE]:
+        if (
+            tile.pixels == candidate.pixels
+            and tile.filters == candidate.filters
+        ):
+            _run_tile[candidate](
+                ctx, problem, activation, filter, epilogue, output, operands
+            )
 
 
 def _run_tile[

@@ -196,8 +196,8 @@ struct CollectiveEpilogue[
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """Stores a consumer's part of a tile, of one group; what lies beyond the output is
-        dropped.
+        """Stores a consumer's part of a tile, of one group; what lies beyond
+        the output is dropped.
 
         Args:
             map: The output's descriptor.

@@ -415,7 +415,33 @@ def _emit(
     fuse = problem.taps == 1 and not reads and is_computed(x)
     op = _OP_FUSED_INPUT if fuse else _OP
     result = TensorType(target, _result_shape(problem), x.device)
-    return ops.custom(op, x.device, values, [result])[0].tensor
+    parameters: dict[str, bool | int | str | DType] = {}
+    if x.device.is_gpu():
+        parameters["kernels"] = sum(1 << k for k in gpu_kernels(problem, kernel))
+    return ops.custom(op, x.device, values, [result], parameters)[0].tensor
+
+
+def gpu_kernels(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> tuple[Kernel, ...]:
+    """Returns the kernels that a problem may need on a GPU, whatever its symbolic sizes are.
+
+    An op is compiled with these alone: every work that is fused behind it compiles them anew.
+    """
+    if kernel is not Kernel.AUTO:
+        return (kernel,)
+    filters, groups = problem.filters, problem.groups
+    channels = problem.channels if isinstance(problem.channels, int) else None
+    per_group = None if channels is None else channels // groups
+    narrow = groups > 1 and (not isinstance(filters, int) or filters // groups < 8)
+    wide = groups == 1 or not isinstance(filters, int) or filters // groups >= 8
+    wanted = {
+        Kernel.STEM: groups == 1 and (channels is None or channels <= 8),
+        Kernel.DEPTHWISE: per_group in (None, 1),
+        # The copy engine takes pixels of multiples of 16 bytes.
+        Kernel.SM90: per_group is None or (per_group > 1 and per_group % 8 == 0),
+        Kernel.GROUPED: narrow,
+        Kernel.IMPLICIT_GEMM: wide,
+    }
+    return tuple(kernel for kernel, needed in wanted.items() if needed)
 
 
 def _result_shape(problem: ConvProblem) -> list[Dim]:

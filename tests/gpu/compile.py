@@ -1,9 +1,9 @@
 """Compiles the GPU tests' graphs for a GPU that is not there, in a process of its own.
 
-Takes the architecture, the folder to write to, and the graphs: ``every``, ``functions`` or
-``torch``, a colon and a type. MAX writes to the folder what each graph becomes. With
-``MAXCONV_GPU_GRAPHS`` in the environment it also writes there what the tests on a GPU machine run,
-which find it under the same name and then compile nothing.
+Takes the architecture, the folder to write to, and the graphs: a key of ``GRAPHS``, a colon and a
+type. MAX writes to the folder what each graph becomes. With ``MAXCONV_GPU_GRAPHS`` in the
+environment it also writes there, one graph a call, what the tests on a GPU machine run: they find
+it under the same name and then compile nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 
 from max import driver
 from max.graph import Graph
+from tests.gpu import network
 
 
 def torch_op(dtype: str) -> Graph:
@@ -25,6 +26,14 @@ def torch_op(dtype: str) -> Graph:
     return _engine._graph(_engine.Signature(2, kind, kind, 0))
 
 
+GRAPHS = {
+    "every": network.every_fusion,
+    "functions": network.functions,
+    "fusions": network.fusions,
+    "torch": torch_op,
+}
+
+
 def main() -> None:
     """Compiles; the process ends with 1 if a graph does not."""
     architecture, folder, *names = sys.argv[1:]
@@ -33,14 +42,13 @@ def main() -> None:
     driver.set_virtual_device_target_arch(architecture)
     driver.set_virtual_device_count(1)
     from max.engine import InferenceSession
-    from tests.gpu.network import every_fusion, functions
 
     InferenceSession.debug.ir_output_dir = folder
     exported = os.environ.get("MAXCONV_GPU_GRAPHS")
     session = InferenceSession(devices=[driver.Accelerator()], export_mefs=exported)
     for name in names:
         which, dtype = name.split(":")
-        graph = {"every": every_fusion, "functions": functions, "torch": torch_op}[which](dtype)
+        graph = GRAPHS[which](dtype)
         session.load(graph)
         print(graph.name, flush=True)
     # A virtual device cannot be taken down.

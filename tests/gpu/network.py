@@ -116,6 +116,30 @@ def functions(dtype: str) -> Graph:
     return g
 
 
+def fusions(dtype: str) -> Graph:
+    """Returns a small graph, to be compiled only: each rank and each kind of fused work once."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType, ops
+
+    gpu, kind = DeviceRef.GPU(), DType[dtype]
+    types = [
+        TensorType(kind, ("n", "h", "w", 64), gpu),
+        TensorType(kind, ("n", "h", "w", 64), gpu),
+        TensorType(kind, ("n", "d", "h", "w", 16), gpu),
+        TensorType(DType.float32, ("n", "w", 8), gpu),
+    ]
+    with Graph(f"fusions_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
+        image, residual, volume, signal = (value.tensor for value in g.inputs)
+        dense = _integers(3, 3, 64, 64)
+        depthwise = _integers(3, 3, 3, 1, 16)
+        g.output(
+            ops.relu(maxconv.conv2d(image, dense, padding=1, residual=residual)) * residual,
+            maxconv.conv3d(volume, depthwise, groups=16).cast(DType.float32),
+            maxconv.conv1d(ops.relu(signal) * 2, _integers(1, 8, 12)),
+        )
+    return g
+
+
 def to_device(values: npt.NDArray[Any], dtype: str, device: Device) -> Buffer:
     """Returns a buffer of a storage type, from float32 values that the type holds exactly."""
     from max.driver import Buffer

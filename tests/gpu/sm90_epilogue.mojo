@@ -21,7 +21,6 @@ from max.gpu.host import (
     DeviceGraph,
     DeviceGraphBuilder,
 )
-from std.math import erf, exp, tanh
 from std.sys import argv
 from std.time import sleep
 from std.utils import IndexList
@@ -39,7 +38,6 @@ from operations.sm90.candidates import CANDIDATES, candidate
 from operations.sm90.config import Sm90Config, can_implement, residual_refusal
 from operations.sm90.dispatch import choose
 from operations.sm90.epilogue_config import EpilogueConfig
-from operations.sm90.epilogue_math import DeviceActivation
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.split import split_refusal
 from operations.sm90.walk import Walk
@@ -49,11 +47,11 @@ from epilogues import (
     Elsewhere,
     FEATURES,
     Feature,
-    activate,
     differ,
     feature,
     judge,
 )
+from activations import check_activations, check_nan
 from kernels import (
     POISON,
     THREADS,
@@ -73,9 +71,6 @@ comptime TIMED = DType.bfloat16
 
 comptime REPEATS = 3
 """Launches of a configuration with an epilogue."""
-
-comptime ARGUMENTS = 1 << 16
-"""Of an activation that is compared."""
 
 
 def _variant(
@@ -543,94 +538,6 @@ def time_case(ctx: DeviceContext, named: Case) raises:
                 configuration(index),
                 "| chosen" if choice.index == index else "",
             )
-
-
-def reference(formula: Int32, v: Float64) -> Float64:
-    """An activation in float64."""
-    if formula == DeviceActivation.SILU:
-        return v / (1 + exp(-v))
-    if formula == DeviceActivation.SIGMOID:
-        return 1 / (1 + exp(-v))
-    if formula == DeviceActivation.HARD_SWISH:
-        return v * min(max(v + 3, 0), 6) / 6
-    if formula == DeviceActivation.GELU:
-        return 0.5 * v * (1 + erf(v * 0.70710678118654752440))
-    if formula == DeviceActivation.GELU_TANH:
-        var u = 0.79788456080286535588 * (v + 0.044715 * v * v * v)
-        # (1 + tanh(u)) / 2, without the difference that loses digits.
-        return v / (1 + exp(-2 * u))
-    return tanh(v)
-
-
-def check_activations(ctx: DeviceContext) raises -> Int:
-    """Compares the formulas with float64; returns how many are wrong."""
-    var wrong = 0
-    var arguments = ctx.enqueue_create_buffer[DType.float32](ARGUMENTS)
-    var values = ctx.enqueue_create_buffer[DType.float32](ARGUMENTS)
-    with arguments.map_to_host() as host:
-        for i in range(ARGUMENTS):
-            # Dense around 0, then out to 40.
-            var t = Float32(i - ARGUMENTS // 2) / Float32(ARGUMENTS // 2)
-            host[i] = 40 * t * t * t
-    for formula in range(
-        Int(DeviceActivation.SILU), Int(DeviceActivation.TANH) + 1
-    ):
-        ctx.enqueue_function[activate](
-            arguments,
-            values,
-            Int64(ARGUMENTS),
-            Int32(formula),
-            grid_dim=32,
-            block_dim=THREADS,
-        )
-        var largest = Float64(0)
-        var place = Float32(0)
-        with arguments.map_to_host() as v:
-            with values.map_to_host() as found:
-                for i in range(ARGUMENTS):
-                    var x = v[i].cast[DType.float64]()
-                    var expected = reference(Int32(formula), x)
-                    # erfc's approximation is an absolute one, of the gate.
-                    var unit = abs(expected)
-                    if Int32(formula) == DeviceActivation.GELU:
-                        unit = max(unit, abs(x) / 16)
-                    unit = max(unit, 1e-11)
-                    var error = (
-                        abs(found[i].cast[DType.float64]() - expected) / unit
-                    )
-                    if not error <= largest:
-                        largest = error
-                        place = v[i]
-        print("formula", formula, "error", largest, "at", place)
-        if not largest <= 4e-6:
-            wrong += 1
-    return wrong
-
-
-def check_nan(ctx: DeviceContext) raises -> Int:
-    """NaN stays NaN, and stays where it is; returns how many formulas fail."""
-    var wrong = 0
-    var arguments = ctx.enqueue_create_buffer[DType.float32](2)
-    var values = ctx.enqueue_create_buffer[DType.float32](2)
-    with arguments.map_to_host() as host:
-        host[0] = Float32(0) / Float32(0)
-        host[1] = 1
-    for formula in range(
-        Int(DeviceActivation.NONE), Int(DeviceActivation.LEAKY_RELU) + 1
-    ):
-        ctx.enqueue_function[activate](
-            arguments,
-            values,
-            Int64(2),
-            Int32(formula),
-            grid_dim=1,
-            block_dim=THREADS,
-        )
-        with values.map_to_host() as found:
-            if found[0] == found[0] or found[1] != found[1]:
-                print("formula", formula, "of NaN, 1:", found[0], found[1])
-                wrong += 1
-    return wrong
 
 
 def main() raises:

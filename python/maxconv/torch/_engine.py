@@ -26,7 +26,7 @@ from max.graph import DeviceRef, Graph, TensorType, ops
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .._fields import GEOMETRY_LENGTH, SCALARS_LENGTH
+from .._fields import GEOMETRY_LENGTH, GPU_KERNELS, SCALARS_LENGTH, Kernel
 from ..arguments import check_device
 from ..library import kernel_library
 from ..progress import progress
@@ -96,7 +96,12 @@ def _graph(signature: Signature) -> Graph:
     with Graph(name, input_types=types, kernel_library=kernel_library()) as graph:
         operands = [value.tensor for value in graph.inputs[:-1]]
         out_types = [TensorType(dtype, output, device)]
-        graph.output(*ops.custom("maxconv.conv", device, operands, out_types))
+        # Nobody asks for the reference by name here.
+        kernels = sum(1 << k for k in GPU_KERNELS if k not in (Kernel.AUTO, Kernel.REFERENCE))
+        parameters: dict[str, bool | int | str | DType] = (
+            {} if signature.device == HOST else {"kernels": kernels}
+        )
+        graph.output(*ops.custom("maxconv.conv", device, operands, out_types, parameters))
     return graph
 
 
