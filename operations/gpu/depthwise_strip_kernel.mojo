@@ -15,12 +15,12 @@ from max.gpu.sync import barrier
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
-from std.utils import StaticTuple
+from std.utils import IndexList, StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
-from .depthwise_strip_block import StripBlock, StripPlace
+from ..conv.problem import SPATIAL
 from .depthwise_strips import (
     CHUNK_BYTES,
     COLUMNS,
@@ -90,6 +90,87 @@ def _await_copies[pending: Int]():
 
 
 @fieldwise_init
+struct StripBlock(TrivialRegisterPassable):
+    """Where a block and a thread of it are in the problem."""
+
+    var image: UInt32
+    var plane: UInt32
+    var row: UInt32
+    """The block's first output row."""
+    var end: UInt32
+    """Behind its last."""
+    var column: UInt32
+    """The thread's first output column."""
+    var channel: UInt32
+    """The thread's first channel."""
+    var block_channel: UInt32
+    var d: Int32
+    var h: Int32
+    var w: Int32
+    """The block's first input pixel."""
+    var last_h: Int32
+    """Behind its last input row."""
+    var active: Bool
+    """Whether the thread has channels and columns."""
+    var strip: UInt32
+    var lane: UInt32
+
+    @always_inline
+    def __init__(out self, config: StripConfig, geometry: StripGeometry):
+        """Finds them.
+
+        Args:
+            config: The configuration.
+            geometry: The problem.
+        """
+        var rest, slab = geometry.slabs.split(UInt32(block_idx.x))
+        var more, group = geometry.groups.split(rest)
+        var down, segment = geometry.segments.split(more)
+        self.image, self.plane = geometry.out_planes.split(down)
+        var strip, lane = divmod(UInt32(thread_idx.x), UInt32(LANES))
+        # What is behind the last strip reads the last.
+        self.strip = min(strip, geometry.strips - 1)
+        self.lane = lane
+        self.row = segment * geometry.rows
+        self.end = min(self.row + geometry.rows, geometry.out_rows)
+        var first = group * geometry.strips * UInt32(COLUMNS)
+        self.column = first + self.strip * UInt32(COLUMNS)
+        self.block_channel = slab * UInt32(LANES * config.width)
+        self.channel = self.block_channel + self.lane * UInt32(config.width)
+        self.d = Int32(self.plane) * geometry.step_d + geometry.start_d
+        self.h = Int32(self.row) * Int32(config.stride) + geometry.start_h
+        self.w = Int32(first) * Int32(config.stride) + geometry.start_w
+        var steps = (self.end - self.row + UInt32(config.rows() - 1)) // UInt32(
+            config.rows()
+        )
+        self.last_h = (
+            self.h
+            + Int32(steps) * Int32(config.step_rows())
+            + Int32(config.window() - config.step_rows())
+        )
+        self.active = (
+            strip < geometry.strips and self.channel < geometry.channels
+        )
+        if not self.active:
+            self.channel = 0
+
+    @always_inline
+    def output_offset(self, geometry: StripGeometry) -> Int:
+        """Elements in front of the thread's first output.
+
+        Args:
+            geometry: The problem.
+        """
+        var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
+            self.plane
+        )
+        var line = plane * Int(geometry.out_rows) + Int(self.row)
+        return (line * Int(geometry.out_columns) + Int(self.column)) * Int(
+            geometry.channels
+        ) + Int(self.channel)
+
+
+@fieldwise_init
 struct StripKernel[
     dtype: DType,
     bias_type: DType,
@@ -112,13 +193,10 @@ struct StripKernel[
     comptime taps = Self.config.taps
     comptime pixels = Self.rows * COLUMNS
     comptime Vector = SIMD[DType.float32, Self.width]
-    comptime roomy = Self.config.is_roomy()
-    comptime kept = DType.float32 if Self.roomy and Self.taps < 7 else Self.dtype
-    """Type of input pixels in registers."""
-    comptime Kept = SIMD[Self.kept, Self.width]
-    comptime Line = StaticTuple[Self.Kept, Self.config.input_columns()]
+    comptime Loaded = SIMD[Self.dtype, Self.width]
+    comptime Line = StaticTuple[Self.Loaded, Self.config.input_columns()]
     comptime Sums = StaticTuple[Self.Vector, Self.pixels]
-    comptime Residual = SIMD[Self.residual_type, Self.pixels * Self.width]
+    comptime Residual = SIMD[Self.residual_type, COLUMNS * Self.width]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
 
     @staticmethod
@@ -180,16 +258,11 @@ struct StripKernel[
                 ring_data,
                 first + UInt32(window + (ahead - 1) * step_rows),
             )
-            var place = StripPlace(geometry, block, row, offset)
-            var residual = Self.Residual(0)
-            comptime if Self.roomy:
-                residual = Self._load_residual(epilogue, place)
             var sums = Self._convolve(
                 geometry, block, ring_data, filters, first
             )
-            comptime if not Self.roomy:
-                residual = Self._load_residual(epilogue, place)
-            Self._store(epilogue, output, place, sums, bias, residual)
+            var place = StripPlace(geometry, block, row, offset)
+            Self._store(epilogue, output, place, sums, bias)
             first += UInt32(step_rows)
             offset += Self.rows * place.row_elements
 
@@ -322,17 +395,13 @@ struct StripKernel[
     @always_inline
     def _load_line(data: SharedBytes) -> Self.Line:
         """The thread's pixels of an input row."""
-        var line = Self.Line(fill=Self.Kept(0))
+        var line = Self.Line(fill=Self.Loaded(0))
         comptime for j in range(Self.config.input_columns()):
-            var value = (
+            line[j] = (
                 data.unsafe_offset(j * PIXEL_BYTES)
                 .unsafe_bitcast[Scalar[Self.dtype]]()
                 .unsafe_load[width=Self.width, alignment=LANE_BYTES](0)
             )
-            comptime if Self.kept == DType.float32:
-                line[j] = rebind[Self.Kept](_widen(value))
-            else:
-                line[j] = rebind[Self.Kept](value)
         return line
 
     @staticmethod
@@ -356,15 +425,14 @@ struct StripKernel[
 
     @staticmethod
     @always_inline
-    def _load_residual(
-        epilogue: Self.FusedWork, place: StripPlace
-    ) -> Self.Residual:
-        """Loads a step's residual."""
+    def _load_residual[
+        p: Int
+    ](epilogue: Self.FusedWork, place: StripPlace) -> Self.Residual:
+        """Loads the residual of a step's row."""
         var residual = Self.Residual(0)
         if epilogue.has_residual:
-            comptime for i in range(Self.pixels):
-                comptime p, q = divmod(i, COLUMNS)
-                residual = residual.insert[offset=i * Self.width](
+            comptime for q in range(COLUMNS):
+                residual = residual.insert[offset=q * Self.width](
                     epilogue.load_residual[Self.width, Self.width](
                         place.safe_offset[p, q]()
                     )
@@ -379,28 +447,21 @@ struct StripKernel[
         place: StripPlace,
         sums: Self.Sums,
         bias: Self.Vector,
-        residual: Self.Residual,
     ):
         """Finishes and stores a step's outputs, a row at a time."""
         comptime width = COLUMNS * Self.width
-        comptime together = COLUMNS if Self.roomy and Self.taps < 7 else 1
         comptime for p in range(Self.rows):
+            var residual = Self._load_residual[p](epilogue, place)
             var rounded = SIMD[Self.Output.dtype, width](0)
-            comptime for q in range(0, COLUMNS, together):
-                var values = SIMD[DType.float32, together * Self.width](0)
-                var biases = SIMD[DType.float32, together * Self.width](0)
-                comptime for i in range(together):
-                    comptime at = i * Self.width
-                    values = values.insert[offset=at](sums[p * COLUMNS + q + i])
-                    biases = biases.insert[offset=at](bias)
-                comptime at = (p * COLUMNS + q) * Self.width
-                var finished = epilogue.finish[together * Self.width](
-                    values,
-                    biases,
-                    residual.slice[together * Self.width, offset=at](),
+            comptime for q in range(COLUMNS):
+                comptime at = q * Self.width
+                var value = epilogue.finish[Self.width](
+                    sums[p * COLUMNS + q],
+                    bias,
+                    residual.slice[Self.width, offset=at](),
                 )
-                rounded = rounded.insert[offset=q * Self.width](
-                    finished.cast[Self.Output.dtype]()
+                rounded = rounded.insert[offset=at](
+                    value.cast[Self.Output.dtype]()
                 )
             comptime if not Self.Output.stores:
                 # All fused work, then all stores: what it loads comes together.
@@ -432,3 +493,97 @@ struct StripKernel[
                         output.data().unsafe_store[alignment=bytes](
                             place.offset_of[p, q](), value
                         )
+
+
+struct StripPlace(TrivialRegisterPassable):
+    """Where a thread's outputs of a step are."""
+
+    var image: Int
+    var plane: UInt32
+    var row: UInt32
+    var column: UInt32
+    var channel: Int
+    var offset: Int
+    """Of the first output."""
+    var row_elements: Int
+    """From a row to the next."""
+    var channels: UInt32
+    var rows_left: UInt32
+    """Rows of the block from here on; none if the thread has no outputs."""
+    var columns_left: UInt32
+
+    @always_inline
+    def __init__(
+        out self,
+        geometry: StripGeometry,
+        block: StripBlock,
+        row: UInt32,
+        offset: Int,
+    ):
+        """Finds them.
+
+        Args:
+            geometry: The problem.
+            block: The block.
+            row: The step's first row.
+            offset: The first output's offset.
+        """
+        self.image = Int(block.image)
+        self.plane = block.plane
+        self.row = row
+        self.column = block.column
+        self.channel = Int(block.channel)
+        self.offset = offset
+        self.row_elements = Int(geometry.out_columns) * Int(geometry.channels)
+        self.channels = geometry.channels
+        self.rows_left = block.end - row if block.active else 0
+        self.columns_left = geometry.out_columns - min(
+            block.column, geometry.out_columns
+        )
+
+    @always_inline
+    def exists[p: Int, q: Int](self) -> Bool:
+        """Whether there is an output.
+
+        Parameters:
+            p: Its row of the step.
+            q: Its column of the thread.
+        """
+        return UInt32(p) < self.rows_left and UInt32(q) < self.columns_left
+
+    @always_inline
+    def offset_of[p: Int, q: Int](self) -> Int:
+        """An output's offset.
+
+        Parameters:
+            p: As for `exists`.
+            q: As for `exists`.
+        """
+        return (
+            self.offset + p * self.row_elements + Int(UInt32(q) * self.channels)
+        )
+
+    @always_inline
+    def safe_offset[p: Int, q: Int](self) -> Int:
+        """An output's offset, 0 if there is none.
+
+        Parameters:
+            p: As for `exists`.
+            q: As for `exists`.
+        """
+        return self.offset_of[p, q]() if self.exists[p, q]() else 0
+
+    @always_inline
+    def safe_position[p: Int, q: Int](self) -> IndexList[SPATIAL]:
+        """An output's pixel, the first of the plane if there is none.
+
+        Parameters:
+            p: As for `exists`.
+            q: As for `exists`.
+        """
+        var there = self.exists[p, q]()
+        return IndexList[SPATIAL](
+            Int(self.plane),
+            Int(self.row) + p if there else 0,
+            Int(self.column) + q if there else 0,
+        )

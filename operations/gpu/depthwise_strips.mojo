@@ -76,7 +76,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
 
     def ahead(self) -> Int:
         """Steps whose input rows are on their way."""
-        return 3 if self.taps == 3 and self.stride == 1 else 2
+        return 2
 
     def ring(self) -> Int:
         """Input rows in shared memory."""
@@ -88,12 +88,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
 
     def registers(self) -> Int:
         """Registers of a thread, at most."""
-        return 128 if self.stride == 1 else 80
-
-    def is_roomy(self) -> Bool:
-        """Whether registers hold more than they must: pixels in float32, the
-        residual ahead of the sums."""
-        return self.registers() == 128
+        return 128 if self.taps > 3 and self.stride == 1 else 80
 
     def resident(self) -> Int:
         """Blocks of a multiprocessor that registers allow, at least."""
