@@ -9,6 +9,7 @@ from extensibility import ManagedTensorSlice
 from std.math import ceildiv
 from std.utils import IndexList
 
+from ..conv.access import tensor_index
 from ..conv.memory import Reads, Writes, operand
 from ..conv.fields import PANEL
 from ..conv.problem import SPATIAL, ConvProblem
@@ -71,32 +72,6 @@ struct Pixel(ImplicitlyCopyable, Movable):
             `[n, *at, channel]`, without the leading spatial ones.
         """
         return tensor_index[rank](self.n, self.at, channel)
-
-
-@always_inline
-def tensor_index[
-    rank: Int
-](n: Int, at: IndexList[SPATIAL], channel: Int) -> IndexList[rank]:
-    """The index of an element in a tensor that lacks the leading spatial ones.
-
-    Parameters:
-        rank: Of the tensor: batch, spatial dimensions, channels.
-
-    Args:
-        n: The image.
-        at: The position, with three spatial coordinates.
-        channel: The channel.
-
-    Returns:
-        `[n, *at, channel]`, without the leading spatial coordinates.
-    """
-    var index = IndexList[rank](fill=0)
-    index[0] = n
-    comptime missing = SPATIAL - (rank - 2)
-    comptime for i in range(rank - 2):
-        index[1 + i] = at[missing + i]
-    index[rank - 1] = channel
-    return index
 
 
 @always_inline

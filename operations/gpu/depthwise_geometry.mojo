@@ -10,8 +10,8 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.divisor import Divisor
 from ..conv.problem import ConvProblem
-from ..sm90.scheduler import Divisor
 
 comptime THREADS = 128
 """Threads of a block."""

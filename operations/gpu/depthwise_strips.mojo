@@ -12,8 +12,8 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.divisor import Divisor
 from ..conv.problem import ConvProblem
-from ..sm90.scheduler import Divisor
 
 comptime COLUMNS = 4
 """Neighbouring output pixels of a thread."""

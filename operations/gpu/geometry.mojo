@@ -5,8 +5,8 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 from std.utils import IndexList
 
+from ..conv.divisor import Divisor
 from ..conv.problem import SPATIAL, ConvProblem
-from ..sm90.scheduler import Divisor
 
 comptime Position = SIMD[DType.int32, 4]
 """A pixel: depth, height, width, image."""

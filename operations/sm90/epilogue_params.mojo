@@ -4,10 +4,10 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils import IndexList
 
 from ..conv.access import OutputTarget
+from ..conv.divisor import Divisor
 from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
 from .epilogue_visitor import ConvVisitor
-from .scheduler import Divisor
 
 
 struct OutputShape(ImplicitlyCopyable, TrivialRegisterPassable):

@@ -5,42 +5,9 @@ from max.gpu import block_idx, grid_dim
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 
+from ..conv.divisor import Divisor
 from .config import Sm90Config
 from .walk import Walk
-
-
-struct Divisor(ImplicitlyCopyable, TrivialRegisterPassable):
-    """Division of numbers below 2^31 by a number that the host knows: a
-    multiplication and a shift (Granlund and Montgomery, "Division by Invariant
-    Integers using Multiplication", PLDI 1994)."""
-
-    var value: UInt32
-    var multiplier: UInt32
-    var shift: UInt32
-
-    def __init__(out self, value: Int):
-        """Prepares to divide.
-
-        Args:
-            value: From 1 to 2^31 - 1.
-        """
-        var bits = 0
-        while 1 << bits < value:
-            bits += 1
-        self.value = UInt32(value)
-        self.multiplier = UInt32(ceildiv(1 << (31 + bits), value))
-        self.shift = UInt32(bits)
-
-    @always_inline
-    def split(self, number: UInt32) -> Tuple[UInt32, UInt32]:
-        """Quotient and remainder.
-
-        Args:
-            number: Below 2^31.
-        """
-        var product = UInt64(number) * UInt64(self.multiplier)
-        var quotient = UInt32(product >> UInt64(31 + self.shift))
-        return quotient, number - quotient * self.value
 
 
 @fieldwise_init

@@ -12,9 +12,9 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.divisor import Divisor
 from ..conv.problem import ConvProblem
 from .config import MAX_SHARED_BYTES, MMA_M, PATTERN_BYTES, ROW_BYTES
-from .scheduler import Divisor
 
 comptime QUAD = 4
 """Channels that are staged together."""
