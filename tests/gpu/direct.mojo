@@ -75,7 +75,6 @@ comptime LAUNCHES = 32
 
 comptime STEM = 0
 comptime DEPTHWISE = 1
-comptime KERNELS = 2
 """Kernels that a problem is offered to."""
 
 comptime BARE = 0

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests import ptx
 
-from maxconv import library
-
-SOURCE = Path(__file__).parent.parent / "mojo" / "emit_sm90.mojo"
-REGISTERS = 64 * 1024
 SHARED_BYTES = 227 * 1024
 #: Depth and operand types of the multiply by type.
 INSTRUCTIONS = {
@@ -46,16 +42,8 @@ class Candidate:
 def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[Candidate]:
     """Every candidate, compiled for sm_90a for every type that it is offered for."""
     folder = tmp_path_factory.mktemp("sm90")
-    program = folder / "emit_sm90"
-    include = str(library.OPERATIONS.parent)
-    arguments = ("-I", include, "--target-accelerator", "sm_90a", str(SOURCE), "-o", str(program))
-    built = library.run_mojo("build", *arguments)
-    assert built.returncode == 0, built.stderr
-    printed = subprocess.run(
-        [str(program), str(folder)], capture_output=True, text=True, check=True
-    ).stdout
     found = []
-    for line in printed.splitlines():
+    for line in ptx.emit("emit_sm90", folder):
         name, dtype, threads, shared, moves, shares, splits, *refusal = line.split(" ", 7)
         found.append(
             Candidate(
@@ -82,33 +70,26 @@ def test_every_candidate_can_be_built(candidates: list[Candidate]) -> None:
 
 def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
     for candidate in candidates:
-        ptx = candidate.ptx.read_text()
-        multiplies = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+(\S+)", ptx))
+        text = candidate.ptx.read_text()
+        multiplies = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+(\S+)", text))
         assert multiplies == {INSTRUCTIONS[candidate.dtype]}
-        ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", ptx)
+        ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", text)
         assert set(ranks) == {"3", "4", "5"}
-        assert "stmatrix.sync.aligned" in ptx
-        assert "ldmatrix.sync.aligned" in ptx
-        assert "ex2.approx.ftz.f32" in ptx
-        assert f".maxntid {candidate.threads}\n" in ptx
-        assert ("setmaxnreg" in ptx) == candidate.moves_registers
-        assert ("multicast::cluster" in ptx) == candidate.shares_loads
-        assert ("ld.shared::cluster" in ptx) == candidate.splits
-        assert "local" not in re.sub(r"//.*", "", ptx), "an array in local memory"
+        assert "stmatrix.sync.aligned" in text
+        assert "ldmatrix.sync.aligned" in text
+        assert "ex2.approx.ftz.f32" in text
+        assert f".maxntid {candidate.threads}\n" in text
+        assert ("setmaxnreg" in text) == candidate.moves_registers
+        assert ("multicast::cluster" in text) == candidate.shares_loads
+        assert ("ld.shared::cluster" in text) == candidate.splits
+        assert "local" not in re.sub(r"//.*", "", text), "an array in local memory"
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
 def test_candidates_assemble_without_spills(candidates: list[Candidate], tmp_path: Path) -> None:
     for candidate in candidates:
-        output = str(tmp_path / "kernel.cubin")
-        assembled = subprocess.run(
-            ["ptxas", "-arch=sm_90a", "-v", str(candidate.ptx), "-o", output],
-            capture_output=True,
-            text=True,
-        )
-        report = assembled.stdout + assembled.stderr
-        assert assembled.returncode == 0, report
-        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+        report = ptx.assemble(candidate.ptx, tmp_path)
+        assert ptx.NO_SPILLS in report
         assert "Potential Performance Loss" not in report, report
         used = re.search(r"Used (\d+) registers", report)
-        assert used and int(used[1]) * candidate.threads <= REGISTERS
+        assert used and int(used[1]) * candidate.threads <= ptx.REGISTERS

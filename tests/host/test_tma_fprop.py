@@ -114,6 +114,7 @@ def test_the_loads_of_all_tiles_and_taps_are_im2col(
 ) -> None:
     channels = 8 * data.draw(st.integers(1, (swizzle.span or 128) // 16))
     pixels = data.draw(st.integers(1, 70))
+    # The problems that are drawn have no symbolic sizes.
     activation = numbered(problem.input_shape)  # type: ignore[arg-type]
     descriptor = activation_descriptor(
         problem,
@@ -146,6 +147,7 @@ def test_the_loads_of_the_filter_are_its_taps(
     descriptor = filter_descriptor(
         problem, DataType.UINT16, filters=count, channels=channels, swizzle=swizzle
     )
+    # The problems that are drawn have no symbolic sizes.
     krsc = numbered((problem.filters, *problem.filter_size, problem.channels))  # type: ignore[arg-type]
     wide = np.pad(krsc, [(0, count), *[(0, 0)] * len(problem.filter_size), (0, channels)])
     for number, tap in enumerate(np.ndindex(*problem.filter_size)):

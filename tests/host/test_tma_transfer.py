@@ -360,7 +360,7 @@ def test_what_a_store_refuses() -> None:
     with pytest.raises(TypeError, match=r"^descriptor: Im2colDescriptor; a TiledDescriptor is"):
         store(not_tiled, shared_memory, (0, 0, 0, 0), IMAGES)
     with pytest.raises(TypeError, match=r"^coordinates: .* holds a float; integers are allowed"):
-        load(tiled(), TENSOR, (0, 1.5))  # type: ignore[arg-type]
+        load(tiled(), TENSOR, (0, 1.5))  # type: ignore[arg-type]  # what is tested
 
 
 def test_every_type_of_whole_bytes() -> None:

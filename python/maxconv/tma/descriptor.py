@@ -195,6 +195,7 @@ class _Fields(ABC):
 
     def __post_init__(self) -> None:
         """Checks the types of the fields; their values are the business of ``validate``."""
+        # The subclasses are dataclasses, this base is none.
         for entry in fields(self):  # type: ignore[arg-type]
             value = getattr(self, entry.name)
             if entry.name in _ENUMS:

@@ -276,7 +276,7 @@ def _in_32_bits(number: int) -> int:
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-_COMMON: tuple[_Rule[Descriptor], ...] = (  # type: ignore[type-var]
+_COMMON: tuple[Callable[[Descriptor], Iterator[Violation]], ...] = (
     _rank,
     _address,
     _dims,
