@@ -13,17 +13,14 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
 from pathlib import Path
 
 import torch
+from gpu.replays import PAUSE, input_sets, time_graph
 from torch.nn import functional
 
-LAUNCHES = 32
-ROTATED_BYTES = 256 << 20
-REPLAYS = 3
 LONG = 2e10
-
+"""Operations of a convolution after which the chip has to cool."""
 
 CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
@@ -51,7 +48,7 @@ def measure(words: list[str]) -> tuple[float, float]:
     ]
     reduction = math.prod(taps) * c // groups
     set_bytes = 2 * (n * math.prod(size) * c + k * reduction + n * math.prod(outputs) * k)
-    sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
+    sets = input_sets(set_bytes)
     operations = 2 * n * math.prod(outputs) * k * reduction
 
     def operands(*shape: int) -> list[torch.Tensor]:
@@ -70,29 +67,7 @@ def measure(words: list[str]) -> tuple[float, float]:
             activations[index], filters[index], None, stride, before, dilation, groups
         )
 
-    for index in range(sets):
-        launch(index)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    results: list[torch.Tensor] = []
-    with torch.cuda.graph(graph):
-        for index in range(LAUNCHES):
-            results.append(launch(index % sets))
-            if len(results) > sets:
-                results.pop(0)
-    time.sleep(0.25 if operations > LONG else 0.01)
-    for _ in range(REPLAYS):
-        graph.replay()
-    times = []
-    for _ in range(7):
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / (REPLAYS * LAUNCHES))
+    times = time_graph(launch, sets, pause=PAUSE if operations > LONG else 0.01)
     milliseconds = statistics.median(times)
     return milliseconds, operations / milliseconds / 1e9
 

@@ -13,19 +13,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gpu.replays import Launch, input_sets, time_graph
 from torch import Tensor
 from torch.nn import functional
-
-LAUNCHES = 32
-ROTATED_BYTES = 256 << 20
-REPLAYS = 3
-
-Launch = Callable[[int], Tensor]
 
 
 class Problem:
@@ -71,30 +64,7 @@ def convolve(problem: Problem, x: Tensor, weight: Tensor) -> Tensor:
 
 def milliseconds(launch: Launch, sets: int) -> float:
     """The median time of a launch."""
-    for index in range(sets):
-        launch(index)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    outputs: list[Tensor] = []
-    with torch.cuda.graph(graph):
-        for index in range(LAUNCHES):
-            outputs.append(launch(index % sets))
-            if len(outputs) > sets:
-                outputs.pop(0)
-    time.sleep(0.25)
-    for _ in range(REPLAYS):
-        graph.replay()
-    times = []
-    for _ in range(7):
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / (REPLAYS * LAUNCHES))
-    return statistics.median(times)
+    return statistics.median(time_graph(launch, sets))
 
 
 def measure(problem: Problem, compiled: bool) -> None:
@@ -103,7 +73,7 @@ def measure(problem: Problem, compiled: bool) -> None:
     w_shape = (problem.filters, problem.channels // problem.groups, *problem.filter)
     y_shape = (problem.batch, problem.filters, *problem.output)
     elements = sum(torch.Size(shape).numel() for shape in (x_shape, w_shape, y_shape))
-    sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * elements) + 1))
+    sets = input_sets(2 * elements)
     xs = [random_tensor(*x_shape) for _ in range(sets)]
     ws = [random_tensor(*w_shape) for _ in range(sets)]
     rs = [random_tensor(*y_shape) for _ in range(sets)]

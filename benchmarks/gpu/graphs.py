@@ -124,8 +124,8 @@ def main() -> None:
                 "problem": problem,
                 "contender": name,
                 "launch_ms": statistics.median(times),
-                "p10": times[0],
-                "p90": times[-1],
+                "fastest": times[0],
+                "slowest": times[-1],
             }
             print(json.dumps(result), flush=True)
 

@@ -13,22 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from replays import LAUNCHES, Launch, input_sets, time_graph, time_runs
 from torch.nn import functional
-
-LAUNCHES = 32
-ROTATED_BYTES = 256 << 20
-REPLAYS = 3
-ROUNDS = 7
-PAUSE = 0.25
-
-Launch = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class Operands:
         n, c, k = problem.batch, problem.channels, problem.filters
         height, width = problem.output
         each = n * c * problem.size[0] * problem.size[1] + 2 * n * k * height * width
-        self.sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * each) + 1))
+        self.sets = input_sets(2 * each)
         self.problem = problem
         self.x = self._draw(n, c, *problem.size)
         self.w = self._draw(k, c // problem.groups, *problem.filter)
@@ -208,41 +200,6 @@ class CudnnPlans:
         return run
 
 
-def _median(run: Callable[[], None], launches: int) -> list[float]:
-    """Milliseconds of a launch in each round."""
-    time.sleep(PAUSE)
-    for _ in range(REPLAYS):
-        run()
-    times = []
-    for _ in range(ROUNDS):
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPLAYS):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / (REPLAYS * launches))
-    return sorted(times)
-
-
-def time_graph(launch: Launch, sets: int, launches: int = LAUNCHES) -> list[float]:
-    """Times replays of a CUDA graph of launches."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for index in range(sets):
-            launch(index)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    outputs: list[torch.Tensor] = []
-    with torch.cuda.graph(graph):
-        for index in range(launches):
-            outputs.append(launch(index % sets))
-            if len(outputs) > sets:
-                outputs.pop(0)
-    return _median(graph.replay, launches)
-
-
 def time_calls(launch: Launch, sets: int) -> list[float]:
     """Times launches one after the other, without a graph."""
 
@@ -250,7 +207,7 @@ def time_calls(launch: Launch, sets: int) -> list[float]:
         for index in range(LAUNCHES):
             launch(index % sets)
 
-    return _median(run, LAUNCHES)
+    return time_runs(run, LAUNCHES)
 
 
 def report(problem: Problem, contender: str, launch: Launch, sets: int) -> None:
@@ -267,8 +224,8 @@ def print_times(
         "problem": problem.name,
         "contender": contender,
         "ms": statistics.median(replayed),
-        "p10": replayed[0],
-        "p90": replayed[-1],
+        "fastest": replayed[0],
+        "slowest": replayed[-1],
         "launch_ms": statistics.median(called),
         **more,
     }
