@@ -22,6 +22,7 @@ def _rows(
     halo: Int = 0,
     stationary: Bool = False,
     splits: Bool = False,
+    lag: Int = 0,
 ) -> Sm90Config:
     """A configuration whose filters are the multiply's rows; the copy engine
     stores tiles without a halo."""
@@ -38,6 +39,7 @@ def _rows(
         filter_stages=filter_stages,
         stationary=stationary,
         splits=splits,
+        lag=lag,
         epilogue=EpilogueConfig(
             subtile_pixels=subtile_pixels,
             stages_c=epilogue_stages,
@@ -57,7 +59,7 @@ def candidate(index: Int) -> Sm90Config:
         index: From 0 to `CANDIDATES - 1`.
     """
     if index == 0:
-        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8)
+        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8, lag=1)
     if index == 1:
         return _rows(256, 128, 4, 4, 2, blocks_m=2)
     if index == 2:

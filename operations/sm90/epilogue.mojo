@@ -139,7 +139,14 @@ struct CollectiveEpilogue[
     # The loader.
 
     @always_inline
-    def load(mut self, ref map: TensorMap, geometry: TileGeometry, tile: Tile):
+    def load(
+        mut self,
+        ref map: TensorMap,
+        geometry: TileGeometry,
+        tile: Tile,
+        begin: UInt32,
+        end: UInt32,
+    ):
         """Fills buffers with the residual of the consumer's part of a tile.
         One thread; only if the visitor has a residual.
 
@@ -147,9 +154,11 @@ struct CollectiveEpilogue[
             map: The residual's descriptor, `[N*P, Q, K]`, im2col.
             geometry: The problem.
             tile: The consumer's part.
+            begin: The first sub-tile.
+            end: One beyond the last.
         """
         comptime panel_bytes = Self.pixels * ROW_BYTES
-        for i in range(UInt32(Self.subtiles)):
+        for i in range(begin, end):
             var block, part = divmod(i, UInt32(Self.parts))
             var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
             var filter = tile.filter + part * SUBTILE_FILTERS

@@ -30,6 +30,7 @@ struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
     comptime out_type = Self.Output.dtype
     comptime fused = Self.Output.computes or Self.Output.stores
     comptime width = 16 // size_of[Self.out_type]()
+    comptime Chunk = SIMD[Self.out_type, Self.width]
     comptime chunks = ROW_BYTES // 16
     comptime rows = WARPGROUP // Self.chunks
     comptime steps = Self.pixels // Self.rows
@@ -90,12 +91,15 @@ struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
                 + self.column
                 + UInt32(panel * panel_filters[Self.out_type]())
             )
+            # All loads first: a store would wait for each.
+            var chunks = StaticTuple[Self.Chunk, Self.steps]()
             comptime for i in range(Self.steps):
-                var values = load_chunk[Self.out_type](
+                chunks[i] = load_chunk[Self.out_type](
                     buffer
                     + self.source
                     + UInt32((panel * Self.pixels + i * Self.rows) * ROW_BYTES)
                 )
+            comptime for i in range(Self.steps):
                 if self.rows_at[i] != Self.NOWHERE and column < filters:
                     var n = 0
                     var at = IndexList[SPATIAL](fill=0)
@@ -103,5 +107,5 @@ struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
                         n, at = params.shape.index(self.rows_at[i])
                     var offset = Int(self.rows_at[i]) * Int(self.filters)
                     params.output.store[Self.width](
-                        n, at, Int(column), offset + Int(column), values
+                        n, at, Int(column), offset + Int(column), chunks[i]
                     )

@@ -98,6 +98,7 @@ def _variant(
         filter_stages=3,
         stationary=False,
         splits=False,
+        lag=0,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
             stages_c=stages_c,
@@ -151,6 +152,7 @@ def configuration(index: Int) -> Sm90Config:
         filter_stages=6,
         stationary=False,
         splits=False,
+        lag=0,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
             stages_c=3,
