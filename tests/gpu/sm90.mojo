@@ -122,6 +122,8 @@ def nothing_fused[dtype: DType]() -> Epilogue[dtype, dtype]:
     return Epilogue[dtype, dtype](
         has_bias=False,
         has_residual=False,
+        has_scale=False,
+        scale=Reads[DType.float32](unsafe_from_address=16),
         bias=nothing,
         residual=nothing,
         beta=1,
