@@ -141,9 +141,13 @@ def expected_sum(spec: Case, row: Int, filter: Int) -> Int:
     return total
 
 
-def expected_value(spec: Case, row: Int, filter: Int, exact: Int) -> Float32:
+def expected_value(
+    spec: Case, scaled: Bool, row: Int, filter: Int, exact: Int
+) -> Float32:
     """What the epilogue makes of an exact sum."""
     var value = exact
+    if scaled:
+        value *= pattern(filter, 4)
     if spec.has_bias:
         value += pattern(filter, 5)
     if spec.activation == ACTIVATION_RELU:
@@ -161,8 +165,9 @@ def fill[dtype: DType](to: Writes[dtype], count: Int, modulus: Int):
 
 def check[
     in_type: DType, out_type: DType
-](spec: Case, exact: List[Int], ctx: CpuContext) raises -> Int:
-    """Runs all kernels that take the case.
+](spec: Case, scaled: Bool, exact: List[Int], ctx: CpuContext) raises -> Int:
+    """Runs all kernels that take the case, with a scale for each filter if it
+    is `scaled`.
 
     Returns:
         How many of them were wrong.
@@ -175,22 +180,26 @@ def check[
     var x = HostBuffer[in_type](x_count)
     var raw = HostBuffer[in_type](p.filter_length(spec.layout))
     var packed = HostBuffer[in_type](p.packed_length())
+    var scale = HostBuffer[DType.float32](p.filters)
     var bias = HostBuffer[in_type](p.filters)
     var residual = HostBuffer[out_type](count)
     var memory = HostBuffer[out_type](count + 2 * GUARD)
     fill(x.elements, x_count, 9)
     fill(raw.elements, p.filter_length(spec.layout), 7)
+    fill(scale.elements, p.filters, 4)
     fill(bias.elements, p.filters, 5)
     fill(residual.elements, count, 11)
     pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
     var epilogue = Epilogue[in_type, out_type](
-        spec.has_bias,
-        spec.has_residual,
-        bias.elements.as_imm(),
-        residual.elements.as_imm(),
-        2.0,
-        Activation(spec.activation, 0, 0),
-        Activation(ACTIVATION_NONE, 0, 0),
+        has_bias=spec.has_bias,
+        has_residual=spec.has_residual,
+        has_scale=scaled,
+        scale=scale.elements.as_imm(),
+        bias=bias.elements.as_imm(),
+        residual=residual.elements.as_imm(),
+        beta=2.0,
+        activation=Activation(spec.activation, 0, 0),
+        final_activation=Activation(ACTIVATION_NONE, 0, 0),
     )
     var x_tensor = InputTensor[
         static_spec=_get_unknown_tensor_spec[in_type, 5]()
@@ -227,7 +236,7 @@ def check[
         var bad = 0
         for i in range(count):
             var want = expected_value(
-                spec, i // p.filters, i % p.filters, exact[i]
+                spec, scaled, i // p.filters, i % p.filters, exact[i]
             ).cast[out_type]()
             if out[unsafe_offset=i] != want:
                 if bad == 0:
@@ -252,6 +261,7 @@ def check[
     _ = x^
     _ = raw^
     _ = packed^
+    _ = scale^
     _ = bias^
     _ = residual^
     _ = memory^
@@ -273,7 +283,15 @@ def main() raises:
         for row in range(spec.problem.gemm_m()):
             for filter in range(spec.problem.filters):
                 exact.append(expected_sum(spec, row, filter))
-        var wrong = check[DType.float32, DType.float32](spec, exact, ctx)
-        wrong += check[DType.bfloat16, DType.bfloat16](spec, exact, ctx)
-        wrong += check[DType.float16, DType.float32](spec, exact, ctx)
+        var wrong = 0
+        for scaled in [False, True]:
+            wrong += check[DType.float32, DType.float32](
+                spec, scaled, exact, ctx
+            )
+            wrong += check[DType.bfloat16, DType.bfloat16](
+                spec, scaled, exact, ctx
+            )
+            wrong += check[DType.float16, DType.float32](
+                spec, scaled, exact, ctx
+            )
         print(t"DONE {spec.name} {wrong}", flush=True)
