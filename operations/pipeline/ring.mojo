@@ -66,12 +66,6 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
         """Bytes of the ring's barriers."""
         return 2 * Self.stages * BARRIER_BYTES
 
-    @staticmethod
-    @always_inline
-    def data_bytes() -> Int:
-        """Bytes of the ring's stages."""
-        return Self.stages * Self.stage_bytes
-
     @always_inline
     def full(self, stage: UInt32) -> Barrier:
         """The barrier that completes when a stage has its data.

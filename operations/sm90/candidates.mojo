@@ -3,7 +3,7 @@
 from .config import Sm90Config
 from .epilogue_config import EpilogueConfig
 
-comptime CANDIDATES = 14
+comptime CANDIDATES = 15
 """Configurations to choose from."""
 
 
@@ -22,7 +22,6 @@ def _rows(
     halo: Int = 0,
     stationary: Bool = False,
     splits: Bool = False,
-    lag: Int = 0,
 ) -> Sm90Config:
     """A configuration whose filters are the multiply's rows; the copy engine
     stores tiles without a halo."""
@@ -39,7 +38,6 @@ def _rows(
         filter_stages=filter_stages,
         stationary=stationary,
         splits=splits,
-        lag=lag,
         epilogue=EpilogueConfig(
             subtile_pixels=subtile_pixels,
             stages_c=epilogue_stages,
@@ -59,7 +57,7 @@ def candidate(index: Int) -> Sm90Config:
         index: From 0 to `CANDIDATES - 1`.
     """
     if index == 0:
-        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8, lag=1)
+        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8)
     if index == 1:
         return _rows(256, 128, 4, 4, 2, blocks_m=2)
     if index == 2:
@@ -94,7 +92,9 @@ def candidate(index: Int) -> Sm90Config:
         return _rows(64, 128, 8, 8, 2, splits=True)
     if index == 12:
         return _rows(128, 128, 5, 5, 4, cooperative=False)
-    return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
+    if index == 13:
+        return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
+    return _rows(256, 64, 3, 8, 3, cooperative=False, blocks_n=2, halo=16)
 
 
 def offered[in_type: DType](index: Int) -> Bool:

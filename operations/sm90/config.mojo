@@ -71,10 +71,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var splits: Bool
     """Whether the blocks of a cluster may share a tile, each with a part of
     its sum."""
-    var lag: Int
-    """Activation stages by which the second cooperative consumer trails the
-    first, so that one multiplies while the other stores; each has a filter ring
-    of its own then. 0: they keep pace."""
     var epilogue: EpilogueConfig
     """How each consumer stores its part."""
 
@@ -129,13 +125,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         that the stage was copied to."""
         return self.tile_consumers() * self.blocks_n
 
-    def filter_rings(self) -> Int:
-        """Filter rings: one, or one a consumer."""
-        return self.consumers if self.lag > 0 else 1
-
     def filter_releases(self) -> Int:
         """Arrivals that empty a filter stage."""
-        return self.tile_consumers() // self.filter_rings() * self.blocks_m
+        return self.tile_consumers() * self.blocks_m
 
     def even_registers(self) -> Int:
         """Registers of a thread if all have the same, in multiples of 8."""
@@ -166,13 +158,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Bytes of an activation stage."""
         return self.activation_stage_pixels() * ROW_BYTES
 
-    def filter_stage_filters(self) -> Int:
-        """Filters of a stage of one ring."""
-        return self.tile_n // self.filter_rings()
-
     def filter_stage_bytes(self) -> Int:
-        """Bytes of a filter stage of one ring."""
-        return self.filter_stage_filters() * ROW_BYTES
+        """Bytes of a filter stage."""
+        return self.tile_n * ROW_BYTES
 
     def epilogue_bytes(self) -> Int:
         """Bytes of one consumer's residual and output buffers."""
@@ -182,7 +170,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Bytes of the barriers, rounded up to where tiles may begin."""
         var barriers = 2 * (
             self.activation_stages
-            + self.filter_rings() * self.filter_stages
+            + self.filter_stages
             + self.epilogue.stages_c * self.consumers
         )
         var bytes = barriers * BARRIER_BYTES
@@ -193,9 +181,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         return (
             self.barrier_bytes()
             + self.activation_stages * self.activation_stage_bytes()
-            + self.filter_rings()
-            * self.filter_stages
-            * self.filter_stage_bytes()
+            + self.filter_stages * self.filter_stage_bytes()
             + self.consumers * self.epilogue_bytes()
         )
 
@@ -251,15 +237,12 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"blocks_n: {self.blocks_n} blocks cannot each load an equal"
                 t" multiple of 8 of {self.activation_stage_pixels()} pixels"
             )
-        refused = self._lag_refusal()
-        if refused:
-            return refused
-        if self.filter_stage_filters() % (8 * self.blocks_m) != 0:
+        if self.tile_n % (8 * self.blocks_m) != 0:
             return String(
                 t"blocks_m: {self.blocks_m} blocks cannot each load an equal"
-                t" multiple of 8 of {self.filter_stage_filters()} filters"
+                t" multiple of 8 of {self.tile_n} filters"
             )
-        if self.filter_stage_filters() // self.blocks_m > MAX_BOX:
+        if self.tile_n // self.blocks_m > MAX_BOX:
             return String(t"tile_n: a box holds at most {MAX_BOX} filters")
         if min(self.activation_stages, self.filter_stages) < 2:
             return String("stages: a ring needs at least 2")
@@ -288,23 +271,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             )
         return None
 
-    def _lag_refusal(self) -> Optional[String]:
-        """Why no consumer can trail the other."""
-        if self.lag == 0:
-            return None
-        if self.consumers != 2 or not self.cooperative or self.splits:
-            return String(
-                "lag: of two cooperative consumers, that add up no parts"
-            )
-        if not self.splits_filters():
-            return String("lag: of consumers that share a tile by its filters")
-        if self.lag < 0 or self.lag >= self.activation_stages:
-            return String(
-                t"lag: {self.lag} is not below {self.activation_stages}"
-                t" activation stages"
-            )
-        return None
-
     def write_to(self, mut writer: Some[Writer]):
         """Writes the configuration on one line.
 
@@ -319,11 +285,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages},"
             t"{' stationary' if self.stationary else ''}"
-            t"{' splits' if self.splits else ''}"
+            t"{' splits' if self.splits else ''} {self.epilogue}"
         )
-        if self.lag > 0:
-            writer.write(t" lag {self.lag}")
-        writer.write(t" {self.epilogue}")
 
 
 def can_implement[

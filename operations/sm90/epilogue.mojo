@@ -153,14 +153,7 @@ struct CollectiveEpilogue[
     # The loader.
 
     @always_inline
-    def load(
-        mut self,
-        ref map: TensorMap,
-        geometry: TileGeometry,
-        tile: Tile,
-        begin: UInt32,
-        end: UInt32,
-    ):
+    def load(mut self, ref map: TensorMap, geometry: TileGeometry, tile: Tile):
         """Fills buffers with the residual of the consumer's part of a tile.
         One thread; only if the visitor has a residual.
 
@@ -168,11 +161,9 @@ struct CollectiveEpilogue[
             map: The residual's descriptor, `[N*P, Q, K]`, im2col.
             geometry: The problem.
             tile: The consumer's part.
-            begin: The first sub-tile.
-            end: One beyond the last.
         """
         comptime panel_bytes = Self.pixels * ROW_BYTES
-        for i in range(begin, end):
+        for i in range(UInt32(Self.subtiles)):
             var block, part = divmod(i, UInt32(Self.parts))
             var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
             var filter = tile.filter + part * SUBTILE_FILTERS
@@ -540,19 +531,24 @@ struct CollectiveEpilogue[
             comptime if Self.engine_store:
                 if self.thread == 0:
                     wait_stores_read[0]()
-            self._sync()
+                self._sync()
+            else:
+                sync_warp()
 
     @always_inline
     def _publish(self):
         """Waits until the threads have written a buffer, and until the next
-        one has been read: by the engine, or by the threads that come here with
-        a buffer less to store."""
+        one has been read: by the engine, or by the warp's threads, that come
+        here with a buffer less to store."""
         comptime if Self.engine_store:
             publish_to_engine()
             comptime if Self.stages > 1:
                 if self.thread == 0:
                     wait_stores_read[Self.stages - 2]()
-        self._sync()
+        comptime if Self.engine_store or Self.Visitor.shares:
+            self._sync()
+        else:
+            sync_warp()
 
     @always_inline
     def _store_buffer(
@@ -586,12 +582,14 @@ struct CollectiveEpilogue[
                     )
                 commit_stores()
         else:
-            RowStore[Self.Output, Self.pixels](
-                geometry, pixel, self.thread
+            RowStore[Self.Output, Self.pixels, Self.layout.swapped](
+                self.place
             ).store(
                 params.output,
                 params.shape,
+                geometry,
                 buffer,
+                pixel,
                 filter,
                 tile.filter_end(geometry),
             )

@@ -252,6 +252,8 @@ struct DeviceActivation(TrivialRegisterPassable):
             v: The values.
         """
         var result = v
+        if self.formula == Self.NONE:
+            return result
         comptime for i in range(len(Self.FORMULAS)):
             comptime formula = Self.FORMULAS[i]
             if self.formula == formula:

@@ -22,12 +22,9 @@ from .epilogue_math import DeviceActivation, keep_branch
 comptime MAX_PARTS = 4
 """Sub-tiles along the filters of a consumer's part, at most."""
 
-comptime FAST = [
-    DeviceActivation.NONE,
-    DeviceActivation.LIMITS,
-    DeviceActivation.SILU,
-]
-"""Activations with a form of their own."""
+comptime FAST = [DeviceActivation.LIMITS, DeviceActivation.SILU]
+"""Activations with a form of their own; without one, the limits are infinite.
+"""
 
 comptime ChannelState = SIMD[DType.float32, 2 * MAX_PARTS]
 """What a thread knows of its filters: two of each part, where filters are the
@@ -237,6 +234,9 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     def is_form[form: Int](self) -> Bool:
         """See `EpilogueVisitor`."""
         comptime formula = FAST[form]
+        comptime if formula == DeviceActivation.LIMITS:
+            if self.activation.formula == DeviceActivation.NONE:
+                return True
         return self.activation.formula == formula
 
     @always_inline

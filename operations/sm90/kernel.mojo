@@ -2,7 +2,7 @@
 
     producers, one thread each:      for each tile, for each step of its sum:
                                          fill a stage of their ring
-    loaders, one thread each:        for each tile with a residual:
+    loaders, one thread a consumer:  for each tile with a residual:
                                          fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
                                          multiply a stage, release it
@@ -44,12 +44,11 @@ comptime PRODUCER = 0
 
 comptime WARP = 32
 """Threads of a warp. The first thread of the warpgroup's first warp loads
-activations, that of its last filters, that of the one before it filters too if
-there are two rings; those between load residuals, for a consumer each, or one
-for both."""
+activations, that of its last filters, those between are the consumers' loaders.
+"""
 
 comptime FILTER_WARP = UInt32(3)
-"""The warp whose first thread fills the first filter ring."""
+"""The warp whose first thread loads filters."""
 
 
 @fieldwise_init
@@ -73,7 +72,6 @@ struct ConvKernel[
     comptime ActivationPosition = RingPosition[Self.config.activation_stages]
     comptime FilterPosition = RingPosition[Self.config.filter_stages]
     comptime Scheduler = TileScheduler[Self.config]
-    comptime filter_rings = Self.config.filter_rings()
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
@@ -83,8 +81,7 @@ struct ConvKernel[
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
-    multiply, the second's follows; or by which the second cooperative consumer
-    learns that it may follow the first."""
+    multiply; the second's follows."""
 
     @staticmethod
     def shared_bytes() -> Int:
@@ -143,25 +140,19 @@ struct ConvKernel[
             var warp, lane = divmod(thread, UInt32(WARP))
             if thread == 0:
                 Self._produce_activations(activation, geometry, storage)
-            elif lane == 0 and warp + UInt32(Self.filter_rings) > FILTER_WARP:
-                Self._produce_filters(
-                    filter, geometry, storage, FILTER_WARP - warp
-                )
+            elif lane == 0 and warp == FILTER_WARP:
+                Self._produce_filters(filter, geometry, storage)
             # Only then do the blocks of a tile know its sum: a residual
             # that waited for a buffer would keep them waiting.
             comptime if Self.config.splits:
                 await_sums(geometry)
-            comptime loaders = Self.config.consumers // Self.filter_rings
             if (
                 thread > 0
                 and lane == 0
-                and warp <= UInt32(loaders)
+                and warp <= UInt32(Self.config.consumers)
                 and params.visitor.reads_residual()
             ):
-                comptime if loaders == Self.config.consumers:
-                    Self._load_residual(residual, geometry, storage, warp - 1)
-                else:
-                    Self._load_residuals(residual, geometry, storage)
+                Self._load_residual(residual, geometry, storage, warp - 1)
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
@@ -185,10 +176,9 @@ struct ConvKernel[
             storage.activation.init(
                 producers=1, releases=Self.config.activation_releases()
             )
-            for ring in range(UInt32(Self.filter_rings)):
-                storage.filter(ring).init(
-                    producers=1, releases=Self.config.filter_releases()
-                )
+            storage.filter.init(
+                producers=1, releases=Self.config.filter_releases()
+            )
             comptime if Self.config.epilogue.stages_c > 0:
                 for consumer in range(UInt32(Self.config.consumers)):
                     Self._epilogue(storage, consumer, 0).residuals.init(
@@ -235,15 +225,10 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _produce_filters(
-        ref filter: TensorMap,
-        geometry: TileGeometry,
-        storage: Self.Storage,
-        index: UInt32,
+        ref filter: TensorMap, geometry: TileGeometry, storage: Self.Storage
     ):
-        """Fills a filter ring, tile after tile, or once if the filter is
+        """Fills the filter ring, tile after tile, or once if the filter is
         stationary."""
-        var ring = storage.filter(index)
-        var first = index * UInt32(Self.config.filter_stage_filters())
         var scheduler = Self.Scheduler()
         var filters = Self.FilterPosition()
         while scheduler.valid(geometry):
@@ -255,21 +240,21 @@ struct ConvKernel[
                         tap.w = w
                         Self._load_filter(
                             filter,
-                            ring,
+                            storage,
                             geometry,
                             scheduler,
                             filters,
-                            tile.filter + first,
+                            tile.filter,
                             tap,
                         )
                 else:
                     Self._load_filter(
                         filter,
-                        ring,
+                        storage,
                         geometry,
                         scheduler,
                         filters,
-                        tile.filter + first,
+                        tile.filter,
                         tap,
                     )
                 tap.step(Self.config.halo, geometry)
@@ -291,7 +276,7 @@ struct ConvKernel[
     @always_inline
     def _load_filter(
         ref filter: TensorMap,
-        ring: Self.Storage.FilterRing,
+        storage: Self.Storage,
         geometry: TileGeometry,
         ranks: Self.Scheduler,
         mut filters: Self.FilterPosition,
@@ -301,8 +286,8 @@ struct ConvKernel[
         """Loads the next filter stage."""
         load_filter[Self.config, Self.in_type](
             filter,
-            ring.address(filters.stage),
-            ring.acquire(filters),
+            storage.filter.address(filters.stage),
+            storage.filter.acquire(filters),
             geometry,
             ranks,
             first,
@@ -357,37 +342,8 @@ struct ConvKernel[
             tile.pixel += pixel
             tile.filter += filter
             if tile.part == 0:
-                epilogue.load(
-                    residual, geometry, tile, 0, UInt32(Self.Epilogue.subtiles)
-                )
+                epilogue.load(residual, geometry, tile)
             scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
-
-    @staticmethod
-    @always_inline
-    def _load_residuals(
-        ref residual: TensorMap,
-        geometry: TileGeometry,
-        storage: Self.Storage,
-    ):
-        """The loader of two consumers: fills their buffers in turn, so that
-        neither waits for a buffer of the other's that is still to be used."""
-        comptime subtiles = UInt32(Self.Epilogue.subtiles)
-        comptime stages = UInt32(Self.Epilogue.residual_stages)
-        var epilogues = StaticTuple[Self.Epilogue, 2](
-            Self._epilogue(storage, 0, 0), Self._epilogue(storage, 1, 0)
-        )
-        var scheduler = Self.Scheduler()
-        while scheduler.valid(geometry):
-            var tile = scheduler.tile(geometry)
-            var first = tile.filter
-            for begin in range(UInt32(0), subtiles, stages):
-                var end = min(begin + stages, subtiles)
-                comptime for consumer in range(2):
-                    tile.filter = first + Self._start(UInt32(consumer))[1]
-                    epilogues[consumer].load(
-                        residual, geometry, tile, begin, end
-                    )
-            scheduler.advance()
 
     @staticmethod
     @always_inline
@@ -421,7 +377,7 @@ struct ConvKernel[
                 Self._await_turn(consumer)
             Self._multiply_tile(
                 accumulators,
-                tile.rounds,
+                geometry.steps(Self.config.halo, tile.rounds),
                 geometry,
                 storage,
                 scheduler,
@@ -457,7 +413,7 @@ struct ConvKernel[
     @always_inline
     def _multiply_tile(
         mut accumulators: Self.Accumulated,
-        rounds: UInt32,
+        steps: UInt32,
         geometry: TileGeometry,
         storage: Self.Storage,
         ranks: Self.Scheduler,
@@ -468,31 +424,23 @@ struct ConvKernel[
         consumer: UInt32,
         thread: UInt32,
     ):
-        """Multiplies the stages of a tile, or of a part of one: `rounds`
-        activation stages. One multiply is always in flight: a stage is released
-        when the multiply after its own has been started. This consumer's part
-        of the tile begins at `pixel` and `filter`."""
-        var ring = storage.filter(consumer)
-        var first_filter = filter
-        comptime if Self.filter_rings > 1:
-            first_filter = 0
+        """Multiplies the `steps` filter stages of a tile, or of a part of one.
+        One multiply is always in flight: a stage is released when the multiply
+        after its own has been started. This consumer's part of the tile begins
+        at `pixel` and `filter`."""
         var tap = UInt32(0)
-        var round = UInt32(0)
         comptime if Self.config.stationary:
             filters = Self.FilterPosition()
-        comptime if Self.config.lag > 0:
-            if consumer == 1 and Self._keeps_lag(rounds):
-                sync_threads[2 * WARPGROUP](Self.TURN_NAME)
         storage.activation.wait(activations)
-        ring.wait(filters)
+        storage.filter.wait(filters)
         Self._multiply_stage[overwrite=True](
             accumulators,
             storage.activation.address(activations.stage),
-            ring.address(filters.stage),
+            storage.filter.address(filters.stage),
             pixel,
-            first_filter,
+            filter,
         )
-        for _ in range(UInt32(1), geometry.steps(Self.config.halo, rounds)):
+        for _ in range(UInt32(1), steps):
             var done_activation = activations.stage
             var done_filter = filters.stage
             var moved = True
@@ -503,28 +451,20 @@ struct ConvKernel[
             if moved:
                 tap = 0
                 activations.step()
-                comptime if Self.config.lag > 0:
-                    round += 1
-                    if (
-                        round == UInt32(Self.config.lag)
-                        and consumer == 0
-                        and Self._keeps_lag(rounds)
-                    ):
-                        arrive_threads[2 * WARPGROUP](Self.TURN_NAME)
                 storage.activation.wait(activations)
-            ring.wait(filters)
+            storage.filter.wait(filters)
             var shift = UInt32(0)
             comptime if Self.config.halo > 0:
                 shift = tap * geometry.dilation_w * ROW_BYTES
             Self._multiply_stage(
                 accumulators,
                 storage.activation.address(activations.stage) + shift,
-                ring.address(filters.stage),
+                storage.filter.address(filters.stage),
                 pixel,
-                first_filter,
+                filter,
             )
             accumulators.settle[1]()
-            Self._release_filter(ring, ranks, done_filter, thread)
+            Self._release_filter(storage, ranks, done_filter, thread)
             if moved:
                 Self._release_activation(
                     storage, ranks, done_activation, thread
@@ -532,17 +472,10 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             Self._give_turn(consumer)
         accumulators.settle[0]()
-        Self._release_filter(ring, ranks, filters.stage, thread)
+        Self._release_filter(storage, ranks, filters.stage, thread)
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
-
-    @staticmethod
-    @always_inline
-    def _keeps_lag(rounds: UInt32) -> Bool:
-        """Whether the second consumer awaits the first in a tile: if the ring
-        keeps the first from coming to the next tile meanwhile."""
-        return rounds >= UInt32(Self.config.activation_stages)
 
     @staticmethod
     @always_inline
@@ -590,7 +523,7 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _release_filter(
-        ring: Self.Storage.FilterRing,
+        storage: Self.Storage,
         ranks: Self.Scheduler,
         stage: UInt32,
         thread: UInt32,
@@ -598,7 +531,7 @@ struct ConvKernel[
         """As `_release_activation`, of a filter stage."""
         comptime if Self.config.stationary:
             return
-        var empty = ring.empty(stage)
+        var empty = storage.filter.empty(stage)
         comptime if Self.config.blocks_m > 1:
             if thread < UInt32(Self.config.blocks_m):
                 empty.arrive_at(

@@ -252,9 +252,7 @@ def _filter_map[
             )
         ),
         IndexList[3](
-            ROW_BYTES // size_of[dtype](),
-            1,
-            config.filter_stage_filters() // config.blocks_m,
+            ROW_BYTES // size_of[dtype](), 1, config.tile_n // config.blocks_m
         ),
         TensorMapSwizzle.SWIZZLE_128B,
         _operand_type[dtype](),

@@ -145,7 +145,7 @@ def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
     var activation = Float64(config.activation_stage_bytes())
     if config.halo > 0:
         activation /= Float64(walk.filter[2])
-    var filter = Float64(config.filter_rings() * config.filter_stage_bytes())
+    var filter = Float64(config.filter_stage_bytes())
     if config.stationary:
         filter = 0.0
     var read = (

@@ -23,8 +23,7 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
     ]
 
     var activation: Self.ActivationRing
-    var filters: Self.FilterRing
-    """The first filter ring; others follow."""
+    var filter: Self.FilterRing
     var residual_barriers: SharedAddress
     """Of each consumer's residual ring, consumer by consumer."""
     var buffers: SharedAddress
@@ -42,27 +41,15 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             Self.config.activation_stages * Self.config.activation_stage_bytes()
         )
         var filter = activation + UInt32(activation_bytes)
-        comptime rings = Self.config.filter_rings()
+        comptime filter_bytes = (
+            Self.config.filter_stages * Self.config.filter_stage_bytes()
+        )
         self.activation = Self.ActivationRing(address, activation)
-        self.filters = Self.FilterRing(
+        self.filter = Self.FilterRing(
             address + UInt32(Self.ActivationRing.barrier_bytes()), filter
         )
-        self.residual_barriers = self.filters.barriers + UInt32(
-            rings * Self.FilterRing.barrier_bytes()
+        self.residual_barriers = address + UInt32(
+            Self.ActivationRing.barrier_bytes()
+            + Self.FilterRing.barrier_bytes()
         )
-        self.buffers = filter + UInt32(rings * Self.FilterRing.data_bytes())
-
-    @always_inline
-    def filter(self, ring: UInt32) -> Self.FilterRing:
-        """A filter ring.
-
-        Args:
-            ring: Which; 0 if there is one only.
-        """
-        comptime if Self.config.filter_rings() == 1:
-            return self.filters
-        return Self.FilterRing(
-            self.filters.barriers
-            + ring * UInt32(Self.FilterRing.barrier_bytes()),
-            self.filters.data + ring * UInt32(Self.FilterRing.data_bytes()),
-        )
+        self.buffers = filter + UInt32(filter_bytes)

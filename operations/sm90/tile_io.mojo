@@ -113,11 +113,11 @@ def load_filter[
         barrier: The stage's `full`.
         geometry: The problem.
         ranks: The block's place in its cluster.
-        first: The stage's first filter.
+        first: The tile's first filter.
         tap: The step.
     """
     comptime channels = ROW_BYTES // size_of[dtype]()
-    comptime part_filters = config.filter_stage_filters() // config.blocks_m
+    comptime part_filters = config.tile_n // config.blocks_m
     comptime multicast = config.blocks_m > 1
     var part = stage
     var filter = first

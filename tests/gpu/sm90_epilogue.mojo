@@ -99,7 +99,6 @@ def _variant(
         filter_stages=3,
         stationary=False,
         splits=False,
-        lag=0,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
             stages_c=stages_c,
@@ -153,7 +152,6 @@ def configuration(index: Int) -> Sm90Config:
         filter_stages=6,
         stationary=False,
         splits=False,
-        lag=0,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
             stages_c=3,
