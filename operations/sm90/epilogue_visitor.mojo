@@ -277,6 +277,7 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
+        comptime exact = layout.residual_type == DType.float32
         var v = values
         comptime if Self.scaled:
             v *= self.scale[0].values[parts=layout.parts, size=size](
@@ -301,14 +302,14 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
             # One copy of all formulas serves both activations.
             var activation = self.activation
             for step in range(run_time(2)):
-                v = activation.apply(v)
+                v = activation.apply[exact=exact](v)
                 if step == 0:
                     v = self._add(v, residual, group)
                     activation = self.final_activation
             return v
         else:
             comptime formula = FAST[form]
-            v = self.activation.evaluate[formula](v)
+            v = self.activation.evaluate[formula, exact=exact](v)
             return self._limit(self._add(v, residual, group))
 
     @always_inline
