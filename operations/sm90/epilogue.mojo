@@ -293,6 +293,9 @@ struct CollectiveEpilogue[
         tile: Tile,
     ):
         """`store` with a form of the visitor that is known."""
+        comptime size = (
+            Self.values if Self.Visitor.whole_subtiles else Self.fragment
+        )
         var at = self._visited(geometry, tile)
         var loads = self._loads(params)
         var before = SharedAddress(0)
@@ -300,32 +303,36 @@ struct CollectiveEpilogue[
             var source = self._await_residual(loads)
             var subtile = self._subtile(UInt32(i))
             params.visitor.previsit(state, at, subtile)
-            var values = params.visitor.visit[form=form, size=Self.values](
-                state,
-                at,
-                subtile,
-                0,
-                Residual[Self.layout](loads, source, self.place),
-                Self._values[i, 0, Self.values](sums),
-            )
-            params.visitor.reduce(state, at, subtile)
-            comptime if Self.epilogue.delay_store and i > 0:
-                self._store_subtile(
-                    map,
-                    params,
-                    state,
-                    before,
-                    geometry,
-                    tile,
-                    UInt32(i - 1),
-                    loads,
-                )
             var buffer = SharedAddress(0)
-            comptime if Self.stores:
-                buffer = self._next_buffer(loads, source)
-                write_fragment[Self.out_type, Self.pixels](
-                    buffer, self.place, 0, values
+            comptime for first in range(0, Self.values, size):
+                comptime group = UInt32(first // MATRIX_VALUES)
+                var values = params.visitor.visit[form=form, size=size](
+                    state,
+                    at,
+                    subtile,
+                    group,
+                    Residual[Self.layout](loads, source, self.place),
+                    Self._values[i, first, size](sums),
                 )
+                comptime if first == 0:
+                    comptime if Self.epilogue.delay_store and i > 0:
+                        self._store_subtile(
+                            map,
+                            params,
+                            state,
+                            before,
+                            geometry,
+                            tile,
+                            UInt32(i - 1),
+                            loads,
+                        )
+                    comptime if Self.stores:
+                        buffer = self._next_buffer(loads, source)
+                comptime if Self.stores:
+                    write_fragment[Self.out_type, Self.pixels](
+                        buffer, self.place, group, values
+                    )
+            params.visitor.reduce(state, at, subtile)
             self._leave_residual(loads)
             comptime if Self.epilogue.delay_store:
                 before = buffer

@@ -174,6 +174,10 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
     comptime looped: Bool = False
     """Whether there is the form `LOOPED`, whose sub-tiles are not unrolled."""
 
+    comptime whole_subtiles: Bool = False
+    """Whether an unrolled sub-tile is one fragment: there is more to overlap,
+    and more to keep in registers."""
+
     comptime adds_residual: Bool = False
     """Whether it may read the residual."""
 
