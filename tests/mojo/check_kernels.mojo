@@ -5,7 +5,8 @@ Ends each problem with a line `DONE name wrong`, the number of wrong kernels.
 A line of input is a name and 26 integers: batch, channels, filters, groups,
 then three each (depth, height, width) of input, filter, stride, dilation,
 padding before and padding after, then the output's bias and residual flags,
-the activation code and the filter's layout code. Activations and filters are
+the code of the activation (none, ReLU or a clamp between `LOW` and `HIGH`, also
+at the end behind a residual) and the filter's layout code. Activations and filters are
 small integers, so that every product and sum is exact in float32, whatever
 order a kernel adds in; only the rounding to the output's type is left, and
 that is the same for both sides. Outputs are poisoned and lie between guards.
@@ -23,6 +24,7 @@ from operations.conv.config import (
 )
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
+    ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
     KERNEL_FEW_FILTERS,
@@ -39,6 +41,9 @@ comptime GUARD = 64
 
 comptime POISON = 777.0
 """Not a value that any check expects, in any type."""
+
+comptime LOW = -6
+comptime HIGH = 25
 
 comptime FIELDS = 26
 
@@ -152,8 +157,12 @@ def expected_value(
         value += pattern(filter, 5)
     if spec.activation == ACTIVATION_RELU:
         value = max(value, 0)
+    if spec.activation == ACTIVATION_CLAMP:
+        value = min(max(value, LOW), HIGH)
     if spec.has_residual:
         value += 2 * pattern(row * spec.problem.filters + filter, 11)
+        if spec.activation == ACTIVATION_CLAMP:
+            value = min(max(value, LOW), HIGH)
     return Float32(value)
 
 
@@ -190,6 +199,8 @@ def check[
     fill(bias.elements, p.filters, 5)
     fill(residual.elements, count, 11)
     pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
+    var activation = Activation(spec.activation, Float32(LOW), Float32(HIGH))
+    var ends_clamped = spec.has_residual and spec.activation == ACTIVATION_CLAMP
     var epilogue = Epilogue[in_type, out_type](
         has_bias=spec.has_bias,
         has_residual=spec.has_residual,
@@ -198,8 +209,10 @@ def check[
         bias=bias.elements.as_imm(),
         residual=residual.elements.as_imm(),
         beta=2.0,
-        activation=Activation(spec.activation, 0, 0),
-        final_activation=Activation(ACTIVATION_NONE, 0, 0),
+        activation=activation,
+        final_activation=activation if ends_clamped else Activation(
+            ACTIVATION_NONE, 0, 0
+        ),
     )
     var x_tensor = InputTensor[
         static_spec=_get_unknown_tensor_spec[in_type, 5]()
