@@ -42,7 +42,7 @@ from .epilogue_fragment import (
 )
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
-from .epilogue_math import keep_branch
+from .epilogue_values import select_values, values_of
 from .epilogue_visitor import run_time
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
@@ -276,7 +276,10 @@ struct CollectiveEpilogue[
             self._await_buffer()
             var buffer = self._output_buffer()
             write_fragment[Self.out_type, Self.pixels](
-                buffer, self.place, 0, Self._values[i, 0, Self.values](sums)
+                buffer,
+                self.place,
+                0,
+                values_of[Self.layout, i, 0, Self.values](sums),
             )
             self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
 
@@ -312,7 +315,7 @@ struct CollectiveEpilogue[
                     subtile,
                     group,
                     Residual[Self.layout](loads, source, self.place),
-                    Self._values[i, first, size](sums),
+                    values_of[Self.layout, i, first, size](sums),
                 )
                 comptime if first == 0:
                     comptime if Self.epilogue.delay_store and i > 0:
@@ -372,7 +375,9 @@ struct CollectiveEpilogue[
                 subtile,
                 step * groups,
                 Residual[Self.layout](loads, source, self.place),
-                Self._select(sums, i),
+                select_values[Self.layout, Self.subtiles, Self.fragment](
+                    sums, i
+                ),
             )
             if step == 0:
                 comptime if Self.epilogue.delay_store:
@@ -479,42 +484,6 @@ struct CollectiveEpilogue[
                 return source
         self._await_buffer()
         return self._output_buffer()
-
-    @staticmethod
-    @always_inline
-    def _values[
-        subtile: Int, first: Int, size: Int
-    ](sums: Self.Sums) -> SIMD[DType.float32, size]:
-        """Some of a thread's values of a sub-tile, which are neighbours in the
-        accumulators."""
-        comptime block = subtile // Self.parts
-        comptime part = subtile % Self.parts
-        comptime row = part if Self.config.swapped else (
-            block * Self.pixels // SUBTILE_FILTERS
-        )
-        comptime column = (
-            block if Self.config.swapped else part
-        ) * Self.values + first
-        var values = SIMD[DType.float32, size](0)
-        comptime for i in range(size):
-            values[i] = sums.values[row][column + i]
-        return values
-
-    @staticmethod
-    @always_inline
-    def _select(
-        sums: Self.Sums, index: UInt32
-    ) -> SIMD[DType.float32, Self.fragment]:
-        """As `_values`, a fragment that is known at run time only."""
-        comptime count = Self.values // Self.fragment
-        var values = SIMD[DType.float32, Self.fragment](0)
-        comptime for i in range(Self.subtiles * count):
-            if index == UInt32(i):
-                keep_branch()
-                values = Self._values[
-                    i // count, i % count * Self.fragment, Self.fragment
-                ](sums)
-        return values
 
     @always_inline
     def _output_buffer(mut self) -> SharedAddress:
