@@ -10,6 +10,11 @@ multiprocessors alone: launches agree bit by bit.
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import external_memory
+from max.gpu.primitives.grid_controls import (
+    PDLLevel,
+    pdl_launch_attributes,
+    wait_on_dependent_grids,
+)
 from max.gpu.primitives.warp import shuffle_xor, vote
 from max.gpu.sync import barrier
 from std.collections import Optional
@@ -120,6 +125,7 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
             grid_dim=ceildiv(Self.KINDS * shape.problem.filters, ROWS_BLOCK),
             block_dim=ROWS_BLOCK * ROWS_BLOCK,
             shared_mem_bytes=bytes,
+            attributes=pdl_launch_attributes(PDLLevel.ON),
         )
 
     # The consumer.
@@ -314,6 +320,8 @@ def add_rows(
     var partial = external_memory[
         Float32, address_space=AddressSpace.SHARED, alignment=16
     ]()
+    # The blocks may have come before the rows were complete.
+    wait_on_dependent_grids()
     var row, column = divmod(UInt32(thread_idx.x), UInt32(ROWS_BLOCK))
     var at = UInt32(block_idx.x) * UInt32(ROWS_BLOCK) + column
     var width = kinds * filters
