@@ -14,7 +14,13 @@ from ..conv.access import OutputTarget
 from ..conv.problem import SPATIAL
 from ..tma.copy import SharedAddress
 from .epilogue_config import ROW_BYTES
-from .epilogue_fragment import MATRIX_ROWS, Place, load_chunk, panel_filters
+from .epilogue_fragment import (
+    MATRIX_ROWS,
+    Place,
+    load_chunk,
+    panel_filters,
+    panels,
+)
 from .epilogue_params import OutputShape
 from .scheduler import TileGeometry
 
@@ -67,7 +73,7 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
     var row: UInt32
     """The thread's first."""
     var panel: UInt32
-    """Of the buffer."""
+    """Of the buffer, where the warp has but one."""
     var chunk: UInt32
     """Of the panel's rows."""
 
@@ -120,9 +126,46 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
         """
+        comptime if Self.swapped:
+            self._store_panel(
+                self.panel,
+                output,
+                shape,
+                geometry,
+                buffer,
+                pixel,
+                filter,
+                filters,
+            )
+        else:
+            comptime for panel in range(panels[Self.dtype]()):
+                self._store_panel(
+                    UInt32(panel),
+                    output,
+                    shape,
+                    geometry,
+                    buffer,
+                    pixel,
+                    filter,
+                    filters,
+                )
+
+    @always_inline
+    def _store_panel(
+        self,
+        panel: UInt32,
+        output: Self.Output,
+        shape: OutputShape,
+        geometry: TileGeometry,
+        buffer: SharedAddress,
+        pixel: UInt32,
+        filter: UInt32,
+        filters: UInt32,
+    ):
+        """`store`, of a panel."""
         var column = (
             filter
-            + self.panel * UInt32(panel_filters[Self.dtype]())
+            + panel * UInt32(panel_filters[Self.dtype]())
             + self.chunk * UInt32(Self.width)
         )
         # All loads first: a store would wait for each.
@@ -131,7 +174,7 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
             var row = self.row + UInt32(i * Self.rows)
             chunks[i] = load_chunk[Self.dtype](
                 buffer
-                + (self.panel * UInt32(Self.pixels) + row) * ROW_BYTES
+                + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
                 + (self.chunk ^ (row % CHUNKS)) * 16
             )
         comptime for i in range(Self.steps):
