@@ -163,7 +163,10 @@ def convolve[
     comptime assert residual_type == Output.dtype
     comptime fused = Output.computes or Output.stores
     var choice = choose[in_type, Output.dtype](
-        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT), fused
+        problem,
+        ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        fused,
+        FusedWork.of(epilogue),
     )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
