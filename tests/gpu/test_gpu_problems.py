@@ -7,6 +7,7 @@ left is the rounding to the output's type, and every element must be equal.
 from __future__ import annotations
 
 import functools
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,6 +177,44 @@ def test_named_problems(network: Network, name: str) -> None:
     operands = operands_of(name)
     check(network, operands)
     check(network, operands, epilogue=True)
+
+
+def drawn(seed: int) -> ConvProblem:
+    """A random problem of any rank; half of them have channels that the copy engine takes."""
+    draw = random.Random(seed)
+    rank, groups = draw.choice([1, 2, 2, 3]), draw.choice([1, 1, 1, 2, 3, 4])
+    step, most = draw.choice([(1, 20), (8, 12)])
+    per_group, filters = (step * draw.randint(1, most) for _ in range(2))
+    longest = {1: 300, 2: 30, 3: 10}[rank]
+    sizes: list[int] = []
+    taps: list[int] = []
+    strides: list[int] = []
+    dilations: list[int] = []
+    padding: list[int] = []
+    while len(sizes) < rank:
+        size, tap = draw.randint(1, longest), draw.randint(1, {1: 7, 2: 7, 3: 4}[rank])
+        dilation, sides = draw.choice([1, 1, 2, 3]), [draw.randint(0, 5), draw.randint(0, 5)]
+        if (tap - 1) * dilation < size + sum(sides):
+            sizes.append(size)
+            taps.append(tap)
+            strides.append(draw.choice([1, 1, 2, 3]))
+            dilations.append(dilation)
+            padding += sides
+    return ConvProblem.from_parts(
+        (draw.randint(1, 4), *sizes, per_group * groups),
+        filters=filters * groups,
+        filter_size=tuple(taps),
+        group_channels=per_group,
+        stride=tuple(strides),
+        dilation=tuple(dilations),
+        padding=tuple(padding),
+        groups=groups,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(network: Network, seed: int) -> None:
+    check(network, Operands(drawn(seed)), epilogue=bool(seed % 2))
 
 
 @pytest.mark.parametrize("kernel", [Kernel.REFERENCE, Kernel.IMPLICIT_GEMM, Kernel.GROUPED])

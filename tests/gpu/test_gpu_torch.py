@@ -99,6 +99,27 @@ def test_two_streams() -> None:
             assert torch.equal(result, want)
 
 
+@pytest.mark.parametrize(
+    ("images", "side", "channels", "stride"),
+    # Whole sums; sums that the blocks of a cluster share; a stride.
+    [(8, 56, 64, 1), (1, 14, 256, 1), (4, 28, 128, 2)],
+)
+def test_a_thousand_repeats(images: int, side: int, channels: int, stride: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(15)
+    shapes = ((images, channels, side, side), (channels, channels, 3, 3))
+    x, w = (torch.randn(s, generator=generator, device="cuda", dtype=DTYPE) for s in shapes)
+    x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w))
+    first = mt.conv2d(x, w, stride=stride, padding=1)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        again = mt.conv2d(x, w, stride=stride, padding=1)
+        different += (again.view(torch.int16) != first.view(torch.int16)).sum()
+    assert int(different) == 0
+    wanted = exact(x, w, stride=stride, padding=1)
+    # A sum of float32 products, rounded once to 8 bits; 2**-8 covers half a unit in the last place.
+    assert torch.allclose(first.double(), wanted, rtol=2**-8, atol=2**-8 * float(wanted.std()))
+
+
 def test_refusals() -> None:
     x, w = integers(1, CHANNELS, 5, 5), integers(FILTERS, CHANNELS, 3, 3)
     with pytest.raises(ValueError, match="weight: device cpu is not the input's; cuda:0 is needed"):
