@@ -26,7 +26,9 @@ from .conv.epilogue import Epilogue, validate_operands
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
+    GEOMETRY_PRECISION,
     LAYOUT_PACKED,
+    PRECISION_FLOAT32,
 )
 from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
@@ -227,6 +229,7 @@ def _store_gpu[
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     var kernel = geometry[GEOMETRY_KERNEL]
+    var exact = geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
     comptime if output._has_output_store_fusion:
         convolve_gpu[kernels](
             ctx,
@@ -237,6 +240,7 @@ def _store_gpu[
             kernel,
             epilogue,
             StoredOutput[output.dtype, output.rank](data, output.out_fusion),
+            exact,
         )
     elif output._has_compute_fusion:
         convolve_gpu[kernels](
@@ -250,6 +254,7 @@ def _store_gpu[
             ComputedOutput[output.dtype, output.rank](
                 data, output.compute_fusion
             ),
+            exact,
         )
     else:
         convolve_gpu[kernels](
@@ -261,6 +266,7 @@ def _store_gpu[
             kernel,
             epilogue,
             MemoryOutput[output.dtype](data),
+            exact,
         )
 
 

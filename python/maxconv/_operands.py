@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._fields import PANEL, Layout
 from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
 from .arguments import (
+    FLOAT8,
+    INPUT_BYTES,
     LAYOUTS,
     Size,
     check_bias,
@@ -36,6 +39,7 @@ __all__ = [
     "residual_operand",
     "to_channels_first",
     "to_channels_last",
+    "without_float8",
 ]
 
 #: A filter: a graph value, an array (numpy or ``__dlpack__``), or a ``PackedFilter``.
@@ -108,7 +112,8 @@ def filter_operand(
         array, kind = read_array("filter", filter)
         return _known(array, kind, layout, count, dtype, device)
     value = TensorValue(filter)
-    check_same_dtype("filter", check_dtype("filter", value.dtype), (dtype,), "is the input's")
+    kind = check_dtype("filter", value.dtype, INPUT_BYTES)
+    check_same_dtype("filter", kind, (dtype,), "is the input's")
     if value.device != device:
         raise ValueError(f"filter: device {value.device} is not the input's; {device} is needed")
     filters, filter_size, group_channels = filter_shape_parts(value.shape, layout, rank)
@@ -207,10 +212,42 @@ def _pack_in_graph(value: TensorValue, layout: str, groups: int, rank: int) -> T
     return flatten(ops.permute(value, list(order)))
 
 
+def without_float8(x: TensorValue, filter: FilterLike) -> tuple[TensorValue, FilterLike]:
+    """Returns input and filter as the kernels of their device take them.
+
+    A CPU computes with the same values as bfloat16, which holds each of float8_e4m3fn exactly.
+
+    Raises:
+        TypeError: The filter is neither a graph value nor an array.
+        ValueError: It has a type that is not allowed.
+    """
+    if x.dtype != DType[FLOAT8] or x.device.is_gpu():
+        return x, filter
+    if isinstance(filter, PackedFilter):
+        check_same_dtype("filter", filter.dtype, (FLOAT8,), "is the input's")
+        data = cast_array(filter.data, FLOAT8, "bfloat16")
+        filter = replace(filter, dtype="bfloat16", data=data)
+    elif is_graph_value(filter):
+        value = TensorValue(filter)
+        kind = check_dtype("filter", value.dtype, INPUT_BYTES)
+        check_same_dtype("filter", kind, (FLOAT8,), "is the input's")
+        filter = ops.cast(value, DType.bfloat16)
+    else:
+        array, kind = read_array("filter", filter)
+        filter = cast_array(cast_array(array, kind, FLOAT8), FLOAT8, "float32")
+    return ops.cast(x, DType.bfloat16), filter
+
+
 def bias_operand(
     bias: object, filters: Size, *, dtype: str, device: DeviceRef
 ) -> TensorValue | None:
-    """Reads the ``bias`` argument; an array of another type than the input's becomes float32.
+    """Reads the ``bias`` argument; an array of another type than ``dtype`` becomes float32.
+
+    Args:
+        bias: The argument.
+        filters: How many elements it must have.
+        dtype: The type that it may have beside float32.
+        device: The input's device.
 
     Raises:
         TypeError: It is neither a graph value nor an array.
@@ -277,7 +314,7 @@ def input_operand(x: object, input_layout: object, rank: int) -> tuple[TensorVal
     value = graph_value("input", x, "make it one with max.graph.ops.constant")
     first = channels_first(input_layout, rank)
     check_device("input", value.device)
-    check_dtype("input", value.dtype)
+    check_dtype("input", value.dtype, INPUT_BYTES)
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:
         return to_channels_last(value), True

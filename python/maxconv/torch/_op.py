@@ -16,7 +16,7 @@ import torch
 from max.driver import Buffer
 from torch import Tensor, library
 
-from .._fields import Activation, Layout, encode_scalars
+from .._fields import Activation, Layout, Precision, encode_scalars
 from ..arguments import check_bias, check_residual
 from ..problem import ConvProblem, output_size
 from ._engine import HOST, Operands, Signature, absent, as_buffer, run, shape_operand
@@ -31,7 +31,7 @@ CHANNELS_FIRST: Final = {1: (0, 2, 1), 2: (0, 3, 1, 2), 3: (0, 4, 1, 2, 3)}
 _SCHEMA: Final = (
     "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
-    " bool channels_last, bool constant) -> Tensor"
+    " int? precision, bool channels_last, bool constant) -> Tensor"
 )
 
 
@@ -47,6 +47,8 @@ class Resolved(NamedTuple):
     """Codes of the activation and of the final activation."""
     scalars: tuple[float, ...]
     """In the order of ``_fields.SCALARS``."""
+    precision: int | None
+    """The code of what is left of float32 operands; ``None`` follows PyTorch's setting."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,23 @@ def _plan(
         final_activation=Activation(final),
         has_bias=bias_shape is not None,
         has_residual=residual_shape is not None,
+        precision=Precision(resolved.precision or Precision.TF32),
     )
     beta, p0, p1, q0, q1 = resolved.scalars
     scalars = encode_scalars(beta=beta, activation_parameters=(p0, p1), final_parameters=(q0, q1))
     return _Plan(
         output, Buffer.from_numpy(geometry), Buffer.from_numpy(scalars), shape_operand(output)
     )
+
+
+def _torch_precision() -> Precision:
+    """Returns what PyTorch's own convolutions leave of float32 operands on a GPU now."""
+    cudnn: Any = torch.backends.cudnn
+    # From PyTorch 2.9 on operators have settings of their own, and asking for all raises where
+    # these differ.
+    setting = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    rounds = cudnn.allow_tf32 if setting is None else setting == "tf32"
+    return Precision.TF32 if rounds else Precision.FLOAT32
 
 
 def _channels_last(tensor: Tensor, rank: int) -> Tensor:
@@ -156,12 +169,15 @@ def _conv(
     groups: int,
     activations: list[int],
     scalars: list[float],
+    precision: int | None,
     channels_last: bool,
     constant: bool,
 ) -> Tensor:
     """Runs the convolution; see ``functional`` for what the arguments mean."""
     rank = len(stride)
     activation, final = activations
+    device = input.get_device()
+    rounds = device != HOST and input.dtype == torch.float32
     resolved = Resolved(
         tuple(stride),
         tuple(padding),
@@ -169,9 +185,10 @@ def _conv(
         groups,
         (activation, final),
         tuple(scalars),
+        # One plan for all where it makes no difference.
+        (_torch_precision() if precision is None else precision) if rounds else Precision.TF32,
     )
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
-    device = input.get_device()
     layout = Layout.PACKED if device == HOST else Layout.KRSC
     if filter_buffer is None:
         raw, layout = _raw_filter(weight.detach(), rank)
@@ -228,6 +245,7 @@ def _conv_fake(
     groups: int,
     activations: list[int],
     scalars: list[float],
+    precision: int | None,
     channels_last: bool,
     constant: bool,
 ) -> Tensor:
@@ -239,6 +257,7 @@ def _conv_fake(
         groups,
         (activations[0], activations[1]),
         tuple(scalars),
+        precision,
     )
     batch, filters, *spatial = output_shape(input.shape, weight.shape, resolved)
     if all(type(size) is int for size in (*input.shape, *weight.shape)):

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from ..activations import ActivationLike, parse
-from ..arguments import check_at_least, check_device, check_integer, resolve_padding, spatial_tuple
+from ..arguments import (
+    check_at_least,
+    check_device,
+    check_integer,
+    check_precision,
+    resolve_padding,
+    spatial_tuple,
+)
 from ._engine import DTYPES
 from ._op import Resolved, conv
 
@@ -35,10 +42,20 @@ def conv1d(
     residual: Tensor | None = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
+    precision: str | None = None,
 ) -> Tensor:
     """Convolves ``[N, C, L]`` or ``[C, L]`` with ``[K, C / groups, S]``; else as ``conv2d``."""
     resolved = resolve(
-        1, weight, stride, padding, dilation, groups, activation, beta, final_activation
+        1,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
     )
     return convolve(input, weight, bias, residual, resolved)
 
@@ -56,6 +73,7 @@ def conv2d(
     residual: Tensor | None = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
+    precision: str | None = None,
 ) -> Tensor:
     """Computes ``final_activation(activation(conv(input, weight) + bias) + beta * residual)``.
 
@@ -66,7 +84,7 @@ def conv2d(
     The weight is packed in every call: a module (``Conv2d``) packs it once.
 
     Args:
-        input: ``[N, C, H, W]`` or ``[C, H, W]``; float32, bfloat16 or float16, on the CPU.
+        input: ``[N, C, H, W]`` or ``[C, H, W]``; float32, bfloat16 or float16, on the CPU or a GPU.
         weight: ``[K, C / groups, R, S]`` of the input's dtype.
         bias: ``[K]`` of the input's dtype or float32.
         stride: One integer or two.
@@ -80,6 +98,12 @@ def conv2d(
         residual: Of the output's shape and dtype.
         beta: Factor of the residual.
         final_activation: As ``activation``.
+        precision: What is left of float32 operands when a GPU multiplies them: ``"tf32"`` lets it
+            round them to tf32, which its tensor cores take (the norm of the result's error is then
+            about 3e-4 of the result's); with ``"float32"`` nothing is rounded, at a tenth of the
+            speed. ``None`` does what PyTorch's own convolutions do in this call, by
+            ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``):
+            tf32, unless that was changed. A CPU rounds nothing either way.
 
     Returns:
         ``[N, K, P, Q]``, or ``[K, P, Q]`` for an input without a batch.
@@ -91,7 +115,16 @@ def conv2d(
         RuntimeError: A tensor requires grad while grad mode is on: there is no backward pass.
     """
     resolved = resolve(
-        2, weight, stride, padding, dilation, groups, activation, beta, final_activation
+        2,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
     )
     return convolve(input, weight, bias, residual, resolved)
 
@@ -109,10 +142,20 @@ def conv3d(
     residual: Tensor | None = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
+    precision: str | None = None,
 ) -> Tensor:
     """Convolves ``[N, C, D, H, W]`` with ``[K, C / groups, T, R, S]``; else as ``conv2d``."""
     resolved = resolve(
-        3, weight, stride, padding, dilation, groups, activation, beta, final_activation
+        3,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
     )
     return convolve(input, weight, bias, residual, resolved)
 
@@ -127,6 +170,7 @@ def resolve(
     activation: ActivationLike,
     beta: float,
     final_activation: ActivationLike,
+    precision: str | None,
 ) -> Resolved:
     """Returns a call's arguments as the operator takes them; see ``conv2d`` for what is raised."""
     if not isinstance(weight, Tensor):
@@ -138,7 +182,18 @@ def resolve(
         )
     # Only "same" looks at the taps, which are then not symbols.
     taps = tuple(weight.shape[2:]) if padding == "same" else (1,) * rank
-    arguments = (rank, taps, stride, padding, dilation, groups, activation, beta, final_activation)
+    arguments = (
+        rank,
+        taps,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+    )
     if torch.compiler.is_compiling():
         return _resolve(*arguments)
     try:
@@ -165,6 +220,7 @@ def _resolve(
     activation: ActivationLike,
     beta: float,
     final_activation: ActivationLike,
+    precision: str | None,
 ) -> Resolved:
     strides = _spatial("stride", stride, rank)
     check_at_least("stride", strides, 1)
@@ -190,6 +246,7 @@ def _resolve(
         count,
         (int(first.kind), int(last.kind)),
         (float(beta), first.p0, first.p1, last.p0, last.p1),
+        None if precision is None else int(check_precision(precision)),
     )
 
 
@@ -236,6 +293,7 @@ def convolve(
         resolved.groups,
         resolved.activations,
         resolved.scalars,
+        resolved.precision,
         channels_last,
         constant,
     )
