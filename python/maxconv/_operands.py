@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._fields import PANEL, Layout
 from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
 from .arguments import (
+    DTYPE_BYTES,
     FLOAT8,
     INPUT_BYTES,
     LAYOUTS,
@@ -39,7 +39,6 @@ __all__ = [
     "residual_operand",
     "to_channels_first",
     "to_channels_last",
-    "without_float8",
 ]
 
 #: A filter: a graph value, an array (numpy or ``__dlpack__``), or a ``PackedFilter``.
@@ -212,32 +211,6 @@ def _pack_in_graph(value: TensorValue, layout: str, groups: int, rank: int) -> T
     return flatten(ops.permute(value, list(order)))
 
 
-def without_float8(x: TensorValue, filter: FilterLike) -> tuple[TensorValue, FilterLike]:
-    """Returns input and filter as the kernels of their device take them.
-
-    A CPU computes with the same values as bfloat16, which holds each of float8_e4m3fn exactly.
-
-    Raises:
-        TypeError: The filter is neither a graph value nor an array.
-        ValueError: It has a type that is not allowed.
-    """
-    if x.dtype != DType[FLOAT8] or x.device.is_gpu():
-        return x, filter
-    if isinstance(filter, PackedFilter):
-        check_same_dtype("filter", filter.dtype, (FLOAT8,), "is the input's")
-        data = cast_array(filter.data, FLOAT8, "bfloat16")
-        filter = replace(filter, dtype="bfloat16", data=data)
-    elif is_graph_value(filter):
-        value = TensorValue(filter)
-        kind = check_dtype("filter", value.dtype, INPUT_BYTES)
-        check_same_dtype("filter", kind, (FLOAT8,), "is the input's")
-        filter = ops.cast(value, DType.bfloat16)
-    else:
-        array, kind = read_array("filter", filter)
-        filter = cast_array(cast_array(array, kind, FLOAT8), FLOAT8, "float32")
-    return ops.cast(x, DType.bfloat16), filter
-
-
 def bias_operand(
     bias: object, filters: Size, *, dtype: str, device: DeviceRef
 ) -> TensorValue | None:
@@ -314,7 +287,11 @@ def input_operand(x: object, input_layout: object, rank: int) -> tuple[TensorVal
     value = graph_value("input", x, "make it one with max.graph.ops.constant")
     first = channels_first(input_layout, rank)
     check_device("input", value.device)
-    check_dtype("input", value.dtype, INPUT_BYTES)
+    if check_dtype("input", value.dtype, INPUT_BYTES) == FLOAT8 and not value.device.is_gpu():
+        raise ValueError(
+            f"input: dtype {FLOAT8} on device {value.device} is not supported; there "
+            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {FLOAT8} too"
+        )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:
         return to_channels_last(value), True

@@ -38,7 +38,6 @@ from ._operands import (
     input_operand,
     residual_operand,
     to_channels_first,
-    without_float8,
 )
 from ._transpose import split_phases
 from .activations import NONE, ActivationLike, ActivationSpec, parse
@@ -135,8 +134,8 @@ def conv2d(
         final_activation(activation(conv(x, filter) + bias) + beta * residual)
 
     Args:
-        x: The image, ``[N, H, W, C]``: float32, bfloat16, float16 or float8_e4m3fn. A CPU computes
-            with the last one's values as bfloat16, which holds them exactly.
+        x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16, or on a GPU float8_e4m3fn
+            (MAX has no such tensors on CPUs).
         filter: The filter in ``filter_layout``, with ``C / groups`` channels. An array or a
             constant is packed when the graph is built, a weight when the model is loaded, any other
             value in each call; a ``PackedFilter`` is packed already, knows its ``groups`` and
@@ -366,7 +365,6 @@ def _convolve(
     require_kernels(Graph.current, _OP)
     value, first = input_operand(x, input_layout, rank)
     target = _out_dtype(out_dtype, value.dtype.name)
-    value, filter = without_float8(value, filter)
     dtype = value.dtype.name
     operand = filter_operand(
         filter, filter_layout, groups, rank=rank, dtype=dtype, device=value.device

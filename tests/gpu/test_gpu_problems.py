@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.gpu.network import OUTPUTS, every_fusion, rounded, to_device, to_float32
+from tests.gpu.network import OUTPUTS, TYPES, every_fusion, rounded, to_device, to_float32
 from tests.reference import conv_reference
 
-from maxconv._fields import Activation, Kernel, Layout, encode_geometry, encode_scalars
+from maxconv._fields import (
+    Activation,
+    Kernel,
+    Layout,
+    Precision,
+    encode_geometry,
+    encode_scalars,
+)
 from maxconv.problem import ConvProblem
 from maxconv.problems import load_problems
 
@@ -28,7 +35,8 @@ pytestmark = pytest.mark.gpu
 
 Floats = npt.NDArray[np.float32]
 
-DTYPES = ("float32", "bfloat16", "float16")
+#: Those whose graphs have every output and every kernel.
+WHOLE = tuple(name for name, types in TYPES.items() if types.outputs == OUTPUTS)
 NAMES = tuple(load_problems())
 
 
@@ -89,11 +97,11 @@ def operands_of(name: str) -> Operands:
 
 
 class Network:
-    """The compiled graph of a type."""
+    """The compiled graph of an entry of ``TYPES``."""
 
-    def __init__(self, session: InferenceSession, device: Device, dtype: str) -> None:
-        self.model: Model = session.load(every_fusion(dtype))
-        self.device, self.dtype = device, dtype
+    def __init__(self, session: InferenceSession, device: Device, name: str) -> None:
+        self.model: Model = session.load(every_fusion(name))
+        self.device, self.types = device, TYPES[name]
 
     def run(
         self,
@@ -102,11 +110,12 @@ class Network:
         layout: Layout = Layout.KRSC,
         kernel: Kernel = Kernel.AUTO,
         epilogue: bool = False,
+        precision: Precision = Precision.TF32,
     ) -> dict[str, Floats]:
         from max.driver import Buffer
         from max.dtype import DType
 
-        p, dtype, device = operands.problem, self.dtype, self.device
+        p, types, device = operands.problem, self.types, self.device
         geometry = encode_geometry(
             stride=full(p.stride, 1),
             dilation=full(p.dilation, 1),
@@ -120,32 +129,34 @@ class Network:
             final_activation=Activation.LEAKY_RELU if epilogue else Activation.NONE,
             has_bias=epilogue,
             has_residual=epilogue,
+            precision=precision,
         )
         scalars = encode_scalars(beta=-0.5, final_parameters=(0.25, 0.0))
         empty = np.zeros(0, np.float32)
+        residual = operands.residual if epilogue else empty.reshape((0,) * 5)
         inputs: list[Any] = [
-            to_device(operands.x, dtype, device),
-            to_device(operands.filter(layout), dtype, device),
-            to_device(operands.bias if epilogue else empty, dtype, device),
-            to_device(operands.residual if epilogue else empty.reshape((0,) * 5), dtype, device),
+            to_device(operands.x, types.dtype, device),
+            to_device(operands.filter(layout), types.dtype, device),
+            to_device(operands.bias if epilogue else empty, types.bias_dtype, device),
+            to_device(residual, types.out_dtype, device),
             Buffer.from_numpy(geometry),
-            *[Buffer.from_numpy(scalars)] * len(OUTPUTS),
+            *[Buffer.from_numpy(scalars)] * len(types.outputs),
             Buffer(DType.uint8, (*operands.output, 0)),
-            to_device(operands.factors, dtype, device),
+            to_device(operands.factors, types.out_dtype, device),
         ]
         self._poison(operands.output)
         results = self.model.execute(*inputs)
-        return dict(zip(OUTPUTS, (to_float32(result) for result in results), strict=True))
+        return dict(zip(types.outputs, (to_float32(result) for result in results), strict=True))
 
     def _poison(self, shape: tuple[int, ...]) -> None:
         """Fills with NaN what the allocator may hand out for the outputs."""
-        sizes = ("float32", self.dtype, self.dtype, self.dtype)
+        sizes = ("float32", *[self.types.out_dtype] * 3)
         held = [to_device(np.full(shape, np.nan, np.float32), size, self.device) for size in sizes]
         self.device.synchronize()
         del held
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=TYPES)
 def network(gpu_session: InferenceSession, gpu: Device, request: pytest.FixtureRequest) -> Network:
     return Network(gpu_session, gpu, request.param)
 
@@ -167,8 +178,8 @@ def expected(operands: Operands, dtype: str, epilogue: bool) -> dict[str, Floats
 
 def check(network: Network, operands: Operands, **arguments: Any) -> None:
     results = network.run(operands, **arguments)
-    wanted = expected(operands, network.dtype, arguments.get("epilogue", False))
-    for name in OUTPUTS:
+    wanted = expected(operands, network.types.out_dtype, arguments.get("epilogue", False))
+    for name in network.types.outputs:
         np.testing.assert_array_equal(results[name], wanted[name], err_msg=name)
 
 
@@ -217,6 +228,7 @@ def test_random_problems(network: Network, seed: int) -> None:
     check(network, Operands(drawn(seed)), epilogue=bool(seed % 2))
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 @pytest.mark.parametrize("kernel", [Kernel.REFERENCE, Kernel.IMPLICIT_GEMM, Kernel.GROUPED])
 def test_kernels_by_name(network: Network, kernel: Kernel) -> None:
     for name in NAMES:
@@ -224,6 +236,7 @@ def test_kernels_by_name(network: Network, kernel: Kernel) -> None:
             check(network, operands_of(name), kernel=kernel, epilogue=True)
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 @pytest.mark.parametrize("layout", [Layout.RSCF, Layout.FCRS])
 def test_filters_in_other_layouts(network: Network, layout: Layout) -> None:
     for name in NAMES:
@@ -231,12 +244,14 @@ def test_filters_in_other_layouts(network: Network, layout: Layout) -> None:
             check(network, operands_of(name), layout=layout)
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 def test_no_images(network: Network) -> None:
     problem = ConvProblem.from_parts((0, 5, 6, 8), filters=16, filter_size=(3, 3), group_channels=8)
     results = network.run(Operands(problem))
     assert results["plain"].shape == (0, 1, 3, 4, 16)
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 def test_refusals(network: Network) -> None:
     operands = operands_of("odd.groups_uneven")
     with pytest.raises(ValueError, match="filter_layout: PACKED is packed for a CPU; a GPU takes"):
@@ -257,6 +272,29 @@ def test_refusals(network: Network) -> None:
         ValueError, match=r"filter: \d+ elements do not match \d+ = what 18 filters"
     ):
         network.run(wrong)
+
+
+@pytest.mark.parametrize("network", ["float32"], indirect=True)
+@pytest.mark.parametrize("name", ["resnet50.conv4_3x3", "resnet50.conv2_reduce"])
+def test_precision(network: Network, name: str) -> None:
+    operands = Operands(load_problems()[name].problem)
+    generator = np.random.default_rng(6)
+    operands.x, operands.w = (
+        generator.standard_normal(values.shape).astype(np.float32)
+        for values in (operands.x, operands.w)
+    )
+
+    def error(**arguments: Any) -> float:
+        result = network.run(operands, **arguments)["plain"].astype(np.float64)
+        return float(np.linalg.norm(result - operands.sums) / np.linalg.norm(operands.sums))
+
+    # Both operands of a product are rounded to 11 bits: errors of up to 2**-11 of each, evenly
+    # distributed, are 2**-11 / sqrt(3) * sqrt(2) = 4e-4 of a product, and less where a value is in
+    # the upper half of its binade. Sums of some thousand float32 stay under 1e-5.
+    assert 1e-4 < error() < 4e-4
+    assert error(precision=Precision.FLOAT32) < 1e-5
+    with pytest.raises(ValueError, match=r"sm90 rounds float32 operands to tf32, but precision="):
+        error(precision=Precision.FLOAT32, kernel=Kernel.SM90)
 
 
 class PackedOperands(Operands):
