@@ -288,5 +288,5 @@ def test_float8_filters() -> None:
     assert packed.nbytes == 9 * 4 * 16
     bits = float32_to_float8(values)
     assert (packed.unpack() == bits).all()
-    with pytest.raises(ValueError, match="^filter: a value of magnitude 465 is beyond"):
+    with pytest.raises(ValueError, match=r"^filter: a value of magnitude 465 is beyond"):
         pack_filter(np.full((1, 1, 1, 1), -465.0), "KRSC", dtype="float8_e4m3fn")
