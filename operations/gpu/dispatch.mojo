@@ -236,6 +236,8 @@ def convolve[
     residual_type: DType,
     //,
     kernels: Int = ALL_KERNELS,
+    *,
+    scaled: Bool = False,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -256,6 +258,7 @@ def convolve[
         bias_type: Of the bias.
         residual_type: Of the residual.
         kernels: Which kernels to compile, a bit each.
+        scaled: Whether the epilogue has a scale.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -273,7 +276,7 @@ def convolve[
         packed for a CPU; what the driver refused.
     """
     if layout == LAYOUT_KRSC:
-        _run[kernels](
+        _run[kernels, scaled](
             ctx, problem, activation, filter, requested, epilogue, output, exact
         )
         return
@@ -286,7 +289,7 @@ def convolve[
     )
     if elements > 0:
         pack_filter(ctx, problem, layout, filter, data)
-    _run[kernels](
+    _run[kernels, scaled](
         ctx,
         problem,
         activation,
@@ -307,6 +310,7 @@ def _run[
     residual_type: DType,
     //,
     kernels: Int,
+    scaled: Bool,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -346,7 +350,7 @@ def _run[
             in_type, out_type
         ]():
             if kernel == KERNEL_SM90:
-                convolve_sm90(
+                convolve_sm90[scaled=scaled](
                     ctx,
                     problem,
                     activation.data(),
