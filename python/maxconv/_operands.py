@@ -37,6 +37,7 @@ __all__ = [
     "graph_value",
     "input_operand",
     "residual_operand",
+    "scale_operand",
     "to_channels_first",
     "to_channels_last",
 ]
@@ -239,6 +240,36 @@ def bias_operand(
     check_same_dtype("bias", value.dtype.name, allowed, "is allowed for this input")
     if value.device != device:
         raise ValueError(f"bias: device {value.device} is not the input's; {device} is needed")
+    return value
+
+
+def scale_operand(scale: object, filters: Size, device: DeviceRef) -> TensorValue | None:
+    """Reads the ``scale`` argument as one float32 for each filter.
+
+    Args:
+        scale: The argument: a number, an array of rank 1, or a graph value of rank 0 or 1.
+        filters: How many elements it must have; a number, or one element, stands for all.
+        device: The input's device.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: It has a rank, a length, a type or a device that is not allowed.
+    """
+    if scale is None:
+        return None
+    if is_graph_value(scale):
+        value = TensorValue(cast(Any, scale))
+        check_same_dtype("scale", value.dtype.name, ("float32",), "is allowed")
+        if value.device != device:
+            raise ValueError(f"scale: device {value.device} is not the input's; {device} is needed")
+    else:
+        if isinstance(scale, int | float) and not isinstance(scale, bool):
+            scale = np.array([scale], np.float64)
+        values, kind = read_array("scale", scale)
+        value = constant(cast_array(values, kind, "float32"), "float32", device)
+    if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
+        return ops.broadcast_to(ops.reshape(value, (1,)), (filters,))
+    check_bias(value.shape, filters, "scale")
     return value
 
 

@@ -301,20 +301,20 @@ def check_same_dtype(name: str, dtype: str, allowed: Sequence[str], why: str) ->
         )
 
 
-def check_bias(shape: Sequence[Any], filters: Size) -> None:
-    """Checks a bias: rank 1, one element a filter.
+def check_bias(shape: Sequence[Any], filters: Size, name: str = "bias") -> None:
+    """Checks a bias, or what else has one element a filter: its rank is 1.
 
     Raises:
         ValueError: It is not; a symbolic length is left to the kernel.
     """
     if len(shape) != 1:
         raise ValueError(
-            f"bias: shape {show(tuple(shape))} has rank {len(shape)}; rank 1 is allowed, one "
+            f"{name}: shape {show(tuple(shape))} has rank {len(shape)}; rank 1 is allowed, one "
             "element a filter"
         )
-    size = check_size("bias", shape[0])
+    size = check_size(name, shape[0])
     if isinstance(size, int) and isinstance(filters, int) and size != filters:
-        raise ValueError(f"bias: {size} elements, but there are {filters} filters")
+        raise ValueError(f"{name}: {size} elements, but there are {filters} filters")
 
 
 def check_residual(shape: Sequence[Any], output_shape: Sequence[Any]) -> None:

@@ -37,6 +37,7 @@ from ._operands import (
     filter_operand,
     input_operand,
     residual_operand,
+    scale_operand,
     to_channels_first,
 )
 from ._transpose import split_phases
@@ -50,9 +51,14 @@ __all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d"]
 #: A filter: a graph value, an array (numpy or anything with ``__dlpack__``), or a packed filter.
 FilterLike: TypeAlias = TensorValueLike | DLPackArray | PackedFilter
 
+#: What sums are multiplied with: a number, or one float32 for each filter.
+ScaleLike: TypeAlias = float | TensorValueLike | DLPackArray | None
+
 _OP = "maxconv.conv"
 # This one lets MAX fuse what stands before it, at the price of computing it anew for every tap.
 _OP_FUSED_INPUT = "maxconv.conv_fused_input"
+# A GPU's kernels without a scale are spared it.
+_OP_SCALED = "maxconv.conv_scaled"
 
 
 def conv1d(
@@ -73,6 +79,7 @@ def conv1d(
     out_dtype: DType | None = None,
     config: str | None = None,
     precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
     """Convolves a signal.
 
@@ -93,6 +100,7 @@ def conv1d(
         out_dtype: See ``conv2d``.
         config: See ``conv2d``.
         precision: See ``conv2d``.
+        scale: See ``conv2d``.
 
     Returns:
         ``[N, Q, K]``, or ``[N, K, Q]`` where the channels of ``x`` are first.
@@ -104,7 +112,7 @@ def conv1d(
     """
     return _convolve(
         1, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config, precision,
+        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
     )  # fmt: skip
 
 
@@ -126,12 +134,13 @@ def conv2d(
     out_dtype: DType | None = None,
     config: str | None = None,
     precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
     """Convolves an image.
 
     Computes, in float32 and with one rounding at the end::
 
-        final_activation(activation(conv(x, filter) + bias) + beta * residual)
+        final_activation(activation(scale * conv(x, filter) + bias) + beta * residual)
 
     Args:
         x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16, or on a GPU float8_e4m3fn
@@ -168,6 +177,9 @@ def conv2d(
             take; the norm of the result's error is then about 3e-4 of the result's. With
             ``"float32"`` nothing is rounded, which on a GPU takes ten times as long and more. A CPU
             rounds nothing either way; other types are not rounded.
+        scale: What the sums are multiplied with, in float32: a number, or one float32 for each
+            filter, ``[K]``. With float8_e4m3fn it is the product of the scales by which activation
+            and filter were divided.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
@@ -180,7 +192,7 @@ def conv2d(
     """
     return _convolve(
         2, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config, precision,
+        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
     )  # fmt: skip
 
 
@@ -202,6 +214,7 @@ def conv3d(
     out_dtype: DType | None = None,
     config: str | None = None,
     precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
     """Convolves a volume or a video.
 
@@ -223,6 +236,7 @@ def conv3d(
         out_dtype: See ``conv2d``.
         config: See ``conv2d``.
         precision: See ``conv2d``.
+        scale: See ``conv2d``.
 
     Returns:
         ``[N, Z, P, Q, K]``, or ``[N, K, Z, P, Q]`` where the channels of ``x`` are first.
@@ -234,7 +248,7 @@ def conv3d(
     """
     return _convolve(
         3, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config, precision,
+        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
     )  # fmt: skip
 
 
@@ -254,10 +268,11 @@ def conv2d_transpose(
     out_dtype: DType | None = None,
     config: str | None = None,
     precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
-    """Computes the transposed convolution of an image, ``activation(conv_t(x, filter) + bias)``.
+    """Computes the transposed convolution of an image.
 
-    It takes what ``max.graph.ops.conv2d_transpose`` takes, in the same order, and computes what
+    The result is ``activation(scale * conv_t(x, filter) + bias)``. It takes what ``max.graph.ops.conv2d_transpose`` takes, in the same order, and computes what
     ``torch.nn.functional.conv_transpose2d`` does. A stride above 1 becomes one convolution of
     stride 1 for each phase of the output, so that no product with a zero is computed.
 
@@ -281,6 +296,7 @@ def conv2d_transpose(
         out_dtype: Type of the result; by default that of ``x``.
         config: See ``conv2d``.
         precision: See ``conv2d``.
+        scale: See ``conv2d``.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first, with
@@ -310,8 +326,11 @@ def conv2d_transpose(
     target = _out_dtype(out_dtype, dtype)
     kernel, rounding = _kernel(config, value.device), check_precision(precision)
     added = bias_operand(bias, split.filters, dtype=dtype, device=value.device)
-    if added is not None and split.merged:
-        added = ops.tile(added, (split.stride[0] * split.stride[1],))
+    factors = scale_operand(scale, split.filters, value.device)
+    if split.merged:
+        repeats = (split.stride[0] * split.stride[1],)
+        added = None if added is None else ops.tile(added, repeats)
+        factors = None if factors is None else ops.tile(factors, repeats)
     outputs = []
     for phase in split.phases:
         operand = filter_operand(
@@ -336,6 +355,7 @@ def conv2d_transpose(
                 out_dtype=target,
                 kernel=kernel,
                 precision=rounding,
+                scale=factors,
             )
         )
     result = split.assemble(outputs)
@@ -360,6 +380,7 @@ def _convolve(
     out_dtype: DType | None,
     config: str | None,
     precision: str,
+    scale: ScaleLike,
 ) -> TensorValue:
     """Checks the arguments of a convolution of any rank and adds it to the current graph."""
     require_kernels(Graph.current, _OP)
@@ -389,6 +410,7 @@ def _convolve(
         out_dtype=target,
         kernel=_kernel(config, value.device),
         precision=check_precision(precision),
+        scale=scale_operand(scale, problem.filters, value.device),
         residual=residual_operand(
             residual, problem.output_shape, dtype=target, device=value.device, first=first
         ),
@@ -408,6 +430,7 @@ def _emit(
     out_dtype: str,
     kernel: Kernel,
     precision: Precision,
+    scale: TensorValue | None = None,
     residual: TensorValue | None = None,
     beta: float = 1.0,
     final: ActivationSpec | None = None,
@@ -437,13 +460,14 @@ def _emit(
         _absent(target, x.rank, x.device) if residual is None else residual,
         host_constant(geometry),
         host_constant(scalars),
+        *([] if scale is None else [scale]),
     ]
     exact = x.dtype == DType.float32 and precision is Precision.FLOAT32
     # These kernels read the input where it lies, so nothing can be fused before them; what runs on
     # a GPU's tensor cores is the one for Hopper, if it can.
     reads = kernel in (Kernel.POINTWISE, Kernel.SM90) or (x.device.is_gpu() and not exact)
-    fuse = problem.taps == 1 and not reads and is_computed(x)
-    op = _OP_FUSED_INPUT if fuse else _OP
+    fuse = problem.taps == 1 and not reads and scale is None and is_computed(x)
+    op = _OP_FUSED_INPUT if fuse else _OP if scale is None else _OP_SCALED
     result = TensorType(target, _result_shape(problem), x.device)
     parameters: dict[str, bool | int | str | DType] = {}
     if x.device.is_gpu():

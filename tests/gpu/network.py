@@ -51,6 +51,8 @@ class Types(NamedTuple):
     """Of ``OUTPUTS``."""
     kernels: int = -1
     """As the op's parameter: a bit for each."""
+    scaled: bool = False
+    """Whether each filter has a factor of its own; it is the last input."""
 
     @property
     def bias_dtype(self) -> str:
@@ -63,7 +65,7 @@ TYPES = {
     "float32": Types("float32", "float32", OUTPUTS),
     "bfloat16": Types("bfloat16", "bfloat16", OUTPUTS),
     "float16": Types("float16", "float16", OUTPUTS),
-    "fp8_bfloat16": Types("float8_e4m3fn", "bfloat16", ("computed", "stored"), _GENERAL),
+    "fp8_bfloat16": Types("float8_e4m3fn", "bfloat16", ("computed", "stored"), _GENERAL, True),
     "fp8_float32": Types("float8_e4m3fn", "float32", ("plain",), _GENERAL),
     "bfloat16_float32": Types("bfloat16", "float32", ("plain",), _GENERAL),
 }
@@ -93,14 +95,17 @@ def every_fusion(name: str) -> Graph:
         *[TensorType(DType.float32, (SCALARS_LENGTH,), cpu)] * len(dtypes.outputs),
         TensorType(DType.uint8, (*sizes, 0), cpu),
         TensorType(out, ("out_c",), gpu),
+        *[TensorType(DType.float32, ("scale",), gpu)] * dtypes.scaled,
     ]
     with Graph(f"every_{name}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
         values = [value.tensor for value in g.inputs]
+        scale = [values.pop()] if dtypes.scaled else []
         operands, scalars, factors = values[:5], values[5:-2], values[-1]
+        op = "maxconv.conv_scaled" if dtypes.scaled else "maxconv.conv"
         result, parameters = TensorType(out, sizes, gpu), {"kernels": dtypes.kernels}
         # Of equal operations MAX would keep one: each has scalars of its own.
         convolved = [
-            ops.custom("maxconv.conv", gpu, [*operands, own], [result], parameters)[0].tensor
+            ops.custom(op, gpu, [*operands, own, *scale], [result], parameters)[0].tensor
             for own in scalars
         ]
         behind: dict[str, Callable[[TensorValue], TensorValue]] = {
@@ -174,7 +179,9 @@ def fusions(dtype: str) -> Graph:
             maxconv.conv3d(volume, depthwise, groups=16).cast(DType.float32),
             maxconv.conv1d(ops.relu(signal) * 2, _integers(1, 8, 12), precision="float32"),
             maxconv.conv1d(signal, _integers(3, 8, 16), config="sm90"),
-            maxconv.conv1d(small, _integers(3, 16, 16), out_dtype=DType.bfloat16, config="sm90"),
+            maxconv.conv1d(
+                small, _integers(3, 16, 16), out_dtype=DType.bfloat16, config="sm90", scale=0.5
+            ),
             maxconv.conv1d(
                 small, _integers(3, 1, 16), groups=16, out_dtype=DType.float16, config="grouped"
             ),

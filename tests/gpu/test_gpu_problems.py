@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.gpu.network import OUTPUTS, TYPES, every_fusion, rounded, to_device, to_float32
+from tests.gpu.network import (
+    OUTPUTS,
+    TYPES,
+    Types,
+    every_fusion,
+    rounded,
+    to_device,
+    to_float32,
+)
 from tests.reference import conv_reference
 
 from maxconv._fields import (
@@ -67,6 +75,8 @@ class Operands:
         self.output = (output[0], *full(tuple(output[1:-1]), 1), output[-1])
         self.residual = integers(self.output, 8, 4)
         self.factors = integers((int(problem.filters),), 2, 5)
+        #: Powers of two: exact in every type.
+        self.scale = 2.0 ** integers((int(problem.filters),), 2, 6)
 
     @functools.cached_property
     def sums(self) -> npt.NDArray[np.float64]:
@@ -144,6 +154,8 @@ class Network:
             Buffer(DType.uint8, (*operands.output, 0)),
             to_device(operands.factors, types.out_dtype, device),
         ]
+        if types.scaled:
+            inputs.append(to_device(operands.scale, "float32", device))
         self._poison(operands.output)
         results = self.model.execute(*inputs)
         return dict(zip(types.outputs, (to_float32(result) for result in results), strict=True))
@@ -161,8 +173,9 @@ def network(gpu_session: InferenceSession, gpu: Device, request: pytest.FixtureR
     return Network(gpu_session, gpu, request.param)
 
 
-def expected(operands: Operands, dtype: str, epilogue: bool) -> dict[str, Floats]:
-    sums = operands.sums
+def expected(operands: Operands, types: Types, epilogue: bool) -> dict[str, Floats]:
+    dtype = types.out_dtype
+    sums = operands.sums * operands.scale if types.scaled else operands.sums
     if epilogue:
         sums = np.maximum(sums + operands.bias, 0) - 0.5 * operands.residual
         sums = np.where(sums > 0, sums, 0.25 * sums)
@@ -178,7 +191,7 @@ def expected(operands: Operands, dtype: str, epilogue: bool) -> dict[str, Floats
 
 def check(network: Network, operands: Operands, **arguments: Any) -> None:
     results = network.run(operands, **arguments)
-    wanted = expected(operands, network.types.out_dtype, arguments.get("epilogue", False))
+    wanted = expected(operands, network.types, arguments.get("epilogue", False))
     for name in network.types.outputs:
         np.testing.assert_array_equal(results[name], wanted[name], err_msg=name)
 

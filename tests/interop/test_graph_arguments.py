@@ -144,6 +144,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "config: 'fast' is not a kernel of device cpu:0; auto, refere",
     ),
     ({"config": 1}, TypeError, "config: 1 is a int; None or one of auto, reference, implicit_gemm"),
+    ({"scale": np.ones(3)}, ValueError, "scale: 3 elements, but there are 4 filters"),
+    ({"scale": "bias_brain"}, ValueError, "scale: dtype bfloat16 does not match; float32 is allow"),
+    ({"scale": True}, TypeError, "scale: a bool is not an array; a numpy array or an object with"),
     ({"precision": "ieee"}, ValueError, "precision: 'ieee' is not a precision of float32 product"),
     ({"precision": None}, TypeError, "precision: None is a NoneType; one of tf32, float32 is all"),
     (
