@@ -272,7 +272,8 @@ def conv2d_transpose(
 ) -> TensorValue:
     """Computes the transposed convolution of an image.
 
-    The result is ``activation(scale * conv_t(x, filter) + bias)``. It takes what ``max.graph.ops.conv2d_transpose`` takes, in the same order, and computes what
+    The result is ``activation(scale * conv_t(x, filter) + bias)``. It takes what
+    ``max.graph.ops.conv2d_transpose`` takes, in the same order, and computes what
     ``torch.nn.functional.conv_transpose2d`` does. A stride above 1 becomes one convolution of
     stride 1 for each phase of the output, so that no product with a zero is computed.
 
