@@ -23,7 +23,11 @@ def torch_op(dtype: str) -> Graph:
     from maxconv.torch import _engine
 
     kind = getattr(torch, dtype)
-    return _engine._graph(_engine.Signature(2, kind, kind, 0))
+    if kind is _engine.FLOAT8:
+        signature = _engine.Signature(2, kind, torch.float32, 0, torch.bfloat16, True)
+    else:
+        signature = _engine.Signature(2, kind, kind, 0)
+    return _engine._graph(signature)
 
 
 GRAPHS = {

@@ -159,6 +159,21 @@ def test_precision_is_what_pytorch_is_set_to() -> None:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
+def test_float8() -> None:
+    x, w = integers(2, 64, 13, 11, seed=17), integers(FILTERS, 64, 3, 3, seed=18)
+    scale = 2.0 ** torch.arange(FILTERS, device="cuda").remainder(5).float()
+    x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    residual = integers(2, FILTERS, 13, 11, seed=19)
+    y = mt.conv2d(x8, w8, padding=1, scale=scale, residual=residual, out_dtype=DTYPE)
+    wanted = exact(x, w, padding=1) * scale[:, None, None] + residual
+    assert y.dtype == DTYPE
+    assert torch.equal(y, wanted.to(DTYPE))
+    with pytest.raises(TypeError, match="out_dtype: None stands for the input's torch.float8_e4m"):
+        mt.conv2d(x8, w8)
+    with pytest.raises(TypeError, match="bias: dtype torch.float16 does not match; the output's t"):
+        mt.conv2d(x8, w8, torch.ones(FILTERS, device="cuda").half(), out_dtype=DTYPE)
+
+
 def test_refusals() -> None:
     x, w = integers(1, CHANNELS, 5, 5), integers(FILTERS, CHANNELS, 3, 3)
     with pytest.raises(ValueError, match="weight: device cpu is not the input's; cuda:0 is needed"):

@@ -184,6 +184,7 @@ class _Conv(_ConvNd):
             beta,
             final,
             self.precision,
+            None,
         )
 
     def _fits(self, input: Tensor, residual: object, resolved: Resolved) -> bool:
