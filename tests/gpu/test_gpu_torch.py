@@ -170,7 +170,7 @@ def test_float8() -> None:
     assert torch.equal(y, wanted.to(DTYPE))
     with pytest.raises(TypeError, match=r"out_dtype: None stands for the input's torch.float8_e4m"):
         mt.conv2d(x8, w8)
-    with pytest.raises(TypeError, match=r"bias: dtype torch.float16 does not match; the output's t"):
+    with pytest.raises(TypeError, match=r"bias: dtype torch.float16 does not match; the outp"):
         mt.conv2d(x8, w8, torch.ones(FILTERS, device="cuda").half(), out_dtype=DTYPE)
 
 
