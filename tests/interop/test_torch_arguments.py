@@ -123,7 +123,7 @@ X, W, B = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
         (
             {"bias": B.half()},
             TypeError,
-            r"bias: dtype torch.float16 does not match; the input's torch.float32 or torch.float32",
+            r"bias: dtype torch.float16 does not match; the input's torch.float32 is allowed",
         ),
         (
             {"residual": draw(2, 8, 7, 6).half()},
