@@ -10,8 +10,8 @@ from .epilogue_math import DeviceActivation
 from .epilogue_visitor import FAST
 from .walk import ROW_BYTES, Walk
 
-# The model's constants, fitted to timings of 14 configurations on 88 problems
-# on an H200, those of fused work to ten problems.
+# The model's constants, fitted to timings of 15 configurations on 88 problems
+# on an H200, on 32 of them with fused work too.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
@@ -36,16 +36,26 @@ costs a multiply's reads their cycle."""
 comptime L2_BYTES_PER_CYCLE = 180.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
+comptime LOAD_CYCLES = 2500.0
+"""From a stage's release to its next data, where few stages hide it: with a
+halo."""
+
 comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
 
 comptime STORE_CYCLES = 710.0
-"""Of 64 pixels by 64 filters that a consumer stores."""
+"""Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime VISIT_CYCLES = 300.0
+comptime HIDDEN_STORE_CYCLES = 350.0
+"""Of the same, while the other of two ping-pong consumers multiplies."""
+
+comptime ROW_STORE_CYCLES = 600.0
+"""Of the same, more if the consumer's threads store and not the engine."""
+
+comptime VISIT_CYCLES = 200.0
 """Of the same, more if anything is made of the values."""
 
-comptime RESIDUAL_CYCLES = 600.0
+comptime RESIDUAL_CYCLES = 450.0
 """Of the same, more for a residual."""
 
 comptime LOOP_CYCLES = 1500.0
@@ -105,8 +115,8 @@ struct FusedWork(ImplicitlyCopyable, Movable):
         )
 
     def cycles(self) -> Float64:
-        """Of 64 pixels by 64 filters, to make and store a consumer's values."""
-        var result = STORE_CYCLES
+        """Of 64 pixels by 64 filters, beside their store."""
+        var result = 0.0
         if self.visits:
             result += VISIT_CYCLES
         if self.residual:
@@ -152,14 +162,17 @@ def predicted_seconds[
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
-    var store = work.cycles() * units
+    var extra = work.cycles() * units
     var last = 0.0
     if config.cooperative:
-        tile += store
+        tile += STORE_CYCLES * units + extra
     else:
         # One consumer stores while the other multiplies, but for the last.
+        var store = HIDDEN_STORE_CYCLES * units + extra
+        if not config.epilogue.engine_store:
+            store += ROW_STORE_CYCLES * units
         tile = max(tile + TURN_CYCLES, (tile + store) / 2)
-        last = store - STORE_CYCLES * units
+        last = extra
     var launch = LAUNCH_SECONDS
     if parts > 1:
         var sums = Float64(parts * config.accumulators())
@@ -234,4 +247,11 @@ def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
         activation *= MULTICAST_SHARE
     if config.blocks_m > 1:
         filter *= MULTICAST_SHARE
-    return max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
+    var step = (
+        max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
+    )
+    if config.halo > 0:
+        # A stage serves a filter row, and one of the ring is being read.
+        var stages = Float64((config.activation_stages - 1) * walk.filter[2])
+        step = max(step, LOAD_CYCLES / stages)
+    return step
