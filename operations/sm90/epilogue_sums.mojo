@@ -45,11 +45,13 @@ comptime ROWS_BLOCK = 32
 
 @fieldwise_init
 struct SumState(TrivialRegisterPassable):
-    """A thread's sums of its filters, two of each part, and which pixels of a
-    sub-tile there are."""
+    """A thread's sums of its filters, two of each part; those of the sub-tile
+    that is visited; and which pixels of it there are."""
 
     var sums: ChannelState
     var squares: ChannelState
+    var new_sums: SIMD[DType.float32, 2]
+    var new_squares: SIMD[DType.float32, 2]
     var low: UInt32
     """A bit for each of a sub-tile's first 32 pixels."""
     var high: UInt32
@@ -152,7 +154,7 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         """Takes up the sums of the thread's filters where the consumer's last
         tile of them left off; of the threads that share them, the first
         does."""
-        var state = Self.State(ChannelState(0), ChannelState(0), 0, 0)
+        var state = Self.State(ChannelState(0), ChannelState(0), 0, 0, 0, 0)
         var row = self._row(at)
         comptime for i in range(2 * layout.parts):
             var filter = self._filter(at, i)
@@ -180,6 +182,8 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
         """Finds out which pixels of the sub-tile are output: each lane looks
         at one, or two."""
+        state.new_sums = 0
+        state.new_squares = 0
         var pixel = at.pixel(subtile) + at.place.lane
         var geometry = at.geometry
         state.low = vote[DType.uint32](
@@ -210,23 +214,27 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
             keep_branch()
             counted = self._masked[layout](state, at, group, values)
         comptime half = size // 2
-        var sums = SIMD[DType.float32, 2](0)
-        var squares = SIMD[DType.float32, 2](0)
         comptime for row in range(2):
             var own = SIMD[DType.float32, half](0)
             comptime for i in range(half):
                 # Pairs of columns of one row, then the other's.
                 own[i] = counted[i // 2 * 4 + 2 * row + i % 2]
-            sums[row] = own.reduce_add()
+            state.new_sums[row] += own.reduce_add()
             comptime if Self.with_squares:
-                squares[row] = (own * own).reduce_add()
+                state.new_squares[row] += (own * own).reduce_add()
+        return values
+
+    @always_inline
+    def reduce[
+        layout: VisitLayout
+    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        """Adds the sub-tile's sums to those of its filters."""
         comptime for part in range(layout.parts):
             if subtile.part == UInt32(part):
                 comptime for row in range(2):
-                    state.sums[2 * part + row] += sums[row]
+                    state.sums[2 * part + row] += state.new_sums[row]
                     comptime if Self.with_squares:
-                        state.squares[2 * part + row] += squares[row]
-        return values
+                        state.squares[2 * part + row] += state.new_squares[row]
 
     @staticmethod
     @always_inline
