@@ -7,6 +7,10 @@ from ..tma.copy import SharedAddress
 comptime BARRIER_BYTES = 8
 """Bytes of a barrier, and its alignment."""
 
+comptime SUSPENDED_NANOSECONDS = Int32(10_000_000)
+"""For which a waiting thread may sleep before it asks again; it is woken
+earlier. Asking takes power that multiplies lack."""
+
 
 @fieldwise_init
 struct Barrier(TrivialRegisterPassable):
@@ -83,14 +87,14 @@ struct Barrier(TrivialRegisterPassable):
             """{
             .reg .pred complete;
             WAIT:
-            mbarrier.try_wait.parity.shared::cta.b64 complete, [$0], $1;
+            mbarrier.try_wait.parity.shared::cta.b64 complete, [$0], $1, $2;
             @complete bra DONE;
             bra WAIT;
             DONE:
             }""",
             NoneType,
-            constraints="r,r,~{memory}",
-        ](self.address, parity)
+            constraints="r,r,n,~{memory}",
+        ](self.address, parity, SUSPENDED_NANOSECONDS)
 
 
 @always_inline
@@ -140,6 +144,18 @@ def sync_warp():
     """Waits for every thread of the warp, and sees what they wrote."""
     inlined_assembly[
         "bar.warp.sync 0xffffffff;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def meet_cluster():
+    """Waits until every thread of the cluster has come, without making its
+    writes visible: enough for barriers that have been published."""
+    inlined_assembly[
+        """barrier.cluster.arrive.relaxed;
+        barrier.cluster.wait;""",
+        NoneType,
+        constraints="~{memory}",
     ]()
 
 

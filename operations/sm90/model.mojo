@@ -3,8 +3,11 @@
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
 from .config import MMA_M, Sm90Config
+from .epilogue_math import DeviceActivation
+from .epilogue_visitor import FAST
 from .walk import ROW_BYTES, Walk
 
 # The model's constants, fitted to timings of 14 configurations on 88 problems
@@ -37,7 +40,16 @@ comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
 
 comptime STORE_CYCLES = 710.0
-"""Of 64 pixels by 64 filters that a cooperative consumer stores."""
+"""Of 64 pixels by 64 filters that a consumer stores."""
+
+comptime VISIT_CYCLES = 250.0
+"""Of the same, more if anything is made of the values."""
+
+comptime RESIDUAL_CYCLES = 500.0
+"""Of the same, more for a residual."""
+
+comptime LOOP_CYCLES = 1500.0
+"""Of the same, more if the activation is none of `FAST`."""
 
 comptime TURN_CYCLES = 750.0
 """Of a ping-pong tile, beside its multiplies."""
@@ -55,10 +67,63 @@ comptime LARGE_CLUSTER_PLACES = 14
 """Clusters of 8 blocks that run at the same time."""
 
 
+@fieldwise_init
+struct FusedWork(ImplicitlyCopyable, Movable):
+    """What of an epilogue takes time."""
+
+    var visits: Bool
+    """Whether anything is made of the values."""
+    var residual: Bool
+    var looped: Bool
+    """Whether the activation is none of `FAST`."""
+
+    def __init__(out self):
+        """Nothing is fused."""
+        self = Self(visits=False, residual=False, looped=False)
+
+    @staticmethod
+    def of[
+        bias_type: DType, residual_type: DType
+    ](epilogue: Epilogue[bias_type, residual_type]) -> Self:
+        """Of an op's epilogue.
+
+        Parameters:
+            bias_type: Of the bias.
+            residual_type: Of the residual.
+
+        Args:
+            epilogue: The epilogue.
+        """
+        var formula = DeviceActivation.of(epilogue.activation).formula
+        var looped = formula != DeviceActivation.NONE
+        for fast in materialize[FAST]():
+            looped = looped and formula != fast
+        return Self(
+            visits=not epilogue.is_identity(),
+            residual=epilogue.has_residual and epilogue.beta != 0,
+            looped=looped,
+        )
+
+    def cycles(self) -> Float64:
+        """Of 64 pixels by 64 filters, to make and store a consumer's values."""
+        var result = STORE_CYCLES
+        if self.visits:
+            result += VISIT_CYCLES
+        if self.residual:
+            result += RESIDUAL_CYCLES
+        if self.looped:
+            result += LOOP_CYCLES
+        return result
+
+
 def predicted_seconds[
     in_type: DType, out_type: DType
 ](
-    config: Sm90Config, problem: ConvProblem, multiprocessors: Int, parts: Int
+    config: Sm90Config,
+    problem: ConvProblem,
+    multiprocessors: Int,
+    parts: Int,
+    work: FusedWork,
 ) -> Float64:
     """The model's time of a problem: waves of tiles, or the bytes of device
     memory.
@@ -72,6 +137,7 @@ def predicted_seconds[
         problem: The convolution; `can_implement` has agreed.
         multiprocessors: Of the device.
         parts: Of a tile's sum; `split_refusal` has agreed.
+        work: What is fused.
 
     Returns:
         Seconds.
@@ -83,23 +149,25 @@ def predicted_seconds[
     )
     var steps = ceildiv(walk.taps() * walk.slices[in_type](), parts)
     var tile = Float64(steps) * _step_cycles(config, walk)
+    var store = (
+        work.cycles()
+        * Float64(config.consumer_pixels() * config.consumer_filters())
+        / Float64(MMA_M * MMA_M)
+    )
     if config.cooperative:
-        tile += (
-            STORE_CYCLES
-            * Float64(config.consumer_pixels() * config.consumer_filters())
-            / Float64(MMA_M * MMA_M)
-        )
+        tile += store
     else:
-        tile += TURN_CYCLES
+        # One consumer stores while the other multiplies.
+        tile = max(tile + TURN_CYCLES, (tile + store) / 2)
     var launch = LAUNCH_SECONDS
     if parts > 1:
         var sums = Float64(parts * config.accumulators())
         launch += MEETING_SECONDS + SUM_SECONDS * sums
     var computation = Float64(waves) * tile / CLOCK + launch
-    var bytes = (
-        _input_elements(problem) * size_of[in_type]()
-        + problem.gemm_m() * problem.filters * size_of[out_type]()
-    )
+    var output = problem.gemm_m() * problem.filters * size_of[out_type]()
+    var bytes = _input_elements(problem) * size_of[in_type]() + output
+    if work.residual:
+        bytes += output
     var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
 

@@ -555,7 +555,8 @@ def main() raises:
         if refusal:
             raise Error(t"configuration {index}: {refusal.value()}")
     if mode == "activations":
-        wrong = check_activations(ctx) + check_nan(ctx)
+        wrong = check_activations[True](ctx) + check_nan[True](ctx)
+        wrong += check_activations[False](ctx) + check_nan[False](ctx)
     else:
         for named in read_cases(String(argv()[2])):
             if mode == "time":
