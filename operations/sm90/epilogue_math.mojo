@@ -305,9 +305,7 @@ struct DeviceActivation(TrivialRegisterPassable):
         elif formula == Self.GELU_TANH:
             comptime factor = Float32(0.79788456080286535588)
             comptime if not exact:
-                return _half_gate(
-                    v, v * (v * v * (0.044715 * factor) + factor)
-                )
+                return _half_gate(v, v * (v * v * (0.044715 * factor) + factor))
             # tanh(u) = 2 / (1 + exp(-2u)) - 1: v * (1 + tanh(u)) / 2 is a gate.
             comptime twice = -2 * factor * LOG2_E
             return _gate(v, v * (v * v * (0.044715 * twice) + twice))

@@ -178,9 +178,7 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
                 + (self.chunk ^ (row % CHUNKS)) * 16
             )
         comptime for i in range(Self.steps):
-            var at = geometry.pixel(
-                pixel + self.row + UInt32(i * Self.rows)
-            )
+            var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
             var row = geometry.output_row(at)
             var stored = geometry.is_output(at) and column < filters
             var offset = Int(row) * Int(geometry.filters) + Int(column)

@@ -185,9 +185,7 @@ struct ConvKernel[
             )
             comptime if Self.config.epilogue.stages_c > 0:
                 comptime for consumer in range(Self.config.consumers):
-                    Self._epilogue(
-                        storage, UInt32(consumer), 0
-                    ).residuals.init(
+                    Self._epilogue(storage, UInt32(consumer), 0).residuals.init(
                         thread,
                         producers=1,
                         releases=Self.Epilogue.residual_releases(),
