@@ -11,6 +11,7 @@ from extensibility import (
 from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
+from std.collections import Optional
 from std.utils import IndexList
 
 from .conv.access import (
@@ -22,11 +23,13 @@ from .conv.access import (
     StoredOutput,
 )
 from .conv.dispatch import choose_kernel, convolve, explain_choice
-from .conv.epilogue import Epilogue, validate_operands
+from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
+    GEOMETRY_PRECISION,
     LAYOUT_PACKED,
+    PRECISION_FLOAT32,
 )
 from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
@@ -72,7 +75,7 @@ def tensor_shape(
 
 
 def _convolve[
-    target: StaticString, kernels: Int
+    target: StaticString, kernels: Int, scaled: Bool = False
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -81,9 +84,11 @@ def _convolve[
     residual: ManagedTensorSlice,
     geometry: ManagedTensorSlice[dtype=DType.int64, ...],
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
+    scale: ManagedTensorSlice[dtype=DType.float32, ...],
     ctx: DeviceContext,
 ) raises:
-    """Decodes the operands, checks them, and dispatches."""
+    """Decodes the operands, checks them, and dispatches; `scale` is one only
+    if `scaled`."""
     # Both are in host memory on every target.
     var decoded = Geometry(operand(geometry), geometry.size())
     var out_shape = rebind[IndexList[x.rank]](output.shape())
@@ -97,11 +102,16 @@ def _convolve[
         rebind[IndexList[x.rank]](residual.shape()),
         out_shape,
     )
+    var factors = Optional[Reads[DType.float32]]()
+    comptime if scaled:
+        validate_scale(problem, scale.size())
+        factors = operand(scale)
     var epilogue = Epilogue(
         decoded,
         operand(scalars),
         operand(bias),
         operand(residual),
+        factors,
     )
     comptime if is_cpu[target]():
         _convolve_cpu(
@@ -114,7 +124,7 @@ def _convolve[
             rebind[CpuContext](ctx),
         )
     elif is_gpu[target]():
-        _convolve_gpu[kernels](
+        _convolve_gpu[kernels, scaled](
             output, x, operand(filter), epilogue, problem, decoded, ctx
         )
     else:
@@ -174,7 +184,7 @@ def _convolve_cpu[
 
 
 def _convolve_gpu[
-    filter_type: DType, //, kernels: Int
+    filter_type: DType, //, kernels: Int, scaled: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -187,7 +197,7 @@ def _convolve_gpu[
     """Takes the activation out of its tensor: a pointer, or what is fused."""
     comptime assert x.dtype == filter_type
     comptime if x._has_input_fusion:
-        _store_gpu[kernels](
+        _store_gpu[kernels, scaled](
             output,
             GraphActivation[filter_type, x.rank](
                 rebind[Reads[filter_type]](operand(x)), x.in_fusion
@@ -199,7 +209,7 @@ def _convolve_gpu[
             ctx,
         )
     else:
-        _store_gpu[kernels](
+        _store_gpu[kernels, scaled](
             output,
             MemoryActivation[filter_type](
                 rebind[Reads[filter_type]](operand(x))
@@ -213,7 +223,7 @@ def _convolve_gpu[
 
 
 def _store_gpu[
-    Source: ActivationSource, //, kernels: Int
+    Source: ActivationSource, //, kernels: Int, scaled: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
@@ -227,8 +237,9 @@ def _store_gpu[
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     var kernel = geometry[GEOMETRY_KERNEL]
+    var exact = geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
     comptime if output._has_output_store_fusion:
-        convolve_gpu[kernels](
+        convolve_gpu[kernels, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -237,9 +248,10 @@ def _store_gpu[
             kernel,
             epilogue,
             StoredOutput[output.dtype, output.rank](data, output.out_fusion),
+            exact,
         )
     elif output._has_compute_fusion:
-        convolve_gpu[kernels](
+        convolve_gpu[kernels, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -250,9 +262,10 @@ def _store_gpu[
             ComputedOutput[output.dtype, output.rank](
                 data, output.compute_fusion
             ),
+            exact,
         )
     else:
-        convolve_gpu[kernels](
+        convolve_gpu[kernels, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -261,6 +274,7 @@ def _store_gpu[
             kernel,
             epilogue,
             MemoryOutput[output.dtype](data),
+            exact,
         )
 
 
@@ -313,6 +327,63 @@ struct Conv:
             residual,
             geometry,
             scalars,
+            scalars,
+            ctx,
+        )
+
+
+@register("maxconv.conv_scaled")
+struct ConvScaled:
+    """`maxconv.conv` with a factor for each filter."""
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        dtype: DType,
+        rank: Int,
+        kernels: Int = ALL_KERNELS,
+    ](
+        output: _FusedComputeOutputTensor[rank=rank, ...],
+        x: InputTensor[dtype=dtype, rank=rank, ...],
+        filter: InputTensor[dtype=dtype, rank=1, ...],
+        bias: InputTensor[rank=1, ...],
+        residual: InputTensor[rank=rank, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
+        scale: InputTensor[dtype=DType.float32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Runs the convolution.
+
+        Parameters:
+            target: As in `Conv`.
+            dtype: As in `Conv`.
+            rank: As in `Conv`.
+            kernels: As in `Conv`.
+
+        Args:
+            output: As in `Conv`.
+            x: As in `Conv`.
+            filter: As in `Conv`.
+            bias: As in `Conv`.
+            residual: As in `Conv`.
+            geometry: As in `Conv`.
+            scalars: As in `Conv`.
+            scale: What the sums of each filter are multiplied with.
+            ctx: As in `Conv`.
+
+        Raises:
+            As `Conv`.
+        """
+        _convolve[target, kernels, scaled=True](
+            output,
+            x,
+            filter,
+            bias,
+            residual,
+            geometry,
+            scalars,
+            scale,
             ctx,
         )
 
@@ -366,6 +437,7 @@ struct ConvFusedInput:
             bias,
             residual,
             geometry,
+            scalars,
             scalars,
             ctx,
         )
