@@ -32,7 +32,7 @@ from .epilogue_callbacks import (
     Visited,
 )
 from .epilogue_config import CONSUMER_THREADS, SUBTILE_FILTERS
-from .epilogue_fragment import MATRIX_ROWS, Place
+from .epilogue_fragment import MATRIX_ROWS, MATRIX_VALUES, Place
 from .epilogue_math import keep_branch
 from .epilogue_visitor import ChannelState
 
@@ -248,13 +248,14 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ) -> SIMD[DType.float32, size]:
         """The values, 0 where there is no pixel."""
         var result = values
-        var first = at.place.pixel() + group * MATRIX_ROWS
-        var bits = ((UInt64(state.high) << 32) | UInt64(state.low)) >> UInt64(
-            first
-        )
+        var low = state.low >> at.place.pixel()
+        var high = state.high >> at.place.pixel()
         comptime for i in range(size):
-            comptime bit = UInt64(1 << Place[layout.swapped].pixel_of(i))
-            if (bits & bit) == 0:
+            # Each half of a mask is of four matrices' pixels.
+            var matrices = group + UInt32(i // MATRIX_VALUES)
+            var mask = low if matrices < 2 else high
+            comptime pixel = Place[layout.swapped].pixel_of(i % MATRIX_VALUES)
+            if (mask >> (matrices % 2 * MATRIX_ROWS)) & UInt32(1 << pixel) == 0:
                 result[i] = 0
         return result
 
