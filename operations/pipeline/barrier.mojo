@@ -7,10 +7,6 @@ from ..tma.copy import SharedAddress
 comptime BARRIER_BYTES = 8
 """Bytes of a barrier, and its alignment."""
 
-comptime SUSPENDED_NANOSECONDS = Int32(10_000_000)
-"""For which a waiting thread may sleep before it asks again; it is woken
-earlier. Asking takes power that multiplies lack."""
-
 
 @fieldwise_init
 struct Barrier(TrivialRegisterPassable):
@@ -87,14 +83,14 @@ struct Barrier(TrivialRegisterPassable):
             """{
             .reg .pred complete;
             WAIT:
-            mbarrier.try_wait.parity.shared::cta.b64 complete, [$0], $1, $2;
+            mbarrier.try_wait.parity.shared::cta.b64 complete, [$0], $1;
             @complete bra DONE;
             bra WAIT;
             DONE:
             }""",
             NoneType,
-            constraints="r,r,n,~{memory}",
-        ](self.address, parity, SUSPENDED_NANOSECONDS)
+            constraints="r,r,~{memory}",
+        ](self.address, parity)
 
 
 @always_inline

@@ -110,6 +110,9 @@ def choose_visited[
     var best = -1
     var fastest = Float64(0)
     var reason = String()
+    var work = FusedWork(
+        visits=True, residual=visitor.reads_residual(), looped=False
+    )
     for index in range(CANDIDATES):
         if not (offered[in_type](index) and offered_fused(index)):
             continue

@@ -32,7 +32,8 @@ def tolerance_of(formula: Int32, exact: Bool, expected: Float64) -> Float64:
     """What a formula may be off."""
     var relative = 4e-6 * abs(expected)
     if not exact and (
-        formula == DeviceActivation.SILU or formula == DeviceActivation.GELU_TANH
+        formula == DeviceActivation.SILU
+        or formula == DeviceActivation.GELU_TANH
     ):
         return relative + 1.1e-5
     return relative

@@ -204,9 +204,7 @@ def activate[
     for i in range(2 * _first(), Int(count), 2 * _step()):
         values.unsafe_store(
             i,
-            activation.apply[2, exact=exact](
-                arguments.unsafe_load[width=2](i)
-            ),
+            activation.apply[2, exact=exact](arguments.unsafe_load[width=2](i)),
         )
 
 
