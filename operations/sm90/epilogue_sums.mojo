@@ -62,8 +62,8 @@ struct SumState(TrivialRegisterPassable):
 struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     """Adds up the values that it sees, in float32: `sums[k]`, and, if asked
     for, `squares[k]` of their squares, over all images and output pixels. The
-    values go on unchanged; put `Rounded` in front for the sums of what is
-    stored.
+    values of pixels go on unchanged; put `Rounded` in front for the sums of
+    what is stored.
 
     Both are overwritten. Filters must be the multiply's rows.
 
@@ -207,22 +207,21 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         residual: Residual[layout],
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
+        """See `EpilogueVisitor`; where there is no pixel, nobody stores the
+        value, and it becomes 0."""
         comptime assert layout.pixels <= 64
         var counted = values
         if (state.low & state.high) != UInt32.MAX:
             keep_branch()
             counted = self._masked[layout](state, at, group, values)
-        comptime half = size // 2
-        comptime for row in range(2):
-            var own = SIMD[DType.float32, half](0)
-            comptime for i in range(half):
-                # Pairs of columns of one row, then the other's.
-                own[i] = counted[i // 2 * 4 + 2 * row + i % 2]
-            state.new_sums[row] += own.reduce_add()
+        comptime for i in range(size):
+            comptime row = Place[layout.swapped].filter_of(i) // 8
+            state.new_sums[row] += counted[i]
             comptime if Self.with_squares:
-                state.new_squares[row] += (own * own).reduce_add()
-        return values
+                state.new_squares[row] = counted[i].fma(
+                    counted[i], state.new_squares[row]
+                )
+        return counted
 
     @always_inline
     def reduce[
