@@ -104,9 +104,6 @@ def choose_visited[
     Raises:
         Why none can.
     """
-    var work = FusedWork(
-        visits=True, residual=visitor.reads_residual(), looped=False
-    )
     var best = -1
     var fastest = Float64(0)
     var reason = String()
