@@ -9,6 +9,54 @@ import pytest
 
 if TYPE_CHECKING:
     from max.engine import InferenceSession
+    from xdist.scheduler import LoadFileScheduling
+
+#: Files whose tests run in one process, because they would compile the same graphs.
+TOGETHER = ("tests/interop/test_torch",)
+
+#: Files that compile for longer than half a minute, the longest first: two processes end together
+#: if what is left at the end is short.
+LONGEST = (
+    "tests/interop/test_torch",
+    "tests/interop/test_bench_run",
+    "tests/interop/test_graphs",
+    "tests/interop/test_transpose",
+    "tests/interop/test_graph_ops",
+    "tests/host/test_docs",
+    "tests/host/test_gpu_graphs",
+    "tests/host/test_inspect",
+    "tests/host/test_sm90",
+    "tests/interop/test_graph_arguments",
+    "tests/host/test_explain",
+    "tests/interop/test_nn",
+    "tests/interop/test_fusion",
+    "tests/host/test_kernels",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
+    """Deals out files, those that belong together as if they were one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFilesTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for group in TOGETHER if nodeid.startswith(group)), "") or (
+                super()._split_scope(nodeid)
+            )
+
+    return LoadFilesTogether(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins with what takes longest, where two processes share the tests."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _place(item.nodeid))
+
+
+def _place(nodeid: str) -> int:
+    places = (place for place, file in enumerate(LONGEST) if nodeid.startswith(file))
+    return next(places, len(LONGEST))
 
 
 @pytest.fixture(scope="session")
