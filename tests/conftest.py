@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from max.engine import InferenceSession
+    from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
 #: Files whose tests run in one process, because they would compile the same graphs.
@@ -35,7 +36,7 @@ LONGEST = (
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
     """Deals out files, those that belong together as if they were one."""
     from xdist.scheduler import LoadFileScheduling
 

@@ -13,12 +13,14 @@ from .arguments import check_dtype
 from .targets import TARGETS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from max.driver import Device
-    from max.graph import DeviceRef, Graph
+    from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
     from .problem import ConvProblem
 
-__all__ = ["DEVICES", "explain_choice", "explain_graph"]
+__all__ = ["DEVICES", "explain_choice", "explain_graph", "explain_op", "operand_types"]
 
 #: What can be asked: this machine's CPU, its first GPU, and GPUs that need not be here.
 DEVICES = ("cpu", "gpu", *TARGETS)
@@ -72,40 +74,57 @@ def explain_choice(
 
 
 def explain_graph(dtype: str, device: DeviceRef) -> Graph:
-    """Returns the graph that asks: the op ``maxconv.explain`` on a device.
-
-    Inputs, int64 and on the host: the activation's shape and the output's, of rank 5; the geometry;
-    a GPU's compute capability times ten and its multiprocessors, or zeros for ``device``. Outputs,
-    on the host: the kernel's code, and the reason as UTF-8 that zeros end.
+    """Returns the graph that asks: the op ``maxconv.explain`` alone.
 
     Args:
         dtype: The storage type.
         device: Where the op runs.
     """
-    from max.dtype import DType
-    from max.graph import DeviceRef, Graph, TensorType, ops
+    from max.graph import Graph
 
     from .library import kernel_library
 
-    cpu = DeviceRef.CPU()
-    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 2)
-    with Graph(
-        f"explain_{dtype}",
-        input_types=[TensorType(DType.int64, [length], cpu) for length in lengths],
-        kernel_library=kernel_library(),
-    ) as graph:
-        results = ops.custom(
-            "maxconv.explain",
-            device,
-            list(graph.inputs),
-            out_types=[
-                TensorType(DType.int64, [1], cpu),
-                TensorType(DType.uint8, [_TEXT_BYTES], cpu),
-            ],
-            parameters={"dtype": DType[dtype]},
-        )
-        graph.output(*results)
+    types = operand_types()
+    with Graph(f"explain_{dtype}", input_types=types, kernel_library=kernel_library()) as graph:
+        graph.output(*explain_op([value.tensor for value in graph.inputs], dtype, device))
     return graph
+
+
+def operand_types() -> list[TensorType]:
+    """Returns the types of the op's operands, which are all in host memory.
+
+    The activation's shape and the output's, of rank 5; the geometry; a GPU's compute capability
+    times ten and its multiprocessors, or zeros for the device that the op runs on.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType
+
+    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 2)
+    return [TensorType(DType.int64, [length], DeviceRef.CPU()) for length in lengths]
+
+
+def explain_op(
+    operands: Sequence[TensorValue], dtype: str, device: DeviceRef
+) -> tuple[TensorValue, TensorValue]:
+    """Adds the op ``maxconv.explain`` to the current graph.
+
+    Args:
+        operands: As ``operand_types`` says.
+        dtype: The storage type.
+        device: Where the op runs.
+
+    Returns:
+        In host memory: the kernel's code, and the reason as UTF-8 that zeros end.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType, ops
+
+    host = DeviceRef.CPU()
+    types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
+    kernel, reason = ops.custom(
+        "maxconv.explain", device, operands, types, parameters={"dtype": DType[dtype]}
+    )
+    return kernel.tensor, reason.tensor
 
 
 def _described(device: str, multiprocessors: int | None) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import maxconv
+from maxconv import explain
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH
 from maxconv.packing import bfloat16_to_float32, float32_to_bfloat16
 
@@ -117,7 +118,7 @@ def functions(dtype: str) -> Graph:
 
 
 def fusions(dtype: str) -> Graph:
-    """Returns a small graph, to be compiled only: each rank and each kind of fused work once."""
+    """Returns a small graph, only to be compiled: every op, rank and kind of fused work once."""
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, ops
 
@@ -127,15 +128,17 @@ def fusions(dtype: str) -> Graph:
         TensorType(kind, ("n", "h", "w", 64), gpu),
         TensorType(kind, ("n", "d", "h", "w", 16), gpu),
         TensorType(DType.float32, ("n", "w", 8), gpu),
+        *explain.operand_types(),
     ]
     with Graph(f"fusions_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
-        image, residual, volume, signal = (value.tensor for value in g.inputs)
+        image, residual, volume, signal, *asked = (value.tensor for value in g.inputs)
         dense = _integers(3, 3, 64, 64)
         depthwise = _integers(3, 3, 3, 1, 16)
         g.output(
             ops.relu(maxconv.conv2d(image, dense, padding=1, residual=residual)) * residual,
             maxconv.conv3d(volume, depthwise, groups=16).cast(DType.float32),
             maxconv.conv1d(ops.relu(signal) * 2, _integers(1, 8, 12)),
+            *explain.explain_op(asked, dtype, gpu),
         )
     return g
 
