@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
-#: Files whose tests run in one process, because they would compile the same graphs.
-TOGETHER = ("tests/interop/test_torch",)
+#: Files whose tests run in one process: they share the GPU, or would compile the same graphs.
+TOGETHER = ("tests/gpu/", "tests/interop/test_torch")
 
 #: Files that compile for longer than half a minute, the longest first: two processes end together
 #: if what is left at the end is short.
@@ -35,9 +35,27 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Runs the tests in two processes, unless the command line says how many.
+
+    ``-n 0`` runs them in this one. So does a machine without pytest-xdist: one that has a GPU and
+    what its tests need.
+    """
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    option = config.option
+    if option.dist == "no" and option.numprocesses != 0 and not option.usepdb:
+        option.numprocesses = option.numprocesses or 2
+        option.dist = "loadfile"
+    option.loadscopereorder = False
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Deals out files, those that belong together as if they were one."""
+    if config.option.dist != "loadfile":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     class LoadFilesTogether(LoadFileScheduling):
