@@ -5,7 +5,8 @@ from .conv.config import SOURCE_CONVERTED, SOURCE_FLOAT32
 from .conv.dispatch import choose_kernel as choose_cpu
 from .conv.dispatch import explain_choice as explain_cpu
 from .conv.problem import ConvProblem
-from .gpu.dispatch import ALL_KERNELS, Operands
+from .gpu.config import Operands
+from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import choose_kernel as choose_gpu
 from .gpu.dispatch import explain_choice as explain_gpu
 
@@ -50,7 +51,9 @@ def explain_on_cpu[
 
 def explain_on_gpu[
     dtype: DType, hopper: Bool
-](requested: Int, problem: ConvProblem, multiprocessors: Int) raises -> Answer:
+](
+    requested: Int, problem: ConvProblem, exact: Bool, multiprocessors: Int
+) raises -> Answer:
     """Asks the dispatch of GPUs.
 
     Parameters:
@@ -60,6 +63,7 @@ def explain_on_gpu[
     Args:
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
         problem: The convolution, valid.
+        exact: Whether products of float32 must not be rounded to tf32.
         multiprocessors: Of the GPU.
 
     Returns:
@@ -69,14 +73,16 @@ def explain_on_gpu[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    var operands = Operands(fused_input=False, aligned=True, fused_output=False)
-    var kernel = choose_gpu[dtype, dtype, hopper, ALL_KERNELS](
+    var operands = Operands(
+        fused_input=False, aligned=True, fused_output=False, exact=exact
+    )
+    var chosen = choose_gpu[dtype, dtype, hopper, ALL_KERNELS](
         requested, problem, operands, multiprocessors
     )
     return Answer(
-        kernel,
+        chosen.kernel,
         explain_gpu[dtype, dtype, hopper](
-            kernel, requested, problem, operands, multiprocessors
+            chosen, requested, problem, operands, multiprocessors
         ),
     )
 
@@ -84,16 +90,21 @@ def explain_on_gpu[
 def explain_on_other_gpu[
     dtype: DType
 ](
-    requested: Int, problem: ConvProblem, capability: Int, multiprocessors: Int
+    requested: Int,
+    problem: ConvProblem,
+    exact: Bool,
+    capability: Int,
+    multiprocessors: Int,
 ) raises -> Answer:
     """Asks the dispatch of GPUs for one that need not be here.
 
     Parameters:
-        dtype: Of activation, filter and output.
+        dtype: As in `explain_on_gpu`.
 
     Args:
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
         problem: The convolution, valid.
+        exact: Whether products of float32 must not be rounded to tf32.
         capability: The GPU's compute capability times ten.
         multiprocessors: Of the GPU.
 
@@ -109,5 +120,9 @@ def explain_on_other_gpu[
             t" least 1"
         )
     if capability == HOPPER_CAPABILITY:
-        return explain_on_gpu[dtype, True](requested, problem, multiprocessors)
-    return explain_on_gpu[dtype, False](requested, problem, multiprocessors)
+        return explain_on_gpu[dtype, True](
+            requested, problem, exact, multiprocessors
+        )
+    return explain_on_gpu[dtype, False](
+        requested, problem, exact, multiprocessors
+    )

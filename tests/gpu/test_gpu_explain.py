@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maxconv._fields import Kernel
+from maxconv._gpu import gpu_kernels
 from maxconv.explain import explain_choice
-from maxconv.ops import gpu_kernels
 from maxconv.problems import load_problems
 
 if TYPE_CHECKING:
@@ -29,5 +29,6 @@ def test_the_choice_is_the_gpus_own(gpu: Device) -> None:
     for named in load_problems().values():
         kernel, reason = explain_choice(named.problem, dtype="bfloat16", device="gpu")
         assert kernel == expected.get(named.name, kernel), reason
-        assert Kernel[kernel.upper()] in gpu_kernels(named.problem), named.name
+        compiled = gpu_kernels(named.problem, dtype="bfloat16", out_dtype="bfloat16")
+        assert Kernel[kernel.upper()] in compiled, named.name
         assert reason
