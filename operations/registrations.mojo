@@ -9,7 +9,7 @@ from extensibility import (
     register,
 )
 from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 from std.collections import Optional
 from std.utils import IndexList
@@ -22,18 +22,25 @@ from .conv.access import (
     MemoryOutput,
     StoredOutput,
 )
-from .conv.dispatch import choose_kernel, convolve, explain_choice
+from .conv.dispatch import convolve
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
-    LAYOUT_PACKED,
+    LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
 from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
 from .cpu.scheduler import CpuContext
+from .explain import (
+    Answer,
+    explain_on_cpu,
+    explain_on_gpu,
+    explain_on_other_gpu,
+)
+from .gpu.config import is_hopper
 from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import convolve as convolve_gpu
 
@@ -449,20 +456,21 @@ struct Explain:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, dtype: DType
     ](
         kernel: OutputTensor[dtype=DType.int64, rank=1, ...],
         reason: OutputTensor[dtype=DType.uint8, rank=1, ...],
         x_shape: InputTensor[dtype=DType.int64, rank=1, ...],
         out_shape: InputTensor[dtype=DType.int64, rank=1, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        source: InputTensor[dtype=DType.int64, rank=1, ...],
+        device: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        """Chooses.
+        """Chooses. All tensors are in host memory on every target.
 
         Parameters:
-            target: Where: cpu.
+            target: Where: cpu or gpu.
+            dtype: Of activation, filter and output.
 
         Args:
             kernel: One value: the chosen `KERNEL_*` code.
@@ -470,7 +478,8 @@ struct Explain:
             x_shape: `[N, D, H, W, C]`.
             out_shape: `[N, Z, P, Q, K]`.
             geometry: See fields.mojo.
-            source: One value: a `SOURCE_*` code of config.mojo.
+            device: Two values: a GPU's compute capability times ten and its
+                multiprocessors; zeros mean the device that this op runs on.
             ctx: The device.
 
         Raises:
@@ -483,12 +492,29 @@ struct Explain:
             input[i] = Int(operand(x_shape)[unsafe_offset=i])
             output[i] = Int(operand(out_shape)[unsafe_offset=i])
         var problem = ConvProblem(decoded, input, output)
-        problem.validate(LAYOUT_PACKED, problem.packed_length())
+        problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
         var requested = decoded[GEOMETRY_KERNEL]
-        var origin = Int(operand(source)[unsafe_offset=0])
-        var choice = choose_kernel(requested, problem, origin)
-        kernel[0] = Int64(choice)
-        var why = explain_choice(choice, requested, problem, origin)
-        var text = why.as_bytes()
+        var exact = decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32
+        var capability = Int(operand(device)[unsafe_offset=0])
+        var multiprocessors = Int(operand(device)[unsafe_offset=1])
+        var answer: Answer
+        if capability > 0:
+            answer = explain_on_other_gpu[dtype](
+                requested, problem, exact, capability, multiprocessors
+            )
+        else:
+            comptime if is_gpu[target]():
+                answer = explain_on_gpu[dtype, is_hopper()](
+                    requested,
+                    problem,
+                    exact,
+                    ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+                )
+            else:
+                answer = explain_on_cpu[dtype](requested, problem)
+        kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
+        var text = answer.reason.as_bytes()
         for i in range(reason.size()):
-            reason[i] = text[i] if i < len(text) else UInt8(0)
+            reason.unsafe_ptr()[unsafe_offset=i] = text[i] if i < len(
+                text
+            ) else UInt8(0)

@@ -15,6 +15,8 @@ from max import driver
 from max.graph import Graph
 from tests.gpu import network
 
+from maxconv.explain import explain_graph
+
 
 def torch_op(dtype: str) -> Graph:
     """Returns the graph behind ``maxconv.torch.conv2d`` on a GPU."""
@@ -30,7 +32,15 @@ def torch_op(dtype: str) -> Graph:
     return _engine._graph(signature)
 
 
+def explained(dtype: str) -> Graph:
+    """Returns the graph behind ``maxconv.explain.explain_choice`` on a GPU."""
+    from max.graph import DeviceRef
+
+    return explain_graph(dtype, DeviceRef.GPU())
+
+
 GRAPHS = {
+    "explain": explained,
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,

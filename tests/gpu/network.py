@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import maxconv
+from maxconv import explain
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel
 from maxconv.packing import cast_array
 
@@ -158,7 +159,7 @@ def functions(dtype: str) -> Graph:
 
 
 def fusions(dtype: str) -> Graph:
-    """Returns a small graph, to be compiled only: each rank, type and kind of fused work once."""
+    """Returns a small graph, only to be compiled: every op, rank, type, kind of fused work once."""
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, ops
 
@@ -169,9 +170,10 @@ def fusions(dtype: str) -> Graph:
         TensorType(kind, ("n", "d", "h", "w", 16), gpu),
         TensorType(DType.float32, ("n", "w", 8), gpu),
         TensorType(DType.float8_e4m3fn, ("n", "w", 16), gpu),
+        *explain.operand_types(),
     ]
     with Graph(f"fusions_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
-        image, residual, volume, signal, small = (value.tensor for value in g.inputs)
+        image, residual, volume, signal, small, *asked = (value.tensor for value in g.inputs)
         dense = _integers(3, 3, 64, 64)
         depthwise = _integers(3, 3, 3, 1, 16)
         g.output(
@@ -185,6 +187,7 @@ def fusions(dtype: str) -> Graph:
             maxconv.conv1d(
                 small, _integers(3, 1, 16), groups=16, out_dtype=DType.float16, config="grouped"
             ),
+            *explain.explain_op(asked, dtype, gpu),
         )
     return g
 
