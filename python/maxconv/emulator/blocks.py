@@ -58,6 +58,7 @@ class ThreadBlock:
         rank: In the cluster.
         shared: From address ``rank << RANK_SHIFT`` on.
         mbarriers: By offset in shared memory.
+        warpgroups: What wgmma keeps for four warps.
         votes: What threads brought to a barrier that combines, by its number: true, and all.
     """
 
@@ -68,7 +69,7 @@ class ThreadBlock:
         self.cluster = cluster
         self.index = index
         self.rank = len(cluster.blocks)
-        self.threads = launch.threads
+        self.threads: int = launch.threads
         self.live_threads = self.threads
         self.warps: list[Warp] = []
         name = f"shared memory of block {self}"
@@ -77,6 +78,7 @@ class ThreadBlock:
         self.shared.state[:SHARED_START] = INVALID
         self.writes = launch.fences.track(self.shared.size)
         self.mbarriers: dict[int, MBarrier] = {}
+        self.warpgroups: dict[int, object] = {}
         self.votes: dict[int, list[tuple[int, int]]] = {}
         self._named: dict[int, NamedBarrier] = {}
 

@@ -18,9 +18,15 @@ __all__ = [
 
 
 class EmulatorError(Exception):
-    """The base of all that the emulator reports; ``place`` is added where the error was found."""
+    """The base of all that the emulator reports.
+
+    Attributes:
+        place: Line, warp and lanes, added where the error was found.
+        lanes: Those under whose predicate the instruction ran, if it has one.
+    """
 
     place: str = ""
+    lanes: object = None
 
     def __str__(self) -> str:
         """The place, then what happened there."""
@@ -45,9 +51,7 @@ class MemoryFaultError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """Memory or registers that an asynchronous operation may still change or read, or that nothing
-    wrote.
-    """
+    """Memory or registers in asynchronous use, or that nothing wrote."""
 
 
 class FenceError(EmulatorError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from .registers import LANES, Array
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from .instructions.asynchronous import Group
     from .kernel import Kernel
     from .machine import Module
 
@@ -29,6 +30,9 @@ __all__ = ["Launch"]
 #: Threads of a block, and blocks of a cluster, at most.
 _THREADS = 1024
 _CLUSTER = 16
+
+#: Characters of a line that a report shows.
+_SHOWN = 100
 
 Three = tuple[int, int, int]
 
@@ -236,9 +240,10 @@ class Launch:
 
     def check_exit(self, path: Path) -> None:
         """Raises if lanes that exit have something under way."""
-        bulk = path.warp.lane_state.get("bulk", {})
+        groups = path.warp.lane_state.get("bulk", {})
         for lane in path.lanes():
-            if bulk.get(lane):
+            open_groups = cast("list[Group]", groups.get(lane, []))
+            if any(group.copies and not group.awaited for group in open_groups):
                 raise UnfinishedError(
                     f"thread {path.warp.index * LANES + lane} exits while bulk copies that it "
                     "started may still read shared memory (no cp.async.bulk.wait_group)"
@@ -246,11 +251,14 @@ class Launch:
         if path.warp.pending and not (path.warp.live & ~path.mask).any():
             raise UnfinishedError("a warp exits while its wgmma operations are not waited for")
 
-    def place(self, path: Path) -> str:
-        """The line, and which lanes are there."""
+    def place(self, path: Path, active: object = None) -> str:
+        """The line, and which lanes are there: the path's, or those that a predicate left."""
         line = path.line()
         text = self.module.lines[line - 1].strip()
-        lanes = "" if path.mask.all() else f", lanes {_ranges(path.lanes())}"
+        text = text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
+        mask = active if isinstance(active, np.ndarray) else path.mask
+        shown = _ranges([int(lane) for lane in np.flatnonzero(mask)])
+        lanes = "" if mask.all() else f", lanes {shown}"
         return f"line {line} `{text}`, {path.warp}{lanes}"
 
     def _where_everyone_is(self) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import instructions  # noqa: F401 - fills the table
+from . import syntax
 from .errors import MemoryFaultError, UnsupportedError
 from .kernel import Kernel, compile_function
 from .launch import Launch
@@ -53,7 +54,7 @@ class DevicePointer:
         """Returns a copy of the array as it is now."""
         memory = self.machine.memory
         first = self.address - memory.base
-        data = memory.data[first : first + self.size].copy()
+        data: npt.NDArray[Any] = memory.data[first : first + self.size].copy()
         return data.view(self.dtype).reshape(self.shape)
 
 
@@ -152,6 +153,15 @@ class Machine:
         return data
 
 
+@lru_cache(maxsize=16)
+def _compile(ptx: str) -> tuple[syntax.Module, dict[str, Kernel]]:
+    """Reads a text and builds its kernels, which depend on nothing else."""
+    parsed = parse(ptx)
+    variables = {variable.name: variable for variable in parsed.variables}
+    functions = parsed.functions.values()
+    return parsed, {entry.name: compile_function(entry, variables) for entry in functions}
+
+
 class Module:
     """A PTX text on a machine.
 
@@ -160,21 +170,18 @@ class Module:
     """
 
     def __init__(self, machine: Machine, ptx: str) -> None:
-        parsed = parse(ptx)
+        parsed, kernels = _compile(ptx)
         target = parsed.target.split(",")[0].split(" ")[0]
         if not _runs_on(target, machine.arch):
             raise UnsupportedError(f".target {target}; the machine is {machine.arch}")
         self.machine = machine
         self.lines = parsed.lines
-        self.variables = {variable.name: variable for variable in parsed.variables}
         self.addresses: dict[str, int] = {}
         for variable in parsed.variables:
             if variable.space in ("global", "const"):
                 data = variable.initial or bytes(variable.size)
                 self.addresses[variable.name] = machine.reserve(data)
-        self.kernels: dict[str, Kernel] = {}
-        for function in parsed.functions.values():
-            self.kernels[function.name] = compile_function(function, self.variables)
+        self.kernels = kernels
 
     def launch(
         self,

@@ -59,17 +59,18 @@ class Memory:
     def __init__(self, name: str, base: int, size: int, state: int = 0) -> None:
         self.name = name
         self.base = base
-        self.size = size
+        self.size = 0
+        self.data: Array = np.zeros(0, np.uint8)
+        self.state: Array = np.zeros(0, np.uint8)
         self.resize(size, state)
 
     def resize(self, size: int, state: int = 0) -> None:
         """Makes room for more bytes; those that are there stay."""
         room = -(-size // CHUNK) * CHUNK
         data, flags = np.zeros(room, np.uint8), np.full(room, INVALID, np.uint8)
-        old = len(getattr(self, "data", ()))
+        old = len(self.data)
         flags[old:size] = state
-        if old:
-            data[:old], flags[:old] = self.data, self.state
+        data[:old], flags[:old] = self.data, self.state
         self.size, self.data, self.state = size, data, flags
         self.views = {n: data.view(kind) for n, kind in _UNSIGNED.items()}
         self.states = {n: flags.view(kind) for n, kind in _UNSIGNED.items()}
@@ -202,9 +203,7 @@ class Memory:
         self.chunk_states[done] &= np.uint8(0xFF & ~READING)
 
 
-def _repeat(byte: int, size: int) -> np.unsignedinteger[object]:
+def _repeat(byte: int, size: int) -> Array:
     """A byte in every byte of an unsigned number."""
-    value: np.unsignedinteger[object] = _UNSIGNED[size](
-        int.from_bytes(bytes([byte]) * size, "little")
-    )
-    return value
+    pattern: Array = np.full(size, byte, np.uint8).view(_UNSIGNED[size])
+    return pattern

@@ -71,7 +71,7 @@ class Warp:
     def __init__(
         self, block: ThreadBlock, index: int, arrays: list[Array], local_bytes: int
     ) -> None:
-        self.block = block
+        self.block: ThreadBlock = block
         self.index = index
         self.number = block.launch.new_warp()
         self.files = files_of(arrays)
@@ -176,7 +176,7 @@ class Path:
             except EmulatorError as error:
                 self.index = index
                 if not error.place:
-                    error.place = launch.place(self)
+                    error.place = launch.place(self, error.lanes)
                 raise
         return True
 

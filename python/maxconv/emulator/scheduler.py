@@ -15,6 +15,10 @@ __all__ = ["Scheduler"]
 #: Basic blocks that a path runs before another one is drawn, at most.
 _LONGEST_TURN = 12
 
+#: The same where a path gets far ahead of the others, and how often turns are ordinary.
+_LEAP = 300
+_ORDINARY = 0.9
+
 #: Asynchronous operations that wait until nothing else can happen, in 100.
 _LATEST = 40
 
@@ -67,7 +71,8 @@ class Scheduler:
             if runnable:
                 chosen = int(draw() * len(runnable))
                 path = runnable[chosen]
-                if not path.run(1 + int(draw() * _LONGEST_TURN)):
+                longest = _LONGEST_TURN if draw() < _ORDINARY else _LEAP
+                if not path.run(1 + int(draw() * longest)):
                     if path.wait is not None:
                         self.waiting[id(path)] = path
                     if runnable[chosen] is not path:
@@ -82,8 +87,6 @@ class Scheduler:
     def _complete_one(self) -> None:
         """Nothing else can happen: one of the operations under way completes."""
         chosen = self.random.randrange(len(self.latest) + bool(self.timed))
-        if chosen < len(self.latest):
-            act = self.latest.pop(chosen)
-        else:
-            act = heapq.heappop(self.timed)[2]
+        late = chosen < len(self.latest)
+        act = self.latest.pop(chosen) if late else heapq.heappop(self.timed)[2]
         act()

@@ -52,9 +52,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Constant:
-    """A literal: an integer, or the bits of a float whose size the literal gives, or a decimal
-    fraction.
-    """
+    """A literal: an integer, a fraction, or the bits of a float of ``float_bits`` bits."""
 
     value: int | float
     float_bits: int = 0

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from .errors import PtxSyntaxError, UnsupportedError
+from .errors import EmulatorError, PtxSyntaxError, UnsupportedError
 from .paths import Path, Step, Wait
 from .registers import PRED, Array, Layout, group_of, view_of
 from .syntax import Address, Instruction, Label, Negated, Operand, Register, Vector, type_bits
@@ -190,6 +190,9 @@ def _guarded(step: Step, row: int, negated: bool) -> Step:
         t.where = True if mask.all() else mask
         try:
             return step(t)
+        except EmulatorError as error:
+            error.lanes = mask
+            raise
         finally:
             t.mask, t.where = saved
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,8 @@ from ..table import Form, instruction
 from .mbarrier import find_mbarrier, locate
 from .memory import addresses, generic_memory, parts_of
 
+__all__ = ["Group"]
+
 #: Bytes that a copy's addresses and sizes are multiples of (9.7.9.25.4.1).
 _BULK_ALIGN = 16
 
@@ -32,11 +35,13 @@ class Group:
     """Copies that a thread waits for together.
 
     Attributes:
+        copies: All of them.
         reading: Copies that have not read their source.
         running: Copies that are not done.
         awaited: Whether the thread waited until their sources were read.
     """
 
+    copies: int = 0
     reading: int = 0
     running: int = 0
     awaited: bool = False
@@ -277,7 +282,7 @@ def _bulk(form: Form) -> Step:
             _check_global(memory, places, "cp.async.bulk")
             index = offset + np.arange(int(size))
             arrive = _arrive_bytes(t, signal, int(size), "cp.async.bulk")
-            _start_load(t, [(block, index, arrive)], lambda p=places: memory.data[p])
+            _start_load(t, [(block, index, arrive)], partial(_get, memory, places))
 
     return step
 
@@ -324,9 +329,14 @@ def _bulk_store(to: Any, start: Any, count: int) -> Step:
             places = int(where) - memory.base + np.arange(int(size))
             _check_global(memory, places, "cp.async.bulk")
             index = offset + np.arange(int(size))
-            _start_store(t, lane, block, index, lambda v, p=places: _put(memory, p, v))
+            _start_store(t, lane, block, index, partial(_put, memory, places))
 
     return step
+
+
+def _get(memory: Memory, places: Array) -> Array:
+    found: Array = memory.data[places]
+    return found
 
 
 def _put(memory: Memory, places: Array, values: Array) -> None:
@@ -344,6 +354,7 @@ def _start_store(
     block.writes.check(index, t.warp.number * LANES + lane, "a bulk copy")
     block.shared.begin_read(chunks, "a bulk copy reads")
     group = _open_group(t, "bulk", lane)
+    group.copies += 1
     group.reading += 1
     group.running += 1
 

@@ -11,7 +11,7 @@ from ..paths import Path, Step
 from ..registers import LANES, Array, view_of
 from ..syntax import type_bits
 from ..table import Form, assign, instruction
-from .floating import bfloat16_bits, exact, flush, round_to, writer
+from .floating import bfloat16_bits, exact, flush, round_to, to_odd, writer
 
 _INTEGER_ROUNDINGS = ("rni", "rzi", "rmi", "rpi")
 _ROUNDINGS = ("rn", "rz", "rm", "rp", "rna")
@@ -129,9 +129,7 @@ def _integer_to_float(target: str, rounding: str) -> Callable[[Array], Array]:
         if rounding == "rn" and target in ("f32", "f64"):
             return a.astype(_numpy_type(target))
         wide, error = _exact_float(a)
-        from .floating import _to_odd
-
-        rounded = round_to(target, wide if target == "f64" else _to_odd(wide, error), rounding)
+        rounded = round_to(target, wide if target == "f64" else to_odd(wide, error), rounding)
         return bfloat16_bits(rounded) if target == "bf16" else rounded
 
     return operation
@@ -180,10 +178,11 @@ def _to_tf32(a: Array, rounding: str, relu: bool) -> Array:
     rounded = (bits + tie) & np.uint64(0xFFFFE000)
     if rounding == "rz":
         rounded = bits & np.uint64(0xFFFFE000)
-    result = np.where(np.isnan(a), np.uint64(0x7FFFFFFF), rounded)
+    result: Array = np.where(np.isnan(a), np.uint64(0x7FFFFFFF), rounded)
     if relu:
         result = np.where((a < 0) & ~np.isnan(a), 0, result)
-    return result.astype(np.uint32)
+    narrowed: Array = result.astype(np.uint32)
+    return narrowed
 
 
 def _to_pair(form: Form, target: str, rounding: str, relu: bool, satfinite: bool) -> Step:

@@ -17,7 +17,7 @@ from ..paths import Path, Step
 from ..registers import Array, view_of
 from ..table import Form, assign, instruction
 
-__all__ = ["bfloat16_bits", "build", "exact", "reader", "round_to", "writer"]
+__all__ = ["bfloat16_bits", "build", "exact", "reader", "round_to", "to_odd", "writer"]
 
 Unary = Callable[[Array], Array]
 
@@ -31,13 +31,15 @@ _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 def exact(bits: Array) -> Array:
     """bf16, as unsigned integers, to float32."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    widened: Array = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return widened
 
 
 def flush(values: Array) -> Array:
     """Subnormal float32 to zeros of their sign (``.ftz``)."""
     flushed: Array = np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(0, values), values)
-    return flushed.astype(np.float32)
+    result: Array = flushed.astype(np.float32)
+    return result
 
 
 def reader(type_name: str, ftz: bool = False) -> Unary:
@@ -57,7 +59,7 @@ def _sum(a: Array, b: Array) -> tuple[Array, Array]:
     return total, np.where(np.isfinite(error), error, 0.0)
 
 
-def _to_odd(value: Array, error: Array) -> Array:
+def to_odd(value: Array, error: Array) -> Array:
     """Rounds value + error to odd: a float64 from which any narrower rounding is right."""
     inexact = error != 0
     if not inexact.any():
@@ -122,7 +124,8 @@ def _round_bfloat16(values: Array, rounding: str) -> Array:
     kept = kept + (up & np.isfinite(toward_zero))
     overflow = np.isinf(values) | np.isnan(values)
     rounded = (kept.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.where(overflow, values.astype(np.float32), rounded)
+    result: Array = np.where(overflow, values.astype(np.float32), rounded)
+    return result
 
 
 def bfloat16_bits(values: Array) -> Array:
@@ -132,7 +135,7 @@ def bfloat16_bits(values: Array) -> Array:
 
 
 def writer(type_name: str, ftz: bool = False, saturate: bool = False) -> Unary:
-    """Returns what turns rounded numbers into a row: NaN is the ISA's, ``.sat`` clamps to 0 .. 1."""
+    """Returns what turns rounded numbers into a row; NaN is the ISA's, ``.sat`` is 0 to 1."""
 
     def write(values: Array) -> Array:
         if saturate:
@@ -221,7 +224,7 @@ def _add(form: Form, type_name: str) -> Step:
 
     def exactly(a: Array, b: Array) -> Array:
         total, error = _sum(a.astype(np.float64), sign * b.astype(np.float64))
-        return round_to(element, _to_odd(total, error), rounding)
+        return round_to(element, to_odd(total, error), rounding)
 
     _only_nearest(form, element, rounding)
     return _step(form, type_name, exactly, 2)
@@ -256,7 +259,7 @@ def _fma(form: Form, type_name: str) -> Step:
     def operation(a: Array, b: Array, c: Array) -> Array:
         product = a.astype(np.float64) * b.astype(np.float64)
         total, error = _sum(product, c.astype(np.float64))
-        result = round_to(element, _to_odd(total, error), rounding)
+        result = round_to(element, to_odd(total, error), rounding)
         return np.where(result < 0, 0, result).astype(result.dtype) if relu else result
 
     return _step(form, type_name, operation, 3)

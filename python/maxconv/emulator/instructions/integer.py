@@ -344,8 +344,9 @@ def _shifted(a: Array, amount: Array, bits: int, signed: bool) -> Array:
     """``a >> amount``, for any amount."""
     if signed:
         kind: Any = np.int64 if bits == 64 else np.int32
-        moved = a.view(kind) >> np.minimum(amount, bits - 1).astype(kind)
-        return moved.view(a.dtype)
+        moved: Array = a.view(kind) >> np.minimum(amount, bits - 1).astype(kind)
+        signed_result: Array = moved.view(a.dtype)
+        return signed_result
     safe = np.minimum(amount, bits - 1).astype(a.dtype)
     result: Array = np.where(amount >= bits, 0, a >> safe).astype(a.dtype)
     return result

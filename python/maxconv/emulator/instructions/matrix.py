@@ -24,9 +24,7 @@ _ROW_BYTES = 16
 
 
 def _shape(form: Form) -> tuple[int, bool]:
-    """Takes the modifiers of a matrix move; returns the matrices, and whether they are
-    transposed.
-    """
+    """Takes the modifiers of a matrix move; returns how many, and whether transposed."""
     form.flag("sync")
     form.flag("aligned")
     if not form.flag("m8n8"):
@@ -46,7 +44,7 @@ def _row_addresses(t: Path, address: tuple[int, int, int], count: int) -> Array:
 
 @instruction("ldmatrix")
 def _load_matrix(form: Form) -> Step:
-    """9.7.15.5.15: lane t gets row t/4, elements 2*(t%4) and the next; transposed, of the columns."""
+    """9.7.15.5.15: lane t gets row t/4, elements 2*(t%4) and the next."""
     count, transposed = _shape(form)
     form.arity(2)
     entries = form.vector(0)

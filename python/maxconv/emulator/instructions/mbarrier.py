@@ -15,6 +15,9 @@ from .memory import WINDOW_SHIFT, addresses, shared_block
 
 __all__ = ["find_mbarrier", "locate"]
 
+#: Of 100 waits that find their phase incomplete, how many return so.
+_GIVES_UP = 50
+
 
 def _take_common(form: Form) -> None:
     """Takes order, scope, space and type: memory is consistent, addresses name their block."""
@@ -136,7 +139,10 @@ def _transactions(form: Form) -> Step:
 
 @instruction("mbarrier.try_wait", "mbarrier.test_wait")
 def _wait(form: Form) -> Step:
-    """9.7.13.15.16: try_wait is resumed when a phase completes; the time limit is ignored."""
+    """9.7.13.15.16: try_wait is resumed when a phase completes, or, drawn from the seed, at once.
+
+    The time limit is ignored.
+    """
     blocks = "try_wait" in form.instruction.opcode
     parity = form.flag("parity")
     _take_common(form)
@@ -154,7 +160,7 @@ def _wait(form: Form) -> Step:
             barrier.completed(int(value) & 1) if parity else barrier.phase > int(value)
             for barrier, value in zip(barriers, phases, strict=True)
         ]
-        if blocks and not any(done):
+        if blocks and not any(done) and t.launch.scheduler.random.randrange(100) >= _GIVES_UP:
             for barrier in barriers:
                 barrier.waiters.add(t)
             return Wait(f"{barriers[0]} to complete the phase of parity {int(phases[0]) & 1}")

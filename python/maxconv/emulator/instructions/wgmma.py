@@ -1,9 +1,10 @@
-"""Multiplies of a warpgroup (PTX ISA 9.0, 9.7.15.7, 9.7.16 in older editions: wgmma).
+"""Multiplies of a warpgroup: wgmma (PTX ISA 9.0, 9.7.15.7).
 
-Each warp computes its own 16 of the 64 rows, so that the four need not meet: row and column of a
-thread's registers are those of the ISA's figures. Products are summed in float64 and rounded to
-the accumulator's type once an instruction; the hardware keeps fewer bits, so that results are
-compared with a tolerance.
+Each warp computes its own 16 of the 64 rows. A group completes for the four warps together, once
+all have committed it: pipelines rely on that where one thread releases what a warpgroup read. Row
+and column of a thread's registers are those of the ISA's figures. Products are summed in float64
+and rounded to the accumulator's type once an instruction; the hardware keeps fewer bits, so that
+results are compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from .synchronize import require_warp
 
 #: Bytes of an operand's row that one instruction multiplies (9.7.15.7.2).
 _DEPTH_BYTES = 32
-#: Rows of a warp.
+#: Rows of a warp, and warps of a warpgroup.
 _ROWS = 16
+_WARPS = 4
 
 _SWIZZLES = (Swizzle.NONE, Swizzle.B128, Swizzle.B64, Swizzle.B32)
 _ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
@@ -36,31 +38,72 @@ _ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
 
 @dataclass
 class _Group:
-    """Multiplies that were committed together.
+    """Multiplies that a warpgroup committed together: they complete as one.
 
     Attributes:
-        acts: What computes them, in order.
-        registers: What they may change or read.
+        acts: What computes them, in each warp's order.
+        registers: What they may change or read, by warp.
+        committed: Warps that have closed it.
     """
 
     acts: list[Callable[[], None]] = field(default_factory=list)
-    registers: list[tuple[int, int]] = field(default_factory=list)
+    registers: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    committed: int = 0
     done: bool = False
 
 
 @dataclass
-class _Queue:
-    """A warp's multiplies: the open group, and those that were committed and not waited for."""
+class _Warpgroup:
+    """Four warps' multiplies.
 
-    open: _Group = field(default_factory=_Group)
-    closed: list[_Group] = field(default_factory=list)
+    Attributes:
+        groups: In order.
+        opened: The group that a warp's multiplies go to, by warp.
+        awaited: Groups that a warp has waited for, by warp.
+        fenced: Warps that have executed a fence.
+    """
+
+    groups: list[_Group] = field(default_factory=list)
+    opened: dict[int, int] = field(default_factory=dict)
+    awaited: dict[int, int] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
     waiters: list[Path] = field(default_factory=list)
+    started: int = 0
     busy: bool = False
-    fenced: bool = False
+
+    def open(self, warp: Warp) -> _Group:
+        """The group that is open for a warp."""
+        number = self.opened.setdefault(warp.index, 0)
+        while len(self.groups) <= number:
+            self.groups.append(_Group())
+        return self.groups[number]
+
+    def start(self, warp: Warp) -> None:
+        """Lets the next group complete some time, if all four warps have committed it."""
+        if self.busy or self.started == len(self.groups):
+            return
+        group = self.groups[self.started]
+        if group.committed < _WARPS:
+            return
+        self.busy = True
+        self.started += 1
+
+        def complete() -> None:
+            for act in group.acts:
+                act()
+            group.acts.clear()
+            group.done, self.busy = True, False
+            waiters, self.waiters = self.waiters, []
+            for path in waiters:
+                path.launch.scheduler.wake(path)
+            self.start(warp)
+
+        warp.block.launch.scheduler.later(complete)
 
 
-def _queue(warp: Warp) -> _Queue:
-    return cast("_Queue", warp.state.setdefault("wgmma", _Queue()))
+def _warpgroup(warp: Warp) -> _Warpgroup:
+    found = warp.block.warpgroups.setdefault(warp.index // _WARPS, _Warpgroup())
+    return cast("_Warpgroup", found)
 
 
 def _aligned(form: Form) -> None:
@@ -75,7 +118,7 @@ def _fence(form: Form) -> Step:
 
     def step(t: Path) -> None:
         require_warp(t)
-        _queue(t.warp).fenced = True
+        _warpgroup(t.warp).fenced.add(t.warp.index)
 
     return step
 
@@ -87,33 +130,12 @@ def _commit(form: Form) -> Step:
 
     def step(t: Path) -> None:
         require_warp(t)
-        queue = _queue(t.warp)
-        group, queue.open = queue.open, _Group()
-        queue.closed.append(group)
-        _start_next(t.warp)
+        warpgroup = _warpgroup(t.warp)
+        warpgroup.open(t.warp).committed += 1
+        warpgroup.opened[t.warp.index] += 1
+        warpgroup.start(t.warp)
 
     return step
-
-
-def _start_next(warp: Warp) -> None:
-    """Lets the first group that is not done complete: groups do so in order."""
-    queue = _queue(warp)
-    waiting = [group for group in queue.closed if not group.done]
-    if queue.busy or not waiting:
-        return
-    queue.busy = True
-    group = waiting[0]
-
-    def complete() -> None:
-        for act in group.acts:
-            act()
-        group.done, queue.busy = True, False
-        waiters, queue.waiters = queue.waiters, []
-        for path in waiters:
-            path.launch.scheduler.wake(path)
-        _start_next(warp)
-
-    warp.block.launch.scheduler.later(complete)
 
 
 @instruction("wgmma.wait_group")
@@ -128,17 +150,18 @@ def _wait(form: Form) -> Step:
 
     def step(t: Path) -> Wait | None:
         require_warp(t)
-        queue = _queue(t.warp)
-        count = max(0, len(queue.closed) - allowed)
-        if not all(group.done for group in queue.closed[:count]):
-            queue.waiters.append(t)
-            return Wait("wgmma groups to complete")
-        for group in queue.closed[:count]:
-            for register in group.registers:
+        warpgroup, warp = _warpgroup(t.warp), t.warp.index
+        first = warpgroup.awaited.get(warp, 0)
+        stop = warpgroup.opened.get(warp, 0) - allowed
+        if not all(group.done for group in warpgroup.groups[first:stop]):
+            warpgroup.waiters.append(t)
+            return Wait("wgmma groups of its warpgroup to complete")
+        for group in warpgroup.groups[first:stop]:
+            for register in group.registers.pop(warp, ()):
                 t.warp.pending[register] -= 1
                 if not t.warp.pending[register]:
                     del t.warp.pending[register]
-        del queue.closed[:count]
+        warpgroup.awaited[warp] = max(first, stop)
         return None
 
     return step
@@ -167,9 +190,9 @@ class _Tile:
         return cls(start, leading, stride, _SWIZZLES[bits >> 62 & 3])
 
     def chunks(self, rows: Array, transposed: bool) -> Array:
-        """Chunks of 16 bytes, ``[rows, 2]``; transposed (9.7.15.7.1.1, "MN-major") a chunk is
-        eight rows of one product, ``[16 products, rows / 8]``.
+        """Chunks of 16 bytes, ``[rows, 2]``.
 
+        Transposed ("MN-major") a chunk is eight rows of one product, ``[16 products, rows / 8]``.
         The arrangement is that of CUTLASS's canonical layouts (``mma_sm90_desc.hpp``).
         """
         span = self.swizzle.span
@@ -245,12 +268,12 @@ def _multiply(form: Form) -> Step:
 
     def step(t: Path) -> None:
         require_warp(t)
-        queue = _queue(t.warp)
-        if not queue.fenced:
+        warpgroup = _warpgroup(t.warp)
+        if t.warp.index not in warpgroup.fenced:
             raise FenceError("wgmma.mma_async before any wgmma.fence")
         condition = t.active(t.files[PRED][adds])
         keep = bool(condition[0]) != negated
-        a_lines = _ROWS * (t.warp.index % 4) + np.arange(_ROWS)
+        a_lines = _ROWS * (t.warp.index % _WARPS) + np.arange(_ROWS)
         a_chunks: Array | None = None
         a_fixed = np.zeros((0, 0))
         if a_descriptor is not None:
@@ -262,7 +285,8 @@ def _multiply(form: Form) -> Step:
         b_chunks = _read(t, tile, b_lines, b_transposed, "wgmma's second operand")
         for register in registers:
             t.warp.pending[register] = t.warp.pending.get(register, 0) + 1
-        queue.open.registers.extend(registers)
+        group = warpgroup.open(t.warp)
+        group.registers.setdefault(t.warp.index, []).extend(registers)
         files = t.files[view_of("f32")]
 
         def act() -> None:
@@ -274,7 +298,7 @@ def _multiply(form: Form) -> Step:
                 product = (a * scales[0]) @ (b * scales[1]).T
             _accumulate(files, targets, product, keep)
 
-        queue.open.acts.append(act)
+        group.acts.append(act)
 
     return step
 
