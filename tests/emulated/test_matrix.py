@@ -74,7 +74,8 @@ def values_of(words: npt.NDArray[np.uint32], kind: str) -> Array:
         return words[:, :, None].view(np.float32).astype(np.float64)
     if kind == "bf16":
         halves = np.ascontiguousarray(words[:, :, None]).view(np.uint16).astype(np.uint32)
-        return (halves << np.uint32(16)).view(np.float32).astype(np.float64)
+        numbers: Array = (halves << np.uint32(16)).view(np.float32).astype(np.float64)
+        return numbers
     codes = np.ascontiguousarray(words[:, :, None]).view(np.uint8)
     found: Array = eight_values(4, 3, 7)[codes]
     return found

@@ -22,9 +22,20 @@ __all__ = ["Code", "CodeBlock", "Join", "Path", "Step", "Wait", "Warp", "collect
 
 @dataclass(frozen=True)
 class Wait:
-    """Why a path cannot go on: the rest of the sentence that begins with "waits for"."""
+    """Why a path cannot go on.
 
-    reason: str
+    Attributes:
+        subject: What it waits for, which says how it is when it is asked.
+        purpose: What for.
+    """
+
+    subject: object
+    purpose: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The rest of the sentence that begins with "waits for"."""
+        return f"{self.subject}{self.purpose}"
 
 
 Step = Callable[["Path"], "Wait | None"]

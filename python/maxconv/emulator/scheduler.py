@@ -8,16 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .paths import Path
+    from .paths import Path, Warp
 
 __all__ = ["Scheduler"]
 
 #: Basic blocks that a path runs before another one is drawn, at most.
 _LONGEST_TURN = 12
 
-#: The same where a path gets far ahead of the others, and how often turns are ordinary.
-_LEAP = 300
-_ORDINARY = 0.9
+#: How often the warp that is ahead of the others gets the turn, and how often another one becomes
+#: it.
+_PREFERRED = 0.8
+_CHANGES = 1 / 60
 
 #: Asynchronous operations that wait until nothing else can happen, in 100.
 _LATEST = 40
@@ -38,6 +39,7 @@ class Scheduler:
         self.waiting: dict[int, Path] = {}
         self.timed: list[tuple[int, int, Callable[[], None]]] = []
         self.latest: list[Callable[[], None]] = []
+        self.ahead: Warp | None = None
         self.turn = 0
         self.numbers = 0
 
@@ -69,10 +71,9 @@ class Scheduler:
                 heapq.heappop(self.timed)[2]()
             runnable = self.runnable
             if runnable:
-                chosen = int(draw() * len(runnable))
+                chosen = self._choose(draw)
                 path = runnable[chosen]
-                longest = _LONGEST_TURN if draw() < _ORDINARY else _LEAP
-                if not path.run(1 + int(draw() * longest)):
+                if not path.run(1 + int(draw() * _LONGEST_TURN)):
                     if path.wait is not None:
                         self.waiting[id(path)] = path
                     if runnable[chosen] is not path:
@@ -83,6 +84,20 @@ class Scheduler:
                 self._complete_one()
             else:
                 return
+
+    def _choose(self, draw: Callable[[], float]) -> int:
+        """The path whose turn it is: often that of one warp, which gets ahead of the others."""
+        runnable = self.runnable
+        if draw() < _PREFERRED:
+            for index, path in enumerate(runnable):
+                if path.warp is self.ahead:
+                    if draw() < _CHANGES:
+                        self.ahead = None
+                    return index
+        chosen = int(draw() * len(runnable))
+        if self.ahead is None or draw() < _CHANGES:
+            self.ahead = runnable[chosen].warp
+        return chosen
 
     def _complete_one(self) -> None:
         """Nothing else can happen: one of the operations under way completes."""

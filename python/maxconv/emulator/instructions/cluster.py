@@ -74,7 +74,7 @@ def _cluster_barrier(form: Form) -> Step:
             raise BarrierError("barrier.cluster.wait without barrier.cluster.arrive")
         if t.warp.state["cluster"] == barrier.generation:
             barrier.waiters.add(t)
-            return Wait(str(barrier))
+            return Wait(barrier)
         del t.warp.state["cluster"]
         return None
 

@@ -131,7 +131,8 @@ def _round_bfloat16(values: Array, rounding: str) -> Array:
 def bfloat16_bits(values: Array) -> Array:
     """The bits of bf16 that float32 holds exactly; NaN becomes the ISA's."""
     bits = (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(_NAN["bf16"]), bits)
+    result: Array = np.where(np.isnan(values), np.uint16(_NAN["bf16"]), bits)
+    return result
 
 
 def writer(type_name: str, ftz: bool = False, saturate: bool = False) -> Unary:

@@ -163,7 +163,7 @@ def _wait(form: Form) -> Step:
         if blocks and not any(done) and t.launch.scheduler.random.randrange(100) >= _GIVES_UP:
             for barrier in barriers:
                 barrier.waiters.add(t)
-            return Wait(f"{barriers[0]} to complete the phase of parity {int(phases[0]) & 1}")
+            return Wait(barriers[0], f" to complete the phase of parity {int(phases[0]) & 1}")
         t.files[PRED][p][t.mask] = done
         return None
 

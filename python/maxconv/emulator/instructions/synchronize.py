@@ -61,7 +61,7 @@ def _block_barrier(form: Form) -> Step:
             t.ticket = (generation,)
         if t.ticket == (barrier.generation,):
             barrier.waiters.add(t)
-            return Wait(str(barrier))
+            return Wait(barrier)
         t.ticket = None
         return None
 
@@ -97,7 +97,7 @@ def _reducing_barrier(form: Form) -> Step:
         generation, round_votes = t.ticket  # type: ignore[misc]
         if generation == barrier.generation:
             barrier.waiters.add(t)
-            return Wait(str(barrier))
+            return Wait(barrier)
         t.ticket = None
         true = sum(entry[0] for entry in round_votes)
         total = sum(entry[1] for entry in round_votes)
