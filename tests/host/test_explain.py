@@ -16,6 +16,7 @@ from maxconv import cli
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel
 from maxconv._gpu import gpu_kernels
 from maxconv.explain import DEVICES, explain_choice
+from maxconv.problem import ConvProblem
 from maxconv.problems import find_problem, load_problems
 from maxconv.targets import HOPPER, TARGETS
 
@@ -46,6 +47,48 @@ def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: s
     chosen, reason = ask(name, device)
     assert chosen == kernel, reason
     assert words in reason
+
+
+def large(*shape: int, filters: int, groups: int = 1, taps: tuple[int, ...]) -> ConvProblem:
+    return ConvProblem.from_parts(
+        shape,
+        filters=filters,
+        filter_size=taps,
+        group_channels=shape[-1] // groups,
+        groups=groups,
+        padding=1 if max(taps) > 1 else 0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "kernel", "words"),
+    [
+        # More elements than 31 bits count, but pixels and offsets that they hold.
+        (large(1, 5888, 5888, 64, filters=64, taps=(3, 3)), "sm90", "by the model"),
+        (large(40, 65536, 1024, filters=64, taps=(3,)), "sm90", "by the model"),
+        # Pixels.
+        (large(1, 65536, 65536, 8, filters=8, taps=(3, 3)), "implicit_gemm", "31 bits"),
+        (large(1, 65536, 65536, 16, filters=2, taps=(1, 1)), "implicit_gemm", "multiples of 16"),
+        (large(1, 65536, 65536, 64, filters=64, groups=64, taps=(3, 3)), "grouped", "16 bytes"),
+    ],
+    ids=["image", "signals", "pixels of few channels", "pixels", "depthwise"],
+)
+def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) -> None:
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
+    assert chosen == kernel, reason
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (large(1 << 30, 1, 1, 16, filters=16, taps=(1, 1)), "1073741824 images; fewer than 10737"),
+        (large(1, 1 << 30, 12, filters=16, taps=(3,)), "an extent with its padding, .* is 10737"),
+    ],
+)
+def test_what_no_kernel_counts(problem: ConvProblem, words: str) -> None:
+    with pytest.raises(ValueError, match=f"no kernel takes this convolution: .*{words}"):
+        explain_choice(problem, dtype="bfloat16", device="sm_80")
 
 
 @pytest.mark.parametrize("device", HERE)
