@@ -151,12 +151,14 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         layout: VisitLayout
     ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
         """See `EpilogueVisitor`."""
-        RowStore[Self.Output, layout.pixels](
-            at.geometry, at.pixel(subtile), at.thread
+        RowStore[Self.Output, layout.pixels, layout.swapped, together=1](
+            at.place
         ).store(
             self.output,
             self.shape,
+            at.geometry,
             Self._buffer(at, subtile),
+            at.pixel(subtile),
             at.filter(subtile),
             at.filter_end(),
         )
