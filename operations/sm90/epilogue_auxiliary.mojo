@@ -151,9 +151,7 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         layout: VisitLayout
     ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
         """See `EpilogueVisitor`."""
-        RowStore[Self.Output, layout.pixels, layout.swapped, together=1](
-            at.place
-        ).store(
+        RowStore[Self.Output, layout.pixels, layout.swapped](at.place).store(
             self.output,
             self.shape,
             at.geometry,

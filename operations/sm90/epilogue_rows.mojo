@@ -48,9 +48,9 @@ def _store_if[
     ](address, words[0], words[1], words[2], words[3], UInt32(condition))
 
 
-struct RowStore[
-    Output: OutputTarget, pixels: Int, swapped: Bool, *, together: Int = 4
-](TrivialRegisterPassable):
+struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
+    TrivialRegisterPassable
+):
     """Which pixels of an output buffer a thread stores: of those that its warp
     holds.
 
@@ -58,7 +58,6 @@ struct RowStore[
         Output: The output.
         pixels: Of a buffer.
         swapped: As in `Place`.
-        together: Pieces that a thread loads before it stores the first.
     """
 
     comptime dtype = Self.Output.dtype
@@ -169,51 +168,29 @@ struct RowStore[
             + panel * UInt32(panel_filters[Self.dtype]())
             + self.chunk * UInt32(Self.width)
         )
-        # Loads first: a store would wait for each.
-        comptime count = min(Self.together, Self.steps)
-        comptime assert Self.steps % count == 0
-        comptime for first in range(0, Self.steps, count):
-            var chunks = StaticTuple[Self.Chunk, count]()
-            comptime for i in range(count):
-                var row = self.row + UInt32((first + i) * Self.rows)
-                chunks[i] = load_chunk[Self.dtype](
-                    buffer
-                    + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
-                    + (self.chunk ^ (row % CHUNKS)) * 16
-                )
-            comptime for i in range(count):
-                self._store_chunk(
-                    output,
-                    shape,
-                    geometry,
-                    pixel + self.row + UInt32((first + i) * Self.rows),
-                    column,
-                    filters,
-                    chunks[i],
-                )
-
-    @always_inline
-    def _store_chunk(
-        self,
-        output: Self.Output,
-        shape: OutputShape,
-        geometry: TileGeometry,
-        pixel: UInt32,
-        column: UInt32,
-        filters: UInt32,
-        chunk: Self.Chunk,
-    ):
-        """Stores a piece of a pixel's row, if the pixel and the piece's first
-        filter are of the output."""
-        var at = geometry.pixel(pixel)
-        var row = geometry.output_row(at)
-        var stored = geometry.is_output(at) and column < filters
-        var offset = Int(row) * Int(geometry.filters) + Int(column)
-        comptime if Self.fused:
-            if stored:
-                var n, index = shape.index(row)
-                output.store[Self.width](n, index, Int(column), offset, chunk)
-        else:
-            _store_if(
-                UInt64(Int(output.data().unsafe_offset(offset))), chunk, stored
+        # All loads first: a store would wait for each.
+        var chunks = StaticTuple[Self.Chunk, Self.steps]()
+        comptime for i in range(Self.steps):
+            var row = self.row + UInt32(i * Self.rows)
+            chunks[i] = load_chunk[Self.dtype](
+                buffer
+                + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
+                + (self.chunk ^ (row % CHUNKS)) * 16
             )
+        comptime for i in range(Self.steps):
+            var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
+            var row = geometry.output_row(at)
+            var stored = geometry.is_output(at) and column < filters
+            var offset = Int(row) * Int(geometry.filters) + Int(column)
+            comptime if Self.fused:
+                if stored:
+                    var n, index = shape.index(row)
+                    output.store[Self.width](
+                        n, index, Int(column), offset, chunks[i]
+                    )
+            else:
+                _store_if(
+                    UInt64(Int(output.data().unsafe_offset(offset))),
+                    chunks[i],
+                    stored,
+                )
