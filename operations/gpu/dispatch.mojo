@@ -29,6 +29,7 @@ from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
 from .direct import convolve as convolve_direct
 from .geometry import geometry_refusal
 from .grouped import convolve as convolve_grouped
+from .hopper import is_hopper
 from .packing import pack_filter
 from .reference import convolve as convolve_reference
 from .trace import is_traced, trace
@@ -98,12 +99,6 @@ def operands_of[
         aligned=addresses % ALIGNMENT == 0,
         fused_output=Output.computes or Output.stores,
     )
-
-
-def is_hopper() -> Bool:
-    """Whether this is compiled for a GPU of compute capability 9.0."""
-    comptime info = DeviceContext.default_device_info
-    return info.compute == 9.0 and info.api == "cuda"
 
 
 def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
@@ -326,7 +321,7 @@ def explain_choice[
         if kernel == KERNEL_STEM:
             return stem_launch.explain_stem[out_type](problem, multiprocessors)
     if kernel == KERNEL_DEPTHWISE:
-        return depthwise_launch.explain_depthwise[in_type](
+        return depthwise_launch.explain_depthwise[in_type, out_type, hopper](
             problem, multiprocessors
         )
     var refusal = can_implement[in_type, out_type, hopper](
