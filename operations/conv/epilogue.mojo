@@ -2,7 +2,8 @@
 
 Of an accumulator value `v` of output element `[n, ..., k]` the epilogue makes
 
-    final_activation(activation(v + bias[k]) + beta * residual[n, ..., k])
+    final_activation(activation(scale[k] * v + bias[k])
+                     + beta * residual[n, ..., k])
 
 in float32, rounds it once to the output's type, hands it to what the graph
 compiler fused behind the op, and stores it.
@@ -15,7 +16,7 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import is_gpu, is_nvidia_gpu, size_of
 from std.utils import IndexList
 
-from .memory import Reads
+from .memory import CACHE_LINE, Reads
 from .fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_GELU,
@@ -154,12 +155,15 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     """What happens to an accumulator before the store, except for what the
     graph compiler fused. A kernel's argument as it stands, on every target.
 
-    `bias` has one value a filter, `residual` the output's shape in row-major
-    order, both in the kernel's memory; each is read only if its flag is set.
+    `scale` and `bias` have one value a filter, `residual` the output's shape in
+    row-major order, all in the kernel's memory; each is read only if its flag
+    is set.
     """
 
     var has_bias: Bool
     var has_residual: Bool
+    var has_scale: Bool
+    var scale: Reads[DType.float32]
     var bias: Reads[Self.bias_type]
     var residual: Reads[Self.residual_type]
     var beta: Float32
@@ -185,7 +189,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         bias: Reads[Self.bias_type],
         residual: Reads[Self.residual_type],
     ):
-        """Reads the epilogue off the op's operands.
+        """Reads the epilogue off the op's operands; none of them is a scale.
 
         Args:
             geometry: The decoded geometry operand.
@@ -195,6 +199,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """
         self.has_bias = geometry[GEOMETRY_HAS_BIAS] != 0
         self.has_residual = geometry[GEOMETRY_HAS_RESIDUAL] != 0
+        self.has_scale = False
+        self.scale = Reads[DType.float32](unsafe_from_address=CACHE_LINE)
         self.bias = bias
         self.residual = residual
         self.beta = scalars[unsafe_offset=SCALAR_BETA]
@@ -212,7 +218,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     def is_identity(self) -> Bool:
         """Whether `apply` returns what it is given."""
         return not (
-            self.has_bias
+            self.has_scale
+            or self.has_bias
             or self.has_residual
             or self.activation.code != ACTIVATION_NONE
             or self.final_activation.code != ACTIVATION_NONE
@@ -240,10 +247,31 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             The values to round and store.
         """
         return self.finish[width](
-            v,
+            self.scaled[width, alignment](v, filter),
             self.load_bias[width, alignment](filter),
             self.load_residual[width, alignment](offset),
         )
+
+    @always_inline
+    def scaled[
+        width: Int, alignment: Int = 1
+    ](self, v: SIMD[DType.float32, width], filter: Int) -> SIMD[
+        DType.float32, width
+    ]:
+        """Accumulators of neighbouring filters, each times its filter's scale.
+
+        Parameters:
+            width: As for `apply`.
+            alignment: As for `apply`.
+
+        Args:
+            v: The accumulators.
+            filter: The first filter.
+        """
+        if not self.has_scale:
+            return v
+        comptime bytes = alignment * size_of[DType.float32]()
+        return v * self.scale.unsafe_load[width=width, alignment=bytes](filter)
 
     @always_inline
     def load_bias[
@@ -298,7 +326,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             width: How many values, of whichever filters and pixels.
 
         Args:
-            v: Their accumulators.
+            v: Their accumulators, `scaled`.
             bias: What `load_bias` returned for each.
             residual: What `load_residual` returned for each.
 

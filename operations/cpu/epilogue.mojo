@@ -3,21 +3,162 @@ output."""
 
 from extensibility import ManagedTensorSlice
 from std.sys.info import size_of
+from std.utils.numerics import inf
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ..conv.memory import CACHE_LINE, Reads
-from ..conv.epilogue import Epilogue, store_output
-from ..conv.fields import PANEL
+from ..conv.epilogue import Activation, Epilogue, store_output
+from ..conv.fields import (
+    ACTIVATION_CLAMP,
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    PANEL,
+)
 from ..conv.problem import ConvProblem
 from .tile_io import Pixel
 
 
+comptime FORM_IDENTITY = 0
+"""Nothing is done to a sum."""
+
+comptime FORM_LIMITS = 1
+"""A bias, then limits: no branch for each vector."""
+
+comptime FORM_RESIDUAL = 2
+"""A bias, limits, a residual and limits again."""
+
+comptime FORM_ANY = 3
+"""`Epilogue.apply`, which asks for each vector what there is to do."""
+
+
+@fieldwise_init
+struct Limits(ImplicitlyCopyable, Movable):
+    """An activation that is a pair of comparisons."""
+
+    var low: Float32
+    var high: Float32
+
+    @staticmethod
+    def of(activation: Activation) -> Optional[Limits]:
+        """The limits that an activation is, if it is.
+
+        Args:
+            activation: The activation.
+
+        Returns:
+            The limits, infinite ones for no activation.
+        """
+        comptime infinity = inf[DType.float32]()
+        if activation.code == ACTIVATION_NONE:
+            return Limits(-infinity, infinity)
+        if activation.code == ACTIVATION_RELU:
+            return Limits(0, infinity)
+        if activation.code == ACTIVATION_CLAMP:
+            return Limits(activation.p0, activation.p1)
+        return None
+
+    @always_inline
+    def apply[
+        width: Int
+    ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        """`v` within the limits; NaN stays NaN.
+
+        Parameters:
+            width: Lanes.
+
+        Args:
+            v: The values.
+
+        Returns:
+            `Activation.apply` of them.
+        """
+        comptime Vector = SIMD[DType.float32, width]
+        var raised = v.lt(self.low).select(Vector(self.low), v)
+        return raised.gt(self.high).select(Vector(self.high), raised)
+
+
+struct Form[bias_type: DType, residual_type: DType](
+    ImplicitlyCopyable, Movable
+):
+    """An epilogue, and which of the loops above its work fits."""
+
+    var kind: Int
+    var epilogue: Epilogue[Self.bias_type, Self.residual_type]
+    var limits: Limits
+    var final_limits: Limits
+
+    def __init__(
+        out self, epilogue: Epilogue[Self.bias_type, Self.residual_type]
+    ):
+        """Finds the loop.
+
+        Args:
+            epilogue: The epilogue.
+        """
+        self.epilogue = epilogue
+        self.limits = Limits(0, 0)
+        self.final_limits = Limits(0, 0)
+        self.kind = FORM_IDENTITY
+        if epilogue.is_identity():
+            return
+        self.kind = FORM_ANY
+        var limits = Limits.of(epilogue.activation)
+        var final_limits = Limits.of(epilogue.final_activation)
+        if not epilogue.has_bias or not limits or not final_limits:
+            return
+        if epilogue.has_scale:
+            return
+        self.limits = limits.value()
+        self.final_limits = final_limits.value()
+        if epilogue.has_residual:
+            self.kind = FORM_RESIDUAL
+        elif epilogue.final_activation.code == ACTIVATION_NONE:
+            self.kind = FORM_LIMITS
+
+    @always_inline
+    def apply[
+        kind: Int, width: Int
+    ](self, v: SIMD[DType.float32, width], filter: Int, offset: Int) -> SIMD[
+        DType.float32, width
+    ]:
+        """`Epilogue.apply`, of the form that this one has.
+
+        Parameters:
+            kind: `self.kind`, known to the compiler.
+            width: How many filters.
+
+        Args:
+            v: Their accumulators.
+            filter: The first filter.
+            offset: The first element's row-major offset in the output.
+
+        Returns:
+            The values to round and store.
+        """
+        comptime if kind == FORM_IDENTITY:
+            return v
+        elif kind == FORM_ANY:
+            return self.epilogue.apply[width](v, filter, offset)
+        else:
+            var bias = self.epilogue.bias.unsafe_load[width=width](filter)
+            var result = self.limits.apply(v + bias.cast[DType.float32]())
+            comptime if kind == FORM_RESIDUAL:
+                var residual = self.epilogue.residual.unsafe_load[width=width](
+                    offset
+                )
+                result = residual.cast[DType.float32]().fma(
+                    SIMD[DType.float32, width](self.epilogue.beta), result
+                )
+                result = self.final_limits.apply(result)
+            return result
+
+
 @always_inline
 def _store_channels[
-    width: Int, identity: Bool
+    width: Int, kind: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
-    epilogue: Epilogue,
+    form: Form,
     problem: ConvProblem,
     pixel: Pixel,
     row: Int,
@@ -27,20 +168,20 @@ def _store_channels[
     """Applies the epilogue to neighbouring filters of one pixel and stores
     them."""
     var offset = row * problem.filters + filter
-    var result = value
-    comptime if not identity:
-        result = epilogue.apply[width](value, filter, offset)
     store_output[width](
-        output, pixel.index[output.rank](filter), offset, result
+        output,
+        pixel.index[output.rank](filter),
+        offset,
+        form.apply[kind, width](value, filter, offset),
     )
 
 
 @always_inline
 def _store_row[
-    identity: Bool
+    kind: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
-    epilogue: Epilogue,
+    form: Form,
     problem: ConvProblem,
     pixel: Pixel,
     row: Int,
@@ -51,9 +192,9 @@ def _store_row[
     """Stores one pixel's row of a tile."""
     var j = 0
     while j + PANEL <= columns:
-        _store_channels[PANEL, identity](
+        _store_channels[PANEL, kind](
             output,
-            epilogue,
+            form,
             problem,
             pixel,
             row,
@@ -62,9 +203,9 @@ def _store_row[
         )
         j += PANEL
     while j + 4 <= columns:
-        _store_channels[4, identity](
+        _store_channels[4, kind](
             output,
-            epilogue,
+            form,
             problem,
             pixel,
             row,
@@ -73,9 +214,9 @@ def _store_row[
         )
         j += 4
     while j < columns:
-        _store_channels[1, identity](
+        _store_channels[1, kind](
             output,
-            epilogue,
+            form,
             problem,
             pixel,
             row,
@@ -87,10 +228,10 @@ def _store_row[
 
 @always_inline
 def _store_rows[
-    identity: Bool
+    kind: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
-    epilogue: Epilogue,
+    form: Form,
     problem: ConvProblem,
     row: Int,
     rows: Int,
@@ -99,13 +240,12 @@ def _store_rows[
     accumulators: Reads[DType.float32],
     row_stride: Int,
 ):
-    """Stores a tile; with `identity` the epilogue does nothing and is not
-    asked."""
+    """Stores a tile through the loop of `form.kind`."""
     var pixel = Pixel(problem, row)
     for i in range(rows):
-        _store_row[identity](
+        _store_row[kind](
             output,
-            epilogue,
+            form,
             problem,
             pixel,
             row + i,
@@ -180,27 +320,17 @@ def store_tile(
         accumulators: The tile.
         row_stride: Elements between two rows of the tile.
     """
-    if epilogue.is_identity():
-        _store_rows[True](
-            output,
-            epilogue,
-            problem,
-            row,
-            rows,
-            filter,
-            columns,
-            accumulators,
-            row_stride,
-        )
-    else:
-        _store_rows[False](
-            output,
-            epilogue,
-            problem,
-            row,
-            rows,
-            filter,
-            columns,
-            accumulators,
-            row_stride,
-        )
+    var form = Form(epilogue)
+    comptime for kind in range(FORM_ANY + 1):
+        if form.kind == kind:
+            _store_rows[kind](
+                output,
+                form,
+                problem,
+                row,
+                rows,
+                filter,
+                columns,
+                accumulators,
+                row_stride,
+            )

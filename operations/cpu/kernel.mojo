@@ -174,7 +174,7 @@ def _run_group[
                     group,
                     panel,
                     i,
-                    tiles[i],
+                    tiles,
                     operands[i],
                 )
 
@@ -194,10 +194,11 @@ def _run_tile[
     group: Int,
     unit: Int,
     index: Int,
-    tile: RowTile,
+    tiles: Array[RowTile, MAX_BLOCK_TILES],
     activations: TileOperand,
 ):
     """Multiplies one register tile by the products of `columns`."""
+    var tile = tiles[index]
     var products = problem.gemm_k()
     var panel = task.panel + unit
     var panels = min(CPU_TILE.panels, task.panels - unit)
@@ -215,6 +216,12 @@ def _run_tile[
     if is_last and columns.end - columns.begin >= MIN_PREFETCH_DEPTH:
         prefetch_tile(
             output, epilogue, problem, tile.row, tile.rows, first, count
+        )
+    elif is_last and epilogue.has_residual and index + 1 < task.tiles:
+        # The multiply is too short to wait for memory: a tile earlier then.
+        var next = tiles[index + 1]
+        prefetch_tile(
+            output, epilogue, problem, next.row, next.rows, first, count
         )
     multiply[filter_type](
         tile.rows,

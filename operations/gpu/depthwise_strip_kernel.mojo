@@ -456,7 +456,9 @@ struct StripKernel[
             comptime for q in range(COLUMNS):
                 comptime at = q * Self.width
                 var value = epilogue.finish[Self.width](
-                    sums[p * COLUMNS + q],
+                    epilogue.scaled[Self.width, Self.width](
+                        sums[p * COLUMNS + q], place.channel
+                    ),
                     bias,
                     residual.slice[Self.width, offset=at](),
                 )

@@ -90,6 +90,8 @@ def operands_of[
         addresses |= Int(activation.data())
     comptime if not Output.stores:
         addresses |= Int(output.data())
+    if epilogue.has_scale:
+        addresses |= Int(epilogue.scale)
     if epilogue.has_bias:
         addresses |= Int(epilogue.bias)
     if epilogue.has_residual:

@@ -5,6 +5,7 @@ from std.compile import compile_info
 
 from ..conv.access import MemoryActivation, MemoryOutput
 from ..sm90.candidates import CANDIDATES, candidate, offered
+from ..sm90.epilogue_visitor import ConvVisitor
 from ..sm90.kernel import ConvKernel
 from ..sm90.stem import StemKernel
 from ..sm90.stem_geometry import STEM_CANDIDATES, stem_candidate
@@ -143,7 +144,10 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     comptime if offered[Self.dtype](index):
                         comptime config = candidate(index)
                         comptime kernel = ConvKernel[
-                            Self.dtype, Self.Output, Self.dtype, config
+                            Self.dtype,
+                            Self.Output,
+                            ConvVisitor[Self.dtype],
+                            config,
                         ].run
                         self.write[kernel](
                             String(t"sm90-{index}"), config.shared_bytes()

@@ -1,10 +1,11 @@
 """The diagonal kernel, for depthwise filters of the common sizes on Hopper:
-persistent, warp-specialized, on the tensor cores.
+persistent, on the tensor cores.
 
-    producer, one thread:     for each step: fill the stages that it adds
-    consumers, 8 warps:       for each step, for every 8 columns:
-                                  read the pixels, multiply, finish, write
-                              release the stages, store the step's outputs
+    every warp:     for each batch of steps:
+                        for each step, for every 8 or 16 columns:
+                            read the pixels, multiply, finish, write
+                        meet the others
+    three threads:      load the next input rows and residual, store the outputs
 
 A diagonal matrix multiplies what is beside its diagonal by zero: a value that
 is not finite would spread to the 8 channels of its warp. Sums that are not
@@ -51,13 +52,18 @@ from .diagonal_mma import (
     multiply_one,
     multiply_two,
     store_matrices,
+    unknown_quotient,
+    unknown_sum,
 )
 from .diagonal_plan import (
     BARRIERS_BYTES,
     BUFFERS,
-    CONSUMERS,
+    WARPS,
+    WARPS_LOG,
     MATRIX,
+    MAX_STAGES,
     PIXEL_BYTES,
+    SLAB,
     STAGE_ROWS,
     STEP_ROWS,
     THREADS,
@@ -67,19 +73,18 @@ from .diagonal_plan import (
 )
 from .stem_staging import load_shared
 
-comptime CONSUMER_THREADS = 32 * CONSUMERS
+comptime LOADER = UInt32(1)
+"""The warp whose first thread loads input rows; that of the first warp stores
+outputs."""
 
-comptime CONSUMER_NAME = 1
-"""The named barrier of the consumers."""
+comptime RESIDUAL_LOADER = UInt32(2)
+"""The warp whose first thread loads residuals."""
 
 comptime CHUNK_BYTES = 16
 """Bytes of 8 channels: what the swizzle moves."""
 
 comptime LOADED_ROWS = 4
 """Rows that one instruction loads 8 pixels of."""
-
-comptime MAX_STAGES = 16
-"""Stages that there are barriers for."""
 
 
 @fieldwise_init
@@ -104,6 +109,15 @@ struct StagePosition(TrivialRegisterPassable):
 
 
 @fieldwise_init
+struct LoadCursor(TrivialRegisterPassable):
+    """The next stage to load: of a run, `stages` have been."""
+
+    var index: UInt32
+    """The run's first step."""
+    var stages: UInt32
+
+
+@fieldwise_init
 struct DiagonalStorage(TrivialRegisterPassable):
     """Where a block's shared memory is."""
 
@@ -123,7 +137,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
         ]()
         self.barriers = SharedAddress(Int(base))
         self.ring = self.barriers + UInt32(BARRIERS_BYTES)
-        self.buffers = self.ring + geometry.stages * geometry.stage_bytes()
+        self.buffers = self.ring + geometry.stages * geometry.stage_bytes
 
     @always_inline
     def full(self, stage: UInt32) -> Barrier:
@@ -135,17 +149,6 @@ struct DiagonalStorage(TrivialRegisterPassable):
         return Barrier(self.barriers + stage * BARRIER_BYTES)
 
     @always_inline
-    def empty(self, stage: UInt32) -> Barrier:
-        """Completes when every consumer is done with a stage.
-
-        Args:
-            stage: The stage.
-        """
-        return Barrier(
-            self.barriers + (stage + UInt32(MAX_STAGES)) * BARRIER_BYTES
-        )
-
-    @always_inline
     def residual(self, buffer: UInt32) -> Barrier:
         """Completes when a buffer has its residual.
 
@@ -153,8 +156,20 @@ struct DiagonalStorage(TrivialRegisterPassable):
             buffer: The buffer.
         """
         return Barrier(
-            self.barriers + (buffer + UInt32(2 * MAX_STAGES)) * BARRIER_BYTES
+            self.barriers + (buffer + UInt32(MAX_STAGES)) * BARRIER_BYTES
         )
+
+    @always_inline
+    def buffer(
+        self, geometry: DiagonalGeometry, index: UInt32
+    ) -> SharedAddress:
+        """Where a batch's outputs are.
+
+        Args:
+            geometry: The problem.
+            index: The buffer.
+        """
+        return self.buffers + index * geometry.batch_bytes
 
     @always_inline
     def init(self, stages: UInt32):
@@ -165,10 +180,139 @@ struct DiagonalStorage(TrivialRegisterPassable):
         """
         for stage in range(stages):
             self.full(stage).init(1)
-            self.empty(stage).init(CONSUMERS)
         for buffer in range(UInt32(BUFFERS)):
             self.residual(buffer).init(1)
         publish_barriers()
+
+
+@always_inline
+def chunk(pixel: UInt32, group: UInt32) -> UInt32:
+    """The offset in a row of 8 channels of a pixel, as the swizzle has it.
+
+    Args:
+        pixel: The pixel.
+        group: Which 8 channels of the slab.
+    """
+    return pixel * PIXEL_BYTES + (group ^ (pixel % 8)) * CHUNK_BYTES
+
+
+struct DiagonalWorker(TrivialRegisterPassable):
+    """What a consumer's thread computes of a run of steps."""
+
+    var lane: UInt32
+    """Of its warp."""
+    var active: Bool
+    """Whether the warp has channels."""
+    var group: UInt32
+    """Which 8 channels of the slab."""
+    var channel: UInt32
+    """The first of them."""
+    var first_column: UInt32
+    var column_step: UInt32
+    """From columns of the thread to the next: where a slab has few channels,
+    several warps share its columns."""
+    var columns: UInt32
+    """Of the steps."""
+
+    @always_inline
+    def __init__(
+        out self,
+        config: DiagonalConfig,
+        geometry: DiagonalGeometry,
+        step: DiagonalStep,
+        warp: UInt32,
+        lane: UInt32,
+    ):
+        """Divides a slab among the warps.
+
+        Args:
+            config: The configuration.
+            geometry: The problem.
+            step: The run's first step.
+            warp: The thread's.
+            lane: Of the warp.
+        """
+        var left = geometry.channels - step.channel
+        # A power of two of channel groups, and the warps that share each.
+        var shift = UInt32(0)
+        comptime for i in range(1, WARPS_LOG + 1):
+            if left <= UInt32(SLAB >> i):
+                shift = UInt32(i)
+        var groups = UInt32(WARPS) >> shift
+        var together = UInt32(config.together() * MATRIX)
+        self.lane = lane
+        self.group = warp & (groups - 1)
+        self.first_column = (warp >> (UInt32(WARPS_LOG) - shift)) * together
+        self.column_step = together << shift
+        self.channel = step.channel + self.group * MATRIX
+        self.active = self.channel < geometry.channels
+        self.columns = min(geometry.columns, geometry.out_columns - step.column)
+
+    @always_inline
+    def output_offset(self, geometry: DiagonalGeometry) -> UInt32:
+        """Where in a step's outputs the matrix row is that the thread gives
+        the address of, in the first 8 columns.
+
+        Args:
+            geometry: The problem.
+        """
+        var row = self.lane // 8 % 2 * (geometry.output_row_bytes)
+        return row + chunk(self.lane % 8, self.group)
+
+
+struct DiagonalFusion[bias_type: DType, out_type: DType](
+    TrivialRegisterPassable
+):
+    """The epilogue's operands of a thread's two channels.
+
+    Parameters:
+        bias_type: Of the bias.
+        out_type: Of the residual.
+    """
+
+    var scale: SIMD[DType.float32, 2]
+    var bias: SIMD[DType.float32, 2]
+
+    @always_inline
+    def __init__(out self):
+        """Operands that change nothing."""
+        self.scale = 1
+        self.bias = 0
+
+    @always_inline
+    def __init__(
+        out self,
+        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        channel: UInt32,
+    ):
+        """Loads them.
+
+        Args:
+            epilogue: The epilogue.
+            channel: The first of the two.
+        """
+        self.scale = epilogue.scaled[2, 2](1, Int(channel))
+        self.bias = epilogue.load_bias[2, 2](Int(channel))
+
+    @always_inline
+    def finish(
+        self,
+        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        sums: Sums,
+        residual: SIMD[Self.out_type, 4],
+    ) -> Sums:
+        """The epilogue of two pixels.
+
+        Args:
+            epilogue: The epilogue.
+            sums: Two channels of each.
+            residual: Likewise.
+        """
+        return epilogue.finish[4](
+            sums * self.scale.join(self.scale),
+            self.bias.join(self.bias),
+            residual,
+        )
 
 
 def loaded_row(config: DiagonalConfig, matrix: Int) -> Int:
@@ -242,9 +386,14 @@ struct DiagonalKernel[
     comptime all_taps = Self.taps * Self.taps
     comptime loads = ceildiv(Self.window, LOADED_ROWS)
     """Instructions that load the window's rows, moved by a tap."""
+    comptime together = Self.config.together()
+    comptime Places = StaticTuple[UInt32, Self.together]
+    """Where 8 columns begin: bytes."""
+    comptime AllSums = StaticTuple[Sums, Self.together]
     comptime Taps = DiagonalFilter[Self.dtype, Self.taps]
     comptime Column = StaticTuple[UInt32, Self.window]
     """8 pixels of every row of a window."""
+    comptime Fusion = DiagonalFusion[Self.bias_type, Self.out_type]
     comptime FusedWork = Epilogue[Self.bias_type, Self.out_type]
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
     """Whether the copy engine stores the output."""
@@ -293,52 +442,52 @@ struct DiagonalKernel[
         wait_on_dependent_grids()
         var first = geometry.first_step(UInt32(block_idx.x))
         var end = geometry.first_step(UInt32(block_idx.x) + 1)
-        var warp, lane = divmod(UInt32(thread_idx.x), UInt32(32))
-        if warp == UInt32(CONSUMERS):
-            if lane == 0:
-                Self._produce(activation, geometry, storage, first, end)
-        else:
-            Self._consume(
-                output,
-                residual,
-                filter,
-                epilogue,
-                target,
-                geometry,
-                storage,
-                warp,
-                lane,
-                first,
-                end,
-            )
+        Self._compute_steps(
+            activation,
+            output,
+            residual,
+            filter,
+            epilogue,
+            target,
+            geometry,
+            storage,
+            first,
+            end,
+        )
 
     @staticmethod
     @always_inline
-    def _produce(
+    def _load_stages(
         ref activation: TensorMap,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        first: UInt32,
+        mut cursor: LoadCursor,
         end: UInt32,
+        from_: StagePosition,
+        stages: UInt32,
     ):
-        """Fills the ring, run after run."""
-        var position = StagePosition(0, 0)
-        var index = first
-        while index < end:
-            var step = geometry.step(index)
-            var run = min(step.run, end - index)
-            var count = (run - 1) * UInt32(Self.step_stages) + UInt32(
-                Self.window_stages
+        """Starts filling stages that no one reads any more, if there are steps
+        left; one thread."""
+        var position = from_
+        var count = stages
+        while count > 0 and cursor.index < end:
+            var step = geometry.step(cursor.index)
+            var run = min(step.run, end - cursor.index)
+            var left = (
+                (run - 1) * UInt32(Self.step_stages)
+                + UInt32(Self.window_stages)
+                - cursor.stages
             )
             var w = Int32(step.column) * Int32(Self.stride) + geometry.start_w
             var h = Int32(step.row) * Int32(Self.stride) + geometry.start_h
+            h += Int32(cursor.stages) * STAGE_ROWS
             var d = Int32(step.plane) * geometry.step_d + geometry.start_d
-            for _ in range(count):
-                storage.empty(position.stage).wait(position.parity ^ 1)
+            var now = min(count, left)
+            for _ in range(now):
                 var barrier = storage.full(position.stage)
-                barrier.arrive_expecting(Int(geometry.stage_bytes()))
+                barrier.arrive_expecting(Int(geometry.stage_bytes))
                 load_tile[5](
-                    storage.ring + position.stage * geometry.stage_bytes(),
+                    storage.ring + position.stage * geometry.stage_bytes,
                     activation,
                     barrier.address,
                     IndexList[5](
@@ -351,7 +500,10 @@ struct DiagonalKernel[
                 )
                 h += STAGE_ROWS
                 position = position.after(1, geometry.stages)
-            index += run
+            count -= now
+            cursor.stages += now
+            if now == left:
+                cursor = LoadCursor(cursor.index + run, 0)
 
     @staticmethod
     @always_inline
@@ -359,19 +511,25 @@ struct DiagonalKernel[
         ref residual: TensorMap,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        index: UInt32,
+        first: UInt32,
+        end: UInt32,
         buffer: UInt32,
-    ):
-        """Starts filling a buffer with a step's residual; one thread."""
-        var step = geometry.step(index)
+    ) -> UInt32:
+        """Starts filling a buffer with a batch's residual; one thread.
+
+        Returns:
+            The first step of the next batch.
+        """
+        var step = geometry.step(first)
+        var batch = min(min(step.run, geometry.batch), end - first)
         var barrier = storage.residual(buffer)
-        barrier.arrive_expecting(Int(geometry.buffer_bytes()))
-        load_tile[5](
-            storage.buffers + buffer * geometry.buffer_bytes(),
-            residual,
-            barrier.address,
-            Self._corner(step),
-        )
+        barrier.arrive_expecting(Int(batch * geometry.step_bytes))
+        var to = storage.buffer(geometry, buffer)
+        for _ in range(batch):
+            load_tile[5](to, residual, barrier.address, Self._corner(step))
+            step.row += STEP_ROWS
+            to += geometry.step_bytes
+        return first + batch
 
     @staticmethod
     @always_inline
@@ -387,7 +545,8 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _consume(
+    def _compute_steps(
+        ref activation: TensorMap,
         ref output: TensorMap,
         ref residual: TensorMap,
         filter: Reads[Self.dtype],
@@ -395,82 +554,125 @@ struct DiagonalKernel[
         target: Self.Output,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        warp: UInt32,
-        lane: UInt32,
         first: UInt32,
         end: UInt32,
     ):
-        """Computes the block's steps."""
-        var is_first = warp == 0 and lane == 0
-        if is_first and epilogue.has_residual:
-            for ahead in range(min(UInt32(BUFFERS - 1), end - first)):
-                Self._load_residual(
-                    residual, geometry, storage, first + ahead, ahead
-                )
+        """Computes the block's steps, run by run and batch by batch."""
+        var warp, lane = divmod(UInt32(thread_idx.x), UInt32(32))
+        var loads_stages = warp == LOADER and lane == 0
+        var loads_residual = (
+            warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
+        )
         var position = StagePosition(0, 0)
+        var cursor = LoadCursor(first, 0)
+        if loads_stages:
+            Self._load_stages(
+                activation,
+                geometry,
+                storage,
+                cursor,
+                end,
+                position,
+                geometry.stages,
+            )
+        # The first step whose residual is not on its way.
+        var ahead = first
+        if loads_residual:
+            for buffer in range(UInt32(BUFFERS - 1)):
+                if ahead < end:
+                    ahead = Self._load_residual(
+                        residual, geometry, storage, ahead, end, buffer
+                    )
+        var bare = epilogue.is_identity()
         var buffer = StagePosition(0, 0)
         var index = first
         while index < end:
             var step = geometry.step(index)
-            var run_end = min(index + step.run, end)
-            var begins = True
-            var channel = step.channel + warp * MATRIX
-            var columns = min(
-                geometry.columns, geometry.out_columns - step.column
-            )
-            var active = channel < geometry.channels
+            var worker = DiagonalWorker(Self.config, geometry, step, warp, lane)
             var taps = Self.Taps()
-            var bias = SIMD[DType.float32, 2](0)
-            if active:
-                taps = Self.Taps(filter, Int(channel), lane)
-                bias = epilogue.load_bias[2, 2](Int(channel + lane % 4 * 2))
-            while index < run_end:
-                if active:
-                    Self._await_window(geometry, storage, position, begins)
-                    if epilogue.has_residual:
-                        storage.residual(buffer.stage).wait(buffer.parity)
-                    Self._compute_step(
-                        filter,
-                        epilogue,
+            var fused = Self.Fusion()
+            if worker.active:
+                taps = Self.Taps(filter, Int(worker.channel), lane)
+                fused = Self.Fusion(epilogue, worker.channel + lane % 4 * 2)
+            var begins = True
+            var left = min(step.run, end - index)
+            while left > 0:
+                var batch = min(left, geometry.batch)
+                left -= batch
+                if epilogue.has_residual:
+                    storage.residual(buffer.stage).wait(buffer.parity)
+                var to = storage.buffer(geometry, buffer.stage)
+                var read = position
+                for _ in range(batch):
+                    if worker.active:
+                        Self._await_window(geometry, storage, position, begins)
+                        if bare:
+                            Self._compute[False](
+                                epilogue,
+                                geometry,
+                                storage,
+                                position,
+                                to,
+                                worker,
+                                fused,
+                                taps,
+                            )
+                        else:
+                            Self._compute[True](
+                                epilogue,
+                                geometry,
+                                storage,
+                                position,
+                                to,
+                                worker,
+                                fused,
+                                taps,
+                            )
+                    begins = False
+                    position = position.after(
+                        UInt32(Self.step_stages), geometry.stages
+                    )
+                    to += geometry.step_bytes
+                var done = batch * UInt32(Self.step_stages)
+                if left == 0:
+                    done += UInt32(Self.window_stages - Self.step_stages)
+                    position = position.after(
+                        UInt32(Self.window_stages - Self.step_stages),
+                        geometry.stages,
+                    )
+                comptime if Self.stores_tiles:
+                    publish_to_engine()
+                    if thread_idx.x == 0:
+                        # The store before has left its buffer.
+                        wait_stores_read[0]()
+                sync_threads[THREADS](0)
+                if loads_stages:
+                    Self._load_stages(
+                        activation, geometry, storage, cursor, end, read, done
+                    )
+                if loads_residual and ahead < end:
+                    ahead = Self._load_residual(
+                        residual,
                         geometry,
                         storage,
-                        position,
-                        buffer.stage,
-                        channel,
-                        columns,
-                        taps,
-                        bias,
-                        warp,
-                        lane,
+                        ahead,
+                        end,
+                        buffer.after(
+                            UInt32(BUFFERS - 1), UInt32(BUFFERS)
+                        ).stage,
                     )
-                var done = UInt32(Self.step_stages)
-                if index + 1 == run_end:
-                    done = UInt32(Self.window_stages)
-                Self._release(geometry, storage, position, done, lane)
-                position = position.after(done, geometry.stages)
-                Self._store_step(
-                    output, target, geometry, storage, buffer.stage, index
+                Self._store_batch(
+                    output,
+                    target,
+                    geometry,
+                    storage.buffer(geometry, buffer.stage),
+                    index,
+                    batch,
                 )
-                index += 1
-                begins = False
-                if is_first:
-                    comptime if Self.stores_tiles:
-                        # The store before this one has left its buffer.
-                        wait_stores_read[1]()
-                    var ahead = index + UInt32(BUFFERS - 2)
-                    if epilogue.has_residual and ahead < end:
-                        Self._load_residual(
-                            residual,
-                            geometry,
-                            storage,
-                            ahead,
-                            buffer.after(
-                                UInt32(BUFFERS - 1), UInt32(BUFFERS)
-                            ).stage,
-                        )
                 buffer = buffer.after(1, UInt32(BUFFERS))
+                index += batch
         comptime if Self.stores_tiles:
-            if is_first:
+            if thread_idx.x == 0:
                 wait_stores_read[0]()
 
     @staticmethod
@@ -491,22 +693,6 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _release(
-        geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        position: StagePosition,
-        count: UInt32,
-        lane: UInt32,
-    ):
-        """Tells the producer that the warp is done with the first stages of
-        the window."""
-        # Every lane has its values: the loads were of the whole warp.
-        if lane < count:
-            var at = position.after(lane, geometry.stages)
-            storage.empty(at.stage).arrive()
-
-    @staticmethod
-    @always_inline
     def _row_address(
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
@@ -518,79 +704,79 @@ struct DiagonalKernel[
         var at = position.after(stage, geometry.stages)
         return (
             storage.ring
-            + at.stage * geometry.stage_bytes()
-            + rest * geometry.row_bytes()
+            + at.stage * geometry.stage_bytes
+            + rest * geometry.row_bytes
         )
 
     @staticmethod
     @always_inline
-    def _chunk(pixel: UInt32, warp: UInt32) -> UInt32:
-        """The offset in a row of the warp's channels of a pixel."""
-        return pixel * PIXEL_BYTES + (warp ^ (pixel % 8)) * CHUNK_BYTES
-
-    @staticmethod
-    @always_inline
-    def _compute_step(
-        filter: Reads[Self.dtype],
+    def _compute[
+        finishes: Bool
+    ](
         epilogue: Self.FusedWork,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
         position: StagePosition,
-        buffer: UInt32,
-        channel: UInt32,
-        columns: UInt32,
+        to: SharedAddress,
+        worker: DiagonalWorker,
+        fused: Self.Fusion,
         taps: Self.Taps,
-        bias: SIMD[DType.float32, 2],
-        warp: UInt32,
-        lane: UInt32,
     ):
-        """Writes the warp's outputs of a step to a buffer."""
+        """Writes the warp's outputs of a step.
+
+        Parameters:
+            finishes: Whether there is anything to do to the sums.
+        """
         var rows = StaticTuple[SharedAddress, Self.loads]()
         comptime for i in range(Self.loads):
-            var row = lane // 8
+            var row = worker.lane // 8
             comptime if Self.stride == 2:
                 row = row % 2 * 2 + row // 2
             rows[i] = Self._row_address(
                 geometry, storage, position, UInt32(LOADED_ROWS * i) + row
             )
-        var shifts = StaticTuple[UInt32, Self.taps]()
-        comptime for s in range(Self.taps):
-            shifts[s] = Self._chunk(
-                lane % 8 * UInt32(Self.stride) + UInt32(s), warp
+        var own = to + worker.output_offset(geometry)
+        for column in range(
+            worker.first_column, worker.columns, worker.column_step
+        ):
+            var from_ = Self.Places(
+                fill=column * UInt32(Self.stride * PIXEL_BYTES)
             )
-        var output_row = geometry.columns * PIXEL_BYTES
-        var to = (
-            storage.buffers
-            + buffer * geometry.buffer_bytes()
-            + lane // 8 % 2 * output_row
-            + Self._chunk(lane % 8, warp)
-        )
-        var from_ = UInt32(0)
-        for column in range(UInt32(0), columns, UInt32(MATRIX)):
-            var sums = Self._multiply(rows, shifts, from_, taps)
-            # One of them is not a number, or they are infinite.
-            if vote[DType.uint32](isnan(sums.reduce_add())) != 0:
-                sums = Self._sum_singly(
-                    filter,
-                    geometry,
-                    storage,
-                    position,
-                    channel,
-                    column,
-                    warp,
-                    lane,
+            var outputs = Self.Places(fill=own + column * PIXEL_BYTES)
+            comptime for i in range(1, Self.together):
+                # Where there are no more, the first are computed twice.
+                if column + UInt32(i * MATRIX) < worker.columns:
+                    from_[i] += UInt32(i * MATRIX * Self.stride * PIXEL_BYTES)
+                    outputs[i] += UInt32(i * MATRIX * PIXEL_BYTES)
+            var old = StaticTuple[SIMD[Self.out_type, 4], Self.together](fill=0)
+            comptime if finishes:
+                if epilogue.has_residual:
+                    comptime for i in range(Self.together):
+                        old[i] = Self._load_old(outputs[i])
+            var sums = Self._multiply[False](rows, worker, from_, taps, 0)
+            var all = Float32(0)
+            comptime for i in range(Self.together):
+                all += sums[i].reduce_add()
+            # One of them is not a number, or some are infinite.
+            if vote[DType.uint32](isnan(all)) != 0:
+                sums = Self._multiply_singly(rows, worker, from_, taps)
+            comptime for i in range(Self.together):
+                var finished = sums[i]
+                comptime if finishes:
+                    finished = fused.finish(epilogue, finished, old[i])
+                var rounded = bitcast[DType.uint32, 2](
+                    finished.cast[Self.out_type]()
                 )
-            var old = SIMD[DType.uint32, 2](0)
-            if epilogue.has_residual:
-                var loaded = load_matrices[2](to)
-                old = SIMD[DType.uint32, 2](loaded[0], loaded[1])
-            var finished = epilogue.finish[4](
-                sums, bias.join(bias), bitcast[Self.out_type, 4](old)
-            )
-            var bits = bitcast[DType.uint32, 2](finished.cast[Self.out_type]())
-            store_matrices(to, bits[0], bits[1])
-            from_ += UInt32(MATRIX * Self.stride * PIXEL_BYTES)
-            to += UInt32(MATRIX * PIXEL_BYTES)
+                store_matrices(outputs[i], rounded[0], rounded[1])
+
+    @staticmethod
+    @always_inline
+    def _load_old(at: SharedAddress) -> SIMD[Self.out_type, 4]:
+        """The residual of 8 columns, where the outputs will be."""
+        var loaded = load_matrices[2](at)
+        return bitcast[Self.out_type, 4](
+            SIMD[DType.uint32, 2](loaded[0], loaded[1])
+        )
 
     @staticmethod
     @always_inline
@@ -619,109 +805,129 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _multiply(
+    def _multiply[
+        masks: Bool
+    ](
         rows: StaticTuple[SharedAddress, Self.loads],
-        shifts: StaticTuple[UInt32, Self.taps],
-        from_: UInt32,
+        worker: DiagonalWorker,
+        from_: Self.Places,
         filter: Self.Taps,
-    ) -> Sums:
-        """The sums of 8 columns: two chains, so that a multiply need not wait
-        for the one before it."""
+        mask: UInt32,
+    ) -> Self.AllSums:
+        """The sums of `together` times 8 columns: two chains each, so that a
+        multiply need not wait for the one before it. With `masks`, only the
+        bits of `mask` are taken of every pair of channels."""
         comptime last = loose_row(Self.config)
-        var chains = StaticTuple[Sums, 2](fill=Sums(0))
-        var loose = StaticTuple[UInt32, STEP_ROWS](fill=0)
+        var pixel = worker.lane % 8 * UInt32(Self.stride)
+        var places = StaticTuple[
+            StaticTuple[SharedAddress, Self.loads], Self.together
+        ](fill=rows)
+        comptime for i in range(Self.together):
+            comptime for load in range(Self.loads):
+                places[i][load] = unknown_sum(rows[load], from_[i])
+        var even = Self.AllSums(fill=Sums(0))
+        var odd = Self.AllSums(fill=Sums(0))
+        var loose = StaticTuple[StaticTuple[UInt32, STEP_ROWS], Self.together](
+            fill=StaticTuple[UInt32, STEP_ROWS](fill=0)
+        )
         comptime for s in range(Self.taps):
-            var column = Self._load_column(rows, shifts[s] + from_)
+            var columns = StaticTuple[Self.Column, Self.together](
+                fill=Self.Column(fill=0)
+            )
+            var shift = chunk(pixel + UInt32(s), worker.group)
+            comptime for i in range(Self.together):
+                columns[i] = Self._load_column(places[i], shift)
+                comptime if masks:
+                    comptime for row in range(Self.window):
+                        columns[i][row] = columns[i][row] & mask
             comptime for pair in range(Self.taps // 2):
                 comptime first = pair_row(Self.config, pair)
                 comptime second = first + pair_distance(Self.config)
-                chains[(s + pair) % 2] = multiply_two[Self.dtype](
-                    chains[(s + pair) % 2],
-                    Self._pixels[first](column),
-                    filter.matrix[first * Self.taps + s](),
-                    Self._pixels[second](column),
-                    filter.matrix[second * Self.taps + s](),
-                )
-            var pixels = Self._pixels[last](column)
-            comptime if s % 2 == 1:
-                chains[s // 2 % 2] = multiply_two[Self.dtype](
-                    chains[s // 2 % 2],
-                    loose,
-                    filter.matrix[last * Self.taps + s - 1](),
-                    pixels,
-                    filter.matrix[last * Self.taps + s](),
-                )
-            elif s == Self.taps - 1:
-                chains[s // 2 % 2] = multiply_one[Self.dtype](
-                    chains[s // 2 % 2],
-                    pixels,
-                    filter.matrix[last * Self.taps + s](),
-                )
-            else:
-                loose = pixels
-        return chains[0] + chains[1]
-
-    @staticmethod
-    @always_inline
-    def _sum_singly(
-        filter: Reads[Self.dtype],
-        geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        position: StagePosition,
-        channel: UInt32,
-        column: UInt32,
-        warp: UInt32,
-        lane: UInt32,
-    ) -> Sums:
-        """The same sums, of each channel by itself."""
-        var pair = lane % 4 * 2
-        var weights = filter.unsafe_offset(Int(channel + pair) * Self.all_taps)
-        var pixel = (column + lane // 4) * UInt32(Self.stride)
-        var sums = Sums(0)
-        for r in range(UInt32(Self.taps)):
-            for s in range(UInt32(Self.taps)):
-                var at = Self._chunk(pixel + s, warp) + pair * 2
-                comptime for i in range(STEP_ROWS):
-                    var row = Self._row_address(
-                        geometry,
-                        storage,
-                        position,
-                        r + UInt32(i * Self.stride),
+                var first_tap = filter.matrix[first * Self.taps + s]()
+                var second_tap = filter.matrix[second * Self.taps + s]()
+                comptime for i in range(Self.together):
+                    ref chain = even if (s + pair) % 2 == 0 else odd
+                    chain[i] = multiply_two[Self.dtype](
+                        chain[i],
+                        Self._pixels[first](columns[i]),
+                        first_tap,
+                        Self._pixels[second](columns[i]),
+                        second_tap,
                     )
-                    var values = load_shared[Self.dtype, 2](row + at)
-                    comptime for e in range(2):
-                        var tap = Int(r) * Self.taps + Int(s)
-                        var weight = weights[
-                            unsafe_offset=tap + e * Self.all_taps
-                        ]
-                        sums[2 * i + e] = (
-                            values[e]
-                            .cast[DType.float32]()
-                            .fma(weight.cast[DType.float32](), sums[2 * i + e])
-                        )
-        return sums
+            comptime if s % 2 == 1:
+                var first_tap = filter.matrix[last * Self.taps + s - 1]()
+                var second_tap = filter.matrix[last * Self.taps + s]()
+                comptime for i in range(Self.together):
+                    odd[i] = multiply_two[Self.dtype](
+                        odd[i],
+                        loose[i],
+                        first_tap,
+                        Self._pixels[last](columns[i]),
+                        second_tap,
+                    )
+            elif s == Self.taps - 1:
+                var tap = filter.matrix[last * Self.taps + s]()
+                comptime for i in range(Self.together):
+                    odd[i] = multiply_one[Self.dtype](
+                        odd[i], Self._pixels[last](columns[i]), tap
+                    )
+            else:
+                comptime for i in range(Self.together):
+                    loose[i] = Self._pixels[last](columns[i])
+        comptime for i in range(Self.together):
+            even[i] += odd[i]
+        return even
 
     @staticmethod
     @always_inline
-    def _store_step(
+    def _multiply_singly(
+        rows: StaticTuple[SharedAddress, Self.loads],
+        worker: DiagonalWorker,
+        from_: Self.Places,
+        filter: Self.Taps,
+    ) -> Self.AllSums:
+        """As `_multiply`, each channel by itself, the others taken for zeros.
+        """
+        var result = Self.AllSums(fill=Sums(0))
+        for channel in range(UInt32(MATRIX)):
+            var pair, element = divmod(channel, UInt32(2))
+            var own = worker.lane % 4 == pair
+            var mask = UInt32(0xFFFF) << (element * 16) if own else UInt32(0)
+            # Addresses of their own, for the same reason.
+            var again = from_
+            comptime for i in range(Self.together):
+                again[i] = unknown_sum(from_[i], unknown_quotient(channel))
+            var sums = Self._multiply[True](rows, worker, again, filter, mask)
+            comptime for i in range(Self.together):
+                comptime for j in range(4):
+                    if own and element == UInt32(j % 2):
+                        result[i][j] = sums[i][j]
+        return result
+
+    @staticmethod
+    @always_inline
+    def _store_batch(
         ref output: TensorMap,
         target: Self.Output,
         geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        buffer: UInt32,
-        index: UInt32,
+        data: SharedAddress,
+        first: UInt32,
+        batch: UInt32,
     ):
-        """Stores a step's outputs once every warp has written its own."""
-        var from_ = storage.buffers + buffer * geometry.buffer_bytes()
-        comptime if Self.stores_tiles:
-            publish_to_engine()
-        sync_threads[CONSUMER_THREADS](CONSUMER_NAME)
-        comptime if Self.stores_tiles:
-            if thread_idx.x == 0:
-                store_tile[5](output, from_, Self._corner(geometry.step(index)))
+        """Stores a batch's outputs, which every warp has written."""
+        var from_ = data
+        if not Self.stores_tiles or thread_idx.x == 0:
+            # Computed here: nothing of it is kept from the batch's start.
+            var step = geometry.step(unknown_sum(first, 0))
+            for _ in range(batch):
+                comptime if Self.stores_tiles:
+                    store_tile[5](output, from_, Self._corner(step))
+                else:
+                    Self._store_fused(target, geometry, from_, step)
+                step.row += STEP_ROWS
+                from_ += geometry.step_bytes
+            comptime if Self.stores_tiles:
                 commit_stores()
-        else:
-            Self._store_fused(target, geometry, from_, geometry.step(index))
 
     @staticmethod
     @always_inline
@@ -733,30 +939,25 @@ struct DiagonalKernel[
     ):
         """Stores a step's outputs through what the graph compiler fused, 8
         channels at a time."""
-        var first, chunk = divmod(UInt32(thread_idx.x), UInt32(CONSUMERS))
-        var channel = step.channel + chunk * MATRIX
+        var first, group = divmod(UInt32(thread_idx.x), UInt32(WARPS))
+        var channel = step.channel + group * MATRIX
         if channel >= geometry.channels:
             return
         var columns = min(geometry.columns, geometry.out_columns - step.column)
         var rows = min(UInt32(STEP_ROWS), geometry.out_rows - step.row)
-        var plane = Int(step.image) * Int(geometry.planes.value) + Int(
-            step.plane
-        )
         for row in range(rows):
             var p = step.row + row
-            var line = plane * Int(geometry.out_rows) + Int(p)
             for column in range(first, columns, UInt32(32)):
                 var q = step.column + column
-                var pixel = line * Int(geometry.out_columns) + Int(q)
                 var values = load_shared[Self.out_type, MATRIX](
                     from_
-                    + row * geometry.columns * PIXEL_BYTES
-                    + Self._chunk(column, chunk)
+                    + row * geometry.output_row_bytes
+                    + chunk(column, group)
                 )
                 target.store[MATRIX](
                     Int(step.image),
                     IndexList[SPATIAL](Int(step.plane), Int(p), Int(q)),
                     Int(channel),
-                    pixel * Int(geometry.channels) + Int(channel),
+                    geometry.output_offset(step, p, q) + Int(channel),
                     values,
                 )

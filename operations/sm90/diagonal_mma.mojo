@@ -19,6 +19,24 @@ first, then of the second."""
 
 
 @always_inline
+def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
+    """The sum of two numbers, of which the compiler knows nothing: what it is
+    added to is neither computed in front of a loop nor kept for later, where
+    each such sum would take a register."""
+    return inlined_assembly[
+        "add.u32 $0, $1, $2;", UInt32, constraints="=r,r,r"
+    ](first, second)
+
+
+@always_inline
+def unknown_quotient(number: UInt32) -> UInt32:
+    """An eighth of a number, as `unknown_sum`."""
+    return inlined_assembly["shr.u32 $0, $1, 3;", UInt32, constraints="=r,r"](
+        number
+    )
+
+
+@always_inline
 def load_matrices[
     count: Int
 ](address: SharedAddress) -> StaticTuple[UInt32, count]:
@@ -74,23 +92,8 @@ def store_matrices(address: SharedAddress, first: UInt32, second: UInt32):
     ](address, first, second)
 
 
-@always_inline
-def _select[again: Bool](bits: UInt32, selector: UInt32) -> UInt32:
-    """Picks bytes, those from 4 on zero (PTX ISA, "prmt"); with `again` never
-    ahead of a loop, where the result would take a register."""
-    return inlined_assembly[
-        "prmt.b32 $0, $1, 0, $2;",
-        UInt32,
-        constraints="=r,r,r",
-        has_side_effect=again,
-    ](bits, selector)
-
-
 struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
     """A filter of 8 channels: a matrix for each tap, zero beside its diagonal.
-
-    Only the threads that have elements of the diagonal hold any, the taps
-    `2 * i` and `2 * i + 1` together.
 
     Parameters:
         dtype: Of the elements: bfloat16 or float16.
@@ -99,17 +102,12 @@ struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
 
     comptime count = Self.taps * Self.taps
 
-    var pairs: StaticTuple[UInt32, (Self.count + 1) // 2]
-    var even: UInt32
-    """What picks an even tap's matrix of a pair."""
-    var odd: UInt32
+    var bits: StaticTuple[UInt32, Self.count]
 
     @always_inline
     def __init__(out self):
         """Zeros."""
-        self.pairs = type_of(self.pairs)(fill=0)
-        self.even = 0
-        self.odd = 0
+        self.bits = type_of(self.bits)(fill=0)
 
     @always_inline
     def __init__(
@@ -125,13 +123,12 @@ struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
         var row = lane // 4
         var data = filter.unsafe_offset((channel + Int(row)) * Self.count)
         var holds = row // 2 == lane % 4
-        self.pairs = type_of(self.pairs)(fill=0)
+        var high = row % 2 == 1
+        self.bits = type_of(self.bits)(fill=0)
         comptime for i in range(Self.count):
-            var bits = bitcast[DType.uint16, 1](data[unsafe_offset=i])
-            var placed = UInt32(bits[0]) << UInt32(i % 2 * 16)
-            self.pairs[i // 2] |= placed if holds else 0
-        self.even = 0x4410 if row % 2 == 0 else 0x1044
-        self.odd = 0x4432 if row % 2 == 0 else 0x3244
+            var element = bitcast[DType.uint16, 1](data[unsafe_offset=i])[0]
+            var word = UInt32(element) if holds else 0
+            self.bits[i] = word << 16 if high else word
 
     @always_inline
     def matrix[tap: Int](self) -> UInt32:
@@ -140,9 +137,7 @@ struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
         Parameters:
             tap: Its index, `r * taps + s`.
         """
-        return _select[Self.taps > 5](
-            self.pairs[tap // 2], self.even if tap % 2 == 0 else self.odd
-        )
+        return self.bits[tap]
 
 
 @always_inline

@@ -5,7 +5,7 @@ A tap of 8 channels is a diagonal matrix, and what it adds to the sums is the
 product of that matrix and of the pixels that the tap sees. A warp has 8
 channels, a block `SLAB`; a step is `STEP_ROWS` rows of some columns of the
 output. A block takes steps one after the other, down an image and on in the
-next: the copy engine brings input rows into a ring of shared memory, filled
+next, and stores the outputs of some of them together: the copy engine brings input rows into a ring of shared memory, filled
 with zeros outside the image, and takes the outputs away.
 """
 
@@ -16,7 +16,7 @@ from std.utils import IndexList
 
 from ..conv.divisor import Divisor
 from ..conv.problem import SPATIAL, ConvProblem
-from .config import BLOCK_REGISTERS, MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
+from .config import MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
 
 comptime SLAB = 64
 """Channels of a block."""
@@ -33,21 +33,24 @@ comptime STEP_ROWS = 2
 comptime STAGE_ROWS = 2
 """Input rows of a stage of the ring."""
 
-comptime CONSUMERS = SLAB // MATRIX
-"""Warps that multiply; one more loads."""
+comptime WARPS = SLAB // MATRIX
+"""Of a block: one for 8 channels each."""
 
-comptime THREADS = 32 * (CONSUMERS + 1)
+comptime WARPS_LOG = 3
+"""The logarithm of `WARPS`, to base 2."""
+
+comptime THREADS = 32 * WARPS
 """Threads of a block."""
 
 comptime BUFFERS = 3
-"""Steps whose outputs are in shared memory: one is written, the others are on
-their way out, or their residuals on their way in."""
+"""Batches of outputs in shared memory: one is written, the others are on their
+way out, or their residuals on their way in."""
 
-comptime SPARE_STAGES = 2
-"""Stages beside those that a step reads, at least: on their way in."""
+comptime BUFFER_BYTES = 8 * 1024
+"""Bytes of a batch of several steps, at most."""
 
-comptime MAX_SPARE_STAGES = 4
-"""As `SPARE_STAGES`, at most."""
+comptime MAX_STAGES = 24
+"""Stages of the ring, at most."""
 
 comptime BARRIERS_BYTES = PATTERN_BYTES
 """Shared memory in front of the ring: its barriers."""
@@ -80,13 +83,14 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         """Stages from a step to the next."""
         return STEP_ROWS * self.stride // STAGE_ROWS
 
-    def resident(self) -> Int:
-        """Blocks of a multiprocessor that registers allow, at least."""
-        return 3 if self.taps == 3 else 2
+    def together(self) -> Int:
+        """Multiples of 8 columns that a warp computes at the same time."""
+        return 1 if self.taps == 5 else 2
 
-    def registers(self) -> Int:
-        """Registers of a thread, at most."""
-        return BLOCK_REGISTERS // (self.resident() * THREADS) // 8 * 8
+    def resident(self) -> Int:
+        """Blocks of a multiprocessor, at least: what registers allow, and
+        shared memory is shared out for."""
+        return 1 if self.taps == 7 else 2
 
     def staged_columns(self, columns: Int) -> Int:
         """Input pixels of a staged row: whole patterns of the swizzle.
@@ -200,6 +204,8 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
     """Steps down an image."""
     var steps: Int
     """Of the problem."""
+    var batch: Int
+    """Steps whose outputs are stored together, at most."""
     var staged_columns: Int
     """Input pixels of a staged row."""
     var stages: Int
@@ -226,10 +232,11 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         var width = problem.output[2]
         self.slabs = ceildiv(problem.channels, SLAB)
         self.row_steps = ceildiv(problem.output[1], STEP_ROWS)
-        self.stages = config.window_stages() + SPARE_STAGES
         self.groups = 0
         self.columns = 0
+        self.batch = 1
         self.staged_columns = 0
+        self.stages = 0
         self.steps = 0
         self.resident = 1
         self.blocks = 0
@@ -238,13 +245,22 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             self.groups += 1
             self.columns = ceildiv(ceildiv(width, self.groups), MATRIX) * MATRIX
             self.staged_columns = config.staged_columns(self.columns)
+            self.batch = min(
+                self.row_steps, max(1, BUFFER_BYTES // self.step_bytes())
+            )
+            # Those of a batch, and of the next.
+            self.stages = (
+                config.window_stages()
+                + (2 * self.batch - 1) * config.step_stages()
+            )
             fits = self.columns == MATRIX or (
-                self.staged_columns <= MAX_BOX and self._resident() >= 2
+                self.staged_columns <= MAX_BOX
+                and self._resident() >= config.resident()
             )
         self.groups = ceildiv(width, self.columns)
         self.resident = min(config.resident(), self._resident())
-        var most = config.window_stages() + MAX_SPARE_STAGES
-        while self.stages < most:
+        var most = self.stages + 2 * self.batch * config.step_stages()
+        while self.stages < min(most, MAX_STAGES):
             self.stages += 1
             if self._resident() < self.resident:
                 self.stages -= 1
@@ -267,7 +283,7 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         """Bytes of a stage."""
         return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
 
-    def buffer_bytes(self) -> Int:
+    def step_bytes(self) -> Int:
         """Bytes of a step's outputs."""
         return STEP_ROWS * self.columns * PIXEL_BYTES
 
@@ -276,7 +292,7 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         return (
             BARRIERS_BYTES
             + self.stages * self.stage_bytes()
-            + BUFFERS * self.buffer_bytes()
+            + BUFFERS * self.batch * self.step_bytes()
         )
 
     def write_to(self, mut writer: Some[Writer]):
@@ -286,9 +302,9 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         writer.write(
-            t"{self.steps} steps of {self.columns} columns, {self.blocks}"
-            t" blocks of {self.stages} stages, {self.shared_bytes()} bytes of"
-            t" shared memory"
+            t"{self.steps} steps of {self.columns} columns, {self.batch} a"
+            t" batch, {self.blocks} blocks of {self.stages} stages,"
+            t" {self.shared_bytes()} bytes of shared memory"
         )
 
 
@@ -332,8 +348,17 @@ struct DiagonalGeometry(
     """Steps of every block, rounded down."""
     var longer: UInt32
     """Blocks that have a step more: the first ones."""
+    var batch: UInt32
+    """Steps whose outputs are stored together, at most."""
     var stages: UInt32
-    var staged_columns: UInt32
+    var row_bytes: UInt32
+    """Bytes of a staged row."""
+    var stage_bytes: UInt32
+    var output_row_bytes: UInt32
+    """Bytes of a row of a step's outputs."""
+    var step_bytes: UInt32
+    """Bytes of a step's outputs."""
+    var batch_bytes: UInt32
 
     comptime device_type: AnyType = Self
 
@@ -370,8 +395,13 @@ struct DiagonalGeometry(
             columns=UInt32(plan.columns),
             steps=UInt32(plan.steps // plan.blocks),
             longer=UInt32(plan.steps % plan.blocks),
+            batch=UInt32(plan.batch),
             stages=UInt32(plan.stages),
-            staged_columns=UInt32(plan.staged_columns),
+            row_bytes=UInt32(plan.staged_columns * PIXEL_BYTES),
+            stage_bytes=UInt32(plan.stage_bytes()),
+            output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
+            step_bytes=UInt32(plan.step_bytes()),
+            batch_bytes=UInt32(plan.batch * plan.step_bytes()),
         )
 
     @always_inline
@@ -404,16 +434,14 @@ struct DiagonalGeometry(
         )
 
     @always_inline
-    def row_bytes(self) -> UInt32:
-        """Bytes of a staged row."""
-        return self.staged_columns * PIXEL_BYTES
+    def output_offset(self, step: DiagonalStep, p: UInt32, q: UInt32) -> Int:
+        """Elements in front of an output pixel.
 
-    @always_inline
-    def stage_bytes(self) -> UInt32:
-        """Bytes of a stage."""
-        return self.row_bytes() * STAGE_ROWS
-
-    @always_inline
-    def buffer_bytes(self) -> UInt32:
-        """Bytes of a step's outputs."""
-        return self.columns * UInt32(STEP_ROWS * PIXEL_BYTES)
+        Args:
+            step: A step of its plane.
+            p: The row.
+            q: The column.
+        """
+        var plane = Int(step.image) * Int(self.planes.value) + Int(step.plane)
+        var line = plane * Int(self.out_rows) + Int(p)
+        return (line * Int(self.out_columns) + Int(q)) * Int(self.channels)

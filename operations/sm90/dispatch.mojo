@@ -9,6 +9,7 @@ from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
+from .epilogue_visitor import ConvVisitor
 from .launch import LaunchPlan
 from .model import predicted_seconds, tile_clusters
 from .split import MAX_PARTS, split_refusal
@@ -121,6 +122,8 @@ def convolve[
     bias_type: DType,
     residual_type: DType,
     //,
+    *,
+    scaled: Bool = False,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -138,6 +141,8 @@ def convolve[
             compiler fused behind it.
         bias_type: Of the bias.
         residual_type: Of the residual: the output's.
+        scaled: Whether each filter has a scale. It is known at compile time,
+            so that kernels without one are spared it.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -148,7 +153,8 @@ def convolve[
         output: `[N, *output, K]`, its elements in device memory.
 
     Raises:
-        Why no configuration can take the problem, or what the driver refused.
+        Why no configuration can take the problem, or what the driver refused;
+        if the epilogue has a scale, but is not `scaled`, or the contrary.
     """
     comptime assert residual_type == Output.dtype
     comptime fused = Output.computes or Output.stores
@@ -157,17 +163,20 @@ def convolve[
     )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
+    comptime Visitor = ConvVisitor[bias_type, scaled]
+    var visitor = Visitor.of(epilogue)
     comptime for index in range(CANDIDATES):
         comptime if offered[in_type](index) and (
             not fused or offered_fused(index)
         ):
             if choice.index == index:
-                LaunchPlan[in_type, Output, bias_type, candidate(index)](
+                LaunchPlan[in_type, Output, Visitor, candidate(index)](
                     ctx,
                     problem,
                     activation,
                     filter,
-                    rebind[Epilogue[bias_type, Output.dtype]](epilogue),
+                    rebind[Reads[Output.dtype]](epilogue.residual),
+                    visitor,
                     output,
                     choice.parts,
                 ).launch(ctx)

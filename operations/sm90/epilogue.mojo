@@ -8,7 +8,7 @@
                                      store it
 """
 
-from std.sys._assembly import inlined_assembly
+from max.gpu import block_idx
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -25,75 +25,76 @@ from ..tma.copy import (
 )
 from ..tma.descriptor import TensorMap
 from .config import Sm90Config, WARPGROUP
+from .epilogue_callbacks import (
+    LOOPED,
+    EpilogueVisitor,
+    Residual,
+    Subtile,
+    Visited,
+)
 from .epilogue_config import CONSUMER_WARPS, ROW_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import (
     MATRIX_VALUES,
     Place,
     panel_filters,
     panels,
-    read_fragment,
     write_fragment,
 )
 from .epilogue_rows import RowStore
-from .epilogue_params import EpilogueParams
-from .epilogue_math import DeviceActivation, keep_branch
-from .epilogue_visitor import ANY_FORMULA, ChannelState
+from .epilogue_params import EpilogueParams, layout_of
+from .epilogue_math import keep_branch
+from .epilogue_visitor import run_time
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
-
-comptime FAST = [
-    DeviceActivation.NONE,
-    DeviceActivation.LIMITS,
-    DeviceActivation.SILU,
-]
-"""Activations with a code of their own, sub-tile by sub-tile."""
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""
 
 
-@always_inline
-def _run_time(value: Int) -> UInt32:
-    """A number that the compiler does not know: a loop up to it stays one."""
-    return inlined_assembly[
-        "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
-    ](value)
-
-
 struct CollectiveEpilogue[
-    Output: OutputTarget, bias_type: DType, config: Sm90Config
+    Output: OutputTarget, Visitor: EpilogueVisitor, config: Sm90Config
 ](TrivialRegisterPassable):
     """One consumer's epilogue: its buffers, and where it is in them.
 
     Parameters:
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are stored.
         config: The configuration.
     """
 
     comptime out_type = Self.Output.dtype
     comptime epilogue = Self.config.epilogue
     comptime fused_output = Self.Output.computes or Self.Output.stores
-    comptime engine_store = Self.epilogue.engine_store and not Self.fused_output
+    comptime stores = not Self.Visitor.discards
+    comptime engine_store = (
+        Self.epilogue.engine_store and not Self.fused_output and Self.stores
+    )
     comptime element_bytes = size_of[Self.out_type]()
     comptime pixels = Self.epilogue.pixels(Self.element_bytes)
     comptime values = Self.epilogue.values(Self.element_bytes)
     comptime fragment = min(Self.epilogue.fragment_size, Self.values)
     comptime parts = Self.config.consumer_filters() // SUBTILE_FILTERS
     comptime subtiles = Self.parts * Self.config.consumer_pixels() // Self.pixels
-    comptime adds_residual = Self.epilogue.stages_c > 0
-    comptime in_place = Self.adds_residual and Self.epilogue.reuse_c
+    comptime adds_residual = (
+        Self.epilogue.stages_c > 0 and Self.Visitor.adds_residual
+    )
+    comptime in_place = (
+        Self.adds_residual and Self.epilogue.reuse_c and Self.stores
+    )
     comptime stages = Self.epilogue.output_buffers()
     comptime residual_stages = max(1, Self.epilogue.stages_c)
     comptime Residuals = Ring[
         Self.residual_stages, Self.epilogue.buffer_bytes()
     ]
-    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
+    comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Sums = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
     comptime Values = SIMD[DType.float32, Self.values]
-    comptime ThreadPlace = Place[Self.config.swapped]
+    comptime layout = layout_of[Self.out_type](Self.config)
+    comptime ThreadPlace = Place[Self.layout.swapped]
+    comptime Visited = Visited[Self.layout]
+    comptime State = Self.Visitor.State
 
     var residuals: Self.Residuals
     var residual: RingPosition[Self.residual_stages]
@@ -104,15 +105,25 @@ struct CollectiveEpilogue[
     """The next output's buffer."""
     var releasing: RingPosition[Self.residual_stages]
     """The oldest residual's buffer whose store is under way."""
+    var memory: SharedAddress
+    """The visitor's."""
     var consumer: UInt32
     var thread: UInt32
     var place: Self.ThreadPlace
+    var count: UInt32
+    """Sub-tiles that have been visited."""
+
+    @staticmethod
+    def visitor_bytes() -> Int:
+        """Shared memory of a consumer's visitor."""
+        return Self.Visitor.shared_bytes(Self.layout)
 
     @always_inline
     def __init__(
         out self,
         barriers: SharedAddress,
         buffers: SharedAddress,
+        memory: SharedAddress,
         consumer: UInt32,
         thread: UInt32,
     ):
@@ -121,6 +132,7 @@ struct CollectiveEpilogue[
         Args:
             barriers: Of the consumer's residual ring.
             buffers: The consumer's `EpilogueConfig.buffers`.
+            memory: The consumer's `visitor_bytes`.
             consumer: Which.
             thread: Of the consumer's warpgroup; of the loader, any.
         """
@@ -132,9 +144,11 @@ struct CollectiveEpilogue[
         )
         self.outputs = buffers + UInt32(offset)
         self.output = RingPosition[Self.stages]()
+        self.memory = memory
         self.consumer = consumer
         self.thread = thread
         self.place = Self.ThreadPlace(thread)
+        self.count = 0
 
     # The loader.
 
@@ -172,9 +186,35 @@ struct CollectiveEpilogue[
     # The consumer.
 
     @always_inline
+    def _visited(self, geometry: TileGeometry, tile: Tile) -> Self.Visited:
+        """What the visitor is told of this thread and a tile."""
+        return Self.Visited(
+            geometry=geometry,
+            tile=tile,
+            place=self.place,
+            thread=self.thread,
+            consumer=UInt32(block_idx.x) * UInt32(Self.config.consumers)
+            + self.consumer,
+            memory=self.memory,
+            name=self.consumer + FIRST_NAME,
+        )
+
+    @always_inline
+    def start(self, params: Self.Params, geometry: TileGeometry):
+        """What comes before the consumer's first tile.
+
+        Args:
+            params: The epilogue's.
+            geometry: The problem.
+        """
+        comptime if Self.Visitor.starts:
+            params.visitor.start(self._visited(geometry, Tile()))
+            self._sync()
+
+    @always_inline
     def begin(
         self, params: Self.Params, geometry: TileGeometry, tile: Tile
-    ) -> ChannelState:
+    ) -> Self.State:
         """What can be fetched before the tile is multiplied.
 
         Args:
@@ -182,16 +222,14 @@ struct CollectiveEpilogue[
             geometry: The problem.
             tile: The consumer's part.
         """
-        return params.visitor.begin[Self.config.swapped, Self.parts](
-            self.place, tile.filter, tile.filter_end(geometry)
-        )
+        return params.visitor.begin(self._visited(geometry, tile))
 
     @always_inline
     def store(
         mut self,
         ref map: TensorMap,
         params: Self.Params,
-        state: ChannelState,
+        begun: Self.State,
         sums: Self.Sums,
         geometry: TileGeometry,
         tile: Tile,
@@ -202,24 +240,27 @@ struct CollectiveEpilogue[
         Args:
             map: The output's descriptor.
             params: The epilogue's.
-            state: What `begin` returned.
+            begun: What `begin` returned.
             sums: The consumer's values, settled.
             geometry: The problem.
             tile: The consumer's part; its `pixel` is the consumer's first.
         """
-        comptime if not Self.fused_output:
+        var state = begun
+        comptime if not Self.fused_output and Self.stores:
             if params.visitor.is_identity():
                 self._store_plain(map, params, sums, geometry, tile)
                 return
-        if params.visitor.has_simple_end():
-            comptime for i in range(1 if Self.fused_output else len(FAST)):
-                comptime formula = FAST[i]
-                if params.visitor.activation.formula == formula:
-                    self._store_visited[formula](
+        # Every op with fused work compiles the kernel anew: few forms then.
+        comptime few = Self.fused_output and Self.Visitor.looped
+        if params.visitor.has_forms():
+            comptime for form in range(1 if few else Self.Visitor.forms):
+                if params.visitor.is_form[form]():
+                    self._store_visited[form](
                         map, params, state, sums, geometry, tile
                     )
                     return
-        self._store_any(map, params, state, sums, geometry, tile)
+        comptime if Self.Visitor.looped:
+            self._store_looped(map, params, state, sums, geometry, tile)
 
     @always_inline
     def _store_plain(
@@ -241,116 +282,136 @@ struct CollectiveEpilogue[
 
     @always_inline
     def _store_visited[
-        formula: Int32
+        form: Int
     ](
         mut self,
         ref map: TensorMap,
         params: Self.Params,
-        state: ChannelState,
+        mut state: Self.State,
         sums: Self.Sums,
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """`store` with an activation that is known, and a simple end."""
-        var loads = Self.adds_residual and params.visitor.has_residual
+        """`store` with a form of the visitor that is known."""
+        var at = self._visited(geometry, tile)
+        var loads = self._loads(params)
         var before = SharedAddress(0)
         comptime for i in range(Self.subtiles):
             var source = self._await_residual(loads)
-            var values = params.visitor.visit[
-                Self.config.swapped, Self.parts, formula, Self.values
-            ](
+            var subtile = self._subtile(UInt32(i))
+            params.visitor.previsit(state, at, subtile)
+            var values = params.visitor.visit[form=form, size=Self.values](
                 state,
-                self.place,
-                UInt32(i % Self.parts),
+                at,
+                subtile,
                 0,
-                tile.filter,
-                tile.filter_end(geometry),
+                Residual[Self.layout](loads, source, self.place),
                 Self._values[i, 0, Self.values](sums),
             )
-            values = params.visitor.end(
-                self._add_residual(params, values, source, 0, loads)
-            )
+            params.visitor.reduce(state, at, subtile)
             comptime if Self.epilogue.delay_store and i > 0:
                 self._store_subtile(
-                    map, params, before, geometry, tile, UInt32(i - 1), loads
+                    map,
+                    params,
+                    state,
+                    before,
+                    geometry,
+                    tile,
+                    UInt32(i - 1),
+                    loads,
                 )
-            var buffer = self._next_buffer(loads, source)
-            write_fragment[Self.out_type, Self.pixels](
-                buffer, self.place, 0, values
-            )
+            var buffer = SharedAddress(0)
+            comptime if Self.stores:
+                buffer = self._next_buffer(loads, source)
+                write_fragment[Self.out_type, Self.pixels](
+                    buffer, self.place, 0, values
+                )
             self._leave_residual(loads)
             comptime if Self.epilogue.delay_store:
                 before = buffer
             else:
                 self._store_subtile(
-                    map, params, buffer, geometry, tile, UInt32(i), loads
+                    map, params, state, buffer, geometry, tile, UInt32(i), loads
                 )
-        self._end_stores(map, params, before, geometry, tile, loads)
+        self._end_stores(map, params, state, before, geometry, tile, loads)
 
     @always_inline
-    def _store_any(
+    def _store_looped(
         mut self,
         ref map: TensorMap,
         params: Self.Params,
-        state: ChannelState,
+        mut state: Self.State,
         sums: Self.Sums,
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """`store` with any activations. The loop is not unrolled: it holds all
-        of them."""
-        var loads = Self.adds_residual and params.visitor.has_residual
+        """`store` with the visitor's form `LOOPED`. The loop over fragments is
+        not unrolled: the form holds all activations."""
+        var at = self._visited(geometry, tile)
+        var loads = self._loads(params)
         comptime count = UInt32(Self.values // Self.fragment)
         comptime groups = UInt32(Self.fragment // MATRIX_VALUES)
         var buffer = SharedAddress(0)
         var source = SharedAddress(0)
-        for i in range(_run_time(Self.subtiles * Int(count))):
-            var subtile, at = divmod(i, count)
-            if at == 0:
+        for i in range(run_time(Self.subtiles * Int(count))):
+            var index, step = divmod(i, count)
+            var subtile = self._subtile(index)
+            if step == 0:
                 source = self._await_residual(loads)
-            var values = params.visitor.visit[
-                Self.config.swapped, Self.parts, ANY_FORMULA, Self.fragment
-            ](
+                params.visitor.previsit(state, at, subtile)
+            var values = params.visitor.visit[form=LOOPED, size=Self.fragment](
                 state,
-                self.place,
-                subtile % UInt32(Self.parts),
-                at * groups,
-                tile.filter,
-                tile.filter_end(geometry),
+                at,
+                subtile,
+                step * groups,
+                Residual[Self.layout](loads, source, self.place),
                 Self._select(sums, i),
             )
-            # One copy of all formulas serves both activations.
-            var activation = params.visitor.activation
-            for step in range(_run_time(2)):
-                values = activation.apply(values)
-                if step == 0:
-                    values = self._add_residual(
-                        params, values, source, at * groups, loads
-                    )
-                    activation = params.visitor.final_activation
-            if at == 0:
+            if step == 0:
                 comptime if Self.epilogue.delay_store:
-                    if subtile > 0:
+                    if index > 0:
                         self._store_subtile(
                             map,
                             params,
+                            state,
                             buffer,
                             geometry,
                             tile,
-                            subtile - 1,
+                            index - 1,
                             loads,
                         )
-                buffer = self._next_buffer(loads, source)
-            write_fragment[Self.out_type, Self.pixels](
-                buffer, self.place, at * groups, values
-            )
-            if at == count - 1:
+                comptime if Self.stores:
+                    buffer = self._next_buffer(loads, source)
+            comptime if Self.stores:
+                write_fragment[Self.out_type, Self.pixels](
+                    buffer, self.place, step * groups, values
+                )
+            if step == count - 1:
+                params.visitor.reduce(state, at, subtile)
                 self._leave_residual(loads)
                 comptime if not Self.epilogue.delay_store:
                     self._store_subtile(
-                        map, params, buffer, geometry, tile, subtile, loads
+                        map, params, state, buffer, geometry, tile, index, loads
                     )
-        self._end_stores(map, params, buffer, geometry, tile, loads)
+        self._end_stores(map, params, state, buffer, geometry, tile, loads)
+
+    @always_inline
+    def _subtile(self, index: UInt32) -> Subtile:
+        """A sub-tile of a tile.
+
+        Args:
+            index: Its place in the order of visits.
+        """
+        var block, part = divmod(index, UInt32(Self.parts))
+        return Subtile(part=part, block=block, count=self.count + index)
+
+    @always_inline
+    def _loads(self, params: Self.Params) -> Bool:
+        """Whether there is a residual."""
+        comptime if Self.adds_residual:
+            return params.visitor.reads_residual()
+        else:
+            return False
 
     @always_inline
     def _await_residual(self, loads: Bool) -> SharedAddress:
@@ -373,17 +434,19 @@ struct CollectiveEpilogue[
         mut self,
         ref map: TensorMap,
         params: Self.Params,
+        mut state: Self.State,
         buffer: SharedAddress,
         geometry: TileGeometry,
         tile: Tile,
         loads: Bool,
     ):
-        """Stores the last sub-tile if stores are delayed, and gives all
-        residual buffers back."""
+        """Stores the last sub-tile if stores are delayed, gives all residual
+        buffers back, and lets the visitor end the tile."""
         comptime if Self.epilogue.delay_store:
             self._store_subtile(
                 map,
                 params,
+                state,
                 buffer,
                 geometry,
                 tile,
@@ -395,6 +458,8 @@ struct CollectiveEpilogue[
                 self._release_stored[0](
                     UInt32(min(Self.subtiles, Self.epilogue.stages_d - 1))
                 )
+        params.visitor.end(state, self._visited(geometry, tile))
+        self.count += UInt32(Self.subtiles)
 
     @always_inline
     def _next_buffer(
@@ -407,29 +472,6 @@ struct CollectiveEpilogue[
                 return source
         self._await_buffer()
         return self._output_buffer()
-
-    @always_inline
-    def _add_residual[
-        size: Int
-    ](
-        self,
-        params: Self.Params,
-        values: SIMD[DType.float32, size],
-        source: SharedAddress,
-        group: UInt32,
-        loads: Bool,
-    ) -> SIMD[DType.float32, size]:
-        """A fragment with its residual, if there is one."""
-        var result = values
-        if loads:
-            keep_branch()
-            result = params.visitor.add(
-                values,
-                read_fragment[Self.out_type, Self.pixels, size](
-                    source, self.place, group
-                ),
-            )
-        return result
 
     @staticmethod
     @always_inline
@@ -535,24 +577,37 @@ struct CollectiveEpilogue[
                     )
                 commit_stores()
         else:
-            RowStore[Self.Output, Self.bias_type, Self.pixels](
+            RowStore[Self.Output, Self.pixels](
                 geometry, pixel, self.thread
-            ).store(params, buffer, filter, tile.filter_end(geometry))
+            ).store(
+                params.output,
+                params.shape,
+                buffer,
+                filter,
+                tile.filter_end(geometry),
+            )
 
     @always_inline
     def _store_subtile(
         mut self,
         ref map: TensorMap,
         params: Self.Params,
+        mut state: Self.State,
         buffer: SharedAddress,
         geometry: TileGeometry,
         tile: Tile,
         index: UInt32,
         loads: Bool,
     ):
-        """`_store_buffer`, and the release of the residual's buffer if that is
-        what was stored."""
-        self._store_buffer(map, params, buffer, geometry, tile, index)
+        """`_store_buffer`, the visitor's `postreduce`, and the release of the
+        residual's buffer if that is what was stored."""
+        comptime if Self.stores:
+            self._store_buffer(map, params, buffer, geometry, tile, index)
+        elif Self.Visitor.shares:
+            self._sync()
+        params.visitor.postreduce(
+            state, self._visited(geometry, tile), self._subtile(index)
+        )
         comptime if Self.in_place:
             if loads:
                 comptime if Self.engine_store:

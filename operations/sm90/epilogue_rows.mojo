@@ -11,19 +11,16 @@ from ..tma.copy import SharedAddress
 from .config import WARPGROUP
 from .epilogue_config import ROW_BYTES
 from .epilogue_fragment import load_chunk, panel_filters, panels
-from .epilogue_params import EpilogueParams
+from .epilogue_params import OutputShape
 from .scheduler import TileGeometry
 
 
-struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
-    TrivialRegisterPassable
-):
+struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores, and where: 8 threads
     share a row.
 
     Parameters:
         Output: The output.
-        bias_type: Of the bias.
         pixels: Of a buffer.
     """
 
@@ -70,7 +67,8 @@ struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
     @always_inline
     def store(
         self,
-        params: EpilogueParams[Self.Output, Self.bias_type],
+        output: Self.Output,
+        shape: OutputShape,
         buffer: SharedAddress,
         filter: UInt32,
         filters: UInt32,
@@ -79,7 +77,8 @@ struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
         pixel at a time.
 
         Args:
-            params: The epilogue's.
+            output: The output.
+            shape: Its.
             buffer: The buffer.
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
@@ -100,8 +99,8 @@ struct RowStore[Output: OutputTarget, bias_type: DType, pixels: Int](
                     var n = 0
                     var at = IndexList[SPATIAL](fill=0)
                     comptime if Self.fused:
-                        n, at = params.shape.index(self.rows_at[i])
+                        n, at = shape.index(self.rows_at[i])
                     var offset = Int(self.rows_at[i]) * Int(self.filters)
-                    params.output.store[Self.width](
+                    output.store[Self.width](
                         n, at, Int(column), offset + Int(column), values
                     )

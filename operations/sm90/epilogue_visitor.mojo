@@ -1,14 +1,20 @@
-"""What happens to the values of a sub-tile between multiply and store, all in
-float32.
-
-A visitor sees a consumer's part of a tile: `begin` before it is multiplied, then
-of each sub-tile `visit`, a fragment of its values at a time.
+"""The visitor of an op's own epilogue: what of `conv.epilogue.Epilogue` there is
+is known at run time, but for a scale.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.sys._assembly import inlined_assembly
+from std.utils import StaticTuple
 
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
+from .epilogue_callbacks import (
+    LOOPED,
+    EpilogueVisitor,
+    Residual,
+    Subtile,
+    VisitLayout,
+    Visited,
+)
 from .epilogue_config import SUBTILE_FILTERS
 from .epilogue_fragment import MATRIX_ROWS, Place
 from .epilogue_math import DeviceActivation, keep_branch
@@ -16,12 +22,28 @@ from .epilogue_math import DeviceActivation, keep_branch
 comptime MAX_PARTS = 4
 """Sub-tiles along the filters of a consumer's part, at most."""
 
-comptime ANY_FORMULA = Int32(-1)
-"""An activation that is known at run time only."""
+comptime FAST = [
+    DeviceActivation.NONE,
+    DeviceActivation.LIMITS,
+    DeviceActivation.SILU,
+]
+"""Activations with a form of their own."""
 
 comptime ChannelState = SIMD[DType.float32, 2 * MAX_PARTS]
 """What a thread knows of its filters: two of each part, where filters are the
 multiply's rows."""
+
+
+@always_inline
+def run_time(value: Int) -> UInt32:
+    """A number that the compiler does not know: a loop up to it stays one.
+
+    Args:
+        value: The number.
+    """
+    return inlined_assembly[
+        "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
+    ](value)
 
 
 struct ChannelVector[dtype: DType](TrivialRegisterPassable):
@@ -130,27 +152,33 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
-    """The work of `conv.epilogue.Epilogue`: bias, activation, residual, final
-    activation, each or none as run-time values say.
+struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
+    """The work of `conv.epilogue.Epilogue`: scale, bias, activation, residual,
+    final activation. There is a scale if `scaled`, and the others as run-time
+    values say.
+
+    Its forms are the activations of `FAST` with a final activation that is
+    none or limits values, and `LOOPED` for all others.
 
     Parameters:
         bias_type: Of the bias.
+        scaled: Whether each filter has a scale.
     """
 
+    comptime VECTORS = 2 if Self.scaled else 1
+    comptime State = StaticTuple[ChannelState, Self.VECTORS]
+    """Of the bias, then of the scale."""
+    comptime forms = len(FAST)
+    comptime looped = True
+    comptime adds_residual = True
+
     var bias: ChannelVector[Self.bias_type]
+    var scale: StaticTuple[ChannelVector[DType.float32], Self.VECTORS - 1]
     var has_bias: Bool
     var has_residual: Bool
     var beta: Float32
     var activation: DeviceActivation
     var final_activation: DeviceActivation
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
 
     @staticmethod
     def get_type_name() -> String:
@@ -160,7 +188,7 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
     @staticmethod
     def of[
         residual_type: DType
-    ](epilogue: Epilogue[Self.bias_type, residual_type]) -> Self:
+    ](epilogue: Epilogue[Self.bias_type, residual_type]) raises -> Self:
         """The device's view of an epilogue; a residual that is multiplied with
         0 is none, and is not read.
 
@@ -169,9 +197,22 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
 
         Args:
             epilogue: As the op has it.
+
+        Raises:
+            If there is a scale, or none, but the visitor is compiled for the
+            contrary.
         """
+        if epilogue.has_scale != Self.scaled:
+            raise Error(
+                t"sm90: has_scale is {epilogue.has_scale}, but the kernel was"
+                t" compiled with scaled={Self.scaled}"
+            )
+        var scale = StaticTuple[ChannelVector[DType.float32], Self.VECTORS - 1](
+            fill=ChannelVector(epilogue.scale)
+        )
         return Self(
             ChannelVector(epilogue.bias),
+            scale,
             epilogue.has_bias,
             epilogue.has_residual and epilogue.beta != 0,
             epilogue.beta,
@@ -180,7 +221,12 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
         )
 
     @always_inline
-    def has_simple_end(self) -> Bool:
+    def reads_residual(self) -> Bool:
+        """See `EpilogueVisitor`."""
+        return self.has_residual
+
+    @always_inline
+    def has_forms(self) -> Bool:
         """Whether the final activation is none, or limits values."""
         return (
             self.final_activation.formula == DeviceActivation.NONE
@@ -188,112 +234,106 @@ struct ConvVisitor[bias_type: DType](DevicePassable, TrivialRegisterPassable):
         )
 
     @always_inline
+    def is_form[form: Int](self) -> Bool:
+        """See `EpilogueVisitor`."""
+        comptime formula = FAST[form]
+        return self.activation.formula == formula
+
+    @always_inline
     def is_identity(self) -> Bool:
         """Whether `visit` changes nothing."""
         return not (
-            self.has_bias
+            Self.scaled
+            or self.has_bias
             or self.has_residual
             or self.activation.formula != DeviceActivation.NONE
             or self.final_activation.formula != DeviceActivation.NONE
         )
 
     @always_inline
-    def begin[
-        swapped: Bool, parts: Int
-    ](
-        self, place: Place[swapped], filter: UInt32, filters: UInt32
-    ) -> ChannelState:
-        """Loads the thread's bias.
-
-        Parameters:
-            swapped: As in `Place`.
-            parts: As in `ChannelVector.begin`.
-
-        Args:
-            place: As in `ChannelVector.begin`.
-            filter: As in `ChannelVector.begin`.
-            filters: As in `ChannelVector.begin`.
-        """
+    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+        """Loads the thread's bias and scale."""
+        var state = Self.State(fill=ChannelState(0))
         if self.has_bias:
-            return self.bias.begin[swapped, parts](place, filter, filters)
-        return ChannelState(0)
+            state[0] = self.bias.begin[parts=layout.parts](
+                at.place, at.tile.filter, at.filter_end()
+            )
+        comptime if Self.scaled:
+            state[Self.VECTORS - 1] = self.scale[0].begin[parts=layout.parts](
+                at.place, at.tile.filter, at.filter_end()
+            )
+        return state
 
     @always_inline
     def visit[
-        swapped: Bool, parts: Int, formula: Int32, size: Int
+        layout: VisitLayout, form: Int, size: Int
     ](
         self,
-        state: ChannelState,
-        place: Place[swapped],
-        part: UInt32,
+        mut state: Self.State,
+        at: Visited[layout],
+        subtile: Subtile,
         group: UInt32,
-        filter: UInt32,
-        filters: UInt32,
-        accumulators: SIMD[DType.float32, size],
+        residual: Residual[layout],
+        values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """Bias and activation.
-
-        Parameters:
-            swapped: As in `Place`.
-            parts: As in `ChannelVector.begin`.
-            formula: The activation's, or `ANY_FORMULA`, and it is still to be
-                applied.
-            size: Values of the fragment.
-
-        Args:
-            state: What `begin` returned.
-            place: As in `ChannelVector.values`.
-            part: As in `ChannelVector.values`.
-            group: As in `ChannelVector.values`.
-            filter: As in `ChannelVector.values`.
-            filters: As in `ChannelVector.values`.
-            accumulators: The sums.
-        """
-        var v = accumulators
-        # Without a bias the state is 0: no need to ask.
-        if swapped or self.has_bias:
-            v += self.bias.values[swapped, parts, size](
-                state, place, part, group, filter, filters
+        """See `EpilogueVisitor`."""
+        var v = values
+        comptime if Self.scaled:
+            v *= self.scale[0].values[parts=layout.parts, size=size](
+                state[Self.VECTORS - 1],
+                at.place,
+                subtile.part,
+                group,
+                at.tile.filter,
+                at.filter_end(),
             )
-        comptime if formula == ANY_FORMULA:
+        # Without a bias the state is 0: no need to ask.
+        if layout.swapped or self.has_bias:
+            v += self.bias.values[parts=layout.parts, size=size](
+                state[0],
+                at.place,
+                subtile.part,
+                group,
+                at.tile.filter,
+                at.filter_end(),
+            )
+        comptime if form == LOOPED:
+            # One copy of all formulas serves both activations.
+            var activation = self.activation
+            for step in range(run_time(2)):
+                v = activation.apply(v)
+                if step == 0:
+                    v = self._add(v, residual, group)
+                    activation = self.final_activation
             return v
         else:
-            return self.activation.evaluate[formula](v)
+            comptime formula = FAST[form]
+            v = self.activation.evaluate[formula](v)
+            return self._limit(self._add(v, residual, group))
 
     @always_inline
-    def add[
-        size: Int
+    def _add[
+        layout: VisitLayout, size: Int
     ](
         self,
         v: SIMD[DType.float32, size],
-        residual: SIMD[DType.float32, size],
+        residual: Residual[layout],
+        group: UInt32,
     ) -> SIMD[DType.float32, size]:
-        """The residual on top.
-
-        Parameters:
-            size: Values of the fragment.
-
-        Args:
-            v: What `visit` returned.
-            residual: The residual's values.
-        """
-        return residual.fma(SIMD[DType.float32, size](self.beta), v)
+        """The residual on top, if there is one."""
+        var result = v
+        if residual.present:
+            keep_branch()
+            result = residual.read[size](group).fma(
+                SIMD[DType.float32, size](self.beta), v
+            )
+        return result
 
     @always_inline
-    def end[
+    def _limit[
         size: Int
     ](self, v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
-        """The final activation, if it `has_simple_end`.
-
-        Parameters:
-            size: Values of the fragment.
-
-        Args:
-            v: What `visit` or `add` returned.
-
-        Returns:
-            The values to be rounded.
-        """
+        """The final activation, if this `has_forms`."""
         var result = v
         if self.final_activation.formula != DeviceActivation.NONE:
             keep_branch()

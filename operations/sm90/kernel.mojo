@@ -30,6 +30,7 @@ from ..tma.copy import SharedAddress, prefetch_map
 from ..tma.descriptor import TensorMap
 from .config import Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
+from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
 from .mma import Accumulators
 from .scheduler import Tap, Tile, TileGeometry, TileScheduler
@@ -52,7 +53,10 @@ comptime FILTER_WARP = UInt32(3)
 
 @fieldwise_init
 struct ConvKernel[
-    in_type: DType, Output: OutputTarget, bias_type: DType, config: Sm90Config
+    in_type: DType,
+    Output: OutputTarget,
+    Visitor: EpilogueVisitor,
+    config: Sm90Config,
 ]:
     """The kernel of a configuration.
 
@@ -60,7 +64,7 @@ struct ConvKernel[
         in_type: Of activation and filter: bfloat16 or float16.
         Output: The output, of bfloat16, float16 or float32, as is the
             residual, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are stored.
         config: The configuration.
     """
 
@@ -72,12 +76,20 @@ struct ConvKernel[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
     comptime Epilogue = CollectiveEpilogue[
-        Self.Output, Self.bias_type, Self.config
+        Self.Output, Self.Visitor, Self.config
     ]
-    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
+    comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
+
+    @staticmethod
+    def shared_bytes() -> Int:
+        """Shared memory of a block."""
+        return (
+            Self.config.shared_bytes()
+            + Self.config.consumers * Self.Epilogue.visitor_bytes()
+        )
 
     @staticmethod
     @__llvm_metadata(
@@ -114,8 +126,9 @@ struct ConvKernel[
         if thread_idx.x == 0:
             prefetch_map(activation)
             prefetch_map(filter)
-            prefetch_map(output)
-            if params.visitor.has_residual:
+            comptime if not Self.Visitor.discards:
+                prefetch_map(output)
+            if params.visitor.reads_residual():
                 prefetch_map(residual)
         Self._init_barriers(storage)
         # What came before may still run: nothing of its memory until here.
@@ -137,7 +150,7 @@ struct ConvKernel[
                 thread > 0
                 and lane == 0
                 and warp <= UInt32(Self.config.consumers)
-                and params.visitor.has_residual
+                and params.visitor.reads_residual()
             ):
                 Self._load_residual(residual, geometry, storage, warp - 1)
         else:
@@ -292,6 +305,9 @@ struct ConvKernel[
         return Self.Epilogue(
             storage.residual_barriers + consumer * UInt32(barrier_bytes),
             storage.buffers + consumer * UInt32(Self.config.epilogue_bytes()),
+            storage.buffers
+            + UInt32(Self.config.consumers * Self.config.epilogue_bytes())
+            + consumer * UInt32(Self.Epilogue.visitor_bytes()),
             consumer,
             thread,
         )
@@ -345,6 +361,7 @@ struct ConvKernel[
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
         var pixel, filter = Self._start(consumer)
+        epilogue.start(params, geometry)
         comptime if not Self.config.cooperative:
             if consumer == 1:
                 scheduler.advance()

@@ -2,18 +2,19 @@
 
 from max.gpu.host import (
     DeviceAttribute,
+    DeviceBuffer,
     DeviceContext,
     Dim,
     FuncAttribute,
 )
 from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.access import OutputTarget
-from ..conv.epilogue import Epilogue
-from ..conv.memory import Reads
+from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import (
     TFLOAT32,
@@ -23,8 +24,9 @@ from ..tma.descriptor import (
     encode_im2col,
     encode_tiled,
 )
-from .config import Sm90Config, can_implement, residual_refusal
-from .epilogue_params import EpilogueParams
+from .config import Sm90Config, can_implement
+from .epilogue_callbacks import EpilogueVisitor, LaunchShape
+from .epilogue_params import EpilogueParams, visitor_refusal
 from .kernel import ConvKernel
 from .scheduler import TileGeometry
 from .split import split_refusal
@@ -33,14 +35,17 @@ from .walk import ROW_BYTES, Walk
 
 @fieldwise_init
 struct LaunchPlan[
-    in_type: DType, Output: OutputTarget, bias_type: DType, config: Sm90Config
+    in_type: DType,
+    Output: OutputTarget,
+    Visitor: EpilogueVisitor,
+    config: Sm90Config,
 ](ImplicitlyCopyable, Movable):
     """What a launch passes to the kernel.
 
     Parameters:
         in_type: Of activation and filter.
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are stored.
         config: The configuration.
     """
 
@@ -51,7 +56,10 @@ struct LaunchPlan[
     var output: TensorMap
     var residual: TensorMap
     """Not to be used if the visitor has no residual."""
-    var epilogue: EpilogueParams[Self.Output, Self.bias_type]
+    var workspace: Optional[DeviceBuffer[DType.float32]]
+    """The visitor's, kept alive."""
+    var shape: LaunchShape
+    var epilogue: EpilogueParams[Self.Output, Self.Visitor]
     var geometry: TileGeometry
     var cluster: Int
     """Blocks of a cluster."""
@@ -63,7 +71,8 @@ struct LaunchPlan[
         problem: ConvProblem,
         activation: Reads[Self.in_type],
         filter: Reads[Self.in_type],
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        residual: Reads[Self.out_type],
+        visitor: Self.Visitor,
         output: Self.Output,
         parts: Int = 1,
     ) raises:
@@ -74,8 +83,11 @@ struct LaunchPlan[
             problem: The convolution, valid and with at least one output.
             activation: `[N, *input, C]` in device memory.
             filter: `[K, *filter, C / groups]` in device memory.
-            epilogue: What is fused; its operands in device memory.
-            output: `[N, *output, K]`, its elements in device memory.
+            residual: `[N, *output, K]` in device memory; not read unless the
+                visitor does.
+            visitor: What is fused; its operands in device memory.
+            output: `[N, *output, K]`, its elements in device memory; not
+                touched if the visitor discards it.
             parts: Of a tile's sum.
 
         Raises:
@@ -87,13 +99,9 @@ struct LaunchPlan[
         )
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
-        self.epilogue = EpilogueParams[Self.Output, Self.bias_type](
-            problem, epilogue, output
-        )
-        if self.epilogue.visitor.has_residual:
-            refusal = residual_refusal(Self.config)
-            if refusal:
-                raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        refusal = visitor_refusal[Self.out_type](visitor, Self.config, problem)
+        if refusal:
+            raise Error(t"sm90: {refusal.value()}; problem {problem}")
         var walk = Walk(problem)
         refusal = split_refusal[Self.in_type](Self.config, walk, parts)
         if refusal:
@@ -104,13 +112,16 @@ struct LaunchPlan[
         self.filter = _filter_map[Self.in_type, Self.config](
             ctx, problem, filter
         )
-        self.output = _output_map[Self.out_type, Self.config](
-            ctx, problem, output.data().as_imm()
-        )
+        comptime if Self.Visitor.discards:
+            self.output = self.filter
+        else:
+            self.output = _output_map[Self.out_type, Self.config](
+                ctx, problem, output.data().as_imm()
+            )
         self.residual = self.output
-        if self.epilogue.visitor.has_residual:
+        if visitor.reads_residual():
             self.residual = _residual_map[Self.out_type, Self.config](
-                ctx, walk, epilogue.residual
+                ctx, walk, residual
             )
         self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
         self.cluster = Self.config.cluster_size() * parts
@@ -123,6 +134,21 @@ struct LaunchPlan[
             )
             clusters = min(clusters, multiprocessors // self.cluster)
         self.blocks = clusters * self.cluster
+        self.shape = LaunchShape(Self.config, problem, self.blocks)
+        self.workspace = None
+        var memory = Writes[DType.float32](unsafe_from_address=CACHE_LINE)
+        var values = visitor.workspace(self.shape)
+        if values > 0:
+            var buffer = ctx.enqueue_create_buffer[DType.float32](values)
+            memory = (
+                buffer.unsafe_ptr()
+                .unsafe_mut_cast[True]()
+                .unsafe_origin_cast[MutUntrackedOrigin]()
+            )
+            self.workspace = buffer
+        self.epilogue = EpilogueParams[Self.Output, Self.Visitor](
+            problem, visitor.prepared(self.shape, memory), output
+        )
 
     @always_inline
     def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
@@ -134,10 +160,10 @@ struct LaunchPlan[
                 enqueued last has ended.
         """
         comptime kernel = ConvKernel[
-            Self.in_type, Self.Output, Self.bias_type, Self.config
-        ].run
-        comptime bytes = Self.config.shared_bytes()
-        ctx.enqueue_function[kernel](
+            Self.in_type, Self.Output, Self.Visitor, Self.config
+        ]
+        comptime bytes = kernel.shared_bytes()
+        ctx.enqueue_function[kernel.run](
             self.activation,
             self.filter,
             self.output,
@@ -155,6 +181,7 @@ struct LaunchPlan[
                 PDLLevel.ON if overlap else PDLLevel.OFF
             ),
         )
+        self.epilogue.visitor.conclude(ctx, self.shape)
 
 
 def _operand_type[dtype: DType]() -> TensorMapDataType:

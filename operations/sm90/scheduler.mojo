@@ -315,6 +315,16 @@ struct Tile(TrivialRegisterPassable):
     """Activation stages of the part."""
 
     @always_inline
+    def __init__(out self):
+        """No tile."""
+        self.pixel = 0
+        self.filter = 0
+        self.group = 0
+        self.part = 0
+        self.first = 0
+        self.rounds = 0
+
+    @always_inline
     def filter_end(self, geometry: TileGeometry) -> UInt32:
         """The first filter behind the tile's group; what the tile holds from
         there on is no output.

@@ -73,6 +73,15 @@ struct StemOutputs[
                     )
                 )
         var result = values
+        if epilogue.has_scale:
+            comptime for part in range(2 * Self.parts):
+                comptime at = part * GROUP_FILTERS
+                result = result.insert[offset=at](
+                    epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
+                        result.slice[GROUP_FILTERS, offset=at](),
+                        filters.safe(part % Self.parts),
+                    )
+                )
         comptime for half in range(2):
             comptime at = half * width
             result = result.insert[offset=at](

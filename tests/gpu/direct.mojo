@@ -200,11 +200,12 @@ struct Operands[dtype: DType](Copyable, Movable):
     """A problem's operands on the device.
 
     Parameters:
-        dtype: Of all but the bias.
+        dtype: Of all but scale and bias.
     """
 
     var activation: DeviceBuffer[Self.dtype]
     var filter: DeviceBuffer[Self.dtype]
+    var scale: DeviceBuffer[DType.float32]
     var bias: DeviceBuffer[DType.float32]
     var residual: DeviceBuffer[Self.dtype]
     var output: DeviceBuffer[Self.dtype]
@@ -214,6 +215,7 @@ struct Operands[dtype: DType](Copyable, Movable):
         var x, w, y = elements_of(problem)
         self.activation = ctx.enqueue_create_buffer[Self.dtype](x)
         self.filter = ctx.enqueue_create_buffer[Self.dtype](w)
+        self.scale = ctx.enqueue_create_buffer[DType.float32](problem.filters)
         self.bias = ctx.enqueue_create_buffer[DType.float32](problem.filters)
         self.residual = ctx.enqueue_create_buffer[Self.dtype](y)
         self.output = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
@@ -224,6 +226,7 @@ struct Operands[dtype: DType](Copyable, Movable):
         _fill_integers(ctx, self.filter, 2, 2)
         _fill_integers(ctx, self.bias, 9, 3)
         _fill_integers(ctx, self.residual, 8, 4)
+        _fill_integers(ctx, self.scale, 2, 5)
 
     def fill_random(self, ctx: DeviceContext, seed: Int) raises:
         """Fills the inputs at random."""
@@ -233,12 +236,19 @@ struct Operands[dtype: DType](Copyable, Movable):
         _fill_random(ctx, self.residual, seed + 300)
 
     def epilogue(
-        self, fused: Bool, activation: Int, final_activation: Int
+        self,
+        fused: Bool,
+        activation: Int,
+        final_activation: Int,
+        scaled: Bool = False,
     ) -> Epilogue[DType.float32, Self.dtype]:
-        """Bias, activation, half the residual, final activation; or nothing."""
+        """Scale if `scaled`, bias, activation, half the residual, final
+        activation; or nothing."""
         return Epilogue[DType.float32, Self.dtype](
             has_bias=fused,
             has_residual=fused,
+            has_scale=scaled,
+            scale=reads_of(self.scale),
             bias=reads_of(self.bias),
             residual=reads_of(self.residual),
             beta=0.5,
@@ -331,7 +341,10 @@ def check[
     comptime if kind == NOT_FINITE:
         _each[plant[dtype]](ctx, operands.activation)
     var epilogue = operands.epilogue(
-        kind == FUSED or kind == LAMBDA, ACTIVATION_LEAKY_RELU, ACTIVATION_RELU
+        kind == FUSED or kind == LAMBDA,
+        ACTIVATION_LEAKY_RELU,
+        ACTIVATION_RELU,
+        scaled=kind == FUSED or kind == LAMBDA,
     )
     var expected = ctx.enqueue_create_buffer[dtype](len(operands.output))
     _poison(ctx, expected)

@@ -64,6 +64,8 @@ struct Feature(Copyable, Movable):
         return Epilogue[BIAS_TYPE, dtype](
             has_bias=self.has_bias,
             has_residual=self.has_residual,
+            has_scale=False,
+            scale=Reads[DType.float32](unsafe_from_address=16),
             bias=bias,
             residual=residual,
             beta=self.beta,

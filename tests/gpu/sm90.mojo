@@ -43,6 +43,7 @@ from operations.sm90.dispatch import (
     convolve as launch_chosen,
     parts_to_try,
 )
+from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.split import split_refusal
 from operations.sm90.walk import Walk
@@ -122,6 +123,8 @@ def nothing_fused[dtype: DType]() -> Epilogue[dtype, dtype]:
     return Epilogue[dtype, dtype](
         has_bias=False,
         has_residual=False,
+        has_scale=False,
+        scale=Reads[DType.float32](unsafe_from_address=16),
         bias=nothing,
         residual=nothing,
         beta=1,
@@ -257,17 +260,19 @@ struct Check[in_type: DType, out_type: DType](Movable):
                 MemoryOutput(data_of(self.found, GUARD)),
             )
         else:
+            var nothing = nothing_fused[Self.out_type]()
             LaunchPlan[
                 Self.in_type,
                 MemoryOutput[Self.out_type],
-                Self.out_type,
+                ConvVisitor[Self.out_type],
                 candidate(index),
             ](
                 ctx,
                 self.problem,
                 data_of(self.activation),
                 data_of(self.filter),
-                nothing_fused[Self.out_type](),
+                nothing.residual,
+                ConvVisitor[Self.out_type].of(nothing),
                 MemoryOutput(data_of(self.found, GUARD)),
                 parts,
             ).launch(
@@ -347,7 +352,10 @@ def time_of[
     var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
     var operands = List[DeviceBuffer[in_type]]()
     var outputs = List[DeviceBuffer[TIMED]]()
-    comptime Plan = LaunchPlan[in_type, MemoryOutput[TIMED], TIMED, config]
+    comptime Plan = LaunchPlan[
+        in_type, MemoryOutput[TIMED], ConvVisitor[TIMED], config
+    ]
+    var nothing = nothing_fused[TIMED]()
     var plans = List[Plan]()
     for i in range(sets):
         var activation = ctx.enqueue_create_buffer[in_type](x)
@@ -373,7 +381,8 @@ def time_of[
                 problem,
                 data_of(activation),
                 data_of(filter),
-                nothing_fused[TIMED](),
+                nothing.residual,
+                ConvVisitor[TIMED].of(nothing),
                 MemoryOutput(data_of(output)),
                 parts,
             )

@@ -38,6 +38,7 @@ from operations.sm90.candidates import CANDIDATES, candidate
 from operations.sm90.config import Sm90Config, can_implement, residual_refusal
 from operations.sm90.dispatch import choose
 from operations.sm90.epilogue_config import EpilogueConfig
+from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.split import split_refusal
 from operations.sm90.walk import Walk
@@ -269,12 +270,15 @@ struct Check[dtype: DType, in_type: DType](Movable):
         )
         var judged = rebind[Epilogue[BIAS_TYPE, Self.dtype]](fused)
         judged.has_residual = reads
-        var plan = LaunchPlan[Self.in_type, Output, BIAS_TYPE, config](
+        var plan = LaunchPlan[
+            Self.in_type, Output, ConvVisitor[BIAS_TYPE], config
+        ](
             ctx,
             self.problem,
             data_of(self.activation),
             data_of(self.filter),
-            fused,
+            fused.residual,
+            ConvVisitor[BIAS_TYPE].of(fused),
             output,
             parts,
         )
@@ -451,7 +455,7 @@ def time_of[
         what: The epilogue.
     """
     comptime Plan = LaunchPlan[
-        TIMED, MemoryOutput[TIMED], BIAS_TYPE, configuration(index)
+        TIMED, MemoryOutput[TIMED], ConvVisitor[BIAS_TYPE], configuration(index)
     ]
     var x, w, y = elements_of(problem)
     var sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * (x + w + 2 * y)) + 1))
@@ -470,15 +474,17 @@ def time_of[
             )
             buffers.append(buffer)
         var first = len(sizes) * i
+        var fused = what.epilogue[TIMED](
+            data_of(buffers[first + 3]), data_of(buffers[first + 2])
+        )
         plans.append(
             Plan(
                 ctx,
                 problem,
                 data_of(buffers[first]),
                 data_of(buffers[first + 1]),
-                what.epilogue(
-                    data_of(buffers[first + 3]), data_of(buffers[first + 2])
-                ),
+                fused.residual,
+                ConvVisitor[BIAS_TYPE].of(fused),
                 MemoryOutput(data_of(buffers[first + 4])),
             )
         )

@@ -29,7 +29,9 @@ SOURCE = Path(__file__).parent.parent / "mojo" / "check_kernels.mojo"
 EPILOGUES = (
     (False, False, Activation.NONE, Layout.KRSC),
     (True, True, Activation.RELU, Layout.RSCF),
-    (True, False, Activation.NONE, Layout.FCRS),
+    (True, False, Activation.CLAMP, Layout.FCRS),
+    (True, True, Activation.CLAMP, Layout.RSCF),
+    (False, True, Activation.RELU, Layout.KRSC),
 )
 
 

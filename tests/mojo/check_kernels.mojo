@@ -5,7 +5,8 @@ Ends each problem with a line `DONE name wrong`, the number of wrong kernels.
 A line of input is a name and 26 integers: batch, channels, filters, groups,
 then three each (depth, height, width) of input, filter, stride, dilation,
 padding before and padding after, then the output's bias and residual flags,
-the activation code and the filter's layout code. Activations and filters are
+the code of the activation (none, ReLU or a clamp between `LOW` and `HIGH`, also
+at the end behind a residual) and the filter's layout code. Activations and filters are
 small integers, so that every product and sum is exact in float32, whatever
 order a kernel adds in; only the rounding to the output's type is left, and
 that is the same for both sides. Outputs are poisoned and lie between guards.
@@ -23,6 +24,7 @@ from operations.conv.config import (
 )
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
+    ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
     KERNEL_FEW_FILTERS,
@@ -39,6 +41,9 @@ comptime GUARD = 64
 
 comptime POISON = 777.0
 """Not a value that any check expects, in any type."""
+
+comptime LOW = -6
+comptime HIGH = 25
 
 comptime FIELDS = 26
 
@@ -141,15 +146,23 @@ def expected_sum(spec: Case, row: Int, filter: Int) -> Int:
     return total
 
 
-def expected_value(spec: Case, row: Int, filter: Int, exact: Int) -> Float32:
+def expected_value(
+    spec: Case, scaled: Bool, row: Int, filter: Int, exact: Int
+) -> Float32:
     """What the epilogue makes of an exact sum."""
     var value = exact
+    if scaled:
+        value *= pattern(filter, 4)
     if spec.has_bias:
         value += pattern(filter, 5)
     if spec.activation == ACTIVATION_RELU:
         value = max(value, 0)
+    if spec.activation == ACTIVATION_CLAMP:
+        value = min(max(value, LOW), HIGH)
     if spec.has_residual:
         value += 2 * pattern(row * spec.problem.filters + filter, 11)
+        if spec.activation == ACTIVATION_CLAMP:
+            value = min(max(value, LOW), HIGH)
     return Float32(value)
 
 
@@ -161,8 +174,9 @@ def fill[dtype: DType](to: Writes[dtype], count: Int, modulus: Int):
 
 def check[
     in_type: DType, out_type: DType
-](spec: Case, exact: List[Int], ctx: CpuContext) raises -> Int:
-    """Runs all kernels that take the case.
+](spec: Case, scaled: Bool, exact: List[Int], ctx: CpuContext) raises -> Int:
+    """Runs all kernels that take the case, with a scale for each filter if it
+    is `scaled`.
 
     Returns:
         How many of them were wrong.
@@ -175,22 +189,30 @@ def check[
     var x = HostBuffer[in_type](x_count)
     var raw = HostBuffer[in_type](p.filter_length(spec.layout))
     var packed = HostBuffer[in_type](p.packed_length())
+    var scale = HostBuffer[DType.float32](p.filters)
     var bias = HostBuffer[in_type](p.filters)
     var residual = HostBuffer[out_type](count)
     var memory = HostBuffer[out_type](count + 2 * GUARD)
     fill(x.elements, x_count, 9)
     fill(raw.elements, p.filter_length(spec.layout), 7)
+    fill(scale.elements, p.filters, 4)
     fill(bias.elements, p.filters, 5)
     fill(residual.elements, count, 11)
     pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
+    var activation = Activation(spec.activation, Float32(LOW), Float32(HIGH))
+    var ends_clamped = spec.has_residual and spec.activation == ACTIVATION_CLAMP
     var epilogue = Epilogue[in_type, out_type](
-        spec.has_bias,
-        spec.has_residual,
-        bias.elements.as_imm(),
-        residual.elements.as_imm(),
-        2.0,
-        Activation(spec.activation, 0, 0),
-        Activation(ACTIVATION_NONE, 0, 0),
+        has_bias=spec.has_bias,
+        has_residual=spec.has_residual,
+        has_scale=scaled,
+        scale=scale.elements.as_imm(),
+        bias=bias.elements.as_imm(),
+        residual=residual.elements.as_imm(),
+        beta=2.0,
+        activation=activation,
+        final_activation=activation if ends_clamped else Activation(
+            ACTIVATION_NONE, 0, 0
+        ),
     )
     var x_tensor = InputTensor[
         static_spec=_get_unknown_tensor_spec[in_type, 5]()
@@ -227,7 +249,7 @@ def check[
         var bad = 0
         for i in range(count):
             var want = expected_value(
-                spec, i // p.filters, i % p.filters, exact[i]
+                spec, scaled, i // p.filters, i % p.filters, exact[i]
             ).cast[out_type]()
             if out[unsafe_offset=i] != want:
                 if bad == 0:
@@ -252,6 +274,7 @@ def check[
     _ = x^
     _ = raw^
     _ = packed^
+    _ = scale^
     _ = bias^
     _ = residual^
     _ = memory^
@@ -273,7 +296,15 @@ def main() raises:
         for row in range(spec.problem.gemm_m()):
             for filter in range(spec.problem.filters):
                 exact.append(expected_sum(spec, row, filter))
-        var wrong = check[DType.float32, DType.float32](spec, exact, ctx)
-        wrong += check[DType.bfloat16, DType.bfloat16](spec, exact, ctx)
-        wrong += check[DType.float16, DType.float32](spec, exact, ctx)
+        var wrong = 0
+        for scaled in [False, True]:
+            wrong += check[DType.float32, DType.float32](
+                spec, scaled, exact, ctx
+            )
+            wrong += check[DType.bfloat16, DType.bfloat16](
+                spec, scaled, exact, ctx
+            )
+            wrong += check[DType.float16, DType.float32](
+                spec, scaled, exact, ctx
+            )
         print(t"DONE {spec.name} {wrong}", flush=True)

@@ -12,6 +12,7 @@ from std.sys import argv
 
 from operations.conv.access import MemoryOutput
 from operations.sm90.candidates import CANDIDATES, candidate, offered
+from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.kernel import ConvKernel
 
 
@@ -21,7 +22,10 @@ def emit[in_type: DType]() raises:
         comptime if offered[in_type](index):
             comptime config = candidate(index)
             comptime kernel = ConvKernel[
-                in_type, MemoryOutput[DType.bfloat16], DType.bfloat16, config
+                in_type,
+                MemoryOutput[DType.bfloat16],
+                ConvVisitor[DType.bfloat16],
+                config,
             ].run
             var info = compile_info[
                 kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
