@@ -197,7 +197,7 @@ def chunk(pixel: UInt32, group: UInt32) -> UInt32:
 
 
 struct DiagonalWorker(TrivialRegisterPassable):
-    """What a consumer's thread computes of a run of steps."""
+    """What a thread computes of the steps of a slab."""
 
     var lane: UInt32
     """Of its warp."""
@@ -207,6 +207,11 @@ struct DiagonalWorker(TrivialRegisterPassable):
     """Which 8 channels of the slab."""
     var channel: UInt32
     """The first of them."""
+    var row: UInt32
+    """Which of the rows of a load the thread gives the address of."""
+    var pixel: UInt32
+    """And which pixel of the stage that holds it, for the first column and
+    tap."""
     var first_column: UInt32
     var column_step: UInt32
     """From columns of the thread to the next: where a slab has few channels,
@@ -241,12 +246,36 @@ struct DiagonalWorker(TrivialRegisterPassable):
         var groups = UInt32(WARPS) >> shift
         var together = UInt32(config.together() * MATRIX)
         self.lane = lane
+        self.row = lane // 8
+        if config.stride == 2:
+            self.row = lane // 8 % 2 * 2 + lane // 16
+        self.pixel = (
+            self.row % STAGE_ROWS * geometry.staged_columns
+            + lane % 8 * UInt32(config.stride)
+        )
         self.group = warp & (groups - 1)
         self.first_column = (warp >> (UInt32(WARPS_LOG) - shift)) * together
         self.column_step = together << shift
         self.channel = step.channel + self.group * MATRIX
         self.active = self.channel < geometry.channels
+        self.columns = 0
+
+    @always_inline
+    def enter(
+        mut self, geometry: DiagonalGeometry, step: DiagonalStep, most: UInt32
+    ) -> UInt32:
+        """Begins a run.
+
+        Args:
+            geometry: The problem.
+            step: Its first step.
+            most: Steps that it may have.
+
+        Returns:
+            Its steps.
+        """
         self.columns = min(geometry.columns, geometry.out_columns - step.column)
+        return min(step.run, most)
 
     @always_inline
     def output_offset(self, geometry: DiagonalGeometry) -> UInt32:
@@ -485,7 +514,7 @@ struct DiagonalKernel[
             var now = min(count, left)
             for _ in range(now):
                 var barrier = storage.full(position.stage)
-                barrier.arrive_expecting(Int(geometry.stage_bytes))
+                barrier.arrive_expecting(Int(geometry.load_bytes))
                 load_tile[5](
                     storage.ring + position.stage * geometry.stage_bytes,
                     activation,
@@ -587,90 +616,103 @@ struct DiagonalKernel[
         var buffer = StagePosition(0, 0)
         var index = first
         while index < end:
-            var step = geometry.step(index)
-            var worker = DiagonalWorker(Self.config, geometry, step, warp, lane)
+            var worker = DiagonalWorker(
+                Self.config, geometry, geometry.step(index), warp, lane
+            )
             var taps = Self.Taps()
             var fused = Self.Fusion()
             if worker.active:
                 taps = Self.Taps(filter, Int(worker.channel), lane)
                 fused = Self.Fusion(epilogue, worker.channel + lane % 4 * 2)
-            var begins = True
-            var left = min(step.run, end - index)
-            while left > 0:
-                var batch = min(left, geometry.batch)
-                left -= batch
-                if epilogue.has_residual:
-                    storage.residual(buffer.stage).wait(buffer.parity)
-                var to = storage.buffer(geometry, buffer.stage)
-                var read = position
-                for _ in range(batch):
-                    if worker.active:
-                        Self._await_window(geometry, storage, position, begins)
-                        if bare:
-                            Self._compute[False](
-                                epilogue,
-                                geometry,
-                                storage,
-                                position,
-                                to,
-                                worker,
-                                fused,
-                                taps,
-                            )
-                        else:
-                            Self._compute[True](
-                                epilogue,
-                                geometry,
-                                storage,
-                                position,
-                                to,
-                                worker,
-                                fused,
-                                taps,
-                            )
-                    begins = False
-                    position = position.after(
-                        UInt32(Self.step_stages), geometry.stages
-                    )
-                    to += geometry.step_bytes
-                var done = batch * UInt32(Self.step_stages)
-                if left == 0:
-                    done += UInt32(Self.window_stages - Self.step_stages)
-                    position = position.after(
-                        UInt32(Self.window_stages - Self.step_stages),
-                        geometry.stages,
-                    )
-                comptime if Self.stores_tiles:
-                    publish_to_engine()
-                    if thread_idx.x == 0:
-                        # The store before has left its buffer.
-                        wait_stores_read[0]()
-                sync_threads[THREADS](0)
-                if loads_stages:
-                    Self._load_stages(
-                        activation, geometry, storage, cursor, end, read, done
-                    )
-                if loads_residual and ahead < end:
-                    ahead = Self._load_residual(
-                        residual,
-                        geometry,
-                        storage,
-                        ahead,
-                        end,
-                        buffer.after(
-                            UInt32(BUFFERS - 1), UInt32(BUFFERS)
-                        ).stage,
-                    )
-                Self._store_batch(
-                    output,
-                    target,
-                    geometry,
-                    storage.buffer(geometry, buffer.stage),
-                    index,
-                    batch,
+            var slab_end = min(end, geometry.slab_end(index))
+            while index < slab_end:
+                var begins = True
+                var left = worker.enter(
+                    geometry, geometry.step(index), end - index
                 )
-                buffer = buffer.after(1, UInt32(BUFFERS))
-                index += batch
+                while left > 0:
+                    var batch = min(left, geometry.batch)
+                    left -= batch
+                    if epilogue.has_residual:
+                        storage.residual(buffer.stage).wait(buffer.parity)
+                    var to = storage.buffer(geometry, buffer.stage)
+                    var read = position
+                    for _ in range(batch):
+                        if worker.active:
+                            Self._await_window(
+                                geometry, storage, position, begins
+                            )
+                            if bare:
+                                Self._compute[False](
+                                    epilogue,
+                                    geometry,
+                                    storage,
+                                    position,
+                                    to,
+                                    worker,
+                                    fused,
+                                    taps,
+                                )
+                            else:
+                                Self._compute[True](
+                                    epilogue,
+                                    geometry,
+                                    storage,
+                                    position,
+                                    to,
+                                    worker,
+                                    fused,
+                                    taps,
+                                )
+                        begins = False
+                        position = position.after(
+                            UInt32(Self.step_stages), geometry.stages
+                        )
+                        to += geometry.step_bytes
+                    var done = batch * UInt32(Self.step_stages)
+                    if left == 0:
+                        done += UInt32(Self.window_stages - Self.step_stages)
+                        position = position.after(
+                            UInt32(Self.window_stages - Self.step_stages),
+                            geometry.stages,
+                        )
+                    comptime if Self.stores_tiles:
+                        publish_to_engine()
+                        if thread_idx.x == 0:
+                            # The store before has left its buffer.
+                            wait_stores_read[0]()
+                    sync_threads[THREADS](0)
+                    if loads_stages:
+                        Self._load_stages(
+                            activation,
+                            geometry,
+                            storage,
+                            cursor,
+                            end,
+                            read,
+                            done,
+                        )
+                    if loads_residual and ahead < end:
+                        ahead = Self._load_residual(
+                            residual,
+                            geometry,
+                            storage,
+                            ahead,
+                            end,
+                            buffer.after(
+                                UInt32(BUFFERS - 1), UInt32(BUFFERS)
+                            ).stage,
+                        )
+                    Self._store_batch(
+                        output,
+                        target,
+                        geometry,
+                        storage.buffer(geometry, buffer.stage),
+                        index,
+                        batch,
+                    )
+                    buffer = buffer.after(1, UInt32(BUFFERS))
+                    index += batch
         comptime if Self.stores_tiles:
             if thread_idx.x == 0:
                 wait_stores_read[0]()
@@ -693,20 +735,15 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _row_address(
+    def _row_stage(
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
         position: StagePosition,
         row: UInt32,
     ) -> SharedAddress:
-        """Where a row of the window is."""
-        var stage, rest = divmod(row, UInt32(STAGE_ROWS))
-        var at = position.after(stage, geometry.stages)
-        return (
-            storage.ring
-            + at.stage * geometry.stage_bytes
-            + rest * geometry.row_bytes
-        )
+        """Where the stage is that holds a row of the window."""
+        var at = position.after(row // STAGE_ROWS, geometry.stages)
+        return storage.ring + at.stage * geometry.stage_bytes
 
     @staticmethod
     @always_inline
@@ -729,11 +766,11 @@ struct DiagonalKernel[
         """
         var rows = StaticTuple[SharedAddress, Self.loads]()
         comptime for i in range(Self.loads):
-            var row = worker.lane // 8
-            comptime if Self.stride == 2:
-                row = row % 2 * 2 + row // 2
-            rows[i] = Self._row_address(
-                geometry, storage, position, UInt32(LOADED_ROWS * i) + row
+            rows[i] = Self._row_stage(
+                geometry,
+                storage,
+                position,
+                UInt32(LOADED_ROWS * i) + worker.row,
             )
         var own = to + worker.output_offset(geometry)
         for column in range(
@@ -818,7 +855,6 @@ struct DiagonalKernel[
         multiply need not wait for the one before it. With `masks`, only the
         bits of `mask` are taken of every pair of channels."""
         comptime last = loose_row(Self.config)
-        var pixel = worker.lane % 8 * UInt32(Self.stride)
         var places = StaticTuple[
             StaticTuple[SharedAddress, Self.loads], Self.together
         ](fill=rows)
@@ -834,7 +870,7 @@ struct DiagonalKernel[
             var columns = StaticTuple[Self.Column, Self.together](
                 fill=Self.Column(fill=0)
             )
-            var shift = chunk(pixel + UInt32(s), worker.group)
+            var shift = chunk(worker.pixel + UInt32(s), worker.group)
             comptime for i in range(Self.together):
                 columns[i] = Self._load_column(places[i], shift)
                 comptime if masks:

@@ -46,7 +46,7 @@ comptime BUFFERS = 3
 """Batches of outputs in shared memory: one is written, the others are on their
 way out, or their residuals on their way in."""
 
-comptime BUFFER_BYTES = 8 * 1024
+comptime BUFFER_BYTES = 16 * 1024
 """Bytes of a batch of several steps, at most."""
 
 comptime MAX_STAGES = 24
@@ -83,6 +83,17 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         """Stages from a step to the next."""
         return STEP_ROWS * self.stride // STAGE_ROWS
 
+    def stages(self, batch: Int) -> Int:
+        """Stages of the ring, at least: those of a batch of steps and of the
+        next, of which some are on their way.
+
+        Args:
+            batch: Steps.
+        """
+        return self.window_stages() + max(
+            2, (2 * batch - 1) * self.step_stages()
+        )
+
     def together(self) -> Int:
         """Multiples of 8 columns that a warp computes at the same time."""
         return 1 if self.taps == 5 else 2
@@ -93,13 +104,12 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         return 1 if self.taps == 7 else 2
 
     def staged_columns(self, columns: Int) -> Int:
-        """Input pixels of a staged row: whole patterns of the swizzle.
+        """Input pixels of a staged row.
 
         Args:
             columns: Of the output.
         """
-        var pixels = (columns - 1) * self.stride + self.taps
-        return ceildiv(pixels, MATRIX) * MATRIX
+        return (columns - 1) * self.stride + self.taps
 
     def refusal(self, problem: ConvProblem) -> Optional[String]:
         """Why the kernel of this configuration cannot take a problem.
@@ -245,21 +255,23 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             self.groups += 1
             self.columns = ceildiv(ceildiv(width, self.groups), MATRIX) * MATRIX
             self.staged_columns = config.staged_columns(self.columns)
-            self.batch = min(
-                self.row_steps, max(1, BUFFER_BYTES // self.step_bytes())
-            )
-            # Those of a batch, and of the next.
-            self.stages = (
-                config.window_stages()
-                + (2 * self.batch - 1) * config.step_stages()
-            )
+            self.stages = config.stages(self.batch)
             fits = self.columns == MATRIX or (
                 self.staged_columns <= MAX_BOX
                 and self._resident() >= config.resident()
             )
         self.groups = ceildiv(width, self.columns)
         self.resident = min(config.resident(), self._resident())
-        var most = self.stages + 2 * self.batch * config.step_stages()
+        # Larger batches, then more stages, where they cost no block.
+        var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
+        while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
+            self.batch += 1
+            self.stages = config.stages(self.batch)
+            if self._resident() < self.resident:
+                self.batch -= 1
+                self.stages = config.stages(self.batch)
+                break
+        most = self.stages + 2 * self.batch * config.step_stages()
         while self.stages < min(most, MAX_STAGES):
             self.stages += 1
             if self._resident() < self.resident:
@@ -279,9 +291,13 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         comptime available = MAX_SHARED_BYTES + BLOCK_BYTES
         return available // (self.shared_bytes() + BLOCK_BYTES)
 
-    def stage_bytes(self) -> Int:
-        """Bytes of a stage."""
+    def load_bytes(self) -> Int:
+        """Bytes that a load brings."""
         return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
+
+    def stage_bytes(self) -> Int:
+        """Bytes of a stage: whole patterns of the swizzle."""
+        return ceildiv(self.load_bytes(), PATTERN_BYTES) * PATTERN_BYTES
 
     def step_bytes(self) -> Int:
         """Bytes of a step's outputs."""
@@ -338,7 +354,9 @@ struct DiagonalGeometry(
     var planes: Divisor
     """Output planes."""
     var groups: Divisor
-    var slabs: Divisor
+    var images: Divisor
+    var slab_steps: UInt32
+    """Steps of a slab: of all images."""
     var row_steps: Divisor
     var out_rows: UInt32
     var out_columns: UInt32
@@ -351,8 +369,9 @@ struct DiagonalGeometry(
     var batch: UInt32
     """Steps whose outputs are stored together, at most."""
     var stages: UInt32
-    var row_bytes: UInt32
-    """Bytes of a staged row."""
+    var staged_columns: UInt32
+    """Input pixels of a staged row."""
+    var load_bytes: UInt32
     var stage_bytes: UInt32
     var output_row_bytes: UInt32
     """Bytes of a row of a step's outputs."""
@@ -388,7 +407,8 @@ struct DiagonalGeometry(
             start_w=Int32(-problem.pad_before[2]),
             planes=Divisor(problem.output[0]),
             groups=Divisor(plan.groups),
-            slabs=Divisor(plan.slabs),
+            images=Divisor(problem.batch),
+            slab_steps=UInt32(plan.steps // plan.slabs),
             row_steps=Divisor(plan.row_steps),
             out_rows=UInt32(problem.output[1]),
             out_columns=UInt32(problem.output[2]),
@@ -397,7 +417,8 @@ struct DiagonalGeometry(
             longer=UInt32(plan.steps % plan.blocks),
             batch=UInt32(plan.batch),
             stages=UInt32(plan.stages),
-            row_bytes=UInt32(plan.staged_columns * PIXEL_BYTES),
+            staged_columns=UInt32(plan.staged_columns),
+            load_bytes=UInt32(plan.load_bytes()),
             stage_bytes=UInt32(plan.stage_bytes()),
             output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
             step_bytes=UInt32(plan.step_bytes()),
@@ -414,16 +435,29 @@ struct DiagonalGeometry(
         return block * self.steps + min(block, self.longer)
 
     @always_inline
+    def slab_end(self, index: UInt32) -> UInt32:
+        """Behind the last step of a slab.
+
+        Args:
+            index: Of a step of it.
+        """
+        var image = self.row_steps.split(index)[0]
+        image = self.groups.split(image)[0]
+        image = self.planes.split(image)[0]
+        return (self.images.split(image)[0] + 1) * self.slab_steps
+
+    @always_inline
     def step(self, index: UInt32) -> DiagonalStep:
         """Where a step lies.
 
         Args:
             index: Of the step.
         """
+        # Slabs change the slowest: their filters stay in registers.
         var rest, down = self.row_steps.split(index)
-        var more, slab = self.slabs.split(rest)
-        var across, group = self.groups.split(more)
-        var image, plane = self.planes.split(across)
+        var across, group = self.groups.split(rest)
+        var more, plane = self.planes.split(across)
+        var slab, image = self.images.split(more)
         return DiagonalStep(
             image,
             plane,
