@@ -11,6 +11,7 @@ from ..conv.problem import ConvProblem
 from ..sm90.diagonal_launch import convolve as convolve_diagonal
 from ..sm90.diagonal_launch import explain_diagonal, has_diagonal_types
 from ..sm90.diagonal_plan import choose_diagonal
+from .config import is_hopper
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
@@ -31,7 +32,6 @@ from .depthwise_strips import (
     choose_strips,
     strip_candidate,
 )
-from .hopper import is_hopper
 
 comptime MAX_COUNT = 1 << 31
 """Beyond what 31 bits count."""

@@ -13,13 +13,11 @@ numbers are therefore computed anew, channel by channel.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
-from max.gpu.memory import external_memory
 from max.gpu.primitives.grid_controls import (
     launch_dependent_grids,
     wait_on_dependent_grids,
 )
 from max.gpu.primitives.warp import vote
-from std.math import ceildiv
 from std.memory import bitcast
 from std.utils import IndexList, StaticTuple
 from std.utils.numerics import isnan
@@ -28,12 +26,7 @@ from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import SPATIAL
-from ..pipeline.barrier import (
-    BARRIER_BYTES,
-    Barrier,
-    publish_barriers,
-    sync_threads,
-)
+from ..pipeline.barrier import sync_threads
 from ..tma.copy import (
     SharedAddress,
     commit_stores,
@@ -44,33 +37,28 @@ from ..tma.copy import (
     wait_stores_read,
 )
 from ..tma.descriptor import TensorMap
-from .config import PATTERN_BYTES
-from .diagonal_mma import (
-    DiagonalFilter,
-    Sums,
-    load_matrices,
-    multiply_one,
-    multiply_two,
-    store_matrices,
-    unknown_quotient,
-    unknown_sum,
+from .diagonal_block import (
+    DiagonalFusion,
+    DiagonalStorage,
+    DiagonalWorker,
+    LoadCursor,
+    StagePosition,
+    chunk,
 )
+from .diagonal_mma import load_matrices, store_matrices, unknown_sum
 from .diagonal_plan import (
-    BARRIERS_BYTES,
     BUFFERS,
-    WARPS,
-    WARPS_LOG,
     MATRIX,
-    MAX_STAGES,
     PIXEL_BYTES,
-    SLAB,
     STAGE_ROWS,
     STEP_ROWS,
     THREADS,
+    WARPS,
     DiagonalConfig,
     DiagonalGeometry,
     DiagonalStep,
 )
+from .diagonal_sums import LOADED_ROWS, DiagonalSums
 from .stem_staging import load_shared
 
 comptime LOADER = UInt32(1)
@@ -79,314 +67,6 @@ outputs."""
 
 comptime RESIDUAL_LOADER = UInt32(2)
 """The warp whose first thread loads residuals."""
-
-comptime CHUNK_BYTES = 16
-"""Bytes of 8 channels: what the swizzle moves."""
-
-comptime LOADED_ROWS = 4
-"""Rows that one instruction loads 8 pixels of."""
-
-
-@fieldwise_init
-struct StagePosition(TrivialRegisterPassable):
-    """A stage of the ring, and the parity of the round that it is in."""
-
-    var stage: UInt32
-    var parity: UInt32
-
-    @always_inline
-    def after(self, count: UInt32, stages: UInt32) -> StagePosition:
-        """The position some stages on.
-
-        Args:
-            count: How many, up to `stages`.
-            stages: Of the ring.
-        """
-        var stage = self.stage + count
-        if stage >= stages:
-            return StagePosition(stage - stages, self.parity ^ 1)
-        return StagePosition(stage, self.parity)
-
-
-@fieldwise_init
-struct LoadCursor(TrivialRegisterPassable):
-    """The next stage to load: of a run, `stages` have been."""
-
-    var index: UInt32
-    """The run's first step."""
-    var stages: UInt32
-
-
-@fieldwise_init
-struct DiagonalStorage(TrivialRegisterPassable):
-    """Where a block's shared memory is."""
-
-    var barriers: SharedAddress
-    var ring: SharedAddress
-    var buffers: SharedAddress
-
-    @always_inline
-    def __init__(out self, geometry: DiagonalGeometry):
-        """The block's dynamic shared memory.
-
-        Args:
-            geometry: The problem.
-        """
-        var base = external_memory[
-            UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
-        ]()
-        self.barriers = SharedAddress(Int(base))
-        self.ring = self.barriers + UInt32(BARRIERS_BYTES)
-        self.buffers = self.ring + geometry.stages * geometry.stage_bytes
-
-    @always_inline
-    def full(self, stage: UInt32) -> Barrier:
-        """Completes when a stage has its rows.
-
-        Args:
-            stage: The stage.
-        """
-        return Barrier(self.barriers + stage * BARRIER_BYTES)
-
-    @always_inline
-    def residual(self, buffer: UInt32) -> Barrier:
-        """Completes when a buffer has its residual.
-
-        Args:
-            buffer: The buffer.
-        """
-        return Barrier(
-            self.barriers + (buffer + UInt32(MAX_STAGES)) * BARRIER_BYTES
-        )
-
-    @always_inline
-    def buffer(
-        self, geometry: DiagonalGeometry, index: UInt32
-    ) -> SharedAddress:
-        """Where a batch's outputs are.
-
-        Args:
-            geometry: The problem.
-            index: The buffer.
-        """
-        return self.buffers + index * geometry.batch_bytes
-
-    @always_inline
-    def init(self, stages: UInt32):
-        """Initializes the barriers; one thread.
-
-        Args:
-            stages: Of the ring.
-        """
-        for stage in range(stages):
-            self.full(stage).init(1)
-        for buffer in range(UInt32(BUFFERS)):
-            self.residual(buffer).init(1)
-        publish_barriers()
-
-
-@always_inline
-def chunk(pixel: UInt32, group: UInt32) -> UInt32:
-    """The offset in a row of 8 channels of a pixel, as the swizzle has it.
-
-    Args:
-        pixel: The pixel.
-        group: Which 8 channels of the slab.
-    """
-    return pixel * PIXEL_BYTES + (group ^ (pixel % 8)) * CHUNK_BYTES
-
-
-struct DiagonalWorker(TrivialRegisterPassable):
-    """What a thread computes of the steps of a slab."""
-
-    var lane: UInt32
-    """Of its warp."""
-    var active: Bool
-    """Whether the warp has channels."""
-    var group: UInt32
-    """Which 8 channels of the slab."""
-    var channel: UInt32
-    """The first of them."""
-    var row: UInt32
-    """Which of the rows of a load the thread gives the address of."""
-    var pixel: UInt32
-    """And which pixel of the stage that holds it, for the first column and
-    tap."""
-    var first_column: UInt32
-    var column_step: UInt32
-    """From columns of the thread to the next: where a slab has few channels,
-    several warps share its columns."""
-    var columns: UInt32
-    """Of the steps."""
-
-    @always_inline
-    def __init__(
-        out self,
-        config: DiagonalConfig,
-        geometry: DiagonalGeometry,
-        step: DiagonalStep,
-        warp: UInt32,
-        lane: UInt32,
-    ):
-        """Divides a slab among the warps.
-
-        Args:
-            config: The configuration.
-            geometry: The problem.
-            step: The run's first step.
-            warp: The thread's.
-            lane: Of the warp.
-        """
-        var left = geometry.channels - step.channel
-        # A power of two of channel groups, and the warps that share each.
-        var shift = UInt32(0)
-        comptime for i in range(1, WARPS_LOG + 1):
-            if left <= UInt32(SLAB >> i):
-                shift = UInt32(i)
-        var groups = UInt32(WARPS) >> shift
-        var together = UInt32(config.together() * MATRIX)
-        self.lane = lane
-        self.row = lane // 8
-        if config.stride == 2:
-            self.row = lane // 8 % 2 * 2 + lane // 16
-        self.pixel = (
-            self.row % STAGE_ROWS * geometry.staged_columns
-            + lane % 8 * UInt32(config.stride)
-        )
-        self.group = warp & (groups - 1)
-        self.first_column = (warp >> (UInt32(WARPS_LOG) - shift)) * together
-        self.column_step = together << shift
-        self.channel = step.channel + self.group * MATRIX
-        self.active = self.channel < geometry.channels
-        self.columns = 0
-
-    @always_inline
-    def enter(
-        mut self, geometry: DiagonalGeometry, step: DiagonalStep, most: UInt32
-    ) -> UInt32:
-        """Begins a run.
-
-        Args:
-            geometry: The problem.
-            step: Its first step.
-            most: Steps that it may have.
-
-        Returns:
-            Its steps.
-        """
-        self.columns = min(geometry.columns, geometry.out_columns - step.column)
-        return min(step.run, most)
-
-    @always_inline
-    def output_offset(self, geometry: DiagonalGeometry) -> UInt32:
-        """Where in a step's outputs the matrix row is that the thread gives
-        the address of, in the first 8 columns.
-
-        Args:
-            geometry: The problem.
-        """
-        var row = self.lane // 8 % 2 * (geometry.output_row_bytes)
-        return row + chunk(self.lane % 8, self.group)
-
-
-struct DiagonalFusion[bias_type: DType, out_type: DType](
-    TrivialRegisterPassable
-):
-    """The epilogue's operands of a thread's two channels.
-
-    Parameters:
-        bias_type: Of the bias.
-        out_type: Of the residual.
-    """
-
-    var scale: SIMD[DType.float32, 2]
-    var bias: SIMD[DType.float32, 2]
-
-    @always_inline
-    def __init__(out self):
-        """Operands that change nothing."""
-        self.scale = 1
-        self.bias = 0
-
-    @always_inline
-    def __init__(
-        out self,
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
-        channel: UInt32,
-    ):
-        """Loads them.
-
-        Args:
-            epilogue: The epilogue.
-            channel: The first of the two.
-        """
-        self.scale = epilogue.scaled[2, 2](1, Int(channel))
-        self.bias = epilogue.load_bias[2, 2](Int(channel))
-
-    @always_inline
-    def finish(
-        self,
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
-        sums: Sums,
-        residual: SIMD[Self.out_type, 4],
-    ) -> Sums:
-        """The epilogue of two pixels.
-
-        Args:
-            epilogue: The epilogue.
-            sums: Two channels of each.
-            residual: Likewise.
-        """
-        return epilogue.finish[4](
-            sums * self.scale.join(self.scale),
-            self.bias.join(self.bias),
-            residual,
-        )
-
-
-def loaded_row(config: DiagonalConfig, matrix: Int) -> Int:
-    """The row of the window that a matrix of the loads holds: in an order in
-    which a load's registers are those of a multiply of two taps.
-
-    Args:
-        config: The configuration.
-        matrix: Of all loads, `LOADED_ROWS` each.
-    """
-    if config.stride == 1:
-        return matrix
-    var load, place = divmod(matrix, LOADED_ROWS)
-    return load * LOADED_ROWS + place % 2 * 2 + place // 2
-
-
-def pair_distance(config: DiagonalConfig) -> Int:
-    """Rows between two taps of a column that are multiplied together.
-
-    Args:
-        config: The configuration.
-    """
-    return 2 if config.stride == 1 else 1
-
-
-def pair_row(config: DiagonalConfig, pair: Int) -> Int:
-    """The row of the first of two taps that are multiplied together.
-
-    Args:
-        config: The configuration.
-        pair: Of a column of taps.
-    """
-    if config.stride == 1:
-        return pair // 2 * 4 + pair % 2
-    return 2 * pair
-
-
-def loose_row(config: DiagonalConfig) -> Int:
-    """The row of the tap that is left: multiplied with the next column's.
-
-    Args:
-        config: The configuration.
-    """
-    var paired_last = config.stride == 1 and config.taps % 4 == 3
-    return config.taps - 2 if paired_last else config.taps - 1
 
 
 @fieldwise_init
@@ -407,21 +87,14 @@ struct DiagonalKernel[
     """
 
     comptime out_type = Self.Output.dtype
-    comptime taps = Self.config.taps
     comptime stride = Self.config.stride
-    comptime window = Self.config.window()
     comptime window_stages = Self.config.window_stages()
     comptime step_stages = Self.config.step_stages()
-    comptime all_taps = Self.taps * Self.taps
-    comptime loads = ceildiv(Self.window, LOADED_ROWS)
-    """Instructions that load the window's rows, moved by a tap."""
+    comptime Summing = DiagonalSums[Self.dtype, Self.config]
+    comptime loads = Self.Summing.loads
     comptime together = Self.config.together()
-    comptime Places = StaticTuple[UInt32, Self.together]
-    """Where 8 columns begin: bytes."""
-    comptime AllSums = StaticTuple[Sums, Self.together]
-    comptime Taps = DiagonalFilter[Self.dtype, Self.taps]
-    comptime Column = StaticTuple[UInt32, Self.window]
-    """8 pixels of every row of a window."""
+    comptime Places = Self.Summing.Places
+    comptime Taps = Self.Summing.Taps
     comptime Fusion = DiagonalFusion[Self.bias_type, Self.out_type]
     comptime FusedWork = Epilogue[Self.bias_type, Self.out_type]
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
@@ -790,13 +463,15 @@ struct DiagonalKernel[
                 if epilogue.has_residual:
                     comptime for i in range(Self.together):
                         old[i] = Self._load_old(outputs[i])
-            var sums = Self._multiply[False](rows, worker, from_, taps, 0)
+            var sums = Self.Summing.multiply[False](
+                rows, worker, from_, taps, 0
+            )
             var all = Float32(0)
             comptime for i in range(Self.together):
                 all += sums[i].reduce_add()
             # One of them is not a number, or some are infinite.
             if vote[DType.uint32](isnan(all)) != 0:
-                sums = Self._multiply_singly(rows, worker, from_, taps)
+                sums = Self.Summing.multiply_singly(rows, worker, from_, taps)
             comptime for i in range(Self.together):
                 var finished = sums[i]
                 comptime if finishes:
@@ -814,131 +489,6 @@ struct DiagonalKernel[
         return bitcast[Self.out_type, 4](
             SIMD[DType.uint32, 2](loaded[0], loaded[1])
         )
-
-    @staticmethod
-    @always_inline
-    def _load_column(
-        rows: StaticTuple[SharedAddress, Self.loads], shift: UInt32
-    ) -> Self.Column:
-        """Loads the pixels that 8 columns see with a column of taps."""
-        var column = Self.Column(fill=0)
-        comptime for i in range(Self.loads):
-            comptime left = Self.window - LOADED_ROWS * i
-            comptime count = left if left < 3 else LOADED_ROWS
-            var loaded = load_matrices[count](rows[i] + shift)
-            comptime for j in range(count):
-                comptime row = loaded_row(Self.config, LOADED_ROWS * i + j)
-                comptime if row < Self.window:
-                    column[row] = loaded[j]
-        return column
-
-    @staticmethod
-    @always_inline
-    def _pixels[r: Int](column: Self.Column) -> StaticTuple[UInt32, STEP_ROWS]:
-        """What a row of taps sees: of the step's first row and its second."""
-        return StaticTuple[UInt32, STEP_ROWS](
-            column[r], column[r + Self.stride]
-        )
-
-    @staticmethod
-    @always_inline
-    def _multiply[
-        masks: Bool
-    ](
-        rows: StaticTuple[SharedAddress, Self.loads],
-        worker: DiagonalWorker,
-        from_: Self.Places,
-        filter: Self.Taps,
-        mask: UInt32,
-    ) -> Self.AllSums:
-        """The sums of `together` times 8 columns: two chains each, so that a
-        multiply need not wait for the one before it. With `masks`, only the
-        bits of `mask` are taken of every pair of channels."""
-        comptime last = loose_row(Self.config)
-        var places = StaticTuple[
-            StaticTuple[SharedAddress, Self.loads], Self.together
-        ](fill=rows)
-        comptime for i in range(Self.together):
-            comptime for load in range(Self.loads):
-                places[i][load] = unknown_sum(rows[load], from_[i])
-        var even = Self.AllSums(fill=Sums(0))
-        var odd = Self.AllSums(fill=Sums(0))
-        var loose = StaticTuple[StaticTuple[UInt32, STEP_ROWS], Self.together](
-            fill=StaticTuple[UInt32, STEP_ROWS](fill=0)
-        )
-        comptime for s in range(Self.taps):
-            var columns = StaticTuple[Self.Column, Self.together](
-                fill=Self.Column(fill=0)
-            )
-            var shift = chunk(worker.pixel + UInt32(s), worker.group)
-            comptime for i in range(Self.together):
-                columns[i] = Self._load_column(places[i], shift)
-                comptime if masks:
-                    comptime for row in range(Self.window):
-                        columns[i][row] = columns[i][row] & mask
-            comptime for pair in range(Self.taps // 2):
-                comptime first = pair_row(Self.config, pair)
-                comptime second = first + pair_distance(Self.config)
-                var first_tap = filter.matrix[first * Self.taps + s]()
-                var second_tap = filter.matrix[second * Self.taps + s]()
-                comptime for i in range(Self.together):
-                    ref chain = even if (s + pair) % 2 == 0 else odd
-                    chain[i] = multiply_two[Self.dtype](
-                        chain[i],
-                        Self._pixels[first](columns[i]),
-                        first_tap,
-                        Self._pixels[second](columns[i]),
-                        second_tap,
-                    )
-            comptime if s % 2 == 1:
-                var first_tap = filter.matrix[last * Self.taps + s - 1]()
-                var second_tap = filter.matrix[last * Self.taps + s]()
-                comptime for i in range(Self.together):
-                    odd[i] = multiply_two[Self.dtype](
-                        odd[i],
-                        loose[i],
-                        first_tap,
-                        Self._pixels[last](columns[i]),
-                        second_tap,
-                    )
-            elif s == Self.taps - 1:
-                var tap = filter.matrix[last * Self.taps + s]()
-                comptime for i in range(Self.together):
-                    odd[i] = multiply_one[Self.dtype](
-                        odd[i], Self._pixels[last](columns[i]), tap
-                    )
-            else:
-                comptime for i in range(Self.together):
-                    loose[i] = Self._pixels[last](columns[i])
-        comptime for i in range(Self.together):
-            even[i] += odd[i]
-        return even
-
-    @staticmethod
-    @always_inline
-    def _multiply_singly(
-        rows: StaticTuple[SharedAddress, Self.loads],
-        worker: DiagonalWorker,
-        from_: Self.Places,
-        filter: Self.Taps,
-    ) -> Self.AllSums:
-        """As `_multiply`, each channel by itself, the others taken for zeros.
-        """
-        var result = Self.AllSums(fill=Sums(0))
-        for channel in range(UInt32(MATRIX)):
-            var pair, element = divmod(channel, UInt32(2))
-            var own = worker.lane % 4 == pair
-            var mask = UInt32(0xFFFF) << (element * 16) if own else UInt32(0)
-            # Addresses of their own, for the same reason.
-            var again = from_
-            comptime for i in range(Self.together):
-                again[i] = unknown_sum(from_[i], unknown_quotient(channel))
-            var sums = Self._multiply[True](rows, worker, again, filter, mask)
-            comptime for i in range(Self.together):
-                comptime for j in range(4):
-                    if own and element == UInt32(j % 2):
-                        result[i][j] = sums[i][j]
-        return result
 
     @staticmethod
     @always_inline

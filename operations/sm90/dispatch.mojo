@@ -1,7 +1,7 @@
 """Which configuration of the Hopper kernel takes a problem: the one that a
 model of waves and bytes finds fastest."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host import DeviceContext
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
@@ -131,8 +131,9 @@ def convolve[
     filter: Reads[in_type],
     epilogue: Epilogue[bias_type, residual_type],
     output: Output,
+    choice: Choice,
 ) raises:
-    """Enqueues a convolution on the fastest configuration.
+    """Enqueues a convolution on a configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16, float16, float8_e4m3fn,
@@ -151,6 +152,7 @@ def convolve[
         filter: `[K, *filter, C / groups]` in device memory.
         epilogue: What is fused; its operands in device memory.
         output: `[N, *output, K]`, its elements in device memory.
+        choice: What `choose` returned for these types.
 
     Raises:
         Why no configuration can take the problem, or what the driver refused;
@@ -158,9 +160,6 @@ def convolve[
     """
     comptime assert residual_type == Output.dtype
     comptime fused = Output.computes or Output.stores
-    var choice = choose[in_type, Output.dtype](
-        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT), fused
-    )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
     comptime Visitor = ConvVisitor[bias_type, scaled]

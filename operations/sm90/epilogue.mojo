@@ -42,7 +42,7 @@ from .epilogue_fragment import (
 )
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
-from .epilogue_math import keep_branch
+from .epilogue_values import select_values, values_of
 from .epilogue_visitor import run_time
 from .mma import Accumulators
 from .scheduler import Tile, TileGeometry
@@ -276,7 +276,10 @@ struct CollectiveEpilogue[
             self._await_buffer()
             var buffer = self._output_buffer()
             write_fragment[Self.out_type, Self.pixels](
-                buffer, self.place, 0, Self._values[i, 0, Self.values](sums)
+                buffer,
+                self.place,
+                0,
+                values_of[Self.layout, i, 0, Self.values](sums),
             )
             self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
 
@@ -293,6 +296,9 @@ struct CollectiveEpilogue[
         tile: Tile,
     ):
         """`store` with a form of the visitor that is known."""
+        comptime size = (
+            Self.values if Self.Visitor.whole_subtiles else Self.fragment
+        )
         var at = self._visited(geometry, tile)
         var loads = self._loads(params)
         var before = SharedAddress(0)
@@ -300,32 +306,36 @@ struct CollectiveEpilogue[
             var source = self._await_residual(loads)
             var subtile = self._subtile(UInt32(i))
             params.visitor.previsit(state, at, subtile)
-            var values = params.visitor.visit[form=form, size=Self.values](
-                state,
-                at,
-                subtile,
-                0,
-                Residual[Self.layout](loads, source, self.place),
-                Self._values[i, 0, Self.values](sums),
-            )
-            params.visitor.reduce(state, at, subtile)
-            comptime if Self.epilogue.delay_store and i > 0:
-                self._store_subtile(
-                    map,
-                    params,
-                    state,
-                    before,
-                    geometry,
-                    tile,
-                    UInt32(i - 1),
-                    loads,
-                )
             var buffer = SharedAddress(0)
-            comptime if Self.stores:
-                buffer = self._next_buffer(loads, source)
-                write_fragment[Self.out_type, Self.pixels](
-                    buffer, self.place, 0, values
+            comptime for first in range(0, Self.values, size):
+                comptime group = UInt32(first // MATRIX_VALUES)
+                var values = params.visitor.visit[form=form, size=size](
+                    state,
+                    at,
+                    subtile,
+                    group,
+                    Residual[Self.layout](loads, source, self.place),
+                    values_of[Self.layout, i, first, size](sums),
                 )
+                comptime if first == 0:
+                    comptime if Self.epilogue.delay_store and i > 0:
+                        self._store_subtile(
+                            map,
+                            params,
+                            state,
+                            before,
+                            geometry,
+                            tile,
+                            UInt32(i - 1),
+                            loads,
+                        )
+                    comptime if Self.stores:
+                        buffer = self._next_buffer(loads, source)
+                comptime if Self.stores:
+                    write_fragment[Self.out_type, Self.pixels](
+                        buffer, self.place, group, values
+                    )
+            params.visitor.reduce(state, at, subtile)
             self._leave_residual(loads)
             comptime if Self.epilogue.delay_store:
                 before = buffer
@@ -365,7 +375,9 @@ struct CollectiveEpilogue[
                 subtile,
                 step * groups,
                 Residual[Self.layout](loads, source, self.place),
-                Self._select(sums, i),
+                select_values[Self.layout, Self.subtiles, Self.fragment](
+                    sums, i
+                ),
             )
             if step == 0:
                 comptime if Self.epilogue.delay_store:
@@ -472,42 +484,6 @@ struct CollectiveEpilogue[
                 return source
         self._await_buffer()
         return self._output_buffer()
-
-    @staticmethod
-    @always_inline
-    def _values[
-        subtile: Int, first: Int, size: Int
-    ](sums: Self.Sums) -> SIMD[DType.float32, size]:
-        """Some of a thread's values of a sub-tile, which are neighbours in the
-        accumulators."""
-        comptime block = subtile // Self.parts
-        comptime part = subtile % Self.parts
-        comptime row = part if Self.config.swapped else (
-            block * Self.pixels // SUBTILE_FILTERS
-        )
-        comptime column = (
-            block if Self.config.swapped else part
-        ) * Self.values + first
-        var values = SIMD[DType.float32, size](0)
-        comptime for i in range(size):
-            values[i] = sums.values[row][column + i]
-        return values
-
-    @staticmethod
-    @always_inline
-    def _select(
-        sums: Self.Sums, index: UInt32
-    ) -> SIMD[DType.float32, Self.fragment]:
-        """As `_values`, a fragment that is known at run time only."""
-        comptime count = Self.values // Self.fragment
-        var values = SIMD[DType.float32, Self.fragment](0)
-        comptime for i in range(Self.subtiles * count):
-            if index == UInt32(i):
-                keep_branch()
-                values = Self._values[
-                    i // count, i % count * Self.fragment, Self.fragment
-                ](sums)
-        return values
 
     @always_inline
     def _output_buffer(mut self) -> SharedAddress:

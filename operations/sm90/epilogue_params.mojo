@@ -20,6 +20,12 @@ struct OutputShape(ImplicitlyCopyable, TrivialRegisterPassable):
     var height: Divisor
     var depth: Divisor
 
+    def __init__(out self):
+        """Of no problem."""
+        self.width = Divisor(1)
+        self.height = Divisor(1)
+        self.depth = Divisor(1)
+
     def __init__(out self, problem: ConvProblem):
         """The output's shape.
 

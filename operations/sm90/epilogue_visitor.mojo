@@ -170,6 +170,7 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     """Of the bias, then of the scale."""
     comptime forms = len(FAST)
     comptime looped = True
+    comptime whole_subtiles = True
     comptime adds_residual = True
 
     var bias: ChannelVector[Self.bias_type]

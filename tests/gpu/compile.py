@@ -1,9 +1,9 @@
 """Compiles the GPU tests' graphs for a GPU that is not there, in a process of its own.
 
 Takes the architecture, the folder to write to, and the graphs: a key of ``GRAPHS``, a colon and a
-type. MAX writes to the folder what each graph becomes. With ``MAXCONV_GPU_GRAPHS`` in the
-environment it also writes there, one graph a call, what the tests on a GPU machine run: they find
-it under the same name and then compile nothing.
+type, which for ``every`` is a key of ``network.TYPES``. MAX writes to the folder what each graph
+becomes. With ``MAXCONV_GPU_GRAPHS`` in the environment it also writes there, one graph a call, what
+the tests on a GPU machine run: they find it under the same name and then compile nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from max import driver
 from max.graph import Graph
 from tests.gpu import network
 
+from maxconv.explain import explain_graph
+
 
 def torch_op(dtype: str) -> Graph:
     """Returns the graph behind ``maxconv.torch.conv2d`` on a GPU."""
@@ -23,10 +25,22 @@ def torch_op(dtype: str) -> Graph:
     from maxconv.torch import _engine
 
     kind = getattr(torch, dtype)
-    return _engine._graph(_engine.Signature(2, kind, kind, 0))
+    if kind is _engine.FLOAT8:
+        signature = _engine.Signature(2, kind, torch.float32, 0, torch.bfloat16, True)
+    else:
+        signature = _engine.Signature(2, kind, kind, 0)
+    return _engine._graph(signature)
+
+
+def explained(dtype: str) -> Graph:
+    """Returns the graph behind ``maxconv.explain.explain_choice`` on a GPU."""
+    from max.graph import DeviceRef
+
+    return explain_graph(dtype, DeviceRef.GPU())
 
 
 GRAPHS = {
+    "explain": explained,
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,

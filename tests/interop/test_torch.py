@@ -71,6 +71,16 @@ def test_named_problems(name: str) -> None:
         check(problem.spatial_rank, actual, x, w, b, *geometry)
 
 
+def test_scale_and_output_dtype() -> None:
+    x, w, b, scale = draw(2, 6, 9, 8), draw(8, 6, 3, 3), draw(8), draw(8, seed=1)
+    factors = scale[:, None, None, None]
+    for given, scaled in ((scale, w * factors), (0.25, w * 0.25), (scale[:1], w * scale[0])):
+        y = mt.conv2d(x, w, b, padding=1, scale=given, out_dtype=torch.bfloat16)
+        assert y.dtype == torch.bfloat16
+        # The reference's filter is scaled, and rounded: one unit more.
+        check(2, y, x, scaled, b, 1, 1)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize(
     "geometry",
