@@ -20,6 +20,7 @@ from ..conv.problem import ConvProblem
 from ..sm90 import stem_launch
 from ..sm90.dispatch import Choice
 from ..sm90.dispatch import choose as choose_sm90
+from ..sm90.model import FusedWork
 from . import depthwise_launch
 from .geometry import geometry_refusal
 
@@ -41,6 +42,26 @@ struct Operands(ImplicitlyCopyable, Movable):
     """Whether the graph compiler fused something behind the output."""
     var exact: Bool
     """Whether products of float32 must not be rounded to tf32."""
+    var work: FusedWork
+    """What of the epilogue takes time."""
+
+    def __init__(
+        out self,
+        *,
+        fused_input: Bool,
+        aligned: Bool,
+        fused_output: Bool,
+        exact: Bool,
+    ):
+        """Operands with nothing to be done behind the sums.
+
+        Args:
+            fused_input: See the fields.
+            aligned: See the fields.
+            fused_output: See the fields.
+            exact: See the fields.
+        """
+        self = Self(fused_input, aligned, fused_output, exact, FusedWork())
 
 
 def operands_of[
@@ -86,6 +107,7 @@ def operands_of[
         aligned=addresses % ALIGNMENT == 0,
         fused_output=Output.computes or Output.stores,
         exact=exact,
+        work=FusedWork.of(epilogue),
     )
 
 
@@ -230,7 +252,7 @@ def judge[
     comptime if hopper and has_sm90_types[in_type, out_type]():
         if kernel == KERNEL_SM90:
             verdict.sm90 = choose_sm90[in_type, out_type](
-                problem, multiprocessors, operands.fused_output
+                problem, multiprocessors, operands.fused_output, operands.work
             )
             if verdict.sm90.index < 0:
                 verdict.refusal = verdict.sm90.refusal

@@ -11,7 +11,7 @@ from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
 from .epilogue_visitor import ConvVisitor
 from .launch import LaunchPlan
-from .model import predicted_seconds, tile_clusters
+from .model import FusedWork, predicted_seconds, tile_clusters
 from .split import MAX_PARTS, split_refusal
 from .walk import Walk
 
@@ -48,7 +48,10 @@ struct Choice(Copyable, Movable, Writable):
 def choose[
     in_type: DType, out_type: DType
 ](
-    problem: ConvProblem, multiprocessors: Int, fused_output: Bool = False
+    problem: ConvProblem,
+    multiprocessors: Int,
+    fused_output: Bool = False,
+    work: FusedWork = FusedWork(),
 ) -> Choice:
     """The candidate that the model finds fastest among those that can take a
     problem.
@@ -62,6 +65,7 @@ def choose[
         multiprocessors: Of the device.
         fused_output: Whether the graph compiler fused something behind the
             output.
+        work: What the epilogue has to do.
 
     Returns:
         The choice.
@@ -86,7 +90,7 @@ def choose[
             if split_refusal[in_type](config, walk, parts):
                 continue
             var seconds = predicted_seconds[in_type, out_type](
-                config, problem, multiprocessors, parts
+                config, problem, multiprocessors, parts, work
             )
             if best.index < 0 or seconds < best.seconds:
                 best.index = index

@@ -175,8 +175,8 @@ def conv2d(
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With
-            ``"float32"`` nothing is rounded, which on a GPU takes ten times as long and more. A CPU
-            rounds nothing either way; other types are not rounded.
+            ``"float32"`` nothing is rounded, and a GPU's ordinary units multiply, many times more
+            slowly. A CPU rounds nothing either way; other types are not rounded.
         scale: What the sums are multiplied with, in float32: a number, or one float32 for each
             filter, ``[K]``. With float8_e4m3fn it is the product of the scales by which activation
             and filter were divided.

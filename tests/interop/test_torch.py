@@ -20,7 +20,7 @@ from maxconv.problem import ConvProblem
 from maxconv.problems import load_problems
 from maxconv.torch import _engine
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_graphs")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,7 +22,7 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.experimental.torch import torch_dtype_to_max
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -86,7 +86,8 @@ class Operands(NamedTuple):
     """One float32 a filter, or ``None`` where the graph has none."""
 
 
-def _graph(signature: Signature) -> Graph:
+def _graph(signature: Signature, name: str = "", module: Module | None = None) -> Graph:
+    """Returns the graph of a signature; in a module, with a name, beside others."""
     rank, host = signature.rank, DeviceRef.CPU()
     device = host if signature.device == HOST else DeviceRef.GPU(signature.device)
     dtype = torch_dtype_to_max(signature.dtype)
@@ -104,8 +105,12 @@ def _graph(signature: Signature) -> Graph:
         TensorType(DType.uint8, (*output, 0), host),
         *[TensorType(DType.float32, ("scale_elements",), device)] * signature.scaled,
     ]
-    name = f"maxconv_conv{rank}d"
-    with Graph(name, input_types=types, kernel_library=kernel_library()) as graph:
+    with Graph(
+        name or f"maxconv_conv{rank}d",
+        input_types=types,
+        kernel_library=kernel_library(),
+        module=module,
+    ) as graph:
         operands = [value.tensor for value in graph.inputs]
         # The shape is no operand of the op.
         del operands[Operands._fields.index("shape")]

@@ -106,10 +106,11 @@ def conv2d(
         final_activation: As ``activation``.
         precision: What is left of float32 operands when a GPU multiplies them: ``"tf32"`` lets it
             round them to tf32, which its tensor cores take (the norm of the result's error is then
-            about 3e-4 of the result's); with ``"float32"`` nothing is rounded, at a tenth of the
-            speed. ``None`` does what PyTorch's own convolutions do in this call, by
-            ``torch.backends.cudnn.conv.fp32_precision`` (or ``torch.backends.cudnn.allow_tf32``):
-            tf32, unless that was changed. A CPU rounds nothing either way.
+            about 3e-4 of the result's); with ``"float32"`` nothing is rounded, and its ordinary
+            units multiply, many times more slowly. ``None`` does what PyTorch's own convolutions do
+            in this call, by ``torch.backends.cudnn.conv.fp32_precision`` (or
+            ``torch.backends.cudnn.allow_tf32``): tf32, unless that was changed. A CPU rounds
+            nothing either way.
         scale: What sums are multiplied with: a number, or float32 ``[K]`` or ``[1]``. With
             float8_e4m3fn: the product of the scales by which input and weight were divided.
         out_dtype: Of the output: float32, bfloat16 or float16. By default the input's; it must be
