@@ -9,8 +9,9 @@ from extensibility import (
     register,
 )
 from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
+from std.collections import Optional
 from std.utils import IndexList
 
 from .conv.access import (
@@ -21,16 +22,25 @@ from .conv.access import (
     MemoryOutput,
     StoredOutput,
 )
-from .conv.dispatch import choose_kernel, convolve, explain_choice
-from .conv.epilogue import Epilogue, validate_operands
+from .conv.dispatch import convolve
+from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
-    LAYOUT_PACKED,
+    GEOMETRY_PRECISION,
+    LAYOUT_KRSC,
+    PRECISION_FLOAT32,
 )
 from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
 from .cpu.scheduler import CpuContext
+from .explain import (
+    Answer,
+    explain_on_cpu,
+    explain_on_gpu,
+    explain_on_other_gpu,
+)
+from .gpu.config import is_hopper
 from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import convolve as convolve_gpu
 
@@ -72,7 +82,7 @@ def tensor_shape(
 
 
 def _convolve[
-    target: StaticString, kernels: Int
+    target: StaticString, kernels: Int, scaled: Bool = False
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -81,9 +91,11 @@ def _convolve[
     residual: ManagedTensorSlice,
     geometry: ManagedTensorSlice[dtype=DType.int64, ...],
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
+    scale: ManagedTensorSlice[dtype=DType.float32, ...],
     ctx: DeviceContext,
 ) raises:
-    """Decodes the operands, checks them, and dispatches."""
+    """Decodes the operands, checks them, and dispatches; `scale` is one only
+    if `scaled`."""
     # Both are in host memory on every target.
     var decoded = Geometry(operand(geometry), geometry.size())
     var out_shape = rebind[IndexList[x.rank]](output.shape())
@@ -97,11 +109,16 @@ def _convolve[
         rebind[IndexList[x.rank]](residual.shape()),
         out_shape,
     )
+    var factors = Optional[Reads[DType.float32]]()
+    comptime if scaled:
+        validate_scale(problem, scale.size())
+        factors = operand(scale)
     var epilogue = Epilogue(
         decoded,
         operand(scalars),
         operand(bias),
         operand(residual),
+        factors,
     )
     comptime if is_cpu[target]():
         _convolve_cpu(
@@ -114,7 +131,7 @@ def _convolve[
             rebind[CpuContext](ctx),
         )
     elif is_gpu[target]():
-        _convolve_gpu[kernels](
+        _convolve_gpu[kernels, scaled](
             output, x, operand(filter), epilogue, problem, decoded, ctx
         )
     else:
@@ -174,7 +191,7 @@ def _convolve_cpu[
 
 
 def _convolve_gpu[
-    filter_type: DType, //, kernels: Int
+    filter_type: DType, //, kernels: Int, scaled: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -187,7 +204,7 @@ def _convolve_gpu[
     """Takes the activation out of its tensor: a pointer, or what is fused."""
     comptime assert x.dtype == filter_type
     comptime if x._has_input_fusion:
-        _store_gpu[kernels](
+        _store_gpu[kernels, scaled](
             output,
             GraphActivation[filter_type, x.rank](
                 rebind[Reads[filter_type]](operand(x)), x.in_fusion
@@ -199,7 +216,7 @@ def _convolve_gpu[
             ctx,
         )
     else:
-        _store_gpu[kernels](
+        _store_gpu[kernels, scaled](
             output,
             MemoryActivation[filter_type](
                 rebind[Reads[filter_type]](operand(x))
@@ -213,7 +230,7 @@ def _convolve_gpu[
 
 
 def _store_gpu[
-    Source: ActivationSource, //, kernels: Int
+    Source: ActivationSource, //, kernels: Int, scaled: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
@@ -227,8 +244,9 @@ def _store_gpu[
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     var kernel = geometry[GEOMETRY_KERNEL]
+    var exact = geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
     comptime if output._has_output_store_fusion:
-        convolve_gpu[kernels](
+        convolve_gpu[kernels, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -237,9 +255,10 @@ def _store_gpu[
             kernel,
             epilogue,
             StoredOutput[output.dtype, output.rank](data, output.out_fusion),
+            exact,
         )
     elif output._has_compute_fusion:
-        convolve_gpu[kernels](
+        convolve_gpu[kernels, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -250,9 +269,10 @@ def _store_gpu[
             ComputedOutput[output.dtype, output.rank](
                 data, output.compute_fusion
             ),
+            exact,
         )
     else:
-        convolve_gpu[kernels](
+        convolve_gpu[kernels, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -261,6 +281,7 @@ def _store_gpu[
             kernel,
             epilogue,
             MemoryOutput[output.dtype](data),
+            exact,
         )
 
 
@@ -313,6 +334,63 @@ struct Conv:
             residual,
             geometry,
             scalars,
+            scalars,
+            ctx,
+        )
+
+
+@register("maxconv.conv_scaled")
+struct ConvScaled:
+    """`maxconv.conv` with a factor for each filter."""
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        dtype: DType,
+        rank: Int,
+        kernels: Int = ALL_KERNELS,
+    ](
+        output: _FusedComputeOutputTensor[rank=rank, ...],
+        x: InputTensor[dtype=dtype, rank=rank, ...],
+        filter: InputTensor[dtype=dtype, rank=1, ...],
+        bias: InputTensor[rank=1, ...],
+        residual: InputTensor[rank=rank, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
+        scale: InputTensor[dtype=DType.float32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Runs the convolution.
+
+        Parameters:
+            target: As in `Conv`.
+            dtype: As in `Conv`.
+            rank: As in `Conv`.
+            kernels: As in `Conv`.
+
+        Args:
+            output: As in `Conv`.
+            x: As in `Conv`.
+            filter: As in `Conv`.
+            bias: As in `Conv`.
+            residual: As in `Conv`.
+            geometry: As in `Conv`.
+            scalars: As in `Conv`.
+            scale: What the sums of each filter are multiplied with.
+            ctx: As in `Conv`.
+
+        Raises:
+            As `Conv`.
+        """
+        _convolve[target, kernels, scaled=True](
+            output,
+            x,
+            filter,
+            bias,
+            residual,
+            geometry,
+            scalars,
+            scale,
             ctx,
         )
 
@@ -367,6 +445,7 @@ struct ConvFusedInput:
             residual,
             geometry,
             scalars,
+            scalars,
             ctx,
         )
 
@@ -377,20 +456,21 @@ struct Explain:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, dtype: DType
     ](
         kernel: OutputTensor[dtype=DType.int64, rank=1, ...],
         reason: OutputTensor[dtype=DType.uint8, rank=1, ...],
         x_shape: InputTensor[dtype=DType.int64, rank=1, ...],
         out_shape: InputTensor[dtype=DType.int64, rank=1, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        source: InputTensor[dtype=DType.int64, rank=1, ...],
+        device: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        """Chooses.
+        """Chooses. All tensors are in host memory on every target.
 
         Parameters:
-            target: Where: cpu.
+            target: Where: cpu or gpu.
+            dtype: Of activation, filter and output.
 
         Args:
             kernel: One value: the chosen `KERNEL_*` code.
@@ -398,7 +478,8 @@ struct Explain:
             x_shape: `[N, D, H, W, C]`.
             out_shape: `[N, Z, P, Q, K]`.
             geometry: See fields.mojo.
-            source: One value: a `SOURCE_*` code of config.mojo.
+            device: Two values: a GPU's compute capability times ten and its
+                multiprocessors; zeros mean the device that this op runs on.
             ctx: The device.
 
         Raises:
@@ -411,12 +492,29 @@ struct Explain:
             input[i] = Int(operand(x_shape)[unsafe_offset=i])
             output[i] = Int(operand(out_shape)[unsafe_offset=i])
         var problem = ConvProblem(decoded, input, output)
-        problem.validate(LAYOUT_PACKED, problem.packed_length())
+        problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
         var requested = decoded[GEOMETRY_KERNEL]
-        var origin = Int(operand(source)[unsafe_offset=0])
-        var choice = choose_kernel(requested, problem, origin)
-        kernel[0] = Int64(choice)
-        var why = explain_choice(choice, requested, problem, origin)
-        var text = why.as_bytes()
+        var exact = decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32
+        var capability = Int(operand(device)[unsafe_offset=0])
+        var multiprocessors = Int(operand(device)[unsafe_offset=1])
+        var answer: Answer
+        if capability > 0:
+            answer = explain_on_other_gpu[dtype](
+                requested, problem, exact, capability, multiprocessors
+            )
+        else:
+            comptime if is_gpu[target]():
+                answer = explain_on_gpu[dtype, is_hopper()](
+                    requested,
+                    problem,
+                    exact,
+                    ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+                )
+            else:
+                answer = explain_on_cpu[dtype](requested, problem)
+        kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
+        var text = answer.reason.as_bytes()
         for i in range(reason.size()):
-            reason[i] = text[i] if i < len(text) else UInt8(0)
+            reason.unsafe_ptr()[unsafe_offset=i] = text[i] if i < len(
+                text
+            ) else UInt8(0)

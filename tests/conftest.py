@@ -9,6 +9,73 @@ import pytest
 
 if TYPE_CHECKING:
     from max.engine import InferenceSession
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
+#: Files whose tests run in one process: they share the GPU, or would compile the same graphs.
+TOGETHER = ("tests/gpu/", "tests/interop/test_torch")
+
+#: Files that compile for longer than half a minute, the longest first: two processes end together
+#: if what is left at the end is short.
+LONGEST = (
+    "tests/interop/test_torch",
+    "tests/interop/test_bench_run",
+    "tests/interop/test_graphs",
+    "tests/interop/test_transpose",
+    "tests/interop/test_graph_ops",
+    "tests/host/test_docs",
+    "tests/host/test_gpu_graphs",
+    "tests/host/test_inspect",
+    "tests/host/test_sm90",
+    "tests/interop/test_graph_arguments",
+    "tests/host/test_explain",
+    "tests/interop/test_nn",
+    "tests/interop/test_fusion",
+    "tests/host/test_kernels",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Runs the tests in two processes, unless the command line says how many.
+
+    ``-n 0`` runs them in this one. So does a machine without pytest-xdist: one that has a GPU and
+    what its tests need.
+    """
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    option = config.option
+    if option.dist == "no" and option.numprocesses != 0 and not option.usepdb:
+        option.numprocesses = option.numprocesses or 2
+        option.dist = "loadfile"
+    option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Deals out files, those that belong together as if they were one."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFilesTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for group in TOGETHER if nodeid.startswith(group)), "") or (
+                super()._split_scope(nodeid)
+            )
+
+    return LoadFilesTogether(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins with what takes longest, where two processes share the tests."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _place(item.nodeid))
+
+
+def _place(nodeid: str) -> int:
+    places = (place for place, file in enumerate(LONGEST) if nodeid.startswith(file))
+    return next(places, len(LONGEST))
 
 
 @pytest.fixture(scope="session")

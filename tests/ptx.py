@@ -15,15 +15,18 @@ REGISTERS = 64 * 1024
 NO_SPILLS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
-def emit(name: str, folder: Path) -> list[str]:
-    """Compiles a program for sm_90a and lets it write to a folder; returns what it printed."""
+def emit(name: str, folder: Path, *further: str) -> list[str]:
+    """Compiles a program for sm_90a and lets it write to a folder; returns what it printed.
+
+    ``further`` are its arguments behind the folder.
+    """
     program = folder / name
     source, include = str(SOURCES / f"{name}.mojo"), str(library.OPERATIONS.parent)
     arguments = ("-I", include, "--target-accelerator", "sm_90a", source, "-o", str(program))
     built = library.run_mojo("build", *arguments)
     assert built.returncode == 0, built.stderr
     printed = subprocess.run(
-        [str(program), str(folder)], capture_output=True, text=True, check=True
+        [str(program), str(folder), *further], capture_output=True, text=True, check=True
     ).stdout
     return printed.splitlines()
 

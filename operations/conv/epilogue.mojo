@@ -10,6 +10,7 @@ compiler fused behind the op, and stores it.
 """
 
 from extensibility import ManagedTensorSlice
+from std.collections import Optional
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
 from std.sys._assembly import inlined_assembly
@@ -188,19 +189,23 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         scalars: Reads[DType.float32],
         bias: Reads[Self.bias_type],
         residual: Reads[Self.residual_type],
+        scale: Optional[Reads[DType.float32]] = None,
     ):
-        """Reads the epilogue off the op's operands; none of them is a scale.
+        """Reads the epilogue off the op's operands.
 
         Args:
             geometry: The decoded geometry operand.
             scalars: `SCALARS_LENGTH` values in host memory.
             bias: One value a filter, or nothing that may be read.
             residual: The residual, or nothing that may be read.
+            scale: One value a filter, if the op has a scale.
         """
         self.has_bias = geometry[GEOMETRY_HAS_BIAS] != 0
         self.has_residual = geometry[GEOMETRY_HAS_RESIDUAL] != 0
-        self.has_scale = False
-        self.scale = Reads[DType.float32](unsafe_from_address=CACHE_LINE)
+        self.has_scale = Bool(scale)
+        self.scale = scale.or_else(
+            Reads[DType.float32](unsafe_from_address=CACHE_LINE)
+        )
         self.bias = bias
         self.residual = residual
         self.beta = scalars[unsafe_offset=SCALAR_BETA]
@@ -372,6 +377,22 @@ def store_output[
         output.unsafe_ptr().unsafe_store(offset, fused)
     else:
         output.unsafe_ptr().unsafe_store(offset, rounded)
+
+
+def validate_scale(problem: ConvProblem, scale: Int) raises:
+    """Checks the scale's length.
+
+    Args:
+        problem: The convolution.
+        scale: The scale operand's length.
+
+    Raises:
+        Naming the argument, its value and what is allowed.
+    """
+    if scale != problem.filters:
+        raise Error(
+            t"scale: {scale} elements, but there are {problem.filters} filters"
+        )
 
 
 def validate_operands[

@@ -27,7 +27,8 @@ comptime GEOMETRY_ACTIVATION = 19
 comptime GEOMETRY_FINAL_ACTIVATION = 20
 comptime GEOMETRY_HAS_BIAS = 21
 comptime GEOMETRY_HAS_RESIDUAL = 22
-comptime GEOMETRY_LENGTH = 23
+comptime GEOMETRY_PRECISION = 23
+comptime GEOMETRY_LENGTH = 24
 
 # Elements of the scalars operand (float32, on the host).
 comptime SCALAR_BETA = 0
@@ -65,6 +66,10 @@ comptime ACTIVATION_HARD_SWISH = 6
 comptime ACTIVATION_GELU = 7
 comptime ACTIVATION_GELU_TANH = 8
 comptime ACTIVATION_TANH = 9
+
+# Products of float32.
+comptime PRECISION_TF32 = 0
+comptime PRECISION_FLOAT32 = 1
 
 # Output channels side by side in a packed filter.
 comptime PANEL = 16

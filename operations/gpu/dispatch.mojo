@@ -2,7 +2,6 @@
 else a general one. Every refusal has its reason."""
 
 from max.gpu.host import DeviceAttribute, DeviceContext
-from std.collections import Optional
 from std.math import ceildiv
 
 from ..conv.access import ActivationSource, OutputTarget
@@ -21,10 +20,19 @@ from ..conv.fields import (
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..sm90 import stem_launch
-from ..sm90.dispatch import choose as choose_sm90
+from ..sm90.dispatch import Choice
 from ..sm90.dispatch import convolve as convolve_sm90
 from ..sm90.stem_geometry import MAX_CHANNELS
 from . import depthwise_launch
+from .config import (
+    Operands,
+    has_depthwise_types,
+    has_sm90_types,
+    has_stem_types,
+    is_hopper,
+    judge,
+    operands_of,
+)
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
 from .direct import convolve as convolve_direct
 from .geometry import geometry_refusal
@@ -37,120 +45,9 @@ comptime ALL_KERNELS = -1
 """What an op is compiled with unless it is told: bit `k` stands for the kernel
 of code `k`."""
 
-comptime ALIGNMENT = 16
-"""Bytes of which the copy engine takes addresses to be multiples, and that a
-thread accesses at once."""
-
 comptime MIN_TILE_FILTERS = 8
 """Filters of a group from which on a tile of the implicit GEMM is filled
 better than the grouped kernel's lanes."""
-
-
-@fieldwise_init
-struct Operands(ImplicitlyCopyable, Movable):
-    """What beside the problem decides whether a kernel can take it."""
-
-    var fused_input: Bool
-    """Whether the activation is computed by what stands before the op."""
-    var aligned: Bool
-    """Whether the addresses of all operands that lie in memory are multiples
-    of `ALIGNMENT`."""
-    var fused_output: Bool
-    """Whether the graph compiler fused something behind the output."""
-
-
-def operands_of[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-](
-    activation: Source,
-    filter: Reads[Source.dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    output: Output,
-) -> Operands:
-    """Looks at the operands.
-
-    Parameters:
-        Source: The activation's type.
-        Output: The output's type.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
-
-    Args:
-        activation: The activation.
-        filter: The filter in `LAYOUT_KRSC`.
-        epilogue: The epilogue.
-        output: The output.
-    """
-    var addresses = Int(filter)
-    comptime if not Source.fused:
-        addresses |= Int(activation.data())
-    comptime if not Output.stores:
-        addresses |= Int(output.data())
-    if epilogue.has_scale:
-        addresses |= Int(epilogue.scale)
-    if epilogue.has_bias:
-        addresses |= Int(epilogue.bias)
-    if epilogue.has_residual:
-        addresses |= Int(epilogue.residual)
-    return Operands(
-        fused_input=Source.fused,
-        aligned=addresses % ALIGNMENT == 0,
-        fused_output=Output.computes or Output.stores,
-    )
-
-
-def is_hopper() -> Bool:
-    """Whether this is compiled for a GPU of compute capability 9.0."""
-    comptime info = DeviceContext.default_device_info
-    return info.compute == 9.0 and info.api == "cuda"
-
-
-def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
-    """Whether the Hopper kernels are built for these types.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-    """
-    return in_type.is_half_float() and out_type.is_half_float()
-
-
-def _hopper_refusal[
-    in_type: DType, out_type: DType, hopper: Bool
-](kernel: Int, operands: Operands) -> Optional[String]:
-    """Why no Hopper kernel can take a problem with these types and operands."""
-    var name = kernel_name(kernel)
-    comptime if not hopper:
-        return String(
-            t"{name} runs on compute capability 9.0 only (H100, H200)"
-        )
-    elif not has_sm90_types[in_type, out_type]():
-        return String(
-            t"{name} takes and gives bfloat16 or float16; here {in_type} and"
-            t" {out_type}"
-        )
-    else:
-        if operands.fused_input:
-            return String(
-                t"{name} reads the activation from memory, but here other work"
-                t" is fused in front of it"
-            )
-        return _alignment_refusal(name, operands)
-
-
-def _alignment_refusal(
-    name: StaticString, operands: Operands
-) -> Optional[String]:
-    """Why a kernel that takes aligned operands cannot take these."""
-    if operands.aligned:
-        return None
-    return String(
-        t"{name} takes operands at multiples of {ALIGNMENT} bytes; here one"
-        t" is not"
-    )
 
 
 def has_kernel(kernels: Int, kernel: Int) -> Bool:
@@ -163,55 +60,23 @@ def has_kernel(kernels: Int, kernel: Int) -> Bool:
     return (kernels >> kernel) & 1 == 1
 
 
-def can_implement[
-    in_type: DType, out_type: DType, hopper: Bool
-](
-    kernel: Int, problem: ConvProblem, operands: Operands, multiprocessors: Int
-) -> Optional[String]:
-    """Why a kernel cannot take a problem on a GPU, or None.
+@fieldwise_init
+struct Chosen(Copyable, Movable):
+    """The kernel that runs a problem."""
 
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-        hopper: Whether the GPU has compute capability 9.0.
+    var kernel: Int
+    """A `KERNEL_*` code."""
+    var sm90: Choice
+    """The candidate that the Hopper kernel runs with, if it is that."""
 
-    Args:
-        kernel: A `KERNEL_*` code.
-        problem: The convolution.
-        operands: Its operands.
-        multiprocessors: Of the GPU.
-    """
-    if kernel == KERNEL_REFERENCE:
-        return None
-    if kernel == KERNEL_IMPLICIT_GEMM or kernel == KERNEL_GROUPED:
-        return geometry_refusal(problem)
-    if kernel == KERNEL_DEPTHWISE:
-        var refusal = _alignment_refusal(kernel_name(kernel), operands)
-        if refusal:
-            return refusal
-        return depthwise_launch.can_implement[in_type](problem)
-    if kernel == KERNEL_SM90 or kernel == KERNEL_STEM:
-        var refusal = _hopper_refusal[in_type, out_type, hopper](
-            kernel, operands
-        )
-        if refusal:
-            return refusal
-        comptime if has_sm90_types[in_type, out_type]():
-            if kernel == KERNEL_STEM:
-                return stem_launch.can_implement[in_type, out_type](problem)
-            # Choosing asks for the tiles of at least one output.
-            if problem.gemm_m() == 0 or problem.filters == 0:
-                return None
-            var choice = choose_sm90[in_type, out_type](
-                problem, multiprocessors, operands.fused_output
-            )
-            if choice.index < 0:
-                return choice.refusal
-        return None
-    return String(
-        t"{kernel_name(kernel)} is a kernel of CPUs; a GPU has reference,"
-        t" implicit_gemm, depthwise, grouped, sm90 and stem"
-    )
+    @staticmethod
+    def of(kernel: Int) -> Chosen:
+        """Another kernel than the Hopper kernel.
+
+        Args:
+            kernel: Its `KERNEL_*` code.
+        """
+        return Chosen(kernel, Choice(-1, 1, 0.0, String()))
 
 
 def choose_kernel[
@@ -221,7 +86,7 @@ def choose_kernel[
     problem: ConvProblem,
     operands: Operands,
     multiprocessors: Int,
-) raises -> Int:
+) raises -> Chosen:
     """The kernel that runs a problem on a GPU.
 
     Parameters:
@@ -236,45 +101,47 @@ def choose_kernel[
         operands: Its operands.
         multiprocessors: Of the GPU.
 
-    Returns:
-        A `KERNEL_*` code.
-
     Raises:
         If the requested kernel cannot take the problem: why.
     """
+    comptime judge_here = judge[in_type, out_type, hopper]
     if requested != KERNEL_AUTO:
-        var refusal = can_implement[in_type, out_type, hopper](
-            requested, problem, operands, multiprocessors
-        )
-        if refusal:
+        var verdict = judge_here(requested, problem, operands, multiprocessors)
+        if verdict.refusal:
             raise Error(
                 t"config: {kernel_name(requested)} cannot take this"
-                t" convolution: {refusal.value()}"
+                t" convolution: {verdict.refusal.value()}"
             )
         if not has_kernel(kernels, requested):
             raise Error(
                 t"config: the op was compiled without {kernel_name(requested)}"
             )
-        return requested
+        return Chosen(requested, verdict.sm90.copy())
     # A refusal costs time to write: only what may well be taken is asked.
-    comptime half = hopper and has_sm90_types[in_type, out_type]()
-    comptime if half and has_kernel(kernels, KERNEL_STEM):
+    comptime if hopper and has_stem_types[in_type, out_type]() and has_kernel(
+        kernels, KERNEL_STEM
+    ):
         if problem.groups == 1 and problem.channels <= MAX_CHANNELS:
-            if not can_implement[in_type, out_type, hopper](
+            if not judge_here(
                 KERNEL_STEM, problem, operands, multiprocessors
-            ):
-                return KERNEL_STEM
-    comptime if has_kernel(kernels, KERNEL_DEPTHWISE):
+            ).refusal:
+                return Chosen.of(KERNEL_STEM)
+    comptime if has_depthwise_types[in_type]() and has_kernel(
+        kernels, KERNEL_DEPTHWISE
+    ):
         if problem.group_channels() == 1:
-            if not can_implement[in_type, out_type, hopper](
+            if not judge_here(
                 KERNEL_DEPTHWISE, problem, operands, multiprocessors
-            ):
-                return KERNEL_DEPTHWISE
-    comptime if half and has_kernel(kernels, KERNEL_SM90):
-        if not can_implement[in_type, out_type, hopper](
+            ).refusal:
+                return Chosen.of(KERNEL_DEPTHWISE)
+    comptime if hopper and has_sm90_types[in_type, out_type]() and has_kernel(
+        kernels, KERNEL_SM90
+    ):
+        var verdict = judge_here(
             KERNEL_SM90, problem, operands, multiprocessors
-        ):
-            return KERNEL_SM90
+        )
+        if not verdict.refusal:
+            return Chosen(KERNEL_SM90, verdict.sm90.copy())
     var refusal = geometry_refusal(problem)
     if refusal:
         raise Error(t"no kernel takes this convolution: {refusal.value()}")
@@ -284,16 +151,16 @@ def choose_kernel[
             or problem.groups > 1
             and problem.group_filters() < MIN_TILE_FILTERS
         ):
-            return KERNEL_GROUPED
+            return Chosen.of(KERNEL_GROUPED)
     if not has_kernel(kernels, KERNEL_IMPLICIT_GEMM):
         raise Error("config: the op was compiled for one kernel; name it")
-    return KERNEL_IMPLICIT_GEMM
+    return Chosen.of(KERNEL_IMPLICIT_GEMM)
 
 
 def explain_choice[
     in_type: DType, out_type: DType, hopper: Bool
 ](
-    kernel: Int,
+    chosen: Chosen,
     requested: Int,
     problem: ConvProblem,
     operands: Operands,
@@ -307,7 +174,7 @@ def explain_choice[
         hopper: Whether the GPU has compute capability 9.0.
 
     Args:
-        kernel: What it returned.
+        chosen: What it returned.
         requested: What it was asked for.
         problem: The convolution.
         operands: Its operands.
@@ -318,22 +185,18 @@ def explain_choice[
     """
     if requested != KERNEL_AUTO:
         return "asked for by config="
-    comptime if hopper and has_sm90_types[in_type, out_type]():
-        if kernel == KERNEL_SM90:
-            return String(
-                choose_sm90[in_type, out_type](
-                    problem, multiprocessors, operands.fused_output
-                )
-            )
-        if kernel == KERNEL_STEM:
-            return stem_launch.explain_stem[out_type](problem, multiprocessors)
+    var kernel = chosen.kernel
+    if kernel == KERNEL_SM90:
+        return String(chosen.sm90)
+    if kernel == KERNEL_STEM:
+        return stem_launch.explain_stem[out_type](problem, multiprocessors)
     if kernel == KERNEL_DEPTHWISE:
-        return depthwise_launch.explain_depthwise[in_type](
+        return depthwise_launch.explain_depthwise[in_type, out_type, hopper](
             problem, multiprocessors
         )
-    var refusal = can_implement[in_type, out_type, hopper](
+    var refusal = judge[in_type, out_type, hopper](
         KERNEL_SM90, problem, operands, multiprocessors
-    ).or_else(String())
+    ).refusal.or_else(String())
     if kernel == KERNEL_GROUPED:
         return String(
             t"groups of {problem.group_filters()} filters: neighbouring threads"
@@ -373,6 +236,8 @@ def convolve[
     residual_type: DType,
     //,
     kernels: Int = ALL_KERNELS,
+    *,
+    scaled: Bool = False,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -382,6 +247,7 @@ def convolve[
     requested: Int,
     epilogue: Epilogue[bias_type, residual_type],
     output: Output,
+    exact: Bool = False,
 ) raises:
     """Enqueues a validated problem; brings its filter into the kernels' layout
     first, if it has another.
@@ -392,6 +258,7 @@ def convolve[
         bias_type: Of the bias.
         residual_type: Of the residual.
         kernels: Which kernels to compile, a bit each.
+        scaled: Whether the epilogue has a scale.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -402,14 +269,15 @@ def convolve[
         requested: A `KERNEL_*` code.
         epilogue: The epilogue, its operands in device memory.
         output: The output.
+        exact: Whether products of float32 must not be rounded to tf32.
 
     Raises:
         If the requested kernel cannot take the problem, or the filter is
         packed for a CPU; what the driver refused.
     """
     if layout == LAYOUT_KRSC:
-        _run[kernels](
-            ctx, problem, activation, filter, requested, epilogue, output
+        _run[kernels, scaled](
+            ctx, problem, activation, filter, requested, epilogue, output, exact
         )
         return
     var elements = problem.filter_length(LAYOUT_KRSC)
@@ -421,8 +289,15 @@ def convolve[
     )
     if elements > 0:
         pack_filter(ctx, problem, layout, filter, data)
-    _run[kernels](
-        ctx, problem, activation, data.as_imm(), requested, epilogue, output
+    _run[kernels, scaled](
+        ctx,
+        problem,
+        activation,
+        data.as_imm(),
+        requested,
+        epilogue,
+        output,
+        exact,
     )
     # Freed in the stream's order, behind the kernel.
     _ = packed^
@@ -435,6 +310,7 @@ def _run[
     residual_type: DType,
     //,
     kernels: Int,
+    scaled: Bool,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -443,21 +319,23 @@ def _run[
     requested: Int,
     epilogue: Epilogue[bias_type, residual_type],
     output: Output,
+    exact: Bool,
 ) raises:
     """Chooses a kernel and enqueues it."""
     comptime hopper = is_hopper()
     comptime in_type = Source.dtype
     comptime out_type = Output.dtype
-    var operands = operands_of(activation, filter, epilogue, output)
+    var operands = operands_of(activation, filter, epilogue, output, exact)
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    var kernel = choose_kernel[in_type, out_type, hopper, kernels](
+    var chosen = choose_kernel[in_type, out_type, hopper, kernels](
         requested, problem, operands, multiprocessors
     )
+    var kernel = chosen.kernel
     if is_traced():
         var why = explain_choice[in_type, out_type, hopper](
-            kernel, requested, problem, operands, multiprocessors
+            chosen, requested, problem, operands, multiprocessors
         )
         trace(
             String(
@@ -467,22 +345,32 @@ def _run[
         )
     if problem.gemm_m() == 0 or problem.filters == 0:
         return
-    comptime if hopper and not Source.fused and has_sm90_types[
-        in_type, out_type
-    ]():
-        comptime if has_kernel(kernels, KERNEL_SM90):
+    comptime if hopper and not Source.fused:
+        comptime if has_kernel(kernels, KERNEL_SM90) and has_sm90_types[
+            in_type, out_type
+        ]():
             if kernel == KERNEL_SM90:
-                convolve_sm90(
-                    ctx, problem, activation.data(), filter, epilogue, output
+                convolve_sm90[scaled=scaled](
+                    ctx,
+                    problem,
+                    activation.data(),
+                    filter,
+                    epilogue,
+                    output,
+                    chosen.sm90,
                 )
                 return
-        comptime if has_kernel(kernels, KERNEL_STEM):
+        comptime if has_kernel(kernels, KERNEL_STEM) and has_stem_types[
+            in_type, out_type
+        ]():
             if kernel == KERNEL_STEM:
                 stem_launch.convolve(
                     ctx, problem, activation, filter, epilogue, output
                 )
                 return
-    comptime if has_kernel(kernels, KERNEL_DEPTHWISE):
+    comptime if has_kernel(kernels, KERNEL_DEPTHWISE) and has_depthwise_types[
+        in_type
+    ]():
         if kernel == KERNEL_DEPTHWISE:
             depthwise_launch.convolve(
                 ctx, problem, activation, filter, epilogue, output

@@ -5,10 +5,14 @@ from std.compile import compile_info
 
 from ..conv.access import MemoryActivation, MemoryOutput
 from ..sm90.candidates import CANDIDATES, candidate, offered
+from ..sm90.diagonal import DiagonalKernel
+from ..sm90.diagonal_launch import has_diagonal_types
+from ..sm90.diagonal_plan import DIAGONAL_CANDIDATES, diagonal_candidate
 from ..sm90.epilogue_visitor import ConvVisitor
 from ..sm90.kernel import ConvKernel
 from ..sm90.stem import StemKernel
 from ..sm90.stem_geometry import STEM_CANDIDATES, stem_candidate
+from .config import has_depthwise_types, has_sm90_types, has_stem_types
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import DEPTHWISE_CANDIDATES, depthwise_candidate
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectKernel, DirectTile
@@ -24,13 +28,17 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
     """Writes kernels as PTX, one file each.
 
     Parameters:
-        dtype: Of activation, filter, bias, residual and output.
+        dtype: Of activation and filter; of bias, residual and output too, but
+            where it is float8_e4m3fn they are bfloat16.
         arch: What to compile for: `sm_90a`.
         wanted: The name of the kernel, as Python has it, or nothing for all.
     """
 
     comptime Source = MemoryActivation[Self.dtype]
-    comptime Output = MemoryOutput[Self.dtype]
+    comptime out_type = (
+        Self.dtype if has_depthwise_types[Self.dtype]() else DType.bfloat16
+    )
+    comptime Output = MemoryOutput[Self.out_type]
 
     var folder: String
     """Where to."""
@@ -82,7 +90,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
             If the file cannot be written.
         """
         comptime kernel = DirectKernel[
-            Self.Source, Self.Output, Self.dtype, Self.dtype, tile, width
+            Self.Source, Self.Output, Self.out_type, Self.out_type, tile, width
         ].run
         self.write[kernel](
             name, tile.staged_bytes() + Rows[tile.pixels].bytes()
@@ -96,7 +104,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         """
         comptime if Self.is_wanted("reference"):
             comptime kernel = reference_kernel[
-                Self.Source, Self.Output, Self.dtype, Self.dtype
+                Self.Source, Self.Output, Self.out_type, Self.out_type
             ]
             self.write[kernel]("reference", 0)
         comptime if Self.is_wanted("implicit_gemm"):
@@ -108,10 +116,12 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
             self.write_tile[SMALL, 1]("implicit_gemm-small")
         comptime if Self.is_wanted("grouped"):
             comptime kernel = GroupedKernel[
-                Self.Source, Self.Output, Self.dtype, Self.dtype
+                Self.Source, Self.Output, Self.out_type, Self.out_type
             ].run
             self.write[kernel]("grouped", Rows[PIXELS].bytes())
-        comptime if Self.is_wanted("depthwise"):
+        comptime if Self.is_wanted("depthwise") and has_depthwise_types[
+            Self.dtype
+        ]():
             comptime for index in range(DEPTHWISE_CANDIDATES):
                 comptime kernel = DepthwiseKernel[
                     Self.Source,
@@ -128,27 +138,41 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         Raises:
             If a file cannot be written.
         """
-        comptime if Self.dtype.is_half_float():
-            comptime if Self.is_wanted("stem"):
-                comptime for index in range(STEM_CANDIDATES):
-                    comptime kernel = StemKernel[
-                        Self.dtype,
-                        Self.dtype,
+        comptime if Self.is_wanted("stem") and has_stem_types[
+            Self.dtype, Self.out_type
+        ]():
+            comptime for index in range(STEM_CANDIDATES):
+                comptime kernel = StemKernel[
+                    Self.dtype,
+                    Self.dtype,
+                    Self.dtype,
+                    Self.Output,
+                    stem_candidate(index),
+                ].run
+                self.write[kernel](String(t"stem-{index}"), -1)
+        comptime if Self.is_wanted("depthwise") and has_diagonal_types[
+            Self.dtype, Self.out_type, Self.out_type
+        ]():
+            comptime for index in range(DIAGONAL_CANDIDATES):
+                comptime kernel = DiagonalKernel[
+                    Self.dtype,
+                    Self.dtype,
+                    Self.Output,
+                    diagonal_candidate(index),
+                ].run
+                self.write[kernel](String(t"depthwise-diagonal-{index}"), -1)
+        comptime if Self.is_wanted("sm90") and has_sm90_types[
+            Self.dtype, Self.out_type
+        ]():
+            comptime for index in range(CANDIDATES):
+                comptime if offered[Self.dtype](index):
+                    comptime config = candidate(index)
+                    comptime kernel = ConvKernel[
                         Self.dtype,
                         Self.Output,
-                        stem_candidate(index),
+                        ConvVisitor[Self.out_type],
+                        config,
                     ].run
-                    self.write[kernel](String(t"stem-{index}"), -1)
-            comptime if Self.is_wanted("sm90"):
-                comptime for index in range(CANDIDATES):
-                    comptime if offered[Self.dtype](index):
-                        comptime config = candidate(index)
-                        comptime kernel = ConvKernel[
-                            Self.dtype,
-                            Self.Output,
-                            ConvVisitor[Self.dtype],
-                            config,
-                        ].run
-                        self.write[kernel](
-                            String(t"sm90-{index}"), config.shared_bytes()
-                        )
+                    self.write[kernel](
+                        String(t"sm90-{index}"), config.shared_bytes()
+                    )

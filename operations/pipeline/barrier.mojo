@@ -144,6 +144,18 @@ def sync_warp():
 
 
 @always_inline
+def meet_cluster():
+    """Waits until every thread of the cluster has come, without making its
+    writes visible: enough for barriers that have been published."""
+    inlined_assembly[
+        """barrier.cluster.arrive.relaxed;
+        barrier.cluster.wait;""",
+        NoneType,
+        constraints="~{memory}",
+    ]()
+
+
+@always_inline
 def sync_cluster():
     """Waits for every thread of the cluster."""
     inlined_assembly[

@@ -96,17 +96,20 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
         return self.data + stage * UInt32(Self.stage_bytes)
 
     @always_inline
-    def init(self, producers: Int, releases: Int):
-        """Initializes the barriers; one thread, before any other use.
+    def init(self, thread: UInt32, producers: Int, releases: Int):
+        """Initializes the barriers, each thread those of a stage; before any
+        other use.
 
         Args:
+            thread: From 0 on; at least as many as stages call this.
             producers: Arrivals that fill a stage (each producer arrives
                 once, with the bytes that it expects).
             releases: Arrivals that empty a stage.
         """
-        for stage in range(Self.stages):
-            self.full(UInt32(stage)).init(producers)
-            self.empty(UInt32(stage)).init(releases)
+        comptime assert Self.stages <= 32, "more stages than a warp's threads"
+        if thread < UInt32(Self.stages):
+            self.full(thread).init(producers)
+            self.empty(thread).init(releases)
 
     @always_inline
     def acquire(self, at: RingPosition[Self.stages]) -> Barrier:

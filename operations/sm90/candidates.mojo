@@ -3,7 +3,7 @@
 from .config import Sm90Config
 from .epilogue_config import EpilogueConfig
 
-comptime CANDIDATES = 14
+comptime CANDIDATES = 15
 """Configurations to choose from."""
 
 
@@ -92,7 +92,9 @@ def candidate(index: Int) -> Sm90Config:
         return _rows(64, 128, 8, 8, 2, splits=True)
     if index == 12:
         return _rows(128, 128, 5, 5, 4, cooperative=False)
-    return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
+    if index == 13:
+        return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
+    return _rows(256, 64, 3, 8, 3, cooperative=False, blocks_n=2, halo=16)
 
 
 def offered[in_type: DType](index: Int) -> Bool:

@@ -1,7 +1,7 @@
 """Which configuration of the Hopper kernel takes a problem: the one that a
 model of waves and bytes finds fastest."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host import DeviceContext
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
@@ -11,7 +11,7 @@ from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
 from .epilogue_visitor import ConvVisitor
 from .launch import LaunchPlan
-from .model import predicted_seconds, tile_clusters
+from .model import FusedWork, predicted_seconds, tile_clusters
 from .split import MAX_PARTS, split_refusal
 from .walk import Walk
 
@@ -48,7 +48,10 @@ struct Choice(Copyable, Movable, Writable):
 def choose[
     in_type: DType, out_type: DType
 ](
-    problem: ConvProblem, multiprocessors: Int, fused_output: Bool = False
+    problem: ConvProblem,
+    multiprocessors: Int,
+    fused_output: Bool = False,
+    work: FusedWork = FusedWork(),
 ) -> Choice:
     """The candidate that the model finds fastest among those that can take a
     problem.
@@ -62,6 +65,7 @@ def choose[
         multiprocessors: Of the device.
         fused_output: Whether the graph compiler fused something behind the
             output.
+        work: What the epilogue has to do.
 
     Returns:
         The choice.
@@ -86,7 +90,7 @@ def choose[
             if split_refusal[in_type](config, walk, parts):
                 continue
             var seconds = predicted_seconds[in_type, out_type](
-                config, problem, multiprocessors, parts
+                config, problem, multiprocessors, parts, work
             )
             if best.index < 0 or seconds < best.seconds:
                 best.index = index
@@ -131,8 +135,9 @@ def convolve[
     filter: Reads[in_type],
     epilogue: Epilogue[bias_type, residual_type],
     output: Output,
+    choice: Choice,
 ) raises:
-    """Enqueues a convolution on the fastest configuration.
+    """Enqueues a convolution on a configuration.
 
     Parameters:
         in_type: Of activation and filter: bfloat16, float16, float8_e4m3fn,
@@ -151,6 +156,7 @@ def convolve[
         filter: `[K, *filter, C / groups]` in device memory.
         epilogue: What is fused; its operands in device memory.
         output: `[N, *output, K]`, its elements in device memory.
+        choice: What `choose` returned for these types.
 
     Raises:
         Why no configuration can take the problem, or what the driver refused;
@@ -158,9 +164,6 @@ def convolve[
     """
     comptime assert residual_type == Output.dtype
     comptime fused = Output.computes or Output.stores
-    var choice = choose[in_type, Output.dtype](
-        problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT), fused
-    )
     if choice.index < 0:
         raise Error(t"sm90: {choice.refusal}; problem {problem}")
     comptime Visitor = ConvVisitor[bias_type, scaled]

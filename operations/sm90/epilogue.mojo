@@ -507,19 +507,24 @@ struct CollectiveEpilogue[
             comptime if Self.engine_store:
                 if self.thread == 0:
                     wait_stores_read[0]()
-            self._sync()
+                self._sync()
+            else:
+                sync_warp()
 
     @always_inline
     def _publish(self):
         """Waits until the threads have written a buffer, and until the next
-        one has been read: by the engine, or by the threads that come here with
-        a buffer less to store."""
+        one has been read: by the engine, or by the warp's threads, that come
+        here with a buffer less to store."""
         comptime if Self.engine_store:
             publish_to_engine()
             comptime if Self.stages > 1:
                 if self.thread == 0:
                     wait_stores_read[Self.stages - 2]()
-        self._sync()
+        comptime if Self.engine_store or Self.Visitor.shares:
+            self._sync()
+        else:
+            sync_warp()
 
     @always_inline
     def _store_buffer(
@@ -553,12 +558,14 @@ struct CollectiveEpilogue[
                     )
                 commit_stores()
         else:
-            RowStore[Self.Output, Self.pixels](
-                geometry, pixel, self.thread
+            RowStore[Self.Output, Self.pixels, Self.layout.swapped](
+                self.place
             ).store(
                 params.output,
                 params.shape,
+                geometry,
                 buffer,
+                pixel,
                 filter,
                 tile.filter_end(geometry),
             )

@@ -151,12 +151,12 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         layout: VisitLayout
     ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
         """See `EpilogueVisitor`."""
-        RowStore[Self.Output, layout.pixels](
-            at.geometry, at.pixel(subtile), at.thread
-        ).store(
+        RowStore[Self.Output, layout.pixels, layout.swapped](at.place).store(
             self.output,
             self.shape,
+            at.geometry,
             Self._buffer(at, subtile),
+            at.pixel(subtile),
             at.filter(subtile),
             at.filter_end(),
         )

@@ -270,6 +270,18 @@ def write_fragment[
 
 
 @always_inline
+def _halves[dtype: DType](packed: UInt32) -> SIMD[DType.float32, 2]:
+    """The values of two 16-bit elements; of bfloat16 by their place in float32,
+    an instruction each."""
+    comptime if dtype == DType.bfloat16:
+        return SIMD[DType.float32, 2](
+            bitcast[DType.float32, 1](packed << 16),
+            bitcast[DType.float32, 1](packed & 0xFFFF0000),
+        )
+    return bitcast[dtype, 2](packed).cast[DType.float32]()
+
+
+@always_inline
 def read_fragment[
     dtype: DType, pixels: Int, size: Int, swapped: Bool
 ](buffer: SharedAddress, place: Place[swapped], group: UInt32) -> SIMD[
@@ -296,7 +308,7 @@ def read_fragment[
         comptime if size_of[dtype]() == 2:
             var packed = _load_matrices[swapped](buffer + place.matrices(at))
             comptime for i in range(4):
-                var pair = bitcast[dtype, 2](packed[i]).cast[DType.float32]()
+                var pair = _halves[dtype](packed[i])
                 values[first + 2 * i] = pair[0]
                 values[first + 2 * i + 1] = pair[1]
         else:

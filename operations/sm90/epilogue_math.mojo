@@ -5,6 +5,10 @@ approximations.
 of the last place of float32; what is made of them here stays within 4e-6 of the
 function, relative to the larger of its value and its argument's part in it, far
 below the rounding of 16-bit outputs (2^-9 and 2^-12).
+
+`tanh.approx` makes SiLU and GELU of a third of the instructions. On an H200
+both stay within 1.1e-5 of the function, absolutely; where that exceeds the
+rounding of their value, for arguments under -4, outputs of 16 bits have it.
 """
 
 from std.math import inf
@@ -133,6 +137,17 @@ def _gate[
 
 
 @always_inline
+def _half_gate[
+    size: Int
+](v: SIMD[DType.float32, size], argument: SIMD[DType.float32, size]) -> SIMD[
+    DType.float32, size
+]:
+    """`v * (1 + tanh(argument)) / 2`."""
+    var half = v * 0.5
+    return half.fma(_map["tanh.approx.f32"](argument), half)
+
+
+@always_inline
 def _logistic[
     size: Int
 ](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
@@ -241,33 +256,37 @@ struct DeviceActivation(TrivialRegisterPassable):
 
     @always_inline
     def apply[
-        size: Int
+        size: Int, *, exact: Bool = True
     ](self, v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
         """The activation of every value.
 
         Parameters:
             size: How many, even.
+            exact: Whether float32 shall hold it; otherwise 16 bits.
 
         Args:
             v: The values.
         """
         var result = v
+        if self.formula == Self.NONE:
+            return result
         comptime for i in range(len(Self.FORMULAS)):
             comptime formula = Self.FORMULAS[i]
             if self.formula == formula:
                 keep_branch()
-                result = self.evaluate[formula](v)
+                result = self.evaluate[formula, exact=exact](v)
         return result
 
     @always_inline
     def evaluate[
-        formula: Int32, size: Int
+        formula: Int32, size: Int, *, exact: Bool = True
     ](self, v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
         """The activation of every value, its formula known.
 
         Parameters:
             formula: This activation's.
             size: How many, even.
+            exact: As for `apply`.
 
         Args:
             v: The values.
@@ -279,10 +298,16 @@ struct DeviceActivation(TrivialRegisterPassable):
         elif formula == Self.LEAKY_RELU:
             return v.gt(0).select(v, v * self.slope)
         elif formula == Self.SILU:
-            return _gate(v, v * -LOG2_E)
+            comptime if exact:
+                return _gate(v, v * -LOG2_E)
+            # 1 / (1 + exp(-v)) = (1 + tanh(v / 2)) / 2.
+            return _half_gate(v, v * 0.5)
         elif formula == Self.GELU_TANH:
+            comptime factor = Float32(0.79788456080286535588)
+            comptime if not exact:
+                return _half_gate(v, v * (v * v * (0.044715 * factor) + factor))
             # tanh(u) = 2 / (1 + exp(-2u)) - 1: v * (1 + tanh(u)) / 2 is a gate.
-            comptime twice = Float32(-2.0 * 0.79788456080286535588) * LOG2_E
+            comptime twice = -2 * factor * LOG2_E
             return _gate(v, v * (v * v * (0.044715 * twice) + twice))
         elif formula == Self.SIGMOID:
             return _logistic(v)

@@ -1,75 +1,116 @@
 """Stores of output buffers by the consumer's threads, row by row: where the
 copy engine cannot, or where the graph compiler fused something behind the
-rounding."""
+rounding.
 
+Each warp stores what it has written itself, so that no warp waits for another.
+"""
+
+from std.memory import bitcast
+from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.problem import SPATIAL
 from ..tma.copy import SharedAddress
-from .config import WARPGROUP
 from .epilogue_config import ROW_BYTES
-from .epilogue_fragment import load_chunk, panel_filters, panels
+from .epilogue_fragment import (
+    MATRIX_ROWS,
+    Place,
+    load_chunk,
+    panel_filters,
+    panels,
+)
 from .epilogue_params import OutputShape
 from .scheduler import TileGeometry
 
+comptime WARP = 32
+"""Threads of a warp."""
 
-struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
-    """Which pixels of an output buffer a thread stores, and where: 8 threads
-    share a row.
+comptime CHUNKS = ROW_BYTES // 16
+"""Pieces of 16 bytes of a buffer's row."""
+
+
+@always_inline
+def _store_if[
+    dtype: DType, width: Int
+](address: UInt64, values: SIMD[dtype, width], condition: Bool):
+    """Stores 16 bytes to device memory, or not, without a branch."""
+    var words = bitcast[DType.uint32, 4](values)
+    inlined_assembly[
+        """{
+        .reg .pred stored;
+        setp.ne.u32 stored, $5, 0;
+        @stored st.global.v4.b32 [$0], {$1, $2, $3, $4};
+        }""",
+        NoneType,
+        constraints="l,r,r,r,r,r,~{memory}",
+    ](address, words[0], words[1], words[2], words[3], UInt32(condition))
+
+
+struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
+    TrivialRegisterPassable
+):
+    """Which pixels of an output buffer a thread stores: of those that its warp
+    holds.
 
     Parameters:
         Output: The output.
         pixels: Of a buffer.
+        swapped: As in `Place`.
     """
 
-    comptime out_type = Self.Output.dtype
+    comptime dtype = Self.Output.dtype
     comptime fused = Self.Output.computes or Self.Output.stores
-    comptime width = 16 // size_of[Self.out_type]()
-    comptime chunks = ROW_BYTES // 16
-    comptime rows = WARPGROUP // Self.chunks
-    comptime steps = Self.pixels // Self.rows
+    comptime width = 16 // size_of[Self.dtype]()
+    comptime Chunk = SIMD[Self.dtype, Self.width]
+    comptime chunks = MATRIX_ROWS // Self.width if Self.swapped else CHUNKS
+    """Pieces of a row that are a warp's."""
+    comptime rows = WARP // Self.chunks
+    """That a warp stores at a time."""
+    comptime steps = (Self.pixels if Self.swapped else MATRIX_ROWS) // Self.rows
 
-    comptime NOWHERE = UInt32.MAX
-
-    var rows_at: StaticTuple[UInt32, Self.steps]
-    """Of each of the thread's pixels in the output `[N*Z*P*Q, K]`, or
-    `NOWHERE`."""
-    var filters: UInt32
-    """Of a row."""
-    var source: SharedAddress
-    """The thread's part of its first row, counted from the panel."""
-    var column: UInt32
-    """The thread's first column of a panel."""
+    var row: UInt32
+    """The thread's first."""
+    var panel: UInt32
+    """Of the buffer, where the warp has but one."""
+    var chunk: UInt32
+    """Of the panel's rows."""
 
     @always_inline
-    def __init__(
-        out self, geometry: TileGeometry, pixel: UInt32, thread: UInt32
-    ):
-        """Finds the thread's pixels.
+    def __init__(out self, place: Place[Self.swapped]):
+        """A thread's part.
 
         Args:
-            geometry: The problem.
-            pixel: The buffer's first pixel.
-            thread: Of the warpgroup.
+            place: The thread's.
         """
-        var row, chunk = divmod(thread, UInt32(Self.chunks))
-        self.filters = geometry.filters
-        self.column = chunk * UInt32(Self.width)
-        self.source = row * ROW_BYTES + (chunk ^ (row % 8)) * 16
-        self.rows_at = StaticTuple[UInt32, Self.steps](fill=Self.NOWHERE)
-        comptime for i in range(Self.steps):
-            var at = geometry.pixel(pixel + row + UInt32(i * Self.rows))
-            if geometry.is_output(at):
-                self.rows_at[i] = geometry.output_row(at)
+        var index, chunk = divmod(place.lane, UInt32(Self.chunks))
+        # Eight threads at a time read eight pieces that no two rows' swizzles
+        # put into the same banks.
+        comptime spread = CHUNKS // Self.chunks
+        self.row = (
+            index % UInt32(spread) * UInt32(Self.chunks)
+            + index // UInt32(spread) % UInt32(Self.chunks)
+            + index // CHUNKS * CHUNKS
+        )
+        self.panel = 0
+        self.chunk = chunk
+        comptime if Self.swapped:
+            comptime filters = UInt32(panel_filters[Self.dtype]())
+            var panel, filter = divmod(place.warp * MATRIX_ROWS, filters)
+            self.panel = panel
+            self.chunk += filter // UInt32(Self.width)
+        else:
+            self.row += place.warp * MATRIX_ROWS
 
     @always_inline
     def store(
         self,
         output: Self.Output,
         shape: OutputShape,
+        geometry: TileGeometry,
         buffer: SharedAddress,
+        pixel: UInt32,
         filter: UInt32,
         filters: UInt32,
     ):
@@ -79,28 +120,77 @@ struct RowStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):
         Args:
             output: The output.
             shape: Its.
+            geometry: The problem.
             buffer: The buffer.
+            pixel: The buffer's first pixel.
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
         """
-        comptime for panel in range(panels[Self.out_type]()):
-            var column = (
-                filter
-                + self.column
-                + UInt32(panel * panel_filters[Self.out_type]())
+        comptime if Self.swapped:
+            self._store_panel(
+                self.panel,
+                output,
+                shape,
+                geometry,
+                buffer,
+                pixel,
+                filter,
+                filters,
             )
-            comptime for i in range(Self.steps):
-                var values = load_chunk[Self.out_type](
-                    buffer
-                    + self.source
-                    + UInt32((panel * Self.pixels + i * Self.rows) * ROW_BYTES)
+        else:
+            comptime for panel in range(panels[Self.dtype]()):
+                self._store_panel(
+                    UInt32(panel),
+                    output,
+                    shape,
+                    geometry,
+                    buffer,
+                    pixel,
+                    filter,
+                    filters,
                 )
-                if self.rows_at[i] != Self.NOWHERE and column < filters:
-                    var n = 0
-                    var at = IndexList[SPATIAL](fill=0)
-                    comptime if Self.fused:
-                        n, at = shape.index(self.rows_at[i])
-                    var offset = Int(self.rows_at[i]) * Int(self.filters)
+
+    @always_inline
+    def _store_panel(
+        self,
+        panel: UInt32,
+        output: Self.Output,
+        shape: OutputShape,
+        geometry: TileGeometry,
+        buffer: SharedAddress,
+        pixel: UInt32,
+        filter: UInt32,
+        filters: UInt32,
+    ):
+        """`store`, of a panel."""
+        var column = (
+            filter
+            + panel * UInt32(panel_filters[Self.dtype]())
+            + self.chunk * UInt32(Self.width)
+        )
+        # All loads first: a store would wait for each.
+        var chunks = StaticTuple[Self.Chunk, Self.steps]()
+        comptime for i in range(Self.steps):
+            var row = self.row + UInt32(i * Self.rows)
+            chunks[i] = load_chunk[Self.dtype](
+                buffer
+                + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
+                + (self.chunk ^ (row % CHUNKS)) * 16
+            )
+        comptime for i in range(Self.steps):
+            var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
+            var row = geometry.output_row(at)
+            var stored = geometry.is_output(at) and column < filters
+            var offset = Int(row) * Int(geometry.filters) + Int(column)
+            comptime if Self.fused:
+                if stored:
+                    var n, index = shape.index(row)
                     output.store[Self.width](
-                        n, at, Int(column), offset + Int(column), values
+                        n, index, Int(column), offset, chunks[i]
                     )
+            else:
+                _store_if(
+                    UInt64(Int(output.data().unsafe_offset(offset))),
+                    chunks[i],
+                    stored,
+                )

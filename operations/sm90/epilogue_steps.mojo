@@ -190,7 +190,8 @@ struct Activate[code: Int](EpilogueVisitor):
         comptime formula = DeviceActivation.of(
             Activation(Self.code, 0, 0)
         ).formula
-        return self.activation.evaluate[formula](values)
+        comptime exact = layout.residual_type == DType.float32
+        return self.activation.evaluate[formula, exact=exact](values)
 
 
 @fieldwise_init

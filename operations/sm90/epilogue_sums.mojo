@@ -32,7 +32,7 @@ from .epilogue_callbacks import (
     Visited,
 )
 from .epilogue_config import CONSUMER_THREADS, SUBTILE_FILTERS
-from .epilogue_fragment import MATRIX_ROWS, Place
+from .epilogue_fragment import MATRIX_ROWS, MATRIX_VALUES, Place
 from .epilogue_math import keep_branch
 from .epilogue_visitor import ChannelState
 
@@ -45,11 +45,13 @@ comptime ROWS_BLOCK = 32
 
 @fieldwise_init
 struct SumState(TrivialRegisterPassable):
-    """A thread's sums of its filters, two of each part, and which pixels of a
-    sub-tile there are."""
+    """A thread's sums of its filters, two of each part; those of the sub-tile
+    that is visited; and which pixels of it there are."""
 
     var sums: ChannelState
     var squares: ChannelState
+    var new_sums: SIMD[DType.float32, 2]
+    var new_squares: SIMD[DType.float32, 2]
     var low: UInt32
     """A bit for each of a sub-tile's first 32 pixels."""
     var high: UInt32
@@ -60,8 +62,8 @@ struct SumState(TrivialRegisterPassable):
 struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     """Adds up the values that it sees, in float32: `sums[k]`, and, if asked
     for, `squares[k]` of their squares, over all images and output pixels. The
-    values go on unchanged; put `Rounded` in front for the sums of what is
-    stored.
+    values of pixels go on unchanged; put `Rounded` in front for the sums of
+    what is stored.
 
     Both are overwritten. Filters must be the multiply's rows.
 
@@ -152,7 +154,7 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         """Takes up the sums of the thread's filters where the consumer's last
         tile of them left off; of the threads that share them, the first
         does."""
-        var state = Self.State(ChannelState(0), ChannelState(0), 0, 0)
+        var state = Self.State(ChannelState(0), ChannelState(0), 0, 0, 0, 0)
         var row = self._row(at)
         comptime for i in range(2 * layout.parts):
             var filter = self._filter(at, i)
@@ -180,6 +182,8 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
         """Finds out which pixels of the sub-tile are output: each lane looks
         at one, or two."""
+        state.new_sums = 0
+        state.new_squares = 0
         var pixel = at.pixel(subtile) + at.place.lane
         var geometry = at.geometry
         state.low = vote[DType.uint32](
@@ -203,30 +207,33 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         residual: Residual[layout],
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
+        """See `EpilogueVisitor`; where there is no pixel, nobody stores the
+        value, and it becomes 0."""
         comptime assert layout.pixels <= 64
         var counted = values
         if (state.low & state.high) != UInt32.MAX:
             keep_branch()
             counted = self._masked[layout](state, at, group, values)
-        comptime half = size // 2
-        var sums = SIMD[DType.float32, 2](0)
-        var squares = SIMD[DType.float32, 2](0)
-        comptime for row in range(2):
-            var own = SIMD[DType.float32, half](0)
-            comptime for i in range(half):
-                # Pairs of columns of one row, then the other's.
-                own[i] = counted[i // 2 * 4 + 2 * row + i % 2]
-            sums[row] = own.reduce_add()
+        comptime for i in range(size):
+            comptime row = Place[layout.swapped].filter_of(i) // 8
+            state.new_sums[row] += counted[i]
             comptime if Self.with_squares:
-                squares[row] = (own * own).reduce_add()
+                state.new_squares[row] = counted[i].fma(
+                    counted[i], state.new_squares[row]
+                )
+        return counted
+
+    @always_inline
+    def reduce[
+        layout: VisitLayout
+    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        """Adds the sub-tile's sums to those of its filters."""
         comptime for part in range(layout.parts):
             if subtile.part == UInt32(part):
                 comptime for row in range(2):
-                    state.sums[2 * part + row] += sums[row]
+                    state.sums[2 * part + row] += state.new_sums[row]
                     comptime if Self.with_squares:
-                        state.squares[2 * part + row] += squares[row]
-        return values
+                        state.squares[2 * part + row] += state.new_squares[row]
 
     @staticmethod
     @always_inline
@@ -240,13 +247,14 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ) -> SIMD[DType.float32, size]:
         """The values, 0 where there is no pixel."""
         var result = values
-        var first = at.place.pixel() + group * MATRIX_ROWS
-        var bits = ((UInt64(state.high) << 32) | UInt64(state.low)) >> UInt64(
-            first
-        )
+        var low = state.low >> at.place.pixel()
+        var high = state.high >> at.place.pixel()
         comptime for i in range(size):
-            comptime bit = UInt64(1 << Place[layout.swapped].pixel_of(i))
-            if (bits & bit) == 0:
+            # Each half of a mask is of four matrices' pixels.
+            var matrices = group + UInt32(i // MATRIX_VALUES)
+            var mask = low if matrices < 2 else high
+            comptime pixel = Place[layout.swapped].pixel_of(i % MATRIX_VALUES)
+            if (mask >> (matrices % 2 * MATRIX_ROWS)) & UInt32(1 << pixel) == 0:
                 result[i] = 0
         return result
 

@@ -22,12 +22,9 @@ from .epilogue_math import DeviceActivation, keep_branch
 comptime MAX_PARTS = 4
 """Sub-tiles along the filters of a consumer's part, at most."""
 
-comptime FAST = [
-    DeviceActivation.NONE,
-    DeviceActivation.LIMITS,
-    DeviceActivation.SILU,
-]
-"""Activations with a form of their own."""
+comptime FAST = [DeviceActivation.LIMITS, DeviceActivation.SILU]
+"""Activations with a form of their own; without one, the limits are infinite.
+"""
 
 comptime ChannelState = SIMD[DType.float32, 2 * MAX_PARTS]
 """What a thread knows of its filters: two of each part, where filters are the
@@ -238,6 +235,9 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     def is_form[form: Int](self) -> Bool:
         """See `EpilogueVisitor`."""
         comptime formula = FAST[form]
+        comptime if formula == DeviceActivation.LIMITS:
+            if self.activation.formula == DeviceActivation.NONE:
+                return True
         return self.activation.formula == formula
 
     @always_inline
@@ -278,6 +278,7 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
+        comptime exact = layout.residual_type == DType.float32
         var v = values
         comptime if Self.scaled:
             v *= self.scale[0].values[parts=layout.parts, size=size](
@@ -302,14 +303,14 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
             # One copy of all formulas serves both activations.
             var activation = self.activation
             for step in range(run_time(2)):
-                v = activation.apply(v)
+                v = activation.apply[exact=exact](v)
                 if step == 0:
                     v = self._add(v, residual, group)
                     activation = self.final_activation
             return v
         else:
             comptime formula = FAST[form]
-            v = self.activation.evaluate[formula](v)
+            v = self.activation.evaluate[formula, exact=exact](v)
             return self._limit(self._add(v, residual, group))
 
     @always_inline

@@ -21,6 +21,7 @@ from ..conv.access import OutputTarget
 from ..conv.memory import Writes
 from ..pipeline.barrier import (
     arrive_threads,
+    meet_cluster,
     publish_barriers,
     sync_cluster,
     sync_threads,
@@ -172,22 +173,26 @@ struct ConvKernel[
     @always_inline
     def _init_barriers(storage: Self.Storage):
         """Initializes both rings, for the whole cluster to see."""
-        if thread_idx.x == 0:
+        var thread = UInt32(thread_idx.x)
+        if thread < UInt32(WARP):
             storage.activation.init(
-                producers=1, releases=Self.config.activation_releases()
+                thread,
+                producers=1,
+                releases=Self.config.activation_releases(),
             )
             storage.filter.init(
-                producers=1, releases=Self.config.filter_releases()
+                thread, producers=1, releases=Self.config.filter_releases()
             )
             comptime if Self.config.epilogue.stages_c > 0:
-                for consumer in range(UInt32(Self.config.consumers)):
-                    Self._epilogue(storage, consumer, 0).residuals.init(
+                comptime for consumer in range(Self.config.consumers):
+                    Self._epilogue(storage, UInt32(consumer), 0).residuals.init(
+                        thread,
                         producers=1,
                         releases=Self.Epilogue.residual_releases(),
                     )
             publish_barriers()
         comptime if Self.config.cluster_size() > 1:
-            sync_cluster()
+            meet_cluster()
         else:
             sync_threads[Self.config.threads()](0)
 

@@ -163,6 +163,9 @@ struct LaunchPlan[
             Self.in_type, Self.Output, Self.Visitor, Self.config
         ]
         comptime bytes = kernel.shared_bytes()
+        var cluster: Optional[Dim] = None
+        if self.cluster > 1:
+            cluster = Dim(self.cluster)
         ctx.enqueue_function[kernel.run](
             self.activation,
             self.filter,
@@ -172,7 +175,7 @@ struct LaunchPlan[
             self.geometry,
             grid_dim=self.blocks,
             block_dim=Self.config.threads(),
-            cluster_dim=Dim(self.cluster),
+            cluster_dim=cluster,
             shared_mem_bytes=bytes,
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)

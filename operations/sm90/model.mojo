@@ -3,12 +3,15 @@
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
 from .config import MMA_M, Sm90Config
+from .epilogue_math import DeviceActivation
+from .epilogue_visitor import FAST
 from .walk import ROW_BYTES, Walk
 
-# The model's constants, fitted to timings of 14 configurations on 88 problems
-# on an H200.
+# The model's constants, fitted to timings of 15 configurations on 88 problems
+# on an H200, on 32 of them with fused work too.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
@@ -33,11 +36,30 @@ costs a multiply's reads their cycle."""
 comptime L2_BYTES_PER_CYCLE = 180.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
+comptime LOAD_CYCLES = 2500.0
+"""From a stage's release to its next data, where few stages hide it: with a
+halo."""
+
 comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
 
 comptime STORE_CYCLES = 710.0
-"""Of 64 pixels by 64 filters that a cooperative consumer stores."""
+"""Of 64 pixels by 64 filters that cooperative consumers store."""
+
+comptime HIDDEN_STORE_CYCLES = 350.0
+"""Of the same, while the other of two ping-pong consumers multiplies."""
+
+comptime ROW_STORE_CYCLES = 600.0
+"""Of the same, more if the consumer's threads store and not the engine."""
+
+comptime VISIT_CYCLES = 200.0
+"""Of the same, more if anything is made of the values."""
+
+comptime RESIDUAL_CYCLES = 450.0
+"""Of the same, more for a residual."""
+
+comptime LOOP_CYCLES = 1500.0
+"""Of the same, more if the activation is none of `FAST`."""
 
 comptime TURN_CYCLES = 750.0
 """Of a ping-pong tile, beside its multiplies."""
@@ -55,10 +77,63 @@ comptime LARGE_CLUSTER_PLACES = 14
 """Clusters of 8 blocks that run at the same time."""
 
 
+@fieldwise_init
+struct FusedWork(ImplicitlyCopyable, Movable):
+    """What of an epilogue takes time."""
+
+    var visits: Bool
+    """Whether anything is made of the values."""
+    var residual: Bool
+    var looped: Bool
+    """Whether the activation is none of `FAST`."""
+
+    def __init__(out self):
+        """Nothing is fused."""
+        self = Self(visits=False, residual=False, looped=False)
+
+    @staticmethod
+    def of[
+        bias_type: DType, residual_type: DType
+    ](epilogue: Epilogue[bias_type, residual_type]) -> Self:
+        """Of an op's epilogue.
+
+        Parameters:
+            bias_type: Of the bias.
+            residual_type: Of the residual.
+
+        Args:
+            epilogue: The epilogue.
+        """
+        var formula = DeviceActivation.of(epilogue.activation).formula
+        var looped = formula != DeviceActivation.NONE
+        for fast in materialize[FAST]():
+            looped = looped and formula != fast
+        return Self(
+            visits=not epilogue.is_identity(),
+            residual=epilogue.has_residual and epilogue.beta != 0,
+            looped=looped,
+        )
+
+    def cycles(self) -> Float64:
+        """Of 64 pixels by 64 filters, beside their store."""
+        var result = 0.0
+        if self.visits:
+            result += VISIT_CYCLES
+        if self.residual:
+            result += RESIDUAL_CYCLES
+        if self.looped:
+            result += LOOP_CYCLES
+        return result
+
+
 def predicted_seconds[
     in_type: DType, out_type: DType
 ](
-    config: Sm90Config, problem: ConvProblem, multiprocessors: Int, parts: Int
+    config: Sm90Config,
+    problem: ConvProblem,
+    multiprocessors: Int,
+    parts: Int,
+    work: FusedWork,
 ) -> Float64:
     """The model's time of a problem: waves of tiles, or the bytes of device
     memory.
@@ -72,6 +147,7 @@ def predicted_seconds[
         problem: The convolution; `can_implement` has agreed.
         multiprocessors: Of the device.
         parts: Of a tile's sum; `split_refusal` has agreed.
+        work: What is fused.
 
     Returns:
         Seconds.
@@ -83,23 +159,29 @@ def predicted_seconds[
     )
     var steps = ceildiv(walk.taps() * walk.slices[in_type](), parts)
     var tile = Float64(steps) * _step_cycles(config, walk)
+    var units = Float64(
+        config.consumer_pixels() * config.consumer_filters()
+    ) / Float64(MMA_M * MMA_M)
+    var extra = work.cycles() * units
+    var last = 0.0
     if config.cooperative:
-        tile += (
-            STORE_CYCLES
-            * Float64(config.consumer_pixels() * config.consumer_filters())
-            / Float64(MMA_M * MMA_M)
-        )
+        tile += STORE_CYCLES * units + extra
     else:
-        tile += TURN_CYCLES
+        # One consumer stores while the other multiplies, but for the last.
+        var store = HIDDEN_STORE_CYCLES * units + extra
+        if not config.epilogue.engine_store:
+            store += ROW_STORE_CYCLES * units
+        tile = max(tile + TURN_CYCLES, (tile + store) / 2)
+        last = extra
     var launch = LAUNCH_SECONDS
     if parts > 1:
         var sums = Float64(parts * config.accumulators())
         launch += MEETING_SECONDS + SUM_SECONDS * sums
-    var computation = Float64(waves) * tile / CLOCK + launch
-    var bytes = (
-        _input_elements(problem) * size_of[in_type]()
-        + problem.gemm_m() * problem.filters * size_of[out_type]()
-    )
+    var computation = (Float64(waves) * tile + last) / CLOCK + launch
+    var output = problem.gemm_m() * problem.filters * size_of[out_type]()
+    var bytes = _input_elements(problem) * size_of[in_type]() + output
+    if work.residual:
+        bytes += output
     var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
 
@@ -165,4 +247,11 @@ def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
         activation *= MULTICAST_SHARE
     if config.blocks_m > 1:
         filter *= MULTICAST_SHARE
-    return max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
+    var step = (
+        max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
+    )
+    if config.halo > 0:
+        # A stage serves a filter row, and one of the ring is being read.
+        var stages = Float64((config.activation_stages - 1) * walk.filter[2])
+        step = max(step, LOAD_CYCLES / stages)
+    return step

@@ -34,7 +34,7 @@ from .config import MAX_SHARED_BYTES, Sm90Config, can_implement
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import layout_of, visitor_refusal
 from .launch import LaunchPlan
-from .model import predicted_seconds
+from .model import FusedWork, predicted_seconds
 
 comptime MIN_STAGES = 2
 """Of a ring: one is filled while another is multiplied."""
@@ -107,6 +107,9 @@ def choose_visited[
     var best = -1
     var fastest = Float64(0)
     var reason = String()
+    var work = FusedWork(
+        visits=True, residual=visitor.reads_residual(), looped=False
+    )
     for index in range(CANDIDATES):
         if not (offered[in_type](index) and offered_fused(index)):
             continue
@@ -118,7 +121,7 @@ def choose_visited[
             reason = refusal.value()
             continue
         var seconds = predicted_seconds[in_type, out_type](
-            config, problem, multiprocessors, 1
+            config, problem, multiprocessors, 1, work
         )
         if best < 0 or seconds < fastest:
             best = index

@@ -30,6 +30,7 @@ __all__ = [
     "Activation",
     "Kernel",
     "Layout",
+    "Precision",
     "encode_geometry",
     "encode_scalars",
     "mojo_source",
@@ -64,6 +65,7 @@ GEOMETRY = (
     "final_activation",
     "has_bias",
     "has_residual",
+    "precision",
 )
 
 #: Names of the elements of the ``scalars`` operand, in order.
@@ -129,6 +131,13 @@ class Activation(IntEnum):
     TANH = 9
 
 
+class Precision(IntEnum):
+    """What products of float32 operands keep; a kernel may keep more than it is asked for."""
+
+    TF32 = 0
+    FLOAT32 = 1
+
+
 def _three(name: str, values: Sequence[int], rank: int, fill: int) -> tuple[int, ...]:
     if len(values) != rank:
         raise ValueError(
@@ -152,6 +161,7 @@ def encode_geometry(
     final_activation: Activation = Activation.NONE,
     has_bias: bool = False,
     has_residual: bool = False,
+    precision: Precision = Precision.TF32,
 ) -> npt.NDArray[np.int64]:
     """Returns the ``geometry`` operand: int64, shape ``(GEOMETRY_LENGTH,)``.
 
@@ -184,6 +194,7 @@ def encode_geometry(
                 int(final_activation),
                 int(has_bias),
                 int(has_residual),
+                int(precision),
             ),
             strict=True,
         )
@@ -217,6 +228,7 @@ def mojo_source() -> str:
         ("Filter layouts.", [(f"LAYOUT_{m.name}", m.value) for m in Layout]),
         ("Kernels that a caller can ask for.", [(f"KERNEL_{m.name}", m.value) for m in Kernel]),
         ("Activations of the epilogue.", [(f"ACTIVATION_{m.name}", m.value) for m in Activation]),
+        ("Products of float32.", [(f"PRECISION_{m.name}", m.value) for m in Precision]),
         ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
     ]
     lines = [

@@ -33,6 +33,9 @@ __all__ = [
 # weight.
 _MAX_DEPTH = 16
 
+# Types that numpy lacks, and those of their bits.
+_BITS = {DType.bfloat16: DType.uint16, DType.float8_e4m3fn: DType.uint8}
+
 
 def require_kernels(graph: Graph, op: str) -> None:
     """Raises ``ValueError`` unless ``graph`` was given maxconv's kernels."""
@@ -76,7 +79,7 @@ def _owner(value: TensorValue) -> Any:
 def constant_array(value: TensorValue) -> Array | None:
     """Returns the elements of a value made by ``ops.constant``, or ``None`` of any other value.
 
-    bfloat16 elements come as the ``uint16`` of their bits.
+    Elements of a type that numpy lacks come by their bits.
     """
     from max._core import graph as core
     from max._core.dialects import mo
@@ -86,8 +89,8 @@ def constant_array(value: TensorValue) -> Array | None:
         return None
     shape = [int(dim) for dim in value.shape]
     buffer = core._buffer_from_constant_attr(owner.value, value.dtype, shape, CPU())
-    if value.dtype == DType.bfloat16:
-        buffer = buffer.view(DType.uint16)
+    if value.dtype in _BITS:
+        buffer = buffer.view(_BITS[value.dtype])
     array: Array = buffer.to_numpy()
     return array
 
@@ -122,11 +125,10 @@ def is_computed(value: TensorValue) -> bool:
 
 
 def constant(data: Array, dtype: str, device: DeviceRef) -> TensorValue:
-    """Makes a constant; bfloat16 ``data`` is given by its bits."""
+    """Makes a constant; ``data`` of a type that numpy lacks is given by its bits."""
     buffer = Buffer.from_numpy(np.ascontiguousarray(data))
-    if dtype == "bfloat16":
-        buffer = buffer.view(DType.bfloat16)
-    return ops.constant(buffer, DType[dtype], device)
+    kind = DType[dtype]
+    return ops.constant(buffer.view(kind) if kind in _BITS else buffer, kind, device)
 
 
 def host_constant(data: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> TensorValue:

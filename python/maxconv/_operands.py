@@ -12,6 +12,9 @@ from max.graph import DeviceRef, TensorValue, ops
 from ._fields import PANEL, Layout
 from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
 from .arguments import (
+    DTYPE_BYTES,
+    FLOAT8,
+    INPUT_BYTES,
     LAYOUTS,
     Size,
     check_bias,
@@ -34,6 +37,7 @@ __all__ = [
     "graph_value",
     "input_operand",
     "residual_operand",
+    "scale_operand",
     "to_channels_first",
     "to_channels_last",
 ]
@@ -108,7 +112,8 @@ def filter_operand(
         array, kind = read_array("filter", filter)
         return _known(array, kind, layout, count, dtype, device)
     value = TensorValue(filter)
-    check_same_dtype("filter", check_dtype("filter", value.dtype), (dtype,), "is the input's")
+    kind = check_dtype("filter", value.dtype, INPUT_BYTES)
+    check_same_dtype("filter", kind, (dtype,), "is the input's")
     if value.device != device:
         raise ValueError(f"filter: device {value.device} is not the input's; {device} is needed")
     filters, filter_size, group_channels = filter_shape_parts(value.shape, layout, rank)
@@ -210,7 +215,13 @@ def _pack_in_graph(value: TensorValue, layout: str, groups: int, rank: int) -> T
 def bias_operand(
     bias: object, filters: Size, *, dtype: str, device: DeviceRef
 ) -> TensorValue | None:
-    """Reads the ``bias`` argument; an array of another type than the input's becomes float32.
+    """Reads the ``bias`` argument; an array of another type than ``dtype`` becomes float32.
+
+    Args:
+        bias: The argument.
+        filters: How many elements it must have.
+        dtype: The type that it may have beside float32.
+        device: The input's device.
 
     Raises:
         TypeError: It is neither a graph value nor an array.
@@ -229,6 +240,36 @@ def bias_operand(
     check_same_dtype("bias", value.dtype.name, allowed, "is allowed for this input")
     if value.device != device:
         raise ValueError(f"bias: device {value.device} is not the input's; {device} is needed")
+    return value
+
+
+def scale_operand(scale: object, filters: Size, device: DeviceRef) -> TensorValue | None:
+    """Reads the ``scale`` argument as one float32 for each filter.
+
+    Args:
+        scale: The argument: a number, an array of rank 1, or a graph value of rank 0 or 1.
+        filters: How many elements it must have; a number, or one element, stands for all.
+        device: The input's device.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: It has a rank, a length, a type or a device that is not allowed.
+    """
+    if scale is None:
+        return None
+    if is_graph_value(scale):
+        value = TensorValue(cast(Any, scale))
+        check_same_dtype("scale", value.dtype.name, ("float32",), "is allowed")
+        if value.device != device:
+            raise ValueError(f"scale: device {value.device} is not the input's; {device} is needed")
+    else:
+        if isinstance(scale, int | float) and not isinstance(scale, bool):
+            scale = np.array([scale], np.float64)
+        values, kind = read_array("scale", scale)
+        value = constant(cast_array(values, kind, "float32"), "float32", device)
+    if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
+        return ops.broadcast_to(ops.reshape(value, (1,)), (filters,))
+    check_bias(value.shape, filters, "scale")
     return value
 
 
@@ -277,7 +318,11 @@ def input_operand(x: object, input_layout: object, rank: int) -> tuple[TensorVal
     value = graph_value("input", x, "make it one with max.graph.ops.constant")
     first = channels_first(input_layout, rank)
     check_device("input", value.device)
-    check_dtype("input", value.dtype)
+    if check_dtype("input", value.dtype, INPUT_BYTES) == FLOAT8 and not value.device.is_gpu():
+        raise ValueError(
+            f"input: dtype {FLOAT8} on device {value.device} is not supported; there "
+            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {FLOAT8} too"
+        )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:
         return to_channels_last(value), True

@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from ._fields import Precision
+
 if TYPE_CHECKING:
     from max.graph.dim import Dim
 
 __all__ = [
     "AXES",
     "DTYPE_BYTES",
+    "FLOAT8",
+    "INPUT_BYTES",
     "LAYOUTS",
     "Padding",
     "Size",
@@ -32,6 +36,7 @@ __all__ = [
     "check_dtype",
     "check_filter_layout",
     "check_integer",
+    "check_precision",
     "check_residual",
     "check_same_dtype",
     "check_size",
@@ -50,6 +55,13 @@ Padding: TypeAlias = str | int | Sequence[int]
 
 #: Storage types of activations, filters and outputs, and their sizes in bytes.
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+#: The 8-bit type of activations and filters: a sign, 4 bits of exponent, 3 of mantissa; NaN, but no
+#: infinity.
+FLOAT8 = "float8_e4m3fn"
+
+#: Storage types of activations and filters.
+INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1}
 
 #: Names of filter layouts by spatial rank. In each row: the kernels' own, MAX's default, PyTorch's.
 LAYOUTS: Mapping[int, tuple[str, str, str]] = {
@@ -248,18 +260,37 @@ def filter_shape_parts(
     return filters, tuple(cast(int, tap) for tap in taps), channels
 
 
-def check_dtype(name: str, dtype: object) -> str:
+def check_dtype(name: str, dtype: object, allowed: Mapping[str, int] = DTYPE_BYTES) -> str:
     """Returns the name of a storage type, from its name or from a ``max.dtype.DType``.
 
     Raises:
-        ValueError: It is not one of ``DTYPE_BYTES``.
+        ValueError: It is not one of ``allowed``.
     """
     text = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))
-    if text not in DTYPE_BYTES:
-        raise ValueError(
-            f"{name}: dtype {text} is not supported; {', '.join(DTYPE_BYTES)} are allowed"
-        )
+    if text not in allowed:
+        raise ValueError(f"{name}: dtype {text} is not supported; {', '.join(allowed)} are allowed")
     return text
+
+
+def check_precision(precision: object) -> Precision:
+    """Reads the ``precision`` argument.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: It is not the name of a ``Precision``.
+    """
+    names = {member.name.lower(): member for member in Precision}
+    if not isinstance(precision, str):
+        raise TypeError(
+            f"precision: {precision!r} is a {type(precision).__name__}; one of "
+            f"{', '.join(names)} is allowed"
+        )
+    if precision not in names:
+        raise ValueError(
+            f"precision: {precision!r} is not a precision of float32 products; "
+            f"{', '.join(names)} are allowed"
+        )
+    return names[precision]
 
 
 def check_same_dtype(name: str, dtype: str, allowed: Sequence[str], why: str) -> None:
@@ -270,20 +301,20 @@ def check_same_dtype(name: str, dtype: str, allowed: Sequence[str], why: str) ->
         )
 
 
-def check_bias(shape: Sequence[Any], filters: Size) -> None:
-    """Checks a bias: rank 1, one element a filter.
+def check_bias(shape: Sequence[Any], filters: Size, name: str = "bias") -> None:
+    """Checks a bias, or what else has one element a filter: its rank is 1.
 
     Raises:
         ValueError: It is not; a symbolic length is left to the kernel.
     """
     if len(shape) != 1:
         raise ValueError(
-            f"bias: shape {show(tuple(shape))} has rank {len(shape)}; rank 1 is allowed, one "
+            f"{name}: shape {show(tuple(shape))} has rank {len(shape)}; rank 1 is allowed, one "
             "element a filter"
         )
-    size = check_size("bias", shape[0])
+    size = check_size(name, shape[0])
     if isinstance(size, int) and isinstance(filters, int) and size != filters:
-        raise ValueError(f"bias: {size} elements, but there are {filters} filters")
+        raise ValueError(f"{name}: {size} elements, but there are {filters} filters")
 
 
 def check_residual(shape: Sequence[Any], output_shape: Sequence[Any]) -> None:

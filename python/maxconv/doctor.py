@@ -24,6 +24,7 @@ from .problems import (
     parse_problem,
 )
 from .progress import progress
+from .targets import TARGETS
 
 __all__ = ["add_arguments", "cpu_features", "cpu_model", "run", "versions"]
 
@@ -53,13 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--groups", type=int, default=1, help="with --conv")
     parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32", help="storage type")
+    parser.add_argument(
+        "--target",
+        choices=("cpu", "gpu", *TARGETS),
+        default="cpu",
+        help="where it would run: this machine's CPU or GPU, or a GPU that need not be here",
+    )
+    parser.add_argument(
+        "--multiprocessors",
+        type=int,
+        metavar="N",
+        help="of the GPU that need not be here; by default those of a product that has it",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns the exit status.
 
     Raises:
-        ValueError: The named or written problem is none.
+        ValueError: The named or written problem is none, or its target cannot be asked.
         LibraryError: A kernel is asked about, and the kernels cannot be compiled.
     """
     if args.list:
@@ -73,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         "cache": _cache(),
     }
     if problem is not None:
-        report["problem"] = _explain(args.problem or args.conv, problem, args.dtype)
+        report["problem"] = _explain(args.problem or args.conv, problem, args)
     print(json.dumps(report, indent=2) if args.json else _text(report))
     return 0
 
@@ -104,16 +117,23 @@ def _problem(args: argparse.Namespace) -> ConvProblem | None:
     return None
 
 
-def _explain(name: str, problem: ConvProblem, dtype: str) -> dict[str, Any]:
+def _explain(name: str, problem: ConvProblem, args: argparse.Namespace) -> dict[str, Any]:
     from .explain import explain_choice
 
+    dtype, target, multiprocessors = args.dtype, args.target, args.multiprocessors
     with progress("compiling the graph that asks the kernels"):
-        kernel, reason = explain_choice(problem, dtype=dtype)
+        kernel, reason = explain_choice(
+            problem, dtype=dtype, device=target, multiprocessors=multiprocessors
+        )
+    if target in TARGETS and multiprocessors is None:
+        multiprocessors = TARGETS[target].multiprocessors
     gemm = problem.gemm
     return {
         "name": name,
         "convolution": str(problem),
         "dtype": dtype,
+        "target": target,
+        "multiprocessors": multiprocessors,
         "output_shape": problem.output_shape,
         "gemm": {"m": gemm.m, "n": gemm.n, "k": gemm.k, "groups": gemm.groups},
         "flops": problem.flops,
@@ -226,7 +246,15 @@ def _text(report: dict[str, Any]) -> str:
             ("problem", f"{problem['name']}: {problem['convolution']}, {problem['dtype']}"),
             ("", f"{problem['flops'] / 1e9:.3g} GFLOP, {problem['bytes'] / 1e6:.3g} MB at least"),
             ("", f"as a matrix product {gemm['m']} x {gemm['n']} x {gemm['k']}{groups}"),
+            ("target", _target_text(problem)),
             ("kernel", problem["kernel"]),
             ("why", problem["reason"]),
         ]
     return "\n".join(f"{name:9} {value}" for name, value in rows)
+
+
+def _target_text(problem: dict[str, Any]) -> str:
+    name: str = problem["target"]
+    if name not in TARGETS:
+        return f"this machine's {name}"
+    return f"{name} with {problem['multiprocessors']} multiprocessors ({TARGETS[name].product})"

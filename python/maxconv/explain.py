@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._fields import GEOMETRY, Kernel
+from ._fields import GEOMETRY_LENGTH, Kernel
 from .arguments import check_dtype
+from .targets import TARGETS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from max.driver import Device
+    from max.graph import DeviceRef, Graph, TensorType, TensorValue
+
     from .problem import ConvProblem
 
-__all__ = ["explain_choice"]
+__all__ = ["DEVICES", "explain_choice", "explain_graph", "explain_op", "operand_types"]
+
+#: What can be asked: this machine's CPU, its first GPU, and GPUs that need not be here.
+DEVICES = ("cpu", "gpu", *TARGETS)
 
 _TEXT_BYTES = 512
 _RANK = 5
@@ -22,39 +31,115 @@ _RANK = 5
 
 
 def explain_choice(
-    problem: ConvProblem, *, kernel: Kernel = Kernel.AUTO, dtype: object = "float32"
+    problem: ConvProblem,
+    *,
+    kernel: Kernel = Kernel.AUTO,
+    dtype: object = "float32",
+    device: str = "cpu",
+    multiprocessors: int | None = None,
 ) -> tuple[str, str]:
-    """Returns the kernel that runs a problem on this machine's CPU, and the reason.
+    """Returns the kernel that runs a problem that nothing is fused with, and the reason.
 
-    The answer comes from the dispatch in ``operations/conv/dispatch.mojo`` itself, through a graph
-    that is compiled once a process.
+    The answer comes from the dispatch itself (``operations/conv/dispatch.mojo``, and
+    ``operations/gpu/dispatch.mojo``), through a graph that is compiled once a process for each
+    storage type, and once more for ``"gpu"``.
 
     Args:
         problem: The convolution; all sizes known.
         kernel: A kernel to ask for, or ``AUTO``.
         dtype: Storage type of the activation, as ``pack_filter`` takes it.
+        device: One of ``DEVICES``: this machine's CPU, its first GPU, or the architecture of a GPU
+            that need not be here.
+        multiprocessors: Of the GPU that ``device`` gives the architecture of; ``None`` stands for
+            those of the product in ``TARGETS``.
 
     Raises:
-        ValueError: A size is symbolic, ``dtype`` is not supported, or ``kernel`` cannot take the
-            problem: the message says why.
+        ValueError: A size is symbolic, ``dtype`` or ``device`` is not supported, MAX finds no GPU
+            here, or ``kernel`` cannot take the problem: the message says why.
     """
     storage = check_dtype("dtype", dtype)
     if not problem.is_static:
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
-    results = _model().execute(
-        *(
-            _buffer(values)
-            for values in (
-                _full_rank(problem.input_shape),
-                _full_rank(problem.output_shape),
-                problem.geometry(kernel=kernel),
-                [int(storage != "float32")],  # SOURCE_FLOAT32 or SOURCE_CONVERTED of config.mojo,
-            )
-        )
+    operands = (
+        _full_rank(problem.input_shape),
+        _full_rank(problem.output_shape),
+        problem.geometry(kernel=kernel),
+        _described(device, multiprocessors),
     )
+    model = _model(storage, "gpu" if device == "gpu" else "cpu")
+    results = model.execute(*(_buffer(values) for values in operands))
     code, text = (np.asarray(result.to_numpy()) for result in results)
     name = Kernel(int(code[0])).name.lower()
     return name, text.tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+
+
+def explain_graph(dtype: str, device: DeviceRef) -> Graph:
+    """Returns the graph that asks: the op ``maxconv.explain`` alone.
+
+    Args:
+        dtype: The storage type.
+        device: Where the op runs.
+    """
+    from max.graph import Graph
+
+    from .library import kernel_library
+
+    types = operand_types()
+    with Graph(f"explain_{dtype}", input_types=types, kernel_library=kernel_library()) as graph:
+        graph.output(*explain_op([value.tensor for value in graph.inputs], dtype, device))
+    return graph
+
+
+def operand_types() -> list[TensorType]:
+    """Returns the types of the op's operands, which are all in host memory.
+
+    The activation's shape and the output's, of rank 5; the geometry; a GPU's compute capability
+    times ten and its multiprocessors, or zeros for the device that the op runs on.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType
+
+    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 2)
+    return [TensorType(DType.int64, [length], DeviceRef.CPU()) for length in lengths]
+
+
+def explain_op(
+    operands: Sequence[TensorValue], dtype: str, device: DeviceRef
+) -> tuple[TensorValue, TensorValue]:
+    """Adds the op ``maxconv.explain`` to the current graph.
+
+    Args:
+        operands: As ``operand_types`` says.
+        dtype: The storage type.
+        device: Where the op runs.
+
+    Returns:
+        In host memory: the kernel's code, and the reason as UTF-8 that zeros end.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType, ops
+
+    host = DeviceRef.CPU()
+    types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
+    kernel, reason = ops.custom(
+        "maxconv.explain", device, operands, types, parameters={"dtype": DType[dtype]}
+    )
+    return kernel.tensor, reason.tensor
+
+
+def _described(device: str, multiprocessors: int | None) -> list[int]:
+    """Returns the op's operand for a device that need not be here, or zeros."""
+    if device not in DEVICES:
+        raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}")
+    target = TARGETS.get(device)
+    if multiprocessors is None:
+        return [0, 0] if target is None else [target.capability, target.multiprocessors]
+    if target is None:
+        raise ValueError(
+            f"multiprocessors: {multiprocessors} given, but device {device} has its own; only one "
+            f"of {', '.join(TARGETS)} takes them"
+        )
+    return [target.capability, multiprocessors]
 
 
 def _full_rank(shape: tuple[Any, ...]) -> list[int]:
@@ -68,30 +153,24 @@ def _buffer(values: npt.ArrayLike) -> Any:
     return Buffer.from_numpy(np.ascontiguousarray(values, np.int64))
 
 
-@functools.cache
-def _model() -> Any:
-    from max.driver import CPU
-    from max.dtype import DType
-    from max.engine import InferenceSession
-    from max.graph import DeviceRef, Graph, TensorType, ops
+def _device(name: str) -> Device:
+    from max.driver import CPU, Accelerator, accelerator_count
 
-    from .library import kernel_library
-
-    cpu = DeviceRef.CPU()
-    lengths = (_RANK, _RANK, len(GEOMETRY), 1)
-    with Graph(
-        "maxconv_explain",
-        input_types=[TensorType(DType.int64, [length], cpu) for length in lengths],
-        kernel_library=kernel_library(),
-    ) as graph:
-        results = ops.custom(
-            "maxconv.explain",
-            cpu,
-            list(graph.inputs),
-            out_types=[
-                TensorType(DType.int64, [1], cpu),
-                TensorType(DType.uint8, [_TEXT_BYTES], cpu),
-            ],
+    if name == "cpu":
+        return CPU()
+    if accelerator_count() == 0:
+        raise ValueError(
+            "device: MAX finds no GPU on this machine; name the architecture of one that need not "
+            f"be here ({', '.join(TARGETS)})"
         )
-        graph.output(*results)
-    return InferenceSession(devices=[CPU()]).load(graph)
+    return Accelerator()
+
+
+@functools.cache
+def _model(dtype: str, device: str) -> Any:
+    from max.engine import InferenceSession
+    from max.graph import DeviceRef
+
+    where = _device(device)
+    graph = explain_graph(dtype, DeviceRef.from_device(where))
+    return InferenceSession(devices=[where]).load(graph)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from . import library
 from ._fields import GPU_KERNELS, Kernel
+from .arguments import FLOAT8
 from .progress import progress
+from .targets import HOPPER, TARGETS
 
 __all__ = ["Resources", "add_arguments", "assemble", "emit", "run"]
 
 #: Names of storage types on the command line.
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-_HOPPER = "sm_90a"
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": FLOAT8}
 _NAMES = tuple(kernel.name.lower() for kernel in GPU_KERNELS if kernel is not Kernel.AUTO)
 
 _PROGRAM = """
@@ -52,9 +52,7 @@ class Resources:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maxconv inspect``."""
-    parser.add_argument(
-        "--target", choices=_TARGETS, default=_HOPPER, help="the GPU to compile for"
-    )
+    parser.add_argument("--target", choices=TARGETS, default=HOPPER, help="the GPU to compile for")
     parser.add_argument(
         "--op",
         choices=("conv1d", "conv2d", "conv3d"),
@@ -98,7 +96,7 @@ def emit(
     Args:
         folder: Where to write a file for each.
         target: The architecture, as ``sm_90a``.
-        dtype: The storage type of all operands.
+        dtype: The storage type of all operands; beside float8_e4m3fn, bfloat16 is the output's.
         kernel: The name of a kernel, or ``None`` for all.
 
     Returns:
@@ -108,7 +106,7 @@ def emit(
         ValueError: The target has no such kernel.
         LibraryError: The compiler is missing or fails.
     """
-    hopper = target == _HOPPER
+    hopper = target == HOPPER
     source = _PROGRAM.format(
         dtype=dtype,
         target=target,

@@ -41,6 +41,7 @@ from .arguments import (
     check_dtype,
     check_filter_layout,
     check_integer,
+    check_precision,
     resolve_padding,
     show,
     spatial_tuple,
@@ -78,6 +79,7 @@ class _Parameters(Module[..., Tensor]):
         filter_layout: FilterLayout | str | None,
         activation: ActivationLike,
         config: str | None,
+        precision: str,
     ) -> None:
         rank = self.spatial_rank
         _, default, torchs = LAYOUTS[rank]
@@ -103,6 +105,8 @@ class _Parameters(Module[..., Tensor]):
         )
         self.activation = parse("activation", activation)
         self.config = config
+        check_precision(precision)
+        self.precision = precision
         filters, channels = out_channels, in_channels
         if self._transposed:
             filters, channels = channels, filters
@@ -131,6 +135,7 @@ class _Parameters(Module[..., Tensor]):
             "groups": self.num_groups,
             "activation": self.activation,
             "config": self.config,
+            "precision": self.precision,
         }
 
 
@@ -178,10 +183,11 @@ class _Conv(_Parameters):
         final_activation: ActivationLike = None,
         beta: float = 1.0,
         config: str | None = None,
+        precision: str = "tf32",
     ) -> None:
         self._initialize(
             kernel_size, in_channels, out_channels, dtype, stride, dilation, num_groups, device,
-            has_bias, permute, name, filter_layout, activation, config,
+            has_bias, permute, name, filter_layout, activation, config, precision,
         )  # fmt: skip
         self.padding = _paddings(padding, self.spatial_rank)
         resolve_padding(
@@ -254,6 +260,7 @@ class Conv2d(_Conv):
         final_activation: Applied after the residual; see ``maxconv.conv2d``.
         beta: What the residual of a call is multiplied with.
         config: See ``maxconv.conv2d``.
+        precision: Of float32 products on a GPU; see ``maxconv.conv2d``.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
@@ -307,10 +314,11 @@ class ConvTranspose2d(_Parameters):
         filter_layout: FilterLayout | str | None = None,
         activation: ActivationLike = None,
         config: str | None = None,
+        precision: str = "tf32",
     ) -> None:
         self._initialize(
             kernel_size, in_channels, out_channels, dtype, stride, dilation, num_groups, device,
-            has_bias, permute, name, filter_layout, activation, config,
+            has_bias, permute, name, filter_layout, activation, config, precision,
         )  # fmt: skip
         self.padding = _paddings(padding, 2)
         if isinstance(self.padding, str):

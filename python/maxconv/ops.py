@@ -10,8 +10,9 @@ fuses the elementwise work that follows::
         graph.output(y)
 
 Activations have the channels last: ``[N, W, C]``, ``[N, H, W, C]`` or ``[N, D, H, W, C]``, of
-float32, bfloat16 or float16; sums are float32 and are rounded once. Every size of an activation may
-be symbolic.
+float32, bfloat16, float16 or float8_e4m3fn; sums are float32 and are rounded once. A GPU with
+tensor cores rounds float32 operands to tf32 unless ``precision`` says otherwise. Every size of an
+activation may be symbolic.
 
 A bad argument raises ``ValueError``, or ``TypeError`` for a wrong Python type, before anything is
 compiled; the message names the argument, the value and what is allowed.
@@ -27,7 +28,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
-from ._fields import CPU_KERNELS, GPU_KERNELS, Kernel, encode_scalars
+from ._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Precision, encode_scalars
+from ._gpu import gpu_kernels
 from ._graph import constant, host_constant, is_computed, not_negative, require_kernels
 from ._operands import (
     FilterOperand,
@@ -35,11 +37,12 @@ from ._operands import (
     filter_operand,
     input_operand,
     residual_operand,
+    scale_operand,
     to_channels_first,
 )
 from ._transpose import split_phases
 from .activations import NONE, ActivationLike, ActivationSpec, parse
-from .arguments import Padding, check_dtype
+from .arguments import DTYPE_BYTES, FLOAT8, Padding, check_dtype, check_precision
 from .packing import PackedFilter, cast_array
 from .problem import ConvProblem
 
@@ -48,9 +51,14 @@ __all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d"]
 #: A filter: a graph value, an array (numpy or anything with ``__dlpack__``), or a packed filter.
 FilterLike: TypeAlias = TensorValueLike | DLPackArray | PackedFilter
 
+#: What sums are multiplied with: a number, or one float32 for each filter.
+ScaleLike: TypeAlias = float | TensorValueLike | DLPackArray | None
+
 _OP = "maxconv.conv"
 # This one lets MAX fuse what stands before it, at the price of computing it anew for every tap.
 _OP_FUSED_INPUT = "maxconv.conv_fused_input"
+# A GPU's kernels without a scale are spared it.
+_OP_SCALED = "maxconv.conv_scaled"
 
 
 def conv1d(
@@ -70,6 +78,8 @@ def conv1d(
     final_activation: ActivationLike = None,
     out_dtype: DType | None = None,
     config: str | None = None,
+    precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
     """Convolves a signal.
 
@@ -89,6 +99,8 @@ def conv1d(
         final_activation: See ``conv2d``.
         out_dtype: See ``conv2d``.
         config: See ``conv2d``.
+        precision: See ``conv2d``.
+        scale: See ``conv2d``.
 
     Returns:
         ``[N, Q, K]``, or ``[N, K, Q]`` where the channels of ``x`` are first.
@@ -100,7 +112,7 @@ def conv1d(
     """
     return _convolve(
         1, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config,
+        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
     )  # fmt: skip
 
 
@@ -121,15 +133,18 @@ def conv2d(
     final_activation: ActivationLike = None,
     out_dtype: DType | None = None,
     config: str | None = None,
+    precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
     """Convolves an image.
 
     Computes, in float32 and with one rounding at the end::
 
-        final_activation(activation(conv(x, filter) + bias) + beta * residual)
+        final_activation(activation(scale * conv(x, filter) + bias) + beta * residual)
 
     Args:
-        x: The image, ``[N, H, W, C]``.
+        x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16, or on a GPU float8_e4m3fn
+            (MAX has no such tensors on CPUs).
         filter: The filter in ``filter_layout``, with ``C / groups`` channels. An array or a
             constant is packed when the graph is built, a weight when the model is loaded, any other
             value in each call; a ``PackedFilter`` is packed already, knows its ``groups`` and
@@ -141,7 +156,7 @@ def conv2d(
             all sides, ``"valid"`` for none, or ``"same"`` for an output of the input's size (stride
             1 only; an odd zero goes after, as in PyTorch).
         groups: Both channels and filters are divided into so many independent groups.
-        bias: ``[K]``, of the type of ``x`` or float32.
+        bias: ``[K]``, of the type of ``x`` (of the result where ``x`` is float8_e4m3fn) or float32.
         input_layout: ``NHWC``, or ``NCHW`` for ``x``, ``residual`` and the result, which costs a
             permutation of each.
         filter_layout: ``RSCF`` (MAX's default), ``FCRS`` (PyTorch's) or ``"KRSC"`` (the kernels').
@@ -151,11 +166,20 @@ def conv2d(
         residual: Added to the result, of its shape and type.
         beta: What the residual is multiplied with.
         final_activation: As ``activation``, but applied last.
-        out_dtype: Type of the result; by default that of ``x``.
+        out_dtype: Type of the result: float32, bfloat16 or float16. By default that of ``x``; where
+            ``x`` is float8_e4m3fn it must be given.
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"grouped"``; on
-            a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU of compute
-            capability 9.0 also ``"sm90"``. It raises in the call where it cannot; ``"auto"`` or
-            ``None`` leaves the choice to the op.
+            a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU also
+            ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``. It raises
+            in the call where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+        precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
+            round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
+            take; the norm of the result's error is then about 3e-4 of the result's. With
+            ``"float32"`` nothing is rounded, and a GPU's ordinary units multiply, many times more
+            slowly. A CPU rounds nothing either way; other types are not rounded.
+        scale: What the sums are multiplied with, in float32: a number, or one float32 for each
+            filter, ``[K]``. With float8_e4m3fn it is the product of the scales by which activation
+            and filter were divided.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
@@ -168,7 +192,7 @@ def conv2d(
     """
     return _convolve(
         2, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config,
+        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
     )  # fmt: skip
 
 
@@ -189,6 +213,8 @@ def conv3d(
     final_activation: ActivationLike = None,
     out_dtype: DType | None = None,
     config: str | None = None,
+    precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
     """Convolves a volume or a video.
 
@@ -209,6 +235,8 @@ def conv3d(
         final_activation: See ``conv2d``.
         out_dtype: See ``conv2d``.
         config: See ``conv2d``.
+        precision: See ``conv2d``.
+        scale: See ``conv2d``.
 
     Returns:
         ``[N, Z, P, Q, K]``, or ``[N, K, Z, P, Q]`` where the channels of ``x`` are first.
@@ -220,7 +248,7 @@ def conv3d(
     """
     return _convolve(
         3, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config,
+        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
     )  # fmt: skip
 
 
@@ -239,10 +267,13 @@ def conv2d_transpose(
     activation: ActivationLike = None,
     out_dtype: DType | None = None,
     config: str | None = None,
+    precision: str = "tf32",
+    scale: ScaleLike = None,
 ) -> TensorValue:
-    """Computes the transposed convolution of an image, ``activation(conv_t(x, filter) + bias)``.
+    """Computes the transposed convolution of an image.
 
-    It takes what ``max.graph.ops.conv2d_transpose`` takes, in the same order, and computes what
+    The result is ``activation(scale * conv_t(x, filter) + bias)``. It takes what
+    ``max.graph.ops.conv2d_transpose`` takes, in the same order, and computes what
     ``torch.nn.functional.conv_transpose2d`` does. A stride above 1 becomes one convolution of
     stride 1 for each phase of the output, so that no product with a zero is computed.
 
@@ -265,6 +296,8 @@ def conv2d_transpose(
         activation: See ``conv2d``.
         out_dtype: Type of the result; by default that of ``x``.
         config: See ``conv2d``.
+        precision: See ``conv2d``.
+        scale: See ``conv2d``.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first, with
@@ -292,10 +325,13 @@ def conv2d_transpose(
     )
     function = parse("activation", activation)
     target = _out_dtype(out_dtype, dtype)
-    kernel = _kernel(config, value.device)
+    kernel, rounding = _kernel(config, value.device), check_precision(precision)
     added = bias_operand(bias, split.filters, dtype=dtype, device=value.device)
-    if added is not None and split.merged:
-        added = ops.tile(added, (split.stride[0] * split.stride[1],))
+    factors = scale_operand(scale, split.filters, value.device)
+    if split.merged:
+        repeats = (split.stride[0] * split.stride[1],)
+        added = None if added is None else ops.tile(added, repeats)
+        factors = None if factors is None else ops.tile(factors, repeats)
     outputs = []
     for phase in split.phases:
         operand = filter_operand(
@@ -311,7 +347,17 @@ def conv2d_transpose(
             groups=operand.groups,
         )
         outputs.append(
-            _emit(problem, value, operand, added, function, out_dtype=target, kernel=kernel)
+            _emit(
+                problem,
+                value,
+                operand,
+                added,
+                function,
+                out_dtype=target,
+                kernel=kernel,
+                precision=rounding,
+                scale=factors,
+            )
         )
     result = split.assemble(outputs)
     return to_channels_first(result) if first else result
@@ -334,11 +380,14 @@ def _convolve(
     final_activation: ActivationLike,
     out_dtype: DType | None,
     config: str | None,
+    precision: str,
+    scale: ScaleLike,
 ) -> TensorValue:
     """Checks the arguments of a convolution of any rank and adds it to the current graph."""
     require_kernels(Graph.current, _OP)
     value, first = input_operand(x, input_layout, rank)
-    dtype = check_dtype("input", value.dtype)
+    target = _out_dtype(out_dtype, value.dtype.name)
+    dtype = value.dtype.name
     operand = filter_operand(
         filter, filter_layout, groups, rank=rank, dtype=dtype, device=value.device
     )
@@ -352,15 +401,17 @@ def _convolve(
         padding=padding,
         groups=operand.groups,
     )
-    target = _out_dtype(out_dtype, dtype)
+    beside = target if dtype == FLOAT8 else dtype
     result = _emit(
         problem,
         value,
         operand,
-        bias_operand(bias, problem.filters, dtype=dtype, device=value.device),
+        bias_operand(bias, problem.filters, dtype=beside, device=value.device),
         parse("activation", activation),
         out_dtype=target,
         kernel=_kernel(config, value.device),
+        precision=check_precision(precision),
+        scale=scale_operand(scale, problem.filters, value.device),
         residual=residual_operand(
             residual, problem.output_shape, dtype=target, device=value.device, first=first
         ),
@@ -379,6 +430,8 @@ def _emit(
     *,
     out_dtype: str,
     kernel: Kernel,
+    precision: Precision,
+    scale: TensorValue | None = None,
     residual: TensorValue | None = None,
     beta: float = 1.0,
     final: ActivationSpec | None = None,
@@ -392,6 +445,7 @@ def _emit(
         final_activation=last.kind,
         has_bias=bias is not None,
         has_residual=residual is not None,
+        precision=precision,
     )
     scalars = encode_scalars(
         beta=beta,
@@ -399,49 +453,30 @@ def _emit(
         final_parameters=last.parameters,
     )
     target = DType[out_dtype]
+    bias_type = DType.float32 if x.dtype == DType[FLOAT8] else x.dtype
     values = [
         x,
         filter.value,
-        _absent(x.dtype, 1, x.device) if bias is None else bias,
+        _absent(bias_type, 1, x.device) if bias is None else bias,
         _absent(target, x.rank, x.device) if residual is None else residual,
         host_constant(geometry),
         host_constant(scalars),
+        *([] if scale is None else [scale]),
     ]
+    exact = x.dtype == DType.float32 and precision is Precision.FLOAT32
     # These kernels read the input where it lies, so nothing can be fused before them; what runs on
-    # a GPU in 16 bits is the one for Hopper, if it can.
-    reads = kernel in (Kernel.POINTWISE, Kernel.SM90) or (
-        x.device.is_gpu() and x.dtype != DType.float32
-    )
-    fuse = problem.taps == 1 and not reads and is_computed(x)
-    op = _OP_FUSED_INPUT if fuse else _OP
+    # a GPU's tensor cores is the one for Hopper, if it can.
+    reads = kernel in (Kernel.POINTWISE, Kernel.SM90) or (x.device.is_gpu() and not exact)
+    fuse = problem.taps == 1 and not reads and scale is None and is_computed(x)
+    op = _OP_FUSED_INPUT if fuse else _OP if scale is None else _OP_SCALED
     result = TensorType(target, _result_shape(problem), x.device)
     parameters: dict[str, bool | int | str | DType] = {}
     if x.device.is_gpu():
-        parameters["kernels"] = sum(1 << k for k in gpu_kernels(problem, kernel))
+        wanted = gpu_kernels(
+            problem, kernel, dtype=x.dtype.name, out_dtype=out_dtype, precision=precision
+        )
+        parameters["kernels"] = sum(1 << k for k in wanted)
     return ops.custom(op, x.device, values, [result], parameters)[0].tensor
-
-
-def gpu_kernels(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> tuple[Kernel, ...]:
-    """Returns the kernels that a problem may need on a GPU, whatever its symbolic sizes are.
-
-    An op is compiled with these alone: every work that is fused behind it compiles them anew.
-    """
-    if kernel is not Kernel.AUTO:
-        return (kernel,)
-    filters, groups = problem.filters, problem.groups
-    channels = problem.channels if isinstance(problem.channels, int) else None
-    per_group = None if channels is None else channels // groups
-    narrow = groups > 1 and (not isinstance(filters, int) or filters // groups < 8)
-    wide = groups == 1 or not isinstance(filters, int) or filters // groups >= 8
-    wanted = {
-        Kernel.STEM: groups == 1 and (channels is None or channels <= 8),
-        Kernel.DEPTHWISE: per_group in (None, 1),
-        # The copy engine takes pixels of multiples of 16 bytes.
-        Kernel.SM90: per_group is None or (per_group > 1 and per_group % 8 == 0),
-        Kernel.GROUPED: narrow,
-        Kernel.IMPLICIT_GEMM: wide,
-    }
-    return tuple(kernel for kernel, needed in wanted.items() if needed)
 
 
 def _result_shape(problem: ConvProblem) -> list[Dim]:
@@ -464,7 +499,14 @@ def _absent(dtype: DType, rank: int, device: DeviceRef) -> TensorValue:
 
 
 def _out_dtype(out_dtype: DType | None, dtype: str) -> str:
-    return dtype if out_dtype is None else check_dtype("out_dtype", out_dtype)
+    if out_dtype is not None:
+        return check_dtype("out_dtype", out_dtype)
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(
+            f"out_dtype: None stands for the input's {dtype}, which is no type of outputs; "
+            f"{', '.join(DTYPE_BYTES)} are allowed"
+        )
+    return dtype
 
 
 def _kernel(config: str | None, device: DeviceRef) -> Kernel:

@@ -11,8 +11,8 @@ Lanes beyond the group's last filter are zero. Narrow groups, of 2, 4 or 8 chann
 filters, share panels as if their filters were one group's (``panel_groups``). A depthwise filter
 (one channel in, one out, in each group) is ``packed[t][r][s][channel]`` instead, without padding.
 
-numpy has no bfloat16, so bfloat16 data is carried as the ``uint16`` of its bits. Importing this
-module does not import MAX.
+numpy has neither bfloat16 nor float8_e4m3fn, so their data is carried as the ``uint16`` or the
+``uint8`` of its bits. Importing this module does not import MAX.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from ._fields import PANEL
 from .arguments import (
-    DTYPE_BYTES,
+    FLOAT8,
+    INPUT_BYTES,
     LAYOUTS,
     check_at_least,
     check_dtype,
@@ -40,7 +41,9 @@ __all__ = [
     "PackedFilter",
     "bfloat16_to_float32",
     "cast_array",
+    "float8_to_float32",
     "float32_to_bfloat16",
+    "float32_to_float8",
     "krsc_elements",
     "pack_elements",
     "pack_filter",
@@ -52,12 +55,17 @@ __all__ = [
 
 Array: TypeAlias = npt.NDArray[Any]
 
-#: numpy's type for the elements of each storage type; bfloat16 by its bits.
+#: numpy's type for the elements of each storage type; those that it lacks by their bits.
 _STORAGE: dict[str, type[np.generic]] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": np.uint16,
+    FLOAT8: np.uint8,
 }
+
+#: The largest value of float8_e4m3fn, and what is rounded to it.
+FLOAT8_MAX = 448.0
+_FLOAT8_LIMIT = 464.0
 
 
 def float32_to_bfloat16(values: npt.ArrayLike) -> npt.NDArray[np.uint16]:
@@ -76,6 +84,40 @@ def bfloat16_to_float32(bits: npt.ArrayLike) -> npt.NDArray[np.float32]:
     return np.asarray(wide.view(np.float32))
 
 
+def float32_to_float8(values: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    """Rounds float32 values to float8_e4m3fn, to nearest and ties to even; returns their bits.
+
+    What is beyond 464, halfway to the number that would follow the largest, becomes NaN.
+    """
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    # Exponents are 120 apart; 20 bits of mantissa are rounded off.
+    odd = (magnitude >> np.uint32(20)) & np.uint32(1)
+    rounded = (magnitude + np.uint32(0x7FFFF) + odd) >> np.uint32(20)
+    normal = np.minimum(rounded - np.uint32(120 << 3), np.uint32(0x7F))
+    # Below 2**-6 numbers are 2**-9 apart; the last of these carries into the first normal one.
+    small = magnitude < np.float32(2**-6).view(np.uint32)
+    steps = np.rint(np.where(small, magnitude, 0).astype(np.uint32).view(np.float32) * 512)
+    code = np.where(small, steps.astype(np.uint32), normal)
+    return np.asarray(code | ((bits >> np.uint32(24)) & np.uint32(0x80)), dtype=np.uint8)
+
+
+def float8_to_float32(bits: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Widens float8_e4m3fn bits to the float32 values that they stand for, exactly."""
+    return _FLOAT8_VALUES[np.asarray(bits, dtype=np.uint8)]
+
+
+def _float8_values() -> npt.NDArray[np.float32]:
+    codes = np.arange(128)
+    exponent, mantissa = codes >> 3, codes & 7
+    values = np.where(exponent, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
+    values[127] = np.nan
+    return np.concatenate((values, -values)).astype(np.float32)
+
+
+_FLOAT8_VALUES = _float8_values()
+
+
 def read_array(name: str, array: object) -> tuple[Array, str]:
     """Reads an array-like operand as numpy; no copy where none is needed.
 
@@ -85,8 +127,8 @@ def read_array(name: str, array: object) -> tuple[Array, str]:
             tensor), on any device, of a floating-point type.
 
     Returns:
-        The values, and the name of their type: ``float64``, ``float32``, ``float16`` or
-        ``bfloat16`` (whose values are ``uint16`` bits).
+        The values, and the name of their type: ``float64``, ``float32``, ``float16``, ``bfloat16``
+        (whose values are ``uint16`` bits) or ``float8_e4m3fn`` (``uint8`` bits).
 
     Raises:
         TypeError: ``array`` is neither.
@@ -101,12 +143,12 @@ def read_array(name: str, array: object) -> tuple[Array, str]:
             f"{name}: a {type(array).__name__} is not an array; a numpy array or an object with "
             "__dlpack__ is allowed"
         )
-    if kind == "bfloat16":
-        return values.view(np.uint16), kind
+    if kind in ("bfloat16", FLOAT8):
+        return values.view(_STORAGE[kind]), kind
     if kind not in ("float64", "float32", "float16"):
         raise ValueError(
-            f"{name}: dtype {kind} is not floating point; float64, float32, float16 and bfloat16 "
-            "are allowed"
+            f"{name}: dtype {kind} is not floating point; float64, float32, float16, bfloat16 and "
+            f"{FLOAT8} are allowed"
         )
     return values.astype(values.dtype.newbyteorder("="), copy=False), kind
 
@@ -116,7 +158,7 @@ def _from_dlpack(array: Any) -> tuple[Array, str]:
     # one that is strided; torch has a method for each.
     for method in ("detach", "contiguous"):
         array = getattr(array, method, lambda array=array: array)()
-    # Only bfloat16 needs MAX's buffers, but they read every device too.
+    # Only what numpy lacks needs MAX's buffers, but they read every device too.
     from max.driver import Buffer
     from max.dtype import DType
 
@@ -124,6 +166,8 @@ def _from_dlpack(array: Any) -> tuple[Array, str]:
     kind = buffer.dtype.name
     if buffer.dtype == DType.bfloat16:
         buffer = buffer.view(DType.uint16)
+    elif buffer.dtype == DType.float8_e4m3fn:
+        buffer = buffer.view(DType.uint8)
     elif not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16:
         # numpy cannot represent every other type; the caller refuses them by name.
         return np.empty(0), kind
@@ -134,16 +178,30 @@ def cast_array(values: Array, kind: str, dtype: str) -> Array:
     """Converts what ``read_array`` returned to the storage of ``dtype``, rounding to nearest.
 
     Args:
-        values: The values, bfloat16 ones by their bits.
+        values: The values; those of a type that numpy lacks by their bits.
         kind: The name of their type.
-        dtype: A key of ``DTYPE_BYTES``.
+        dtype: A key of ``INPUT_BYTES``.
+
+    Raises:
+        ValueError: A value of a filter is beyond float8_e4m3fn.
     """
     if kind == dtype:
         return values
     if kind == "bfloat16":
         values = bfloat16_to_float32(values)
+    if kind == FLOAT8:
+        values = float8_to_float32(values)
     if dtype == "bfloat16":
         return float32_to_bfloat16(values)
+    if dtype == FLOAT8:
+        largest = float(np.max(np.abs(values), initial=0.0))
+        if largest > _FLOAT8_LIMIT:
+            raise ValueError(
+                f"filter: a value of magnitude {largest:g} is beyond {FLOAT8}; values up to "
+                f"{FLOAT8_MAX:g} are allowed: divide the filter, and multiply the result, by a "
+                "scale"
+            )
+        return float32_to_float8(values)
     return values.astype(_STORAGE[dtype])
 
 
@@ -190,15 +248,15 @@ class PackedFilter:
     groups: int
     """Groups."""
     dtype: str
-    """``float32``, ``bfloat16`` or ``float16``."""
+    """``float32``, ``bfloat16``, ``float16`` or ``float8_e4m3fn``."""
     data: Array = field(repr=False)
-    """The elements, flat and read-only; bfloat16 as ``uint16`` bits."""
+    """The elements, flat and read-only; bfloat16 as ``uint16``, float8_e4m3fn as ``uint8`` bits."""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         for name in ("filters", "group_channels", "groups"):
             check_at_least(name, check_integer(name, getattr(self, name)), 1)
-        dtype = check_dtype("dtype", self.dtype)
+        dtype = check_dtype("dtype", self.dtype, INPUT_BYTES)
         if self.filters % self.groups:
             raise ValueError(
                 f"filter: {self.filters} filters are not divisible by groups={self.groups}"
@@ -245,7 +303,7 @@ class PackedFilter:
     @property
     def nbytes(self) -> int:
         """Size of the packed data in bytes, padding lanes included."""
-        return self.data.size * DTYPE_BYTES[self.dtype]
+        return self.data.size * INPUT_BYTES[self.dtype]
 
     def unpack(self) -> Array:
         """Returns the filter as ``[K, *taps, C / groups]`` in the storage type of ``data``."""
@@ -298,22 +356,24 @@ def pack_filter(
 
     Args:
         array: The filter: a numpy array or an object with ``__dlpack__`` (a torch tensor, a MAX
-            buffer or tensor) of float64, float32, float16 or bfloat16.
+            buffer or tensor) of float64, float32, float16, bfloat16 or float8_e4m3fn.
         filter_layout: ``"KRSC"``, ``"RSCF"`` or ``"FCRS"`` (PyTorch's) in two dimensions;
             ``"KSC"``, ``"SCF"``, ``"FCS"`` in one; ``"KTRSC"``, ``"QRSCF"``, ``"FCQRS"`` in three;
             or a ``max.graph.FilterLayout``.
         groups: Groups of the convolution; ``array`` has ``C / groups`` channels.
-        dtype: Storage type of the result: ``"float32"``, ``"bfloat16"`` or ``"float16"`` or the
-            ``DType``. By default that of ``array``, and float32 for float64.
+        dtype: Storage type of the result: ``"float32"``, ``"bfloat16"``, ``"float16"`` or
+            ``"float8_e4m3fn"``, or the ``DType``. By default that of ``array``, and float32 for
+            float64.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
         ValueError: An unknown layout, a wrong rank, an empty filter, filters that are not divisible
-            by ``groups``, or an unsupported type.
+            by ``groups``, an unsupported type, or a value beyond float8_e4m3fn.
     """
     layout, _ = _layout_of(filter_layout)
     values, kind = read_array("filter", array)
-    target = check_dtype("dtype", dtype or ("float32" if kind == "float64" else kind))
+    default = "float32" if kind == "float64" else kind
+    target = check_dtype("dtype", dtype or default, INPUT_BYTES)
     return pack_elements(values, kind, layout, groups=groups, dtype=target)
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._fields import Activation, Kernel, Layout, encode_geometry
+from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
 from .arguments import (
     AXES,
     DTYPE_BYTES,
@@ -387,6 +387,7 @@ class ConvProblem:
         final_activation: Activation = Activation.NONE,
         has_bias: bool = False,
         has_residual: bool = False,
+        precision: Precision = Precision.TF32,
     ) -> npt.NDArray[np.int64]:
         """Returns the ``geometry`` operand of ``maxconv.conv`` for this problem."""
         return encode_geometry(
@@ -402,6 +403,7 @@ class ConvProblem:
             final_activation=final_activation,
             has_bias=has_bias,
             has_residual=has_residual,
+            precision=precision,
         )
 
     def _need_static(self, what: str) -> None:

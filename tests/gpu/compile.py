@@ -1,19 +1,25 @@
 """Compiles the GPU tests' graphs for a GPU that is not there, in a process of its own.
 
 Takes the architecture, the folder to write to, and the graphs: a key of ``GRAPHS``, a colon and a
-type. MAX writes to the folder what each graph becomes. With ``MAXCONV_GPU_GRAPHS`` in the
-environment it also writes there, one graph a call, what the tests on a GPU machine run: they find
-it under the same name and then compile nothing.
+type, which for ``every`` is a key of ``network.TYPES``. MAX writes to the folder what each graph
+becomes. With ``MAXCONV_GPU_GRAPHS`` in the environment it also writes to that folder, beside what
+is there, what the tests on a GPU machine run: they find it by its name and its inputs, and then
+compile nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 from max import driver
 from max.graph import Graph
 from tests.gpu import network
+
+from maxconv.explain import explain_graph
 
 
 def torch_op(dtype: str) -> Graph:
@@ -23,15 +29,43 @@ def torch_op(dtype: str) -> Graph:
     from maxconv.torch import _engine
 
     kind = getattr(torch, dtype)
-    return _engine._graph(_engine.Signature(2, kind, kind, 0))
+    if kind is _engine.FLOAT8:
+        signature = _engine.Signature(2, kind, torch.float32, 0, torch.bfloat16, True)
+    else:
+        signature = _engine.Signature(2, kind, kind, 0)
+    return _engine._graph(signature)
+
+
+def explained(dtype: str) -> Graph:
+    """Returns the graph behind ``maxconv.explain.explain_choice`` on a GPU."""
+    from max.graph import DeviceRef
+
+    return explain_graph(dtype, DeviceRef.GPU())
 
 
 GRAPHS = {
+    "explain": explained,
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,
     "torch": torch_op,
 }
+
+
+def exported_graphs(manifest: Path) -> list[dict[str, Any]]:
+    """Returns what a folder's manifest names."""
+    graphs: list[dict[str, Any]] = []
+    if manifest.is_file():
+        graphs = json.loads(manifest.read_text(encoding="utf-8"))["graphs"]
+    return graphs
+
+
+def keep_in_manifest(manifest: Path, earlier: list[dict[str, Any]]) -> None:
+    """Names an earlier process's graphs too: MAX writes each process's manifest anew."""
+    contents = json.loads(manifest.read_text(encoding="utf-8"))
+    now = {graph["key"] for graph in contents["graphs"]}
+    contents["graphs"] += [graph for graph in earlier if graph["key"] not in now]
+    manifest.write_text(json.dumps(contents, indent=2), encoding="utf-8")
 
 
 def main() -> None:
@@ -45,12 +79,16 @@ def main() -> None:
 
     InferenceSession.debug.ir_output_dir = folder
     exported = os.environ.get("MAXCONV_GPU_GRAPHS")
+    manifest = Path(exported or folder, "manifest.json")
+    earlier = exported_graphs(manifest)
     session = InferenceSession(devices=[driver.Accelerator()], export_mefs=exported)
     for name in names:
         which, dtype = name.split(":")
         graph = GRAPHS[which](dtype)
         session.load(graph)
         print(graph.name, flush=True)
+    if exported:
+        keep_in_manifest(manifest, earlier)
     # A virtual device cannot be taken down.
     os._exit(0)
 

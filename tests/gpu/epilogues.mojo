@@ -191,7 +191,9 @@ def differ[
             Atomic.min(first, UInt32(i))
 
 
-def activate(
+def activate[
+    exact: Bool
+](
     arguments: Pointer[Float32, MutAnyOrigin],
     values: Pointer[Float32, MutAnyOrigin],
     count: Int64,
@@ -201,7 +203,8 @@ def activate(
     var activation = DeviceActivation(formula, 1, -2, 2)
     for i in range(2 * _first(), Int(count), 2 * _step()):
         values.unsafe_store(
-            i, activation.apply[2](arguments.unsafe_load[width=2](i))
+            i,
+            activation.apply[2, exact=exact](arguments.unsafe_load[width=2](i)),
         )
 
 

@@ -6,18 +6,21 @@ is an input, and a problem of a lower rank has extents of 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import maxconv
-from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH
-from maxconv.packing import bfloat16_to_float32, float32_to_bfloat16
+from maxconv import explain
+from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel
+from maxconv.packing import cast_array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from max.driver import Buffer, Device
-    from max.graph import Graph
+    from max.graph import Graph, TensorValue
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,42 +41,81 @@ FILTERS = {
 OUTPUTS = ("plain", "computed", "stored", "converted")
 
 
-def every_fusion(dtype: str) -> Graph:
+class Types(NamedTuple):
+    """What the tensors of a graph are of, and how much of it is compiled."""
+
+    dtype: str
+    """Of activation and filter."""
+    out_dtype: str
+    """Of output and residual; the bias is float32 where these differ."""
+    outputs: tuple[str, ...]
+    """Of ``OUTPUTS``."""
+    kernels: int = -1
+    """As the op's parameter: a bit for each."""
+    scaled: bool = False
+    """Whether each filter has a factor of its own; it is the last input."""
+
+    @property
+    def bias_dtype(self) -> str:
+        return self.dtype if self.dtype == self.out_dtype else "float32"
+
+
+_GENERAL = sum(1 << k for k in (Kernel.SM90, Kernel.IMPLICIT_GEMM, Kernel.GROUPED))
+
+TYPES = {
+    "float32": Types("float32", "float32", OUTPUTS),
+    "bfloat16": Types("bfloat16", "bfloat16", OUTPUTS),
+    "float16": Types("float16", "float16", OUTPUTS),
+    "fp8_bfloat16": Types("float8_e4m3fn", "bfloat16", ("computed", "stored"), _GENERAL, True),
+    "fp8_float32": Types("float8_e4m3fn", "float32", ("plain",), _GENERAL),
+    "bfloat16_float32": Types("bfloat16", "float32", ("plain",), _GENERAL),
+}
+
+
+def every_fusion(name: str) -> Graph:
     """Returns a graph with a convolution of rank 3 for each kind of work behind it.
 
     Inputs: activation, flat filter, bias, residual, geometry, scalars for each output, a tensor
     without elements that has the output's sizes, and one factor a filter. Outputs: the convolution;
-    its ReLU times the factors; the same with the channels first; the convolution as float32.
+    its ReLU times the factors; the same with the channels first; the convolution as float32; those
+    of them that the entry of ``TYPES`` names.
     """
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, ops
 
-    gpu, cpu, kind = DeviceRef.GPU(), DeviceRef.CPU(), DType[dtype]
+    dtypes = TYPES[name]
+    gpu, cpu = DeviceRef.GPU(), DeviceRef.CPU()
+    kind, out, bias = (DType[d] for d in (dtypes.dtype, dtypes.out_dtype, dtypes.bias_dtype))
     sizes = ("out_n", "out_d", "out_h", "out_w", "out_c")
     types = [
         TensorType(kind, ("n", "d", "h", "w", "c"), gpu),
         TensorType(kind, ("filter",), gpu),
-        TensorType(kind, ("bias",), gpu),
-        TensorType(kind, ("add_n", "add_d", "add_h", "add_w", "add_c"), gpu),
+        TensorType(bias, ("bias",), gpu),
+        TensorType(out, ("add_n", "add_d", "add_h", "add_w", "add_c"), gpu),
         TensorType(DType.int64, (GEOMETRY_LENGTH,), cpu),
-        *[TensorType(DType.float32, (SCALARS_LENGTH,), cpu)] * len(OUTPUTS),
+        *[TensorType(DType.float32, (SCALARS_LENGTH,), cpu)] * len(dtypes.outputs),
         TensorType(DType.uint8, (*sizes, 0), cpu),
-        TensorType(kind, ("out_c",), gpu),
+        TensorType(out, ("out_c",), gpu),
+        *[TensorType(DType.float32, ("scale",), gpu)] * dtypes.scaled,
     ]
-    with Graph(f"every_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
+    with Graph(f"every_{name}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
         values = [value.tensor for value in g.inputs]
-        operands, scalars, factors = values[:5], values[5 : 5 + len(OUTPUTS)], values[-1]
-        result = TensorType(kind, sizes, gpu)
+        scale = [values.pop()] if dtypes.scaled else []
+        operands, scalars, factors = values[:5], values[5:-2], values[-1]
+        op = "maxconv.conv_scaled" if dtypes.scaled else "maxconv.conv"
+        result, parameters = TensorType(out, sizes, gpu), {"kernels": dtypes.kernels}
         # Of equal operations MAX would keep one: each has scalars of its own.
-        plain, computed, stored, converted = (
-            ops.custom("maxconv.conv", gpu, [*operands, own], [result])[0].tensor for own in scalars
-        )
-        g.output(
-            plain,
-            ops.relu(computed) * factors,
-            ops.permute(ops.relu(stored) * factors, [0, 4, 1, 2, 3]),
-            ops.cast(converted, DType.float32),
-        )
+        convolved = [
+            ops.custom(op, gpu, [*operands, own, *scale], [result], parameters)[0].tensor
+            for own in scalars
+        ]
+        behind: dict[str, Callable[[TensorValue], TensorValue]] = {
+            "plain": lambda y: y,
+            "computed": lambda y: ops.relu(y) * factors,
+            "stored": lambda y: ops.permute(ops.relu(y) * factors, [0, 4, 1, 2, 3]),
+            "converted": lambda y: ops.cast(y, DType.float32),
+        }
+        g.output(*(behind[n](y) for n, y in zip(dtypes.outputs, convolved, strict=True)))
     return g
 
 
@@ -117,7 +159,7 @@ def functions(dtype: str) -> Graph:
 
 
 def fusions(dtype: str) -> Graph:
-    """Returns a small graph, to be compiled only: each rank and each kind of fused work once."""
+    """Returns a small graph, only to be compiled: every op, rank, type, kind of fused work once."""
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, ops
 
@@ -127,15 +169,25 @@ def fusions(dtype: str) -> Graph:
         TensorType(kind, ("n", "h", "w", 64), gpu),
         TensorType(kind, ("n", "d", "h", "w", 16), gpu),
         TensorType(DType.float32, ("n", "w", 8), gpu),
+        TensorType(DType.float8_e4m3fn, ("n", "w", 16), gpu),
+        *explain.operand_types(),
     ]
     with Graph(f"fusions_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
-        image, residual, volume, signal = (value.tensor for value in g.inputs)
+        image, residual, volume, signal, small, *asked = (value.tensor for value in g.inputs)
         dense = _integers(3, 3, 64, 64)
         depthwise = _integers(3, 3, 3, 1, 16)
         g.output(
             ops.relu(maxconv.conv2d(image, dense, padding=1, residual=residual)) * residual,
             maxconv.conv3d(volume, depthwise, groups=16).cast(DType.float32),
-            maxconv.conv1d(ops.relu(signal) * 2, _integers(1, 8, 12)),
+            maxconv.conv1d(ops.relu(signal) * 2, _integers(1, 8, 12), precision="float32"),
+            maxconv.conv1d(signal, _integers(3, 8, 16), config="sm90"),
+            maxconv.conv1d(
+                small, _integers(3, 16, 16), out_dtype=DType.bfloat16, config="sm90", scale=0.5
+            ),
+            maxconv.conv1d(
+                small, _integers(3, 1, 16), groups=16, out_dtype=DType.float16, config="grouped"
+            ),
+            *explain.explain_op(asked, dtype, gpu),
         )
     return g
 
@@ -145,10 +197,8 @@ def to_device(values: npt.NDArray[Any], dtype: str, device: Device) -> Buffer:
     from max.driver import Buffer
     from max.dtype import DType
 
-    if dtype == "bfloat16":
-        bits = np.ascontiguousarray(float32_to_bfloat16(values))
-        return Buffer.from_numpy(bits).view(DType.bfloat16).to(device)
-    return Buffer.from_numpy(np.ascontiguousarray(values.astype(dtype))).to(device)
+    bits = np.ascontiguousarray(cast_array(values, "float32", dtype))
+    return Buffer.from_numpy(bits).view(DType[dtype]).to(device)
 
 
 def to_float32(buffer: Buffer) -> Floats:
@@ -157,9 +207,8 @@ def to_float32(buffer: Buffer) -> Floats:
     from max.dtype import DType
 
     host = buffer.to(CPU())
-    if host.dtype == DType.bfloat16:
-        return bfloat16_to_float32(host.view(DType.uint16).to_numpy())
-    return np.asarray(host.to_numpy(), dtype=np.float32)
+    bits = host.view(DType.uint16) if host.dtype == DType.bfloat16 else host
+    return cast_array(bits.to_numpy(), host.dtype.name, "float32")
 
 
 def rounded(values: npt.NDArray[np.float64], dtype: str) -> Floats:
@@ -167,7 +216,4 @@ def rounded(values: npt.NDArray[np.float64], dtype: str) -> Floats:
 
     Exact sums of integers below 2**24 lose nothing in float32.
     """
-    single = values.astype(np.float32)
-    if dtype == "bfloat16":
-        return bfloat16_to_float32(float32_to_bfloat16(single))
-    return single.astype(dtype).astype(np.float32)
+    return cast_array(cast_array(values.astype(np.float32), "float32", dtype), dtype, "float32")

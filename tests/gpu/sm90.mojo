@@ -258,6 +258,10 @@ struct Check[in_type: DType, out_type: DType](Movable):
                 .unsafe_origin_cast[ImmUntrackedOrigin](),
                 nothing_fused[Self.out_type](),
                 MemoryOutput(data_of(self.found, GUARD)),
+                choose[Self.in_type, Self.out_type](
+                    self.problem,
+                    ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+                ),
             )
         else:
             var nothing = nothing_fused[Self.out_type]()

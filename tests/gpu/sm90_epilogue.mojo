@@ -40,6 +40,7 @@ from operations.sm90.dispatch import choose
 from operations.sm90.epilogue_config import EpilogueConfig
 from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
+from operations.sm90.model import FusedWork
 from operations.sm90.split import split_refusal
 from operations.sm90.walk import Walk
 from epilogues import (
@@ -515,9 +516,15 @@ def time_of[
 
 def time_case(ctx: DeviceContext, named: Case) raises:
     """Times a problem: bare, with bias and ReLU, and with bias, SiLU and a
-    residual."""
-    var choice = choose[TIMED, TIMED](
-        named.problem, ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    residual; on what is chosen bare, and on what is chosen with all of it."""
+    var multiprocessors = ctx.get_attribute(
+        DeviceAttribute.MULTIPROCESSOR_COUNT
+    )
+    var choice = choose[TIMED, TIMED](named.problem, multiprocessors)
+    var fused = choose[TIMED, TIMED](
+        named.problem,
+        multiprocessors,
+        work=FusedWork(visits=True, residual=True, looped=False),
     )
     var bare = feature(0)
     var relu = feature(2)
@@ -527,7 +534,8 @@ def time_case(ctx: DeviceContext, named: Case) raises:
     silu.activation = feature(7).activation
     comptime for index in range(CANDIDATES + VARIANTS):
         var asked = len(argv()) > 3 and selected(index)
-        if (asked or choice.index == index) and not can_implement[TIMED, TIMED](
+        var chosen = choice.index == index or fused.index == index
+        if (asked or chosen) and not can_implement[TIMED, TIMED](
             configuration(index), named.problem
         ):
             var one = time_of[index](ctx, named.problem, bare)
@@ -542,7 +550,8 @@ def time_case(ctx: DeviceContext, named: Case) raises:
                 "ratio",
                 round(three / one * 1e3) / 1e3,
                 configuration(index),
-                "| chosen" if choice.index == index else "",
+                "| chosen bare" if choice.index == index else "",
+                "| chosen fused" if fused.index == index else "",
             )
 
 
@@ -555,7 +564,8 @@ def main() raises:
         if refusal:
             raise Error(t"configuration {index}: {refusal.value()}")
     if mode == "activations":
-        wrong = check_activations(ctx) + check_nan(ctx)
+        wrong = check_activations[True](ctx) + check_nan[True](ctx)
+        wrong += check_activations[False](ctx) + check_nan[False](ctx)
     else:
         for named in read_cases(String(argv()[2])):
             if mode == "time":

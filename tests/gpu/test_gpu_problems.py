@@ -7,15 +7,31 @@ left is the rounding to the output's type, and every element must be equal.
 from __future__ import annotations
 
 import functools
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.gpu.network import OUTPUTS, every_fusion, rounded, to_device, to_float32
+from tests.gpu.network import (
+    OUTPUTS,
+    TYPES,
+    Types,
+    every_fusion,
+    rounded,
+    to_device,
+    to_float32,
+)
 from tests.reference import conv_reference
 
-from maxconv._fields import Activation, Kernel, Layout, encode_geometry, encode_scalars
+from maxconv._fields import (
+    Activation,
+    Kernel,
+    Layout,
+    Precision,
+    encode_geometry,
+    encode_scalars,
+)
 from maxconv.problem import ConvProblem
 from maxconv.problems import load_problems
 
@@ -27,7 +43,8 @@ pytestmark = pytest.mark.gpu
 
 Floats = npt.NDArray[np.float32]
 
-DTYPES = ("float32", "bfloat16", "float16")
+#: Those whose graphs have every output and every kernel.
+WHOLE = tuple(name for name, types in TYPES.items() if types.outputs == OUTPUTS)
 NAMES = tuple(load_problems())
 
 
@@ -58,6 +75,8 @@ class Operands:
         self.output = (output[0], *full(tuple(output[1:-1]), 1), output[-1])
         self.residual = integers(self.output, 8, 4)
         self.factors = integers((int(problem.filters),), 2, 5)
+        #: Powers of two: exact in every type.
+        self.scale = 2.0 ** integers((int(problem.filters),), 2, 6)
 
     @functools.cached_property
     def sums(self) -> npt.NDArray[np.float64]:
@@ -88,11 +107,11 @@ def operands_of(name: str) -> Operands:
 
 
 class Network:
-    """The compiled graph of a type."""
+    """The compiled graph of an entry of ``TYPES``."""
 
-    def __init__(self, session: InferenceSession, device: Device, dtype: str) -> None:
-        self.model: Model = session.load(every_fusion(dtype))
-        self.device, self.dtype = device, dtype
+    def __init__(self, session: InferenceSession, device: Device, name: str) -> None:
+        self.model: Model = session.load(every_fusion(name))
+        self.device, self.types = device, TYPES[name]
 
     def run(
         self,
@@ -101,11 +120,12 @@ class Network:
         layout: Layout = Layout.KRSC,
         kernel: Kernel = Kernel.AUTO,
         epilogue: bool = False,
+        precision: Precision = Precision.TF32,
     ) -> dict[str, Floats]:
         from max.driver import Buffer
         from max.dtype import DType
 
-        p, dtype, device = operands.problem, self.dtype, self.device
+        p, types, device = operands.problem, self.types, self.device
         geometry = encode_geometry(
             stride=full(p.stride, 1),
             dilation=full(p.dilation, 1),
@@ -119,38 +139,43 @@ class Network:
             final_activation=Activation.LEAKY_RELU if epilogue else Activation.NONE,
             has_bias=epilogue,
             has_residual=epilogue,
+            precision=precision,
         )
         scalars = encode_scalars(beta=-0.5, final_parameters=(0.25, 0.0))
         empty = np.zeros(0, np.float32)
+        residual = operands.residual if epilogue else empty.reshape((0,) * 5)
         inputs: list[Any] = [
-            to_device(operands.x, dtype, device),
-            to_device(operands.filter(layout), dtype, device),
-            to_device(operands.bias if epilogue else empty, dtype, device),
-            to_device(operands.residual if epilogue else empty.reshape((0,) * 5), dtype, device),
+            to_device(operands.x, types.dtype, device),
+            to_device(operands.filter(layout), types.dtype, device),
+            to_device(operands.bias if epilogue else empty, types.bias_dtype, device),
+            to_device(residual, types.out_dtype, device),
             Buffer.from_numpy(geometry),
-            *[Buffer.from_numpy(scalars)] * len(OUTPUTS),
+            *[Buffer.from_numpy(scalars)] * len(types.outputs),
             Buffer(DType.uint8, (*operands.output, 0)),
-            to_device(operands.factors, dtype, device),
+            to_device(operands.factors, types.out_dtype, device),
         ]
+        if types.scaled:
+            inputs.append(to_device(operands.scale, "float32", device))
         self._poison(operands.output)
         results = self.model.execute(*inputs)
-        return dict(zip(OUTPUTS, (to_float32(result) for result in results), strict=True))
+        return dict(zip(types.outputs, (to_float32(result) for result in results), strict=True))
 
     def _poison(self, shape: tuple[int, ...]) -> None:
         """Fills with NaN what the allocator may hand out for the outputs."""
-        sizes = ("float32", self.dtype, self.dtype, self.dtype)
+        sizes = ("float32", *[self.types.out_dtype] * 3)
         held = [to_device(np.full(shape, np.nan, np.float32), size, self.device) for size in sizes]
         self.device.synchronize()
         del held
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=TYPES)
 def network(gpu_session: InferenceSession, gpu: Device, request: pytest.FixtureRequest) -> Network:
     return Network(gpu_session, gpu, request.param)
 
 
-def expected(operands: Operands, dtype: str, epilogue: bool) -> dict[str, Floats]:
-    sums = operands.sums
+def expected(operands: Operands, types: Types, epilogue: bool) -> dict[str, Floats]:
+    dtype = types.out_dtype
+    sums = operands.sums * operands.scale if types.scaled else operands.sums
     if epilogue:
         sums = np.maximum(sums + operands.bias, 0) - 0.5 * operands.residual
         sums = np.where(sums > 0, sums, 0.25 * sums)
@@ -166,8 +191,8 @@ def expected(operands: Operands, dtype: str, epilogue: bool) -> dict[str, Floats
 
 def check(network: Network, operands: Operands, **arguments: Any) -> None:
     results = network.run(operands, **arguments)
-    wanted = expected(operands, network.dtype, arguments.get("epilogue", False))
-    for name in OUTPUTS:
+    wanted = expected(operands, network.types, arguments.get("epilogue", False))
+    for name in network.types.outputs:
         np.testing.assert_array_equal(results[name], wanted[name], err_msg=name)
 
 
@@ -178,6 +203,45 @@ def test_named_problems(network: Network, name: str) -> None:
     check(network, operands, epilogue=True)
 
 
+def drawn(seed: int) -> ConvProblem:
+    """A random problem of any rank; half of them have channels that the copy engine takes."""
+    draw = random.Random(seed)
+    rank, groups = draw.choice([1, 2, 2, 3]), draw.choice([1, 1, 1, 2, 3, 4])
+    step, most = draw.choice([(1, 20), (8, 12)])
+    per_group, filters = (step * draw.randint(1, most) for _ in range(2))
+    longest = {1: 300, 2: 30, 3: 10}[rank]
+    sizes: list[int] = []
+    taps: list[int] = []
+    strides: list[int] = []
+    dilations: list[int] = []
+    padding: list[int] = []
+    while len(sizes) < rank:
+        size, tap = draw.randint(1, longest), draw.randint(1, {1: 7, 2: 7, 3: 4}[rank])
+        dilation, sides = draw.choice([1, 1, 2, 3]), [draw.randint(0, 5), draw.randint(0, 5)]
+        if (tap - 1) * dilation < size + sum(sides):
+            sizes.append(size)
+            taps.append(tap)
+            strides.append(draw.choice([1, 1, 2, 3]))
+            dilations.append(dilation)
+            padding += sides
+    return ConvProblem.from_parts(
+        (draw.randint(1, 4), *sizes, per_group * groups),
+        filters=filters * groups,
+        filter_size=tuple(taps),
+        group_channels=per_group,
+        stride=tuple(strides),
+        dilation=tuple(dilations),
+        padding=tuple(padding),
+        groups=groups,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(network: Network, seed: int) -> None:
+    check(network, Operands(drawn(seed)), epilogue=bool(seed % 2))
+
+
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 @pytest.mark.parametrize("kernel", [Kernel.REFERENCE, Kernel.IMPLICIT_GEMM, Kernel.GROUPED])
 def test_kernels_by_name(network: Network, kernel: Kernel) -> None:
     for name in NAMES:
@@ -185,6 +249,7 @@ def test_kernels_by_name(network: Network, kernel: Kernel) -> None:
             check(network, operands_of(name), kernel=kernel, epilogue=True)
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 @pytest.mark.parametrize("layout", [Layout.RSCF, Layout.FCRS])
 def test_filters_in_other_layouts(network: Network, layout: Layout) -> None:
     for name in NAMES:
@@ -192,12 +257,14 @@ def test_filters_in_other_layouts(network: Network, layout: Layout) -> None:
             check(network, operands_of(name), layout=layout)
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 def test_no_images(network: Network) -> None:
     problem = ConvProblem.from_parts((0, 5, 6, 8), filters=16, filter_size=(3, 3), group_channels=8)
     results = network.run(Operands(problem))
     assert results["plain"].shape == (0, 1, 3, 4, 16)
 
 
+@pytest.mark.parametrize("network", WHOLE, indirect=True)
 def test_refusals(network: Network) -> None:
     operands = operands_of("odd.groups_uneven")
     with pytest.raises(ValueError, match="filter_layout: PACKED is packed for a CPU; a GPU takes"):
@@ -218,6 +285,29 @@ def test_refusals(network: Network) -> None:
         ValueError, match=r"filter: \d+ elements do not match \d+ = what 18 filters"
     ):
         network.run(wrong)
+
+
+@pytest.mark.parametrize("network", ["float32"], indirect=True)
+@pytest.mark.parametrize("name", ["resnet50.conv4_3x3", "resnet50.conv2_reduce"])
+def test_precision(network: Network, name: str) -> None:
+    operands = Operands(load_problems()[name].problem)
+    generator = np.random.default_rng(6)
+    operands.x, operands.w = (
+        generator.standard_normal(values.shape).astype(np.float32)
+        for values in (operands.x, operands.w)
+    )
+
+    def error(**arguments: Any) -> float:
+        result = network.run(operands, **arguments)["plain"].astype(np.float64)
+        return float(np.linalg.norm(result - operands.sums) / np.linalg.norm(operands.sums))
+
+    # Both operands of a product are rounded to 11 bits: errors of up to 2**-11 of each, evenly
+    # distributed, are 2**-11 / sqrt(3) * sqrt(2) = 4e-4 of a product, and less where a value is in
+    # the upper half of its binade. Sums of some thousand float32 stay under 1e-5.
+    assert 1e-4 < error() < 4e-4
+    assert error(precision=Precision.FLOAT32) < 1e-5
+    with pytest.raises(ValueError, match=r"sm90 rounds float32 operands to tf32, but precision="):
+        error(precision=Precision.FLOAT32, kernel=Kernel.SM90)
 
 
 class PackedOperands(Operands):

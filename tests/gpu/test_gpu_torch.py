@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -97,6 +98,80 @@ def test_two_streams() -> None:
         torch.cuda.synchronize()
         for result, want in zip(results, wanted, strict=True):
             assert torch.equal(result, want)
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "channels", "stride"),
+    # Whole sums; sums that the blocks of a cluster share; a stride.
+    [(8, 56, 64, 1), (1, 14, 256, 1), (4, 28, 128, 2)],
+)
+def test_a_thousand_repeats(images: int, side: int, channels: int, stride: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(15)
+    shapes = ((images, channels, side, side), (channels, channels, 3, 3))
+    x, w = (torch.randn(s, generator=generator, device="cuda", dtype=DTYPE) for s in shapes)
+    x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w))
+    first = mt.conv2d(x, w, stride=stride, padding=1)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        again = mt.conv2d(x, w, stride=stride, padding=1)
+        different += (again.view(torch.int16) != first.view(torch.int16)).sum()
+    assert int(different) == 0
+    wanted = exact(x, w, stride=stride, padding=1)
+    # A sum of float32 products, rounded once to 8 bits; 2**-8 covers half a unit in the last place.
+    assert torch.allclose(first.double(), wanted, rtol=2**-8, atol=2**-8 * float(wanted.std()))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    # The Hopper kernel; channels that it does not take; depthwise; few channels.
+    [(64, 1), (12, 1), (64, 64), (4, 1)],
+)
+def test_more_elements_than_31_bits_count(channels: int, groups: int) -> None:
+    side = math.isqrt(2**31 // channels) + 64
+    shape = (1, side, side, channels)
+    x = torch.randint(-2, 3, shape, device="cuda", dtype=torch.int8).to(DTYPE).permute(0, 3, 1, 2)
+    w = integers(channels, channels // groups, 3, 3, seed=16)
+    y = mt.conv2d(x, w, padding=1, groups=groups)
+    # The first rows, those around the element of this number, and the last.
+    for row in (0, 2**31 // (side * channels) - 3, side - 8):
+        part = x[:, :, row : row + 8]
+        wanted = exact(part, w, padding=(0, 1), groups=groups).to(DTYPE)
+        assert torch.equal(y[:, :, row + 1 : row + 7], wanted)
+
+
+def test_precision_is_what_pytorch_is_set_to() -> None:
+    x = torch.randn(2, 64, 20, 20, device="cuda").contiguous(memory_format=torch.channels_last)
+    w = torch.randn(32, 64, 3, 3, device="cuda")
+    wanted = exact(x, w)
+
+    def error(precision: str | None = None) -> float:
+        return float((mt.conv2d(x, w, precision=precision) - wanted).norm() / wanted.norm())
+
+    # As in test_gpu_problems.py.
+    assert 1e-4 < error() < 4e-4
+    assert error("float32") < 1e-5
+    allowed = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = False
+        assert error() < 1e-5
+        assert 1e-4 < error("tf32") < 4e-4
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def test_float8() -> None:
+    x, w = integers(2, 64, 13, 11, seed=17), integers(FILTERS, 64, 3, 3, seed=18)
+    scale = 2.0 ** torch.arange(FILTERS, device="cuda").remainder(5).float()
+    x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    residual = integers(2, FILTERS, 13, 11, seed=19)
+    y = mt.conv2d(x8, w8, padding=1, scale=scale, residual=residual, out_dtype=DTYPE)
+    wanted = exact(x, w, padding=1) * scale[:, None, None] + residual
+    assert y.dtype == DTYPE
+    assert torch.equal(y, wanted.to(DTYPE))
+    with pytest.raises(TypeError, match=r"out_dtype: None stands for the input's torch.float8_e4m"):
+        mt.conv2d(x8, w8)
+    with pytest.raises(TypeError, match=r"bias: dtype torch.float16 does not match; the outp"):
+        mt.conv2d(x8, w8, torch.ones(FILTERS, device="cuda").half(), out_dtype=DTYPE)
 
 
 def test_refusals() -> None:

@@ -15,6 +15,7 @@ from maxconv._fields import (
     Activation,
     Kernel,
     Layout,
+    Precision,
     encode_geometry,
     encode_scalars,
     mojo_source,
@@ -46,7 +47,8 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"LAYOUT_{member.name}": member.value for member in Layout}
     expected |= {f"KERNEL_{member.name}": member.value for member in Kernel}
     expected |= {f"ACTIVATION_{member.name}": member.value for member in Activation}
-    expected |= {"GEOMETRY_LENGTH": 23, "SCALARS_LENGTH": 5, "PANEL": 16}
+    expected |= {f"PRECISION_{member.name}": member.value for member in Precision}
+    expected |= {"GEOMETRY_LENGTH": 24, "SCALARS_LENGTH": 5, "PANEL": 16}
     assert {name: int(value) for name, value in names.items()} == expected
 
 
@@ -64,6 +66,7 @@ def test_geometry_has_each_argument_at_its_field() -> None:
         final_activation=Activation.TANH,
         has_bias=True,
         has_residual=True,
+        precision=Precision.FLOAT32,
     )
     assert geometry.dtype == np.int64
     assert dict(zip(GEOMETRY, geometry.tolist(), strict=True)) == {
@@ -75,7 +78,7 @@ def test_geometry_has_each_argument_at_its_field() -> None:
         "groups": 17,
         "filter_t": 14, "filter_r": 15, "filter_s": 16,
         "filter_layout": 3, "kernel": 4, "activation": 7, "final_activation": 9,
-        "has_bias": 1, "has_residual": 1,
+        "has_bias": 1, "has_residual": 1, "precision": 1,
     }  # fmt: skip
 
 

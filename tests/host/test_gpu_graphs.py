@@ -35,7 +35,7 @@ def test_every_op_compiles(tmp_path: Path) -> None:
                 found = re.findall(r"_bind_to_fused_\w+|Epilogue\w+Functor", function)
                 fusions[op] = fusions.get(op, "") + " ".join(found) + " "
     # Work behind the op, of both kinds, and in front of the op that takes it.
-    assert set(fusions) == {"Conv", "ConvFusedInput"}
+    assert set(fusions) == {"Conv", "ConvFusedInput", "ConvScaled", "Explain"}
     for kind in ("EpilogueComputeFunctor", "EpilogueStoreFunctor", "_bind_to_fused_compute_output"):
         assert kind in fusions["Conv"]
     assert "_bind_to_fused_input" in fusions["ConvFusedInput"]

@@ -16,7 +16,9 @@ from maxconv.packing import (
     PackedFilter,
     bfloat16_to_float32,
     cast_array,
+    float8_to_float32,
     float32_to_bfloat16,
+    float32_to_float8,
     pack_filter,
     packed_length,
     read_array,
@@ -249,3 +251,42 @@ def test_packed_filter_refuses_contradicting_fields() -> None:
         PackedFilter(8, 4, (3, 3), 3, "float32", data)
     with pytest.raises(TypeError, match=r"filters: 8.0 holds a float"):
         PackedFilter(8.0, 4, (3, 3), 1, "float32", data)  # type: ignore[arg-type]
+
+
+def float8_value(code: int) -> float:
+    """A sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN."""
+    sign, exponent, mantissa = code >> 7, (code >> 3) & 15, code & 7
+    if (exponent, mantissa) == (15, 7):
+        return float("nan")
+    fraction = mantissa / 8 + (exponent > 0)
+    return (-1.0) ** sign * fraction * 2.0 ** (max(exponent, 1) - 7)
+
+
+def test_float8_is_widened_exactly() -> None:
+    wanted = [float8_value(code) for code in range(256)]
+    np.testing.assert_array_equal(float8_to_float32(np.arange(256)), np.array(wanted, np.float32))
+
+
+def test_float8_rounds_to_nearest_and_ties_to_even() -> None:
+    values = np.array([float8_value(code) for code in range(127)], np.float32)
+    assert (float32_to_float8(values) == np.arange(127)).all()
+    halves = (values[:-1] + values[1:]) / 2
+    below, above = np.nextafter(halves, np.float32(0)), np.nextafter(halves, np.float32(500))
+    codes = np.arange(126)
+    assert (float32_to_float8(below) == codes).all()
+    assert (float32_to_float8(above) == codes + 1).all()
+    assert (float32_to_float8(halves) == codes + codes % 2).all()
+    assert (float32_to_float8(-halves) == codes + codes % 2 + 128).all()
+    # 464 is halfway to the number that would follow the largest.
+    edges = np.array([464, 464.1, 480, 1e30, np.inf, np.nan], np.float32)
+    assert float32_to_float8(edges).tolist() == [126, *[127] * 5]
+
+
+def test_float8_filters() -> None:
+    values = np.random.default_rng(3).standard_normal((5, 3, 3, 4)).astype(np.float32)
+    packed = pack_filter(values, "KRSC", dtype="float8_e4m3fn")
+    assert packed.nbytes == 9 * 4 * 16
+    bits = float32_to_float8(values)
+    assert (packed.unpack() == bits).all()
+    with pytest.raises(ValueError, match=r"^filter: a value of magnitude 465 is beyond"):
+        pack_filter(np.full((1, 1, 1, 1), -465.0), "KRSC", dtype="float8_e4m3fn")

@@ -78,6 +78,7 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         assert "stmatrix.sync.aligned" in text
         assert "ldmatrix.sync.aligned" in text
         assert "ex2.approx.ftz.f32" in text
+        assert "tanh.approx.f32" in text
         assert f".maxntid {candidate.threads}\n" in text
         assert ("setmaxnreg" in text) == candidate.moves_registers
         assert ("multicast::cluster" in text) == candidate.shares_loads

@@ -30,12 +30,15 @@ INPUTS: dict[str, tuple[str, tuple[int | str, ...]]] = {
     "bytes": ("uint8", (2, 8, 9, 6)),
     "flat": ("float32", (8, 9, 6)),
     "gpu": ("float32", (2, 8, 9, 6)),
+    "gpu_float8": ("float8_e4m3fn", (2, 8, 9, 6)),
+    "float8": ("float8_e4m3fn", (2, 8, 9, 6)),
     "w": ("float32", (3, 3, 6, 4)),
     "w_brain": ("bfloat16", (3, 3, 6, 4)),
     "w_symbolic": ("float32", (3, "s", 6, 4)),
     "w_gpu": ("float32", (3, 3, 6, 4)),
     "bias": ("float32", (4,)),
     "bias_brain": ("bfloat16", (4,)),
+    "bias_gpu_half": ("float16", (4,)),
     "residual": ("float32", (2, 6, 7, 4)),
     "residual_brain": ("bfloat16", (2, 6, 7, 4)),
 }
@@ -141,6 +144,32 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "config: 'fast' is not a kernel of device cpu:0; auto, refere",
     ),
     ({"config": 1}, TypeError, "config: 1 is a int; None or one of auto, reference, implicit_gemm"),
+    ({"scale": np.ones(3)}, ValueError, "scale: 3 elements, but there are 4 filters"),
+    ({"scale": "bias_brain"}, ValueError, "scale: dtype bfloat16 does not match; float32 is allow"),
+    ({"scale": True}, TypeError, "scale: a bool is not an array; a numpy array or an object with"),
+    ({"precision": "ieee"}, ValueError, "precision: 'ieee' is not a precision of float32 product"),
+    ({"precision": None}, TypeError, "precision: None is a NoneType; one of tf32, float32 is all"),
+    (
+        {"x": "float8"},
+        ValueError,
+        "input: dtype float8_e4m3fn on device cpu:0 is not supported; there float32, bfloat16, fl",
+    ),
+    ({"x": "gpu_float8"}, ValueError, "out_dtype: None stands for the input's float8_e4m3fn, whi"),
+    (
+        {"x": "gpu_float8", "filter": RSCF * 500, "out_dtype": "bfloat16"},
+        ValueError,
+        "filter: a value of magnitude 500 is beyond float8_e4m3fn; values up to 448 are allowed",
+    ),
+    (
+        {"x": "gpu_float8", "filter": "w_gpu", "out_dtype": "bfloat16"},
+        ValueError,
+        "filter: dtype float32 does not match; float8_e4m3fn is the input's",
+    ),
+    (
+        {"x": "gpu_float8", "bias": "bias_gpu_half", "out_dtype": "bfloat16"},
+        ValueError,
+        "bias: dtype float16 does not match; bfloat16 or float32 is allowed for this input",
+    ),
 ]
 
 

@@ -52,6 +52,7 @@ W_MULTIPLIER = draw(12, 3, 3, 1)
 W_POINTWISE = draw(18, 1, 1, 6)
 W_1D, W_3D = draw(9, 5, 6), draw(5, 2, 3, 3, 6)
 BIAS, BIAS_12 = draw(20), draw(12)
+SCALE = draw(20)
 RESIDUAL_SHAPE = (2, 9, 11, 20)
 
 # Activations; the sizes of the last axis are fixed, all others symbolic.
@@ -231,6 +232,13 @@ CASES: dict[str, Case] = {
         )
         for first, last in zip(*[iter(ACTIVATIONS)] * 2, strict=True)
     },
+    # A scale is a factor of its filter.
+    "scale": plain(
+        W * SCALE[:, None, None, None], filter=W, padding=1, scale=SCALE, bias=BIAS,
+        activation="relu",
+        epilogue=lambda _: {"bias": BIAS, "activation": ACTIVATIONS["relu"][1]},
+    ),
+    "scale, one for all": plain(W * np.float32(0.375), filter=W, padding=1, scale=0.375),
     # Kernels by name.
     "reference": plain(W_GROUPED, groups=2, padding=1, config="reference"),
     "pointwise by name": plain(W_POINTWISE, config="pointwise"),

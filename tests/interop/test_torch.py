@@ -20,7 +20,7 @@ from maxconv.problem import ConvProblem
 from maxconv.problems import load_problems
 from maxconv.torch import _engine
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_graphs")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,6 +69,16 @@ def test_named_problems(name: str) -> None:
     for input, weight in ((x, w), (last(x), w), (x, last(w))):
         actual = CONVOLVE[problem.spatial_rank](input, weight, b, *geometry)
         check(problem.spatial_rank, actual, x, w, b, *geometry)
+
+
+def test_scale_and_output_dtype() -> None:
+    x, w, b, scale = draw(2, 6, 9, 8), draw(8, 6, 3, 3), draw(8), draw(8, seed=1)
+    factors = scale[:, None, None, None]
+    for given, scaled in ((scale, w * factors), (0.25, w * 0.25), (scale[:1], w * scale[0])):
+        y = mt.conv2d(x, w, b, padding=1, scale=given, out_dtype=torch.bfloat16)
+        assert y.dtype == torch.bfloat16
+        # The reference's filter is scaled, and rounded: one unit more.
+        check(2, y, x, scaled, b, 1, 1)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

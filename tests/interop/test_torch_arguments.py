@@ -11,7 +11,8 @@ from tests.interop.torch_tensors import draw
 from torch._subclasses import FakeTensorMode
 
 import maxconv.torch as mt
-from maxconv.torch import _engine
+from maxconv._fields import Precision
+from maxconv.torch import _engine, _op
 
 pytestmark = pytest.mark.torch
 
@@ -56,6 +57,26 @@ X, W, B = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
         ({"stride": (1, -1)}, ValueError, r"stride: \(1, -1\) has a non-positive entry"),
         ({"stride": (1, 1, 1)}, ValueError, r"stride: \(1, 1, 1\) has 3 entries; 2 are allowed"),
         ({"stride": 1.5}, TypeError, r"stride: 1.5 is a float; an integer or a tuple of 2"),
+        (
+            {"out_dtype": torch.int8},
+            TypeError,
+            r"out_dtype: torch.int8 is not supported; torch.flo",
+        ),
+        (
+            {"out_dtype": torch.float16, "residual": torch.zeros(2, 8, 7, 6)},
+            TypeError,
+            r"residual: dtype torch.float32 does not match; the output's torch.float16 is allowed",
+        ),
+        ({"scale": draw(7)}, ValueError, r"scale: 7 elements, but there are 8 filters"),
+        ({"scale": B.double()}, TypeError, r"scale: dtype torch.float64 does not match; torch.flo"),
+        ({"scale": "2"}, TypeError, r"scale: a str is not a tensor; a torch.Tensor or None is"),
+        (
+            {"input": X.to(torch.float8_e4m3fn)},
+            TypeError,
+            r"input: dtype torch.float8_e4m3fn is not supported; torch.float32, torch.bfloat16, to",
+        ),
+        ({"precision": "ieee"}, ValueError, r"precision: 'ieee' is not a precision of float32"),
+        ({"precision": 32}, TypeError, r"precision: 32 is a int; one of tf32, float32 is allowed"),
         ({"stride": True}, TypeError, r"stride: True is a bool; an integer or a tuple of 2"),
         ({"dilation": [0, 1]}, ValueError, r"dilation: \(0, 1\) has a non-positive entry"),
         ({"padding": -1}, ValueError, r"padding: \(-1, -1\) has a negative entry; every padding"),
@@ -102,7 +123,7 @@ X, W, B = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
         (
             {"bias": B.half()},
             TypeError,
-            r"bias: dtype torch.float16 does not match; the input's torch.float32 or torch.float32",
+            r"bias: dtype torch.float16 does not match; the input's torch.float32 is allowed",
         ),
         (
             {"residual": draw(2, 8, 7, 6).half()},
@@ -129,6 +150,32 @@ def test_bad_arguments(
     with pytest.raises(error, match=f"^{message}"):
         mt.conv2d(**arguments)
     assert not compiled
+
+
+def test_precision_follows_pytorchs_setting() -> None:
+    cudnn: Any = torch.backends.cudnn
+    allowed = cudnn.allow_tf32
+    try:
+        cudnn.allow_tf32 = True
+        assert _op._torch_precision() is Precision.TF32
+        cudnn.allow_tf32 = False
+        assert _op._torch_precision() is Precision.FLOAT32
+        if hasattr(cudnn, "conv"):
+            # Beside another setting of cudnn.rnn, which makes allow_tf32 raise.
+            for setting, wanted in (("tf32", Precision.TF32), ("ieee", Precision.FLOAT32)):
+                cudnn.conv.fp32_precision = setting
+                assert _op._torch_precision() is wanted
+    finally:
+        cudnn.allow_tf32 = allowed
+
+
+def test_modules_keep_their_precision() -> None:
+    module = mt.Conv2d(6, 8, 3, precision="float32")
+    assert "precision=float32" in module.extra_repr()
+    assert module._resolve(0, 1.0, None).precision == Precision.FLOAT32
+    assert mt.Conv2d.from_torch(torch.nn.Conv2d(6, 8, 3)).precision is None
+    with pytest.raises(ValueError, match="precision: 'half' is not a precision of float32 product"):
+        mt.Conv2d(6, 8, 3, precision="half")
 
 
 def test_devices() -> None:

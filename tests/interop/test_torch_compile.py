@@ -19,18 +19,20 @@ pytestmark = pytest.mark.torch
 
 def test_opcheck() -> None:
     x, w, b = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
-    arguments = ((2, 1), (1, 1, 0, 0), (1, 2), 2, (1, 0), (1.0, 0.0, 0.0, 0.0, 0.0))
+    scalars = (1.0, 0.0, 0.0, 0.0, 0.0)
+    arguments: tuple[Any, ...] = ((2, 1), (1, 1, 0, 0), (1, 2), 2, (1, 0), scalars, 1, None)
     for input, channels_last in ((x, False), (last(x), True), (x[:0], True)):
         torch.library.opcheck(
-            torch.ops.maxconv.conv.default, (input, w, b, None, *arguments, channels_last, False)
+            torch.ops.maxconv.conv.default,
+            (input, w, b, None, None, *arguments, channels_last, False),
         )
     # One pixel, one filter: strides that sizes of one leave open must not differ either.
-    arguments = ((1, 1), (0, 0, 0, 0), (1, 1), 1, (0, 0), (1.0, 0.0, 0.0, 0.0, 0.0))
+    arguments = ((1, 1), (0, 0, 0, 0), (1, 1), 1, (0, 0), scalars, None, None)
     for filters in (1, 3):
         for channels_last in (False, True):
             torch.library.opcheck(
                 torch.ops.maxconv.conv.default,
-                (x[:, :3, :3, :3], w[:filters], None, None, *arguments, channels_last, False),
+                (x[:, :3, :3, :3], w[:filters], None, None, None, *arguments, channels_last, False),
             )
 
 

@@ -33,7 +33,7 @@ from .fprop import (
     why_not,
 )
 from .swizzle import swizzle_address, swizzle_bits, swizzle_period
-from .transfer import NAN_FILL, TF32_NAN, load, store
+from .transfer import NAN_FILL, TF32_NAN, Move, bring, load, plan, store
 from .validation import BOX_BYTES, CORNER_RANGE, OFFSET_MAXIMUM, Violation, validate
 
 __all__ = [
@@ -47,17 +47,20 @@ __all__ = [
     "Im2colDescriptor",
     "Interleave",
     "L2Promotion",
+    "Move",
     "OobFill",
     "Swizzle",
     "TiledDescriptor",
     "Violation",
     "activation_descriptor",
+    "bring",
     "explain",
     "filter_descriptor",
     "filter_offsets",
     "load",
     "packed_strides",
     "pixel_coordinates",
+    "plan",
     "store",
     "swizzle_address",
     "swizzle_bits",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from .descriptor import (
 from .swizzle import swizzle_address
 from .validation import OFFSET_MAXIMUM, validate
 
-__all__ = ["NAN_FILL", "TF32_NAN", "load", "store"]
+__all__ = ["NAN_FILL", "TF32_NAN", "Move", "bring", "load", "plan", "store"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,6 +40,63 @@ TF32_NAN = 0x7FFFE000
 #: Types that a load rounds to TF32. A store writes their bits as they are, as both do with every
 #: other type: nothing is flushed to zero for the types with FTZ.
 _ROUNDED = frozenset({DataType.TFLOAT32, DataType.TFLOAT32_FTZ})
+
+
+@dataclass(frozen=True)
+class Move:
+    """Where the bytes of a load or store lie, ``[rows, row bytes]`` each.
+
+    Attributes:
+        tensor: Distances from ``global_address``; meaningless outside the tensor.
+        inside: Which bytes lie in the tensor.
+        shared: Addresses in shared memory.
+    """
+
+    tensor: npt.NDArray[np.int64]
+    inside: npt.NDArray[np.bool_]
+    shared: npt.NDArray[np.int64]
+
+
+def plan(
+    descriptor: Descriptor,
+    coordinates: Sequence[int],
+    filter_offsets: Sequence[int] = (),
+    *,
+    offset: int = 0,
+) -> Move:
+    """Returns which bytes a load or store moves, without moving them.
+
+    Args:
+        descriptor: A descriptor that ``validate`` finds nothing in.
+        coordinates: As ``load``; a store takes none that is negative.
+        filter_offsets: As ``load``.
+        offset: As ``load``.
+
+    Raises:
+        TypeError: A coordinate or an offset is no integer.
+        ValueError: The GPU would refuse the instruction.
+    """
+    where = _check_coordinates(descriptor, coordinates)
+    offsets = _check_filter_offsets(descriptor, filter_offsets)
+    _check_offset(offset)
+    tensor, inside = _source(descriptor, where, offsets)
+    rows = _rows_in_shared_memory(descriptor) + offset
+    return Move(tensor, inside, swizzle_address(rows, descriptor.swizzle))
+
+
+def bring(descriptor: Descriptor, move: Move, memory: Bytes) -> Bytes:
+    """Returns the bytes that a load writes at ``move.shared``.
+
+    Args:
+        descriptor: The load's.
+        move: Its plan.
+        memory: Global memory from ``global_address`` on.
+    """
+    fill = np.resize(np.array([_fill(descriptor)], "<u2").view(np.uint8), move.tensor.shape)
+    read = memory[np.where(move.inside, move.tensor, 0)]
+    if descriptor.data_type in _ROUNDED:
+        read = _round_to_tf32(read.view("<u4")).view(np.uint8)
+    return np.where(move.inside, read, fill)
 
 
 def load(
@@ -68,21 +126,13 @@ def load(
             memory is too small, or the descriptor is of a packed type.
     """
     _check_descriptor(descriptor)
-    where = _check_coordinates(descriptor, coordinates)
-    offsets = _check_filter_offsets(descriptor, filter_offsets)
-    _check_offset(offset)
-    source, inside = _source(descriptor, where, offsets)
+    move = plan(descriptor, coordinates, filter_offsets, offset=offset)
     memory = _tensor_bytes(descriptor, tensor)
-    target = swizzle_address(_rows_in_shared_memory(descriptor) + offset, descriptor.swizzle)
     if shared_memory is None:
         result = np.zeros(offset + descriptor.shared_memory_bytes, np.uint8)
     else:
-        result = _shared_bytes(shared_memory, target).copy()
-    fill = np.resize(np.array([_fill(descriptor)], "<u2").view(np.uint8), source.shape)
-    read = memory[np.where(inside, source, 0)]
-    if descriptor.data_type in _ROUNDED:
-        read = _round_to_tf32(read.view("<u4")).view(np.uint8)
-    result[target] = np.where(inside, read, fill)
+        result = _shared_bytes(shared_memory, move.shared).copy()
+    result[move.shared] = bring(descriptor, move, memory)
     return result
 
 
@@ -119,11 +169,10 @@ def store(
             f"coordinates: {show(where)} has a negative entry; a store takes none (the GPU reports "
             "an illegal instruction)"
         )
-    _check_offset(offset)
-    target, inside = _source(descriptor, where, ())
+    move = plan(descriptor, where, offset=offset)
     result = _tensor_bytes(descriptor, tensor).copy()
-    source = swizzle_address(_rows_in_shared_memory(descriptor) + offset, descriptor.swizzle)
-    result[target[inside]] = _shared_bytes(shared_memory, source)[source[inside]]
+    source = _shared_bytes(shared_memory, move.shared)
+    result[move.tensor[move.inside]] = source[move.shared[move.inside]]
     stored: npt.NDArray[Any] = result.view(tensor.dtype).reshape(tensor.shape)
     return stored
 

@@ -22,7 +22,7 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.experimental.torch import torch_dtype_to_max
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -33,6 +33,7 @@ from ..progress import progress
 
 __all__ = [
     "DTYPES",
+    "FLOAT8",
     "HOST",
     "Operands",
     "Signature",
@@ -49,6 +50,9 @@ HOST: Final = -1
 #: The dtypes of inputs, filters and outputs.
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
+#: What inputs and filters on a GPU may also have.
+FLOAT8: Final = torch.float8_e4m3fn
+
 
 class Signature(NamedTuple):
     """What a compiled graph is specific to."""
@@ -56,11 +60,15 @@ class Signature(NamedTuple):
     rank: int
     """Spatial dimensions: 1, 2 or 3."""
     dtype: torch.dtype
-    """Of input, filter, residual and output."""
+    """Of input and filter."""
     bias_dtype: torch.dtype
-    """Of the bias: ``dtype`` or float32."""
+    """Of the bias."""
     device: int = HOST
     """The GPU's index, or ``HOST``."""
+    out_dtype: torch.dtype | None = None
+    """Of residual and output; ``None`` stands for ``dtype``."""
+    scaled: bool = False
+    """Whether each filter has a factor."""
 
 
 class Operands(NamedTuple):
@@ -74,34 +82,46 @@ class Operands(NamedTuple):
     scalars: Buffer
     shape: Buffer
     """What ``shape_operand`` returned."""
+    scale: Buffer | None = None
+    """One float32 a filter, or ``None`` where the graph has none."""
 
 
-def _graph(signature: Signature) -> Graph:
+def _graph(signature: Signature, name: str = "", module: Module | None = None) -> Graph:
+    """Returns the graph of a signature; in a module, with a name, beside others."""
     rank, host = signature.rank, DeviceRef.CPU()
     device = host if signature.device == HOST else DeviceRef.GPU(signature.device)
     dtype = torch_dtype_to_max(signature.dtype)
+    out_dtype = torch_dtype_to_max(signature.out_dtype or signature.dtype)
     axes = ("d", "h", "w")[3 - rank :]
     output = ("out_n", *(f"out_{axis}" for axis in axes), "out_c")
     types = [
         TensorType(dtype, ("n", *axes, "c"), device),
         TensorType(dtype, ("filter_elements",), device),
         TensorType(torch_dtype_to_max(signature.bias_dtype), ("bias_elements",), device),
-        TensorType(dtype, ("add_n", *(f"add_{axis}" for axis in axes), "add_c"), device),
+        TensorType(out_dtype, ("add_n", *(f"add_{axis}" for axis in axes), "add_c"), device),
         TensorType(DType.int64, (GEOMETRY_LENGTH,), host),
         TensorType(DType.float32, (SCALARS_LENGTH,), host),
         # Without elements: it names the output's sizes, which no other operand has.
         TensorType(DType.uint8, (*output, 0), host),
+        *[TensorType(DType.float32, ("scale_elements",), device)] * signature.scaled,
     ]
-    name = f"maxconv_conv{rank}d"
-    with Graph(name, input_types=types, kernel_library=kernel_library()) as graph:
-        operands = [value.tensor for value in graph.inputs[:-1]]
-        out_types = [TensorType(dtype, output, device)]
+    with Graph(
+        name or f"maxconv_conv{rank}d",
+        input_types=types,
+        kernel_library=kernel_library(),
+        module=module,
+    ) as graph:
+        operands = [value.tensor for value in graph.inputs]
+        # The shape is no operand of the op.
+        del operands[Operands._fields.index("shape")]
+        out_types = [TensorType(out_dtype, output, device)]
         # Nobody asks for the reference by name here.
         kernels = sum(1 << k for k in GPU_KERNELS if k not in (Kernel.AUTO, Kernel.REFERENCE))
         parameters: dict[str, bool | int | str | DType] = (
             {} if signature.device == HOST else {"kernels": kernels}
         )
-        graph.output(*ops.custom("maxconv.conv", device, operands, out_types, parameters))
+        op = "maxconv.conv_scaled" if signature.scaled else "maxconv.conv"
+        graph.output(*ops.custom(op, device, operands, out_types, parameters))
     return graph
 
 
@@ -173,6 +193,8 @@ def as_buffer(tensor: Tensor) -> Buffer:
     On the CPU by way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch
     tensor: 3 in the conversion, the rest in the execution that reads the buffer.
     """
+    if tensor.dtype == FLOAT8:
+        return Buffer.from_dlpack(tensor.view(torch.uint8)).view(DType.float8_e4m3fn)
     if tensor.is_cuda:
         return Buffer.from_dlpack(tensor)
     if tensor.dtype == torch.bfloat16:
@@ -204,7 +226,8 @@ def run(signature: Signature, operands: Operands) -> Tensor:
         ValueError: The op refused the operands; the message says why.
     """
     model = _models.get(signature) or _model(signature)
-    output = model.execute(*operands)[0]
+    given = operands[:-1] if operands.scale is None else operands
+    output = model.execute(*given)[0]
     if signature.device != HOST:
         # The object: PyTorch asks it for the capsule with its current stream, which then waits.
         return from_dlpack(output)

@@ -16,10 +16,10 @@ import torch
 from max.driver import Buffer
 from torch import Tensor, library
 
-from .._fields import Activation, Layout, encode_scalars
+from .._fields import Activation, Layout, Precision, encode_scalars
 from ..arguments import check_bias, check_residual
 from ..problem import ConvProblem, output_size
-from ._engine import HOST, Operands, Signature, absent, as_buffer, run, shape_operand
+from ._engine import FLOAT8, HOST, Operands, Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS
 
 __all__ = ["CHANNELS_FIRST", "CHANNELS_LAST", "Resolved", "conv", "output_shape"]
@@ -29,9 +29,9 @@ CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST: Final = {1: (0, 2, 1), 2: (0, 3, 1, 2), 3: (0, 4, 1, 2, 3)}
 
 _SCHEMA: Final = (
-    "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int[] stride,"
+    "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
-    " bool channels_last, bool constant) -> Tensor"
+    " int? precision, ScalarType? out_dtype, bool channels_last, bool constant) -> Tensor"
 )
 
 
@@ -47,6 +47,10 @@ class Resolved(NamedTuple):
     """Codes of the activation and of the final activation."""
     scalars: tuple[float, ...]
     """In the order of ``_fields.SCALARS``."""
+    precision: int | None
+    """The code of what is left of float32 operands; ``None`` follows PyTorch's setting."""
+    out_dtype: torch.dtype | None
+    """Of output and residual, where it is not the input's."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def _plan(
     weight_shape: torch.Size,
     bias_shape: torch.Size | None,
     residual_shape: torch.Size | None,
+    scale_shape: torch.Size | None,
     layout: Layout,
     resolved: Resolved,
 ) -> _Plan:
@@ -114,6 +119,8 @@ def _plan(
     output = cast("tuple[int, ...]", problem.output_shape)
     if bias_shape is not None:
         check_bias(bias_shape, problem.filters)
+    if scale_shape is not None:
+        check_bias(scale_shape, problem.filters, "scale")
     if residual_shape is not None:
         check_residual(residual_shape, (output[0], output[-1], *output[1:-1]))
     activation, final = resolved.activations
@@ -123,12 +130,23 @@ def _plan(
         final_activation=Activation(final),
         has_bias=bias_shape is not None,
         has_residual=residual_shape is not None,
+        precision=Precision(resolved.precision or Precision.TF32),
     )
     beta, p0, p1, q0, q1 = resolved.scalars
     scalars = encode_scalars(beta=beta, activation_parameters=(p0, p1), final_parameters=(q0, q1))
     return _Plan(
         output, Buffer.from_numpy(geometry), Buffer.from_numpy(scalars), shape_operand(output)
     )
+
+
+def _torch_precision() -> Precision:
+    """Returns what PyTorch's own convolutions leave of float32 operands on a GPU now."""
+    cudnn: Any = torch.backends.cudnn
+    # From PyTorch 2.9 on operators have settings of their own, and asking for all raises where
+    # these differ.
+    setting = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    rounds = cudnn.allow_tf32 if setting is None else setting == "tf32"
+    return Precision.TF32 if rounds else Precision.FLOAT32
 
 
 def _channels_last(tensor: Tensor, rank: int) -> Tensor:
@@ -150,18 +168,23 @@ def _conv(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
+    scale: Tensor | None,
     stride: list[int],
     padding: list[int],
     dilation: list[int],
     groups: int,
     activations: list[int],
     scalars: list[float],
+    precision: int | None,
+    out_dtype: torch.dtype | None,
     channels_last: bool,
     constant: bool,
 ) -> Tensor:
     """Runs the convolution; see ``functional`` for what the arguments mean."""
     rank = len(stride)
     activation, final = activations
+    device = input.get_device()
+    rounds = device != HOST and input.dtype == torch.float32
     resolved = Resolved(
         tuple(stride),
         tuple(padding),
@@ -169,9 +192,11 @@ def _conv(
         groups,
         (activation, final),
         tuple(scalars),
+        # One plan for all where it makes no difference.
+        (_torch_precision() if precision is None else precision) if rounds else Precision.TF32,
+        out_dtype,
     )
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
-    device = input.get_device()
     layout = Layout.PACKED if device == HOST else Layout.KRSC
     if filter_buffer is None:
         raw, layout = _raw_filter(weight.detach(), rank)
@@ -180,14 +205,16 @@ def _conv(
         weight.shape,
         None if bias is None else bias.shape,
         None if residual is None else residual.shape,
+        None if scale is None else scale.shape,
         layout,
         resolved,
     )
     if 0 in plan.output:
-        return _new_output(input, plan.output, channels_last)
+        return _new_output(input, plan.output, channels_last, out_dtype)
     dtype = input.dtype
     if bias is None:
-        bias_dtype, bias_buffer = dtype, absent(1, dtype, device)
+        bias_dtype = torch.float32 if dtype == FLOAT8 else dtype
+        bias_buffer = absent(1, bias_dtype, device)
     else:
         bias_dtype, held = bias.dtype, OPERANDS.bias(bias) if constant else None
         bias_buffer = as_buffer(bias.detach().contiguous()) if held is None else held
@@ -195,14 +222,15 @@ def _conv(
         input=as_buffer(_channels_last(input, rank)),
         filter=as_buffer(raw) if filter_buffer is None else filter_buffer,
         bias=bias_buffer,
-        residual=absent(rank + 2, dtype, device)
+        residual=absent(rank + 2, out_dtype or dtype, device)
         if residual is None
         else as_buffer(_channels_last(residual, rank)),
         geometry=plan.geometry,
         scalars=plan.scalars,
         shape=plan.shape,
+        scale=None if scale is None else as_buffer(scale.detach().contiguous()),
     )
-    signature = Signature(rank, dtype, bias_dtype, device)
+    signature = Signature(rank, dtype, bias_dtype, device, out_dtype, scale is not None)
     output = run(signature, operands).permute(CHANNELS_FIRST[rank])
     if channels_last:
         return output
@@ -210,11 +238,13 @@ def _conv(
     return output.contiguous().view(-1).view(output.shape)
 
 
-def _new_output(input: Tensor, shape: Sequence[int], channels_last: bool) -> Tensor:
+def _new_output(
+    input: Tensor, shape: Sequence[int], channels_last: bool, dtype: torch.dtype | None
+) -> Tensor:
     """Returns an output that holds nothing; ``shape`` is channels last."""
     if channels_last:
-        return input.new_empty(shape).permute(CHANNELS_FIRST[len(shape) - 2])
-    return input.new_empty((shape[0], shape[-1], *shape[1:-1]))
+        return input.new_empty(shape, dtype=dtype).permute(CHANNELS_FIRST[len(shape) - 2])
+    return input.new_empty((shape[0], shape[-1], *shape[1:-1]), dtype=dtype)
 
 
 def _conv_fake(
@@ -222,12 +252,15 @@ def _conv_fake(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
+    scale: Tensor | None,
     stride: list[int],
     padding: list[int],
     dilation: list[int],
     groups: int,
     activations: list[int],
     scalars: list[float],
+    precision: int | None,
+    out_dtype: torch.dtype | None,
     channels_last: bool,
     constant: bool,
 ) -> Tensor:
@@ -239,11 +272,13 @@ def _conv_fake(
         groups,
         (activations[0], activations[1]),
         tuple(scalars),
+        precision,
+        out_dtype,
     )
     batch, filters, *spatial = output_shape(input.shape, weight.shape, resolved)
     if all(type(size) is int for size in (*input.shape, *weight.shape)):
         _problem(input.shape, weight.shape, resolved)
-    return _new_output(input, (batch, *spatial, filters), channels_last)
+    return _new_output(input, (batch, *spatial, filters), channels_last, out_dtype)
 
 
 # PyTorch takes a library's registrations back when the object goes.

@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from ..activations import ActivationLike, parse
-from ..arguments import check_at_least, check_device, check_integer, resolve_padding, spatial_tuple
-from ._engine import DTYPES
+from ..arguments import (
+    check_at_least,
+    check_device,
+    check_integer,
+    check_precision,
+    resolve_padding,
+    spatial_tuple,
+)
+from ._engine import DTYPES, FLOAT8
 from ._op import Resolved, conv
 
 __all__ = ["Ints", "conv1d", "conv2d", "conv3d"]
@@ -35,12 +42,25 @@ def conv1d(
     residual: Tensor | None = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
+    precision: str | None = None,
+    scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Convolves ``[N, C, L]`` or ``[C, L]`` with ``[K, C / groups, S]``; else as ``conv2d``."""
     resolved = resolve(
-        1, weight, stride, padding, dilation, groups, activation, beta, final_activation
+        1,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
     )
-    return convolve(input, weight, bias, residual, resolved)
+    return convolve(input, weight, bias, residual, resolved, scale)
 
 
 def conv2d(
@@ -56,9 +76,13 @@ def conv2d(
     residual: Tensor | None = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
+    precision: str | None = None,
+    scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Computes ``final_activation(activation(conv(input, weight) + bias) + beta * residual)``.
+    """Convolves ``[N, C, H, W]`` or ``[C, H, W]`` with ``[K, C / groups, R, S]``.
 
+    Computes ``final_activation(activation(scale * conv(input, weight) + bias) + beta * residual)``.
     Sums are in float32 and rounded once, whatever the dtype. A channels-last input is read where it
     lies and gives a channels-last output. So does a channels-last weight; otherwise a contiguous
     input gives a contiguous output, at the price of converting both: prefer channels last.
@@ -66,9 +90,9 @@ def conv2d(
     The weight is packed in every call: a module (``Conv2d``) packs it once.
 
     Args:
-        input: ``[N, C, H, W]`` or ``[C, H, W]``; float32, bfloat16 or float16, on the CPU.
-        weight: ``[K, C / groups, R, S]`` of the input's dtype.
-        bias: ``[K]`` of the input's dtype or float32.
+        input: float32, bfloat16 or float16, on the CPU or a GPU, or float8_e4m3fn on a GPU.
+        weight: Of the input's dtype.
+        bias: ``[K]`` of the input's dtype (the output's for float8_e4m3fn) or float32.
         stride: One integer or two.
         padding: Zeros on both sides, one integer or two; ``"valid"`` for none; ``"same"`` for an
             output of the input's size.
@@ -80,6 +104,17 @@ def conv2d(
         residual: Of the output's shape and dtype.
         beta: Factor of the residual.
         final_activation: As ``activation``.
+        precision: What is left of float32 operands when a GPU multiplies them: ``"tf32"`` lets it
+            round them to tf32, which its tensor cores take (the norm of the result's error is then
+            about 3e-4 of the result's); with ``"float32"`` nothing is rounded, and its ordinary
+            units multiply, many times more slowly. ``None`` does what PyTorch's own convolutions do
+            in this call, by ``torch.backends.cudnn.conv.fp32_precision`` (or
+            ``torch.backends.cudnn.allow_tf32``): tf32, unless that was changed. A CPU rounds
+            nothing either way.
+        scale: What sums are multiplied with: a number, or float32 ``[K]`` or ``[1]``. With
+            float8_e4m3fn: the product of the scales by which input and weight were divided.
+        out_dtype: Of the output: float32, bfloat16 or float16. By default the input's; it must be
+            given with float8_e4m3fn.
 
     Returns:
         ``[N, K, P, Q]``, or ``[K, P, Q]`` for an input without a batch.
@@ -91,9 +126,19 @@ def conv2d(
         RuntimeError: A tensor requires grad while grad mode is on: there is no backward pass.
     """
     resolved = resolve(
-        2, weight, stride, padding, dilation, groups, activation, beta, final_activation
+        2,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
     )
-    return convolve(input, weight, bias, residual, resolved)
+    return convolve(input, weight, bias, residual, resolved, scale)
 
 
 def conv3d(
@@ -109,12 +154,25 @@ def conv3d(
     residual: Tensor | None = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
+    precision: str | None = None,
+    scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Convolves ``[N, C, D, H, W]`` with ``[K, C / groups, T, R, S]``; else as ``conv2d``."""
     resolved = resolve(
-        3, weight, stride, padding, dilation, groups, activation, beta, final_activation
+        3,
+        weight,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
     )
-    return convolve(input, weight, bias, residual, resolved)
+    return convolve(input, weight, bias, residual, resolved, scale)
 
 
 def resolve(
@@ -127,6 +185,8 @@ def resolve(
     activation: ActivationLike,
     beta: float,
     final_activation: ActivationLike,
+    precision: str | None,
+    out_dtype: torch.dtype | None,
 ) -> Resolved:
     """Returns a call's arguments as the operator takes them; see ``conv2d`` for what is raised."""
     if not isinstance(weight, Tensor):
@@ -138,7 +198,19 @@ def resolve(
         )
     # Only "same" looks at the taps, which are then not symbols.
     taps = tuple(weight.shape[2:]) if padding == "same" else (1,) * rank
-    arguments = (rank, taps, stride, padding, dilation, groups, activation, beta, final_activation)
+    arguments = (
+        rank,
+        taps,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
+    )
     if torch.compiler.is_compiling():
         return _resolve(*arguments)
     try:
@@ -165,6 +237,8 @@ def _resolve(
     activation: ActivationLike,
     beta: float,
     final_activation: ActivationLike,
+    precision: str | None,
+    out_dtype: torch.dtype | None,
 ) -> Resolved:
     strides = _spatial("stride", stride, rank)
     check_at_least("stride", strides, 1)
@@ -183,6 +257,8 @@ def _resolve(
         raise TypeError(f"beta: {beta!r} is a {type(beta).__name__}; a number is allowed")
     first = parse("activation", activation)
     last = parse("final_activation", final_activation)
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype: {out_dtype} is not supported; {_names(DTYPES)} are allowed")
     return Resolved(
         strides,
         tuple(side for pair in zip(before, after, strict=True) for side in pair),
@@ -190,6 +266,8 @@ def _resolve(
         count,
         (int(first.kind), int(last.kind)),
         (float(beta), first.p0, first.p1, last.p0, last.p1),
+        None if precision is None else int(check_precision(precision)),
+        out_dtype,
     )
 
 
@@ -202,6 +280,7 @@ def convolve(
     bias: Tensor | None,
     residual: Tensor | None,
     resolved: Resolved,
+    scale: Tensor | float | None = None,
     *,
     constant: bool = False,
     channels_last: bool | None = None,
@@ -214,11 +293,15 @@ def convolve(
         bias: Or ``None``.
         residual: Or ``None``.
         resolved: What ``resolve`` returned.
+        scale: Or ``None``.
         constant: Whether weight and bias are a module's, packed once.
         channels_last: Whether the output is; ``None`` follows input and weight, as PyTorch does.
     """
     rank = len(resolved.stride)
-    _check_tensors(rank, input, weight, bias, residual)
+    _check_input(rank, input, resolved.out_dtype)
+    out_dtype = resolved.out_dtype or input.dtype
+    factors = None if scale is None else _factors(scale, weight, input)
+    _check_tensors(input, weight, bias, residual, factors, out_dtype)
     unbatched = input.dim() == rank + 1
     if channels_last is None:
         channels_last = is_channels_last(input, unbatched) or is_channels_last(weight)
@@ -230,12 +313,15 @@ def convolve(
         weight,
         bias,
         residual,
+        factors,
         resolved.stride,
         resolved.padding,
         resolved.dilation,
         resolved.groups,
         resolved.activations,
         resolved.scalars,
+        resolved.precision,
+        None if out_dtype == input.dtype else out_dtype,
         channels_last,
         constant,
     )
@@ -254,9 +340,21 @@ def is_channels_last(tensor: Tensor, unbatched: bool = False) -> bool:
     return channels > 1 or any(size > 1 for size in tensor.shape[axis + 1 :])
 
 
-def _check_tensors(
-    rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
-) -> None:
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(map(str, dtypes))
+
+
+def _factors(scale: Tensor | float, weight: Tensor, input: Tensor) -> Tensor:
+    """Returns a scale with one element a filter, if it has one for all."""
+    filters = weight.shape[0]
+    if isinstance(scale, int | float) and not isinstance(scale, bool):
+        return torch.full((filters,), scale, dtype=torch.float32, device=input.device)
+    if isinstance(scale, Tensor) and scale.dim() <= 1 and scale.numel() == 1:
+        return scale.reshape(1).expand(filters)
+    return scale  # type: ignore[return-value] # what is no tensor is refused with the others
+
+
+def _check_input(rank: int, input: Tensor, out_dtype: torch.dtype | None) -> None:
     if not isinstance(input, Tensor):
         raise TypeError(f"input: a {type(input).__name__} is not a tensor; a torch.Tensor is")
     if input.dim() not in (rank + 1, rank + 2):
@@ -265,16 +363,35 @@ def _check_tensors(
             f"input: shape {tuple(input.shape)} has rank {input.dim()}; conv{rank}d takes rank "
             f"{rank + 2}: [N, C, {shape}], or {rank + 1}: [C, {shape}]"
         )
-    dtype = input.dtype
-    if dtype not in DTYPES:
-        allowed = ", ".join(map(str, DTYPES))
-        raise TypeError(f"input: dtype {dtype} is not supported; {allowed} are allowed")
-    grad = torch.is_grad_enabled()
-    for name, tensor in (
-        ("input", input),
-        ("weight", weight),
-        ("bias", bias),
-        ("residual", residual),
+    allowed = (*DTYPES, FLOAT8) if input.is_cuda else DTYPES
+    if input.dtype not in allowed:
+        raise TypeError(
+            f"input: dtype {input.dtype} is not supported; {_names(allowed)} are allowed"
+        )
+    if input.dtype == FLOAT8 and out_dtype is None:
+        raise TypeError(
+            f"out_dtype: None stands for the input's {FLOAT8}, which is no dtype of outputs; "
+            f"{_names(DTYPES)} are allowed"
+        )
+
+
+def _check_tensors(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None,
+    out_dtype: torch.dtype,
+) -> None:
+    dtype, grad = input.dtype, torch.is_grad_enabled()
+    single, beside = torch.float32, out_dtype if dtype == FLOAT8 else dtype
+    of_output = "output" if out_dtype != dtype else "input"
+    for name, tensor, allowed, whose in (
+        ("input", input, (dtype,), ""),
+        ("weight", weight, (dtype,), "the input's "),
+        ("bias", bias, (beside, single), f"the {'output' if dtype == FLOAT8 else 'input'}'s "),
+        ("residual", residual, (out_dtype,), f"the {of_output}'s "),
+        ("scale", scale, (single,), ""),
     ):
         if tensor is None:
             continue
@@ -282,10 +399,10 @@ def _check_tensors(
             raise TypeError(
                 f"{name}: a {type(tensor).__name__} is not a tensor; a torch.Tensor or None is"
             )
-        if tensor.dtype != dtype and not (name == "bias" and tensor.dtype == torch.float32):
-            also = " or torch.float32" * (name == "bias")
+        if tensor.dtype not in allowed:
             raise TypeError(
-                f"{name}: dtype {tensor.dtype} does not match; the input's {dtype}{also} is allowed"
+                f"{name}: dtype {tensor.dtype} does not match; {whose}"
+                f"{' or '.join(map(str, dict.fromkeys(allowed)))} is allowed"
             )
         if not (tensor.is_cpu or tensor.is_meta):
             check_device(name, tensor.device, ("cpu", "cuda"))

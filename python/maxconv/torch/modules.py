@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from ..activations import ActivationLike, ActivationSpec, parse
+from ..arguments import check_precision
 from ._activations import apply
 from ._filters import OPERANDS
 from ._op import Resolved, output_shape
@@ -29,6 +30,9 @@ class _Conv(_ConvNd):
 
     activation: ActivationSpec
     final_activation: ActivationSpec
+
+    #: As the argument of ``maxconv.torch.conv2d``.
+    precision: str | None = None
 
     #: Whether the output is channels last whatever the input is; otherwise PyTorch's rule holds.
     always_channels_last: bool = False
@@ -53,7 +57,10 @@ class _Conv(_ConvNd):
         *,
         activation: ActivationLike = None,
         final_activation: ActivationLike = None,
+        precision: str | None = None,
     ) -> None:
+        if precision is not None:
+            check_precision(precision)
         first = parse("activation", activation)
         last = parse("final_activation", final_activation)
         arguments: dict[str, Any] = {
@@ -73,6 +80,7 @@ class _Conv(_ConvNd):
             super().__init__(in_channels, out_channels, **arguments)
         self.activation = first
         self.final_activation = last
+        self.precision = precision
         self.requires_grad_(False)
 
     @classmethod
@@ -82,6 +90,7 @@ class _Conv(_ConvNd):
         *,
         activation: ActivationLike = None,
         final_activation: ActivationLike = None,
+        precision: str | None = None,
     ) -> _Self:
         """Returns the module that does what ``conv`` does, without a gradient.
 
@@ -106,6 +115,7 @@ class _Conv(_ConvNd):
             conv.weight.dtype,
             activation=activation,
             final_activation=final_activation,
+            precision=precision,
         )
         module.weight = nn.Parameter(conv.weight.detach(), requires_grad=False)
         if conv.bias is not None:
@@ -173,6 +183,8 @@ class _Conv(_ConvNd):
             self.activation,
             beta,
             final,
+            self.precision,
+            None,
         )
 
     def _fits(self, input: Tensor, residual: object, resolved: Resolved) -> bool:
@@ -202,6 +214,8 @@ class _Conv(_ConvNd):
             spec: ActivationSpec = getattr(self, name)
             if spec.kind:
                 parts.append(f"{name}={spec.kind.name.lower()}")
+        if self.precision is not None:
+            parts.append(f"precision={self.precision}")
         return ", ".join(parts)
 
 
@@ -223,13 +237,14 @@ class Conv2d(_Conv, nn.Conv2d):
     Args:
         activation: Applied to the convolution; see ``maxconv.torch.conv2d``.
         final_activation: Applied after the residual was added.
+        precision: Of float32 products on a GPU; see ``maxconv.torch.conv2d``.
 
     The other arguments are ``nn.Conv2d``'s. A ``padding_mode`` other than ``"zeros"`` pads with
     ``torch.nn.functional.pad`` first.
 
     Raises:
-        TypeError: An activation is of a wrong type.
-        ValueError: An activation is unknown, or ``nn.Conv2d`` refuses an argument.
+        TypeError: An activation or the precision is of a wrong type.
+        ValueError: An activation or the precision is unknown, or ``nn.Conv2d`` refuses an argument.
     """
 
     rank = 2

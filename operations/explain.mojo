@@ -1,0 +1,128 @@
+"""Which kernel a convolution would run on, without running it: on the device
+that is asked, or on a GPU that need not be here."""
+
+from .conv.config import SOURCE_CONVERTED, SOURCE_FLOAT32
+from .conv.dispatch import choose_kernel as choose_cpu
+from .conv.dispatch import explain_choice as explain_cpu
+from .conv.problem import ConvProblem
+from .gpu.config import Operands
+from .gpu.dispatch import ALL_KERNELS
+from .gpu.dispatch import choose_kernel as choose_gpu
+from .gpu.dispatch import explain_choice as explain_gpu
+
+comptime HOPPER_CAPABILITY = 90
+"""Compute capability times ten of the GPUs that the Hopper kernels run on."""
+
+
+@fieldwise_init
+struct Answer(Copyable, Movable):
+    """What dispatch chooses."""
+
+    var kernel: Int
+    """A `KERNEL_*` code."""
+    var reason: String
+    """For people: a sentence without its full stop."""
+
+
+def explain_on_cpu[
+    dtype: DType
+](requested: Int, problem: ConvProblem) raises -> Answer:
+    """Asks the dispatch of CPUs.
+
+    Parameters:
+        dtype: Of activation and filter.
+
+    Args:
+        requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
+        problem: The convolution, valid.
+
+    Returns:
+        The choice for an op that nothing is fused in front of.
+
+    Raises:
+        If the requested kernel cannot take the problem: why.
+    """
+    comptime source = (
+        SOURCE_FLOAT32 if dtype == DType.float32 else SOURCE_CONVERTED
+    )
+    var kernel = choose_cpu(requested, problem, source)
+    return Answer(kernel, explain_cpu(kernel, requested, problem, source))
+
+
+def explain_on_gpu[
+    dtype: DType, hopper: Bool
+](
+    requested: Int, problem: ConvProblem, exact: Bool, multiprocessors: Int
+) raises -> Answer:
+    """Asks the dispatch of GPUs.
+
+    Parameters:
+        dtype: Of activation, filter and output.
+        hopper: Whether the GPU has compute capability 9.0.
+
+    Args:
+        requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
+        problem: The convolution, valid.
+        exact: Whether products of float32 must not be rounded to tf32.
+        multiprocessors: Of the GPU.
+
+    Returns:
+        The choice for an op that nothing is fused with, its operands where MAX
+        allocates them: at multiples of 16 bytes.
+
+    Raises:
+        If the requested kernel cannot take the problem: why.
+    """
+    var operands = Operands(
+        fused_input=False, aligned=True, fused_output=False, exact=exact
+    )
+    var chosen = choose_gpu[dtype, dtype, hopper, ALL_KERNELS](
+        requested, problem, operands, multiprocessors
+    )
+    return Answer(
+        chosen.kernel,
+        explain_gpu[dtype, dtype, hopper](
+            chosen, requested, problem, operands, multiprocessors
+        ),
+    )
+
+
+def explain_on_other_gpu[
+    dtype: DType
+](
+    requested: Int,
+    problem: ConvProblem,
+    exact: Bool,
+    capability: Int,
+    multiprocessors: Int,
+) raises -> Answer:
+    """Asks the dispatch of GPUs for one that need not be here.
+
+    Parameters:
+        dtype: As in `explain_on_gpu`.
+
+    Args:
+        requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
+        problem: The convolution, valid.
+        exact: Whether products of float32 must not be rounded to tf32.
+        capability: The GPU's compute capability times ten.
+        multiprocessors: Of the GPU.
+
+    Returns:
+        As `explain_on_gpu`.
+
+    Raises:
+        If the requested kernel cannot take the problem: why.
+    """
+    if multiprocessors < 1:
+        raise Error(
+            t"multiprocessors: {multiprocessors} is not positive; a GPU has at"
+            t" least 1"
+        )
+    if capability == HOPPER_CAPABILITY:
+        return explain_on_gpu[dtype, True](
+            requested, problem, exact, multiprocessors
+        )
+    return explain_on_gpu[dtype, False](
+        requested, problem, exact, multiprocessors
+    )

@@ -1,0 +1,73 @@
+"""Which of a GPU's kernels a convolution may need: an op is compiled with these alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._fields import Kernel, Precision
+from .arguments import DTYPE_BYTES, FLOAT8, INPUT_BYTES
+
+if TYPE_CHECKING:
+    from .problem import ConvProblem
+
+__all__ = ["gpu_kernels"]
+
+#: Bytes that the copy engine moves at a time.
+_ALIGNMENT = 16
+
+#: What the stem's kernel takes.
+_STEM_DTYPES = ("bfloat16", "float16")
+_STEM_CHANNELS = 8
+
+#: Filters of a group from which on the implicit GEMM runs it, rather than the grouped kernel.
+_TILE_FILTERS = 8
+
+
+def gpu_kernels(
+    problem: ConvProblem,
+    kernel: Kernel = Kernel.AUTO,
+    *,
+    dtype: str,
+    out_dtype: str,
+    precision: Precision = Precision.TF32,
+) -> tuple[Kernel, ...]:
+    """Returns the kernels that a problem may need on a GPU, whatever its symbolic sizes are.
+
+    Every work that is fused behind an op compiles its kernels anew, so what cannot be chosen is
+    left out: what ``operations/gpu/config.mojo`` would refuse.
+
+    Args:
+        problem: The convolution.
+        kernel: What was asked for.
+        dtype: Of activation and filter.
+        out_dtype: Of the output.
+        precision: Of the products of float32.
+    """
+    if kernel is not Kernel.AUTO:
+        return (kernel,)
+    channels, filters = _per_group(problem.channels, problem), _per_group(problem.filters, problem)
+    dense = problem.groups == 1
+    exact = dtype == "float32" and precision is Precision.FLOAT32
+    wanted = {
+        Kernel.STEM: dense
+        and dtype in _STEM_DTYPES
+        and out_dtype in _STEM_DTYPES
+        and (channels is None or channels <= _STEM_CHANNELS),
+        Kernel.DEPTHWISE: dtype != FLOAT8 and channels in (None, 1),
+        Kernel.SM90: not exact
+        and _copied(channels, INPUT_BYTES[dtype])
+        and _copied(filters, DTYPE_BYTES[out_dtype]),
+        Kernel.GROUPED: not dense and (filters is None or filters < _TILE_FILTERS),
+        Kernel.IMPLICIT_GEMM: dense or filters is None or filters >= _TILE_FILTERS,
+    }
+    return tuple(kernel for kernel, needed in wanted.items() if needed)
+
+
+def _per_group(count: object, problem: ConvProblem) -> int | None:
+    """Returns how many channels or filters a group has, ``None`` where that is not known."""
+    return count // problem.groups if isinstance(count, int) else None
+
+
+def _copied(elements: int | None, size: int) -> bool:
+    """Whether the copy engine may take pixels of a group's elements."""
+    return elements is None or elements * size % _ALIGNMENT == 0

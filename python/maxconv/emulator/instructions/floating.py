@@ -1,0 +1,400 @@
+"""Floating-point arithmetic (PTX ISA 9.0, 9.7.3 to 9.7.5).
+
+Sums and products of f16, bf16 and f32 are computed in float64 with the rounding error kept, then
+rounded once, in the mode that the instruction names: bit for bit what the ISA says. Approximate
+instructions (``.approx``, 9.7.3) give the correctly rounded value: hardware is within the error
+that the ISA allows of it, and kernels must not depend on more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..paths import Path, Step
+from ..registers import Array, view_of
+from ..table import Form, assign, instruction
+
+__all__ = ["bfloat16_bits", "build", "exact", "reader", "round_to", "to_odd", "writer"]
+
+Unary = Callable[[Array], Array]
+
+_ROUNDINGS = ("rn", "rz", "rm", "rp", "rna")
+
+#: The NaN that arithmetic gives, by type (9.7.3, 9.7.4).
+_NAN = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF}
+
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+def exact(bits: Array) -> Array:
+    """bf16, as unsigned integers, to float32."""
+    widened: Array = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return widened
+
+
+def flush(values: Array) -> Array:
+    """Subnormal float32 to zeros of their sign (``.ftz``)."""
+    flushed: Array = np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(0, values), values)
+    result: Array = flushed.astype(np.float32)
+    return result
+
+
+def reader(type_name: str, ftz: bool = False) -> Unary:
+    """Returns what turns a type's row into numbers that numpy computes with."""
+    if type_name == "bf16":
+        return exact
+    if ftz and type_name == "f32":
+        return flush
+    return lambda row: row
+
+
+def _sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """A sum in float64 and its rounding error."""
+    total = a + b
+    b_part = total - a
+    error = (a - (total - b_part)) + (b - b_part)
+    return total, np.where(np.isfinite(error), error, 0.0)
+
+
+def to_odd(value: Array, error: Array) -> Array:
+    """Rounds value + error to odd: a float64 from which any narrower rounding is right."""
+    inexact = error != 0
+    if not inexact.any():
+        return value
+    bits = value.view(np.int64)
+    even = inexact & ((bits & 1) == 0) & np.isfinite(value)
+    outwards = (error > 0) == (value > 0)
+    step = np.where(outwards, 1, -1)
+    # A sum that is exactly zero has no error.
+    return (bits + np.where(even, step, 0)).view(np.float64)
+
+
+def round_to(type_name: str, values: Array, rounding: str = "rn") -> Array:
+    """Rounds float64 to a type.
+
+    Args:
+        type_name: ``f64``, ``f32``, ``f16`` or ``bf16``.
+        values: Exact, or rounded to odd.
+        rounding: ``rn``, ``rz``, ``rm``, ``rp`` or ``rna``.
+
+    Returns:
+        Numbers; for ``bf16`` its bits as float32 rows would hold them, exact in float32.
+    """
+    if type_name == "f64":
+        return values
+    kind: Any = {"f32": np.float32, "f16": np.float16, "bf16": np.float32}[type_name]
+    if type_name == "bf16":
+        return _round_bfloat16(values, rounding)
+    nearest: Array = values.astype(kind)
+    if rounding == "rn":
+        return nearest
+    back = nearest.astype(np.float64)
+    up, down = back > values, back < values
+    below: Array = np.nextafter(nearest, kind(-np.inf))
+    above: Array = np.nextafter(nearest, kind(np.inf))
+    if rounding == "rm":
+        return np.where(up, below, nearest)
+    if rounding == "rp":
+        return np.where(down, above, nearest)
+    if rounding == "rz":
+        towards = np.where(values > 0, np.where(up, below, nearest), np.where(down, above, nearest))
+        return towards.astype(kind)
+    raise ValueError(rounding)
+
+
+def _round_bfloat16(values: Array, rounding: str) -> Array:
+    """Rounds float64 to bf16's eight bits of significand, as float32."""
+    toward_zero = round_to("f32", values, "rz")
+    bits = toward_zero.view(np.uint32).astype(np.int64)
+    # What was cut off keeps the sum from looking like a tie.
+    sticky = (toward_zero.astype(np.float64) != values) & np.isfinite(toward_zero)
+    low = ((bits & 0xFFFF) << 1) | sticky
+    kept = bits >> 16
+    negative = bits >> 31 != 0
+    if rounding in ("rn", "rna"):
+        tie_up = (kept & 1) == 1 if rounding == "rn" else np.ones(bits.shape, np.bool_)
+        up = (low > 0x10000) | ((low == 0x10000) & tie_up)
+    elif rounding == "rz":
+        up = np.zeros(bits.shape, np.bool_)
+    else:
+        up = (low != 0) & (negative == (rounding == "rm"))
+    kept = kept + (up & np.isfinite(toward_zero))
+    overflow = np.isinf(values) | np.isnan(values)
+    rounded = (kept.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    result: Array = np.where(overflow, values.astype(np.float32), rounded)
+    return result
+
+
+def bfloat16_bits(values: Array) -> Array:
+    """The bits of bf16 that float32 holds exactly; NaN becomes the ISA's."""
+    bits = (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    result: Array = np.where(np.isnan(values), np.uint16(_NAN["bf16"]), bits)
+    return result
+
+
+def writer(type_name: str, ftz: bool = False, saturate: bool = False) -> Unary:
+    """Returns what turns rounded numbers into a row; NaN is the ISA's, ``.sat`` is 0 to 1."""
+
+    def write(values: Array) -> Array:
+        if saturate:
+            values = np.where(np.isnan(values), 0, np.clip(values, 0, 1)).astype(values.dtype)
+        if ftz and type_name == "f32":
+            values = flush(values)
+        if type_name == "bf16":
+            return bfloat16_bits(values)
+        if type_name == "f64":
+            return values
+        if type_name == "f32":
+            return _canonical(values.astype(np.float32), np.uint32, _NAN["f32"])
+        return _canonical(values.astype(np.float16), np.uint16, _NAN["f16"])
+
+    return write
+
+
+def _canonical(values: Array, kind: Any, nan: int) -> Array:
+    lost = np.isnan(values)
+    if lost.any():
+        values = values.copy()
+        values.view(kind)[lost] = nan
+    return values
+
+
+_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+
+
+def _step(form: Form, type_name: str, operation: Callable[..., Array], count: int) -> Step:
+    """A step: reads ``count`` operands, computes, writes. ``operation`` gets and gives numbers."""
+    ftz, saturate = form.flag("ftz"), form.flag("sat")
+    form.arity(count + 1)
+    element = _PAIRS.get(type_name, type_name)
+    read, write = reader(element, ftz), writer(element, ftz, saturate)
+    if type_name in _PAIRS:
+        return _pair_step(form, element, read, write, operation, count)
+    view = view_of(type_name)
+    d = form.target(0, type_name)
+    sources = [form.source(i + 1, type_name) for i in range(count)]
+
+    def step(t: Path) -> None:
+        rows = t.files[view]
+        assign(t, view, d, write(operation(*[read(rows[row]) for row in sources])))
+
+    return step
+
+
+def _pair_step(
+    form: Form, element: str, read: Unary, write: Unary, operation: Callable[..., Array], count: int
+) -> Step:
+    """The same for two elements in a 32-bit register: they are computed as rows of 64."""
+    kind: Any = np.float16 if element == "f16" else np.uint16
+    view = view_of("u32")
+    d = form.target(0, "u32")
+    sources = [form.source(i + 1, "u32") for i in range(count)]
+
+    def step(t: Path) -> None:
+        rows = t.files[view]
+        values = [read(rows[row].view(kind)) for row in sources]
+        result = write(operation(*values)).astype(kind)
+        assign(t, view, d, result.view(np.uint32))
+
+    return step
+
+
+def _rounding(form: Form) -> str:
+    return form.take(*_ROUNDINGS) or "rn"
+
+
+def build(form: Form, type_name: str) -> Step:
+    """Builds add, sub, mul, mad, fma, div, abs, neg, min, max of floats."""
+    return _BUILD[form.instruction.base](form, type_name)
+
+
+def _element(type_name: str) -> str:
+    return _PAIRS.get(type_name, type_name)
+
+
+def _add(form: Form, type_name: str) -> Step:
+    """9.7.3.3, 9.7.3.4, 9.7.4.1, 9.7.4.2."""
+    rounding, element = _rounding(form), _element(type_name)
+    sign = 1.0 if form.instruction.base == "add" else -1.0
+    if element in ("f32", "f64") and rounding == "rn":
+        operation: Any = np.add if sign > 0 else np.subtract
+        return _step(form, type_name, operation, 2)
+
+    def exactly(a: Array, b: Array) -> Array:
+        total, error = _sum(a.astype(np.float64), sign * b.astype(np.float64))
+        return round_to(element, to_odd(total, error), rounding)
+
+    _only_nearest(form, element, rounding)
+    return _step(form, type_name, exactly, 2)
+
+
+def _only_nearest(form: Form, element: str, rounding: str) -> None:
+    if element == "f64" and rounding != "rn":
+        form.refuse("f64 is rounded to nearest only")
+
+
+def _multiply(form: Form, type_name: str) -> Step:
+    """9.7.3.5, 9.7.4.3."""
+    rounding, element = _rounding(form), _element(type_name)
+    _only_nearest(form, element, rounding)
+    if element in ("f32", "f64") and rounding == "rn":
+        return _step(form, type_name, np.multiply, 2)
+    return _step(
+        form,
+        type_name,
+        lambda a, b: round_to(element, a.astype(np.float64) * b.astype(np.float64), rounding),
+        2,
+    )
+
+
+def _fma(form: Form, type_name: str) -> Step:
+    """9.7.3.6, 9.7.3.7, 9.7.4.4: one rounding; .relu clamps below at zero."""
+    rounding, element = _rounding(form), _element(type_name)
+    relu = form.flag("relu")
+    if element == "f64":
+        return _step(form, type_name, _fma_f64, 3)
+
+    def operation(a: Array, b: Array, c: Array) -> Array:
+        product = a.astype(np.float64) * b.astype(np.float64)
+        total, error = _sum(product, c.astype(np.float64))
+        result = round_to(element, to_odd(total, error), rounding)
+        return np.where(result < 0, 0, result).astype(result.dtype) if relu else result
+
+    return _step(form, type_name, operation, 3)
+
+
+def _fma_f64(a: Array, b: Array, c: Array) -> Array:
+    """With numpy's longest float: right unless a tie lies beyond its 64 bits."""
+    wide = a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)
+    return wide.astype(np.float64)
+
+
+def _divide(form: Form, type_name: str) -> Step:
+    """9.7.3.8."""
+    if not form.flag("approx") and not form.flag("full"):
+        rounding = _rounding(form)
+        if rounding != "rn":
+            form.refuse("division is rounded to nearest only")
+    return _step(form, type_name, np.divide, 2)
+
+
+def _absolute(form: Form, type_name: str) -> Step:
+    """9.7.3.9, 9.7.4.6."""
+    return _step(form, type_name, np.abs, 1)
+
+
+def _negate(form: Form, type_name: str) -> Step:
+    """9.7.3.10, 9.7.4.5."""
+    return _step(form, type_name, np.negative, 1)
+
+
+def _extreme(form: Form, type_name: str) -> Step:
+    """9.7.3.11, 9.7.3.12, 9.7.4.7, 9.7.4.8: NaN loses unless .NaN; -0 is less than +0."""
+    keeps_nan, absolute = form.flag("NaN"), form.flag("abs")
+    if absolute or form.flag("xorsign"):
+        form.refuse("the modifier .abs or .xorsign is not supported")
+    smaller = form.instruction.base == "min"
+    count = len(form.operands) - 1
+    choose: np.ufunc = np.fmin if smaller else np.fmax
+
+    def operation(*values: Array) -> Array:
+        result = values[0]
+        for value in values[1:]:
+            equal = result == value
+            zero = np.where(np.signbit(result) == smaller, result, value)
+            result = np.where(equal, zero, choose(result, value))
+        if keeps_nan:
+            lost = np.logical_or.reduce([np.isnan(value) for value in values])
+            result = np.where(lost, np.nan, result)
+        return result.astype(values[0].dtype)
+
+    return _step(form, type_name, operation, count)
+
+
+_BUILD: dict[str, Callable[[Form, str], Step]] = {
+    "add": _add,
+    "sub": _add,
+    "mul": _multiply,
+    "mad": _fma,
+    "fma": _fma,
+    "div": _divide,
+    "abs": _absolute,
+    "neg": _negate,
+    "min": _extreme,
+    "max": _extreme,
+}
+
+
+def _accurate(function: np.ufunc) -> Unary:
+    """A function of float32 by way of float64."""
+
+    def apply(a: Array) -> Array:
+        result: Array = function(a.astype(np.float64)).astype(a.dtype)
+        return result
+
+    return apply
+
+
+def _reciprocal(a: Array) -> Array:
+    result: Array = a.dtype.type(1) / a
+    return result
+
+
+def _reciprocal_root(a: Array) -> Array:
+    result: Array = (1 / np.sqrt(a.astype(np.float64))).astype(a.dtype)
+    return result
+
+
+_FUNCTIONS: dict[str, Unary] = {
+    "rcp": _reciprocal,
+    "sqrt": np.sqrt,
+    "rsqrt": _reciprocal_root,
+    "sin": _accurate(np.sin),
+    "cos": _accurate(np.cos),
+    "lg2": _accurate(np.log2),
+    "ex2": _accurate(np.exp2),
+    "tanh": _accurate(np.tanh),
+}
+
+
+@instruction(*_FUNCTIONS)
+def _function(form: Form) -> Step:
+    """9.7.3.13 to 9.7.3.22: reciprocal, roots, sine, logarithm, exponential, tanh."""
+    form.flag("approx")
+    if _rounding(form) != "rn":
+        form.refuse("functions are rounded to nearest only")
+    type_name = form.type()
+    function = _FUNCTIONS[form.instruction.base]
+    if type_name == "bf16" or type_name == "bf16x2":
+        return _step(form, type_name, lambda a: round_to("bf16", function(a.astype(np.float64))), 1)
+    return _step(form, type_name, function, 1)
+
+
+@instruction("copysign")
+def _copysign(form: Form) -> Step:
+    """9.7.3.2: the sign of a on the magnitude of b."""
+    return _step(form, form.type(), lambda a, b: np.copysign(b, a), 2)
+
+
+@instruction("testp")
+def _test(form: Form) -> Step:
+    """9.7.3.1."""
+    tests: dict[str, Unary] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+        "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
+    }
+    test = tests[form.take(*tests) or form.refuse("no test")]
+    type_name = form.type()
+    p, a, view = form.target(0, "pred"), form.source(1, type_name), view_of(type_name)
+
+    def step(t: Path) -> None:
+        assign(t, 0, p, test(t.files[view][a]))
+
+    return step

@@ -1,0 +1,244 @@
+"""The machine: global memory, tensor maps, modules."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import syntax
+from .errors import MemoryFaultError, UnsupportedError
+from .kernel import Kernel, compile_function
+from .launch import Launch
+from .memory import INVALID, Memory
+from .parser import parse
+from .syntax import Parameter
+from .tensormap import TensorMap, handle_bytes, handle_number
+
+__all__ = ["DevicePointer", "Machine", "Module"]
+
+#: The first address of global memory, and what lies between two allocations: bytes that fault.
+_GLOBAL_BASE = 0x7_0000_0000
+_ALIGN = 256
+_GAP = 1024
+
+#: Shared memory of a block, in bytes, by architecture ("CUDA C++ Programming Guide", 20.1).
+_SHARED_LIMIT = {"sm_90a": 227 * 1024, "sm_100a": 227 * 1024}
+
+_BUDGET = 200_000_000
+
+
+@dataclass(frozen=True)
+class DevicePointer:
+    """An array in the machine's global memory."""
+
+    machine: Machine
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __int__(self) -> int:
+        return self.address
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def read(self) -> npt.NDArray[Any]:
+        """Returns a copy of the array as it is now."""
+        memory = self.machine.memory
+        first = self.address - memory.base
+        data: npt.NDArray[Any] = memory.data[first : first + self.size].copy()
+        return data.view(self.dtype).reshape(self.shape)
+
+
+class Machine:
+    """A GPU in numpy.
+
+    Args:
+        arch: What PTX is compiled for: ``sm_90a`` or ``sm_100a``.
+        sms: Multiprocessors; each runs one block at a time.
+        seed: Of the order in which warps run and asynchronous operations complete.
+
+    Raises:
+        ValueError: An argument has no such value.
+    """
+
+    def __init__(self, arch: str = "sm_90a", sms: int = 132, seed: int = 0) -> None:
+        if arch not in _SHARED_LIMIT:
+            raise ValueError(f"arch: {arch!r}; {', '.join(_SHARED_LIMIT)} are allowed")
+        if sms < 1:
+            raise ValueError(f"sms: {sms}; at least 1 is allowed")
+        self.arch = arch
+        self.sms = sms
+        self.seed = seed
+        self.shared_limit = _SHARED_LIMIT[arch]
+        self.memory = Memory("global memory", _GLOBAL_BASE, 0)
+        self._used = 0
+        self._maps: list[TensorMap] = []
+
+    def alloc(self, array: npt.ArrayLike) -> DevicePointer:
+        """Copies an array into global memory, at a multiple of 256 bytes."""
+        values = np.ascontiguousarray(array)
+        address = self.reserve(values.tobytes())
+        return DevicePointer(self, address, values.dtype, values.shape)
+
+    def reserve(self, data: bytes) -> int:
+        """Copies bytes into global memory; returns their address."""
+        first = -(-(self._used + _GAP) // _ALIGN) * _ALIGN
+        self._used = first + len(data)
+        if self._used > self.memory.size:
+            self.memory.resize(2 * self._used, INVALID)
+        self.memory.data[first : self._used] = np.frombuffer(data, np.uint8)
+        self.memory.state[first : self._used] = 0
+        return self.memory.base + first
+
+    def load(self, ptx: str) -> Module:
+        """Reads a PTX text and prepares its kernels.
+
+        Raises:
+            PtxSyntaxError: The text is no PTX.
+            UnsupportedError: It is for another architecture, or has an instruction that the
+                emulator does not have.
+        """
+        return Module(self, ptx)
+
+    def tensor_map(self, memory: Memory, address: int) -> TensorMap:
+        """The tensor map whose bytes are at an address.
+
+        Raises:
+            MemoryFaultError: There is none.
+        """
+        first = address - memory.base
+        data = memory.data[first : first + 16].tobytes() if first >= 0 else b""
+        number = handle_number(data)
+        if number is None or number >= len(self._maps):
+            raise MemoryFaultError(f"no tensor map at {memory.where(address)}")
+        return self._maps[number]
+
+    def argument(self, value: object, parameter: Parameter) -> bytes:
+        """An argument's bytes.
+
+        Raises:
+            TypeError: The parameter cannot be made of it.
+            ValueError: It has another size than the parameter.
+        """
+        size = parameter.size
+        if isinstance(value, TensorMap):
+            self._maps.append(value)
+            data = handle_bytes(len(self._maps) - 1)
+        elif isinstance(value, DevicePointer):
+            data = value.address.to_bytes(8, "little")
+        elif isinstance(value, np.generic | np.ndarray):
+            data = value.tobytes()
+        elif isinstance(value, bytes | bytearray):
+            data = bytes(value)
+        elif isinstance(value, int):
+            data = (value % (1 << (8 * size))).to_bytes(size, "little")
+        elif isinstance(value, float) and size in (4, 8):
+            data = struct.pack("<f" if size == 4 else "<d", value)
+        else:
+            raise TypeError(
+                f"args: {type(value).__name__} for {parameter.name} of {size} bytes; pointers, "
+                "tensor maps, numpy values, numbers and bytes are allowed"
+            )
+        if len(data) != size:
+            raise ValueError(f"args: {len(data)} bytes for {parameter.name} of {size} bytes")
+        return data
+
+
+@lru_cache(maxsize=16)
+def _compile(ptx: str) -> tuple[syntax.Module, dict[str, Kernel]]:
+    """Reads a text and builds its kernels, which depend on nothing else."""
+    parsed = parse(ptx)
+    variables = {variable.name: variable for variable in parsed.variables}
+    functions = parsed.functions.values()
+    return parsed, {entry.name: compile_function(entry, variables) for entry in functions}
+
+
+class Module:
+    """A PTX text on a machine.
+
+    Attributes:
+        kernels: By name.
+    """
+
+    def __init__(self, machine: Machine, ptx: str) -> None:
+        parsed, kernels = _compile(ptx)
+        target = parsed.target.split(",")[0].split(" ")[0]
+        if not _runs_on(target, machine.arch):
+            raise UnsupportedError(f".target {target}; the machine is {machine.arch}")
+        self.machine = machine
+        self.lines = parsed.lines
+        self.addresses: dict[str, int] = {}
+        for variable in parsed.variables:
+            if variable.space in ("global", "const"):
+                data = variable.initial or bytes(variable.size)
+                self.addresses[variable.name] = machine.reserve(data)
+        self.kernels = kernels
+
+    def launch(
+        self,
+        name: str = "",
+        grid: Sequence[int] | int = 1,
+        block: Sequence[int] | int = 1,
+        cluster: Sequence[int] | int = 1,
+        shared_bytes: int = 0,
+        args: Sequence[object] = (),
+        budget: int = _BUDGET,
+    ) -> None:
+        """Runs a kernel to its end.
+
+        Args:
+            name: The kernel's; may be left out if there is but one.
+            grid: Blocks, x first.
+            block: Threads of a block, x first.
+            cluster: Blocks of a cluster, x first.
+            shared_bytes: Dynamic shared memory.
+            args: One for each parameter: pointers, tensor maps, numbers, numpy values, bytes.
+            budget: Instructions of all warps after which the kernel is stopped.
+
+        Raises:
+            EmulatorError: What the kernel did wrong, with its line.
+            TypeError: An argument cannot be passed.
+            ValueError: The launch does not fit the kernel or the machine.
+        """
+        kernel = self._kernel(name)
+        if len(args) != len(kernel.parameters):
+            raise ValueError(f"args: {len(args)}; {kernel.name} has {len(kernel.parameters)}")
+        data = bytearray(kernel.parameter_bytes)
+        for value, parameter in zip(args, kernel.parameters, strict=True):
+            passed = self.machine.argument(value, parameter)
+            data[parameter.offset : parameter.offset + parameter.size] = passed
+        shape = _three(grid, "grid"), _three(block, "block"), _three(cluster, "cluster")
+        with np.errstate(all="ignore"):
+            Launch(self, kernel, *shape, shared_bytes, bytes(data), budget).run()
+
+    def _kernel(self, name: str) -> Kernel:
+        if not name and len(self.kernels) == 1:
+            return next(iter(self.kernels.values()))
+        if name not in self.kernels:
+            raise ValueError(f"name: {name!r}; the module has {', '.join(self.kernels)}")
+        return self.kernels[name]
+
+
+def _three(value: Sequence[int] | int, name: str) -> tuple[int, int, int]:
+    entries = [value] if isinstance(value, int) else list(value)
+    if not 1 <= len(entries) <= 3 or min(entries) < 1:
+        raise ValueError(f"{name}: {value}; one to three positive numbers are allowed")
+    x, y, z = [*entries, 1, 1][:3]
+    return x, y, z
+
+
+def _runs_on(target: str, arch: str) -> bool:
+    """Whether a machine runs PTX for a target: its own, or an older one that is no special one."""
+    if target == arch:
+        return True
+    number = target.removeprefix("sm_")
+    return number.isdigit() and int(number) <= int(arch.removeprefix("sm_").rstrip("af"))

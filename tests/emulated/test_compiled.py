@@ -1,0 +1,140 @@
+"""Kernels as Mojo compiles them give what they should; broken in one place, they are reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.emulated.convolution import Kernel, Operands, run
+
+from maxconv.emulator import EmulatorError, Machine
+
+Emitted = tuple[Path, list[Kernel]]
+
+
+def test_vectors_are_added(emitted: Emitted, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(1000).astype(np.float32) for _ in range(2))
+    machine = Machine(sms=3)
+    total = machine.alloc(np.full(1000, np.nan, np.float32))
+    module = machine.load((emitted[0] / "add.ptx").read_text())
+    arguments = [machine.alloc(a), machine.alloc(b), total, 1000]
+    module.launch(grid=8, block=128, args=arguments)
+    assert np.array_equal(total.read(), a + b)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_summed(emitted: Emitted, rng: np.random.Generator, seed: int) -> None:
+    values = rng.integers(-100, 100, (5, 333)).astype(np.float32)
+    machine = Machine(sms=2, seed=seed)
+    totals = machine.alloc(np.full(5, np.nan, np.float32))
+    module = machine.load((emitted[0] / "sums.ptx").read_text())
+    module.launch(grid=5, block=128, args=[machine.alloc(values), totals, 333])
+    assert np.array_equal(totals.read(), values.sum(axis=1))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_convolves(emitted: Emitted, seed: int) -> None:
+    operands = Operands.random(seed)
+    for kernel in emitted[1]:
+        assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
+def test_candidates_differ(emitted: Emitted) -> None:
+    alone, pair = emitted[1]
+    assert (alone.cluster, pair.cluster) == (1, 2)
+    assert "multicast::cluster" in pair.ptx
+    assert "multicast::cluster" not in alone.ptx
+
+
+#: Runs of a broken kernel until one must have been reported.
+SEEDS = range(4)
+
+
+def replaced(pattern: str, new: str, count: int = 0) -> Callable[[str], str]:
+    """Returns what replaces the first few, or all, matches; there must be one."""
+
+    def change(text: str) -> str:
+        changed, found = re.subn(pattern, new, text, count=count)
+        assert found
+        return changed
+
+    return change
+
+
+#: Name, change, and what the report says.
+BROKEN: list[tuple[str, Callable[[str], str], str]] = [
+    (
+        "consumers do not release stages",
+        replaced(r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", ""),
+        "DeadlockError: .*mbarrier.try_wait.*waits for the mbarrier at byte .*2 of 2 arrivals",
+    ),
+    (
+        "the bytes of activations are not announced",
+        replaced(
+            r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (\[%r\d+\]), %r\d+;",
+            r"mbarrier.arrive.shared::cta.b64 _, \1;",
+        ),
+        "RaceError: .*operand reads at shared memory .*copy may still be writing|"
+        "RaceError: .*operand reads at shared memory .*nothing has written|"
+        "BarrierError: .*arrivals too many",
+    ),
+    (
+        "barriers are not published",
+        replaced(r"fence\.mbarrier_init\.release\.cluster;", ""),
+        "FenceError: .*no fence.mbarrier_init or fence.proxy.async",
+    ),
+    (
+        "outputs are not fenced",
+        replaced(r"fence\.proxy\.async\.shared::cta;", ""),
+        "FenceError: .*a bulk copy reads byte",
+    ),
+    (
+        "nobody waits for the multiply",
+        replaced(r"wgmma\.wait_group\.sync\.aligned 0;", ""),
+        "RaceError: .*before wgmma.wait_group|UnfinishedError",
+    ),
+    (
+        "the multiply is not fenced",
+        replaced(r"wgmma\.fence\.sync\.aligned;", ""),
+        "FenceError: .*before any wgmma.fence",
+    ),
+    (
+        "nobody waits for the stores",
+        replaced(r"cp\.async\.bulk\.wait_group\.read \d;", ""),
+        "RaceError: .*may still be reading|UnfinishedError: .*bulk copies",
+    ),
+    (
+        "a barrier of the block is left out",
+        replaced(r"bar\.sync %r\d+, 128;", ""),
+        "RaceError: .*a bulk copy reads at|FenceError: .*a bulk copy reads byte",
+    ),
+    (
+        "waits are left out",
+        replaced(r"@complete bra DONE;\s*bra WAIT;", ""),
+        "RaceError: .*operand reads at shared|RaceError: .*a copy writes|BarrierError: .*too many",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [entry[1:] for entry in BROKEN],
+    ids=[entry[0].replace(" ", "-") for entry in BROKEN],
+)
+def test_a_broken_kernel_is_reported(
+    emitted: Emitted, change: Callable[[str], str], message: str
+) -> None:
+    kernel, operands = emitted[1][0], Operands.random(0)
+    reports = []
+    for seed in SEEDS:
+        try:
+            run(kernel, operands, seed, change(kernel.ptx))
+        except EmulatorError as error:
+            reports.append(f"{type(error).__name__}: {error}")
+            break
+    assert reports
+    assert re.match(message, reports[0], re.DOTALL), reports[0]
+    assert re.search(r"line \d+ `", reports[0]) or "ended" in reports[0], reports[0]

@@ -1,0 +1,179 @@
+"""What dispatch says that it would choose: on this machine's CPU, and on GPUs that are not here.
+
+One graph of bfloat16 answers all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from maxconv import cli
+from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel
+from maxconv._gpu import gpu_kernels
+from maxconv.explain import DEVICES, explain_choice
+from maxconv.problem import ConvProblem
+from maxconv.problems import find_problem, load_problems
+from maxconv.targets import HOPPER, TARGETS
+
+HERE = [device for device in DEVICES if device != "gpu"]
+
+
+def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
+    problem = find_problem(name).problem
+    return explain_choice(problem, dtype="bfloat16", device=device, **arguments)  # type: ignore[arg-type] # each call has the right ones
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "kernel", "words"),
+    [
+        ("mobilenet.dw_56", "cpu", "depthwise", "lanes are channels"),
+        ("mobilenet.dw_56", "sm_80", "depthwise", "depthwise 3x3, stride 1"),
+        ("mobilenet.dw_56", HOPPER, "depthwise", "diagonal 3x3, stride 1"),
+        ("resnet50.stem", "cpu", "implicit_gemm", "register tile"),
+        ("resnet50.stem", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
+        ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),
+        ("resnet50.conv2_3x3", "cpu", "implicit_gemm", "576 products deep"),
+        ("resnet50.conv2_3x3", "sm_100a", "implicit_gemm", "compute capability 9.0 only"),
+        ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
+        ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
+    ],
+)
+def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
+    chosen, reason = ask(name, device)
+    assert chosen == kernel, reason
+    assert words in reason
+
+
+def large(*shape: int, filters: int, groups: int = 1, taps: tuple[int, ...]) -> ConvProblem:
+    return ConvProblem.from_parts(
+        shape,
+        filters=filters,
+        filter_size=taps,
+        group_channels=shape[-1] // groups,
+        groups=groups,
+        padding=1 if max(taps) > 1 else 0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "kernel", "words"),
+    [
+        # More elements than 31 bits count, but pixels and offsets that they hold.
+        (large(1, 5888, 5888, 64, filters=64, taps=(3, 3)), "sm90", "by the model"),
+        (large(40, 65536, 1024, filters=64, taps=(3,)), "sm90", "by the model"),
+        # Pixels.
+        (large(1, 65536, 65536, 8, filters=8, taps=(3, 3)), "implicit_gemm", "31 bits"),
+        (large(1, 65536, 65536, 16, filters=2, taps=(1, 1)), "implicit_gemm", "multiples of 16"),
+        (large(1, 65536, 65536, 64, filters=64, groups=64, taps=(3, 3)), "grouped", "16 bytes"),
+    ],
+    ids=["image", "signals", "pixels of few channels", "pixels", "depthwise"],
+)
+def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) -> None:
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
+    assert chosen == kernel, reason
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (large(1 << 30, 1, 1, 16, filters=16, taps=(1, 1)), "1073741824 images; fewer than 10737"),
+        (large(1, 1 << 30, 12, filters=16, taps=(3,)), "an extent with its padding, .* is 10737"),
+    ],
+)
+def test_what_no_kernel_counts(problem: ConvProblem, words: str) -> None:
+    with pytest.raises(ValueError, match=f"no kernel takes this convolution: .*{words}"):
+        explain_choice(problem, dtype="bfloat16", device="sm_80")
+
+
+@pytest.mark.parametrize("device", HERE)
+def test_every_problem_has_a_kernel_that_its_op_is_compiled_with(device: str) -> None:
+    for named in load_problems().values():
+        kernel, reason = ask(named.name, device)
+        compiled: tuple[Kernel, ...] = CPU_KERNELS
+        if device != "cpu":
+            compiled = gpu_kernels(named.problem, dtype="bfloat16", out_dtype="bfloat16")
+        assert Kernel[kernel.upper()] in compiled, named.name
+        assert reason
+
+
+def test_multiprocessors_decide_the_tile() -> None:
+    _, with_few = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1)
+    _, with_many = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1000)
+    assert with_few != with_many
+    stated = TARGETS["sm_80"].multiprocessors
+    assert ask("resnet50.conv2_3x3", "sm_80") == ask(
+        "resnet50.conv2_3x3", "sm_80", multiprocessors=stated
+    )
+
+
+def test_a_kernel_that_is_asked_for() -> None:
+    for device, kernels in (("cpu", CPU_KERNELS), (HOPPER, GPU_KERNELS)):
+        assert Kernel.REFERENCE in kernels
+        assert ask("resnet50.stem", device, kernel=Kernel.REFERENCE) == (
+            "reference",
+            "asked for by config=",
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "kernel", "words"),
+    [
+        ("resnet50.stem", "cpu", Kernel.STEM, "stem runs on GPUs of compute capability 9.0 only"),
+        ("resnet50.stem", "sm_80", Kernel.STEM, r"stem runs on .* 9.0 only \(H100, H200\)"),
+        ("resnet50.stem", "sm_80", Kernel.POINTWISE, "pointwise is a kernel of CPUs; a GPU has"),
+        ("resnet50.conv2_3x3", HOPPER, Kernel.STEM, "stem takes .* here 64"),
+        ("resnet50.stem", HOPPER, Kernel.DEPTHWISE, "depthwise takes one input channel .* here 3"),
+    ],
+)
+def test_a_kernel_that_cannot(name: str, device: str, kernel: Kernel, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ask(name, device, kernel=kernel)
+
+
+def test_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    import max.driver
+    from max.graph import Dim
+
+    problem = find_problem("resnet50.stem").problem
+    with pytest.raises(ValueError, match="device: 'tpu' is not one of cpu, gpu, sm_80, "):
+        explain_choice(problem, device="tpu")
+    with pytest.raises(ValueError, match=r"multiprocessors: 3 given, but device cpu has its own"):
+        explain_choice(problem, device="cpu", multiprocessors=3)
+    with pytest.raises(ValueError, match=r"multiprocessors: 0 is not positive"):
+        explain_choice(problem, dtype="bfloat16", device="sm_80", multiprocessors=0)
+    symbolic = replace(problem, batch=Dim("n"))
+    with pytest.raises(ValueError, match="has symbolic sizes; all must be known"):
+        explain_choice(symbolic)
+    monkeypatch.setattr(max.driver, "accelerator_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"MAX finds no GPU on this machine; name .*\(sm_80, "):
+        explain_choice(problem, dtype="float16", device="gpu")
+
+
+def test_doctor_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["doctor", "--json", "--dtype", "bfloat16", "--problem"]
+    finished = subprocess.run(
+        [sys.executable, "-m", "maxconv", *command, "mobilenet.dw_56"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    made = json.loads(finished.stdout)["problem"]
+    assert (made["target"], made["multiprocessors"]) == ("cpu", None)
+    assert (made["kernel"], made["reason"]) == ask("mobilenet.dw_56", "cpu")
+    assert cli.main([*command, "resnet50.conv2_3x3", "--target", HOPPER]) == 0
+    made = json.loads(capsys.readouterr().out)["problem"]
+    assert (made["target"], made["multiprocessors"]) == (HOPPER, 132)
+    assert (made["kernel"], made["reason"]) == ask("resnet50.conv2_3x3", HOPPER)
+    command = ["doctor", "--dtype", "bfloat16", "--problem", "resnet50.conv2_3x3"]
+    assert cli.main([*command, "--target", "sm_80", "--multiprocessors", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    _, reason = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1)
+    assert f"{'target':9} sm_80 with 1 multiprocessors (A100)" in lines
+    assert f"{'why':9} {reason}" in lines

@@ -1,0 +1,72 @@
+"""Which kernels an op is compiled with for a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from maxconv._fields import Kernel, Precision
+from maxconv._gpu import gpu_kernels
+from maxconv.problem import ConvProblem
+
+STEM, DEPTHWISE, SM90 = Kernel.STEM, Kernel.DEPTHWISE, Kernel.SM90
+GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
+
+
+def problem(channels: int, filters: int, groups: int = 1) -> ConvProblem:
+    return ConvProblem.from_parts(
+        (1, 9, 9, channels),
+        filters=filters,
+        filter_size=(3, 3),
+        group_channels=channels // groups,
+        groups=groups,
+    )
+
+
+HALF: dict[str, Any] = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+SINGLE: dict[str, Any] = {"dtype": "float32", "out_dtype": "float32"}
+EIGHTH: dict[str, Any] = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "types", "wanted"),
+    [
+        ((64, 64), HALF, {SM90, GEMM}),
+        ((64, 64), SINGLE, {SM90, GEMM}),
+        ((64, 64), SINGLE | {"precision": Precision.FLOAT32}, {GEMM}),
+        ((64, 64), HALF | {"precision": Precision.FLOAT32}, {SM90, GEMM}),
+        ((64, 64), EIGHTH, {SM90, GEMM}),
+        ((64, 64), HALF | {"out_dtype": "float32"}, {SM90, GEMM}),
+        # Pixels of multiples of 16 bytes.
+        ((12, 64), HALF, {GEMM}),
+        ((12, 64), SINGLE, {SM90, GEMM}),
+        ((24, 64), EIGHTH, {GEMM}),
+        ((64, 4), HALF, {GEMM}),
+        ((64, 4), SINGLE, {SM90, GEMM}),
+        ((8, 64), HALF, {STEM, SM90, GEMM}),
+        ((3, 64), HALF, {STEM, GEMM}),
+        ((3, 64), SINGLE, {GEMM}),
+        ((3, 64), HALF | {"out_dtype": "float32"}, {GEMM}),
+        ((64, 64, 64), HALF, {DEPTHWISE, GROUPED}),
+        ((64, 64, 64), EIGHTH, {GROUPED}),
+        ((64, 512, 64), HALF, {DEPTHWISE, GEMM}),
+        ((64, 64, 4), HALF, {SM90, GEMM}),
+        ((64, 24, 4), HALF, {GROUPED}),
+    ],
+)
+def test_what_is_compiled(sizes: Any, types: Any, wanted: set[Kernel]) -> None:
+    assert set(gpu_kernels(problem(*sizes), **types)) == wanted
+
+
+def test_one_by_name() -> None:
+    assert gpu_kernels(problem(64, 64), Kernel.REFERENCE, **HALF) == (Kernel.REFERENCE,)
+
+
+def test_symbolic_channels_may_need_any() -> None:
+    from max.graph import Dim
+
+    unknown = ConvProblem.from_parts(
+        (1, 9, 9, Dim("c")), filters=64, filter_size=(3, 3), group_channels=Dim("c")
+    )
+    assert set(gpu_kernels(unknown, **HALF)) == {STEM, DEPTHWISE, SM90, GEMM}

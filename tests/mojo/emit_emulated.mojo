@@ -1,0 +1,166 @@
+"""Writes kernels that the emulator runs, as PTX, into the folder that is the
+first argument; needs no GPU.
+
+    emit_emulated FOLDER HEIGHT WIDTH CHANNELS FILTERS BIAS
+
+`add.ptx` adds vectors, `sums.ptx` sums rows by shuffles and shared memory. For
+each candidate of the Hopper kernel in `EMULATED` a file of its index, and a
+line of what its launch passes for one image, a 3x3 filter and a padding of 1:
+index, threads, bytes of shared memory, tiles, blocks of a cluster, pixels of an
+activation load and of an output box, filters of a filter load, then the
+epilogue's parameters and the geometry, as hexadecimal bytes. Pointers are
+`OUTPUT` and `BIAS_AT`, for the reader to replace.
+"""
+
+from max.gpu import block_dim, block_idx, thread_idx
+from max.gpu.host import get_gpu_target
+from max.gpu.primitives import block
+from std.compile import compile_info
+from std.memory import Pointer
+from std.sys import argv
+from std.sys.info import size_of
+from std.utils import IndexList
+
+from operations.conv.access import MemoryOutput
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import ACTIVATION_NONE
+from operations.conv.memory import Reads, Writes
+from operations.conv.problem import SPATIAL, ConvProblem
+from operations.sm90.candidates import candidate
+from operations.sm90.epilogue_params import EpilogueParams
+from operations.sm90.epilogue_visitor import ConvVisitor
+from operations.sm90.kernel import ConvKernel
+from operations.sm90.scheduler import TileGeometry
+from operations.sm90.walk import Walk
+
+comptime EMULATED = [6, 7]
+"""Candidates: a block alone, and two that share loads."""
+
+comptime OUTPUT = 0x1111000000000000
+comptime BIAS_AT = 0x2222000000000000
+comptime THREADS = 128
+"""Of a block of `sums`."""
+
+comptime Dtype = DType.bfloat16
+
+
+def add(
+    a: Reads[DType.float32],
+    b: Reads[DType.float32],
+    sum: Writes[DType.float32],
+    length: Int32,
+):
+    """Adds two vectors."""
+    var i = block_idx.x * block_dim.x + thread_idx.x
+    if i < Int(length):
+        sum[i] = a[i] + b[i]
+
+
+def sums(
+    values: Reads[DType.float32], totals: Writes[DType.float32], length: Int32
+):
+    """A block sums one row."""
+    var total = Float32(0)
+    for i in range(Int(thread_idx.x), Int(length), THREADS):
+        total += values[Int(block_idx.x) * Int(length) + i]
+    var whole = block.sum[block_size=THREADS, broadcast=False](total)
+    if thread_idx.x == 0:
+        totals[Int(block_idx.x)] = whole
+
+
+def write(folder: String, name: String, text: String) raises:
+    """Writes a PTX file."""
+    with open(String(t"{folder}/{name}.ptx"), "w") as file:
+        file.write(text)
+
+
+def bytes_of[T: AnyType](value: T) -> String:
+    """A value's bytes, as hexadecimal digits."""
+    comptime digits = "0123456789abcdef"
+    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
+    var text = String()
+    for i in range(size_of[T]()):
+        var byte = Int(bytes.unsafe_offset(i)[])
+        text += digits[byte=byte >> 4]
+        text += digits[byte=byte & 15]
+    return text
+
+
+def problem_of(
+    height: Int, width: Int, channels: Int, filters: Int
+) raises -> ConvProblem:
+    """One image, a 3x3 filter, a padding of 1."""
+    var problem = ConvProblem(
+        spatial_rank=2,
+        batch=1,
+        channels=channels,
+        filters=filters,
+        groups=1,
+        input=IndexList[SPATIAL](1, height, width),
+        filter=IndexList[SPATIAL](1, 3, 3),
+        output=IndexList[SPATIAL](1, height, width),
+        stride=IndexList[SPATIAL](fill=1),
+        dilation=IndexList[SPATIAL](fill=1),
+        pad_before=IndexList[SPATIAL](0, 1, 1),
+        pad_after=IndexList[SPATIAL](0, 1, 1),
+    )
+    problem.validate(1, problem.filter_length(1))
+    return problem
+
+
+def emit_convolution[index: Int](problem: ConvProblem, has_bias: Bool) raises:
+    """Writes a candidate, and prints what its launch passes."""
+    comptime config = candidate(index)
+    comptime Kernel = ConvKernel[
+        Dtype, MemoryOutput[Dtype], ConvVisitor[Dtype], config
+    ]
+    var info = compile_info[
+        Kernel.run, emission_kind="asm", target=get_gpu_target["sm_90a"]()
+    ]()
+    write(String(argv()[1]), String(index), String(info.asm))
+    var none = Activation(ACTIVATION_NONE, 0, 0)
+    var epilogue = Epilogue[Dtype, Dtype](
+        has_bias=has_bias,
+        has_residual=False,
+        has_scale=False,
+        scale=Reads[DType.float32](unsafe_from_address=16),
+        bias=Reads[Dtype](unsafe_from_address=BIAS_AT),
+        residual=Reads[Dtype](unsafe_from_address=16),
+        beta=1,
+        activation=none,
+        final_activation=none,
+    )
+    var params = Kernel.Params(
+        problem,
+        ConvVisitor[Dtype].of(epilogue),
+        MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT)),
+    )
+    var geometry = TileGeometry.of[Dtype](config, Walk(problem))
+    print(
+        index,
+        config.threads(),
+        Kernel.shared_bytes(),
+        geometry.tiles(),
+        config.cluster_size(),
+        config.activation_stage_pixels() // config.blocks_n,
+        config.epilogue.pixels(size_of[Dtype]()),
+        config.tile_n // config.blocks_m,
+        bytes_of(params),
+        bytes_of(geometry),
+    )
+
+
+def main() raises:
+    comptime target = get_gpu_target["sm_90a"]()
+    var folder = String(argv()[1])
+    var added = compile_info[add, emission_kind="asm", target=target]()
+    write(folder, "add", String(added.asm))
+    var summed = compile_info[sums, emission_kind="asm", target=target]()
+    write(folder, "sums", String(summed.asm))
+    var problem = problem_of(
+        Int(argv()[2]), Int(argv()[3]), Int(argv()[4]), Int(argv()[5])
+    )
+    comptime for i in range(len(EMULATED)):
+        emit_convolution[materialize[EMULATED]()[i]](
+            problem, Int(argv()[6]) != 0
+        )
