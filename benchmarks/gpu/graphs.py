@@ -1,7 +1,10 @@
 """Times convolutions through MAX graphs on a GPU, the cost of a launch included.
 
     python benchmarks/gpu/graphs.py build/gpu_problems.txt > graphs.jsonl
+    python benchmarks/gpu/graphs.py --compile sm_90a build/graphs
+    python benchmarks/gpu/graphs.py build/gpu_problems.txt --graphs build/graphs > graphs.jsonl
 
+The second form needs no GPU, and the third then compiles nothing.
 Needs MAX with a GPU; `max_fcrs` also needs cuDNN 9 where MAX finds it. Takes the problems with a
 3x3 filter, stride 1 and one group: graphs with symbolic sizes serve them all. A call is one
 `model.execute`; calls are enqueued back to back and waited for together. One JSON object a line.
@@ -11,15 +14,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from max.driver import CPU, Accelerator, Buffer
+from max import driver
+from max.driver import Accelerator, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession, Model
+from max.engine._precompiled_mefs import MefStore
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.graph.type import FilterLayout
 
@@ -53,8 +59,8 @@ CONTENDERS: dict[str, tuple[tuple[str | int, ...], Build]] = {
 }
 
 
-def load(name: str, session: InferenceSession) -> Model:
-    """Compiles a contender's graph."""
+def graph_of(name: str) -> Graph:
+    """Returns a contender's graph."""
     shape, build = CONTENDERS[name]
     device = DeviceRef.GPU()
     types = [
@@ -65,7 +71,7 @@ def load(name: str, session: InferenceSession) -> Model:
     with Graph(name, input_types=types, kernel_library=library) as graph:
         x, w = (value.tensor for value in graph.inputs)
         graph.output(build(x, w))
-    return session.load(graph)
+    return graph
 
 
 def random_buffer(shape: tuple[int, ...], device: Accelerator) -> Buffer:
@@ -90,44 +96,71 @@ def time_calls(model: Model, operands: list[Buffer], device: Accelerator) -> lis
     return sorted(burst(calls) for _ in range(ROUNDS))
 
 
+def compile_graphs(names: list[str], architecture: str, folder: Path) -> None:
+    """Compiles contenders' graphs for a GPU that is not there; ends the process."""
+    # Before MAX looks for a device.
+    driver.set_virtual_device_api("cuda")
+    driver.set_virtual_device_target_arch(architecture)
+    driver.set_virtual_device_count(1)
+    session = InferenceSession(devices=[Accelerator()], export_mefs=str(folder))
+    for name in names:
+        session.load(graph_of(name))
+        print(name, flush=True)
+    # A virtual device cannot be taken down.
+    os._exit(0)
+
+
+def time_problem(name: str, model: Model, line: str, device: Accelerator) -> None:
+    """Times a contender on a problem that it takes, and prints a line."""
+    problem, *words = line.split()
+    n = [int(word) for word in words]
+    batch, channels, filters, groups = n[:4]
+    if (groups, n[7:10], n[10:13]) != (1, [1, 3, 3], [1, 1, 1]):
+        return
+    sizes: dict[str | int, int] = {"k": filters, "c": channels}
+    operands = [
+        random_buffer((batch, n[5], n[6], channels), device),
+        random_buffer(tuple(sizes.get(size, 3) for size in CONTENDERS[name][0]), device),
+    ]
+    result: dict[str, object] = {"problem": problem, "contender": name}
+    try:
+        times = time_calls(model, operands, device)
+    except Exception as error:
+        result["why"] = str(error)
+    else:
+        result |= {
+            "launch_ms": statistics.median(times),
+            "fastest": times[0],
+            "slowest": times[-1],
+        }
+    print(json.dumps(result), flush=True)
+
+
 def main() -> None:
     """Times every contender on the problems of a file that it takes."""
     parser = argparse.ArgumentParser(description="times convolutions through MAX graphs")
-    parser.add_argument("problems", type=Path, help="lines of lines.py")
+    parser.add_argument("problems", type=Path, nargs="?", help="lines of lines.py")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--compile", nargs=2, metavar=("ARCHITECTURE", "FOLDER"))
+    parser.add_argument("--graphs", help="where --compile wrote the graphs")
     arguments = parser.parse_args()
+    if arguments.compile:
+        architecture, folder = arguments.compile
+        compile_graphs(arguments.contenders, architecture, Path(folder))
+    if arguments.problems is None:
+        parser.error("problems: a file of lines.py's lines, or --compile")
+    if arguments.graphs:
+        InferenceSession.default_mef_store = MefStore.for_import(arguments.graphs)
     device = Accelerator()
-    session = InferenceSession(devices=[device, CPU()])
+    session = InferenceSession(devices=[device])
     for name in arguments.contenders:
         try:
-            model = load(name, session)
+            model = session.load(graph_of(name))
         except Exception as error:  # the others are still worth timing
             print(json.dumps({"contender": name, "why": str(error)}), flush=True)
             continue
         for line in arguments.problems.read_text().splitlines():
-            problem, *words = line.split()
-            n = [int(word) for word in words]
-            batch, channels, filters, groups = n[:4]
-            if (groups, n[7:10], n[10:13]) != (1, [1, 3, 3], [1, 1, 1]):
-                continue
-            sizes: dict[str | int, int] = {"k": filters, "c": channels}
-            operands = [
-                random_buffer((batch, n[5], n[6], channels), device),
-                random_buffer(tuple(sizes.get(size, 3) for size in CONTENDERS[name][0]), device),
-            ]
-            try:
-                times = time_calls(model, operands, device)
-            except Exception as error:
-                print(json.dumps({"problem": problem, "contender": name, "why": str(error)}))
-                continue
-            result = {
-                "problem": problem,
-                "contender": name,
-                "launch_ms": statistics.median(times),
-                "fastest": times[0],
-                "slowest": times[-1],
-            }
-            print(json.dumps(result), flush=True)
+            time_problem(name, model, line, device)
 
 
 if __name__ == "__main__":

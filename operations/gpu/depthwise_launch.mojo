@@ -8,6 +8,10 @@ from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
+from ..sm90.diagonal_launch import convolve as convolve_diagonal
+from ..sm90.diagonal_launch import explain_diagonal, has_diagonal_types
+from ..sm90.diagonal_plan import choose_diagonal
+from .config import is_hopper
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
@@ -99,13 +103,31 @@ def convolve[
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    comptime if not Source.fused:
-        var strips = choose_strips[Source.dtype](problem)
-        if strips >= 0:
+    comptime diagonal = (
+        is_hopper()
+        and not Source.fused
+        and has_diagonal_types[dtype, residual_type, Output.dtype]()
+    )
+    comptime if diagonal:
+        var found = choose_diagonal(problem)
+        if found >= 0:
+            convolve_diagonal(
+                ctx,
+                problem,
+                found,
+                activation.data(),
+                filter,
+                rebind[Epilogue[bias_type, Output.dtype]](epilogue),
+                output,
+            )
+            return
+    elif not Source.fused:
+        var found = choose_strips[dtype](problem)
+        if found >= 0:
             _launch_strips(
                 ctx,
                 problem,
-                strips,
+                found,
                 multiprocessors,
                 activation.data(),
                 filter,
@@ -172,12 +194,14 @@ def _launch_strips[
 
 
 def explain_depthwise[
-    dtype: DType
+    dtype: DType, out_type: DType, hopper: Bool
 ](problem: ConvProblem, multiprocessors: Int) -> String:
     """What would run on an activation in memory, for people.
 
     Parameters:
         dtype: Of the activation.
+        out_type: Of output and residual.
+        hopper: Whether the GPU has compute capability 9.0.
 
     Args:
         problem: The convolution; `can_implement` has agreed.
@@ -186,10 +210,15 @@ def explain_depthwise[
     Returns:
         The configuration and the cut, on one line.
     """
-    var strips = choose_strips[dtype](problem)
-    if strips < 0:
-        return String(
-            depthwise_candidate[dtype](choose_depthwise[dtype](problem))
-        )
-    var config = strip_candidate[dtype](strips)
-    return String(t"{config}: {StripPlan(config, problem, multiprocessors)}")
+    comptime if hopper and has_diagonal_types[dtype, out_type, out_type]():
+        var found = choose_diagonal(problem)
+        if found >= 0:
+            return explain_diagonal(found, problem, multiprocessors)
+    else:
+        var found = choose_strips[dtype](problem)
+        if found >= 0:
+            var config = strip_candidate[dtype](found)
+            return String(
+                t"{config}: {StripPlan(config, problem, multiprocessors)}"
+            )
+    return String(depthwise_candidate[dtype](choose_depthwise[dtype](problem)))

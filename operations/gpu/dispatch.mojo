@@ -191,7 +191,7 @@ def explain_choice[
     if kernel == KERNEL_STEM:
         return stem_launch.explain_stem[out_type](problem, multiprocessors)
     if kernel == KERNEL_DEPTHWISE:
-        return depthwise_launch.explain_depthwise[in_type](
+        return depthwise_launch.explain_depthwise[in_type, out_type, hopper](
             problem, multiprocessors
         )
     var refusal = judge[in_type, out_type, hopper](

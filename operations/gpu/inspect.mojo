@@ -5,6 +5,9 @@ from std.compile import compile_info
 
 from ..conv.access import MemoryActivation, MemoryOutput
 from ..sm90.candidates import CANDIDATES, candidate, offered
+from ..sm90.diagonal import DiagonalKernel
+from ..sm90.diagonal_launch import has_diagonal_types
+from ..sm90.diagonal_plan import DIAGONAL_CANDIDATES, diagonal_candidate
 from ..sm90.epilogue_visitor import ConvVisitor
 from ..sm90.kernel import ConvKernel
 from ..sm90.stem import StemKernel
@@ -147,6 +150,17 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     stem_candidate(index),
                 ].run
                 self.write[kernel](String(t"stem-{index}"), -1)
+        comptime if Self.is_wanted("depthwise") and has_diagonal_types[
+            Self.dtype, Self.out_type, Self.out_type
+        ]():
+            comptime for index in range(DIAGONAL_CANDIDATES):
+                comptime kernel = DiagonalKernel[
+                    Self.dtype,
+                    Self.dtype,
+                    Self.Output,
+                    diagonal_candidate(index),
+                ].run
+                self.write[kernel](String(t"depthwise-diagonal-{index}"), -1)
         comptime if Self.is_wanted("sm90") and has_sm90_types[
             Self.dtype, Self.out_type
         ]():

@@ -11,7 +11,8 @@ along d, then h, then w). Empty lines and those that begin with # are skipped.
 
 Activations, filters, biases and residuals are small integers when checked, so
 that the sums are exact in float32 in any order, and only the rounding to the
-output's type is left. Outputs are poisoned before each of several launches and
+output's type is left. Depthwise convolutions also get infinities and
+not-a-numbers, which must stay in their channels. Outputs are poisoned before each of several launches and
 lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
 """
@@ -48,7 +49,7 @@ from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.gpu import depthwise_launch
 from operations.sm90 import stem_launch
-from direct_oracle import convolve_naively
+from direct_oracle import convolve_naively, mark_not_numbers, plant
 from kernels import (
     POISON,
     THREADS,
@@ -80,8 +81,10 @@ comptime DEPTHWISE = 1
 comptime BARE = 0
 comptime FUSED = 1
 comptime LAMBDA = 2
-comptime EPILOGUES = 3
-"""Without an epilogue; with one; with one and work of the graph."""
+comptime NOT_FINITE = 3
+comptime KINDS = 4
+"""Without an epilogue; with one; with one and work of the graph; without, of
+activations some of which are not finite."""
 
 
 def kernel_name(kernel: Int) -> StaticString:
@@ -301,6 +304,18 @@ def _poison[
     )
 
 
+def _each[
+    dtype: DType, //, kernel: def(Writes[dtype], Int64) thin -> None
+](ctx: DeviceContext, buffer: DeviceBuffer[dtype]) raises:
+    """Runs a kernel on a buffer's elements."""
+    ctx.enqueue_function[kernel](
+        data_of(buffer),
+        Int64(len(buffer)),
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+
+
 def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
     """Elements of activation, filter and output."""
     var pixels = (
@@ -314,7 +329,7 @@ def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
 
 
 def check[
-    dtype: DType, kernel: Int, epilogue_kind: Int
+    dtype: DType, kernel: Int, kind: Int
 ](ctx: DeviceContext, problem: ConvProblem) raises -> String:
     """Runs a kernel, and compares with the naive convolution.
 
@@ -323,11 +338,13 @@ def check[
     """
     var operands = Operands[dtype](ctx, problem)
     operands.fill_integers(ctx)
+    comptime if kind == NOT_FINITE:
+        _each[plant[dtype]](ctx, operands.activation)
     var epilogue = operands.epilogue(
-        epilogue_kind != BARE,
+        kind == FUSED or kind == LAMBDA,
         ACTIVATION_LEAKY_RELU,
         ACTIVATION_RELU,
-        scaled=epilogue_kind != BARE,
+        scaled=kind == FUSED or kind == LAMBDA,
     )
     var expected = ctx.enqueue_create_buffer[dtype](len(operands.output))
     _poison(ctx, expected)
@@ -337,17 +354,19 @@ def check[
         epilogue,
         data_of(expected, GUARD),
         problem,
-        Int32(1 if epilogue_kind == LAMBDA else 0),
+        Int32(1 if kind == LAMBDA else 0),
         grid_dim=BLOCKS,
         block_dim=THREADS,
     )
+    comptime if kind == NOT_FINITE:
+        _each[mark_not_numbers[dtype]](ctx, expected)
     var counts = ctx.enqueue_create_buffer[DType.uint32](2)
     counts.enqueue_fill(0)
     counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(UInt32.MAX)
     for _ in range(REPEATS):
         _poison(ctx, operands.output)
         var data = data_of(operands.output, GUARD)
-        comptime if epilogue_kind == LAMBDA:
+        comptime if kind == LAMBDA:
             launch[kernel](
                 ctx,
                 problem,
@@ -365,6 +384,8 @@ def check[
                 epilogue,
                 MemoryOutput[dtype](data),
             )
+        comptime if kind == NOT_FINITE:
+            _each[mark_not_numbers[dtype]](ctx, operands.output)
         ctx.enqueue_function[compare[dtype]](
             expected,
             operands.output,
@@ -395,8 +416,11 @@ def check_case[
     var ran = 0
     var wrong = 0
     if not refusal_of[dtype](kernel, named.problem):
-        comptime for kind in range(EPILOGUES):
-            comptime if kind != LAMBDA or dtype == DType.bfloat16:
+        comptime for kind in range(KINDS):
+            comptime half = dtype == DType.bfloat16
+            comptime if (kind != LAMBDA or half) and (
+                kind != NOT_FINITE or kernel == DEPTHWISE
+            ):
                 var result = check[dtype, kernel, kind](ctx, named.problem)
                 ran += 1
                 if result != "ok":
@@ -466,7 +490,7 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
             ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
     else:
-        what = depthwise_launch.explain_depthwise[dtype](
+        what = depthwise_launch.explain_depthwise[dtype, dtype, True](
             named.problem,
             ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
@@ -501,11 +525,15 @@ def main() raises:
             time_case[DEPTHWISE](ctx, named)
             continue
         var before = ran
-        comptime for i in range(4):
+        comptime for i in range(5):
             comptime kernel = STEM if i < 2 else DEPTHWISE
-            comptime dtype = DType.bfloat16 if i % 2 == 0 else (
-                DType.float16 if kernel == STEM else DType.float32
-            )
+            comptime dtype = [
+                DType.bfloat16,
+                DType.float16,
+                DType.bfloat16,
+                DType.float16,
+                DType.float32,
+            ][i]
             var checks, failures = check_case[dtype, kernel](ctx, named)
             ran += checks
             wrong += failures

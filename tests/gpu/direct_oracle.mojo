@@ -1,12 +1,37 @@
-"""The oracle of the direct kernels: any rank, groups, channels."""
+"""The oracle of the direct kernels: any rank, groups, channels, and values that
+are not finite."""
 
 from max.gpu import block_idx, grid_dim, thread_idx
 from std.utils import IndexList
+from std.utils.numerics import inf, isnan, nan
 
 from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from kernels import THREADS
+
+comptime PLANTED = 1009
+"""Elements from one that is not finite to the next: a prime number, so that
+they lie in different channels."""
+
+
+def plant[dtype: DType](data: Writes[dtype], count: Int64):
+    """Puts not-a-numbers and infinities among the elements."""
+    var first = Int(block_idx.x) * THREADS + Int(thread_idx.x)
+    for i in range(first, Int(count) // PLANTED, Int(grid_dim.x) * THREADS):
+        var value = nan[dtype]()
+        if i % 4 > 1:
+            value = inf[dtype]() if i % 4 == 2 else -inf[dtype]()
+        data.unsafe_store(i * PLANTED + i % PLANTED, value)
+
+
+def mark_not_numbers[dtype: DType](data: Writes[dtype], count: Int64):
+    """Replaces not-a-numbers, which equal nothing, by a value that no sum has.
+    """
+    var first = Int(block_idx.x) * THREADS + Int(thread_idx.x)
+    for i in range(first, Int(count), Int(grid_dim.x) * THREADS):
+        if isnan(data[unsafe_offset=i]):
+            data.unsafe_store(i, Scalar[dtype](12345.0))
 
 
 def convolve_naively[

@@ -33,7 +33,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
     [
         ("mobilenet.dw_56", "cpu", "depthwise", "lanes are channels"),
         ("mobilenet.dw_56", "sm_80", "depthwise", "depthwise 3x3, stride 1"),
-        ("mobilenet.dw_56", HOPPER, "depthwise", "depthwise 3x3, stride 1"),
+        ("mobilenet.dw_56", HOPPER, "depthwise", "diagonal 3x3, stride 1"),
         ("resnet50.stem", "cpu", "implicit_gemm", "register tile"),
         ("resnet50.stem", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
         ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),

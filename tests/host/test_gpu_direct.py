@@ -33,7 +33,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     for line in ptx.emit("emit_direct", folder):
         name, threads, resident, _ = line.split(" ", 3)
         found.append(Kernel(name, int(threads), int(resident), folder / f"{name}.ptx"))
-    assert {re.sub(r"\d", "", kernel.name) for kernel in found} == {"stem", "strip", "depthwise"}
+    names = {re.sub(r"\d", "", kernel.name) for kernel in found}
+    assert names == {"stem", "diagonal", "strip", "depthwise"}
     return found
 
 
@@ -44,6 +45,14 @@ def test_ptx_holds_the_instructions(kernels: list[Kernel]) -> None:
         is_stem = kernel.name.startswith("stem")
         assert ("wgmma.mma_async.sync.aligned" in text) == is_stem
         assert ("setmaxnreg" in text) == is_stem
+        is_diagonal = kernel.name.startswith("diagonal")
+        for instruction in (
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+            "ldmatrix.sync.aligned",
+            "cp.async.bulk.tensor.5d.shared::cluster.global",
+            "cp.async.bulk.tensor.5d.global.shared::cta",
+        ):
+            assert (instruction in text) == is_diagonal
         assert ("cp.async.cg.shared.global" in text) == kernel.name.startswith("strip")
         assert "st.local" not in text, "an array in local memory"
         assert "call" not in re.sub(r"//.*", "", text), "a function that is not inlined"

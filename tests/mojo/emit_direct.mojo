@@ -14,7 +14,12 @@ from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.gpu import depthwise_geometry, depthwise_strips
 from operations.gpu.depthwise import DepthwiseKernel
 from operations.gpu.depthwise_strip_kernel import StripKernel
-from operations.sm90 import stem
+from operations.sm90 import diagonal_plan, stem
+from operations.sm90.diagonal import DiagonalKernel
+from operations.sm90.diagonal_plan import (
+    DIAGONAL_CANDIDATES,
+    diagonal_candidate,
+)
 from operations.sm90.stem import StemKernel
 from operations.sm90.stem_geometry import STEM_CANDIDATES, stem_candidate
 
@@ -38,6 +43,19 @@ def main() raises:
         var info = compile_info[kernel, emission_kind="asm", target=target]()
         write(String(t"stem{index}"), String(info.asm))
         print(String(t"stem{index}"), stem.THREADS, 1, config)
+    comptime for index in range(DIAGONAL_CANDIDATES):
+        comptime config = diagonal_candidate(index)
+        comptime kernel = DiagonalKernel[
+            TYPE, DType.float32, MemoryOutput[TYPE], config
+        ].run
+        var info = compile_info[kernel, emission_kind="asm", target=target]()
+        write(String(t"diagonal{index}"), String(info.asm))
+        print(
+            String(t"diagonal{index}"),
+            diagonal_plan.THREADS,
+            config.resident(),
+            config,
+        )
     comptime for index in range(depthwise_strips.STRIP_CANDIDATES):
         comptime config = depthwise_strips.strip_candidate[TYPE](index)
         comptime kernel = StripKernel[

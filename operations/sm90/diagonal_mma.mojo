@@ -1,0 +1,232 @@
+"""Matrices of 8 pixels by 8 channels of a 16-bit type, and their products.
+
+A matrix is one register of each thread of a warp: of row `lane / 4` the
+elements `2 * (lane % 4)` and the next. In shared memory its rows are 16 bytes
+each, at the addresses that lanes give.
+"""
+
+from std.memory import bitcast
+from std.sys._assembly import inlined_assembly
+from std.sys.intrinsics import _RegisterPackType
+from std.utils import StaticTuple
+
+from ..conv.memory import Reads
+from ..tma.copy import SharedAddress
+
+comptime Sums = SIMD[DType.float32, 4]
+"""A thread's sums of two matrices of pixels: two neighbouring channels of the
+first, then of the second."""
+
+
+@always_inline
+def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
+    """The sum of two numbers, of which the compiler knows nothing: what it is
+    added to is neither computed in front of a loop nor kept for later, where
+    each such sum would take a register."""
+    return inlined_assembly[
+        "add.u32 $0, $1, $2;", UInt32, constraints="=r,r,r"
+    ](first, second)
+
+
+@always_inline
+def unknown_quotient(number: UInt32) -> UInt32:
+    """An eighth of a number, as `unknown_sum`."""
+    return inlined_assembly["shr.u32 $0, $1, 3;", UInt32, constraints="=r,r"](
+        number
+    )
+
+
+@always_inline
+def load_matrices[
+    count: Int
+](address: SharedAddress) -> StaticTuple[UInt32, count]:
+    """Loads matrices (PTX ISA, "ldmatrix").
+
+    Parameters:
+        count: How many: 1, 2 or 4.
+
+    Args:
+        address: Of row `lane % 8` of matrix `lane / 8`.
+
+    Returns:
+        The matrices.
+    """
+    comptime if count == 4:
+        var four = inlined_assembly[
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+            constraints="=r,=r,=r,=r,r,~{memory}",
+        ](address)
+        return StaticTuple[UInt32, count](four[0], four[1], four[2], four[3])
+    elif count == 2:
+        var two = inlined_assembly[
+            "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];",
+            _RegisterPackType[UInt32, UInt32],
+            constraints="=r,=r,r,~{memory}",
+        ](address)
+        return StaticTuple[UInt32, count](two[0], two[1])
+    else:
+        comptime assert count == 1, "1, 2 or 4 matrices"
+        return StaticTuple[UInt32, count](
+            inlined_assembly[
+                "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {$0}, [$1];",
+                UInt32,
+                constraints="=r,r,~{memory}",
+            ](address)
+        )
+
+
+@always_inline
+def store_matrices(address: SharedAddress, first: UInt32, second: UInt32):
+    """Stores two matrices (PTX ISA, "stmatrix").
+
+    Args:
+        address: Of row `lane % 8` of matrix `lane / 8`, of the first 16 lanes.
+        first: A matrix.
+        second: Another.
+    """
+    inlined_assembly[
+        "stmatrix.sync.aligned.m8n8.x2.shared.b16 [$0], {$1, $2};",
+        NoneType,
+        constraints="r,r,r,~{memory}",
+    ](address, first, second)
+
+
+struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
+    """A filter of 8 channels: a matrix for each tap, zero beside its diagonal.
+
+    Parameters:
+        dtype: Of the elements: bfloat16 or float16.
+        taps: Along each of two dimensions.
+    """
+
+    comptime count = Self.taps * Self.taps
+
+    var bits: StaticTuple[UInt32, Self.count]
+
+    @always_inline
+    def __init__(out self):
+        """Zeros."""
+        self.bits = type_of(self.bits)(fill=0)
+
+    @always_inline
+    def __init__(
+        out self, filter: Reads[Self.dtype], channel: Int, lane: UInt32
+    ):
+        """Loads a filter.
+
+        Args:
+            filter: `[C, R, S]`.
+            channel: The first channel.
+            lane: Of this thread.
+        """
+        var row = lane // 4
+        var data = filter.unsafe_offset((channel + Int(row)) * Self.count)
+        var holds = row // 2 == lane % 4
+        var high = row % 2 == 1
+        self.bits = type_of(self.bits)(fill=0)
+        comptime for i in range(Self.count):
+            var element = bitcast[DType.uint16, 1](data[unsafe_offset=i])[0]
+            var word = UInt32(element) if holds else 0
+            self.bits[i] = word << 16 if high else word
+
+    @always_inline
+    def matrix[tap: Int](self) -> UInt32:
+        """A tap's matrix, as a multiply takes it.
+
+        Parameters:
+            tap: Its index, `r * taps + s`.
+        """
+        return self.bits[tap]
+
+
+@always_inline
+def multiply_two[
+    dtype: DType
+](
+    sums: Sums,
+    first: StaticTuple[UInt32, 2],
+    first_tap: UInt32,
+    second: StaticTuple[UInt32, 2],
+    second_tap: UInt32,
+) -> Sums:
+    """Adds two taps of 16 pixels (PTX ISA, "mma.sync", m16n8k16).
+
+    Parameters:
+        dtype: Of the elements: bfloat16 or float16.
+
+    Args:
+        sums: The sums.
+        first: The pixels that a tap sees.
+        first_tap: The tap's diagonal matrix.
+        second: The pixels that another tap sees.
+        second_tap: Its diagonal matrix.
+
+    Returns:
+        The new sums.
+    """
+    comptime assert dtype.is_half_float()
+    comptime element = "bf16" if dtype == DType.bfloat16 else "f16"
+    comptime name = String(
+        "mma.sync.aligned.m16n8k16.row.col.f32.",
+        element,
+        ".",
+        element,
+        (
+            ".f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11,"
+            " $12, $13};"
+        ),
+    )
+    var new = inlined_assembly[
+        name,
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        has_side_effect=False,
+    ](
+        first[0],
+        first[1],
+        second[0],
+        second[1],
+        first_tap,
+        second_tap,
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+    )
+    return Sums(new[0], new[1], new[2], new[3])
+
+
+@always_inline
+def multiply_one[
+    dtype: DType
+](sums: Sums, pixels: StaticTuple[UInt32, 2], tap: UInt32) -> Sums:
+    """Adds one tap of 16 pixels (PTX ISA, "mma.sync", m16n8k8).
+
+    Parameters:
+        dtype: Of the elements: bfloat16 or float16.
+
+    Args:
+        sums: The sums.
+        pixels: The pixels that the tap sees.
+        tap: Its diagonal matrix.
+
+    Returns:
+        The new sums.
+    """
+    comptime assert dtype.is_half_float()
+    comptime element = "bf16" if dtype == DType.bfloat16 else "f16"
+    comptime name = String(
+        "mma.sync.aligned.m16n8k8.row.col.f32.",
+        element,
+        ".",
+        element,
+        ".f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
+    )
+    var new = inlined_assembly[
+        name,
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,r,r,f,f,f,f",
+        has_side_effect=False,
+    ](pixels[0], pixels[1], tap, sums[0], sums[1], sums[2], sums[3])
+    return Sums(new[0], new[1], new[2], new[3])

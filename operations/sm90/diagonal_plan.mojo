@@ -1,0 +1,481 @@
+"""Depthwise filters on Hopper's tensor cores: which of them the diagonal
+kernel takes, and how it cuts a problem.
+
+A tap of 8 channels is a diagonal matrix, and what it adds to the sums is the
+product of that matrix and of the pixels that the tap sees. A warp has 8
+channels, a block `SLAB`; a step is `STEP_ROWS` rows of some columns of the
+output. A block takes steps one after the other, down an image and on in the
+next, and stores the outputs of some of them together: the copy engine brings input rows into a ring of shared memory, filled
+with zeros outside the image, and takes the outputs away.
+"""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.collections import Optional
+from std.math import ceildiv
+from std.utils import IndexList
+
+from ..conv.divisor import Divisor
+from ..conv.problem import SPATIAL, ConvProblem
+from .config import MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
+
+comptime SLAB = 64
+"""Channels of a block."""
+
+comptime PIXEL_BYTES = 128
+"""Bytes of a pixel in shared memory: one row of the swizzle."""
+
+comptime MATRIX = 8
+"""Pixels and channels of the matrices that the multiply is made of."""
+
+comptime STEP_ROWS = 2
+"""Output rows of a step: the 16 pixels of a multiply are 8 of each."""
+
+comptime STAGE_ROWS = 2
+"""Input rows of a stage of the ring."""
+
+comptime WARPS = SLAB // MATRIX
+"""Of a block: one for 8 channels each."""
+
+comptime WARPS_LOG = 3
+"""The logarithm of `WARPS`, to base 2."""
+
+comptime THREADS = 32 * WARPS
+"""Threads of a block."""
+
+comptime BUFFERS = 3
+"""Batches of outputs in shared memory: one is written, the others are on their
+way out, or their residuals on their way in."""
+
+comptime BUFFER_BYTES = 16 * 1024
+"""Bytes of a batch of several steps, at most."""
+
+comptime MAX_STAGES = 24
+"""Stages of the ring, at most."""
+
+comptime BARRIERS_BYTES = PATTERN_BYTES
+"""Shared memory in front of the ring: its barriers."""
+
+comptime BLOCK_BYTES = 1024
+"""Shared memory that a block takes beside its own."""
+
+comptime MAX_COUNT = 1 << 31
+"""Beyond what steps and coordinates are counted with."""
+
+
+@fieldwise_init
+struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
+    """How the diagonal kernel is built."""
+
+    var taps: Int
+    """Of the filter, along h and w."""
+    var stride: Int
+    """Along h and w."""
+
+    def window(self) -> Int:
+        """Input rows of a step."""
+        return (STEP_ROWS - 1) * self.stride + self.taps
+
+    def window_stages(self) -> Int:
+        """Stages that hold the input rows of a step."""
+        return ceildiv(self.window(), STAGE_ROWS)
+
+    def step_stages(self) -> Int:
+        """Stages from a step to the next."""
+        return STEP_ROWS * self.stride // STAGE_ROWS
+
+    def stages(self, batch: Int) -> Int:
+        """Stages of the ring, at least: those of a batch of steps and of the
+        next, of which some are on their way.
+
+        Args:
+            batch: Steps.
+        """
+        return self.window_stages() + max(
+            2, (2 * batch - 1) * self.step_stages()
+        )
+
+    def together(self) -> Int:
+        """Multiples of 8 columns that a warp computes at the same time."""
+        return 1 if self.taps == 5 else 2
+
+    def resident(self) -> Int:
+        """Blocks of a multiprocessor, at least: what registers allow, and
+        shared memory is shared out for."""
+        return 1 if self.taps == 7 else 2
+
+    def staged_columns(self, columns: Int) -> Int:
+        """Input pixels of a staged row.
+
+        Args:
+            columns: Of the output.
+        """
+        return (columns - 1) * self.stride + self.taps
+
+    def refusal(self, problem: ConvProblem) -> Optional[String]:
+        """Why the kernel of this configuration cannot take a problem.
+
+        Args:
+            problem: The convolution, valid (`ConvProblem.validate`).
+
+        Returns:
+            The reason, or None if the kernel can.
+        """
+        if not problem.is_depthwise():
+            return String(
+                t"diagonal takes one channel and one filter a group; here"
+                t" {problem.group_channels()} and {problem.group_filters()}"
+            )
+        if problem.channels % MATRIX != 0:
+            return String(
+                t"diagonal takes channels in multiples of {MATRIX}; here"
+                t" {problem.channels}"
+            )
+        var filter = IndexList[SPATIAL](1, self.taps, self.taps)
+        if problem.filter != filter:
+            return String(
+                t"diagonal takes filter {filter}; here {problem.filter}"
+            )
+        if problem.stride[1] != self.stride or problem.stride[2] != self.stride:
+            return String(
+                t"diagonal takes stride {self.stride} along h and w; here"
+                t" {problem.stride}"
+            )
+        if problem.dilation[1] != 1 or problem.dilation[2] != 1:
+            return String(
+                t"diagonal takes dilation 1 along h and w; here"
+                t" {problem.dilation}"
+            )
+        for axis in range(SPATIAL):
+            var most = max(problem.padded(axis), 1)
+            if problem.input[axis] < 1 or most >= MAX_COUNT:
+                return String(
+                    t"diagonal takes 1 to {MAX_COUNT - 1} padded input pixels"
+                    t" along an axis; here input {problem.input}"
+                )
+        var steps = (
+            problem.batch
+            * problem.output[0]
+            * problem.output[1]
+            * problem.output[2]
+            * ceildiv(problem.channels, SLAB)
+        )
+        if steps >= MAX_COUNT:
+            return String(t"diagonal counts pixels with 31 bits; here {steps}")
+        return None
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the configuration on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(t"diagonal {self.taps}x{self.taps}, stride {self.stride}")
+
+
+comptime DIAGONAL_CANDIDATES = 6
+"""Configurations to choose from."""
+
+
+def diagonal_candidate(index: Int) -> DiagonalConfig:
+    """A configuration to choose from.
+
+    Args:
+        index: From 0 to `DIAGONAL_CANDIDATES - 1`.
+    """
+    return DiagonalConfig(3 + 2 * (index // 2), 1 + index % 2)
+
+
+def choose_diagonal(problem: ConvProblem) -> Int:
+    """The candidate that computes a problem, or -1.
+
+    Args:
+        problem: The convolution.
+    """
+    # A refusal costs time to write: only one configuration is asked.
+    var taps = problem.filter[2]
+    var stride = problem.stride[2]
+    if (taps == 3 or taps == 5 or taps == 7) and (stride == 1 or stride == 2):
+        var index = (taps - 3) + stride - 1
+        if not diagonal_candidate(index).refusal(problem):
+            return index
+    return -1
+
+
+@fieldwise_init
+struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
+    """How a problem is cut."""
+
+    var columns: Int
+    """Output columns of a step."""
+    var groups: Int
+    """Steps along the columns."""
+    var slabs: Int
+    var row_steps: Int
+    """Steps down an image."""
+    var steps: Int
+    """Of the problem."""
+    var batch: Int
+    """Steps whose outputs are stored together, at most."""
+    var staged_columns: Int
+    """Input pixels of a staged row."""
+    var stages: Int
+    """Of the ring."""
+    var resident: Int
+    """Blocks of a multiprocessor."""
+    var blocks: Int
+
+    def __init__(
+        out self,
+        config: DiagonalConfig,
+        problem: ConvProblem,
+        multiprocessors: Int,
+    ):
+        """Cuts a problem: the widest steps that leave a multiprocessor shared
+        memory for two blocks, and as many stages as cost no block.
+
+        Args:
+            config: The configuration; its `refusal` has nothing against the
+                problem.
+            problem: The convolution, with at least one output.
+            multiprocessors: Of the device.
+        """
+        var width = problem.output[2]
+        self.slabs = ceildiv(problem.channels, SLAB)
+        self.row_steps = ceildiv(problem.output[1], STEP_ROWS)
+        self.groups = 0
+        self.columns = 0
+        self.batch = 1
+        self.staged_columns = 0
+        self.stages = 0
+        self.steps = 0
+        self.resident = 1
+        self.blocks = 0
+        var fits = False
+        while not fits:
+            self.groups += 1
+            self.columns = ceildiv(ceildiv(width, self.groups), MATRIX) * MATRIX
+            self.staged_columns = config.staged_columns(self.columns)
+            self.stages = config.stages(self.batch)
+            fits = self.columns == MATRIX or (
+                self.staged_columns <= MAX_BOX
+                and self._resident() >= config.resident()
+            )
+        self.groups = ceildiv(width, self.columns)
+        self.resident = min(config.resident(), self._resident())
+        # Larger batches, then more stages, where they cost no block.
+        var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
+        while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
+            self.batch += 1
+            self.stages = config.stages(self.batch)
+            if self._resident() < self.resident:
+                self.batch -= 1
+                self.stages = config.stages(self.batch)
+                break
+        most = self.stages + 2 * self.batch * config.step_stages()
+        while self.stages < min(most, MAX_STAGES):
+            self.stages += 1
+            if self._resident() < self.resident:
+                self.stages -= 1
+                break
+        self.steps = (
+            problem.batch
+            * problem.output[0]
+            * self.groups
+            * self.slabs
+            * self.row_steps
+        )
+        self.blocks = min(self.steps, multiprocessors * self.resident)
+
+    def _resident(self) -> Int:
+        """Blocks of a multiprocessor that shared memory allows."""
+        comptime available = MAX_SHARED_BYTES + BLOCK_BYTES
+        return available // (self.shared_bytes() + BLOCK_BYTES)
+
+    def load_bytes(self) -> Int:
+        """Bytes that a load brings."""
+        return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
+
+    def stage_bytes(self) -> Int:
+        """Bytes of a stage: whole patterns of the swizzle."""
+        return ceildiv(self.load_bytes(), PATTERN_BYTES) * PATTERN_BYTES
+
+    def step_bytes(self) -> Int:
+        """Bytes of a step's outputs."""
+        return STEP_ROWS * self.columns * PIXEL_BYTES
+
+    def shared_bytes(self) -> Int:
+        """Shared memory of a block."""
+        return (
+            BARRIERS_BYTES
+            + self.stages * self.stage_bytes()
+            + BUFFERS * self.batch * self.step_bytes()
+        )
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the cut on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(
+            t"{self.steps} steps of {self.columns} columns, {self.batch} a"
+            t" batch, {self.blocks} blocks of {self.stages} stages,"
+            t" {self.shared_bytes()} bytes of shared memory"
+        )
+
+
+@fieldwise_init
+struct DiagonalStep(TrivialRegisterPassable):
+    """Where a step lies, and how many follow it down its image."""
+
+    var image: UInt32
+    var plane: UInt32
+    var row: UInt32
+    """The first output row."""
+    var column: UInt32
+    """The first output column."""
+    var channel: UInt32
+    """The first channel of the slab."""
+    var run: UInt32
+    """Steps from this one to the image's end."""
+
+
+@fieldwise_init
+struct DiagonalGeometry(
+    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+):
+    """A problem as the diagonal kernel sees it."""
+
+    var channels: UInt32
+    var step_d: Int32
+    var start_d: Int32
+    var start_h: Int32
+    var start_w: Int32
+    var planes: Divisor
+    """Output planes."""
+    var groups: Divisor
+    var images: Divisor
+    var slab_steps: UInt32
+    """Steps of a slab: of all images."""
+    var row_steps: Divisor
+    var out_rows: UInt32
+    var out_columns: UInt32
+    var columns: UInt32
+    """Output columns of a step."""
+    var steps: UInt32
+    """Steps of every block, rounded down."""
+    var longer: UInt32
+    """Blocks that have a step more: the first ones."""
+    var batch: UInt32
+    """Steps whose outputs are stored together, at most."""
+    var stages: UInt32
+    var staged_columns: UInt32
+    """Input pixels of a staged row."""
+    var load_bytes: UInt32
+    var stage_bytes: UInt32
+    var output_row_bytes: UInt32
+    """Bytes of a row of a step's outputs."""
+    var step_bytes: UInt32
+    """Bytes of a step's outputs."""
+    var batch_bytes: UInt32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "DiagonalGeometry"
+
+    @staticmethod
+    def of(problem: ConvProblem, plan: DiagonalPlan) -> DiagonalGeometry:
+        """What the kernel is told.
+
+        Args:
+            problem: The convolution.
+            plan: Its cut.
+        """
+        return DiagonalGeometry(
+            channels=UInt32(problem.channels),
+            step_d=Int32(problem.stride[0]),
+            start_d=Int32(-problem.pad_before[0]),
+            start_h=Int32(-problem.pad_before[1]),
+            start_w=Int32(-problem.pad_before[2]),
+            planes=Divisor(problem.output[0]),
+            groups=Divisor(plan.groups),
+            images=Divisor(problem.batch),
+            slab_steps=UInt32(plan.steps // plan.slabs),
+            row_steps=Divisor(plan.row_steps),
+            out_rows=UInt32(problem.output[1]),
+            out_columns=UInt32(problem.output[2]),
+            columns=UInt32(plan.columns),
+            steps=UInt32(plan.steps // plan.blocks),
+            longer=UInt32(plan.steps % plan.blocks),
+            batch=UInt32(plan.batch),
+            stages=UInt32(plan.stages),
+            staged_columns=UInt32(plan.staged_columns),
+            load_bytes=UInt32(plan.load_bytes()),
+            stage_bytes=UInt32(plan.stage_bytes()),
+            output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
+            step_bytes=UInt32(plan.step_bytes()),
+            batch_bytes=UInt32(plan.batch * plan.step_bytes()),
+        )
+
+    @always_inline
+    def first_step(self, block: UInt32) -> UInt32:
+        """The first step of a block; that of the next is the end.
+
+        Args:
+            block: The block.
+        """
+        return block * self.steps + min(block, self.longer)
+
+    @always_inline
+    def slab_end(self, index: UInt32) -> UInt32:
+        """Behind the last step of a slab.
+
+        Args:
+            index: Of a step of it.
+        """
+        var image = self.row_steps.split(index)[0]
+        image = self.groups.split(image)[0]
+        image = self.planes.split(image)[0]
+        return (self.images.split(image)[0] + 1) * self.slab_steps
+
+    @always_inline
+    def step(self, index: UInt32) -> DiagonalStep:
+        """Where a step lies.
+
+        Args:
+            index: Of the step.
+        """
+        # Slabs change the slowest: their filters stay in registers.
+        var rest, down = self.row_steps.split(index)
+        var across, group = self.groups.split(rest)
+        var more, plane = self.planes.split(across)
+        var slab, image = self.images.split(more)
+        return DiagonalStep(
+            image,
+            plane,
+            down * STEP_ROWS,
+            group * self.columns,
+            slab * SLAB,
+            self.row_steps.value - down,
+        )
+
+    @always_inline
+    def output_offset(self, step: DiagonalStep, p: UInt32, q: UInt32) -> Int:
+        """Elements in front of an output pixel.
+
+        Args:
+            step: A step of its plane.
+            p: The row.
+            q: The column.
+        """
+        var plane = Int(step.image) * Int(self.planes.value) + Int(step.plane)
+        var line = plane * Int(self.out_rows) + Int(p)
+        return (line * Int(self.out_columns) + Int(q)) * Int(self.channels)
