@@ -77,8 +77,9 @@ def test_barrier_that_not_all_reach() -> None:
     fails(DeadlockError, message, body)
 
 
-def test_block_that_ends_with_arrivals() -> None:
-    fails(UnfinishedError, r"ended with arrivals at barrier 2", "bar.arrive 2, 256;")
+def test_arrivals_that_nobody_waits_for() -> None:
+    """A turn that is given once too often at the end of a kernel harms nobody."""
+    assert run("bar.arrive 2, 256; st.global.b32 [%p], %t;").tolist() == list(range(128))
 
 
 def test_barrier_with_two_thread_counts() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import BarrierError, UnfinishedError
+from .errors import BarrierError
 from .registers import LANES
 
 if TYPE_CHECKING:
@@ -138,11 +138,6 @@ class NamedBarrier:
             self.arrived, self.expected = 0, None
             self.generation += 1
             self.waiters.wake()
-
-    def check_end(self) -> None:
-        """Raises if threads arrived for a phase that never completed."""
-        if self.arrived:
-            raise UnfinishedError(f"block {self.block} ended with arrivals at {self}")
 
 
 class ClusterBarrier:

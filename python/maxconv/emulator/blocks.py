@@ -133,8 +133,6 @@ class ThreadBlock:
                     f"block {self} ended while {barrier} has a transaction count of "
                     f"{barrier.transactions} bytes"
                 )
-        for named in self._named.values():
-            named.check_end()
 
 
 def warps_of(threads: int) -> int:

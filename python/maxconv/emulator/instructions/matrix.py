@@ -1,4 +1,4 @@
-"""Matrices of a warp: ldmatrix, stmatrix, mma.sync (PTX ISA 9.0, 9.7.15)."""
+"""Matrices of a warp: ldmatrix, stmatrix, mma.sync (PTX ISA 9.0, 9.7.14)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _row_addresses(t: Path, address: tuple[int, int, int], count: int) -> Array:
 
 @instruction("ldmatrix")
 def _load_matrix(form: Form) -> Step:
-    """9.7.15.5.15: lane t gets row t/4, elements 2*(t%4) and the next."""
+    """9.7.14.5.15: lane t gets row t/4, elements 2*(t%4) and the next."""
     count, transposed = _shape(form)
     form.arity(2)
     entries = form.vector(0)
@@ -72,7 +72,7 @@ def _load_matrix(form: Form) -> Step:
 
 @instruction("stmatrix")
 def _store_matrix(form: Form) -> Step:
-    """9.7.15.5.16."""
+    """9.7.14.5.16."""
     count, transposed = _shape(form)
     form.arity(2)
     entries = form.vector(1)
@@ -104,7 +104,7 @@ def _store_matrix(form: Form) -> Step:
 def decode(type_name: str) -> Callable[[Array], Array]:
     """Returns what turns bytes ``[rows, bytes]`` into float64 elements of a type.
 
-    tf32 ignores the low 13 bits of a 32-bit float (9.7.15.3).
+    tf32 ignores the low 13 bits of a 32-bit float (9.7.14.3).
     """
     if type_name == "bf16":
         return lambda raw: exact(raw.view(np.uint16)).astype(np.float64)
@@ -126,9 +126,9 @@ def decode(type_name: str) -> Callable[[Array], Array]:
 
 @instruction("mma.sync")
 def _multiply(form: Form) -> Step:
-    """9.7.15.5.14: m16n8, products in float64, the sum rounded once to float32.
+    """9.7.14.5.14: m16n8, products in float64, the sum rounded once to float32.
 
-    Fragments (9.7.15.5.8 and following), with e elements in a register: A's registers hold rows
+    Fragments (9.7.14.5.8 and following), with e elements in a register: A's registers hold rows
     t/4 and t/4+8 alternately, columns e*(t%4) and on, every second pair e*4 further; B's hold
     column t/4, rows e*(t%4) and on, the next e*4 further; the sums rows t/4 and t/4+8, columns
     2*(t%4) and the next.

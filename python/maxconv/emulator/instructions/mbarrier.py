@@ -155,6 +155,9 @@ def _wait(form: Form) -> Step:
     def step(t: Path) -> Wait | None:
         where = addresses(t, view, row, offset)
         phases = t.active(t.files[phase_view][phase])
+        if (where == where[0]).all() and (phases == phases[0]).all():
+            # All lanes ask the same: one of them is enough.
+            where, phases = where[:1], phases[:1]
         barriers = [find_mbarrier(t, int(address)) for address in where]
         done = [
             barrier.completed(int(value) & 1) if parity else barrier.phase > int(value)
@@ -164,7 +167,7 @@ def _wait(form: Form) -> Step:
             for barrier in barriers:
                 barrier.waiters.add(t)
             return Wait(barriers[0], f" to complete the phase of parity {int(phases[0]) & 1}")
-        t.files[PRED][p][t.mask] = done
+        t.files[PRED][p][t.mask] = done[0] if len(done) == 1 else done
         return None
 
     return step

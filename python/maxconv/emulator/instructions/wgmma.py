@@ -1,4 +1,4 @@
-"""Multiplies of a warpgroup: wgmma (PTX ISA 9.0, 9.7.15.7).
+"""Multiplies of a warpgroup: wgmma (PTX ISA 9.0, 9.7.15).
 
 Each warp computes its own 16 of the 64 rows. A group completes for the four warps together, once
 all have committed it: pipelines rely on that where one thread releases what a warpgroup read. Row
@@ -26,7 +26,7 @@ from ..table import Form, instruction
 from .matrix import decode
 from .synchronize import require_warp
 
-#: Bytes of an operand's row that one instruction multiplies (9.7.15.7.2).
+#: Bytes of an operand's row that one instruction multiplies (9.7.15.2).
 _DEPTH_BYTES = 32
 #: Rows of a warp, and warps of a warpgroup.
 _ROWS = 16
@@ -113,7 +113,7 @@ def _aligned(form: Form) -> None:
 
 @instruction("wgmma.fence")
 def _fence(form: Form) -> Step:
-    """9.7.15.7.4."""
+    """9.7.15.7.1."""
     _aligned(form)
 
     def step(t: Path) -> None:
@@ -125,7 +125,7 @@ def _fence(form: Form) -> Step:
 
 @instruction("wgmma.commit_group")
 def _commit(form: Form) -> Step:
-    """9.7.15.7.5."""
+    """9.7.15.7.2."""
     _aligned(form)
 
     def step(t: Path) -> None:
@@ -140,7 +140,7 @@ def _commit(form: Form) -> Step:
 
 @instruction("wgmma.wait_group")
 def _wait(form: Form) -> Step:
-    """9.7.15.7.6: until all but the latest groups are done."""
+    """9.7.15.7.3: until all but the latest groups are done."""
     _aligned(form)
     form.arity(1)
     literal = form.operands[0]
@@ -169,7 +169,7 @@ def _wait(form: Form) -> Step:
 
 @dataclass(frozen=True)
 class _Tile:
-    """How an operand lies in shared memory (9.7.15.7.1.2, matrix descriptor)."""
+    """How an operand lies in shared memory (9.7.15.5.1, matrix descriptor)."""
 
     start: int
     leading: int
@@ -239,7 +239,7 @@ _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 @instruction("wgmma.mma_async")
 def _multiply(form: Form) -> Step:
-    """9.7.15.7.3: D = A*B + D, or A*B; A from shared memory or registers, B from shared memory."""
+    """9.7.15.5.2: D = A*B + D, or A*B; A from shared memory or registers, B from shared memory."""
     _aligned(form)
     shape = next((m for m in map(_SHAPE.fullmatch, form.modifiers) if m), None)
     if shape is None:
