@@ -169,13 +169,17 @@ struct Operands(Movable):
             index: Of the set.
         """
         var epilogue = Epilogue[TYPE, TYPE](
-            fused,
-            fused,
-            data_of(self.bias[index]).as_imm(),
-            data_of(self.residual[index]).as_imm(),
-            1.0,
-            Activation(ACTIVATION_SILU if fused else ACTIVATION_NONE, 0, 0),
-            Activation(ACTIVATION_NONE, 0, 0),
+            has_bias=fused,
+            has_residual=fused,
+            has_scale=False,
+            scale=Reads[DType.float32].unsafe_dangling(),
+            bias=data_of(self.bias[index]).as_imm(),
+            residual=data_of(self.residual[index]).as_imm(),
+            beta=1.0,
+            activation=Activation(
+                ACTIVATION_SILU if fused else ACTIVATION_NONE, 0, 0
+            ),
+            final_activation=Activation(ACTIVATION_NONE, 0, 0),
         )
         convolve(
             ctx,
