@@ -88,7 +88,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
 
     def registers(self) -> Int:
         """Registers of a thread, at most."""
-        return 128 if self.taps > 3 and self.stride == 1 else 80
+        return 128 if self.stride == 1 else 80
 
     def resident(self) -> Int:
         """Blocks of a multiprocessor that registers allow, at least."""
