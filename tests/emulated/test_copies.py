@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tests.emulated.warps import entry
@@ -20,6 +22,9 @@ from maxconv.tma import DataType, Swizzle, load, packed_strides
 
 SEEDS = range(6)
 
+#: Makes a tensor map of what a machine holds.
+MakesMap = Callable[[Machine], object]
+
 SETUP = """
 .shared .align 1024 .b8 room[16384]; .shared .align 8 .b64 bar;
 .reg .b32 %t, %at, %x, %y; .reg .b64 %in, %out, %p, %q, %map; .reg .pred %c, %d;
@@ -29,18 +34,20 @@ mov.b32 %at, room; shl.b32 %x, %t, 4; add.s32 %at, %at, %x;
 """
 
 
-def run(body: str, seed: int, data: np.ndarray, threads: int = 32, *further: object) -> np.ndarray:
+def run(
+    body: str, seed: int, data: np.ndarray, threads: int = 32, *further: MakesMap
+) -> np.ndarray:
     """Runs threads with 4096 words of output."""
     machine = Machine(seed=seed)
     out = machine.alloc(np.zeros(4096, np.int32))
     parameters = ["u64 in", "u64 out", "align 64 .b8 map[128]"]
-    tensor = further[0](machine) if further else bytes(128)  # type: ignore[operator]
+    tensor = further[0](machine) if further else bytes(128)
     module = machine.load(entry(SETUP + body + "\nret;", parameters))
     module.launch(block=threads, args=[machine.alloc(data), out, tensor], budget=100_000)
     return out.read()
 
 
-def reports(body: str, data: np.ndarray, threads: int = 32, *further: object) -> set[str]:
+def reports(body: str, data: np.ndarray, threads: int = 32, *further: MakesMap) -> set[str]:
     """The kinds of errors under several seeds; empty strings where there is none."""
     found = set()
     for seed in SEEDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -178,7 +179,7 @@ class Launch:
         width, height, _ = self.block
         first = [b // c for b, c in zip(block.index, self.cluster, strict=True)]
         inside = [b % c for b, c in zip(block.index, self.cluster, strict=True)]
-        vectors: dict[str, object] = {
+        vectors: dict[str, Sequence[Array | int]] = {
             "%tid": (thread % width, thread // width % height, thread // (width * height)),
             "%ntid": self.block,
             "%ctaid": block.index,
@@ -190,8 +191,7 @@ class Launch:
         }
         base, _, axis = name.partition(".")
         if base in vectors and axis in ("x", "y", "z"):
-            chosen: Array | int = vectors[base]["xyz".index(axis)]  # type: ignore[index]
-            return chosen
+            return vectors[base]["xyz".index(axis)]
         scalars: dict[str, Array | int] = {
             "%laneid": lane,
             "%warpid": warp,

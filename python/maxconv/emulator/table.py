@@ -14,7 +14,17 @@ import numpy as np
 from .errors import EmulatorError, PtxSyntaxError, UnsupportedError
 from .paths import Path, Step, Wait
 from .registers import PRED, Array, Layout, group_of, view_of
-from .syntax import Address, Instruction, Label, Negated, Operand, Register, Vector, type_bits
+from .syntax import (
+    Address,
+    Instruction,
+    Label,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Vector,
+    type_bits,
+)
 
 __all__ = ["Builder", "Form", "assign", "build", "instruction", "known"]
 
@@ -80,19 +90,29 @@ class Form:
         self.used.add((group_of(type_bits(type_name)), row))
         return row
 
+    def _operand(self, operand: int | Operand) -> Operand:
+        return self.operands[operand] if isinstance(operand, int) else operand
+
     def source(self, operand: int | Operand, type_name: str) -> int:
         """The row of an operand that is read, by its position or itself."""
-        chosen = self.operands[operand] if isinstance(operand, int) else operand
+        chosen = self._operand(operand)
         return self._used(self.layout.source(chosen, type_name, self.instruction), type_name)
 
     def target(self, operand: int | Operand, type_name: str) -> int:
         """The row of an operand that is written."""
-        chosen = self.operands[operand] if isinstance(operand, int) else operand
+        chosen = self._operand(operand)
         return self._used(self.layout.target(chosen, type_name, self.instruction), type_name)
+
+    def targets(self, operand: int | Operand, type_name: str) -> tuple[int, int | None]:
+        """The rows of ``d``, and of the predicate in ``d|p``."""
+        chosen = self._operand(operand)
+        if isinstance(chosen, Pair):
+            return self.target(chosen.first, type_name), self.target(chosen.second, "pred")
+        return self.target(chosen, type_name), None
 
     def wide_type(self, operand: int | Operand, type_name: str) -> str:
         """The type by which a register is seen that may be wider than an access (9.4.1)."""
-        chosen = self.operands[operand] if isinstance(operand, int) else operand
+        chosen = self._operand(operand)
         bits = max(type_bits(type_name), 16)
         if isinstance(chosen, Register) and chosen.bits > bits:
             bits = chosen.bits
@@ -100,7 +120,7 @@ class Form:
 
     def predicate(self, operand: int | Operand) -> tuple[int, bool]:
         """The row of a predicate that is read, and whether it is negated."""
-        chosen = self.operands[operand] if isinstance(operand, int) else operand
+        chosen = self._operand(operand)
         if isinstance(chosen, Negated):
             return self.source(chosen.register, "pred"), True
         return self.source(chosen, "pred"), False
@@ -112,7 +132,7 @@ class Form:
 
     def address(self, operand: int | Operand) -> Address:
         """An operand in brackets."""
-        chosen = self.operands[operand] if isinstance(operand, int) else operand
+        chosen = self._operand(operand)
         if not isinstance(chosen, Address):
             raise PtxSyntaxError(f"line {self.instruction.line}: an address needs brackets")
         return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 from ..tma import DataType, Descriptor, Im2colDescriptor, TiledDescriptor, validate
 
@@ -27,7 +27,7 @@ class TensorMap:
     def tiled(
         cls,
         data_type: DataType,
-        global_address: object,
+        global_address: SupportsInt,
         global_dim: Sequence[int],
         global_strides: Sequence[int],
         box_dim: Sequence[int],
@@ -50,10 +50,9 @@ class TensorMap:
             ValueError: As ``TiledDescriptor``, or what the driver would refuse.
         """
         steps = element_strides or [1] * len(global_dim)
-        address = int(global_address)  # type: ignore[call-overload]
         descriptor = TiledDescriptor(
             data_type,
-            address,
+            int(global_address),
             tuple(global_dim),
             tuple(global_strides),
             tuple(box_dim),
@@ -66,7 +65,7 @@ class TensorMap:
     def im2col(
         cls,
         data_type: DataType,
-        global_address: object,
+        global_address: SupportsInt,
         global_dim: Sequence[int],
         global_strides: Sequence[int],
         pixel_box_lower_corner: Sequence[int],
@@ -95,10 +94,9 @@ class TensorMap:
             ValueError: As ``Im2colDescriptor``, or what the driver would refuse.
         """
         steps = element_strides or [1] * len(global_dim)
-        address = int(global_address)  # type: ignore[call-overload]
         descriptor = Im2colDescriptor(
             data_type,
-            address,
+            int(global_address),
             tuple(global_dim),
             tuple(global_strides),
             tuple(pixel_box_lower_corner),

@@ -23,6 +23,7 @@ from ..syntax import Address
 from ..table import Form, instruction
 from .mbarrier import find_mbarrier, locate
 from .memory import addresses, generic_memory, parts_of
+from .warp import REDUCTIONS
 
 __all__ = ["Group"]
 
@@ -510,15 +511,6 @@ def _writer(
     return write
 
 
-_REDUCTIONS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
 _ELEMENTS = {
     "UINT32": "u4",
     "INT32": "i4",
@@ -537,7 +529,7 @@ def _reduce(reduction: str, descriptor: Descriptor, old: Array, new: Array) -> A
         raise IllegalInstructionError(
             f"a reduction of {descriptor.data_type.driver_name} is not supported"
         )
-    combined = _REDUCTIONS[reduction](
+    combined = REDUCTIONS[reduction](
         np.ascontiguousarray(old).view(kind), np.ascontiguousarray(new).view(kind)
     )
     result: Array = combined.astype(kind).view(np.uint8)
@@ -550,7 +542,7 @@ def _tensor_reduce(form: Form) -> Step:
     rank = int((form.take("1d", "2d", "3d", "4d", "5d") or form.refuse("no rank"))[0])
     form.take("global")
     form.take("shared::cta")
-    reduction = form.take(*_REDUCTIONS) or form.refuse("the operation is not supported")
+    reduction = form.take(*REDUCTIONS) or form.refuse("the operation is not supported")
     form.take("tile")
     form.take("bulk_group")
     form.arity(2)

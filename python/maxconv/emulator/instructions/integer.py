@@ -411,11 +411,7 @@ def _compare_any(form: Form) -> Step:
     seen = f"u{type_bits(type_name)}" if unsigned_only else type_name
     view = view_of(seen)
     a, b = form.source(1, seen), form.source(2, seen)
-    first, second = form.operands[0], None
-    if type(first).__name__ == "Pair":
-        first, second = first.first, first.second  # type: ignore[union-attr]
-    p = form.target(first, "pred")
-    q = None if second is None else form.target(second, "pred")
+    p, q = form.targets(0, "pred")
     extra = form.predicate(3) if combine else None
     convert = floating.reader(type_name, ftz) if is_float(type_name) else None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..paths import Path, Step
 from ..registers import LANES, Array, view_of
-from ..syntax import type_bits
+from ..syntax import Operand, type_bits
 from ..table import Form, instruction
 from .convert import eight_values
 from .floating import exact
@@ -37,6 +37,14 @@ def _shape(form: Form) -> tuple[int, bool]:
     return count, transposed
 
 
+def _registers(form: Form, operand: int, count: int) -> tuple[Operand, ...]:
+    """A vector of one register a matrix."""
+    entries = form.vector(operand)
+    if len(entries) != count:
+        form.refuse(f"{len(entries)} registers for {count} matrices")
+    return entries
+
+
 def _row_addresses(t: Path, address: tuple[int, int, int], count: int) -> Array:
     """Addresses of the rows: of matrix i in lanes 8i to 8i+7."""
     return addresses(t, *address)[: _ROWS * count]
@@ -47,10 +55,7 @@ def _load_matrix(form: Form) -> Step:
     """9.7.14.5.15: lane t gets row t/4, elements 2*(t%4) and the next."""
     count, transposed = _shape(form)
     form.arity(2)
-    entries = form.vector(0)
-    if len(entries) != count:
-        form.refuse(f"{len(entries)} registers for {count} matrices")
-    targets = [form.target(entry, "u32") for entry in entries]
+    targets = [form.target(entry, "u32") for entry in _registers(form, 0, count)]
     address = form.address_row(1)
 
     def step(t: Path) -> None:
@@ -75,10 +80,7 @@ def _store_matrix(form: Form) -> Step:
     """9.7.14.5.16."""
     count, transposed = _shape(form)
     form.arity(2)
-    entries = form.vector(1)
-    if len(entries) != count:
-        form.refuse(f"{len(entries)} registers for {count} matrices")
-    sources = [form.source(entry, "u32") for entry in entries]
+    sources = [form.source(entry, "u32") for entry in _registers(form, 1, count)]
     address = form.address_row(0)
 
     def step(t: Path) -> None:

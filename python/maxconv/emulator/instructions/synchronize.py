@@ -94,7 +94,8 @@ def _reducing_barrier(form: Form) -> Step:
             barrier.arrive(count)
             if barrier.generation != generation:
                 t.block.votes[index] = []
-        generation, round_votes = t.ticket  # type: ignore[misc]
+        assert isinstance(t.ticket, tuple)
+        generation, round_votes = t.ticket
         if generation == barrier.generation:
             barrier.waiters.add(t)
             return Wait(barrier)

@@ -9,7 +9,6 @@ import numpy as np
 from ..errors import IllegalInstructionError
 from ..paths import Path, Step, Wait, collective
 from ..registers import LANES, PRED, Array, view_of
-from ..syntax import Pair
 from ..table import Form, instruction
 
 _LANES = np.arange(LANES)
@@ -37,21 +36,13 @@ def _together(form: Form, members: int, act: Callable[[Path, Array], None]) -> S
     return step
 
 
-def _targets(form: Form, operand: int, type_name: str) -> tuple[int, int | None]:
-    """The rows of ``d`` and of the predicate in ``d|p``."""
-    chosen = form.operands[operand]
-    if isinstance(chosen, Pair):
-        return form.target(chosen.first, type_name), form.target(chosen.second, "pred")
-    return form.target(chosen, type_name), None
-
-
 @instruction("shfl.sync")
 def _shuffle(form: Form) -> Step:
     """9.7.9.6: c holds the clamp in bits 0-4 and the segment mask in bits 8-12."""
     mode = form.take("up", "down", "bfly", "idx") or form.refuse("no mode")
     form.type()
     form.arity(5)
-    d, p = _targets(form, 0, "u32")
+    d, p = form.targets(0, "u32")
     a, b, c = (form.source(i, "u32") for i in (1, 2, 3))
     view = view_of("u32")
 
@@ -128,7 +119,7 @@ def _match(form: Form) -> Step:
     mode = form.take("any", "all") or form.refuse("no mode")
     type_name = form.type()
     form.arity(3)
-    d, p = _targets(form, 0, "u32")
+    d, p = form.targets(0, "u32")
     a, view = form.source(1, type_name), view_of("u" + type_name[1:])
 
     def act(t: Path, mask: Array) -> None:
@@ -146,7 +137,8 @@ def _match(form: Form) -> Step:
     return _together(form, form.source(2, "u32"), act)
 
 
-_REDUCTIONS: dict[str, np.ufunc] = {
+#: What reductions do with two values, by their modifier.
+REDUCTIONS: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
     "max": np.maximum,
@@ -159,7 +151,7 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 @instruction("redux.sync")
 def _reduce(form: Form) -> Step:
     """9.7.13.8, of integers."""
-    operation = _REDUCTIONS[form.take(*_REDUCTIONS) or form.refuse("no operation")]
+    operation = REDUCTIONS[form.take(*REDUCTIONS) or form.refuse("no operation")]
     type_name = form.type()
     if type_name == "f32":
         form.refuse("of .f32 is not supported")
@@ -178,7 +170,7 @@ def _reduce(form: Form) -> Step:
 def _elect(form: Form) -> Step:
     """9.7.13.14: one lane, always the same: the lowest."""
     form.arity(2)
-    d, p = _targets(form, 0, "u32")
+    d, p = form.targets(0, "u32")
 
     def act(t: Path, mask: Array) -> None:
         chosen = int(np.flatnonzero(mask)[0])
