@@ -68,6 +68,28 @@ def _quotient[
         return v / divisor
 
 
+@always_inline
+def clamped[
+    width: Int
+](v: SIMD[DType.float32, width], low: Float32, high: Float32) -> SIMD[
+    DType.float32, width
+]:
+    """Values within limits; NaN stays NaN.
+
+    Parameters:
+        width: Lanes.
+
+    Args:
+        v: The values.
+        low: The lower limit.
+        high: The upper limit.
+    """
+    comptime Vector = SIMD[DType.float32, width]
+    # Comparisons rather than min and max, which lose NaN.
+    var raised = v.lt(low).select(Vector(low), v)
+    return raised.gt(high).select(Vector(high), raised)
+
+
 @fieldwise_init
 struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
     """One elementwise function, chosen at run time by its `ACTIVATION_*` code.
@@ -110,12 +132,7 @@ struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
         if self.code == ACTIVATION_RELU:
             return v.lt(0).select(SIMD[DType.float32, width](0), v)
         if self.code == ACTIVATION_CLAMP:
-            var low = v.lt(self.p0).select(
-                SIMD[DType.float32, width](self.p0), v
-            )
-            return low.gt(self.p1).select(
-                SIMD[DType.float32, width](self.p1), low
-            )
+            return clamped(v, self.p0, self.p1)
         if self.code == ACTIVATION_LEAKY_RELU:
             return v.gt(0).select(v, v * self.p0)
         # A call would make a GPU wait for its multiplies and use its stack.

@@ -7,7 +7,7 @@ from std.utils.numerics import inf
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ..conv.memory import CACHE_LINE, Reads
-from ..conv.epilogue import Activation, Epilogue, store_output
+from ..conv.epilogue import Activation, Epilogue, clamped, store_output
 from ..conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
@@ -57,25 +57,6 @@ struct Limits(ImplicitlyCopyable, Movable):
             return Limits(activation.p0, activation.p1)
         return None
 
-    @always_inline
-    def apply[
-        width: Int
-    ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
-        """`v` within the limits; NaN stays NaN.
-
-        Parameters:
-            width: Lanes.
-
-        Args:
-            v: The values.
-
-        Returns:
-            `Activation.apply` of them.
-        """
-        comptime Vector = SIMD[DType.float32, width]
-        var raised = v.lt(self.low).select(Vector(self.low), v)
-        return raised.gt(self.high).select(Vector(self.high), raised)
-
 
 struct Form[bias_type: DType, residual_type: DType](
     ImplicitlyCopyable, Movable
@@ -104,9 +85,9 @@ struct Form[bias_type: DType, residual_type: DType](
         self.kind = FORM_ANY
         var limits = Limits.of(epilogue.activation)
         var final_limits = Limits.of(epilogue.final_activation)
-        if not epilogue.has_bias or not limits or not final_limits:
+        if epilogue.has_scale or not epilogue.has_bias:
             return
-        if epilogue.has_scale:
+        if not limits or not final_limits:
             return
         self.limits = limits.value()
         self.final_limits = final_limits.value()
@@ -141,7 +122,11 @@ struct Form[bias_type: DType, residual_type: DType](
             return self.epilogue.apply[width](v, filter, offset)
         else:
             var bias = self.epilogue.bias.unsafe_load[width=width](filter)
-            var result = self.limits.apply(v + bias.cast[DType.float32]())
+            var result = clamped(
+                v + bias.cast[DType.float32](),
+                self.limits.low,
+                self.limits.high,
+            )
             comptime if kind == FORM_RESIDUAL:
                 var residual = self.epilogue.residual.unsafe_load[width=width](
                     offset
@@ -149,7 +134,9 @@ struct Form[bias_type: DType, residual_type: DType](
                 result = residual.cast[DType.float32]().fma(
                     SIMD[DType.float32, width](self.epilogue.beta), result
                 )
-                result = self.final_limits.apply(result)
+                result = clamped(
+                    result, self.final_limits.low, self.final_limits.high
+                )
             return result
 
 
