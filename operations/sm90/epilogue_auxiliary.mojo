@@ -5,6 +5,7 @@ from std.collections import Optional
 from std.sys.info import size_of
 
 from ..conv.access import MemoryOutput, OutputTarget
+from ..conv.fields import COPY_BYTES
 from ..conv.memory import Writes
 from ..conv.problem import ConvProblem
 from ..tma.copy import SharedAddress
@@ -22,7 +23,6 @@ from .epilogue_fragment import write_fragment
 from .epilogue_params import OutputShape
 from .epilogue_rows import RowStore
 from .epilogue_steps import Stateless
-from .walk import ALIGNMENT
 
 
 @fieldwise_init
@@ -78,16 +78,16 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
                 t"an auxiliary output of {Self.dtype} needs filters as the"
                 t" multiply's rows"
             )
-        if problem.group_filters() * bytes % ALIGNMENT != 0:
+        if problem.group_filters() * bytes % COPY_BYTES != 0:
             return String(
-                t"an auxiliary output of {Self.dtype} is stored {ALIGNMENT}"
+                t"an auxiliary output of {Self.dtype} is stored {COPY_BYTES}"
                 t" bytes at a time; here {problem.group_filters()} output"
                 t" channels in each group"
             )
         comptime if not Self.Output.stores:
-            if Int(self.output.data()) % ALIGNMENT != 0:
+            if Int(self.output.data()) % COPY_BYTES != 0:
                 return String(
-                    t"an auxiliary output begins at a multiple of {ALIGNMENT}"
+                    t"an auxiliary output begins at a multiple of {COPY_BYTES}"
                     t" bytes; here it does not"
                 )
         return None
