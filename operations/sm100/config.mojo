@@ -10,11 +10,11 @@ from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
+from ..conv.fields import COPY_BYTES
 from ..conv.problem import ConvProblem
 from ..conv.tiles import TileGeometry
-from ..conv.walk import ALIGNMENT, ROW_BYTES, Walk
+from ..conv.walk import ROW_BYTES, Walk
 from ..pipeline.barrier import BARRIER_BYTES
-from ..pipeline.chunks import CHUNK_BYTES
 
 comptime WARP = 32
 """Threads of a warp."""
@@ -467,10 +467,10 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         var refused = self.refusal()
         if refused:
             return refused
-        if problem.group_filters() * size_of[Self.out_type]() % ALIGNMENT != 0:
+        if problem.group_filters() * size_of[Self.out_type]() % COPY_BYTES != 0:
             var each = " in each group" if problem.groups > 1 else ""
             return String(
-                t"the copy engine takes pixels of multiples of {ALIGNMENT}"
+                t"the copy engine takes pixels of multiples of {COPY_BYTES}"
                 t" bytes; here {problem.group_filters()} output"
                 t" channels{each}"
             )

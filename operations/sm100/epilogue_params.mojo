@@ -1,6 +1,7 @@
 """What a launch passes to the Blackwell kernel's epilogue, beside descriptors."""
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.collections import Optional
 from std.sys.info import size_of
 
 from ..conv.access import OutputTarget
@@ -90,21 +91,61 @@ struct EpilogueParams[Output: OutputTarget, bias_type: DType](
         """
         var result = v
         if self.has_scale:
-            result *= _load_channels[size=size](self.scale, filter, filters)
+            result *= _load_channels[
+                size=size, width=Self.load_width[DType.float32]()
+            ](self.scale, filter, filters)
         if self.has_bias:
-            result += _load_channels[size=size](self.bias, filter, filters)
+            result += _load_channels[
+                size=size, width=Self.load_width[Self.bias_type]()
+            ](self.bias, filter, filters)
         return result
+
+    @staticmethod
+    def load_width[dtype: DType]() -> Int:
+        """Values of scale or bias that are loaded at once: up to 16 bytes, and
+        no more than the output's filters come in.
+
+        Parameters:
+            dtype: Of the values.
+        """
+        var widest = max(size_of[dtype](), size_of[Self.Output.dtype]())
+        return CHUNK_BYTES // widest
+
+    def refusal(self) -> Optional[String]:
+        """Why the kernel cannot read scale or bias, or None."""
+        if self.has_scale:
+            var refused = _misaligned(
+                "scale", self.scale, Self.load_width[DType.float32]()
+            )
+            if refused:
+                return refused
+        if self.has_bias:
+            return _misaligned(
+                "bias", self.bias, Self.load_width[Self.bias_type]()
+            )
+        return None
+
+
+def _misaligned[
+    dtype: DType, //
+](name: StaticString, data: Reads[dtype], width: Int) -> Optional[String]:
+    """Why an operand cannot be read `width` values at a time."""
+    var bytes = width * size_of[dtype]()
+    if Int(data) % bytes == 0:
+        return None
+    return String(
+        t"{name}: its address {Int(data)} is no multiple of {bytes} bytes"
+    )
 
 
 @always_inline
 def _load_channels[
-    dtype: DType, //, size: Int
+    dtype: DType, //, size: Int, width: Int
 ](data: Reads[dtype], filter: UInt32, filters: UInt32) -> SIMD[
     DType.float32, size
 ]:
-    """One value a filter, 16 bytes at a time, or each by itself at the end; 0
+    """One value a filter, `width` at a time, or each by itself at the end; 0
     beyond it."""
-    comptime width = min(size, CHUNK_BYTES // size_of[dtype]())
     var result = SIMD[DType.float32, size](0)
     comptime for chunk in range(size // width):
         var first = filter + UInt32(chunk * width)
