@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import BarrierError
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from .blocks import Cluster, ThreadBlock
     from .paths import Path
 
-__all__ = ["ClusterBarrier", "MBarrier", "NamedBarrier"]
+__all__ = ["BarrierKinds", "ClusterBarrier", "MBarrier", "NamedBarrier"]
 
 #: The largest transaction count, and the largest count of arrivals (PTX ISA 9.0, 9.7.13.15.2).
 _MAXIMUM = (1 << 20) - 1
@@ -165,3 +167,12 @@ class ClusterBarrier:
             self.arrived = 0
             self.generation += 1
             self.waiters.wake()
+
+
+@dataclass(frozen=True)
+class BarrierKinds:
+    """What a launch makes its barriers of; a trace has its own."""
+
+    mbarrier: Callable[[ThreadBlock, int, int, int], MBarrier] = MBarrier
+    named: Callable[[ThreadBlock, int], NamedBarrier] = NamedBarrier
+    cluster: Callable[[Cluster], ClusterBarrier] = ClusterBarrier

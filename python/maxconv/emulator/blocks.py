@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .errors import BarrierError, IllegalInstructionError, UnfinishedError
 from .memory import BARRIER, INVALID, UNWRITTEN, Memory
 from .registers import LANES
 
 if TYPE_CHECKING:
+    from .barriers import MBarrier, NamedBarrier
     from .launch import Launch
     from .paths import Warp
 
@@ -37,7 +37,7 @@ class Cluster:
         self.launch = launch
         self.size = size
         self.blocks: list[ThreadBlock] = []
-        self.barrier = ClusterBarrier(self)
+        self.barrier = launch.barriers.cluster(self)
 
     def threads(self) -> int:
         """Threads that have not exited."""
@@ -93,12 +93,14 @@ class ThreadBlock:
         """
         if not 0 <= number < _NAMES:
             raise IllegalInstructionError(f"barrier {number}; 0 to {_NAMES - 1} are allowed")
-        return self._named.setdefault(number, NamedBarrier(self, number))
+        if number not in self._named:
+            self._named[number] = self.launch.barriers.named(self, number)
+        return self._named[number]
 
     def init_mbarrier(self, offset: int, count: int, thread: int) -> None:
         """Makes an mbarrier of eight bytes."""
         self.shared.state[offset : offset + _MBARRIER] = BARRIER
-        self.mbarriers[offset] = MBarrier(self, offset, count, thread)
+        self.mbarriers[offset] = self.launch.barriers.mbarrier(self, offset, count, thread)
 
     def end_mbarrier(self, offset: int) -> None:
         """Makes an mbarrier's bytes free for other use."""

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from . import syntax
-from .errors import MemoryFaultError, UnsupportedError
+from .errors import EmulatorError, MemoryFaultError, UnsupportedError
 from .kernel import Kernel, compile_function
 from .launch import Launch
 from .memory import INVALID, Memory
 from .parser import parse
 from .syntax import Parameter
 from .tensormap import TensorMap, handle_bytes, handle_number
+from .trace import Trace
 
 __all__ = ["DevicePointer", "Machine", "Module"]
 
@@ -192,7 +193,8 @@ class Module:
         shared_bytes: int = 0,
         args: Sequence[object] = (),
         budget: int = _BUDGET,
-    ) -> None:
+        trace: Trace | None = None,
+    ) -> int:
         """Runs a kernel to its end.
 
         Args:
@@ -203,6 +205,10 @@ class Module:
             shared_bytes: Dynamic shared memory.
             args: One for each parameter: pointers, tensor maps, numbers, numpy values, bytes.
             budget: Instructions of all warps after which the kernel is stopped.
+            trace: Gets what happens when; complete also if the kernel is stopped.
+
+        Returns:
+            Instructions that the warps ran.
 
         Raises:
             EmulatorError: What the kernel did wrong, with its line.
@@ -218,7 +224,17 @@ class Module:
             data[parameter.offset : parameter.offset + parameter.size] = passed
         shape = _three(grid, "grid"), _three(block, "block"), _three(cluster, "cluster")
         with np.errstate(all="ignore"):
-            Launch(self, kernel, *shape, shared_bytes, bytes(data), budget).run()
+            launch = Launch(self, kernel, *shape, shared_bytes, bytes(data), budget, trace)
+            try:
+                launch.run()
+            except EmulatorError as error:
+                if trace is not None:
+                    trace.fail(error)
+                raise
+            finally:
+                if trace is not None:
+                    trace.end()
+        return launch.executed
 
     def _kernel(self, name: str) -> Kernel:
         if not name and len(self.kernels) == 1:

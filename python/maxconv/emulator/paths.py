@@ -186,7 +186,7 @@ class Path:
                     return False
             except EmulatorError as error:
                 self.index = index
-                if not error.place:
+                if error.place is None:
                     error.place = launch.place(self, error.lanes)
                 raise
         return True
