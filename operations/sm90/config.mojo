@@ -10,9 +10,9 @@ from std.sys.info import size_of
 
 from ..conv.fields import COPY_BYTES
 from ..conv.problem import ConvProblem
+from ..conv.walk import ROW_BYTES, Walk
 from ..pipeline.barrier import BARRIER_BYTES
 from .epilogue_config import EpilogueConfig, HALF_BYTES
-from .walk import ROW_BYTES, Walk
 
 comptime WARPGROUP = 128
 """Threads of a warpgroup."""

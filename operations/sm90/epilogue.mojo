@@ -13,6 +13,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.access import OutputTarget
+from ..conv.tiles import Tile, TileGeometry
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..pipeline.ring import Ring, RingPosition
 from ..tma.copy import (
@@ -45,7 +46,6 @@ from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
 from .epilogue_visitor import run_time
 from .mma import Accumulators
-from .scheduler import Tile, TileGeometry
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""

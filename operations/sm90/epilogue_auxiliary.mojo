@@ -8,6 +8,7 @@ from ..conv.access import MemoryOutput, OutputTarget
 from ..conv.fields import COPY_BYTES
 from ..conv.memory import Writes
 from ..conv.problem import ConvProblem
+from ..conv.tiles import OutputShape
 from ..tma.copy import SharedAddress
 from .config import Sm90Config
 from .epilogue_callbacks import (
@@ -20,7 +21,6 @@ from .epilogue_callbacks import (
 )
 from .epilogue_config import HALF_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import write_fragment
-from .epilogue_params import OutputShape
 from .epilogue_rows import RowStore
 from .epilogue_steps import Stateless
 

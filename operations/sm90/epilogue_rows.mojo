@@ -12,6 +12,7 @@ from std.utils import IndexList, StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.problem import SPATIAL
+from ..conv.tiles import OutputShape, TileGeometry
 from ..tma.copy import SharedAddress
 from .epilogue_config import ROW_BYTES
 from .epilogue_fragment import (
@@ -21,8 +22,6 @@ from .epilogue_fragment import (
     panel_filters,
     panels,
 )
-from .epilogue_params import OutputShape
-from .scheduler import TileGeometry
 
 comptime WARP = 32
 """Threads of a warp."""

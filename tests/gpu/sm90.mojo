@@ -36,6 +36,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.walk import Walk
 from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.config import can_implement
 from operations.sm90.dispatch import (
@@ -46,7 +47,6 @@ from operations.sm90.dispatch import (
 from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.split import split_refusal
-from operations.sm90.walk import Walk
 from kernels import (
     POISON,
     THREADS,

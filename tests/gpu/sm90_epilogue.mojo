@@ -34,6 +34,7 @@ from operations.conv.access import (
 from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import ConvProblem
+from operations.conv.walk import Walk
 from operations.sm90.candidates import CANDIDATES, candidate
 from operations.sm90.config import Sm90Config, can_implement, residual_refusal
 from operations.sm90.dispatch import choose
@@ -42,7 +43,6 @@ from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.model import FusedWork
 from operations.sm90.split import split_refusal
-from operations.sm90.walk import Walk
 from epilogues import (
     BIAS_TYPE,
     Doubled,

@@ -11,7 +11,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.fields import COPY_BYTES
-from ..conv.problem import SPATIAL, ConvProblem, axis_name
+from .problem import SPATIAL, ConvProblem, axis_name
 
 comptime ROW_BYTES = 128
 """Bytes of a tile's row: the span of the swizzle."""
