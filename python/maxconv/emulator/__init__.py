@@ -27,6 +27,8 @@ How it is built, from the text to the run:
   outside of everything, part of an mbarrier. ``fences`` knows who wrote a word of shared memory
   and whether a proxy fence followed. ``barriers`` count arrivals and bytes. ``blocks`` and
   ``launch`` hold what blocks, clusters and grids share.
+* ``trace`` records what happens when, by a scheduler and barriers of its own: a launch without a
+  trace pays nothing for it. ``maxconv.emulate`` is the command line.
 
 * ``tensormemory`` is a block's tensor memory, with a shadow of its own; ``matrices`` reads the
   descriptors of tcgen05's multiplies.
@@ -44,6 +46,7 @@ from .errors import (
     FenceError,
     IllegalInstructionError,
     MemoryFaultError,
+    Place,
     PtxSyntaxError,
     RaceError,
     UnfinishedError,
@@ -51,6 +54,7 @@ from .errors import (
 )
 from .machine import DevicePointer, Machine, Module
 from .tensormap import TensorMap
+from .trace import Trace
 
 __all__ = [
     "BarrierError",
@@ -63,9 +67,11 @@ __all__ = [
     "Machine",
     "MemoryFaultError",
     "Module",
+    "Place",
     "PtxSyntaxError",
     "RaceError",
     "TensorMap",
+    "Trace",
     "UnfinishedError",
     "UnsupportedError",
 ]

@@ -15,13 +15,13 @@ from . import syntax
 from .errors import EmulatorError, MemoryFaultError, UnsupportedError
 from .kernel import Kernel, compile_function
 from .launch import Launch
-from .memory import INVALID, Memory
+from .memory import INVALID, UNWRITTEN, Memory
 from .parser import parse
 from .syntax import Parameter
 from .tensormap import TensorMap, handle_bytes, handle_number
 from .trace import Trace
 
-__all__ = ["DevicePointer", "Machine", "Module"]
+__all__ = ["BUDGET", "DevicePointer", "Machine", "Module"]
 
 #: The first address of global memory, and what lies between two allocations: bytes that fault.
 _GLOBAL_BASE = 0x7_0000_0000
@@ -31,7 +31,8 @@ _GAP = 1024
 #: Shared memory of a block, in bytes, by architecture ("CUDA C++ Programming Guide", 20.1).
 _SHARED_LIMIT = {"sm_90a": 227 * 1024, "sm_100a": 227 * 1024}
 
-_BUDGET = 200_000_000
+#: Instructions of all warps after which a launch is stopped, unless it says how many.
+BUDGET = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,18 @@ class Machine:
         self._used = 0
         self._maps: list[TensorMap] = []
 
-    def alloc(self, array: npt.ArrayLike) -> DevicePointer:
-        """Copies an array into global memory, at a multiple of 256 bytes."""
+    def alloc(self, array: npt.ArrayLike, written: bool = True) -> DevicePointer:
+        """Copies an array into global memory, at a multiple of 256 bytes.
+
+        Args:
+            array: The values.
+            written: Whether a kernel may read them before it has written there.
+        """
         values = np.ascontiguousarray(array)
         address = self.reserve(values.tobytes())
+        if not written:
+            first = address - self.memory.base
+            self.memory.state[first : first + values.nbytes] = UNWRITTEN
         return DevicePointer(self, address, values.dtype, values.shape)
 
     def reserve(self, data: bytes) -> int:
@@ -210,7 +219,7 @@ class Module:
         cluster: Sequence[int] | int = 1,
         shared_bytes: int = 0,
         args: Sequence[object] = (),
-        budget: int = _BUDGET,
+        budget: int = BUDGET,
         trace: Trace | None = None,
     ) -> int:
         """Runs a kernel to its end.

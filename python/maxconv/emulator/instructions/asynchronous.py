@@ -16,7 +16,7 @@ import numpy as np
 from ...tma import Descriptor, Move, TiledDescriptor, bring, plan
 from ..blocks import ThreadBlock
 from ..errors import FenceError, IllegalInstructionError, MemoryFaultError
-from ..memory import CHUNK, INVALID, WRITING, Memory
+from ..memory import CHUNK, INVALID, UNWRITTEN, WRITING, Memory
 from ..paths import Path, Step, Wait
 from ..registers import LANES, Array, view_of
 from ..scheduler import Operation
@@ -205,13 +205,15 @@ def _start_copy(
     t.launch.scheduler.later(complete, operation)
 
 
-def _check_global(memory: Memory, places: Array, what: str) -> None:
+def _check_global(memory: Memory, places: Array, what: str, reads: bool = True) -> None:
+    """Raises unless bytes of global memory may be read, or written."""
     if not places.size:
         return
     if int(places.min()) < 0 or int(places.max()) >= memory.size:
         bad = int(places.min()) if int(places.min()) < 0 else int(places.max())
         raise MemoryFaultError(f"{what} at {memory.where(memory.base + bad)}: out of bounds")
-    memory.check_bytes(places, INVALID | WRITING, what)
+    stops = INVALID | WRITING | (UNWRITTEN if reads else 0)
+    memory.check_bytes(places, stops, what)
 
 
 def _arrive_bytes(t: Path, address: int, count: int, what: str) -> Callable[[], None]:
@@ -335,7 +337,7 @@ def _bulk_store(to: Any, start: Any, count: int, line: int) -> Step:
             block, offset = locate(t, int(first), _BULK_ALIGN, "cp.async.bulk")
             memory = t.launch.machine.memory
             places = int(where) - memory.base + np.arange(int(size))
-            _check_global(memory, places, "cp.async.bulk")
+            _check_global(memory, places, "cp.async.bulk", reads=False)
             index = offset + np.arange(int(size))
             _start_store(t, lane, block, index, partial(_put, memory, places), line)
 
@@ -349,6 +351,7 @@ def _get(memory: Memory, places: Array) -> Array:
 
 def _put(memory: Memory, places: Array, values: Array) -> None:
     memory.data[places] = values
+    memory.state[places] = 0
 
 
 def _start_store(
@@ -529,7 +532,8 @@ def _tensor_store(form: Form, rank: int, reduction: str | None) -> Step:
             move = _plan(descriptor, at, (), offset)
             memory = t.launch.machine.memory
             places = descriptor.global_address - memory.base + move.tensor
-            _check_global(memory, places[move.inside], "cp.async.bulk.tensor")
+            reads = reduction is not None
+            _check_global(memory, places[move.inside], "cp.async.bulk.tensor", reads)
             write = _writer(memory, descriptor, move, places, reduction)
             _start_store(t, lane, block, move.shared, write, form.instruction.line)
 
@@ -543,7 +547,7 @@ def _writer(
         if reduction is not None:
             old = memory.data[np.where(move.inside, places, 0)]
             values = _reduce(reduction, descriptor, old, values)
-        memory.data[places[move.inside]] = values[move.inside]
+        _put(memory, places[move.inside], values[move.inside])
 
     return write
 
