@@ -16,7 +16,7 @@ import numpy as np
 from ...tma import Descriptor, Move, TiledDescriptor, bring, plan
 from ..blocks import ThreadBlock
 from ..errors import FenceError, IllegalInstructionError, MemoryFaultError
-from ..memory import CHUNK, INVALID, WRITING, Memory
+from ..memory import CHUNK, INVALID, UNWRITTEN, WRITING, Memory
 from ..paths import Path, Step, Wait
 from ..registers import LANES, Array, view_of
 from ..scheduler import Operation
@@ -205,13 +205,15 @@ def _start_copy(
     t.launch.scheduler.later(complete, operation)
 
 
-def _check_global(memory: Memory, places: Array, what: str) -> None:
+def _check_global(memory: Memory, places: Array, what: str, reads: bool = True) -> None:
+    """Raises unless bytes of global memory may be read, or written."""
     if not places.size:
         return
     if int(places.min()) < 0 or int(places.max()) >= memory.size:
         bad = int(places.min()) if int(places.min()) < 0 else int(places.max())
         raise MemoryFaultError(f"{what} at {memory.where(memory.base + bad)}: out of bounds")
-    memory.check_bytes(places, INVALID | WRITING, what)
+    stops = INVALID | WRITING | (UNWRITTEN if reads else 0)
+    memory.check_bytes(places, stops, what)
 
 
 def _arrive_bytes(t: Path, address: int, count: int, what: str) -> Callable[[], None]:
@@ -335,7 +337,7 @@ def _bulk_store(to: Any, start: Any, count: int, line: int) -> Step:
             block, offset = locate(t, int(first), _BULK_ALIGN, "cp.async.bulk")
             memory = t.launch.machine.memory
             places = int(where) - memory.base + np.arange(int(size))
-            _check_global(memory, places, "cp.async.bulk")
+            _check_global(memory, places, "cp.async.bulk", reads=False)
             index = offset + np.arange(int(size))
             _start_store(t, lane, block, index, partial(_put, memory, places), line)
 
@@ -349,6 +351,7 @@ def _get(memory: Memory, places: Array) -> Array:
 
 def _put(memory: Memory, places: Array, values: Array) -> None:
     memory.data[places] = values
+    memory.state[places] = 0
 
 
 def _start_store(
@@ -417,13 +420,15 @@ def _tensor_copy(form: Form) -> Step:
     target = form.take("shared::cluster", "shared::cta", "global")
     form.take("global", "shared::cta")
     mode = form.take("tile", "im2col", "im2col_no_offs") or "tile"
+    hint = form.flag("L2::cache_hint")
     if target == "global":
         form.take("bulk_group")
-        form.arity(2)
+        form.arity(2 + hint)
         return _tensor_store(form, rank, None)
     form.take("mbarrier::complete_tx::bytes")
     multicast = form.flag("multicast::cluster")
-    form.arity(3 + (mode == "im2col") + multicast)
+    paired = form.take("cta_group::1", "cta_group::2") == "cta_group::2"
+    form.arity(3 + (mode == "im2col") + multicast + hint)
     if len(form.address(1).coordinates) != rank:
         form.refuse(f"{len(form.address(1).coordinates)} coordinates")
     tensor = _Tensor.of(form, 1)
@@ -431,7 +436,7 @@ def _tensor_copy(form: Form) -> Step:
     offsets: tuple[int, ...] = ()
     if mode == "im2col":
         offsets = tuple(form.source(entry, "u16") for entry in form.vector(3))
-    peers = form.source(len(form.operands) - 1, "u16") if multicast else None
+    peers = form.source(len(form.operands) - 1 - hint, "u16") if multicast else None
     line = form.instruction.line
 
     def step(t: Path) -> None:
@@ -443,7 +448,8 @@ def _tensor_copy(form: Form) -> Step:
                 blocks = int(t.active(t.files[view_of("u16")][peers])[k])
             where, signal = int(columns[0][k]), int(columns[1][k])
             descriptor = tensor.descriptor(t, k)
-            _load_tensor(t, descriptor, (tensor.at(t, k), taps), where, signal, blocks, line)
+            coordinates = tensor.at(t, k), taps
+            _load_tensor(t, descriptor, coordinates, (where, signal), (blocks, paired), line)
 
     return step
 
@@ -459,23 +465,16 @@ def _load_tensor(
     t: Path,
     descriptor: Descriptor,
     coordinates: tuple[Sequence[int], Sequence[int]],
-    where: int,
-    signal: int,
-    peers: int | None,
+    places: tuple[int, int],
+    peers: tuple[int | None, bool],
     line: int,
 ) -> None:
     what = "cp.async.bulk.tensor"
     at, taps = coordinates
-    block, offset = locate(t, where, 1, what)
+    block, offset = locate(t, places[0], 1, what)
     move = _plan(descriptor, at, taps, offset)
-    signal_block, signal_offset = locate(t, signal, 8, "an mbarrier")
-    blocks = t.block.cluster.blocks
-    if peers is None:
-        pairs = [(block, signal_block)]
-    else:
-        if peers >> len(blocks) or not peers:
-            raise IllegalInstructionError(f"multicast to {peers:#x} in {len(blocks)} blocks")
-        pairs = [(blocks[rank], blocks[rank]) for rank in range(len(blocks)) if peers >> rank & 1]
+    signal_block, signal_offset = locate(t, places[1], 8, "an mbarrier")
+    pairs = _signals(t, block, signal_block, *peers)
     memory = t.launch.machine.memory
     first = descriptor.global_address - memory.base
     _check_global(memory, first + move.tensor[move.inside], what)
@@ -487,6 +486,32 @@ def _load_tensor(
     operation = Operation("TMA", f"load {list(at)}, {descriptor.transaction_bytes} bytes", line)
     source = memory.data[max(first, 0) :]
     _start_load(t, destinations, lambda: bring(descriptor, move, source), operation)
+
+
+def _signals(
+    t: Path, block: ThreadBlock, signal: ThreadBlock, peers: int | None, paired: bool
+) -> list[tuple[ThreadBlock, ThreadBlock]]:
+    """The blocks that a load writes to, each with the one whose mbarrier it tells.
+
+    That is the same one; with ``.cta_group::2`` it may be the other of a pair, and is, in each
+    pair that a multicast reaches, the one of the parity of the mbarrier's block.
+    """
+    blocks = t.block.cluster.blocks
+    if peers is None:
+        if signal is not block and not (paired and signal.rank == block.rank ^ 1):
+            raise IllegalInstructionError(
+                f"a load to block {block} with an mbarrier of block {signal}"
+                + (", which is not its peer" if paired else " and no .cta_group::2")
+            )
+        return [(block, signal)]
+    if peers >> len(blocks) or not peers:
+        raise IllegalInstructionError(f"multicast to {peers:#x} in {len(blocks)} blocks")
+    ranks = [rank for rank in range(len(blocks)) if peers >> rank & 1]
+    if not paired:
+        return [(blocks[rank], blocks[rank]) for rank in ranks]
+    if len(blocks) % 2:
+        raise IllegalInstructionError(f".cta_group::2 in a cluster of {len(blocks)} blocks")
+    return [(blocks[rank], blocks[rank & ~1 | signal.rank & 1]) for rank in ranks]
 
 
 def _tensor_store(form: Form, rank: int, reduction: str | None) -> Step:
@@ -507,7 +532,8 @@ def _tensor_store(form: Form, rank: int, reduction: str | None) -> Step:
             move = _plan(descriptor, at, (), offset)
             memory = t.launch.machine.memory
             places = descriptor.global_address - memory.base + move.tensor
-            _check_global(memory, places[move.inside], "cp.async.bulk.tensor")
+            reads = reduction is not None
+            _check_global(memory, places[move.inside], "cp.async.bulk.tensor", reads)
             write = _writer(memory, descriptor, move, places, reduction)
             _start_store(t, lane, block, move.shared, write, form.instruction.line)
 
@@ -521,7 +547,7 @@ def _writer(
         if reduction is not None:
             old = memory.data[np.where(move.inside, places, 0)]
             values = _reduce(reduction, descriptor, old, values)
-        memory.data[places[move.inside]] = values[move.inside]
+        _put(memory, places[move.inside], values[move.inside])
 
     return write
 
