@@ -42,6 +42,7 @@ from .epilogue_fragment import (
     panels,
     write_fragment,
 )
+from .epilogue_fused_output import FusedStore
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
@@ -508,20 +509,27 @@ struct CollectiveEpilogue[
                 if self.thread == 0:
                     wait_stores_read[0]()
                 self._sync()
+            elif Self.fused_output:
+                self._sync()
             else:
                 sync_warp()
+        elif Self.fused_output and Self.epilogue.delay_store:
+            # The next one may be what others still store.
+            self._sync()
 
     @always_inline
     def _publish(self):
         """Waits until the threads have written a buffer, and until the next
-        one has been read: by the engine, or by the warp's threads, that come
-        here with a buffer less to store."""
+        one has been read: by the engine, or by the threads that store it, that
+        come here with a buffer less to store."""
         comptime if Self.engine_store:
             publish_to_engine()
             comptime if Self.stages > 1:
                 if self.thread == 0:
                     wait_stores_read[Self.stages - 2]()
-        comptime if Self.engine_store or Self.Visitor.shares:
+        comptime if (
+            Self.engine_store or Self.fused_output or Self.Visitor.shares
+        ):
             self._sync()
         else:
             sync_warp()
@@ -557,6 +565,16 @@ struct CollectiveEpilogue[
                         ),
                     )
                 commit_stores()
+        elif Self.fused_output:
+            FusedStore[Self.Output, Self.pixels](self.thread).store(
+                params.output,
+                params.shape,
+                geometry,
+                buffer,
+                pixel,
+                filter,
+                tile.filter_end(geometry),
+            )
         else:
             RowStore[Self.Output, Self.pixels, Self.layout.swapped](
                 self.place
