@@ -22,7 +22,8 @@ Kernels = dict[str, Kernel]
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """By name."""
     folder = tmp_path_factory.mktemp("max_sm100")
-    lines = ptx.emit("emit_sm100_max", folder, target="sm_100a")
+    ptx.build("emit_sm100_max", folder / "emit", "sm_100a")
+    lines = ptx.run(folder / "emit", folder)
     return {kernel.name: kernel for kernel in (Kernel.of(line, folder) for line in lines)}
 
 
