@@ -27,9 +27,11 @@ ld.param.u64 %in, [in]; mov.u32 %t, %tid.x; shr.u32 %w, %t, 5; and.b32 %l, %t, 3
 mov.u32 %rank, %cluster_ctarank; mad.wide.u32 %in, %rank, ROOM, %in;
 mov.b32 %b, tile; setp.eq.u32 %c, %t, 0; setp.eq.u32 %d, %w, 0; setp.eq.u32 %f, %rank, 0;
 and.pred %f, %f, %c; mov.b32 %i, %t;
-COPY: mad.wide.u32 %p, %i, 4, %in; ld.global.b32 %x, [%p]; shl.b32 %m0, %i, 2;
-add.s32 %m0, %m0, %b; st.shared.b32 [%m0], %x; add.s32 %i, %i, 128;
-setp.lt.u32 %e, %i, WORDS; @%e bra COPY;
+COPY: setp.ge.u32 %e, %i, CHUNKS; @%e bra COPIED;
+mad.wide.u32 %p, %i, 16, %in; ld.global.v4.b32 {%m0, %m1, %m2, %m3}, [%p];
+shl.b32 %x, %i, 4; add.s32 %x, %x, %b; st.shared.v4.b32 [%x], {%m0, %m1, %m2, %m3};
+add.s32 %i, %i, 128; bra COPY;
+COPIED:
 fence.proxy.async.shared::cta;
 @%c mbarrier.init.shared::cta.b64 [bar], 1; @%c fence.mbarrier_init.release.cluster;
 @!%d bra READY;
@@ -77,7 +79,7 @@ class Program:
         for name, value in (
             ("STORES", "\n".join(stores)),
             ("ROOM", self.room),
-            ("WORDS", self.room // 4),
+            ("CHUNKS", self.room // 16),
             ("RESULTS", max(1, self.results)),
             ("GROUP", self.blocks),
             ("COLUMNS", self.columns),
