@@ -2,7 +2,7 @@
 persistent, on the tensor cores.
 
     every warp:     for each batch of steps:
-                        for each step, for every 8 or 16 columns:
+                        for each step, for every set of 2 x 16 pixels:
                             read the pixels, multiply, finish, write
                         meet the others
     three threads:      load the next input rows and residual, store the outputs
@@ -42,15 +42,20 @@ from .diagonal_block import (
     DiagonalStorage,
     DiagonalWorker,
     LoadCursor,
+    SetPlace,
     StagePosition,
     chunk,
 )
-from .diagonal_mma import load_matrices, store_matrices, unknown_sum
+from .diagonal_mma import (
+    keep_rolled,
+    larger_or_unknown,
+    load_matrices,
+    store_matrices,
+)
 from .diagonal_plan import (
     BUFFERS,
     MATRIX,
     PIXEL_BYTES,
-    STAGE_ROWS,
     STEP_ROWS,
     THREADS,
     WARPS,
@@ -58,7 +63,7 @@ from .diagonal_plan import (
     DiagonalGeometry,
     DiagonalStep,
 )
-from .diagonal_sums import LOADED_ROWS, DiagonalSums
+from .diagonal_sums import DiagonalSums
 from .stem_staging import load_shared
 
 comptime LOADER = UInt32(1)
@@ -91,12 +96,15 @@ struct DiagonalKernel[
     comptime window_stages = Self.config.window_stages()
     comptime step_stages = Self.config.step_stages()
     comptime Summing = DiagonalSums[Self.dtype, Self.config]
-    comptime loads = Self.Summing.loads
-    comptime together = Self.config.together()
-    comptime Places = Self.Summing.Places
+    comptime RowSums = Self.Summing.RowSums
+    comptime Stages = Self.Summing.Stages
     comptime Taps = Self.Summing.Taps
     comptime Fusion = DiagonalFusion[Self.bias_type, Self.out_type]
     comptime FusedWork = Epilogue[Self.bias_type, Self.out_type]
+    comptime Old = StaticTuple[SIMD[Self.out_type, 4], STEP_ROWS]
+    """The residual of a set, as its sums."""
+    comptime Rounded = StaticTuple[SIMD[DType.uint32, 2], STEP_ROWS]
+    """A set's outputs: of each row those of each half."""
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
     """Whether the copy engine stores the output."""
 
@@ -142,8 +150,7 @@ struct DiagonalKernel[
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
         wait_on_dependent_grids()
-        var first = geometry.first_step(UInt32(block_idx.x))
-        var end = geometry.first_step(UInt32(block_idx.x) + 1)
+        var first, end = geometry.block_steps(UInt32(block_idx.x))
         Self._compute_steps(
             activation,
             output,
@@ -165,47 +172,37 @@ struct DiagonalKernel[
         storage: DiagonalStorage,
         mut cursor: LoadCursor,
         end: UInt32,
-        from_: StagePosition,
-        stages: UInt32,
+        count: UInt32,
     ):
         """Starts filling stages that no one reads any more, if there are steps
         left; one thread."""
-        var position = from_
-        var count = stages
-        while count > 0 and cursor.index < end:
-            var step = geometry.step(cursor.index)
-            var run = min(step.run, end - cursor.index)
-            var left = (
-                (run - 1) * UInt32(Self.step_stages)
-                + UInt32(Self.window_stages)
-                - cursor.stages
+        for _ in range(count):
+            keep_rolled()
+            if cursor.left == 0:
+                if cursor.index >= end:
+                    return
+                cursor.begin(Self.config, geometry, end)
+            var barrier = storage.full(cursor.stage)
+            barrier.arrive_expecting(
+                Int(geometry.images * geometry.load_bytes)
             )
-            var w = Int32(step.column) * Int32(Self.stride) + geometry.start_w
-            var h = Int32(step.row) * Int32(Self.stride) + geometry.start_h
-            h += Int32(cursor.stages) * STAGE_ROWS
-            var d = Int32(step.plane) * geometry.step_d + geometry.start_d
-            var now = min(count, left)
-            for _ in range(now):
-                var barrier = storage.full(position.stage)
-                barrier.arrive_expecting(Int(geometry.load_bytes))
+            var to = storage.ring + cursor.stage * geometry.stage_bytes
+            for i in range(geometry.images):
+                keep_rolled()
                 load_tile[5](
-                    storage.ring + position.stage * geometry.stage_bytes,
+                    to,
                     activation,
                     barrier.address,
                     IndexList[5](
-                        Int(step.channel),
-                        Int(w),
-                        Int(h),
-                        Int(d),
-                        Int(step.image),
+                        Int(cursor.channel),
+                        Int(cursor.w),
+                        Int(cursor.h),
+                        Int(cursor.d),
+                        Int(cursor.image + i),
                     ),
                 )
-                h += STAGE_ROWS
-                position = position.after(1, geometry.stages)
-            count -= now
-            cursor.stages += now
-            if now == left:
-                cursor = LoadCursor(cursor.index + run, 0)
+                to += geometry.image_bytes
+            cursor.step(geometry)
 
     @staticmethod
     @always_inline
@@ -228,6 +225,7 @@ struct DiagonalKernel[
         barrier.arrive_expecting(Int(batch * geometry.step_bytes))
         var to = storage.buffer(geometry, buffer)
         for _ in range(batch):
+            keep_rolled()
             load_tile[5](to, residual, barrier.address, Self._corner(step))
             step.row += STEP_ROWS
             to += geometry.step_bytes
@@ -265,17 +263,16 @@ struct DiagonalKernel[
         var loads_residual = (
             warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
         )
-        var position = StagePosition(0, 0)
-        var cursor = LoadCursor(first, 0)
+        var index = first
+        var worker = DiagonalWorker(
+            Self.config, geometry, geometry.step(index), warp, lane
+        )
+        # Asked for first: behind the stages it would wait for them.
+        var loaded = Self.Taps.load(filter, worker.filter_channel(), lane)
+        var cursor = LoadCursor(first)
         if loads_stages:
             Self._load_stages(
-                activation,
-                geometry,
-                storage,
-                cursor,
-                end,
-                position,
-                geometry.stages,
+                activation, geometry, storage, cursor, end, geometry.stages
             )
         # The first step whose residual is not on its way.
         var ahead = first
@@ -286,30 +283,24 @@ struct DiagonalKernel[
                         residual, geometry, storage, ahead, end, buffer
                     )
         var bare = epilogue.is_identity()
+        var position = StagePosition(0, 0)
         var buffer = StagePosition(0, 0)
-        var index = first
-        while index < end:
-            var worker = DiagonalWorker(
-                Self.config, geometry, geometry.step(index), warp, lane
-            )
-            var taps = Self.Taps()
+        while True:
+            var taps = Self.Taps(loaded, lane)
             var fused = Self.Fusion()
             if worker.active:
-                taps = Self.Taps(filter, Int(worker.channel), lane)
                 fused = Self.Fusion(epilogue, worker.channel + lane % 4 * 2)
             var slab_end = min(end, geometry.slab_end(index))
             while index < slab_end:
                 var begins = True
-                var left = worker.enter(
-                    geometry, geometry.step(index), end - index
-                )
+                var step = geometry.step(index)
+                var left = worker.enter(geometry, step, end - index)
                 while left > 0:
                     var batch = min(left, geometry.batch)
                     left -= batch
                     if epilogue.has_residual:
                         storage.residual(buffer.stage).wait(buffer.parity)
                     var to = storage.buffer(geometry, buffer.stage)
-                    var read = position
                     for _ in range(batch):
                         if worker.active:
                             Self._await_window(
@@ -357,13 +348,7 @@ struct DiagonalKernel[
                     sync_threads[THREADS](0)
                     if loads_stages:
                         Self._load_stages(
-                            activation,
-                            geometry,
-                            storage,
-                            cursor,
-                            end,
-                            read,
-                            done,
+                            activation, geometry, storage, cursor, end, done
                         )
                     if loads_residual and ahead < end:
                         ahead = Self._load_residual(
@@ -381,11 +366,18 @@ struct DiagonalKernel[
                         target,
                         geometry,
                         storage.buffer(geometry, buffer.stage),
-                        index,
+                        step,
                         batch,
                     )
+                    step.row += batch * STEP_ROWS
                     buffer = buffer.after(1, UInt32(BUFFERS))
                     index += batch
+            if index >= end:
+                break
+            worker = DiagonalWorker(
+                Self.config, geometry, geometry.step(index), warp, lane
+            )
+            loaded = Self.Taps.load(filter, worker.filter_channel(), lane)
         comptime if Self.stores_tiles:
             if thread_idx.x == 0:
                 wait_stores_read[0]()
@@ -408,18 +400,6 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _row_stage(
-        geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        position: StagePosition,
-        row: UInt32,
-    ) -> SharedAddress:
-        """Where the stage is that holds a row of the window."""
-        var at = position.after(row // STAGE_ROWS, geometry.stages)
-        return storage.ring + at.stage * geometry.stage_bytes
-
-    @staticmethod
-    @always_inline
     def _compute[
         finishes: Bool
     ](
@@ -437,58 +417,77 @@ struct DiagonalKernel[
         Parameters:
             finishes: Whether there is anything to do to the sums.
         """
-        var rows = StaticTuple[SharedAddress, Self.loads]()
-        comptime for i in range(Self.loads):
-            rows[i] = Self._row_stage(
-                geometry,
-                storage,
-                position,
-                UInt32(LOADED_ROWS * i) + worker.row,
-            )
-        var own = to + worker.output_offset(geometry)
-        for column in range(
-            worker.first_column, worker.columns, worker.column_step
-        ):
-            var from_ = Self.Places(
-                fill=column * UInt32(Self.stride * PIXEL_BYTES)
-            )
-            var outputs = Self.Places(fill=own + column * PIXEL_BYTES)
-            comptime for i in range(1, Self.together):
-                # Where there are no more, the first are computed twice.
-                if column + UInt32(i * MATRIX) < worker.columns:
-                    from_[i] += UInt32(i * MATRIX * Self.stride * PIXEL_BYTES)
-                    outputs[i] += UInt32(i * MATRIX * PIXEL_BYTES)
-            var old = StaticTuple[SIMD[Self.out_type, 4], Self.together](fill=0)
-            comptime if finishes:
-                if epilogue.has_residual:
-                    comptime for i in range(Self.together):
-                        old[i] = Self._load_old(outputs[i])
+        var stages = Self.Stages()
+        comptime for i in range(Self.window_stages):
+            var at = position.after(UInt32(i), geometry.stages)
+            stages[i] = storage.ring + at.stage * geometry.stage_bytes
+        var own = to + worker.output
+        # Not a number if one of the outputs is not.
+        var largest = UInt32(0)
+        var set = worker.first_set
+        while set < worker.sets:
+            var at = SetPlace(geometry, worker, own, set)
             var sums = Self.Summing.multiply[False](
-                rows, worker, from_, taps, 0
+                stages, worker, at.shift, taps, 0
             )
-            var all = Float32(0)
-            comptime for i in range(Self.together):
-                all += sums[i].reduce_add()
-            # One of them is not a number, or some are infinite.
-            if vote[DType.uint32](isnan(all)) != 0:
-                sums = Self.Summing.multiply_singly(rows, worker, from_, taps)
-            comptime for i in range(Self.together):
-                var finished = sums[i]
-                comptime if finishes:
-                    finished = fused.finish(epilogue, finished, old[i])
-                var rounded = bitcast[DType.uint32, 2](
-                    finished.cast[Self.out_type]()
-                )
-                store_matrices(outputs[i], rounded[0], rounded[1])
+            comptime if finishes:
+                # Not a number if one of the sums is not, or some are infinite.
+                var total = (sums[0] + sums[1]).reduce_add()
+                if vote[DType.uint32](isnan(total)) != 0:
+                    sums = Self.Summing.multiply_singly(
+                        stages, worker, at.shift, taps
+                    )
+                var old = Self.Old(fill=0)
+                if epilogue.has_residual:
+                    old = Self._load_old(at)
+                comptime for y in range(STEP_ROWS):
+                    sums[y] = fused.finish(epilogue, sums[y], old[y])
+            var rounded = Self._write(at, sums)
+            comptime if not finishes:
+                comptime for y in range(STEP_ROWS):
+                    comptime for i in range(2):
+                        largest = larger_or_unknown[Self.out_type](
+                            largest, rounded[y][i]
+                        )
+            set += worker.set_step
+        comptime if not finishes:
+            # Nothing was read from where the outputs are: they are replaced.
+            var two = bitcast[Self.out_type, 2](largest)
+            if vote[DType.uint32](isnan(two).reduce_or()) != 0:
+                set = worker.first_set
+                while set < worker.sets:
+                    var at = SetPlace(geometry, worker, own, set)
+                    _ = Self._write(
+                        at,
+                        Self.Summing.multiply_singly(
+                            stages, worker, at.shift, taps
+                        ),
+                    )
+                    set += worker.set_step
 
     @staticmethod
     @always_inline
-    def _load_old(at: SharedAddress) -> SIMD[Self.out_type, 4]:
-        """The residual of 8 columns, where the outputs will be."""
-        var loaded = load_matrices[2](at)
-        return bitcast[Self.out_type, 4](
-            SIMD[DType.uint32, 2](loaded[0], loaded[1])
-        )
+    def _write(at: SetPlace, sums: Self.RowSums) -> Self.Rounded:
+        """Rounds and writes a set."""
+        var rows = Self.Rounded(fill=0)
+        comptime for y in range(STEP_ROWS):
+            rows[y] = bitcast[DType.uint32, 2](sums[y].cast[Self.out_type]())
+        store_matrices(at.first, rows[0][0], rows[1][0])
+        store_matrices(at.second, rows[0][1], rows[1][1])
+        return rows
+
+    @staticmethod
+    @always_inline
+    def _load_old(at: SetPlace) -> Self.Old:
+        """The residual of a set, where its outputs will be."""
+        var first = load_matrices[2](at.first)
+        var second = load_matrices[2](at.second)
+        var old = Self.Old(fill=0)
+        comptime for y in range(STEP_ROWS):
+            old[y] = bitcast[Self.out_type, 4](
+                SIMD[DType.uint32, 2](first[y], second[y])
+            )
+        return old
 
     @staticmethod
     @always_inline
@@ -497,15 +496,15 @@ struct DiagonalKernel[
         target: Self.Output,
         geometry: DiagonalGeometry,
         data: SharedAddress,
-        first: UInt32,
+        first: DiagonalStep,
         batch: UInt32,
     ):
         """Stores a batch's outputs, which every warp has written."""
         var from_ = data
+        var step = first
         if not Self.stores_tiles or thread_idx.x == 0:
-            # Computed here: nothing of it is kept from the batch's start.
-            var step = geometry.step(unknown_sum(first, 0))
             for _ in range(batch):
+                keep_rolled()
                 comptime if Self.stores_tiles:
                     store_tile[5](output, from_, Self._corner(step))
                 else:
@@ -531,19 +530,24 @@ struct DiagonalKernel[
             return
         var columns = min(geometry.columns, geometry.out_columns - step.column)
         var rows = min(UInt32(STEP_ROWS), geometry.out_rows - step.row)
-        for row in range(rows):
-            var p = step.row + row
-            for column in range(first, columns, UInt32(32)):
-                var q = step.column + column
-                var values = load_shared[Self.out_type, MATRIX](
-                    from_
-                    + row * geometry.output_row_bytes
-                    + chunk(column, group)
-                )
-                target.store[MATRIX](
-                    Int(step.image),
-                    IndexList[SPATIAL](Int(step.plane), Int(p), Int(q)),
-                    Int(channel),
-                    geometry.output_offset(step, p, q) + Int(channel),
-                    values,
-                )
+        var images = min(geometry.images, geometry.batch_images - step.image)
+        for i in range(images):
+            for row in range(rows):
+                var p = step.row + row
+                for column in range(first, columns, UInt32(32)):
+                    var q = step.column + column
+                    var values = load_shared[Self.out_type, MATRIX](
+                        from_
+                        + i * geometry.image_output_bytes
+                        + row * geometry.output_row_bytes
+                        + chunk(column, group)
+                    )
+                    var image = step.image + i
+                    var offset = geometry.output_offset(image, step, p, q)
+                    target.store[MATRIX](
+                        Int(image),
+                        IndexList[SPATIAL](Int(step.plane), Int(p), Int(q)),
+                        Int(channel),
+                        offset + Int(channel),
+                        values,
+                    )

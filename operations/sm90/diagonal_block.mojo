@@ -48,13 +48,74 @@ struct StagePosition(TrivialRegisterPassable):
         return StagePosition(stage, self.parity)
 
 
-@fieldwise_init
 struct LoadCursor(TrivialRegisterPassable):
-    """The next stage to load: of a run, `stages` have been."""
+    """The next stage to load, and what of the activation."""
 
+    var stage: UInt32
     var index: UInt32
-    """The run's first step."""
-    var stages: UInt32
+    """The first step of the next run."""
+    var left: UInt32
+    """Stages of this run that are left."""
+    var channel: UInt32
+    var w: Int32
+    var h: Int32
+    var d: Int32
+    var image: UInt32
+
+    @always_inline
+    def __init__(out self, index: UInt32):
+        """In front of a run.
+
+        Args:
+            index: Its first step.
+        """
+        self.stage = 0
+        self.index = index
+        self.left = 0
+        self.channel = 0
+        self.w = 0
+        self.h = 0
+        self.d = 0
+        self.image = 0
+
+    @always_inline
+    def begin(
+        mut self,
+        config: DiagonalConfig,
+        geometry: DiagonalGeometry,
+        end: UInt32,
+    ):
+        """Begins the next run.
+
+        Args:
+            config: The configuration.
+            geometry: The problem.
+            end: Behind the block's last step.
+        """
+        var step = geometry.step(self.index)
+        var run = min(step.run, end - self.index)
+        self.index += run
+        self.left = (run - 1) * UInt32(config.step_stages()) + UInt32(
+            config.window_stages()
+        )
+        self.channel = step.channel
+        self.w = Int32(step.column) * Int32(config.stride) + geometry.start_w
+        self.h = Int32(step.row) * Int32(config.stride) + geometry.start_h
+        self.d = Int32(step.plane) * geometry.step_d + geometry.start_d
+        self.image = step.image
+
+    @always_inline
+    def step(mut self, geometry: DiagonalGeometry):
+        """Goes on to the next stage.
+
+        Args:
+            geometry: The problem.
+        """
+        self.h += STAGE_ROWS
+        self.left -= 1
+        self.stage += 1
+        if self.stage == geometry.stages:
+            self.stage = 0
 
 
 @fieldwise_init
@@ -139,24 +200,25 @@ def chunk(pixel: UInt32, group: UInt32) -> UInt32:
 struct DiagonalWorker(TrivialRegisterPassable):
     """What a thread computes of the steps of a slab."""
 
-    var lane: UInt32
-    """Of its warp."""
     var active: Bool
     """Whether the warp has channels."""
     var group: UInt32
     """Which 8 channels of the slab."""
     var channel: UInt32
     """The first of them."""
-    var row: UInt32
-    """Which of the rows of a load the thread gives the address of."""
     var pixel: UInt32
-    """And which pixel of the stage that holds it, for the first column and
-    tap."""
-    var first_column: UInt32
-    var column_step: UInt32
-    """From columns of the thread to the next: where a slab has few channels,
-    several warps share its columns."""
-    var columns: UInt32
+    """The pixel of a stage that the thread gives the address of, for the first
+    8 pixels of the first set and the first tap."""
+    var output: UInt32
+    """Where in a step's outputs the matrix row is that the thread gives the
+    address of, in the first half of the first set."""
+    var half: UInt32
+    """Bytes from `pixel` if the thread gives addresses of a set's other half."""
+    var first_set: UInt32
+    var set_step: UInt32
+    """From sets of the thread to the next: where a slab has few channels,
+    several warps share its sets."""
+    var sets: UInt32
     """Of the steps."""
 
     @always_inline
@@ -184,21 +246,19 @@ struct DiagonalWorker(TrivialRegisterPassable):
             if left <= UInt32(SLAB >> i):
                 shift = UInt32(i)
         var groups = UInt32(WARPS) >> shift
-        var together = UInt32(config.together() * MATRIX)
-        self.lane = lane
-        self.row = lane // 8
-        if config.stride == 2:
-            self.row = lane // 8 % 2 * 2 + lane // 16
-        self.pixel = (
-            self.row % STAGE_ROWS * geometry.staged_columns
-            + lane % 8 * UInt32(config.stride)
+        self.pixel = lane // 16 * geometry.staged_columns + lane % 8 * UInt32(
+            config.stride
         )
+        self.half = lane // 8 % 2 * geometry.half_bytes
         self.group = warp & (groups - 1)
-        self.first_column = (warp >> (UInt32(WARPS_LOG) - shift)) * together
-        self.column_step = together << shift
+        self.first_set = warp >> (UInt32(WARPS_LOG) - shift)
+        self.set_step = UInt32(1) << shift
         self.channel = step.channel + self.group * MATRIX
         self.active = self.channel < geometry.channels
-        self.columns = 0
+        self.sets = 0
+        self.output = lane // 8 % 2 * geometry.output_row_bytes + chunk(
+            lane % 8, self.group
+        )
 
     @always_inline
     def enter(
@@ -214,19 +274,62 @@ struct DiagonalWorker(TrivialRegisterPassable):
         Returns:
             Its steps.
         """
-        self.columns = min(geometry.columns, geometry.out_columns - step.column)
+        var columns = geometry.out_columns - step.column
+        self.sets = min(geometry.sets, (columns - 1) // UInt32(2 * MATRIX) + 1)
+        if geometry.images > 1:
+            self.sets = geometry.sets
         return min(step.run, most)
 
     @always_inline
-    def output_offset(self, geometry: DiagonalGeometry) -> UInt32:
-        """Where in a step's outputs the matrix row is that the thread gives
-        the address of, in the first 8 columns.
+    def filter_channel(self) -> Int:
+        """The channel whose filter is loaded first; a warp without channels
+        takes any, so that no one branches."""
+        return Int(self.channel) if self.active else 0
+
+    @always_inline
+    def offset[tap: Int](self) -> UInt32:
+        """Where in a stage the matrix row is that the thread gives the address
+        of, in the first half of the first set.
+
+        Parameters:
+            tap: The column of taps.
+        """
+        return chunk(self.pixel + UInt32(tap), self.group)
+
+
+struct SetPlace(TrivialRegisterPassable):
+    """Where a set is, for the addresses that a thread gives."""
+
+    var shift: UInt32
+    """In a stage, bytes from the thread's first pixel."""
+    var first: SharedAddress
+    """The outputs of its first half."""
+    var second: SharedAddress
+    """Those of its second half: where there is none, the first is computed
+    twice."""
+
+    @always_inline
+    def __init__(
+        out self,
+        geometry: DiagonalGeometry,
+        worker: DiagonalWorker,
+        outputs: SharedAddress,
+        set: UInt32,
+    ):
+        """Finds a set.
 
         Args:
             geometry: The problem.
+            worker: What the thread computes.
+            outputs: The first half of the step's first set.
+            set: Which.
         """
-        var row = self.lane // 8 % 2 * (geometry.output_row_bytes)
-        return row + chunk(self.lane % 8, self.group)
+        self.shift = set * geometry.set_bytes
+        self.first = outputs + set * geometry.set_output_bytes
+        self.second = self.first
+        if set < geometry.whole_sets:
+            self.shift += worker.half
+            self.second += geometry.half_output_bytes
 
 
 struct DiagonalFusion[bias_type: DType, out_type: DType](
