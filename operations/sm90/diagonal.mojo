@@ -51,6 +51,7 @@ from .diagonal_mma import (
     larger_or_unknown,
     load_matrices,
     store_matrices,
+    unknown_sum,
 )
 from .diagonal_plan import (
     BUFFERS,
@@ -268,7 +269,7 @@ struct DiagonalKernel[
             Self.config, geometry, geometry.step(index), warp, lane
         )
         # Asked for first: behind the stages it would wait for them.
-        var loaded = Self.Taps.load(filter, worker.filter_channel(), lane)
+        var loaded = Self.Taps.load(filter, worker.channel(), lane)
         var cursor = LoadCursor(first)
         if loads_stages:
             Self._load_stages(
@@ -285,99 +286,99 @@ struct DiagonalKernel[
         var bare = epilogue.is_identity()
         var position = StagePosition(0, 0)
         var buffer = StagePosition(0, 0)
-        while True:
-            var taps = Self.Taps(loaded, lane)
-            var fused = Self.Fusion()
-            if worker.active:
-                fused = Self.Fusion(epilogue, worker.channel + lane % 4 * 2)
-            var slab_end = min(end, geometry.slab_end(index))
-            while index < slab_end:
-                var begins = True
-                var step = geometry.step(index)
-                var left = worker.enter(geometry, step, end - index)
-                while left > 0:
-                    var batch = min(left, geometry.batch)
-                    left -= batch
-                    if epilogue.has_residual:
-                        storage.residual(buffer.stage).wait(buffer.parity)
-                    var to = storage.buffer(geometry, buffer.stage)
-                    for _ in range(batch):
-                        if worker.active:
-                            Self._await_window(
-                                geometry, storage, position, begins
+        var taps = Self.Taps(loaded, lane)
+        var fused = Self.Fusion(epilogue, worker, lane)
+        while index < end:
+            var step = geometry.step(index)
+            if step.channel != worker.slab:
+                # Computed anew: neither is kept for it.
+                var thread = unknown_sum(UInt32(thread_idx.x), 0)
+                warp, lane = divmod(thread, UInt32(32))
+                worker = DiagonalWorker(
+                    Self.config, geometry, step, warp, lane
+                )
+                loaded = Self.Taps.load(filter, worker.channel(), lane)
+                taps = Self.Taps(loaded, lane)
+                fused = Self.Fusion(epilogue, worker, lane)
+            var begins = True
+            var left = worker.enter(geometry, step, end - index)
+            while left > 0:
+                var batch = min(left, geometry.batch)
+                left -= batch
+                if epilogue.has_residual:
+                    storage.residual(buffer.stage).wait(buffer.parity)
+                var to = storage.buffer(geometry, buffer.stage)
+                for _ in range(batch):
+                    if worker.active:
+                        Self._await_window(
+                            geometry, storage, position, begins
+                        )
+                        if bare:
+                            Self._compute[False](
+                                epilogue,
+                                geometry,
+                                storage,
+                                position,
+                                to,
+                                worker,
+                                fused,
+                                taps,
                             )
-                            if bare:
-                                Self._compute[False](
-                                    epilogue,
-                                    geometry,
-                                    storage,
-                                    position,
-                                    to,
-                                    worker,
-                                    fused,
-                                    taps,
-                                )
-                            else:
-                                Self._compute[True](
-                                    epilogue,
-                                    geometry,
-                                    storage,
-                                    position,
-                                    to,
-                                    worker,
-                                    fused,
-                                    taps,
-                                )
-                        begins = False
-                        position = position.after(
-                            UInt32(Self.step_stages), geometry.stages
-                        )
-                        to += geometry.step_bytes
-                    var done = batch * UInt32(Self.step_stages)
-                    if left == 0:
-                        done += UInt32(Self.window_stages - Self.step_stages)
-                        position = position.after(
-                            UInt32(Self.window_stages - Self.step_stages),
-                            geometry.stages,
-                        )
-                    comptime if Self.stores_tiles:
-                        publish_to_engine()
-                        if thread_idx.x == 0:
-                            # The store before has left its buffer.
-                            wait_stores_read[0]()
-                    sync_threads[THREADS](0)
-                    if loads_stages:
-                        Self._load_stages(
-                            activation, geometry, storage, cursor, end, done
-                        )
-                    if loads_residual and ahead < end:
-                        ahead = Self._load_residual(
-                            residual,
-                            geometry,
-                            storage,
-                            ahead,
-                            end,
-                            buffer.after(
-                                UInt32(BUFFERS - 1), UInt32(BUFFERS)
-                            ).stage,
-                        )
-                    Self._store_batch(
-                        output,
-                        target,
-                        geometry,
-                        storage.buffer(geometry, buffer.stage),
-                        step,
-                        batch,
+                        else:
+                            Self._compute[True](
+                                epilogue,
+                                geometry,
+                                storage,
+                                position,
+                                to,
+                                worker,
+                                fused,
+                                taps,
+                            )
+                    begins = False
+                    position = position.after(
+                        UInt32(Self.step_stages), geometry.stages
                     )
-                    step.row += batch * STEP_ROWS
-                    buffer = buffer.after(1, UInt32(BUFFERS))
-                    index += batch
-            if index >= end:
-                break
-            worker = DiagonalWorker(
-                Self.config, geometry, geometry.step(index), warp, lane
-            )
-            loaded = Self.Taps.load(filter, worker.filter_channel(), lane)
+                    to += geometry.step_bytes
+                var done = batch * UInt32(Self.step_stages)
+                if left == 0:
+                    done += UInt32(Self.window_stages - Self.step_stages)
+                    position = position.after(
+                        UInt32(Self.window_stages - Self.step_stages),
+                        geometry.stages,
+                    )
+                comptime if Self.stores_tiles:
+                    publish_to_engine()
+                    if thread_idx.x == 0:
+                        # The store before has left its buffer.
+                        wait_stores_read[0]()
+                sync_threads[THREADS](0)
+                if loads_stages:
+                    Self._load_stages(
+                        activation, geometry, storage, cursor, end, done
+                    )
+                if loads_residual and ahead < end:
+                    ahead = Self._load_residual(
+                        residual,
+                        geometry,
+                        storage,
+                        ahead,
+                        end,
+                        buffer.after(
+                            UInt32(BUFFERS - 1), UInt32(BUFFERS)
+                        ).stage,
+                    )
+                Self._store_batch(
+                    output,
+                    target,
+                    geometry,
+                    storage.buffer(geometry, buffer.stage),
+                    step,
+                    batch,
+                )
+                step.row += batch * STEP_ROWS
+                buffer = buffer.after(1, UInt32(BUFFERS))
+                index += batch
         comptime if Self.stores_tiles:
             if thread_idx.x == 0:
                 wait_stores_read[0]()

@@ -202,10 +202,10 @@ struct DiagonalWorker(TrivialRegisterPassable):
 
     var active: Bool
     """Whether the warp has channels."""
+    var slab: UInt32
+    """The first channel of the slab."""
     var group: UInt32
     """Which 8 channels of the slab."""
-    var channel: UInt32
-    """The first of them."""
     var pixel: UInt32
     """The pixel of a stage that the thread gives the address of, for the first
     8 pixels of the first set and the first tap."""
@@ -253,8 +253,8 @@ struct DiagonalWorker(TrivialRegisterPassable):
         self.group = warp & (groups - 1)
         self.first_set = warp >> (UInt32(WARPS_LOG) - shift)
         self.set_step = UInt32(1) << shift
-        self.channel = step.channel + self.group * MATRIX
-        self.active = self.channel < geometry.channels
+        self.slab = step.channel
+        self.active = step.channel + self.group * MATRIX < geometry.channels
         self.sets = 0
         self.output = lane // 8 % 2 * geometry.output_row_bytes + chunk(
             lane % 8, self.group
@@ -281,10 +281,10 @@ struct DiagonalWorker(TrivialRegisterPassable):
         return min(step.run, most)
 
     @always_inline
-    def filter_channel(self) -> Int:
-        """The channel whose filter is loaded first; a warp without channels
-        takes any, so that no one branches."""
-        return Int(self.channel) if self.active else 0
+    def channel(self) -> Int:
+        """The first channel of the warp; any, if it has none: its operands can
+        be loaded without a branch."""
+        return Int(self.slab + self.group * MATRIX) if self.active else 0
 
     @always_inline
     def offset[tap: Int](self) -> UInt32:
@@ -346,25 +346,22 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
     var bias: SIMD[DType.float32, 2]
 
     @always_inline
-    def __init__(out self):
-        """Operands that change nothing."""
-        self.scale = 1
-        self.bias = 0
-
-    @always_inline
     def __init__(
         out self,
         epilogue: Epilogue[Self.bias_type, Self.out_type],
-        channel: UInt32,
+        worker: DiagonalWorker,
+        lane: UInt32,
     ):
         """Loads them.
 
         Args:
             epilogue: The epilogue.
-            channel: The first of the two.
+            worker: Whose channels.
+            lane: Of the warp.
         """
-        self.scale = epilogue.scaled[2, 2](1, Int(channel))
-        self.bias = epilogue.load_bias[2, 2](Int(channel))
+        var channel = worker.channel() + Int(lane % 4 * 2)
+        self.scale = epilogue.scaled[2, 2](1, channel)
+        self.bias = epilogue.load_bias[2, 2](channel)
 
     @always_inline
     def finish(
