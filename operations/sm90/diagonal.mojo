@@ -184,9 +184,7 @@ struct DiagonalKernel[
                     return
                 cursor.begin(Self.config, geometry, end)
             var barrier = storage.full(cursor.stage)
-            barrier.arrive_expecting(
-                Int(geometry.images * geometry.load_bytes)
-            )
+            barrier.arrive_expecting(Int(geometry.images * geometry.load_bytes))
             var to = storage.ring + cursor.stage * geometry.stage_bytes
             for i in range(geometry.images):
                 keep_rolled()
@@ -294,9 +292,7 @@ struct DiagonalKernel[
                 # Computed anew: neither is kept for it.
                 var thread = unknown_sum(UInt32(thread_idx.x), 0)
                 warp, lane = divmod(thread, UInt32(32))
-                worker = DiagonalWorker(
-                    Self.config, geometry, step, warp, lane
-                )
+                worker = DiagonalWorker(Self.config, geometry, step, warp, lane)
                 loaded = Self.Taps.load(filter, worker.channel(), lane)
                 taps = Self.Taps(loaded, lane)
                 fused = Self.Fusion(epilogue, worker, lane)
@@ -310,9 +306,7 @@ struct DiagonalKernel[
                 var to = storage.buffer(geometry, buffer.stage)
                 for _ in range(batch):
                     if worker.active:
-                        Self._await_window(
-                            geometry, storage, position, begins
-                        )
+                        Self._await_window(geometry, storage, position, begins)
                         if bare:
                             Self._compute[False](
                                 epilogue,

@@ -29,9 +29,7 @@ def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
 
 
 @always_inline
-def larger_or_unknown[
-    dtype: DType
-](first: UInt32, second: UInt32) -> UInt32:
+def larger_or_unknown[dtype: DType](first: UInt32, second: UInt32) -> UInt32:
     """The larger of two numbers, not a number if one of them is not, in both
     halves of a register (PTX ISA, "max").
 
@@ -57,9 +55,7 @@ def larger_or_unknown[
 def keep_rolled():
     """Said at the start of a loop's body: the assembler does not unroll it (PTX
     ISA, "Pragma Strings: nounroll")."""
-    inlined_assembly[
-        '.pragma "nounroll";', NoneType, constraints="~{memory}"
-    ]()
+    inlined_assembly['.pragma "nounroll";', NoneType, constraints="~{memory}"]()
 
 
 @always_inline

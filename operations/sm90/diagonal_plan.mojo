@@ -386,9 +386,9 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         writer.write(
-            t"{self.steps} steps of {self.columns} columns of {self.images}"
-            t" images, {self.batch} a batch, {self.blocks} blocks of"
-            t" {self.stages} stages, {self.shared_bytes()} bytes of shared"
+            t"{self.steps} steps of {self.columns} columns, images a step"
+            t" {self.images}, {self.batch} steps a batch, {self.blocks} blocks"
+            t" of {self.stages} stages, {self.shared_bytes()} bytes of shared"
             t" memory"
         )
 
