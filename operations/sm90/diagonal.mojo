@@ -47,6 +47,7 @@ from .diagonal_block import (
     chunk,
 )
 from .diagonal_mma import (
+    Sums,
     keep_rolled,
     larger_or_unknown,
     load_matrices,
@@ -421,30 +422,33 @@ struct DiagonalKernel[
         var largest = UInt32(0)
         var set = worker.first_set
         while set < worker.sets:
-            var at = SetPlace(geometry, worker, own, set)
-            var sums = Self.Summing.multiply[False](
-                stages, worker, at.shift, taps, 0
-            )
-            comptime if finishes:
-                # Not a number if one of the sums is not, or some are infinite.
-                var total = (sums[0] + sums[1]).reduce_add()
-                if vote[DType.uint32](isnan(total)) != 0:
-                    sums = Self.Summing.multiply_singly(
-                        stages, worker, at.shift, taps
-                    )
-                var old = Self.Old(fill=0)
-                if epilogue.has_residual:
-                    old = Self._load_old(at)
-                comptime for y in range(STEP_ROWS):
-                    sums[y] = fused.finish(epilogue, sums[y], old[y])
-            var rounded = Self._write(at, sums)
-            comptime if not finishes:
-                comptime for y in range(STEP_ROWS):
-                    comptime for i in range(2):
-                        largest = larger_or_unknown[Self.out_type](
-                            largest, rounded[y][i]
-                        )
-            set += worker.set_step
+            var several = False
+            comptime if Self.config.together() > 1:
+                several = set + worker.set_step < worker.sets
+            if several:
+                Self._compute_sets[finishes, Self.config.together()](
+                    epilogue,
+                    geometry,
+                    worker,
+                    fused,
+                    taps,
+                    stages,
+                    own,
+                    set,
+                    largest,
+                )
+            else:
+                Self._compute_sets[finishes, 1](
+                    epilogue,
+                    geometry,
+                    worker,
+                    fused,
+                    taps,
+                    stages,
+                    own,
+                    set,
+                    largest,
+                )
         comptime if not finishes:
             # Nothing was read from where the outputs are: they are replaced.
             var two = bitcast[Self.out_type, 2](largest)
@@ -459,6 +463,61 @@ struct DiagonalKernel[
                         ),
                     )
                     set += worker.set_step
+
+    @staticmethod
+    @always_inline
+    def _compute_sets[
+        finishes: Bool, count: Int
+    ](
+        epilogue: Self.FusedWork,
+        geometry: DiagonalGeometry,
+        worker: DiagonalWorker,
+        fused: Self.Fusion,
+        taps: Self.Taps,
+        stages: Self.Stages,
+        outputs: SharedAddress,
+        mut set: UInt32,
+        mut largest: UInt32,
+    ):
+        """Writes the outputs of `count` sets, so that a multiply need not wait
+        for the one before it."""
+        var places = StaticTuple[SetPlace, count](
+            fill=SetPlace(geometry, worker, outputs, set)
+        )
+        var sums = StaticTuple[Self.RowSums, count](
+            fill=Self.RowSums(fill=Sums(0))
+        )
+        comptime for i in range(count):
+            comptime if i > 0:
+                places[i] = SetPlace(geometry, worker, outputs, set)
+            sums[i] = Self.Summing.multiply[False](
+                stages, worker, places[i].shift, taps, 0
+            )
+            set += worker.set_step
+        comptime if finishes:
+            # Not a number if one of the sums is not, or if some are infinite.
+            var total = Float32(0)
+            comptime for i in range(count):
+                total += (sums[i][0] + sums[i][1]).reduce_add()
+            if vote[DType.uint32](isnan(total)) != 0:
+                comptime for i in range(count):
+                    sums[i] = Self.Summing.multiply_singly(
+                        stages, worker, places[i].shift, taps
+                    )
+            comptime for i in range(count):
+                var old = Self.Old(fill=0)
+                if epilogue.has_residual:
+                    old = Self._load_old(places[i])
+                comptime for y in range(STEP_ROWS):
+                    sums[i][y] = fused.finish(epilogue, sums[i][y], old[y])
+        comptime for i in range(count):
+            var rounded = Self._write(places[i], sums[i])
+            comptime if not finishes:
+                comptime for y in range(STEP_ROWS):
+                    comptime for half in range(2):
+                        largest = larger_or_unknown[Self.out_type](
+                            largest, rounded[y][half]
+                        )
 
     @staticmethod
     @always_inline

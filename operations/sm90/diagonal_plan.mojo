@@ -106,6 +106,12 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
             2, (2 * batch - 1) * self.step_stages()
         )
 
+    def together(self) -> Int:
+        """Sets that a warp computes at the same time: registers do not allow
+        several where a multiprocessor has two blocks and the filter is large.
+        """
+        return 1 if self.taps == 5 else 2
+
     def resident(self) -> Int:
         """Blocks of a multiprocessor, at least: what registers allow, and
         shared memory is shared out for."""
