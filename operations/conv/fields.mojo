@@ -73,3 +73,8 @@ comptime PRECISION_FLOAT32 = 1
 
 # Output channels side by side in a packed filter.
 comptime PANEL = 16
+
+# What a GPU's kernels take: bytes of a copy, channels of a stem, filters of a tile.
+comptime COPY_BYTES = 16
+comptime STEM_CHANNELS = 8
+comptime TILE_FILTERS = 8

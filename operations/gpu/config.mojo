@@ -8,6 +8,7 @@ from ..conv.access import ActivationSource, OutputTarget
 from ..conv.config import kernel_name
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
+    COPY_BYTES,
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
@@ -24,10 +25,6 @@ from ..sm90.model import FusedWork
 from . import depthwise_launch
 from .geometry import geometry_refusal
 
-comptime ALIGNMENT = 16
-"""Bytes of which the copy engine takes addresses to be multiples, and that a
-thread accesses at once."""
-
 
 @fieldwise_init
 struct Operands(ImplicitlyCopyable, Movable):
@@ -37,7 +34,7 @@ struct Operands(ImplicitlyCopyable, Movable):
     """Whether the activation is computed by what stands before the op."""
     var aligned: Bool
     """Whether the addresses of all operands that lie in memory are multiples
-    of `ALIGNMENT`."""
+    of `COPY_BYTES`."""
     var fused_output: Bool
     """Whether the graph compiler fused something behind the output."""
     var exact: Bool
@@ -104,7 +101,7 @@ def operands_of[
         addresses |= Int(epilogue.residual)
     return Operands(
         fused_input=Source.fused,
-        aligned=addresses % ALIGNMENT == 0,
+        aligned=addresses % COPY_BYTES == 0,
         fused_output=Output.computes or Output.stores,
         exact=exact,
         work=FusedWork.of(epilogue),
@@ -208,7 +205,7 @@ def _alignment_refusal(
     if operands.aligned:
         return None
     return String(
-        t"{name} takes operands at multiples of {ALIGNMENT} bytes; here one"
+        t"{name} takes operands at multiples of {COPY_BYTES} bytes; here one"
         t" is not"
     )
 

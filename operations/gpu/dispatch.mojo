@@ -16,13 +16,14 @@ from ..conv.fields import (
     KERNEL_SM90,
     KERNEL_STEM,
     LAYOUT_KRSC,
+    STEM_CHANNELS,
+    TILE_FILTERS,
 )
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..sm90 import stem_launch
 from ..sm90.dispatch import Choice
 from ..sm90.dispatch import convolve as convolve_sm90
-from ..sm90.stem_geometry import MAX_CHANNELS
 from . import depthwise_launch
 from .config import (
     Operands,
@@ -44,10 +45,6 @@ from .trace import is_traced, trace
 comptime ALL_KERNELS = -1
 """What an op is compiled with unless it is told: bit `k` stands for the kernel
 of code `k`."""
-
-comptime MIN_TILE_FILTERS = 8
-"""Filters of a group from which on a tile of the implicit GEMM is filled
-better than the grouped kernel's lanes."""
 
 
 def has_kernel(kernels: Int, kernel: Int) -> Bool:
@@ -121,7 +118,7 @@ def choose_kernel[
     comptime if hopper and has_stem_types[in_type, out_type]() and has_kernel(
         kernels, KERNEL_STEM
     ):
-        if problem.groups == 1 and problem.channels <= MAX_CHANNELS:
+        if problem.groups == 1 and problem.channels <= STEM_CHANNELS:
             if not judge_here(
                 KERNEL_STEM, problem, operands, multiprocessors
             ).refusal:
@@ -149,7 +146,7 @@ def choose_kernel[
         if (
             not has_kernel(kernels, KERNEL_IMPLICIT_GEMM)
             or problem.groups > 1
-            and problem.group_filters() < MIN_TILE_FILTERS
+            and problem.group_filters() < TILE_FILTERS
         ):
             return Chosen.of(KERNEL_GROUPED)
     if not has_kernel(kernels, KERNEL_IMPLICIT_GEMM):

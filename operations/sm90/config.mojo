@@ -8,10 +8,11 @@ run-time one.
 from std.collections import Optional
 from std.sys.info import size_of
 
+from ..conv.fields import COPY_BYTES
 from ..conv.problem import ConvProblem
+from ..conv.walk import ROW_BYTES, Walk
 from ..pipeline.barrier import BARRIER_BYTES
 from .epilogue_config import EpilogueConfig, HALF_BYTES
-from .walk import ALIGNMENT, ROW_BYTES, Walk
 
 comptime WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -313,14 +314,14 @@ def can_implement[
         return String(
             t"the multiply's rows must be filters for {out_type} outputs"
         )
-    if problem.filters * size_of[out_type]() % ALIGNMENT != 0:
+    if problem.filters * size_of[out_type]() % COPY_BYTES != 0:
         return String(
-            t"the copy engine takes pixels of multiples of {ALIGNMENT} bytes;"
+            t"the copy engine takes pixels of multiples of {COPY_BYTES} bytes;"
             t" here {problem.filters} output channels"
         )
-    if problem.group_filters() * size_of[out_type]() % ALIGNMENT != 0:
+    if problem.group_filters() * size_of[out_type]() % COPY_BYTES != 0:
         return String(
-            t"the copy engine takes pixels of multiples of {ALIGNMENT} bytes;"
+            t"the copy engine takes pixels of multiples of {COPY_BYTES} bytes;"
             t" here {problem.group_filters()} output channels in each group"
         )
     var walk = Walk(problem)

@@ -7,13 +7,13 @@ from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
+from ..conv.walk import Walk
 from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
 from .epilogue_visitor import ConvVisitor
 from .launch import LaunchPlan
 from .model import FusedWork, predicted_seconds, tile_clusters
 from .split import MAX_PARTS, split_refusal
-from .walk import Walk
 
 
 @fieldwise_init

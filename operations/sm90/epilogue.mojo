@@ -13,6 +13,8 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.access import OutputTarget
+from ..conv.activations import run_time
+from ..conv.tiles import Tile, TileGeometry
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..pipeline.ring import Ring, RingPosition
 from ..tma.copy import (
@@ -43,9 +45,7 @@ from .epilogue_fragment import (
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
-from .epilogue_visitor import run_time
 from .mma import Accumulators
-from .scheduler import Tile, TileGeometry
 
 comptime FIRST_NAME = 1
 """The named barrier of the first consumer's epilogue; the others follow."""

@@ -5,8 +5,10 @@ from std.collections import Optional
 from std.sys.info import size_of
 
 from ..conv.access import MemoryOutput, OutputTarget
+from ..conv.fields import COPY_BYTES
 from ..conv.memory import Writes
 from ..conv.problem import ConvProblem
+from ..conv.tiles import OutputShape
 from ..tma.copy import SharedAddress
 from .config import Sm90Config
 from .epilogue_callbacks import (
@@ -19,10 +21,8 @@ from .epilogue_callbacks import (
 )
 from .epilogue_config import HALF_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import write_fragment
-from .epilogue_params import OutputShape
 from .epilogue_rows import RowStore
 from .epilogue_steps import Stateless
-from .walk import ALIGNMENT
 
 
 @fieldwise_init
@@ -78,16 +78,16 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
                 t"an auxiliary output of {Self.dtype} needs filters as the"
                 t" multiply's rows"
             )
-        if problem.group_filters() * bytes % ALIGNMENT != 0:
+        if problem.group_filters() * bytes % COPY_BYTES != 0:
             return String(
-                t"an auxiliary output of {Self.dtype} is stored {ALIGNMENT}"
+                t"an auxiliary output of {Self.dtype} is stored {COPY_BYTES}"
                 t" bytes at a time; here {problem.group_filters()} output"
                 t" channels in each group"
             )
         comptime if not Self.Output.stores:
-            if Int(self.output.data()) % ALIGNMENT != 0:
+            if Int(self.output.data()) % COPY_BYTES != 0:
                 return String(
-                    t"an auxiliary output begins at a multiple of {ALIGNMENT}"
+                    t"an auxiliary output begins at a multiple of {COPY_BYTES}"
                     t" bytes; here it does not"
                 )
         return None

@@ -24,12 +24,12 @@ from std.collections import Optional
 
 from ..conv.memory import Writes
 from ..conv.problem import ConvProblem
+from ..conv.tiles import Tile, TileGeometry
 from ..tma.copy import SharedAddress
 from .config import Sm90Config
 from .epilogue_chain import Chain
 from .epilogue_config import CONSUMER_THREADS, SUBTILE_FILTERS
 from .epilogue_fragment import Place, read_fragment
-from .scheduler import Tile, TileGeometry
 
 comptime LOOPED = -1
 """The form of a visitor that takes whatever its others do not."""

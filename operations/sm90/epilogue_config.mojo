@@ -3,7 +3,8 @@ stages of residual and output buffers, and when a copy starts."""
 
 from std.collections import Optional
 
-from .walk import ROW_BYTES
+from ..conv.walk import ROW_BYTES
+
 
 comptime SUBTILE_FILTERS = 64
 """Filters of a sub-tile: the rows that one warpgroup's multiply takes."""

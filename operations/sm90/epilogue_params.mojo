@@ -3,50 +3,13 @@
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 from std.sys.info import size_of
-from std.utils import IndexList
 
 from ..conv.access import OutputTarget
-from ..conv.divisor import Divisor
-from ..conv.problem import SPATIAL, ConvProblem
+from ..conv.problem import ConvProblem
+from ..conv.tiles import OutputShape
 from .config import MAX_SHARED_BYTES, Sm90Config, residual_refusal
 from .epilogue_callbacks import EpilogueVisitor, VisitLayout
 from .epilogue_config import SUBTILE_FILTERS
-
-
-struct OutputShape(ImplicitlyCopyable, TrivialRegisterPassable):
-    """The output's spatial extents, to find an index from a pixel's."""
-
-    var width: Divisor
-    var height: Divisor
-    var depth: Divisor
-
-    def __init__(out self):
-        """Of no problem."""
-        self.width = Divisor(1)
-        self.height = Divisor(1)
-        self.depth = Divisor(1)
-
-    def __init__(out self, problem: ConvProblem):
-        """The output's shape.
-
-        Args:
-            problem: The convolution.
-        """
-        self.width = Divisor(problem.output[2])
-        self.height = Divisor(problem.output[1])
-        self.depth = Divisor(problem.output[0])
-
-    @always_inline
-    def index(self, pixel: UInt32) -> Tuple[Int, IndexList[SPATIAL]]:
-        """Image and position of a pixel.
-
-        Args:
-            pixel: Its row of the output `[N*Z*P*Q, K]`.
-        """
-        var row, w = self.width.split(pixel)
-        var plane, h = self.height.split(row)
-        var image, d = self.depth.split(plane)
-        return Int(image), IndexList[SPATIAL](Int(d), Int(h), Int(w))
 
 
 struct EpilogueParams[Output: OutputTarget, Visitor: EpilogueVisitor](

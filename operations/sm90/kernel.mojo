@@ -19,6 +19,8 @@ from std.utils import StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.memory import Writes
+from ..conv.tiles import Tap, Tile, TileGeometry
+from ..conv.walk import ROW_BYTES
 from ..pipeline.barrier import (
     arrive_threads,
     meet_cluster,
@@ -34,11 +36,10 @@ from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
 from .mma import Accumulators
-from .scheduler import Tap, Tile, TileGeometry, TileScheduler
+from .scheduler import TileScheduler
 from .smem import SharedStorage
 from .split import await_sums, sum_parts
 from .tile_io import load_activation, load_filter
-from .walk import ROW_BYTES
 
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""

@@ -7,7 +7,7 @@ from max.gpu.host import (
     Dim,
     FuncAttribute,
 )
-from max.gpu.host.nvidia.tma import TensorMapDataType, TensorMapSwizzle
+from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.collections import Optional
 from std.sys.info import size_of
@@ -15,22 +15,21 @@ from std.utils import IndexList
 
 from ..conv.access import OutputTarget
 from ..conv.memory import CACHE_LINE, Reads, Writes
-from ..conv.problem import SPATIAL, ConvProblem
+from ..conv.problem import ConvProblem
+from ..conv.tiles import TileGeometry
+from ..conv.walk import ROW_BYTES, Walk
 from ..tma.descriptor import (
-    TFLOAT32,
     PixelBox,
     TensorMap,
     TensorView,
     encode_im2col,
-    encode_tiled,
 )
+from ..tma.operands import activation_map, filter_map, output_map
 from .config import Sm90Config, can_implement
 from .epilogue_callbacks import EpilogueVisitor, LaunchShape
 from .epilogue_params import EpilogueParams, visitor_refusal
 from .kernel import ConvKernel
-from .scheduler import TileGeometry
 from .split import split_refusal
-from .walk import ROW_BYTES, Walk
 
 
 @fieldwise_init
@@ -106,24 +105,38 @@ struct LaunchPlan[
         refusal = split_refusal[Self.in_type](Self.config, walk, parts)
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
-        self.activation = _activation_map[Self.in_type, Self.config](
-            ctx, walk, activation
+        self.activation = activation_map(
+            ctx,
+            walk,
+            activation,
+            Self.config.activation_stage_pixels() // Self.config.blocks_n,
+            Self.config.halo,
         )
-        self.filter = _filter_map[Self.in_type, Self.config](
-            ctx, problem, filter
+        self.filter = filter_map(
+            ctx, problem, filter, Self.config.tile_n // Self.config.blocks_m
         )
         comptime if Self.Visitor.discards:
             self.output = self.filter
         else:
-            self.output = _output_map[Self.out_type, Self.config](
-                ctx, problem, output.data().as_imm()
+            self.output = output_map(
+                ctx,
+                problem,
+                output.data().as_imm(),
+                Self.config.epilogue.pixels(size_of[Self.out_type]()),
+                ROW_BYTES // size_of[Self.out_type](),
+                TensorMapSwizzle.SWIZZLE_128B,
             )
         self.residual = self.output
         if visitor.reads_residual():
             self.residual = _residual_map[Self.out_type, Self.config](
                 ctx, walk, residual
             )
-        self.geometry = TileGeometry.of[Self.in_type](Self.config, walk)
+        self.geometry = TileGeometry.of[Self.in_type](
+            walk,
+            Self.config.halo,
+            Self.config.tile_m * Self.config.blocks_m,
+            Self.config.tile_n * Self.config.blocks_n,
+        )
         self.cluster = Self.config.cluster_size() * parts
         var clusters = Int(self.geometry.tiles())
         if parts > 1:
@@ -185,105 +198,6 @@ struct LaunchPlan[
             ),
         )
         self.epilogue.visitor.conclude(ctx, self.shape)
-
-
-def _operand_type[dtype: DType]() -> TensorMapDataType:
-    """What the copy engine takes operands for: the multiply ignores float32's
-    last bits, so the engine rounds them."""
-    comptime if dtype == DType.float32:
-        return TFLOAT32
-    return TensorMapDataType.from_dtype[dtype]()
-
-
-def _activation_map[
-    dtype: DType, config: Sm90Config
-](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
-    """The walk over the activation's pixels, of the rank that it needs."""
-    if walk.rank == 3:
-        return _walk_map[dtype, config, 3](ctx, walk, data)
-    if walk.rank == 4:
-        return _walk_map[dtype, config, 4](ctx, walk, data)
-    return _walk_map[dtype, config, 5](ctx, walk, data)
-
-
-def _walk_map[
-    dtype: DType, config: Sm90Config, rank: Int
-](ctx: DeviceContext, walk: Walk, data: Reads[dtype]) raises -> TensorMap:
-    """The walk over the activation's pixels: one step an output pixel, plus,
-    with a halo, the steps between the rows' ends."""
-    comptime spatial = rank - 2
-    var extents = IndexList[rank](fill=walk.channels)
-    var steps = IndexList[rank](fill=1)
-    var lower = IndexList[spatial](fill=0)
-    var upper = IndexList[spatial](fill=0)
-    var strides = IndexList[spatial](fill=1)
-    var step = walk.pixel_step
-    for i in range(spatial):
-        var axis = SPATIAL - 1 - i
-        extents[1 + i] = walk.input[axis]
-        steps[1 + i] = step
-        step *= walk.input[axis]
-        lower[i] = -walk.pad_before[axis]
-        upper[i] = walk.upper(axis, config.halo)
-        strides[i] = walk.stride[axis]
-    extents[rank - 1] = walk.images * walk.groups
-    steps[rank - 1] = walk.channels if walk.groups > 1 else step
-    return encode_im2col[dtype, rank](
-        ctx,
-        data,
-        TensorView[rank](extents, steps),
-        PixelBox[spatial](lower, upper, strides),
-        ROW_BYTES // size_of[dtype](),
-        config.activation_stage_pixels() // config.blocks_n,
-        TensorMapSwizzle.SWIZZLE_128B,
-        _operand_type[dtype](),
-    )
-
-
-def _filter_map[
-    dtype: DType, config: Sm90Config
-](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
-) raises -> TensorMap:
-    """The filter as `[K, T*R*S, C/groups]`, one tap of some filters a box."""
-    return encode_tiled[dtype, 3](
-        ctx,
-        data,
-        TensorView[3](
-            IndexList[3](
-                problem.group_channels(), problem.taps(), problem.filters
-            )
-        ),
-        IndexList[3](
-            ROW_BYTES // size_of[dtype](), 1, config.tile_n // config.blocks_m
-        ),
-        TensorMapSwizzle.SWIZZLE_128B,
-        _operand_type[dtype](),
-    )
-
-
-def _output_map[
-    dtype: DType, config: Sm90Config
-](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
-) raises -> TensorMap:
-    """The output as a matrix `[N*Z*P*Q, K/groups]` of each group, so that a
-    box ends with its group; a buffer a box."""
-    var filters = problem.group_filters()
-    return encode_tiled[dtype, 3](
-        ctx,
-        data,
-        TensorView[3](
-            IndexList[3](filters, problem.gemm_m(), problem.groups),
-            IndexList[3](1, problem.filters, filters),
-        ),
-        IndexList[3](
-            ROW_BYTES // size_of[dtype](),
-            config.epilogue.pixels(size_of[dtype]()),
-            1,
-        ),
-        TensorMapSwizzle.SWIZZLE_128B,
-    )
 
 
 def _residual_map[

@@ -16,9 +16,9 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import StaticTuple
 
+from ..conv.walk import ROW_BYTES
 from ..tma.copy import SharedAddress
 from .config import MMA_M, PATTERN_BYTES, WARPGROUP
-from .walk import ROW_BYTES
 
 comptime MMA_K_BYTES = 32
 """Bytes of a row that one instruction multiplies."""

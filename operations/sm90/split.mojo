@@ -8,6 +8,8 @@ tile. The rings' memory serves: a block of such a cluster has just one tile.
 
 from std.collections import Optional
 
+from ..conv.tiles import Tile, TileGeometry
+from ..conv.walk import Walk
 from ..pipeline.barrier import sync_cluster, sync_threads
 from ..pipeline.exchange import (
     QUAD,
@@ -20,8 +22,6 @@ from ..pipeline.exchange import (
 from ..tma.copy import SharedAddress
 from .config import Sm90Config, WARPGROUP
 from .mma import Accumulators
-from .scheduler import Tile, TileGeometry
-from .walk import Walk
 
 comptime MAX_PARTS = 8
 """Blocks of a cluster, at most."""

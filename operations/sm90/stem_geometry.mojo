@@ -28,9 +28,6 @@ comptime STEP_QUADS = 4
 comptime ATOM_STEPS = 4
 """Multiplies whose filters share a row of shared memory."""
 
-comptime MAX_CHANNELS = 8
-"""Input channels, at most: two quads."""
-
 comptime CONSUMERS = 3
 """Warpgroups that multiply."""
 

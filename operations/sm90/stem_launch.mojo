@@ -5,12 +5,12 @@ from std.collections import Optional
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Epilogue
+from ..conv.fields import STEM_CHANNELS
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from .config import MAX_SHARED_BYTES
 from .stem import THREADS, StemKernel
 from .stem_geometry import (
-    MAX_CHANNELS,
     STEM_CANDIDATES,
     StemPlan,
     choose_stem,
@@ -43,9 +43,9 @@ def can_implement[
         )
     if problem.groups != 1:
         return String(t"stem takes one group; here {problem.groups}")
-    if problem.channels > MAX_CHANNELS:
+    if problem.channels > STEM_CHANNELS:
         return String(
-            t"stem takes up to {MAX_CHANNELS} input channels; here"
+            t"stem takes up to {STEM_CHANNELS} input channels; here"
             t" {problem.channels}"
         )
     var image = (

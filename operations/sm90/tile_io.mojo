@@ -3,12 +3,13 @@
 from std.sys.info import size_of
 from std.utils import IndexList
 
+from ..conv.tiles import LoadStart, Tap, TileGeometry
+from ..conv.walk import ROW_BYTES
 from ..pipeline.barrier import Barrier
 from ..tma.copy import SharedAddress, load_pixels, load_tile
 from ..tma.descriptor import TensorMap
 from .config import Sm90Config
-from .scheduler import LoadStart, Tap, TileGeometry, TileScheduler
-from .walk import ROW_BYTES
+from .scheduler import TileScheduler
 
 
 @always_inline

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "COPY_BYTES",
     "CPU_KERNELS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
@@ -27,6 +28,8 @@ __all__ = [
     "PANEL",
     "SCALARS",
     "SCALARS_LENGTH",
+    "STEM_CHANNELS",
+    "TILE_FILTERS",
     "Activation",
     "Kernel",
     "Layout",
@@ -39,6 +42,17 @@ __all__ = [
 #: Output channels that lie side by side in a packed filter. It does not depend on the CPU, so that
 #: a filter packed on one machine is right on another.
 PANEL = 16
+
+#: Bytes that a GPU's copy engine moves at a time: pixels of a group's channels, and of its filters
+#: in the output, are multiples of it, and so are the addresses.
+COPY_BYTES = 16
+
+#: Input channels that the stem's kernel takes, at most.
+STEM_CHANNELS = 8
+
+#: Filters of a group from which on a tile of the implicit GEMM is filled better than the lanes of
+#: the grouped kernel.
+TILE_FILTERS = 8
 
 #: Names of the elements of the ``geometry`` operand, in order.
 GEOMETRY = (
@@ -230,6 +244,14 @@ def mojo_source() -> str:
         ("Activations of the epilogue.", [(f"ACTIVATION_{m.name}", m.value) for m in Activation]),
         ("Products of float32.", [(f"PRECISION_{m.name}", m.value) for m in Precision]),
         ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
+        (
+            "What a GPU's kernels take: bytes of a copy, channels of a stem, filters of a tile.",
+            [
+                ("COPY_BYTES", COPY_BYTES),
+                ("STEM_CHANNELS", STEM_CHANNELS),
+                ("TILE_FILTERS", TILE_FILTERS),
+            ],
+        ),
     ]
     lines = [
         '"""Names of the geometry and scalars operands, and their codes.',

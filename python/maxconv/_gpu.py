@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._fields import Kernel, Precision
+from ._fields import COPY_BYTES, STEM_CHANNELS, TILE_FILTERS, Kernel, Precision
 from .arguments import DTYPE_BYTES, FLOAT8, INPUT_BYTES
 
 if TYPE_CHECKING:
@@ -12,15 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["gpu_kernels"]
 
-#: Bytes that the copy engine moves at a time.
-_ALIGNMENT = 16
-
 #: What the stem's kernel takes.
 _STEM_DTYPES = ("bfloat16", "float16")
-_STEM_CHANNELS = 8
-
-#: Filters of a group from which on the implicit GEMM runs it, rather than the grouped kernel.
-_TILE_FILTERS = 8
 
 
 def gpu_kernels(
@@ -52,13 +45,13 @@ def gpu_kernels(
         Kernel.STEM: dense
         and dtype in _STEM_DTYPES
         and out_dtype in _STEM_DTYPES
-        and (channels is None or channels <= _STEM_CHANNELS),
+        and (channels is None or channels <= STEM_CHANNELS),
         Kernel.DEPTHWISE: dtype != FLOAT8 and channels in (None, 1),
         Kernel.SM90: not exact
         and _copied(channels, INPUT_BYTES[dtype])
         and _copied(filters, DTYPE_BYTES[out_dtype]),
-        Kernel.GROUPED: not dense and (filters is None or filters < _TILE_FILTERS),
-        Kernel.IMPLICIT_GEMM: dense or filters is None or filters >= _TILE_FILTERS,
+        Kernel.GROUPED: not dense and (filters is None or filters < TILE_FILTERS),
+        Kernel.IMPLICIT_GEMM: dense or filters is None or filters >= TILE_FILTERS,
     }
     return tuple(kernel for kernel, needed in wanted.items() if needed)
 
@@ -70,4 +63,4 @@ def _per_group(count: object, problem: ConvProblem) -> int | None:
 
 def _copied(elements: int | None, size: int) -> bool:
     """Whether the copy engine may take pixels of a group's elements."""
-    return elements is None or elements * size % _ALIGNMENT == 0
+    return elements is None or elements * size % COPY_BYTES == 0

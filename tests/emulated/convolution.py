@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from maxconv.emulator import DevicePointer, Machine, TensorMap
+from maxconv.emulator import DevicePointer, Machine, TensorMap, Trace
 from maxconv.tma import DataType, L2Promotion, Swizzle, packed_strides
 
 HEIGHT, WIDTH, CHANNELS, FILTERS = 8, 12, 64, 64
@@ -87,7 +87,9 @@ def floats(bits: Bits) -> Array:
     return wide
 
 
-def run(kernel: Kernel, operands: Operands, seed: int, ptx: str = "") -> Array:
+def run(
+    kernel: Kernel, operands: Operands, seed: int, ptx: str = "", trace: Trace | None = None
+) -> Array:
     """Runs a candidate, or a changed text of it; returns ``[HEIGHT, WIDTH, FILTERS]``."""
     machine = Machine("sm_90a", sms=kernel.cluster, seed=seed)
     activation = machine.alloc(bfloat16(operands.activation))
@@ -104,6 +106,7 @@ def run(kernel: Kernel, operands: Operands, seed: int, ptx: str = "") -> Array:
         shared_bytes=kernel.shared_bytes,
         args=[*maps, maps[-1], parameters, kernel.geometry],
         budget=3_000_000,
+        trace=trace,
     )
     return floats(output.read())
 

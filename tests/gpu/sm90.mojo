@@ -29,6 +29,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
+from operations.conv.walk import Walk
 from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.config import can_implement
 from operations.sm90.dispatch import (
@@ -39,7 +40,6 @@ from operations.sm90.dispatch import (
 from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.split import split_refusal
-from operations.sm90.walk import Walk
 from buffers import (
     BLOCKS,
     GUARD,

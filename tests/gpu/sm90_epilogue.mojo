@@ -27,6 +27,7 @@ from operations.conv.access import (
 from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
+from operations.conv.walk import Walk
 from operations.sm90.candidates import CANDIDATES, candidate
 from operations.sm90.config import Sm90Config, can_implement, residual_refusal
 from operations.sm90.dispatch import choose
@@ -35,7 +36,6 @@ from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.model import FusedWork
 from operations.sm90.split import split_refusal
-from operations.sm90.walk import Walk
 from epilogues import (
     BIAS_TYPE,
     Doubled,
@@ -312,7 +312,7 @@ struct Check[dtype: DType, in_type: DType](Movable):
 
 def tolerance_of[dtype: DType](what: Feature) -> Float32:
     """What a value may be off: half of the last place of its type, what
-    `epilogue_math` allows itself (4e-6), and the reference's own error in
+    `conv.activations` allows itself (4e-6), and the reference's own error in
     float32, of which the GPU's `tanh` has 2^-11 (tanh.approx, PTX ISA)."""
     if what.exact:
         return 0

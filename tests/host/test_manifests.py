@@ -96,7 +96,7 @@ def test_max_mojo_and_torch_are_pinned() -> None:
     # A range would make pip fetch CUDA packages.
     assert str(test["torch"].specifier) == "==2.13.0"
     assert str(requirements("bench")["torch"].specifier) == "==2.13.0"
-    assert set(PROJECT["optional-dependencies"]) == {"torch", "demo", "bench", "test"}
+    assert set(PROJECT["optional-dependencies"]) == {"torch", "demo", "bench", "plot", "test"}
 
 
 def test_modular_comes_from_modulars_channel_and_the_rest_from_conda_forge() -> None:

@@ -26,12 +26,12 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.tiles import TileGeometry
+from operations.conv.walk import Walk
 from operations.sm90.candidates import candidate
 from operations.sm90.epilogue_params import EpilogueParams
 from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.kernel import ConvKernel
-from operations.sm90.scheduler import TileGeometry
-from operations.sm90.walk import Walk
 
 comptime EMULATED = [6, 7]
 """Candidates: a block alone, and two that share loads."""
@@ -135,7 +135,12 @@ def emit_convolution[index: Int](problem: ConvProblem, has_bias: Bool) raises:
         ConvVisitor[Dtype].of(epilogue),
         MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT)),
     )
-    var geometry = TileGeometry.of[Dtype](config, Walk(problem))
+    var geometry = TileGeometry.of[Dtype](
+        Walk(problem),
+        config.halo,
+        config.tile_m * config.blocks_m,
+        config.tile_n * config.blocks_n,
+    )
     print(
         index,
         config.threads(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 __all__ = [
     "BarrierError",
     "BudgetError",
@@ -10,6 +12,7 @@ __all__ = [
     "FenceError",
     "IllegalInstructionError",
     "MemoryFaultError",
+    "Place",
     "PtxSyntaxError",
     "RaceError",
     "UnfinishedError",
@@ -17,21 +20,66 @@ __all__ = [
 ]
 
 
+#: Characters of a line that a report shows.
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a path stands.
+
+    Attributes:
+        line: In the PTX text, from 1.
+        text: The line.
+        block: Its index in the grid.
+        warp: Its index in the block.
+        lanes: Those of the warp that are there.
+    """
+
+    line: int
+    text: str
+    block: tuple[int, int, int]
+    warp: int
+    lanes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else self.text[:_SHOWN] + " ..."
+        where = f"line {self.line} `{text}`, warp {self.warp} of block {self.block}"
+        return where if len(self.lanes) == 32 else f"{where}, lanes {_ranges(self.lanes)}"
+
+
+def _ranges(lanes: tuple[int, ...]) -> str:
+    """Numbers as ranges, ``0-3, 7``."""
+    parts: list[list[int]] = []
+    for lane in lanes:
+        if parts and lane == parts[-1][1] + 1:
+            parts[-1][1] = lane
+        else:
+            parts.append([lane, lane])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
 class EmulatorError(Exception):
     """The base of all that the emulator reports.
 
     Attributes:
-        place: Line, warp and lanes, added where the error was found.
+        place: Where the error was found, if an instruction did.
         lanes: Those under whose predicate the instruction ran, if it has one.
+        waiting: Where every path stands that waits, and for what, if the kernel did not end.
     """
 
-    place: str = ""
+    place: Place | None = None
     lanes: object = None
+    waiting: tuple[tuple[Place, str], ...] = ()
+
+    @property
+    def message(self) -> str:
+        """What happened, without the place."""
+        return super().__str__()
 
     def __str__(self) -> str:
         """The place, then what happened there."""
-        text = super().__str__()
-        return f"{self.place}: {text}" if self.place else text
+        return f"{self.place}: {self.message}" if self.place else self.message
 
 
 class PtxSyntaxError(EmulatorError):

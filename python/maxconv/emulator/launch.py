@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from .barriers import BarrierKinds
 from .blocks import RANK_SHIFT, SHARED_START, Cluster, ThreadBlock, warps_of
 from .errors import (
     BudgetError,
     DeadlockError,
+    EmulatorError,
+    Place,
     UnfinishedError,
     UnsupportedError,
 )
@@ -23,17 +26,16 @@ from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from .instructions.asynchronous import Group
+    from .instructions.tensormemory import Transfers
     from .kernel import Kernel
     from .machine import Module
+    from .trace import Trace
 
 __all__ = ["Launch"]
 
 #: Threads of a block, and blocks of a cluster, at most.
 _THREADS = 1024
 _CLUSTER = 16
-
-#: Characters of a line that a report shows.
-_SHOWN = 100
 
 Three = tuple[int, int, int]
 
@@ -51,6 +53,7 @@ class Launch:
         shared_bytes: int,
         parameters: bytes,
         budget: int,
+        trace: Trace | None = None,
     ) -> None:
         self.module = module
         self.machine = module.machine
@@ -61,10 +64,14 @@ class Launch:
         self.cluster_size = int(np.prod(cluster))
         self.budget = budget
         self.executed = 0
-        self.scheduler = Scheduler(self.machine.seed)
+        self.barriers = BarrierKinds() if trace is None else trace.barriers
+        self.scheduler = Scheduler(self.machine.seed) if trace is None else trace.scheduler(self)
         self.fences = Fences()
         self.parameters = Memory("parameter memory", 0, len(parameters))
         self.parameters.data[: len(parameters)] = np.frombuffer(parameters, np.uint8)
+        #: Blocks that a tcgen05 instruction is for, one number in all of a kernel; 0 at first.
+        self.tensor_blocks = 0
+        self._operations = 0
         self._warps = 0
         self._running: list[Cluster] = []
         self._place_variables(shared_bytes)
@@ -105,6 +112,9 @@ class Launch:
             raise ValueError(f"block: {self.threads} threads; the kernel allows {maximum}")
         if self.cluster_size > _CLUSTER:
             raise ValueError(f"cluster: {self.cluster_size} blocks; up to {_CLUSTER} are allowed")
+        required = self.kernel.directives.get("reqnctapercluster")
+        if required is not None and (*required, 1, 1)[:3] != self.cluster:
+            raise ValueError(f"cluster: {self.cluster}; the kernel requires {required}")
         if any(size % step for size, step in zip(self.grid, self.cluster, strict=True)):
             raise ValueError(f"cluster: {self.cluster} does not divide the grid {self.grid}")
         if self.cluster_size > self.machine.sms:
@@ -127,7 +137,13 @@ class Launch:
             self._start_cluster()
         self.scheduler.run()
         if self._running:
-            raise DeadlockError(self._where_everyone_is())
+            message = "no thread can go on, and nothing is under way:"
+            raise self._unfinished(DeadlockError, message)
+
+    def take_cluster(self) -> Three | None:
+        """The first block of the next cluster that has not started, which will not start."""
+        start = next(self._clusters, None)
+        return None if start is None else (start[2], start[1], start[0])
 
     def _start_cluster(self) -> None:
         """Starts the next cluster, if there is one."""
@@ -214,6 +230,11 @@ class Launch:
             raise UnsupportedError(f"the special register {name} is not supported")
         return scalars[name]
 
+    def new_operation(self) -> int:
+        """A number for an asynchronous operation, not 0."""
+        self._operations += 1
+        return self._operations
+
     def new_warp(self) -> int:
         """The number of a warp that starts."""
         self._warps += 1
@@ -228,10 +249,8 @@ class Launch:
         """
         self.executed += instructions
         if self.executed > self.budget:
-            raise BudgetError(
-                f"the kernel has not ended after {self.budget} instructions\n"
-                + self._where_everyone_is()
-            )
+            message = f"the kernel has not ended after {self.budget} instructions"
+            raise self._unfinished(BudgetError, message)
 
     def cluster_ended(self, cluster: Cluster) -> None:
         """A cluster's threads have exited; the next one starts."""
@@ -248,37 +267,31 @@ class Launch:
                     f"thread {path.warp.index * LANES + lane} exits while bulk copies that it "
                     "started may still read shared memory (no cp.async.bulk.wait_group)"
                 )
-        if path.warp.pending and not (path.warp.live & ~path.mask).any():
+        if (path.warp.live & ~path.mask).any():
+            return
+        if path.warp.pending:
             raise UnfinishedError("a warp exits while its wgmma operations are not waited for")
+        for kind in ("tcgen05.ld", "tcgen05.st"):
+            transfers = cast("Transfers | None", path.warp.state.get(kind))
+            if transfers is not None and transfers.unfinished():
+                raise UnfinishedError(f"a warp exits while its {kind} are not waited for")
 
-    def place(self, path: Path, active: object = None) -> str:
-        """The line, and which lanes are there: the path's, or those that a predicate left."""
+    def place(self, path: Path, active: object = None) -> Place:
+        """Where a path stands: its lanes are the path's, or those that a predicate left."""
         line = path.line()
-        text = self.module.lines[line - 1].strip()
-        text = text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
         mask = active if isinstance(active, np.ndarray) else path.mask
-        shown = _ranges([int(lane) for lane in np.flatnonzero(mask)])
-        lanes = "" if mask.all() else f", lanes {shown}"
-        return f"line {line} `{text}`, {path.warp}{lanes}"
+        lanes = tuple(int(lane) for lane in np.flatnonzero(mask))
+        text = self.module.lines[line - 1].strip()
+        return Place(line, text, path.block.index, path.warp.index, lanes)
 
-    def _where_everyone_is(self) -> str:
-        lines = ["no thread can go on, and nothing is under way:"]
-        for path in sorted(
+    def _unfinished(self, kind: type[EmulatorError], message: str) -> EmulatorError:
+        """An error that says where every path stands."""
+        waiting = sorted(
             self.scheduler.waiting.values(), key=lambda p: (p.warp.number, p.lanes()[0])
-        ):
-            reason = path.wait.reason if path.wait is not None else ""
-            lines.append(f"  {self.place(path)} waits for {reason}")
-        for path in self.scheduler.runnable:
-            lines.append(f"  {self.place(path)} runs")
-        return "\n".join(lines)
-
-
-def _ranges(lanes: list[int]) -> str:
-    """Numbers as ranges, ``0-3, 7``."""
-    parts: list[list[int]] = []
-    for lane in lanes:
-        if parts and lane == parts[-1][1] + 1:
-            parts[-1][1] = lane
-        else:
-            parts.append([lane, lane])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+        )
+        found = [(self.place(path), path.wait.reason if path.wait else "") for path in waiting]
+        lines = [f"  {place} waits for {reason}" for place, reason in found]
+        lines += [f"  {self.place(path)} runs" for path in self.scheduler.runnable]
+        error = kind("\n".join([message, *lines]))
+        error.waiting = tuple(found)
+        return error

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from . import syntax
-from .errors import MemoryFaultError, UnsupportedError
+from .errors import EmulatorError, MemoryFaultError, UnsupportedError
 from .kernel import Kernel, compile_function
 from .launch import Launch
-from .memory import INVALID, Memory
+from .memory import INVALID, UNWRITTEN, Memory
 from .parser import parse
 from .syntax import Parameter
 from .tensormap import TensorMap, handle_bytes, handle_number
+from .trace import Trace
 
-__all__ = ["DevicePointer", "Machine", "Module"]
+__all__ = ["BUDGET", "DevicePointer", "Machine", "Module"]
 
 #: The first address of global memory, and what lies between two allocations: bytes that fault.
 _GLOBAL_BASE = 0x7_0000_0000
@@ -30,7 +31,8 @@ _GAP = 1024
 #: Shared memory of a block, in bytes, by architecture ("CUDA C++ Programming Guide", 20.1).
 _SHARED_LIMIT = {"sm_90a": 227 * 1024, "sm_100a": 227 * 1024}
 
-_BUDGET = 200_000_000
+#: Instructions of all warps after which a launch is stopped, unless it says how many.
+BUDGET = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,21 @@ class Machine:
         arch: What PTX is compiled for: ``sm_90a`` or ``sm_100a``.
         sms: Multiprocessors; each runs one block at a time.
         seed: Of the order in which warps run and asynchronous operations complete.
+        tensor_load_waits: Whether a register that tcgen05.ld fills may be used only after
+            tcgen05.wait::ld, as the ISA says. The assembler makes the hardware wait for it
+            anyhow, and some compiled kernels, MAX's among them, rely on that.
 
     Raises:
         ValueError: An argument has no such value.
     """
 
-    def __init__(self, arch: str = "sm_90a", sms: int = 132, seed: int = 0) -> None:
+    def __init__(
+        self,
+        arch: str = "sm_90a",
+        sms: int = 132,
+        seed: int = 0,
+        tensor_load_waits: bool = True,
+    ) -> None:
         if arch not in _SHARED_LIMIT:
             raise ValueError(f"arch: {arch!r}; {', '.join(_SHARED_LIMIT)} are allowed")
         if sms < 1:
@@ -78,15 +89,24 @@ class Machine:
         self.arch = arch
         self.sms = sms
         self.seed = seed
+        self.tensor_load_waits = tensor_load_waits
         self.shared_limit = _SHARED_LIMIT[arch]
         self.memory = Memory("global memory", _GLOBAL_BASE, 0)
         self._used = 0
         self._maps: list[TensorMap] = []
 
-    def alloc(self, array: npt.ArrayLike) -> DevicePointer:
-        """Copies an array into global memory, at a multiple of 256 bytes."""
+    def alloc(self, array: npt.ArrayLike, written: bool = True) -> DevicePointer:
+        """Copies an array into global memory, at a multiple of 256 bytes.
+
+        Args:
+            array: The values.
+            written: Whether a kernel may read them before it has written there.
+        """
         values = np.ascontiguousarray(array)
         address = self.reserve(values.tobytes())
+        if not written:
+            first = address - self.memory.base
+            self.memory.state[first : first + values.nbytes] = UNWRITTEN
         return DevicePointer(self, address, values.dtype, values.shape)
 
     def reserve(self, data: bytes) -> int:
@@ -123,13 +143,23 @@ class Machine:
         return self._maps[number]
 
     def argument(self, value: object, parameter: Parameter) -> bytes:
-        """An argument's bytes.
+        """An argument's bytes. A tuple is a struct: its members, one after the other, and zeros.
 
         Raises:
             TypeError: The parameter cannot be made of it.
             ValueError: It has another size than the parameter.
         """
         size = parameter.size
+        if isinstance(value, tuple):
+            data = b"".join(self._bytes(entry, parameter, 0) for entry in value).ljust(size, b"\0")
+        else:
+            data = self._bytes(value, parameter, size)
+        if len(data) != size:
+            raise ValueError(f"args: {len(data)} bytes for {parameter.name} of {size} bytes")
+        return data
+
+    def _bytes(self, value: object, parameter: Parameter, size: int) -> bytes:
+        """The bytes of an argument, or of a member of one, whose size is not known then."""
         if isinstance(value, TensorMap):
             self._maps.append(value)
             data = handle_bytes(len(self._maps) - 1)
@@ -139,17 +169,15 @@ class Machine:
             data = value.tobytes()
         elif isinstance(value, bytes | bytearray):
             data = bytes(value)
-        elif isinstance(value, int):
+        elif isinstance(value, int) and size:
             data = (value % (1 << (8 * size))).to_bytes(size, "little")
         elif isinstance(value, float) and size in (4, 8):
             data = struct.pack("<f" if size == 4 else "<d", value)
         else:
             raise TypeError(
-                f"args: {type(value).__name__} for {parameter.name} of {size} bytes; pointers, "
-                "tensor maps, numpy values, numbers and bytes are allowed"
+                f"args: {type(value).__name__} for {parameter.name} of {parameter.size} bytes; "
+                "pointers, tensor maps, numpy values, numbers and bytes are allowed"
             )
-        if len(data) != size:
-            raise ValueError(f"args: {len(data)} bytes for {parameter.name} of {size} bytes")
         return data
 
 
@@ -191,8 +219,9 @@ class Module:
         cluster: Sequence[int] | int = 1,
         shared_bytes: int = 0,
         args: Sequence[object] = (),
-        budget: int = _BUDGET,
-    ) -> None:
+        budget: int = BUDGET,
+        trace: Trace | None = None,
+    ) -> int:
         """Runs a kernel to its end.
 
         Args:
@@ -203,6 +232,10 @@ class Module:
             shared_bytes: Dynamic shared memory.
             args: One for each parameter: pointers, tensor maps, numbers, numpy values, bytes.
             budget: Instructions of all warps after which the kernel is stopped.
+            trace: Gets what happens when; complete also if the kernel is stopped.
+
+        Returns:
+            Instructions that the warps ran.
 
         Raises:
             EmulatorError: What the kernel did wrong, with its line.
@@ -218,7 +251,17 @@ class Module:
             data[parameter.offset : parameter.offset + parameter.size] = passed
         shape = _three(grid, "grid"), _three(block, "block"), _three(cluster, "cluster")
         with np.errstate(all="ignore"):
-            Launch(self, kernel, *shape, shared_bytes, bytes(data), budget).run()
+            launch = Launch(self, kernel, *shape, shared_bytes, bytes(data), budget, trace)
+            try:
+                launch.run()
+            except EmulatorError as error:
+                if trace is not None:
+                    trace.fail(error)
+                raise
+            finally:
+                if trace is not None:
+                    trace.end()
+        return launch.executed
 
     def _kernel(self, name: str) -> Kernel:
         if not name and len(self.kernels) == 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .paths import Path, Warp
 
-__all__ = ["Scheduler"]
+__all__ = ["UNNAMED", "Operation", "Scheduler"]
 
 #: Basic blocks that a path runs before another one is drawn, at most.
 _LONGEST_TURN = 12
@@ -25,6 +25,24 @@ _LATEST = 40
 
 #: Turns after which the others are done, on average.
 _MEAN_DELAY = 24
+
+
+class Operation(NamedTuple):
+    """An asynchronous operation, as a trace shows it.
+
+    Attributes:
+        engine: What does it: its track.
+        name: What it does.
+        line: Of the instruction that started it; 0 if several did.
+    """
+
+    engine: str
+    name: str
+    line: int = 0
+
+
+#: One that its instruction does not describe.
+UNNAMED = Operation("asynchronous", "asynchronous work")
 
 
 class Scheduler:
@@ -53,7 +71,7 @@ class Scheduler:
             path.wait = None
             self.runnable.append(path)
 
-    def later(self, act: Callable[[], None]) -> None:
+    def later(self, act: Callable[[], None], operation: Operation = UNNAMED) -> None:
         """Completes an asynchronous operation some time."""
         if self.random.randrange(100) < _LATEST:
             self.latest.append(act)
@@ -73,7 +91,7 @@ class Scheduler:
             if runnable:
                 chosen = self._choose(draw)
                 path = runnable[chosen]
-                if not path.run(1 + int(draw() * _LONGEST_TURN)):
+                if not self.give_turn(path, 1 + int(draw() * _LONGEST_TURN)):
                     if path.wait is not None:
                         self.waiting[id(path)] = path
                     if runnable[chosen] is not path:
@@ -84,6 +102,10 @@ class Scheduler:
                 self._complete_one()
             else:
                 return
+
+    def give_turn(self, path: Path, blocks: int) -> bool:
+        """Runs a path for some basic blocks; returns whether it can go on."""
+        return path.run(blocks)
 
     def _choose(self, draw: Callable[[], float]) -> int:
         """The path whose turn it is: often that of one warp, which gets ahead of the others."""

@@ -16,9 +16,10 @@ import numpy as np
 from ...tma import Descriptor, Move, TiledDescriptor, bring, plan
 from ..blocks import ThreadBlock
 from ..errors import FenceError, IllegalInstructionError, MemoryFaultError
-from ..memory import CHUNK, INVALID, WRITING, Memory
+from ..memory import CHUNK, INVALID, UNWRITTEN, WRITING, Memory
 from ..paths import Path, Step, Wait
 from ..registers import LANES, Array, view_of
+from ..scheduler import Operation
 from ..syntax import Address
 from ..table import Form, instruction
 from .mbarrier import find_mbarrier, locate
@@ -150,6 +151,7 @@ def _copy(form: Form) -> Step:
     target, source = form.address_row(0), form.address_row(1)
     size = _literal(form, 2)
     valid = form.source(3, "u32") if len(form.operands) > 3 else None
+    operation = Operation("cp.async", f"{size} bytes a lane", form.instruction.line)
     if size not in (4, 8, 16):
         form.refuse(f"{size} bytes; 4, 8 and 16 are allowed")
 
@@ -167,7 +169,8 @@ def _copy(form: Form) -> Step:
             index = first[:, None] + np.arange(size)
             part.memory.begin_write(index, "cp.async")
             groups = [_open_group(t, "cp.async", lane) for lane in t.lanes()]
-            _start_copy(t, part.memory, index, start, counts, groups, part.block, threads)
+            moved = index, start, counts
+            _start_copy(t, part.memory, moved, groups, part.block, threads, operation)
 
     return step
 
@@ -175,13 +178,13 @@ def _copy(form: Form) -> Step:
 def _start_copy(
     t: Path,
     shared: Memory,
-    index: Array,
-    start: Array,
-    counts: Array,
+    moved: tuple[Array, Array, Array],
     groups: list[Group],
     block: ThreadBlock | None,
     threads: Array,
+    operation: Operation,
 ) -> None:
+    index, start, counts = moved
     for group in groups:
         group.running += 1
     memory = t.launch.machine.memory
@@ -199,16 +202,18 @@ def _start_copy(
             group.running -= 1
             group.wake()
 
-    t.launch.scheduler.later(complete)
+    t.launch.scheduler.later(complete, operation)
 
 
-def _check_global(memory: Memory, places: Array, what: str) -> None:
+def _check_global(memory: Memory, places: Array, what: str, reads: bool = True) -> None:
+    """Raises unless bytes of global memory may be read, or written."""
     if not places.size:
         return
     if int(places.min()) < 0 or int(places.max()) >= memory.size:
         bad = int(places.min()) if int(places.min()) < 0 else int(places.max())
         raise MemoryFaultError(f"{what} at {memory.where(memory.base + bad)}: out of bounds")
-    memory.check_bytes(places, INVALID | WRITING, what)
+    stops = INVALID | WRITING | (UNWRITTEN if reads else 0)
+    memory.check_bytes(places, stops, what)
 
 
 def _arrive_bytes(t: Path, address: int, count: int, what: str) -> Callable[[], None]:
@@ -229,6 +234,7 @@ def _arrive_after_copies(form: Form) -> Step:
     form.take("shared", "shared::cta")
     form.type()
     target = form.address_row(0)
+    operation = Operation("cp.async", "arrive on an mbarrier", form.instruction.line)
 
     def step(t: Path) -> None:
         for lane, address in zip(t.lanes(), addresses(t, *target), strict=True):
@@ -239,7 +245,7 @@ def _arrive_after_copies(form: Form) -> Step:
 
             def arrive(groups: list[Group] = running, barrier: Any = barrier) -> None:
                 if any(group.running for group in groups):
-                    t.launch.scheduler.later(arrive)
+                    t.launch.scheduler.later(arrive, operation)
                 else:
                     barrier.arrive()
 
@@ -267,7 +273,7 @@ def _bulk(form: Form) -> Step:
     count = form.source(2, "u32")
     if target == "global":
         form.arity(3)
-        return _bulk_store(to, start, count)
+        return _bulk_store(to, start, count, form.instruction.line)
     form.arity(4)
     barrier = form.address_row(3)
 
@@ -283,7 +289,8 @@ def _bulk(form: Form) -> Step:
             _check_global(memory, places, "cp.async.bulk")
             index = offset + np.arange(int(size))
             arrive = _arrive_bytes(t, signal, int(size), "cp.async.bulk")
-            _start_load(t, [(block, index, arrive)], partial(_get, memory, places))
+            operation = Operation("TMA", f"load {size} bytes", form.instruction.line)
+            _start_load(t, [(block, index, arrive)], partial(_get, memory, places), operation)
 
     return step
 
@@ -299,7 +306,9 @@ def _check_bulk(where: int, first: int, size: int) -> None:
 Destination = tuple[ThreadBlock, Array, Callable[[], None]]
 
 
-def _start_load(t: Path, destinations: list[Destination], read: Callable[[], Array]) -> None:
+def _start_load(
+    t: Path, destinations: list[Destination], read: Callable[[], Array], operation: Operation
+) -> None:
     """Marks what a copy will write in each block, and lets it happen later."""
     for block, index, _ in destinations:
         if int(index.max()) >= block.shared.size:
@@ -316,10 +325,10 @@ def _start_load(t: Path, destinations: list[Destination], read: Callable[[], Arr
             block.writes.forget(index)
             arrive()
 
-        t.launch.scheduler.later(complete)
+        t.launch.scheduler.later(complete, operation)
 
 
-def _bulk_store(to: Any, start: Any, count: int) -> Step:
+def _bulk_store(to: Any, start: Any, count: int, line: int) -> Step:
     def step(t: Path) -> None:
         targets, sources = addresses(t, *to), addresses(t, *start)
         counts = t.active(t.files[view_of("u32")][count])
@@ -328,9 +337,9 @@ def _bulk_store(to: Any, start: Any, count: int) -> Step:
             block, offset = locate(t, int(first), _BULK_ALIGN, "cp.async.bulk")
             memory = t.launch.machine.memory
             places = int(where) - memory.base + np.arange(int(size))
-            _check_global(memory, places, "cp.async.bulk")
+            _check_global(memory, places, "cp.async.bulk", reads=False)
             index = offset + np.arange(int(size))
-            _start_store(t, lane, block, index, partial(_put, memory, places))
+            _start_store(t, lane, block, index, partial(_put, memory, places), line)
 
     return step
 
@@ -342,10 +351,16 @@ def _get(memory: Memory, places: Array) -> Array:
 
 def _put(memory: Memory, places: Array, values: Array) -> None:
     memory.data[places] = values
+    memory.state[places] = 0
 
 
 def _start_store(
-    t: Path, lane: int, block: ThreadBlock, index: Array, write: Callable[[Array], None]
+    t: Path,
+    lane: int,
+    block: ThreadBlock,
+    index: Array,
+    write: Callable[[Array], None],
+    line: int,
 ) -> None:
     """Marks what a copy will read; it reads at one time and writes at a later one."""
     if int(index.max()) >= block.shared.size:
@@ -370,9 +385,9 @@ def _start_store(
             group.running -= 1
             group.wake()
 
-        t.launch.scheduler.later(finish)
+        t.launch.scheduler.later(finish, Operation("TMA", f"store: write {index.size} bytes", line))
 
-    t.launch.scheduler.later(read)
+    t.launch.scheduler.later(read, Operation("TMA", f"store: read {index.size} bytes", line))
 
 
 @dataclass(frozen=True)
@@ -405,13 +420,15 @@ def _tensor_copy(form: Form) -> Step:
     target = form.take("shared::cluster", "shared::cta", "global")
     form.take("global", "shared::cta")
     mode = form.take("tile", "im2col", "im2col_no_offs") or "tile"
+    hint = form.flag("L2::cache_hint")
     if target == "global":
         form.take("bulk_group")
-        form.arity(2)
+        form.arity(2 + hint)
         return _tensor_store(form, rank, None)
     form.take("mbarrier::complete_tx::bytes")
     multicast = form.flag("multicast::cluster")
-    form.arity(3 + (mode == "im2col") + multicast)
+    paired = form.take("cta_group::1", "cta_group::2") == "cta_group::2"
+    form.arity(3 + (mode == "im2col") + multicast + hint)
     if len(form.address(1).coordinates) != rank:
         form.refuse(f"{len(form.address(1).coordinates)} coordinates")
     tensor = _Tensor.of(form, 1)
@@ -419,7 +436,8 @@ def _tensor_copy(form: Form) -> Step:
     offsets: tuple[int, ...] = ()
     if mode == "im2col":
         offsets = tuple(form.source(entry, "u16") for entry in form.vector(3))
-    peers = form.source(len(form.operands) - 1, "u16") if multicast else None
+    peers = form.source(len(form.operands) - 1 - hint, "u16") if multicast else None
+    line = form.instruction.line
 
     def step(t: Path) -> None:
         columns = addresses(t, *to), addresses(t, *barrier)
@@ -430,7 +448,8 @@ def _tensor_copy(form: Form) -> Step:
                 blocks = int(t.active(t.files[view_of("u16")][peers])[k])
             where, signal = int(columns[0][k]), int(columns[1][k])
             descriptor = tensor.descriptor(t, k)
-            _load_tensor(t, descriptor, tensor.at(t, k), taps, where, signal, blocks)
+            coordinates = tensor.at(t, k), taps
+            _load_tensor(t, descriptor, coordinates, (where, signal), (blocks, paired), line)
 
     return step
 
@@ -445,23 +464,17 @@ def _plan(descriptor: Descriptor, at: Sequence[int], taps: Sequence[int], offset
 def _load_tensor(
     t: Path,
     descriptor: Descriptor,
-    at: Sequence[int],
-    taps: Sequence[int],
-    where: int,
-    signal: int,
-    peers: int | None,
+    coordinates: tuple[Sequence[int], Sequence[int]],
+    places: tuple[int, int],
+    peers: tuple[int | None, bool],
+    line: int,
 ) -> None:
     what = "cp.async.bulk.tensor"
-    block, offset = locate(t, where, 1, what)
+    at, taps = coordinates
+    block, offset = locate(t, places[0], 1, what)
     move = _plan(descriptor, at, taps, offset)
-    signal_block, signal_offset = locate(t, signal, 8, "an mbarrier")
-    blocks = t.block.cluster.blocks
-    if peers is None:
-        pairs = [(block, signal_block)]
-    else:
-        if peers >> len(blocks) or not peers:
-            raise IllegalInstructionError(f"multicast to {peers:#x} in {len(blocks)} blocks")
-        pairs = [(blocks[rank], blocks[rank]) for rank in range(len(blocks)) if peers >> rank & 1]
+    signal_block, signal_offset = locate(t, places[1], 8, "an mbarrier")
+    pairs = _signals(t, block, signal_block, *peers)
     memory = t.launch.machine.memory
     first = descriptor.global_address - memory.base
     _check_global(memory, first + move.tensor[move.inside], what)
@@ -470,7 +483,35 @@ def _load_tensor(
         address = owner.shared.base + signal_offset
         arrive = _arrive_bytes(t, address, descriptor.transaction_bytes, what)
         destinations.append((to, move.shared, arrive))
-    _start_load(t, destinations, lambda: bring(descriptor, move, memory.data[max(first, 0) :]))
+    operation = Operation("TMA", f"load {list(at)}, {descriptor.transaction_bytes} bytes", line)
+    source = memory.data[max(first, 0) :]
+    _start_load(t, destinations, lambda: bring(descriptor, move, source), operation)
+
+
+def _signals(
+    t: Path, block: ThreadBlock, signal: ThreadBlock, peers: int | None, paired: bool
+) -> list[tuple[ThreadBlock, ThreadBlock]]:
+    """The blocks that a load writes to, each with the one whose mbarrier it tells.
+
+    That is the same one; with ``.cta_group::2`` it may be the other of a pair, and is, in each
+    pair that a multicast reaches, the one of the parity of the mbarrier's block.
+    """
+    blocks = t.block.cluster.blocks
+    if peers is None:
+        if signal is not block and not (paired and signal.rank == block.rank ^ 1):
+            raise IllegalInstructionError(
+                f"a load to block {block} with an mbarrier of block {signal}"
+                + (", which is not its peer" if paired else " and no .cta_group::2")
+            )
+        return [(block, signal)]
+    if peers >> len(blocks) or not peers:
+        raise IllegalInstructionError(f"multicast to {peers:#x} in {len(blocks)} blocks")
+    ranks = [rank for rank in range(len(blocks)) if peers >> rank & 1]
+    if not paired:
+        return [(blocks[rank], blocks[rank]) for rank in ranks]
+    if len(blocks) % 2:
+        raise IllegalInstructionError(f".cta_group::2 in a cluster of {len(blocks)} blocks")
+    return [(blocks[rank], blocks[rank & ~1 | signal.rank & 1]) for rank in ranks]
 
 
 def _tensor_store(form: Form, rank: int, reduction: str | None) -> Step:
@@ -491,10 +532,10 @@ def _tensor_store(form: Form, rank: int, reduction: str | None) -> Step:
             move = _plan(descriptor, at, (), offset)
             memory = t.launch.machine.memory
             places = descriptor.global_address - memory.base + move.tensor
-            _check_global(memory, places[move.inside], "cp.async.bulk.tensor")
-            _start_store(
-                t, lane, block, move.shared, _writer(memory, descriptor, move, places, reduction)
-            )
+            reads = reduction is not None
+            _check_global(memory, places[move.inside], "cp.async.bulk.tensor", reads)
+            write = _writer(memory, descriptor, move, places, reduction)
+            _start_store(t, lane, block, move.shared, write, form.instruction.line)
 
     return step
 
@@ -506,7 +547,7 @@ def _writer(
         if reduction is not None:
             old = memory.data[np.where(move.inside, places, 0)]
             values = _reduce(reduction, descriptor, old, values)
-        memory.data[places[move.inside]] = values[move.inside]
+        _put(memory, places[move.inside], values[move.inside])
 
     return write
 

@@ -219,6 +219,26 @@ def eight_values(exponent: int, mantissa: int, bias: int) -> Array:
     return np.where(codes >= 128, -values, values)
 
 
+def eight_codes(x: Array, values: Array) -> Array:
+    """Float64 as codes of an 8-bit float: nearest even, the largest beyond it, NaN 0x7f.
+
+    Args:
+        x: Any shape.
+        values: Of the codes, as ``eight_values`` returns them.
+    """
+    positive = values[:128]
+    largest = int(np.nanargmax(np.where(np.isfinite(positive), positive, -1)))
+    table = positive[: largest + 1]
+    magnitude = np.abs(x)
+    above = np.clip(np.searchsorted(table, magnitude), 1, largest)
+    down, up = magnitude - table[above - 1], table[above] - magnitude
+    take_up = (up < down) | ((up == down) & (above % 2 == 0))
+    code = np.where(take_up, above, above - 1)
+    code = np.where(magnitude >= table[largest], largest, code)
+    code = np.where(np.signbit(x), code | 0x80, code)
+    return np.where(np.isnan(x), 0x7F, code).astype(np.uint16)
+
+
 def _to_eight(form: Form, target: str, source: str, relu: bool) -> Step:
     """9.7.9.22: .satfinite: rounded to nearest even, clamped to the largest; NaN is 0x7f."""
     if source != "f32":
@@ -226,21 +246,11 @@ def _to_eight(form: Form, target: str, source: str, relu: bool) -> Step:
     form.arity(3)
     d, a, b = form.target(0, "u16"), form.source(1, "f32"), form.source(2, "f32")
     numbers, halves = view_of("f32"), view_of("u16")
-    values = eight_values(*_EIGHTS[target])[:128]
-    largest = int(np.nanargmax(np.where(np.isfinite(values), values, -1)))
+    values = eight_values(*_EIGHTS[target])
 
     def encode(x: Array) -> Array:
-        magnitude = np.abs(x.astype(np.float64))
-        table = values[: largest + 1]
-        above = np.clip(np.searchsorted(table, magnitude), 1, largest)
-        down, up = magnitude - table[above - 1], table[above] - magnitude
-        take_up = (up < down) | ((up == down) & (above % 2 == 0))
-        code = np.where(take_up, above, above - 1)
-        code = np.where(magnitude >= table[largest], largest, code)
-        code = np.where(np.signbit(x), code | 0x80, code)
-        if relu:
-            code = np.where(x < 0, 0, code)
-        return np.where(np.isnan(x), 0x7F, code).astype(np.uint16)
+        code = eight_codes(x.astype(np.float64), values)
+        return np.where(x < 0, np.uint16(0), code) if relu else code
 
     def step(t: Path) -> None:
         rows = t.files[numbers]

@@ -21,6 +21,7 @@ from ..errors import FenceError, IllegalInstructionError, MemoryFaultError
 from ..memory import CHUNK
 from ..paths import Path, Step, Wait, Warp
 from ..registers import LANES, PRED, Array, group_of, view_of
+from ..scheduler import Operation
 from ..syntax import Constant, Vector
 from ..table import Form, instruction
 from .matrix import decode
@@ -98,7 +99,8 @@ class _Warpgroup:
                 path.launch.scheduler.wake(path)
             self.start(warp)
 
-        warp.block.launch.scheduler.later(complete)
+        name = f"group of {len(group.acts)} warps' multiplies"
+        warp.block.launch.scheduler.later(complete, Operation("wgmma", name))
 
 
 def _warpgroup(warp: Warp) -> _Warpgroup:

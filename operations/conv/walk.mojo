@@ -10,7 +10,8 @@ from std.math import ceildiv
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ..conv.problem import SPATIAL, ConvProblem, axis_name
+from .fields import COPY_BYTES
+from .problem import SPATIAL, ConvProblem, axis_name
 
 comptime ROW_BYTES = 128
 """Bytes of a tile's row: the span of the swizzle."""
@@ -24,9 +25,6 @@ comptime MAX_RANK = 5
 comptime OFFSET_BITS = 16
 """Bits that the spatial axes of a walk share for a load's filter offsets, and
 as many for each corner (PTX ISA, "im2col mode")."""
-
-comptime ALIGNMENT = 16
-"""Bytes that the copy engine moves at a time."""
 
 
 struct Walk(ImplicitlyCopyable, Movable):
@@ -213,10 +211,10 @@ struct Walk(ImplicitlyCopyable, Movable):
                 t" groups of a convolution over depth, height and width need"
                 t" {self.rank}"
             )
-        if self.channels * size_of[in_type]() % ALIGNMENT != 0:
+        if self.channels * size_of[in_type]() % COPY_BYTES != 0:
             var each = " in each group" if self.groups > 1 else ""
             return String(
-                t"the copy engine takes pixels of multiples of {ALIGNMENT}"
+                t"the copy engine takes pixels of multiples of {COPY_BYTES}"
                 t" bytes; here {self.channels} input channels{each}"
             )
         for axis in range(SPATIAL - (self.rank - 2), SPATIAL):
