@@ -420,13 +420,14 @@ struct DiagonalKernel[
         var own = to + worker.output
         # Not a number if one of the outputs is not.
         var largest = UInt32(0)
+        comptime together = 1 if finishes else Self.config.together()
         var set = worker.first_set
         while set < worker.sets:
             var several = False
-            comptime if Self.config.together() > 1:
+            comptime if together > 1:
                 several = set + worker.set_step < worker.sets
             if several:
-                Self._compute_sets[finishes, Self.config.together()](
+                Self._compute_sets[finishes, together](
                     epilogue,
                     geometry,
                     worker,
@@ -505,6 +506,8 @@ struct DiagonalKernel[
                         stages, worker, places[i].shift, taps
                     )
             comptime for i in range(count):
+                comptime for y in range(STEP_ROWS):
+                    sums[i][y] = fused.activate(epilogue, sums[i][y])
                 var old = Self.Old(fill=0)
                 if epilogue.has_residual:
                     old = Self._load_old(places[i])

@@ -3,7 +3,9 @@ thread computes."""
 
 from max.gpu.memory import external_memory
 
+from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
+from ..conv.fields import ACTIVATION_SILU
 from ..pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
 from ..tma.copy import SharedAddress
 from .config import PATTERN_BYTES
@@ -364,21 +366,42 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
         self.bias = epilogue.load_bias[2, 2](channel)
 
     @always_inline
-    def finish(
-        self,
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
-        sums: Sums,
-        residual: SIMD[Self.out_type, 4],
+    def activate(
+        self, epilogue: Epilogue[Self.bias_type, Self.out_type], sums: Sums
     ) -> Sums:
-        """The epilogue of two pixels.
+        """What `Epilogue.finish` does before it adds the residual, SiLU as
+        outputs of 16 bits need it.
 
         Args:
             epilogue: The epilogue.
-            sums: Two channels of each.
-            residual: Likewise.
+            sums: Two channels of two pixels.
         """
-        return epilogue.finish[4](
-            sums * self.scale.join(self.scale),
-            self.bias.join(self.bias),
-            residual,
+        var biased = sums.fma(
+            self.scale.join(self.scale), self.bias.join(self.bias)
         )
+        if epilogue.activation.code == ACTIVATION_SILU:
+            return DeviceActivation.of(epilogue.activation).evaluate[
+                DeviceActivation.SILU, 4, exact=False
+            ](biased)
+        return epilogue.activation.apply[4](biased)
+
+    @staticmethod
+    @always_inline
+    def finish(
+        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        values: Sums,
+        residual: SIMD[Self.out_type, 4],
+    ) -> Sums:
+        """The rest of `Epilogue.finish`.
+
+        Args:
+            epilogue: The epilogue.
+            values: What `activate` returned.
+            residual: Likewise, if there is one.
+        """
+        var result = values
+        if epilogue.has_residual:
+            result = residual.cast[DType.float32]().fma(
+                Sums(epilogue.beta), values
+            )
+        return epilogue.final_activation.apply[4](result)

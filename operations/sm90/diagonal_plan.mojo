@@ -107,10 +107,10 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         )
 
     def together(self) -> Int:
-        """Sets that a warp computes at the same time: registers do not allow
-        several where a multiprocessor has two blocks and the filter is large.
+        """Sets that a warp computes at the same time where nothing is fused:
+        several where a multiprocessor has few warps to wait for each other.
         """
-        return 1 if self.taps == 5 else 2
+        return 2 if self.resident() == 1 else 1
 
     def resident(self) -> Int:
         """Blocks of a multiprocessor, at least: what registers allow, and
