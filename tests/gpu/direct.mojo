@@ -12,7 +12,8 @@ along d, then h, then w). Empty lines and those that begin with # are skipped.
 Activations, filters, biases and residuals are small integers when checked, so
 that the sums are exact in float32 in any order, and only the rounding to the
 output's type is left. Depthwise convolutions also get infinities and
-not-a-numbers, which must stay in their channels. Outputs are poisoned before each of several launches and
+not-a-numbers, which must stay in their channels, and SiLU, which is compared
+within the rounding of the output's type. Outputs are poisoned before each of several launches and
 lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
 """
@@ -53,7 +54,7 @@ from buffers import (
     reads_of,
 )
 from direct_oracle import convolve_naively, mark_not_numbers, plant
-from kernels import THREADS, compare
+from kernels import THREADS, compare, compare_closely
 from timing import input_sets, time_graph
 
 comptime REPEATS = 5
@@ -67,9 +68,11 @@ comptime BARE = 0
 comptime FUSED = 1
 comptime LAMBDA = 2
 comptime NOT_FINITE = 3
-comptime KINDS = 4
+comptime SMOOTH = 4
+comptime KINDS = 5
 """Without an epilogue; with one; with one and work of the graph; without, of
-activations some of which are not finite."""
+activations some of which are not finite; with bias, SiLU and residual, within
+the rounding of the output's type."""
 
 
 def kernel_name(kernel: Int) -> StaticString:
@@ -254,9 +257,9 @@ def check[
     comptime if kind == NOT_FINITE:
         _each[plant[dtype]](ctx, operands.activation)
     var epilogue = operands.epilogue(
-        kind == FUSED or kind == LAMBDA,
-        ACTIVATION_LEAKY_RELU,
-        ACTIVATION_RELU,
+        kind == FUSED or kind == LAMBDA or kind == SMOOTH,
+        ACTIVATION_SILU if kind == SMOOTH else ACTIVATION_LEAKY_RELU,
+        ACTIVATION_NONE if kind == SMOOTH else ACTIVATION_RELU,
         scaled=kind == FUSED or kind == LAMBDA,
     )
     var expected = ctx.enqueue_create_buffer[dtype](len(operands.output))
@@ -299,15 +302,29 @@ def check[
             )
         comptime if kind == NOT_FINITE:
             _each[mark_not_numbers[dtype]](ctx, operands.output)
-        ctx.enqueue_function[compare[dtype]](
-            expected,
-            operands.output,
-            Int64(len(operands.output)),
-            counts,
-            counts.create_sub_buffer[DType.uint32](1, 1),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
+        comptime if kind == SMOOTH:
+            # Both are rounded; SiLU of 16 bits may be off by 1.1e-5.
+            comptime place = 128 if dtype == DType.bfloat16 else 1024
+            ctx.enqueue_function[compare_closely[dtype]](
+                expected,
+                operands.output,
+                Int64(len(operands.output)),
+                Float32(1.0 / place + 2e-4),
+                counts,
+                counts.create_sub_buffer[DType.uint32](1, 1),
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
+        else:
+            ctx.enqueue_function[compare[dtype]](
+                expected,
+                operands.output,
+                Int64(len(operands.output)),
+                counts,
+                counts.create_sub_buffer[DType.uint32](1, 1),
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
     with counts.map_to_host() as found:
         if found[0] == 0:
             return "ok"
@@ -331,8 +348,9 @@ def check_case[
     if not refusal_of[dtype](kernel, named.problem):
         comptime for kind in range(KINDS):
             comptime half = dtype == DType.bfloat16
+            comptime of_depthwise = kind == NOT_FINITE or kind == SMOOTH
             comptime if (kind != LAMBDA or half) and (
-                kind != NOT_FINITE or kernel == DEPTHWISE
+                not of_depthwise or kernel == DEPTHWISE
             ):
                 var result = check[dtype, kernel, kind](ctx, named.problem)
                 ran += 1
