@@ -304,12 +304,16 @@ def check[
             _each[mark_not_numbers[dtype]](ctx, operands.output)
         comptime if kind == SMOOTH:
             # Both are rounded; SiLU of 16 bits may be off by 1.1e-5.
-            comptime place = 128 if dtype == DType.bfloat16 else 1024
+            comptime place = 1 << (
+                7 if dtype
+                == DType.bfloat16 else 10 if dtype
+                == DType.float16 else 16
+            )
             ctx.enqueue_function[compare_closely[dtype]](
                 expected,
                 operands.output,
                 Int64(len(operands.output)),
-                Float32(1.0 / place + 2e-4),
+                Float32(1.0 / Float64(place) + 2e-4),
                 counts,
                 counts.create_sub_buffer[DType.uint32](1, 1),
                 grid_dim=BLOCKS,
