@@ -54,6 +54,7 @@ from .diagonal_mma import (
     store_matrices,
     unknown_sum,
 )
+from .diagonal_geometry import DiagonalGeometry, DiagonalStep
 from .diagonal_plan import (
     BUFFERS,
     MATRIX,
@@ -62,8 +63,6 @@ from .diagonal_plan import (
     THREADS,
     WARPS,
     DiagonalConfig,
-    DiagonalGeometry,
-    DiagonalStep,
 )
 from .diagonal_sums import DiagonalSums
 from .stem_staging import load_shared
@@ -168,44 +167,6 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _load_stages(
-        ref activation: TensorMap,
-        geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        mut cursor: LoadCursor,
-        end: UInt32,
-        count: UInt32,
-    ):
-        """Starts filling stages that no one reads any more, if there are steps
-        left; one thread."""
-        for _ in range(count):
-            keep_rolled()
-            if cursor.left == 0:
-                if cursor.index >= end:
-                    return
-                cursor.begin(Self.config, geometry, end)
-            var barrier = storage.full(cursor.stage)
-            barrier.arrive_expecting(Int(geometry.images * geometry.load_bytes))
-            var to = storage.ring + cursor.stage * geometry.stage_bytes
-            for i in range(geometry.images):
-                keep_rolled()
-                load_tile[5](
-                    to,
-                    activation,
-                    barrier.address,
-                    IndexList[5](
-                        Int(cursor.channel),
-                        Int(cursor.w),
-                        Int(cursor.h),
-                        Int(cursor.d),
-                        Int(cursor.image + i),
-                    ),
-                )
-                to += geometry.image_bytes
-            cursor.step(geometry)
-
-    @staticmethod
-    @always_inline
     def _load_residual(
         ref residual: TensorMap,
         geometry: DiagonalGeometry,
@@ -271,8 +232,13 @@ struct DiagonalKernel[
         var loaded = Self.Taps.load(filter, worker.channel(), lane)
         var cursor = LoadCursor(first)
         if loads_stages:
-            Self._load_stages(
-                activation, geometry, storage, cursor, end, geometry.stages
+            cursor.load(
+                Self.config,
+                activation,
+                geometry,
+                storage,
+                end,
+                geometry.stages,
             )
         # The first step whose residual is not on its way.
         var ahead = first
@@ -349,8 +315,8 @@ struct DiagonalKernel[
                         wait_stores_read[0]()
                 sync_threads[THREADS](0)
                 if loads_stages:
-                    Self._load_stages(
-                        activation, geometry, storage, cursor, end, done
+                    cursor.load(
+                        Self.config, activation, geometry, storage, end, done
                     )
                 if loads_residual and ahead < end:
                     ahead = Self._load_residual(

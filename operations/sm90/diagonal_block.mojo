@@ -2,14 +2,17 @@
 thread computes."""
 
 from max.gpu.memory import external_memory
+from std.utils import IndexList
 
 from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
 from ..conv.fields import ACTIVATION_SILU
 from ..pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
-from ..tma.copy import SharedAddress
+from ..tma.copy import SharedAddress, load_tile
+from ..tma.descriptor import TensorMap
 from .config import PATTERN_BYTES
-from .diagonal_mma import Sums
+from .diagonal_geometry import DiagonalGeometry, DiagonalStep
+from .diagonal_mma import Sums, keep_rolled
 from .diagonal_plan import (
     BARRIERS_BYTES,
     BUFFERS,
@@ -21,8 +24,6 @@ from .diagonal_plan import (
     WARPS,
     WARPS_LOG,
     DiagonalConfig,
-    DiagonalGeometry,
-    DiagonalStep,
 )
 
 comptime CHUNK_BYTES = 16
@@ -81,19 +82,64 @@ struct LoadCursor(TrivialRegisterPassable):
         self.image = 0
 
     @always_inline
-    def begin(
+    def load(
+        mut self,
+        config: DiagonalConfig,
+        ref activation: TensorMap,
+        geometry: DiagonalGeometry,
+        storage: DiagonalStorage,
+        end: UInt32,
+        count: UInt32,
+    ):
+        """Starts filling stages that no one reads any more, if there are steps
+        left; one thread.
+
+        Args:
+            config: The configuration.
+            activation: The activation's descriptor.
+            geometry: The problem.
+            storage: The block's.
+            end: Behind the block's last step.
+            count: Stages.
+        """
+        for _ in range(count):
+            keep_rolled()
+            if self.left == 0:
+                if self.index >= end:
+                    return
+                self._begin(config, geometry, end)
+            var barrier = storage.full(self.stage)
+            barrier.arrive_expecting(Int(geometry.images * geometry.load_bytes))
+            var to = storage.ring + self.stage * geometry.stage_bytes
+            for i in range(geometry.images):
+                keep_rolled()
+                load_tile[5](
+                    to,
+                    activation,
+                    barrier.address,
+                    IndexList[5](
+                        Int(self.channel),
+                        Int(self.w),
+                        Int(self.h),
+                        Int(self.d),
+                        Int(self.image + i),
+                    ),
+                )
+                to += geometry.image_bytes
+            self.h += STAGE_ROWS
+            self.left -= 1
+            self.stage += 1
+            if self.stage == geometry.stages:
+                self.stage = 0
+
+    @always_inline
+    def _begin(
         mut self,
         config: DiagonalConfig,
         geometry: DiagonalGeometry,
         end: UInt32,
     ):
-        """Begins the next run.
-
-        Args:
-            config: The configuration.
-            geometry: The problem.
-            end: Behind the block's last step.
-        """
+        """Begins the next run."""
         var step = geometry.step(self.index)
         var run = min(step.run, end - self.index)
         self.index += run
@@ -105,19 +151,6 @@ struct LoadCursor(TrivialRegisterPassable):
         self.h = Int32(step.row) * Int32(config.stride) + geometry.start_h
         self.d = Int32(step.plane) * geometry.step_d + geometry.start_d
         self.image = step.image
-
-    @always_inline
-    def step(mut self, geometry: DiagonalGeometry):
-        """Goes on to the next stage.
-
-        Args:
-            geometry: The problem.
-        """
-        self.h += STAGE_ROWS
-        self.left -= 1
-        self.stage += 1
-        if self.stage == geometry.stages:
-            self.stage = 0
 
 
 @fieldwise_init

@@ -13,13 +13,13 @@ from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import TensorMap, TensorView, encode_tiled
 from .config import MAX_SHARED_BYTES
 from .diagonal import DiagonalKernel
+from .diagonal_geometry import DiagonalGeometry
 from .diagonal_plan import (
     DIAGONAL_CANDIDATES,
     SLAB,
     STAGE_ROWS,
     STEP_ROWS,
     THREADS,
-    DiagonalGeometry,
     DiagonalPlan,
     diagonal_candidate,
 )
