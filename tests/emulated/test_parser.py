@@ -48,7 +48,7 @@ def test_operands() -> None:
 
 def test_variables_and_parameters() -> None:
     text = (
-        HEADER
+        HEADER.format("sm_90a")
         + """
     .global .align 8 .b32 table[3] = {1, 2, 0x7};
     .extern .shared .align 128 .b8 room[];
