@@ -36,7 +36,8 @@ def _float8(exponent_bits: int, values: Values) -> Array:
     assert (fraction == np.floor(fraction))[magnitude > 0].all(), "not exact"
     bias = 2 ** (exponent_bits - 1) - 1
     bits = (exponent + bias) * 2**mantissa_bits + fraction
-    return (np.where(magnitude > 0, bits, 0) + 128 * (values < 0)).astype(np.uint8)
+    code: Array = (np.where(magnitude > 0, bits, 0) + 128 * (values < 0)).astype(np.uint8)
+    return code
 
 
 def encoded(values: Values, dtype: str) -> Array:
@@ -160,8 +161,9 @@ def convolution(p: ConvProblem, activation: Values, weights: Values) -> Values:
             slice(start, start + (size - 1) * stride + 1, stride)
             for start, size, stride in zip(starts, sizes, p.stride, strict=True)
         )
-        of_images = (slice(None), *window)
-        pixels, slices = padded[of_images], (slice(None), *tap)
+        of_images: tuple[slice, ...] = (slice(None), *window)
+        slices: tuple[slice | int, ...] = (slice(None), *tap)
+        pixels = padded[of_images]
         for group in range(p.groups):
             source = pixels[..., group * channels : (group + 1) * channels]
             k = slice(group * filters, (group + 1) * filters)
