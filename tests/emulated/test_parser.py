@@ -121,3 +121,10 @@ def test_a_kernel_for_another_architecture_is_refused() -> None:
     text = entry("ret;", []).replace("sm_90a", "sm_100a")
     with pytest.raises(UnsupportedError, match="sm_100a; the machine is sm_90a"):
         Machine("sm_90a").load(text)
+
+
+def test_a_kernel_for_the_family_runs() -> None:
+    text = entry("ret;", [], target="sm_100f")
+    Machine("sm_100a").load(text).launch()
+    with pytest.raises(UnsupportedError, match="sm_100f; the machine is sm_90a"):
+        Machine("sm_90a").load(text)
