@@ -467,7 +467,9 @@ def _emit(
     exact = x.dtype == DType.float32 and precision is Precision.FLOAT32
     # These kernels read the input where it lies, so nothing can be fused before them; what runs on
     # a GPU's tensor cores is the one for Hopper or Blackwell, if it can.
-    reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (x.device.is_gpu() and not exact)
+    reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (
+        x.device.is_gpu() and not exact
+    )
     fuse = problem.taps == 1 and not reads and scale is None and is_computed(x)
     op = _OP_FUSED_INPUT if fuse else _OP if scale is None else _OP_SCALED
     result = TensorType(target, _result_shape(problem), x.device)
