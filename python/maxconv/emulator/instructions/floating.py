@@ -51,9 +51,11 @@ def reader(type_name: str, ftz: bool = False) -> Unary:
     return lambda row: row
 
 
-def _sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """A sum in float64 and its rounding error."""
+def _sum(a: Array, b: Array, rounding: str = "rn") -> tuple[Array, Array]:
+    """A sum in float64 and its rounding error; down, what cancels leaves -0 (IEEE 754, 6.3)."""
     total = a + b
+    if rounding == "rm":
+        total = np.where((total == 0) & (np.signbit(a) | np.signbit(b)), -0.0, total)
     b_part = total - a
     error = (a - (total - b_part)) + (b - b_part)
     return total, np.where(np.isfinite(error), error, 0.0)
@@ -224,7 +226,7 @@ def _add(form: Form, type_name: str) -> Step:
         return _step(form, type_name, operation, 2)
 
     def exactly(a: Array, b: Array) -> Array:
-        total, error = _sum(a.astype(np.float64), sign * b.astype(np.float64))
+        total, error = _sum(a.astype(np.float64), sign * b.astype(np.float64), rounding)
         return round_to(element, to_odd(total, error), rounding)
 
     _only_nearest(form, element, rounding)
@@ -259,7 +261,7 @@ def _fma(form: Form, type_name: str) -> Step:
 
     def operation(a: Array, b: Array, c: Array) -> Array:
         product = a.astype(np.float64) * b.astype(np.float64)
-        total, error = _sum(product, c.astype(np.float64))
+        total, error = _sum(product, c.astype(np.float64), rounding)
         result = round_to(element, to_odd(total, error), rounding)
         return np.where(result < 0, 0, result).astype(result.dtype) if relu else result
 
