@@ -15,27 +15,37 @@ REGISTERS = 64 * 1024
 NO_SPILLS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
-def emit(name: str, folder: Path, *further: str) -> list[str]:
-    """Compiles a program for sm_90a and lets it write to a folder; returns what it printed.
+def build(name: str, program: Path, arch: str = "sm_90a") -> None:
+    """Compiles a program for a GPU's architecture."""
+    source, include = str(SOURCES / f"{name}.mojo"), str(library.OPERATIONS.parent)
+    arguments = ("-I", include, "--target-accelerator", arch, source, "-o", str(program))
+    built = library.run_mojo("build", *arguments)
+    assert built.returncode == 0, built.stderr
+
+
+def run(program: Path, folder: Path, *further: str) -> list[str]:
+    """Lets a program write to a folder; returns what it printed.
 
     ``further`` are its arguments behind the folder.
     """
-    program = folder / name
-    source, include = str(SOURCES / f"{name}.mojo"), str(library.OPERATIONS.parent)
-    arguments = ("-I", include, "--target-accelerator", "sm_90a", source, "-o", str(program))
-    built = library.run_mojo("build", *arguments)
-    assert built.returncode == 0, built.stderr
     printed = subprocess.run(
         [str(program), str(folder), *further], capture_output=True, text=True, check=True
     ).stdout
     return printed.splitlines()
 
 
-def assemble(ptx: Path, folder: Path) -> str:
-    """Assembles a kernel for sm_90a; returns what ptxas reports."""
+def emit(name: str, folder: Path, *further: str) -> list[str]:
+    """Compiles a program for sm_90a and lets it write to a folder, as ``run``."""
+    program = folder / name
+    build(name, program)
+    return run(program, folder, *further)
+
+
+def assemble(ptx: Path, folder: Path, arch: str = "sm_90a") -> str:
+    """Assembles a kernel for a GPU's architecture; returns what ptxas reports."""
     output = str(folder / "kernel.cubin")
     assembled = subprocess.run(
-        ["ptxas", "-arch=sm_90a", "-v", str(ptx), "-o", output], capture_output=True, text=True
+        ["ptxas", f"-arch={arch}", "-v", str(ptx), "-o", output], capture_output=True, text=True
     )
     report = assembled.stdout + assembled.stderr
     assert assembled.returncode == 0, report

@@ -10,7 +10,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ..conv.fields import COPY_BYTES
+from .fields import COPY_BYTES
 from .problem import SPATIAL, ConvProblem, axis_name
 
 comptime ROW_BYTES = 128

@@ -73,6 +73,25 @@ struct Barrier(TrivialRegisterPassable):
         ](self.address, Int32(bytes))
 
     @always_inline
+    def arrive_expecting_at(self, block: UInt32, bytes: Int):
+        """Arrives once at the same barrier of a block of the cluster, and has
+        its phase wait for copied bytes too.
+
+        Args:
+            block: Its rank in the cluster.
+            bytes: As in `arrive_expecting`.
+        """
+        inlined_assembly[
+            """{
+            .reg .b32 remote;
+            mapa.shared::cluster.u32 remote, $0, $1;
+            mbarrier.arrive.expect_tx.shared::cluster.b64 _, [remote], $2;
+            }""",
+            NoneType,
+            constraints="r,r,r,~{memory}",
+        ](self.address, block, Int32(bytes))
+
+    @always_inline
     def wait(self, parity: UInt32):
         """Waits for a phase.
 

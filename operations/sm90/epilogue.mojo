@@ -13,6 +13,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.access import OutputTarget
+from ..conv.activations import run_time
 from ..conv.tiles import Tile, TileGeometry
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..pipeline.ring import Ring, RingPosition
@@ -44,7 +45,6 @@ from .epilogue_fragment import (
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
-from .epilogue_visitor import run_time
 from .mma import Accumulators
 
 comptime FIRST_NAME = 1

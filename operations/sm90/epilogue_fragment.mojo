@@ -11,6 +11,7 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.sys.intrinsics import _RegisterPackType
 
+from ..pipeline.chunks import shared_pointer
 from ..tma.copy import SharedAddress
 from .epilogue_config import ROW_BYTES, SUBTILE_FILTERS
 
@@ -164,35 +165,6 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
 
 
 @always_inline
-def _shared[
-    dtype: DType
-](address: SharedAddress) -> Pointer[
-    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]:
-    """Shared memory at an address."""
-    return Pointer[
-        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-    ](unsafe_from_address=Int(address))
-
-
-@always_inline
-def load_chunk[
-    dtype: DType
-](address: SharedAddress) -> SIMD[dtype, 16 // size_of[dtype]()]:
-    """Reads 16 bytes of shared memory.
-
-    Parameters:
-        dtype: Of an element.
-
-    Args:
-        address: A multiple of 16.
-    """
-    return _shared[dtype](address).unsafe_load[
-        width=16 // size_of[dtype](), alignment=16
-    ](0)
-
-
-@always_inline
 def _store_matrices[
     transpose: Bool
 ](address: SharedAddress, values: SIMD[DType.uint32, 4]):
@@ -264,9 +236,9 @@ def write_fragment[
         else:
             comptime assert dtype == DType.float32
             comptime for i in range(MATRIX_VALUES):
-                _shared[dtype](buffer + place.word[pixels, i](at)).unsafe_store(
-                    0, values[first + i].cast[dtype]()
-                )
+                shared_pointer[dtype](
+                    buffer + place.word[pixels, i](at)
+                ).unsafe_store(0, values[first + i].cast[dtype]())
 
 
 @always_inline
@@ -315,7 +287,7 @@ def read_fragment[
             comptime assert dtype == DType.float32
             comptime for i in range(MATRIX_VALUES):
                 values[first + i] = (
-                    _shared[dtype](buffer + place.word[pixels, i](at))
+                    shared_pointer[dtype](buffer + place.word[pixels, i](at))
                     .unsafe_load(0)
                     .cast[DType.float32]()
                 )

@@ -13,12 +13,12 @@ from std.utils import IndexList, StaticTuple
 from ..conv.access import OutputTarget
 from ..conv.problem import SPATIAL
 from ..conv.tiles import OutputShape, TileGeometry
+from ..pipeline.chunks import load_chunk
 from ..tma.copy import SharedAddress
 from .epilogue_config import ROW_BYTES
 from .epilogue_fragment import (
     MATRIX_ROWS,
     Place,
-    load_chunk,
     panel_filters,
     panels,
 )

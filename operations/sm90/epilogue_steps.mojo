@@ -8,6 +8,7 @@ all known at compile time.
 
 from std.collections import Optional
 
+from ..conv.activations import DeviceActivation, keep_branch
 from ..conv.epilogue import Activation
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
@@ -19,7 +20,6 @@ from .epilogue_callbacks import (
     VisitLayout,
     Visited,
 )
-from .epilogue_math import DeviceActivation, keep_branch
 from .epilogue_visitor import ChannelState, ChannelVector
 
 

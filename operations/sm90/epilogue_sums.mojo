@@ -20,6 +20,7 @@ from max.gpu.sync import barrier
 from std.collections import Optional
 from std.math import ceildiv
 
+from ..conv.activations import keep_branch
 from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem
 from .config import Sm90Config
@@ -33,7 +34,6 @@ from .epilogue_callbacks import (
 )
 from .epilogue_config import CONSUMER_THREADS, SUBTILE_FILTERS
 from .epilogue_fragment import MATRIX_ROWS, MATRIX_VALUES, Place
-from .epilogue_math import keep_branch
 from .epilogue_visitor import ChannelState
 
 comptime COLUMN_LANES = UInt32(4)

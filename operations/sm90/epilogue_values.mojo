@@ -1,8 +1,8 @@
 """Which of a consumer's accumulators a thread's values of a sub-tile are."""
 
+from ..conv.activations import keep_branch
 from .epilogue_callbacks import VisitLayout
 from .epilogue_config import SUBTILE_FILTERS
-from .epilogue_math import keep_branch
 from .mma import Accumulators
 
 

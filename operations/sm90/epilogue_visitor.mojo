@@ -2,9 +2,9 @@
 is known at run time, but for a scale.
 """
 
-from std.sys._assembly import inlined_assembly
 from std.utils import StaticTuple
 
+from ..conv.activations import DeviceActivation, keep_branch, run_time
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from .epilogue_callbacks import (
@@ -17,7 +17,6 @@ from .epilogue_callbacks import (
 )
 from .epilogue_config import SUBTILE_FILTERS
 from .epilogue_fragment import MATRIX_ROWS, Place
-from .epilogue_math import DeviceActivation, keep_branch
 
 comptime MAX_PARTS = 4
 """Sub-tiles along the filters of a consumer's part, at most."""
@@ -29,18 +28,6 @@ comptime FAST = [DeviceActivation.LIMITS, DeviceActivation.SILU]
 comptime ChannelState = SIMD[DType.float32, 2 * MAX_PARTS]
 """What a thread knows of its filters: two of each part, where filters are the
 multiply's rows."""
-
-
-@always_inline
-def run_time(value: Int) -> UInt32:
-    """A number that the compiler does not know: a loop up to it stays one.
-
-    Args:
-        value: The number.
-    """
-    return inlined_assembly[
-        "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
-    ](value)
 
 
 struct ChannelVector[dtype: DType](TrivialRegisterPassable):

@@ -3,11 +3,11 @@
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
 from ..conv.walk import ROW_BYTES, Walk
 from .config import MMA_M, Sm90Config
-from .epilogue_math import DeviceActivation
 from .epilogue_visitor import FAST
 
 # The model's constants, fitted to timings of 15 configurations on 88 problems

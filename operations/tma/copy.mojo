@@ -53,7 +53,7 @@ def prefetch_map(ref map: TensorMap):
 
 @always_inline
 def load_tile[
-    rank: Int, *, multicast: Bool = False
+    rank: Int, *, multicast: Bool = False, pair: Bool = False
 ](
     destination: SharedAddress,
     ref map: TensorMap,
@@ -66,6 +66,10 @@ def load_tile[
     Parameters:
         rank: Of the tensor.
         multicast: Whether the box goes to several blocks of the cluster.
+        pair: Whether `barrier` may be the other block's of a pair (two blocks
+            of a cluster whose ranks differ in the last bit), as a
+            `peer_address`; with `multicast` the bytes count in the block of
+            each pair that has its place.
 
     Args:
         destination: Where the box goes, aligned to the swizzle's pattern.
@@ -80,6 +84,7 @@ def load_tile[
         rank,
         "d.shared::cluster.global.mbarrier::complete_tx::bytes",
         ".multicast::cluster" if multicast else "",
+        ".cta_group::2" if pair else "",
         " [$0], [$1, ",
         _coordinates[rank, 4](),
         "], [$2]",
@@ -100,7 +105,7 @@ def load_tile[
 
 @always_inline
 def load_pixels[
-    rank: Int, *, multicast: Bool = False
+    rank: Int, *, multicast: Bool = False, pair: Bool = False
 ](
     destination: SharedAddress,
     ref map: TensorMap,
@@ -114,6 +119,7 @@ def load_pixels[
     Parameters:
         rank: Of the tensor, 3 to 5.
         multicast: Whether the pixels go to several blocks of the cluster.
+        pair: As in `load_tile`.
 
     Args:
         destination: Where the pixels go, one row each, aligned to the
@@ -130,6 +136,7 @@ def load_pixels[
         rank,
         "d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes",
         ".multicast::cluster" if multicast else "",
+        ".cta_group::2" if pair else "",
         " [$0], [$1, ",
         _coordinates[rank, 4](),
         "], [$2], ",

@@ -62,35 +62,61 @@ def _walk_map[
 ](
     ctx: DeviceContext, walk: Walk, data: Reads[dtype], pixels: Int, halo: Int
 ) raises -> TensorMap:
-    """The walk over the activation's pixels: one step an output pixel, plus,
-    with a halo, the steps between the rows' ends."""
-    comptime spatial = rank - 2
-    var extents = IndexList[rank](fill=walk.channels)
-    var steps = IndexList[rank](fill=1)
-    var lower = IndexList[spatial](fill=0)
-    var upper = IndexList[spatial](fill=0)
-    var strides = IndexList[spatial](fill=1)
-    var step = walk.pixel_step
-    for i in range(spatial):
-        var axis = SPATIAL - 1 - i
-        extents[1 + i] = walk.input[axis]
-        steps[1 + i] = step
-        step *= walk.input[axis]
-        lower[i] = -walk.pad_before[axis]
-        upper[i] = walk.upper(axis, halo)
-        strides[i] = walk.stride[axis]
-    extents[rank - 1] = walk.images * walk.groups
-    steps[rank - 1] = walk.channels if walk.groups > 1 else step
+    """`activation_map`, of a rank."""
     return encode_im2col[dtype, rank](
         ctx,
         data,
-        TensorView[rank](extents, steps),
-        PixelBox[spatial](lower, upper, strides),
+        activation_view[rank](walk),
+        activation_walk[rank - 2](walk, halo),
         ROW_BYTES // size_of[dtype](),
         pixels,
         TensorMapSwizzle.SWIZZLE_128B,
         _operand_type[dtype](),
     )
+
+
+def activation_view[rank: Int](walk: Walk) -> TensorView[rank]:
+    """An activation as its descriptor sees it.
+
+    Parameters:
+        rank: The walk's.
+
+    Args:
+        walk: The problem's.
+    """
+    var extents = IndexList[rank](fill=walk.channels)
+    var steps = IndexList[rank](fill=1)
+    var step = walk.pixel_step
+    for i in range(rank - 2):
+        var axis = SPATIAL - 1 - i
+        extents[1 + i] = walk.input[axis]
+        steps[1 + i] = step
+        step *= walk.input[axis]
+    extents[rank - 1] = walk.images * walk.groups
+    steps[rank - 1] = walk.channels if walk.groups > 1 else step
+    return TensorView[rank](extents, steps)
+
+
+def activation_walk[spatial: Int](walk: Walk, halo: Int) -> PixelBox[spatial]:
+    """The walk over an activation's pixels: one step an output pixel, plus,
+    with a halo, the steps between the rows' ends.
+
+    Parameters:
+        spatial: Spatial dimensions of the walk's descriptor.
+
+    Args:
+        walk: The problem's.
+        halo: As in `activation_map`.
+    """
+    var lower = IndexList[spatial](fill=0)
+    var upper = IndexList[spatial](fill=0)
+    var strides = IndexList[spatial](fill=1)
+    for i in range(spatial):
+        var axis = SPATIAL - 1 - i
+        lower[i] = -walk.pad_before[axis]
+        upper[i] = walk.upper(axis, halo)
+        strides[i] = walk.stride[axis]
+    return PixelBox[spatial](lower, upper, strides)
 
 
 def filter_map[
@@ -118,14 +144,21 @@ def filter_map[
     return encode_tiled[dtype, 3](
         ctx,
         data,
-        TensorView[3](
-            IndexList[3](
-                problem.group_channels(), problem.taps(), problem.filters
-            )
-        ),
+        filter_view(problem),
         IndexList[3](ROW_BYTES // size_of[dtype](), 1, filters),
         TensorMapSwizzle.SWIZZLE_128B,
         _operand_type[dtype](),
+    )
+
+
+def filter_view(problem: ConvProblem) -> TensorView[3]:
+    """A filter as its descriptor sees it: `[K, T*R*S, C/groups]`.
+
+    Args:
+        problem: The convolution.
+    """
+    return TensorView[3](
+        IndexList[3](problem.group_channels(), problem.taps(), problem.filters)
     )
 
 
@@ -159,14 +192,23 @@ def output_map[
     Raises:
         What the driver refused.
     """
-    var group_filters = problem.group_filters()
     return encode_tiled[dtype, 3](
         ctx,
         data,
-        TensorView[3](
-            IndexList[3](group_filters, problem.gemm_m(), problem.groups),
-            IndexList[3](1, problem.filters, group_filters),
-        ),
+        output_view(problem),
         IndexList[3](filters, pixels, 1),
         swizzle,
+    )
+
+
+def output_view(problem: ConvProblem) -> TensorView[3]:
+    """An output as its descriptor sees it: `[groups, N*Z*P*Q, K/groups]`.
+
+    Args:
+        problem: The convolution.
+    """
+    var group_filters = problem.group_filters()
+    return TensorView[3](
+        IndexList[3](group_filters, problem.gemm_m(), problem.groups),
+        IndexList[3](1, problem.filters, group_filters),
     )

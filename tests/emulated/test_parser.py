@@ -84,7 +84,7 @@ def test_mistakes_are_named(body: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tcgen05.fence::after_thread_sync;", "line 8: tcgen05.fence::after_thread_sync is not"),
+        ("tcgen05.shift.cta_group::1.down [0];", "line 8: tcgen05.shift.cta_group::1.down is not"),
         (".reg .f32 %f; add.wild.f32 %f, %f, %f;", "line 8: add.wild.f32: the modifier .wild is"),
         ("call.uni vprintf;", "line 8: call.uni is not supported"),
     ],

@@ -10,6 +10,7 @@ from std.math import isnan
 from std.sys.info import size_of
 from std.utils import IndexList
 
+from operations.conv.activations import DeviceActivation
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
     ACTIVATION_CLAMP,
@@ -24,7 +25,6 @@ from operations.conv.fields import (
     ACTIVATION_TANH,
 )
 from operations.conv.memory import Reads, Writes
-from operations.sm90.epilogue_math import DeviceActivation
 from kernels import POISON, THREADS
 
 comptime BIAS_TYPE = DType.bfloat16

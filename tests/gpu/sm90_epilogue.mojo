@@ -333,7 +333,7 @@ struct Check[dtype: DType, in_type: DType](Movable):
 
 def tolerance_of[dtype: DType](what: Feature) -> Float32:
     """What a value may be off: half of the last place of its type, what
-    `epilogue_math` allows itself (4e-6), and the reference's own error in
+    `conv.activations` allows itself (4e-6), and the reference's own error in
     float32, of which the GPU's `tanh` has 2^-11 (tanh.approx, PTX ISA)."""
     if what.exact:
         return 0

@@ -1,4 +1,4 @@
-"""Runs PTX on the CPU: kernels for Hopper, as Mojo emits them, without a GPU.
+"""Runs PTX on the CPU: kernels for Hopper and Blackwell, as Mojo emits them, without a GPU.
 
 ``Machine`` holds global memory; ``load`` reads a PTX text, ``launch`` runs a kernel to its end or
 stops it where it does something that the hardware does not define::
@@ -27,12 +27,15 @@ How it is built, from the text to the run:
   outside of everything, part of an mbarrier. ``fences`` knows who wrote a word of shared memory
   and whether a proxy fence followed. ``barriers`` count arrivals and bytes. ``blocks`` and
   ``launch`` hold what blocks, clusters and grids share.
+* ``tensormemory`` is a block's tensor memory, with a shadow of its own. ``matrices`` reads the
+  descriptors of tcgen05's multiplies.
 * ``trace`` records what happens when, by a scheduler and barriers of its own: a launch without a
   trace pays nothing for it. ``maxconv.emulate`` is the command line.
 
-It does not know: tcgen05 and cluster launch control (Blackwell), calls of device functions, f64
-rounding other than to nearest, textures. Between ordinary loads and stores of different warps
-memory is sequentially consistent; a race between two of them is found only by its result.
+It does not know: tcgen05's block-scaled, sparse and weight-stationary multiplies and ``shift``,
+calls of device functions, f64 rounding other than to nearest, textures. Between ordinary loads and
+stores of different warps memory is sequentially consistent; a race between two of them is found
+only by its result.
 """
 
 from .errors import (

@@ -13,23 +13,25 @@ if TYPE_CHECKING:
     from .blocks import Cluster, ThreadBlock
     from .paths import Path
 
-__all__ = ["BarrierKinds", "ClusterBarrier", "MBarrier", "NamedBarrier"]
+__all__ = ["BarrierKinds", "ClusterBarrier", "MBarrier", "NamedBarrier", "Waiters"]
 
 #: The largest transaction count, and the largest count of arrivals (PTX ISA 9.0, 9.7.13.15.2).
 _MAXIMUM = (1 << 20) - 1
 
 
-class _Waiters:
+class Waiters:
     """Paths to wake when something happens."""
 
     def __init__(self) -> None:
         self.paths: list[Path] = []
 
     def add(self, path: Path) -> None:
+        """Adds a path, once."""
         if not any(entry is path for entry in self.paths):
             self.paths.append(path)
 
     def wake(self) -> None:
+        """Lets them all look again whether they can go on."""
         paths, self.paths = self.paths, []
         for path in paths:
             path.launch.scheduler.wake(path)
@@ -58,7 +60,7 @@ class MBarrier:
         self.phase = 0
         self.thread = thread
         self.published = False
-        self.waiters = _Waiters()
+        self.waiters = Waiters()
 
     def __str__(self) -> str:
         return (
@@ -106,7 +108,7 @@ class NamedBarrier:
         self.expected: int | None = None
         self.arrived = 0
         self.generation = 0
-        self.waiters = _Waiters()
+        self.waiters = Waiters()
 
     def __str__(self) -> str:
         needed = self.expected or self.block.live_threads
@@ -149,7 +151,7 @@ class ClusterBarrier:
         self.cluster = cluster
         self.arrived = 0
         self.generation = 0
-        self.waiters = _Waiters()
+        self.waiters = Waiters()
 
     def __str__(self) -> str:
         return f"barrier.cluster ({self.arrived} of {self.cluster.threads()} threads have arrived)"

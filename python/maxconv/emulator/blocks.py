@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .errors import BarrierError, IllegalInstructionError, UnfinishedError
 from .memory import BARRIER, INVALID, UNWRITTEN, Memory
 from .registers import LANES
+from .tensormemory import TensorMemory
 
 if TYPE_CHECKING:
     from .barriers import MBarrier, NamedBarrier
@@ -31,12 +32,19 @@ _MBARRIER = 8
 
 
 class Cluster:
-    """Blocks that run together."""
+    """Blocks that run together.
+
+    Attributes:
+        blocks: By rank.
+        barrier: Of all their threads.
+        state: What instructions keep for the cluster.
+    """
 
     def __init__(self, launch: Launch, size: int) -> None:
         self.launch = launch
         self.size = size
         self.blocks: list[ThreadBlock] = []
+        self.state: dict[object, object] = {}
         self.barrier = launch.barriers.cluster(self)
 
     def threads(self) -> int:
@@ -60,6 +68,7 @@ class ThreadBlock:
         mbarriers: By offset in shared memory.
         warpgroups: What wgmma keeps for four warps.
         votes: What threads brought to a barrier that combines, by its number: true, and all.
+        refused: Whether a thread saw that there is no further cluster to take.
     """
 
     def __init__(
@@ -80,10 +89,19 @@ class ThreadBlock:
         self.mbarriers: dict[int, MBarrier] = {}
         self.warpgroups: dict[int, object] = {}
         self.votes: dict[int, list[tuple[int, int]]] = {}
+        self.refused = False
         self._named: dict[int, NamedBarrier] = {}
+        self._tensor: TensorMemory | None = None
 
     def __str__(self) -> str:
         return str(self.index)
+
+    @property
+    def tensor(self) -> TensorMemory:
+        """Its tensor memory."""
+        if self._tensor is None:
+            self._tensor = TensorMemory(self)
+        return self._tensor
 
     def named(self, number: int) -> NamedBarrier:
         """A named barrier.
@@ -129,6 +147,8 @@ class ThreadBlock:
         self.cluster.lanes_left()
 
     def _check_end(self) -> None:
+        if self._tensor is not None:
+            self._tensor.check_end()
         for barrier in self.mbarriers.values():
             if barrier.transactions:
                 raise UnfinishedError(

@@ -26,6 +26,7 @@ from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from .instructions.asynchronous import Group
+    from .instructions.tensormemory import Transfers
     from .kernel import Kernel
     from .machine import Module
     from .trace import Trace
@@ -68,6 +69,9 @@ class Launch:
         self.fences = Fences()
         self.parameters = Memory("parameter memory", 0, len(parameters))
         self.parameters.data[: len(parameters)] = np.frombuffer(parameters, np.uint8)
+        #: Blocks that a tcgen05 instruction is for, one number in all of a kernel; 0 at first.
+        self.tensor_blocks = 0
+        self._operations = 0
         self._warps = 0
         self._running: list[Cluster] = []
         self._place_variables(shared_bytes)
@@ -108,6 +112,9 @@ class Launch:
             raise ValueError(f"block: {self.threads} threads; the kernel allows {maximum}")
         if self.cluster_size > _CLUSTER:
             raise ValueError(f"cluster: {self.cluster_size} blocks; up to {_CLUSTER} are allowed")
+        required = self.kernel.directives.get("reqnctapercluster")
+        if required is not None and (*required, 1, 1)[:3] != self.cluster:
+            raise ValueError(f"cluster: {self.cluster}; the kernel requires {required}")
         if any(size % step for size, step in zip(self.grid, self.cluster, strict=True)):
             raise ValueError(f"cluster: {self.cluster} does not divide the grid {self.grid}")
         if self.cluster_size > self.machine.sms:
@@ -132,6 +139,11 @@ class Launch:
         if self._running:
             message = "no thread can go on, and nothing is under way:"
             raise self._unfinished(DeadlockError, message)
+
+    def take_cluster(self) -> Three | None:
+        """The first block of the next cluster that has not started, which will not start."""
+        start = next(self._clusters, None)
+        return None if start is None else (start[2], start[1], start[0])
 
     def _start_cluster(self) -> None:
         """Starts the next cluster, if there is one."""
@@ -218,6 +230,11 @@ class Launch:
             raise UnsupportedError(f"the special register {name} is not supported")
         return scalars[name]
 
+    def new_operation(self) -> int:
+        """A number for an asynchronous operation, not 0."""
+        self._operations += 1
+        return self._operations
+
     def new_warp(self) -> int:
         """The number of a warp that starts."""
         self._warps += 1
@@ -250,8 +267,14 @@ class Launch:
                     f"thread {path.warp.index * LANES + lane} exits while bulk copies that it "
                     "started may still read shared memory (no cp.async.bulk.wait_group)"
                 )
-        if path.warp.pending and not (path.warp.live & ~path.mask).any():
+        if (path.warp.live & ~path.mask).any():
+            return
+        if path.warp.pending:
             raise UnfinishedError("a warp exits while its wgmma operations are not waited for")
+        for kind in ("tcgen05.ld", "tcgen05.st"):
+            transfers = cast("Transfers | None", path.warp.state.get(kind))
+            if transfers is not None and transfers.unfinished():
+                raise UnfinishedError(f"a warp exits while its {kind} are not waited for")
 
     def place(self, path: Path, active: object = None) -> Place:
         """Where a path stands: its lanes are the path's, or those that a predicate left."""

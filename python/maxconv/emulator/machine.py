@@ -67,12 +67,21 @@ class Machine:
         arch: What PTX is compiled for: ``sm_90a`` or ``sm_100a``.
         sms: Multiprocessors; each runs one block at a time.
         seed: Of the order in which warps run and asynchronous operations complete.
+        tensor_load_waits: Whether a register that tcgen05.ld fills may be used only after
+            tcgen05.wait::ld, as the ISA says. The assembler makes the hardware wait for it
+            anyhow, and some compiled kernels, MAX's among them, rely on that.
 
     Raises:
         ValueError: An argument has no such value.
     """
 
-    def __init__(self, arch: str = "sm_90a", sms: int = 132, seed: int = 0) -> None:
+    def __init__(
+        self,
+        arch: str = "sm_90a",
+        sms: int = 132,
+        seed: int = 0,
+        tensor_load_waits: bool = True,
+    ) -> None:
         if arch not in _SHARED_LIMIT:
             raise ValueError(f"arch: {arch!r}; {', '.join(_SHARED_LIMIT)} are allowed")
         if sms < 1:
@@ -80,6 +89,7 @@ class Machine:
         self.arch = arch
         self.sms = sms
         self.seed = seed
+        self.tensor_load_waits = tensor_load_waits
         self.shared_limit = _SHARED_LIMIT[arch]
         self.memory = Memory("global memory", _GLOBAL_BASE, 0)
         self._used = 0
@@ -133,13 +143,23 @@ class Machine:
         return self._maps[number]
 
     def argument(self, value: object, parameter: Parameter) -> bytes:
-        """An argument's bytes.
+        """An argument's bytes. A tuple is a struct: its members, one after the other, and zeros.
 
         Raises:
             TypeError: The parameter cannot be made of it.
             ValueError: It has another size than the parameter.
         """
         size = parameter.size
+        if isinstance(value, tuple):
+            data = b"".join(self._bytes(entry, parameter, 0) for entry in value).ljust(size, b"\0")
+        else:
+            data = self._bytes(value, parameter, size)
+        if len(data) != size:
+            raise ValueError(f"args: {len(data)} bytes for {parameter.name} of {size} bytes")
+        return data
+
+    def _bytes(self, value: object, parameter: Parameter, size: int) -> bytes:
+        """The bytes of an argument, or of a member of one, whose size is not known then."""
         if isinstance(value, TensorMap):
             self._maps.append(value)
             data = handle_bytes(len(self._maps) - 1)
@@ -149,17 +169,15 @@ class Machine:
             data = value.tobytes()
         elif isinstance(value, bytes | bytearray):
             data = bytes(value)
-        elif isinstance(value, int):
+        elif isinstance(value, int) and size:
             data = (value % (1 << (8 * size))).to_bytes(size, "little")
         elif isinstance(value, float) and size in (4, 8):
             data = struct.pack("<f" if size == 4 else "<d", value)
         else:
             raise TypeError(
-                f"args: {type(value).__name__} for {parameter.name} of {size} bytes; pointers, "
-                "tensor maps, numpy values, numbers and bytes are allowed"
+                f"args: {type(value).__name__} for {parameter.name} of {parameter.size} bytes; "
+                "pointers, tensor maps, numpy values, numbers and bytes are allowed"
             )
-        if len(data) != size:
-            raise ValueError(f"args: {len(data)} bytes for {parameter.name} of {size} bytes")
         return data
 
 

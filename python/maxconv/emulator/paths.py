@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -63,6 +63,13 @@ class CodeBlock:
 Code = list[CodeBlock]
 
 
+class Filling(Protocol):
+    """An asynchronous load of registers."""
+
+    def complete(self) -> None:
+        """Fills them now."""
+
+
 class Warp:
     """32 threads of a block.
 
@@ -74,6 +81,7 @@ class Warp:
         local: Local memory, one lane's after the other's.
         pending: Registers, as (array, row), that an asynchronous multiply may still change, with
             how many may.
+        loading: Registers, as (array, row), that a load from tensor memory has not filled.
         meetings: Paths that wait for other lanes at an instruction that all execute together.
         lane_state: What instructions keep for a lane: its groups of copies.
         state: What instructions keep for the warp.
@@ -89,6 +97,7 @@ class Warp:
         first = index * LANES
         self.live = np.arange(first, first + LANES) < block.threads
         self.pending: dict[tuple[int, int], int] = {}
+        self.loading: dict[tuple[int, int], Filling] = {}
         self.meetings: dict[object, list[tuple[Path, Array]]] = {}
         self.lane_state: dict[str, dict[int, object]] = {}
         self.state: dict[str, object] = {}
@@ -174,7 +183,7 @@ class Path:
             launch.count(len(steps) - index + 1)
             try:
                 for step in steps[index:] if index else steps:
-                    if self.warp.pending:
+                    if self.warp.pending or self.warp.loading:
                         self._check_pending(block.registers[index])
                     wait = step(self)
                     if wait is not None:
@@ -198,6 +207,15 @@ class Path:
                     "a register of an asynchronous multiply's accumulator is used before "
                     "wgmma.wait_group"
                 )
+            load = self.warp.loading.get(register)
+            if load is None:
+                continue
+            if self.launch.machine.tensor_load_waits:
+                raise RaceError(
+                    "a register that tcgen05.ld fills is used before tcgen05.wait::ld (PTX that "
+                    "relies on ptxas to wait for it runs on a machine without tensor_load_waits)"
+                )
+            load.complete()
 
     def go(self, position: int) -> bool:
         """Enters a basic block, or waits where paths meet; returns whether the path goes on."""

@@ -420,13 +420,15 @@ def _tensor_copy(form: Form) -> Step:
     target = form.take("shared::cluster", "shared::cta", "global")
     form.take("global", "shared::cta")
     mode = form.take("tile", "im2col", "im2col_no_offs") or "tile"
+    hint = form.flag("L2::cache_hint")
     if target == "global":
         form.take("bulk_group")
-        form.arity(2)
+        form.arity(2 + hint)
         return _tensor_store(form, rank, None)
     form.take("mbarrier::complete_tx::bytes")
     multicast = form.flag("multicast::cluster")
-    form.arity(3 + (mode == "im2col") + multicast)
+    paired = form.take("cta_group::1", "cta_group::2") == "cta_group::2"
+    form.arity(3 + (mode == "im2col") + multicast + hint)
     if len(form.address(1).coordinates) != rank:
         form.refuse(f"{len(form.address(1).coordinates)} coordinates")
     tensor = _Tensor.of(form, 1)
@@ -434,7 +436,7 @@ def _tensor_copy(form: Form) -> Step:
     offsets: tuple[int, ...] = ()
     if mode == "im2col":
         offsets = tuple(form.source(entry, "u16") for entry in form.vector(3))
-    peers = form.source(len(form.operands) - 1, "u16") if multicast else None
+    peers = form.source(len(form.operands) - 1 - hint, "u16") if multicast else None
     line = form.instruction.line
 
     def step(t: Path) -> None:
@@ -446,7 +448,8 @@ def _tensor_copy(form: Form) -> Step:
                 blocks = int(t.active(t.files[view_of("u16")][peers])[k])
             where, signal = int(columns[0][k]), int(columns[1][k])
             descriptor = tensor.descriptor(t, k)
-            _load_tensor(t, descriptor, (tensor.at(t, k), taps), where, signal, blocks, line)
+            coordinates = tensor.at(t, k), taps
+            _load_tensor(t, descriptor, coordinates, (where, signal), (blocks, paired), line)
 
     return step
 
@@ -462,23 +465,16 @@ def _load_tensor(
     t: Path,
     descriptor: Descriptor,
     coordinates: tuple[Sequence[int], Sequence[int]],
-    where: int,
-    signal: int,
-    peers: int | None,
+    places: tuple[int, int],
+    peers: tuple[int | None, bool],
     line: int,
 ) -> None:
     what = "cp.async.bulk.tensor"
     at, taps = coordinates
-    block, offset = locate(t, where, 1, what)
+    block, offset = locate(t, places[0], 1, what)
     move = _plan(descriptor, at, taps, offset)
-    signal_block, signal_offset = locate(t, signal, 8, "an mbarrier")
-    blocks = t.block.cluster.blocks
-    if peers is None:
-        pairs = [(block, signal_block)]
-    else:
-        if peers >> len(blocks) or not peers:
-            raise IllegalInstructionError(f"multicast to {peers:#x} in {len(blocks)} blocks")
-        pairs = [(blocks[rank], blocks[rank]) for rank in range(len(blocks)) if peers >> rank & 1]
+    signal_block, signal_offset = locate(t, places[1], 8, "an mbarrier")
+    pairs = _signals(t, block, signal_block, *peers)
     memory = t.launch.machine.memory
     first = descriptor.global_address - memory.base
     _check_global(memory, first + move.tensor[move.inside], what)
@@ -490,6 +486,32 @@ def _load_tensor(
     operation = Operation("TMA", f"load {list(at)}, {descriptor.transaction_bytes} bytes", line)
     source = memory.data[max(first, 0) :]
     _start_load(t, destinations, lambda: bring(descriptor, move, source), operation)
+
+
+def _signals(
+    t: Path, block: ThreadBlock, signal: ThreadBlock, peers: int | None, paired: bool
+) -> list[tuple[ThreadBlock, ThreadBlock]]:
+    """The blocks that a load writes to, each with the one whose mbarrier it tells.
+
+    That is the same one; with ``.cta_group::2`` it may be the other of a pair, and is, in each
+    pair that a multicast reaches, the one of the parity of the mbarrier's block.
+    """
+    blocks = t.block.cluster.blocks
+    if peers is None:
+        if signal is not block and not (paired and signal.rank == block.rank ^ 1):
+            raise IllegalInstructionError(
+                f"a load to block {block} with an mbarrier of block {signal}"
+                + (", which is not its peer" if paired else " and no .cta_group::2")
+            )
+        return [(block, signal)]
+    if peers >> len(blocks) or not peers:
+        raise IllegalInstructionError(f"multicast to {peers:#x} in {len(blocks)} blocks")
+    ranks = [rank for rank in range(len(blocks)) if peers >> rank & 1]
+    if not paired:
+        return [(blocks[rank], blocks[rank]) for rank in ranks]
+    if len(blocks) % 2:
+        raise IllegalInstructionError(f".cta_group::2 in a cluster of {len(blocks)} blocks")
+    return [(blocks[rank], blocks[rank & ~1 | signal.rank & 1]) for rank in ranks]
 
 
 def _tensor_store(form: Form, rank: int, reduction: str | None) -> Step:

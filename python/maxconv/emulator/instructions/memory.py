@@ -283,14 +283,14 @@ def _is_space(form: Form) -> Step:
 def _prefetch(form: Form) -> Step:
     """9.7.9.16: only a tensor map's address is checked."""
     is_map = form.flag("tensormap")
-    _take_space(form)
+    base = _WINDOWS["param"] << WINDOW_SHIFT if _take_space(form) == "param" else 0
     _take_hints(form)
     form.take("L1", "L2")
     view, row, offset = form.address_row(0)
 
     def step(t: Path) -> None:
         for address in addresses(t, view, row, offset) if is_map else ():
-            t.launch.machine.tensor_map(*generic_memory(t, int(address)))
+            t.launch.machine.tensor_map(*generic_memory(t, int(address) | base))
 
     return step
 

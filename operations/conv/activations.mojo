@@ -1,4 +1,4 @@
-"""Activations of the Hopper epilogue, from the special-function unit's
+"""Activations in epilogues of a device, from the special-function unit's
 approximations.
 
 `ex2.approx.ftz` and `rcp.approx.ftz` (PTX ISA) are off by at most 2 and 1 units
@@ -14,8 +14,8 @@ rounding of their value, for arguments under -4, outputs of 16 bits have it.
 from std.math import inf
 from std.sys._assembly import inlined_assembly
 
-from ..conv.epilogue import Activation
-from ..conv.fields import (
+from .epilogue import Activation
+from .fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_GELU,
     ACTIVATION_GELU_TANH,
@@ -42,6 +42,18 @@ def keep_branch():
     """Keeps the compiler from computing what follows in a branch beside the
     branch, and then selecting values one by one."""
     inlined_assembly["", NoneType, constraints="~{memory}"]()
+
+
+@always_inline
+def run_time(value: Int) -> UInt32:
+    """A number that the compiler does not know: a loop up to it stays one.
+
+    Args:
+        value: The number.
+    """
+    return inlined_assembly[
+        "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
+    ](value)
 
 
 @always_inline

@@ -1,0 +1,109 @@
+"""The Blackwell kernels of ``tests/mojo/emit_sm100.mojo``, compiled once for all tests."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+from tests import ptx
+
+PROGRAM = "emit_sm100"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and its configuration, as the Mojo side describes them."""
+
+    name: str
+    act: str
+    filter: str
+    out: str
+    bias: str
+    residual: int
+    computes: int
+    stores: int
+    registers: int
+    threads: int
+    shared: int
+    group: int
+    cluster_m: int
+    cluster_n: int
+    tile_m: int
+    tile_n: int
+    k_group: int
+    stages: int
+    accumulators: int
+    answers: int
+    outputs: int
+    residuals: int
+    subtile: int
+    row: int
+    act_box: int
+    filter_box: int
+    swizzle: int
+    input_releases: int
+    accum_releases: int
+    clc_releases: int
+    dealloc_arrivals: int
+    barriers: int
+    refusal: str
+    ptx: str
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def arch(self) -> str:
+        """What it is compiled for."""
+        return "sm_103a" if self.name == "sm103" else "sm_100a"
+
+
+def pairs(line: str) -> dict[str, str]:
+    """Reads ``key=value`` pairs, of which the last value, ``refusal``, may have blanks."""
+    head, _, refusal = line.partition(" refusal=")
+    return {**dict(pair.split("=", 1) for pair in head.split()), "refusal": refusal}
+
+
+@dataclass(frozen=True)
+class Program:
+    """The compiled program, and the folder with the kernels' PTX."""
+
+    path: Path
+    folder: Path
+
+    def kernels(self) -> dict[str, Kernel]:
+        """Every kernel."""
+        described = (pairs(line) for line in (self.folder / "kernels").read_text().splitlines())
+        return {entry["name"]: self._kernel(entry) for entry in described}
+
+    def _kernel(self, entry: dict[str, str]) -> Kernel:
+        text = (self.folder / f"{entry['name']}.ptx").read_text()
+        values = {
+            field.name: int(entry[field.name]) if field.type == "int" else entry[field.name]
+            for field in fields(Kernel)
+            if field.name != "ptx"
+        }
+        return Kernel(**values, ptx=text)  # type: ignore[arg-type]  # fields by name
+
+    def run(self, mode: str, *further: str) -> list[str]:
+        """What it prints in a mode."""
+        return ptx.run(self.path, self.folder, mode, *further)
+
+
+def program(factory: pytest.TempPathFactory) -> Program:
+    """Compiles the program, in one of the processes that run the tests."""
+    base = factory.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen-") else base) / "blackwell"
+    folder.mkdir(exist_ok=True)
+    built = Program(folder / PROGRAM, folder)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        listing = folder / "kernels"
+        if not listing.exists():
+            ptx.build(PROGRAM, built.path, "sm_100a")
+            listing.write_text("\n".join(built.run("compile")))
+    return built

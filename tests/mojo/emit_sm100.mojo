@@ -1,0 +1,500 @@
+"""The Blackwell kernel without a GPU, for tests: what it compiles to, and what
+a launch passes to it.
+
+    emit_sm100 FOLDER compile
+    emit_sm100 FOLDER refuse
+    emit_sm100 FOLDER launch GEOMETRY... EPILOGUE...
+
+`compile` writes each kernel of `emit_all` as PTX, a file of its name, and
+prints a line of `key=value` about its configuration. `refuse` prints why
+configurations that mean nothing are refused. `launch` prints, for each
+kernel, what its launch passes for a problem: 22 numbers of a `ConvProblem`, in
+its fields' order but for the output's extents, then whether there is a bias, a
+scale, a residual, the codes of activation and final activation, and beta.
+Parameters and geometry come as hexadecimal bytes, in which pointers are
+`OUTPUT`, `BIAS_AT` and `SCALE_AT`, for the reader to replace.
+"""
+
+from max.gpu.host import get_gpu_target
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.compile import compile_info
+from std.memory import Pointer
+from std.sys import argv
+from std.sys.info import size_of
+from std.utils import IndexList
+
+from operations.conv.access import MemoryOutput, OutputTarget
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.memory import Reads, Writes
+from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.walk import Walk
+from operations.sm100.candidates import CANDIDATES, candidate
+from operations.sm100.config import Conv2dConfig
+from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
+from operations.tma.operands import (
+    activation_view,
+    activation_walk,
+    filter_view,
+    output_view,
+)
+
+comptime OUTPUT = 0x1111000000000000
+comptime BIAS_AT = 0x2222000000000000
+comptime SCALE_AT = 0x3333000000000000
+
+comptime FIELDS = 22
+"""Numbers of a problem."""
+
+
+trait TestOutput(OutputTarget):
+    """An output that a test can make."""
+
+    @staticmethod
+    def of(problem: ConvProblem) -> Self:
+        """The output of a problem, at `OUTPUT`."""
+        ...
+
+
+@fieldwise_init
+struct Plain[element_type: DType](TestOutput):
+    """An output with nothing fused behind it."""
+
+    comptime dtype = Self.element_type
+    comptime computes = False
+    comptime stores = False
+    comptime device_type: AnyType = Self
+
+    var memory: MemoryOutput[Self.element_type]
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "Plain"
+
+    @staticmethod
+    def of(problem: ConvProblem) -> Self:
+        return Self(
+            MemoryOutput(Writes[Self.dtype](unsafe_from_address=OUTPUT))
+        )
+
+    @always_inline
+    def data(self) -> Writes[Self.dtype]:
+        return self.memory.data()
+
+    @always_inline
+    def compute[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        value: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        return value
+
+    @always_inline
+    def store[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+        value: SIMD[Self.dtype, width],
+    ):
+        self.memory.store(n, at, filter, offset, value)
+
+
+@fieldwise_init
+struct Placed[element_type: DType, stored: Bool](TestOutput):
+    """What stands for work that the graph compiler fused: it adds the image
+    and the pixel's position, each modulo 4, and the filter's parity. Stored, it
+    goes to `[K, N, Z, P, Q]`."""
+
+    comptime dtype = Self.element_type
+    comptime computes = not Self.stored
+    comptime stores = Self.stored
+    comptime device_type: AnyType = Self
+
+    var elements: Writes[Self.element_type]
+    var images: Int
+    var extents: IndexList[SPATIAL]
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        return "Placed"
+
+    @staticmethod
+    def of(problem: ConvProblem) -> Self:
+        return Self(
+            Writes[Self.dtype](unsafe_from_address=OUTPUT),
+            problem.batch,
+            problem.output,
+        )
+
+    @always_inline
+    def data(self) -> Writes[Self.dtype]:
+        return self.elements
+
+    @always_inline
+    def compute[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        value: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        var place = n % 4 + at[0] % 4 + at[1] % 4 + at[2] % 4
+        var result = value
+        comptime for i in range(width):
+            result[i] += Scalar[Self.dtype](place + (filter + i) % 2)
+        return result
+
+    @always_inline
+    def store[
+        width: Int
+    ](
+        self,
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+        value: SIMD[Self.dtype, width],
+    ):
+        var computed = self.compute[width](n, at, filter, value)
+        comptime for i in range(width):
+            var plane = (filter + i) * self.images + n
+            var row = (plane * self.extents[0] + at[0]) * self.extents[1]
+            var pixel = (row + at[1]) * self.extents[2] + at[2]
+            self.elements.unsafe_store(pixel, computed[i])
+
+
+def number(index: Int) raises -> Int:
+    """An argument behind the mode."""
+    return Int(argv()[3 + index])
+
+
+def problem_of() raises -> ConvProblem:
+    """The problem that the arguments describe."""
+    var triples = Array[IndexList[SPATIAL], 6](fill=IndexList[SPATIAL](fill=1))
+    for i in range(6):
+        for axis in range(SPATIAL):
+            triples[i][axis] = number(4 + i * SPATIAL + axis)
+    var problem = ConvProblem(
+        spatial_rank=3,
+        batch=number(0),
+        channels=number(1),
+        filters=number(2),
+        groups=number(3),
+        input=triples[0],
+        filter=triples[1],
+        output=triples[0],
+        stride=triples[2],
+        dilation=triples[3],
+        pad_before=triples[4],
+        pad_after=triples[5],
+    )
+    for axis in range(SPATIAL):
+        problem.output[axis] = problem.expected_output(axis)
+    problem.validate(1, problem.filter_length(1))
+    return problem
+
+
+def epilogue_of[
+    bias_type: DType, out_type: DType
+]() raises -> Epilogue[bias_type, out_type]:
+    """The epilogue that the arguments describe."""
+    return Epilogue[bias_type, out_type](
+        has_bias=number(FIELDS) != 0,
+        has_residual=number(FIELDS + 2) != 0,
+        has_scale=number(FIELDS + 1) != 0,
+        scale=Reads[DType.float32](unsafe_from_address=SCALE_AT),
+        bias=Reads[bias_type](unsafe_from_address=BIAS_AT),
+        residual=Reads[out_type](unsafe_from_address=16),
+        beta=Float32(Float64(argv()[3 + FIELDS + 5])),
+        activation=Activation(number(FIELDS + 3), 0.5, 2.0),
+        final_activation=Activation(number(FIELDS + 4), 0.5, 2.0),
+    )
+
+
+def hexadecimal[T: AnyType](value: T) -> String:
+    """A value's bytes, as hexadecimal digits."""
+    comptime digits = "0123456789abcdef"
+    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
+    var text = String()
+    for i in range(size_of[T]()):
+        var byte = Int(bytes.unsafe_offset(i)[])
+        text += digits[byte=byte >> 4]
+        text += digits[byte=byte & 15]
+    return text
+
+
+def listed[size: Int](values: IndexList[size]) -> String:
+    """Numbers with commas."""
+    var text = String(values[0])
+    for i in range(1, size):
+        text += String(t",{values[i]}")
+    return text
+
+
+def print_walk[rank: Int](walk: Walk):
+    """What the activation's descriptor is made of."""
+    var view = activation_view[rank](walk)
+    var box = activation_walk[rank - 2](walk, 0)
+    print(
+        (
+            t"act_extents={listed(view.extents)} act_steps={listed(view.steps)}"
+            t" lower={listed(box.lower)} upper={listed(box.upper)}"
+            t" strides={listed(box.stride)}"
+        ),
+        end=" ",
+    )
+
+
+@fieldwise_init
+struct Emitted[
+    act_type: DType,
+    filter_type: DType,
+    Output: TestOutput,
+    bias_type: DType,
+    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    residual: Bool,
+    register_based: Bool,
+]:
+    """A kernel, and its entry with or without a residual."""
+
+    comptime Kernel = Conv2dFpropKernel[
+        Self.act_type,
+        Self.filter_type,
+        Self.Output,
+        Self.bias_type,
+        Self.config,
+        register_based_epilogue=Self.register_based,
+    ]
+
+    @staticmethod
+    def write[
+        declaration: TrivialRegisterPassable,
+        //,
+        kernel: declaration,
+        arch: StaticString,
+    ](name: String) raises:
+        """Writes an entry as PTX."""
+        var info = compile_info[
+            kernel, emission_kind="asm", target=get_gpu_target[arch]()
+        ]()
+        with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
+            file.write(String(info.asm))
+
+    @staticmethod
+    def describe(name: String):
+        """Prints what the configuration says about the kernel."""
+        comptime Kernel = Self.Kernel
+        comptime chosen = Self.config
+        print(
+            t"name={name} act={Self.act_type} filter={Self.filter_type}"
+            t" out={Self.Output.dtype} bias={Self.bias_type}"
+            t" residual={Int(Self.residual)} computes="
+            t"{Int(Self.Output.computes)} stores={Int(Self.Output.stores)}"
+            t" registers={Int(Self.register_based)} threads={NUM_THREADS}"
+            t" shared={chosen.shared_bytes()} group={chosen.cta_group}"
+            t" cluster_m={chosen.cluster_shape[0]}"
+            t" cluster_n={chosen.cluster_shape[1]}"
+            t" tile_m={chosen.mma_shape[0]} tile_n={chosen.mma_shape[1]}"
+            t" k_group={chosen.k_group_size}"
+            t" stages={chosen.num_pipeline_stages}"
+            t" accumulators={chosen.num_accum_pipeline_stages}"
+            t" answers={chosen.num_clc_pipeline_stages}"
+            t" outputs={chosen.num_output_stages}"
+            t" residuals={chosen.num_epi_load_stages}"
+            t" subtile={chosen.output_tile_shape[1]}"
+            t" row={chosen.output_row_bytes()}"
+            t" act_box={chosen.act_tile_dim0()}"
+            t" filter_box={chosen.filter_tile_dim0()}"
+            t" swizzle={chosen.block_swizzle_size}"
+            t" input_releases={Kernel.input_consumer_arv_count}"
+            t" accum_releases={Kernel.accum_pipeline_consumer_arv_count}"
+            t" clc_releases={Kernel.clc_consumer_arv_count[Self.residual]()}"
+            t" dealloc_arrivals={Kernel.tmem_dealloc_arv_count}"
+            t" barriers={chosen.num_barriers()}"
+            t" refusal={chosen.refusal()}"
+        )
+
+    @staticmethod
+    def emit[arch: StaticString = "sm_100a"](name: String) raises:
+        """Does what the mode says."""
+        if argv()[2] == "compile":
+            comptime if Self.residual:
+                Self.write[Self.Kernel.run_with_residual, arch](name)
+            else:
+                Self.write[Self.Kernel.run, arch](name)
+            Self.describe(name)
+            return
+        var problem = problem_of()
+        var walk = Walk(problem)
+        var epilogue = epilogue_of[Self.bias_type, Self.Output.dtype]()
+        var params = Self.Kernel.Params(
+            problem, epilogue, Self.Output.of(problem)
+        )
+        var filter = filter_view(problem)
+        var output = output_view(problem)
+        print(
+            (
+                t"name={name} blocks={Self.config.blocks(walk)}"
+                t" filter_extents={listed(filter.extents)}"
+                t" filter_steps={listed(filter.steps)}"
+                t" out_extents={listed(output.extents)}"
+                t" out_steps={listed(output.steps)}"
+            ),
+            end=" ",
+        )
+        if walk.rank == 3:
+            print_walk[3](walk)
+        elif walk.rank == 4:
+            print_walk[4](walk)
+        elif walk.rank == 5:
+            print_walk[5](walk)
+        print(
+            t"params={hexadecimal(params)}"
+            t" geometry={hexadecimal(Self.config.geometry(walk))}"
+            t" refusal={Self.config.can_implement(problem).or_else(String())}"
+        )
+
+
+def emit_type[
+    act_type: DType, filter_type: DType, out_type: DType, bias_type: DType
+](name: String) raises:
+    """The default configurations, of a type."""
+    comptime for index in range(2):
+        comptime config = candidate[act_type, filter_type, out_type](index)
+        Emitted[
+            act_type,
+            filter_type,
+            Plain[out_type],
+            bias_type,
+            config,
+            False,
+            True,
+        ].emit(String(t"{name}-{index}"))
+
+
+def emit_all() raises:
+    """Every candidate, every type, every kind of fused work."""
+    comptime Type = DType.bfloat16
+    comptime for index in range(CANDIDATES):
+        comptime config = candidate[Type, Type, Type](index)
+        Emitted[Type, Type, Plain[Type], Type, config, False, True].emit(
+            String(t"plain-{index}")
+        )
+    comptime for index in range(2):
+        comptime config = candidate[Type, Type, Type](index)
+        Emitted[Type, Type, Plain[Type], Type, config, True, True].emit(
+            String(t"residual-{index}")
+        )
+        # In registers on one block, after shared memory on a pair, and the
+        # other way round.
+        Emitted[
+            Type,
+            Type,
+            Placed[Type, False],
+            Type,
+            config,
+            index == 1,
+            index == 0,
+        ].emit(String(t"computes-{index}"))
+        Emitted[
+            Type,
+            Type,
+            Placed[Type, True],
+            Type,
+            config,
+            index == 0,
+            index == 1,
+        ].emit(String(t"stores-{index}"))
+    emit_type[DType.float16, DType.float16, DType.float16, DType.float16](
+        "float16"
+    )
+    emit_type[DType.float32, DType.float32, DType.float32, DType.float32](
+        "float32"
+    )
+    emit_type[
+        DType.float8_e4m3fn,
+        DType.float8_e5m2,
+        DType.bfloat16,
+        DType.float32,
+    ]("float8")
+    emit_type[DType.int8, DType.int8, DType.float16, DType.float32]("int8")
+    Emitted[
+        Type,
+        Type,
+        Plain[Type],
+        Type,
+        candidate[Type, Type, Type](1),
+        True,
+        True,
+    ].emit["sm_103a"]("sm103")
+
+
+def print_refusals():
+    """Why configurations cannot be built, a line each."""
+    comptime Type = DType.bfloat16
+    comptime Config = Conv2dConfig[Type, Type, Type]
+    var one = Config.default_1sm()
+    var two = Config.default_2sm()
+    var wrong = one
+    wrong.cta_group = 3
+    print(wrong.refusal())
+    wrong = one
+    wrong.mma_shape[0] = 64
+    print(wrong.refusal())
+    print(Config.pipelined(264).refusal())
+    print(Config.pipelined(144, cta_group=2).refusal())
+    wrong = one
+    wrong.mma_shape[2] = 32
+    print(wrong.refusal())
+    wrong = two
+    wrong.block_tile_shape[1] = 256
+    print(wrong.refusal())
+    wrong = one
+    wrong.block_tile_shape[2] = 128
+    print(wrong.refusal())
+    print(Config.pipelined(128, output_filters=48).refusal())
+    print(Config.pipelined(128, output_filters=128).refusal())
+    print(Config.pipelined(128, cta_group=2, cluster_m=3).refusal())
+    print(Config.pipelined(128, cluster_m=4, cluster_n=4).refusal())
+    print(Config.pipelined(48, cluster_m=4).refusal())
+    print(Config.pipelined(128, k_group_size=7).refusal())
+    wrong = one
+    wrong.num_pipeline_stages = 7
+    print(wrong.refusal())
+    wrong = Config.pipelined(256)
+    wrong.num_accum_pipeline_stages = 3
+    print(wrong.refusal())
+    wrong = one
+    wrong.num_output_stages = 1
+    print(wrong.refusal())
+    wrong = one
+    wrong.num_clc_pipeline_stages = 30
+    print(wrong.refusal())
+    print(Conv2dConfig[Type, DType.float16, Type].default_1sm().refusal())
+    print(Conv2dConfig[Type, Type, DType.int8].default_1sm().refusal())
+
+
+def main() raises:
+    if argv()[2] == "refuse":
+        print_refusals()
+    else:
+        emit_all()

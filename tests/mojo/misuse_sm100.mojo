@@ -1,0 +1,29 @@
+"""A configuration of the Blackwell kernel that cannot be built, which must not
+compile: `-D STAGES=7`; with 6 it can."""
+
+from max.gpu.host import get_gpu_target
+from std.compile import compile_info
+from std.sys import get_defined_int
+
+from operations.conv.access import MemoryOutput
+from operations.sm100.config import Conv2dConfig
+from operations.sm100.kernel import Conv2dFpropKernel
+
+comptime Type = DType.bfloat16
+
+
+def config_of() -> Conv2dConfig[Type, Type, Type]:
+    """The default with some number of stages."""
+    var config = Conv2dConfig[Type, Type, Type].default_1sm()
+    config.num_pipeline_stages = get_defined_int["STAGES"]()
+    return config
+
+
+def main():
+    comptime Kernel = Conv2dFpropKernel[
+        Type, Type, MemoryOutput[Type], Type, config_of()
+    ]
+    var info = compile_info[
+        Kernel.run, emission_kind="asm", target=get_gpu_target["sm_100a"]()
+    ]()
+    print(info.asm)
