@@ -20,6 +20,7 @@ TOGETHER = ("tests/gpu/", "tests/interop/test_torch")
 LONGEST = (
     "tests/interop/test_torch",
     "tests/interop/test_bench_run",
+    "tests/emulated/test_max_sm100",
     "tests/emulated/test_compiled",
     "tests/interop/test_graphs",
     "tests/interop/test_transpose",

@@ -15,18 +15,15 @@ from std.utils import IndexList
 from ..conv.access import OutputTarget
 from ..conv.activations import run_time
 from ..conv.tiles import Tile, TileGeometry
-from ..pipeline.barrier import sync_threads, sync_warp
-from ..pipeline.ring import Ring, RingPosition
 from ..tma.copy import (
     SharedAddress,
     commit_stores,
     load_pixels,
-    publish_to_engine,
     store_tile,
-    wait_stores_read,
 )
 from ..tma.descriptor import TensorMap
-from .config import Sm90Config, WARPGROUP
+from .config import Sm90Config
+from .epilogue_buffers import FIRST_NAME, EpilogueBuffers
 from .epilogue_callbacks import (
     LOOPED,
     EpilogueVisitor,
@@ -34,7 +31,7 @@ from .epilogue_callbacks import (
     Subtile,
     Visited,
 )
-from .epilogue_config import CONSUMER_WARPS, ROW_BYTES, SUBTILE_FILTERS
+from .epilogue_config import ROW_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import (
     MATRIX_VALUES,
     Place,
@@ -46,9 +43,6 @@ from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
 from .mma import Accumulators
-
-comptime FIRST_NAME = 1
-"""The named barrier of the first consumer's epilogue; the others follow."""
 
 
 struct CollectiveEpilogue[
@@ -81,10 +75,11 @@ struct CollectiveEpilogue[
     comptime in_place = (
         Self.adds_residual and Self.epilogue.reuse_c and Self.stores
     )
-    comptime stages = Self.epilogue.output_buffers()
-    comptime residual_stages = max(1, Self.epilogue.stages_c)
-    comptime Residuals = Ring[
-        Self.residual_stages, Self.epilogue.buffer_bytes()
+    comptime Buffers = EpilogueBuffers[
+        Self.epilogue,
+        engine_store=Self.engine_store,
+        in_place=Self.in_place,
+        shares=Self.Visitor.shares,
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Sums = Accumulators[
@@ -96,19 +91,9 @@ struct CollectiveEpilogue[
     comptime Visited = Visited[Self.layout]
     comptime State = Self.Visitor.State
 
-    var residuals: Self.Residuals
-    var residual: RingPosition[Self.residual_stages]
-    """The next residual's buffer."""
-    var outputs: SharedAddress
-    """The output buffers."""
-    var output: RingPosition[Self.stages]
-    """The next output's buffer."""
-    var releasing: RingPosition[Self.residual_stages]
-    """The oldest residual's buffer whose store is under way."""
+    var buffers: Self.Buffers
     var memory: SharedAddress
     """The visitor's."""
-    var consumer: UInt32
-    var thread: UInt32
     var place: Self.ThreadPlace
     var count: UInt32
     """Sub-tiles that have been visited."""
@@ -136,18 +121,11 @@ struct CollectiveEpilogue[
             consumer: Which.
             thread: Of the consumer's warpgroup; of the loader, any.
         """
-        self.residuals = Self.Residuals(barriers, buffers)
-        self.residual = RingPosition[Self.residual_stages]()
-        self.releasing = RingPosition[Self.residual_stages]()
-        comptime offset = 0 if Self.epilogue.reuse_c else (
-            Self.epilogue.stages_c * Self.epilogue.buffer_bytes()
-        )
-        self.outputs = buffers + UInt32(offset)
-        self.output = RingPosition[Self.stages]()
-        self.memory = memory
-        self.consumer = consumer
-        self.thread = thread
         self.place = Self.ThreadPlace(thread)
+        self.buffers = Self.Buffers(
+            barriers, buffers, consumer, thread, self.place.lane
+        )
+        self.memory = memory
         self.count = 0
 
     # The loader.
@@ -167,8 +145,9 @@ struct CollectiveEpilogue[
             var block, part = divmod(i, UInt32(Self.parts))
             var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
             var filter = tile.filter + part * SUBTILE_FILTERS
-            var stage = self.residuals.address(self.residual.stage)
-            var barrier = self.residuals.acquire(self.residual)
+            ref residuals = self.buffers.residuals
+            var stage = residuals.address(self.buffers.residual.stage)
+            var barrier = residuals.acquire(self.buffers.residual)
             comptime for panel in range(panels[Self.out_type]()):
                 load_pixels[3](
                     stage + UInt32(panel * panel_bytes),
@@ -181,7 +160,7 @@ struct CollectiveEpilogue[
                     ),
                     IndexList[1](0),
                 )
-            self.residual.step()
+            self.buffers.residual.step()
 
     # The consumer.
 
@@ -192,11 +171,11 @@ struct CollectiveEpilogue[
             geometry=geometry,
             tile=tile,
             place=self.place,
-            thread=self.thread,
+            thread=self.buffers.thread,
             consumer=UInt32(block_idx.x) * UInt32(Self.config.consumers)
-            + self.consumer,
+            + self.buffers.consumer,
             memory=self.memory,
-            name=self.consumer + FIRST_NAME,
+            name=self.buffers.consumer + FIRST_NAME,
         )
 
     @always_inline
@@ -209,7 +188,7 @@ struct CollectiveEpilogue[
         """
         comptime if Self.Visitor.starts:
             params.visitor.start(self._visited(geometry, Tile()))
-            self._sync()
+            self.buffers.sync()
 
     @always_inline
     def begin(
@@ -273,8 +252,7 @@ struct CollectiveEpilogue[
     ):
         """`store` with nothing to visit."""
         comptime for i in range(Self.subtiles):
-            self._await_buffer()
-            var buffer = self._output_buffer()
+            var buffer = self.buffers.next_output()
             write_fragment[Self.out_type, Self.pixels](
                 buffer,
                 self.place,
@@ -303,7 +281,7 @@ struct CollectiveEpilogue[
         var loads = self._loads(params)
         var before = SharedAddress(0)
         comptime for i in range(Self.subtiles):
-            var source = self._await_residual(loads)
+            var source = self.buffers.await_residual(loads)
             var subtile = self._subtile(UInt32(i))
             params.visitor.previsit(state, at, subtile)
             var buffer = SharedAddress(0)
@@ -330,13 +308,13 @@ struct CollectiveEpilogue[
                             loads,
                         )
                     comptime if Self.stores:
-                        buffer = self._next_buffer(loads, source)
+                        buffer = self.buffers.next(loads, source)
                 comptime if Self.stores:
                     write_fragment[Self.out_type, Self.pixels](
                         buffer, self.place, group, values
                     )
             params.visitor.reduce(state, at, subtile)
-            self._leave_residual(loads)
+            self.buffers.leave_residual(loads)
             comptime if Self.epilogue.delay_store:
                 before = buffer
             else:
@@ -367,7 +345,7 @@ struct CollectiveEpilogue[
             var index, step = divmod(i, count)
             var subtile = self._subtile(index)
             if step == 0:
-                source = self._await_residual(loads)
+                source = self.buffers.await_residual(loads)
                 params.visitor.previsit(state, at, subtile)
             var values = params.visitor.visit[form=LOOPED, size=Self.fragment](
                 state,
@@ -393,14 +371,14 @@ struct CollectiveEpilogue[
                             loads,
                         )
                 comptime if Self.stores:
-                    buffer = self._next_buffer(loads, source)
+                    buffer = self.buffers.next(loads, source)
             comptime if Self.stores:
                 write_fragment[Self.out_type, Self.pixels](
                     buffer, self.place, step * groups, values
                 )
             if step == count - 1:
                 params.visitor.reduce(state, at, subtile)
-                self._leave_residual(loads)
+                self.buffers.leave_residual(loads)
                 comptime if not Self.epilogue.delay_store:
                     self._store_subtile(
                         map, params, state, buffer, geometry, tile, index, loads
@@ -426,22 +404,6 @@ struct CollectiveEpilogue[
             return False
 
     @always_inline
-    def _await_residual(self, loads: Bool) -> SharedAddress:
-        """Waits for a sub-tile's residual, if there is one, and returns where
-        it lies."""
-        if loads:
-            self.residuals.wait(self.residual)
-        return self.residuals.address(self.residual.stage)
-
-    @always_inline
-    def _leave_residual(mut self, loads: Bool):
-        """Turns to the next sub-tile's residual."""
-        if loads:
-            comptime if not Self.in_place:
-                self._release_read(self.residual.stage)
-            self.residual.step()
-
-    @always_inline
     def _end_stores(
         mut self,
         ref map: TensorMap,
@@ -465,66 +427,9 @@ struct CollectiveEpilogue[
                 UInt32(Self.subtiles - 1),
                 loads,
             )
-        comptime if Self.in_place and Self.engine_store:
-            if loads:
-                self._release_stored[0](
-                    UInt32(min(Self.subtiles, Self.epilogue.stages_d - 1))
-                )
+        self.buffers.release_all(loads, Self.subtiles)
         params.visitor.end(state, self._visited(geometry, tile))
         self.count += UInt32(Self.subtiles)
-
-    @always_inline
-    def _next_buffer(
-        mut self, loads: Bool, source: SharedAddress
-    ) -> SharedAddress:
-        """Where a sub-tile is written: over its residual, or into the next
-        output buffer."""
-        comptime if Self.in_place:
-            if loads:
-                return source
-        self._await_buffer()
-        return self._output_buffer()
-
-    @always_inline
-    def _output_buffer(mut self) -> SharedAddress:
-        """The next output buffer."""
-        var buffer = self.outputs + self.output.stage * UInt32(
-            Self.epilogue.buffer_bytes()
-        )
-        self.output.step()
-        return buffer
-
-    @always_inline
-    def _sync(self):
-        """Waits for the consumer's threads."""
-        sync_threads[WARPGROUP](Int(self.consumer) + FIRST_NAME)
-
-    @always_inline
-    def _await_buffer(self):
-        """Waits until the only output buffer may be overwritten. Of several,
-        the next has been stored when `_publish` has returned."""
-        comptime if Self.stages == 1:
-            comptime if Self.engine_store:
-                if self.thread == 0:
-                    wait_stores_read[0]()
-                self._sync()
-            else:
-                sync_warp()
-
-    @always_inline
-    def _publish(self):
-        """Waits until the threads have written a buffer, and until the next
-        one has been read: by the engine, or by the warp's threads, that come
-        here with a buffer less to store."""
-        comptime if Self.engine_store:
-            publish_to_engine()
-            comptime if Self.stages > 1:
-                if self.thread == 0:
-                    wait_stores_read[Self.stages - 2]()
-        comptime if Self.engine_store or Self.Visitor.shares:
-            self._sync()
-        else:
-            sync_warp()
 
     @always_inline
     def _store_buffer(
@@ -540,9 +445,9 @@ struct CollectiveEpilogue[
         var block, part = divmod(index, UInt32(Self.parts))
         var pixel = tile.pixel + block * UInt32(Self.pixels)
         var filter = tile.filter + part * SUBTILE_FILTERS
-        self._publish()
+        self.buffers.publish()
         comptime if Self.engine_store:
-            if self.thread == 0:
+            if self.buffers.thread == 0:
                 comptime panel_bytes = Self.pixels * ROW_BYTES
                 comptime for panel in range(panels[Self.out_type]()):
                     comptime column = panel * panel_filters[Self.out_type]()
@@ -587,47 +492,8 @@ struct CollectiveEpilogue[
         comptime if Self.stores:
             self._store_buffer(map, params, buffer, geometry, tile, index)
         elif Self.Visitor.shares:
-            self._sync()
+            self.buffers.sync()
         params.visitor.postreduce(
             state, self._visited(geometry, tile), self._subtile(index)
         )
-        comptime if Self.in_place:
-            if loads:
-                comptime if Self.engine_store:
-                    if index >= UInt32(Self.epilogue.stages_d - 1):
-                        self._release_stored[Self.epilogue.stages_d - 1](1)
-                else:
-                    publish_to_engine()
-                    self._release_read(self.releasing.stage)
-                    self.releasing.step()
-
-    @always_inline
-    def _release_read(self, stage: UInt32):
-        """Gives a residual's buffer back that the warp has read."""
-        sync_warp()
-        if self.place.lane == 0:
-            self.residuals.empty(stage).arrive()
-
-    @always_inline
-    def _release_stored[pending: Int](mut self, count: UInt32):
-        """Gives the oldest residual buffers back once the engine has read all
-        but the latest `pending` stores."""
-        if self.thread == 0:
-            wait_stores_read[pending]()
-        for _ in range(count):
-            if self.thread == 0:
-                self.residuals.empty(self.releasing.stage).arrive()
-            self.releasing.step()
-
-    @staticmethod
-    def residual_releases() -> Int:
-        """Arrivals that empty a residual's buffer: of the thread that waits
-        for the engine's stores, or of every warp that has read it."""
-        return 1 if Self.in_place and Self.engine_store else CONSUMER_WARPS
-
-    @always_inline
-    def finish(self):
-        """Waits until shared memory may go: the block ends."""
-        comptime if Self.engine_store:
-            if self.thread == 0:
-                wait_stores_read[0]()
+        self.buffers.release_stored(loads, index)

@@ -186,10 +186,12 @@ struct ConvKernel[
             )
             comptime if Self.config.epilogue.stages_c > 0:
                 comptime for consumer in range(Self.config.consumers):
-                    Self._epilogue(storage, UInt32(consumer), 0).residuals.init(
+                    Self._epilogue(
+                        storage, UInt32(consumer), 0
+                    ).buffers.residuals.init(
                         thread,
                         producers=1,
-                        releases=Self.Epilogue.residual_releases(),
+                        releases=Self.Epilogue.Buffers.releases(),
                     )
             publish_barriers()
         comptime if Self.config.cluster_size() > 1:
@@ -307,7 +309,7 @@ struct ConvKernel[
         storage: Self.Storage, consumer: UInt32, thread: UInt32
     ) -> Self.Epilogue:
         """The epilogue of a consumer."""
-        comptime barrier_bytes = Self.Epilogue.Residuals.barrier_bytes()
+        comptime barrier_bytes = Self.Epilogue.Buffers.Residuals.barrier_bytes()
         return Self.Epilogue(
             storage.residual_barriers + consumer * UInt32(barrier_bytes),
             storage.buffers + consumer * UInt32(Self.config.epilogue_bytes()),
@@ -413,7 +415,7 @@ struct ConvKernel[
             else:
                 scheduler.advance(2)
                 Self._skip_tile(geometry, activations, filters)
-        epilogue.finish()
+        epilogue.buffers.finish()
 
     @staticmethod
     @always_inline

@@ -148,6 +148,7 @@ def run(
     sms: int = 2,
     beta: float = 1.0,
     ptx: str = "",
+    waits: bool = False,
 ) -> Array:
     """Runs a kernel, or a changed text of it; returns ``[pixels, K]``.
 
@@ -159,8 +160,9 @@ def run(
         sms: Multiprocessors, at least a cluster's blocks.
         beta: What the residual is multiplied with.
         ptx: A changed text.
+        waits: ``tensor_load_waits`` of the machine; the kernels rely on the assembler.
     """
-    machine = Machine("sm_100a", max(sms, int(np.prod(kernel.cluster))), seed, False)
+    machine = Machine("sm_100a", max(sms, int(np.prod(kernel.cluster))), seed, waits)
     encode = _half if kernel.is_half else bfloat16
     pointers = [machine.alloc(encode(operands.activation)), machine.alloc(encode(operands.filter))]
     output = machine.alloc(np.full((problem.pixels, problem.filters), _POISON, np.uint16))

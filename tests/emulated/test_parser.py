@@ -48,7 +48,7 @@ def test_operands() -> None:
 
 def test_variables_and_parameters() -> None:
     text = (
-        HEADER
+        HEADER.format("sm_90a")
         + """
     .global .align 8 .b32 table[3] = {1, 2, 0x7};
     .extern .shared .align 128 .b8 room[];
@@ -120,4 +120,11 @@ def test_paths_meet_at_the_immediate_post_dominator() -> None:
 def test_a_kernel_for_another_architecture_is_refused() -> None:
     text = entry("ret;", []).replace("sm_90a", "sm_100a")
     with pytest.raises(UnsupportedError, match="sm_100a; the machine is sm_90a"):
+        Machine("sm_90a").load(text)
+
+
+def test_a_kernel_for_the_family_runs() -> None:
+    text = entry("ret;", [], target="sm_100f")
+    Machine("sm_100a").load(text).launch()
+    with pytest.raises(UnsupportedError, match="sm_100f; the machine is sm_90a"):
         Machine("sm_90a").load(text)

@@ -12,13 +12,15 @@ from maxconv.emulator import Machine
 
 Array = npt.NDArray[Any]
 
-HEADER = ".version 8.5\n.target sm_90a\n.address_size 64\n"
+HEADER = ".version 8.8\n.target {}\n.address_size 64\n"
 
 
-def entry(body: str, parameters: Sequence[str], name: str = "kernel") -> str:
+def entry(
+    body: str, parameters: Sequence[str], name: str = "kernel", target: str = "sm_90a"
+) -> str:
     """A kernel's text; parameters are ``u64 a`` and the like."""
     listed = ",\n".join(f"  .param .{parameter}" for parameter in parameters)
-    return f"{HEADER}.visible .entry {name}(\n{listed}\n)\n{{\n{body}\n}}\n"
+    return f"{HEADER.format(target)}.visible .entry {name}(\n{listed}\n)\n{{\n{body}\n}}\n"
 
 
 def lanes(body: str, result: npt.DTypeLike, *inputs: Array | Sequence[Any], seed: int = 0) -> Array:

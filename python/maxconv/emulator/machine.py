@@ -280,8 +280,8 @@ def _three(value: Sequence[int] | int, name: str) -> tuple[int, int, int]:
 
 
 def _runs_on(target: str, arch: str) -> bool:
-    """Whether a machine runs PTX for a target: its own, or an older one that is no special one."""
-    if target == arch:
+    """Whether a machine runs PTX for a target: its own or its family's, or an older plain one."""
+    if target in (arch, arch[:-1] + "f"):
         return True
     number = target.removeprefix("sm_")
     return number.isdigit() and int(number) <= int(arch.removeprefix("sm_").rstrip("af"))

@@ -92,11 +92,14 @@ def bring(descriptor: Descriptor, move: Move, memory: Bytes) -> Bytes:
         move: Its plan.
         memory: Global memory from ``global_address`` on.
     """
-    fill = np.resize(np.array([_fill(descriptor)], "<u2").view(np.uint8), move.tensor.shape)
-    read = memory[np.where(move.inside, move.tensor, 0)]
+    whole = bool(move.inside.all())
+    read = memory[move.tensor if whole else np.where(move.inside, move.tensor, 0)]
     if descriptor.data_type in _ROUNDED:
         read = _round_to_tf32(read.view("<u4")).view(np.uint8)
-    return np.where(move.inside, read, fill)
+    if whole:
+        return read
+    fill = np.full(move.tensor.size // 2, _fill(descriptor), "<u2").view(np.uint8)
+    return np.where(move.inside, read, fill.reshape(move.tensor.shape))
 
 
 def load(

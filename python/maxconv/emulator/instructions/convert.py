@@ -193,6 +193,13 @@ def _to_pair(form: Form, target: str, rounding: str, relu: bool, satfinite: bool
     d, a, b = form.target(0, "u32"), form.source(1, "f32"), form.source(2, "f32")
     numbers, words = view_of("f32"), view_of("u32")
     element = target[:-2]
+    if element == "bf16" and rounding == "rn" and not relu:
+
+        def nearest(t: Path) -> None:
+            rows = t.files[words]
+            assign(t, words, d, nearest_bfloat16(rows[a]) << _HALF | nearest_bfloat16(rows[b]))
+
+        return nearest
     operation = _between_floats(element, "f32", rounding, "", False, False, relu)
 
     def step(t: Path) -> None:
@@ -201,6 +208,19 @@ def _to_pair(form: Form, target: str, rounding: str, relu: bool, satfinite: bool
         assign(t, words, d, high.astype(np.uint32) << np.uint32(16) | low)
 
     return step
+
+
+_HALF, _ODD, _BELOW_TIE = np.uint32(16), np.uint32(1), np.uint32(0x7FFF)
+
+
+def nearest_bfloat16(bits: Array) -> Array:
+    """Bits of float32 as bits of bf16: to nearest, ties to even; NaN is 0x7fff (9.7.9.22)."""
+    rounded = (bits + _BELOW_TIE + (bits >> _HALF & _ODD)) >> _HALF
+    found: Array = np.where(bits & _BELOW_SIGN > _INFINITY, _BELOW_TIE, rounded)
+    return found
+
+
+_BELOW_SIGN, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 def eight_values(exponent: int, mantissa: int, bias: int) -> Array:

@@ -90,7 +90,11 @@ def _invalidate(form: Form) -> Step:
 
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
 def _arrive(form: Form) -> Step:
-    """9.7.13.15.13, 9.7.13.15.14: every active lane arrives; .expect_tx announces bytes first."""
+    """9.7.13.15.13, 9.7.13.15.14: every active lane arrives; .expect_tx announces bytes first.
+
+    Who arrives while its loads from tensor memory run loses its turn, so that what the arrival
+    allows to be overwritten is.
+    """
     drop = "arrive_drop" in form.instruction.opcode
     expects = form.flag("expect_tx")
     form.flag("noComplete")
@@ -103,7 +107,10 @@ def _arrive(form: Form) -> Step:
     view, row, offset = form.address_row(first)
     number = form.source(first + 1, "u32") if len(form.operands) > first + 1 else None
 
-    def step(t: Path) -> None:
+    def step(t: Path) -> Wait | None:
+        if t.ticket is _ARRIVED:
+            t.ticket = None
+            return None
         where, numbers = addresses(t, view, row, offset), _numbers(t, number, 1)
         for lane, address, value in zip(t.lanes(), where, numbers, strict=True):
             barrier = find_mbarrier(t, int(address))
@@ -112,8 +119,17 @@ def _arrive(form: Form) -> Step:
             phase = barrier.arrive(1 if expects else value, drop)
             if state is not None:
                 t.files[view_of("u64")][state][lane] = phase
+        if not t.warp.loading:
+            return None
+        t.ticket = _ARRIVED
+        scheduler = t.launch.scheduler
+        scheduler.later(lambda: scheduler.wake(t))
+        return Wait("its turn")
 
     return step
+
+
+_ARRIVED = object()
 
 
 def _is_address(operand: Operand) -> bool:

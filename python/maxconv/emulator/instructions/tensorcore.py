@@ -199,6 +199,10 @@ class _TensorOperand:
         return values(words.view(np.uint8))
 
 
+#: Products that numpy's library computes in one thread: more of them it shares with others, which
+#: have other things to do.
+_ALONE = 64 * 64 * 64
+
 _Operand = _SharedOperand | _TensorOperand
 
 
@@ -251,8 +255,10 @@ class _Product:
 
     def _sum(self, old: Array, a: Array, b: Array) -> Array:
         """D's words, of rows of A and columns of B."""
+        step = max(1, _ALONE // a.size)
         with np.errstate(all="ignore"):
-            total = a @ b.T
+            pieces = [a @ b[first : first + step].T for first in range(0, len(b), step)]
+            total = np.concatenate(pieces, axis=1)
             if self.shape.sign < 0:
                 total = -total
             if self.keep:
