@@ -22,9 +22,7 @@ _SETUP = (
 
 
 def _add(name: str, body: str, expected: list[int]) -> None:
-    FAMILY.kernel(
-        name, _SETUP + body, words(*expected), [words(*_VALUES)], block=_THREADS
-    )
+    FAMILY.kernel(name, _SETUP + body, words(*expected), [words(*_VALUES)], block=_THREADS)
 
 
 def _init(*counts: int) -> str:
@@ -36,9 +34,7 @@ def _init(*counts: int) -> str:
 
 
 def _wait(label: str, where: str, parity: str) -> str:
-    return (
-        f"{label}: mbarrier.try_wait.parity.shared::cta.b64 %q, [{where}], {parity}; @!%q bra {label}; "
-    )
+    return f"{label}: mbarrier.try_wait.parity.shared::cta.b64 %q, [{where}], {parity}; @!%q bra {label}; "
 
 
 _add(
@@ -90,7 +86,8 @@ _add(
 _add(
     "transactions",
     # One arrival, and bytes that threads complete by hand.
-    _init(1) + "@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 1024; st.shared.b32 [%s], %v; "
+    _init(1)
+    + "@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 1024; st.shared.b32 [%s], %v; "
     "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 8; "
     + _wait("WAIT", "bar", "0")
     + "bar.sync 0; xor.b32 %x, %t, 127; mov.u32 %s, room; mad.lo.u32 %s, %x, 4, %s; "

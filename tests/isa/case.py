@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from maxconv.emulator import Machine, TensorMap
 from maxconv.tma import Descriptor, Im2colDescriptor, TiledDescriptor
 
-__all__ = ["Array", "Case", "Family", "Map", "emulate", "lane_case", "words"]
+__all__ = ["Argument", "Array", "Case", "Family", "Map", "Struct", "emulate", "lane_case", "words"]
 
 Array = npt.NDArray[Any]
 
@@ -39,10 +39,27 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Struct:
+    """A struct's bytes; pointers to arrays, by their offsets, stand in it. -1 is the output."""
+
+    data: bytes
+    pointers: tuple[tuple[int, int], ...] = ()
+
+    def placed(self, addresses: Sequence[int]) -> bytes:
+        """The bytes, where arrays have addresses; the output's comes last."""
+        data = bytearray(self.data)
+        for offset, array in self.pointers:
+            data[offset : offset + 8] = addresses[array].to_bytes(8, "little")
+        return bytes(data)
+
+
+#: The pointer to an array, a tensor map, or bytes.
+Argument: TypeAlias = "int | Map | Struct"
+
+
+@dataclass(frozen=True)
 class Case:
     """A kernel's launch.
-
-    Parameters are the output, the inputs, then the tensor maps.
 
     Attributes:
         name: The kernel's.
@@ -58,6 +75,7 @@ class Case:
         grid: Blocks.
         cluster: Blocks of a cluster.
         shared: Bytes of dynamic shared memory.
+        passed: The arguments; by default the output, the inputs, then the tensor maps.
     """
 
     name: str
@@ -69,9 +87,15 @@ class Case:
     maps: tuple[Map, ...] = ()
     start: Array | None = None
     block: int = 32
-    grid: int = 1
-    cluster: int = 1
+    grid: int | tuple[int, ...] = 1
+    cluster: int | tuple[int, ...] = 1
     shared: int = 0
+    passed: tuple[Argument, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What is passed; a number is an array's, -1 the output."""
+        return self.passed or (-1, *range(len(self.inputs)), *self.maps)
 
     @property
     def is_exact(self) -> bool:
@@ -82,8 +106,9 @@ class Case:
         """The output before the kernel runs."""
         if self.start is not None:
             return self.start.copy()
-        poison = np.full(self.expected.nbytes, POISON, np.uint8)
-        return poison.view(self.expected.dtype).reshape(self.expected.shape)
+        found = np.empty_like(self.expected)
+        found.view(np.uint8)[...] = POISON
+        return found
 
     def difference(self, found: Array, reference: Array | None = None) -> str:
         """What is wrong with an output; empty if nothing is.
@@ -94,8 +119,7 @@ class Case:
         """
         wanted = self.expected if reference is None else reference
         if self.is_exact:
-            width = wanted.dtype.itemsize
-            bits = f"u{width}"
+            bits: Any = f"u{wanted.dtype.itemsize}"
             wrong = found.view(bits) != wanted.view(bits)
         else:
             a, b = found.astype(np.float64), wanted.astype(np.float64)
@@ -209,19 +233,25 @@ def words(*values: int, dtype: Any = np.uint32) -> Array:
     return found.view(dtype)
 
 
-def emulate(family: Family, case: Case, seed: int) -> Array:
-    """Runs a case on the emulator; returns its output."""
-    machine = Machine("sm_90a", sms=max(4, case.cluster), seed=seed)
+def emulate(ptx: str, case: Case, seed: int, **options: bool) -> Array:
+    """Runs a case of a text on the emulator; returns its output. ``options`` are the machine's."""
+    machine = Machine("sm_90a", sms=4, seed=seed, **options)
     pointers = [machine.alloc(values) for values in case.inputs]
     output = machine.alloc(case.output())
-    maps = [TensorMap(entry.placed(int(pointers[entry.array]))) for entry in case.maps]
-    machine.load(family.ptx).launch(
+    places = [int(pointer) for pointer in (*pointers, output)]
+    arguments: list[object] = []
+    for entry in case.arguments:
+        if isinstance(entry, Map):
+            arguments.append(TensorMap(entry.placed(places[entry.array])))
+        else:
+            arguments.append(places[entry] if isinstance(entry, int) else entry.placed(places))
+    machine.load(ptx).launch(
         case.name,
         grid=case.grid,
         block=case.block,
         cluster=case.cluster,
         shared_bytes=case.shared,
-        args=[output, *pointers, *maps],
+        args=arguments,
         budget=5_000_000,
     )
     return output.read()

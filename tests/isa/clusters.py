@@ -53,11 +53,19 @@ for _cluster in (2, 4):
     FAMILY.kernel(
         f"write_peer_{_cluster}",
         # By a generic address, and getctarank of it.
-        _SETUP + "cvt.u64.u32 %g, %s; cvta.shared.u64 %g, %g; add.u32 %x, %r, 1; rem.u32 %x, %x, %n; "
-        "mapa.u64 %g, %g, %x; getctarank.u32.u64 %i, %g; " .replace("getctarank.u32.u64", "getctarank.u64")
-        + "add.u32 %v, %v, %i; " + _SYNC + "st.b32 [%g], %v; " + _SYNC
+        _SETUP
+        + "cvt.u64.u32 %g, %s; cvta.shared.u64 %g, %g; add.u32 %x, %r, 1; rem.u32 %x, %x, %n; "
+        "mapa.u64 %g, %g, %x; getctarank.u32.u64 %i, %g; ".replace(
+            "getctarank.u32.u64", "getctarank.u64"
+        )
+        + "add.u32 %v, %v, %i; "
+        + _SYNC
+        + "st.b32 [%g], %v; "
+        + _SYNC
         + "ld.shared.b32 %v, [%s]; st.global.b32 [%to], %v;",
-        words(*(v + k // 128 % _cluster for k, v in enumerate(_turned(_v, _cluster, _cluster - 1)))),
+        words(
+            *(v + k // 128 % _cluster for k, v in enumerate(_turned(_v, _cluster, _cluster - 1)))
+        ),
         [words(*_v)],
         **_options,
     )
@@ -65,8 +73,10 @@ for _cluster in (2, 4):
         f"atomics_{_cluster}",
         # All threads of a cluster add to the first block's counter.
         _SETUP + "@%first st.shared.b32 [room], 0; " + _SYNC + "mov.u32 %s, room; "
-        "mapa.shared::cluster.u32 %far, %s, 0; atom.add.shared::cluster.u32 %x, [%far], 3; " + _SYNC
-        + "ld.shared::cluster.b32 %v, [%far]; st.global.b32 [%to], %v; " + _SYNC,
+        "mapa.shared::cluster.u32 %far, %s, 0; atom.add.shared::cluster.u32 %x, [%far], 3; "
+        + _SYNC
+        + "ld.shared::cluster.b32 %v, [%far]; st.global.b32 [%to], %v; "
+        + _SYNC,
         words(*([3 * 128 * _cluster] * len(_v))),
         [words(*_v)],
         **_options,
@@ -86,14 +96,19 @@ for _cluster in (2, 4):
     )
     FAMILY.kernel(
         f"registers_{_cluster}",
-        _SETUP + "mov.u32 %x, %clusterid.x; mad.lo.u32 %v, %x, 16, %r; mov.u32 %x, %cluster_ctaid.x; "
+        _SETUP
+        + "mov.u32 %x, %clusterid.x; mad.lo.u32 %v, %x, 16, %r; mov.u32 %x, %cluster_ctaid.x; "
         "mad.lo.u32 %v, %v, 16, %x; mov.u32 %x, %cluster_nctaid.x; mad.lo.u32 %v, %v, 16, %x; "
         "mad.lo.u32 %v, %v, 16, %n; mov.u32 %x, %nclusterid.x; mad.lo.u32 %v, %v, 16, %x; "
         "st.global.b32 [%to], %v;",
         words(
             *(
-                ((((b // _cluster * 16 + b % _cluster) * 16 + b % _cluster) * 16 + _cluster) * 16
-                 + _cluster) * 16 + 2
+                (
+                    (((b // _cluster * 16 + b % _cluster) * 16 + b % _cluster) * 16 + _cluster) * 16
+                    + _cluster
+                )
+                * 16
+                + 2
                 for b in range(2 * _cluster)
                 for _ in range(128)
             )
@@ -126,13 +141,17 @@ def _multicast(cluster: int, mask: int) -> None:
     fill = " ".join(f"st.shared.b32 [%s+{512 * rank}], 0x77777777;" for rank in range(cluster))
     FAMILY.kernel(
         f"multicast_{cluster}_{mask}",
-        _SETUP.replace("add.u64 %to, %out, %at; ", "").replace("%x, 4; add.u64 %at, %in0", "%t, 4; add.u64 %at, %in0")
+        _SETUP.replace("add.u64 %to, %out, %at; ", "").replace(
+            "%x, 4; add.u64 %at, %in0", "%t, 4; add.u64 %at, %in0"
+        )
         + f"mad.lo.u32 %x, %b, {128 * cluster}, %t; mul.wide.u32 %to, %x, 4; add.u64 %to, %out, %to; "
-        + fill + " @%first mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster; "
+        + fill
+        + " @%first mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster; "
         f"fence.proxy.async.shared::cta; bar.sync 0; mov.u32 %x, {mask}; shr.u32 %x, %x, %r; and.b32 %x, %x, 1; "
         "setp.eq.u32 %p, %x, 1; mov.u64 %map, map0; cvta.param.u64 %map, %map; "
         f".reg .pred %both; and.pred %both, %p, %first; @%both mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {512 * cluster}; "
-        + _SYNC + "@!%first bra READY; mov.u32 %s, room; mad.lo.u32 %s, %r, 512, %s; "
+        + _SYNC
+        + "@!%first bra READY; mov.u32 %s, room; mad.lo.u32 %s, %r, 512, %s; "
         f"mov.b16 %mask, {mask}; shl.b32 %x, %b, 3; "
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%s], [%map, {0, %x}], [bar], %mask; READY: @!%p bra DONE; "

@@ -23,7 +23,14 @@ def _numbers(form: Format) -> list[float]:
     rng = np.random.default_rng(form.precision)
     unit = 2.0 ** (1 - form.precision)
     found: list[float] = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0]
-    for base in (1.0, 2.0, 1.5, float(form.largest), 2.0**form.smallest, 2.0 ** (form.smallest - 2)):
+    for base in (
+        1.0,
+        2.0,
+        1.5,
+        float(form.largest),
+        2.0**form.smallest,
+        2.0 ** (form.smallest - 2),
+    ):
         spacing = max(unit * base, 2.0**form.smallest * unit)
         for k in (0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 3.5, 0.5 + 2.0**-6, 0.5 - 2.0**-6):
             for sign in (1.0, -1.0):
@@ -164,7 +171,11 @@ def _integer_inputs() -> list[float]:
     found = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.75, -0.75, math.inf, -math.inf, math.nan]
     for power in (7, 8, 15, 16, 31, 32, 63, 64):
         for sign in (1.0, -1.0):
-            found += [sign * 2.0**power, sign * (2.0**power - 1), sign * 2.0**power * (1 - 2.0**-24)]
+            found += [
+                sign * 2.0**power,
+                sign * (2.0**power - 1),
+                sign * 2.0**power * (1 - 2.0**-24),
+            ]
     while len(found) < _COUNT:
         found.append(float(rng.standard_normal() * 2.0 ** rng.uniform(-2, 66)))
     return [float(np.float32(value)) for value in found]
@@ -194,9 +205,7 @@ for _mode in _WHOLE:
             _to_integer(f"cvt.{_mode}.{_kind}{_bits}.f32", _mode, _kind, _bits)
     _values = [value for value in _integer_inputs() if math.isfinite(value)]
     _values += [0.0] * (_COUNT - len(_values))
-    _results = [
-        math.copysign(float(_WHOLE[_mode](Fraction(value))), value) for value in _values
-    ]
+    _results = [math.copysign(float(_WHOLE[_mode](Fraction(value))), value) for value in _values]
     lane_case(
         FAMILY,
         f"cvt.{_mode}.f32.f32",
@@ -252,9 +261,14 @@ def _between(target: str, source: str, saturate: bool) -> None:
     """Integers: the low bits, or the nearest that the target holds."""
     rng = np.random.default_rng(5)
     source_bits, bits = int(source[1:]), int(target[1:])
-    values = [int(v) >> int(s) for v, s in zip(
-        rng.integers(0, 1 << 63, _COUNT, dtype=np.uint64), rng.integers(0, 62, _COUNT), strict=True
-    )]
+    values = [
+        int(v) >> int(s)
+        for v, s in zip(
+            rng.integers(0, 1 << 63, _COUNT, dtype=np.uint64),
+            rng.integers(0, 62, _COUNT),
+            strict=True,
+        )
+    ]
     values = [(v if k % 2 else -v) % (1 << source_bits) for k, v in enumerate(values)]
     low = -(1 << (bits - 1)) if target[0] == "s" else 0
     high = (1 << (bits - (target[0] == "s"))) - 1
@@ -280,7 +294,11 @@ for _target, _source in (
     *(("s64", "s32"), ("s32", "s16"), ("u32", "u16"), ("s8", "s32"), ("u8", "u32")),
 ):
     _between(_target, _source, False)
-for _target, _source in (("s16", "s32"), ("u16", "s32"), ("s32", "s64"), ("u8", "s32"), ("s8", "s32")):
+for _target, _source in (
+    ("s16", "s32"),
+    ("u16", "s32"),
+    ("s32", "s64"),
+    ("u8", "s32"),
+    ("s8", "s32"),
+):
     _between(_target, _source, True)
-
-

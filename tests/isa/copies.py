@@ -71,7 +71,9 @@ _room[:2048] = _DATA.view(np.uint8)[:2048]
 FAMILY.kernel(
     "cp_async_mbarrier",
     # A thread's copies arrive for it: 128 arrivals, none of them by hand.
-    _SETUP + _POISONED.replace("[bar], 1;", "[bar], 128;") + "mov.u32 %x, room; mad.lo.u32 %s, %t, 16, %x; "
+    _SETUP
+    + _POISONED.replace("[bar], 1;", "[bar], 128;")
+    + "mov.u32 %x, room; mad.lo.u32 %s, %t, 16, %x; "
     "mul.wide.u32 %at, %t, 16; add.u64 %at, %in0, %at; cp.async.cg.shared.global [%s], [%at], 16; "
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [bar]; " + _WAIT + _DUMP,
     _room.view(np.uint32),
@@ -83,10 +85,13 @@ _room = _memory()
 _room[1024 : 1024 + 3072] = _DATA.view(np.uint8)[64 : 64 + 3072]
 FAMILY.kernel(
     "bulk_load",
-    _SETUP + _POISONED + "@!%first bra READY; mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 3072; "
+    _SETUP
+    + _POISONED
+    + "@!%first bra READY; mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 3072; "
     "mov.u32 %s, room; add.u32 %s, %s, 1024; add.u64 %at, %in0, 64; "
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%at], 3072, [bar]; READY: "
-    + _WAIT + _DUMP,
+    + _WAIT
+    + _DUMP,
     _room.view(np.uint32),
     [_DATA],
     block=128,
@@ -101,7 +106,9 @@ _target = np.full(_ROOM, POISON, np.uint8)
 _target[128:640] = _DATA.view(np.uint8)[256:768]
 FAMILY.kernel(
     "bulk_store",
-    _SETUP + _FILL + "@!%first bra END; mov.u32 %s, room; add.u32 %s, %s, 256; add.u64 %at, %out, 128; "
+    _SETUP
+    + _FILL
+    + "@!%first bra END; mov.u32 %s, room; add.u32 %s, %s, 256; add.u64 %at, %out, 128; "
     "cp.async.bulk.global.shared::cta.bulk_group [%at], [%s], 512; cp.async.bulk.commit_group; "
     "cp.async.bulk.wait_group 0; END:",
     _target.view(np.uint32),
@@ -125,7 +132,15 @@ def _in_rows(rows: Array, swizzle: Swizzle) -> Array:
     return memory
 
 
-def _load(name: str, entry: Map, data: Array, coordinates: str, expected: Array, bytes_: int, tail: str = "") -> None:
+def _load(
+    name: str,
+    entry: Map,
+    data: Array,
+    coordinates: str,
+    expected: Array,
+    bytes_: int,
+    tail: str = "",
+) -> None:
     rank = entry.descriptor.tensor_rank
     mode = ".im2col" if isinstance(entry.descriptor, Im2colDescriptor) else ".tile"
     FAMILY.kernel(
@@ -198,8 +213,11 @@ def _im2col(swizzle: Swizzle, tap: tuple[int, int], start: tuple[int, int, int])
     entry = Map(0, descriptor)
     FAMILY.kernel(
         name,
-        ".reg .b16 %wo, %ho; " + f"mov.b16 %wo, {tap[0]}; mov.b16 %ho, {tap[1]}; "
-        + _SETUP + _POISONED + "mov.u64 %map, map0; cvta.param.u64 %map, %map; @!%first bra READY; "
+        ".reg .b16 %wo, %ho; "
+        + f"mov.b16 %wo, {tap[0]}; mov.b16 %ho, {tap[1]}; "
+        + _SETUP
+        + _POISONED
+        + "mov.u64 %map, map0; cvta.param.u64 %map, %map; @!%first bra READY; "
         f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {rows.nbytes}; "
         "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
         f"[room], [%map, {{{coordinates}}}], [bar]{offsets}; READY: " + _WAIT + _DUMP,
@@ -274,4 +292,3 @@ _store("reduce_add_f32", "f4", DataType.FLOAT32, "add", Swizzle.B64)
 _store("reduce_add_f16", "f2", DataType.FLOAT16, "add", Swizzle.NONE)
 _store("reduce_max_f16", "f2", DataType.FLOAT16, "max", Swizzle.B64)
 _store("reduce_min_s32", "i4", DataType.INT32, "min", Swizzle.B64)
-

@@ -23,7 +23,7 @@ import numpy as np
 
 from maxconv.tma import Im2colDescriptor, TiledDescriptor
 
-from .case import Array, Case, Family
+from .case import Argument, Array, Case, Map
 
 __all__ = ["Driver", "DriverError", "is_present"]
 
@@ -36,7 +36,8 @@ _CLUSTER_DIMENSION = 4
 #: ``CU_JIT_ERROR_LOG_BUFFER``, ``CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES``.
 _ERROR_LOG, _ERROR_LOG_SIZE = 5, 6
 
-_LIMIT = 60.0
+#: Seconds that a case may take, the compilation of its text included.
+_LIMIT = 30.0
 
 
 class DriverError(RuntimeError):
@@ -148,28 +149,31 @@ class Driver:
             self._call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, case.shared)
         before = case.output()
         pointers: list[Any] = []
-        managers = [self.array(before), *(self.array(values) for values in case.inputs)]
+        managers = [*(self.array(values) for values in case.inputs), self.array(before)]
         for manager in managers:
             pointers.append(manager.__enter__())
         try:
-            maps = [
-                self.tensor_map(entry.placed(pointers[1 + entry.array].value))
-                for entry in case.maps
-            ]
-            self._launch(function, case, [*pointers, *maps])
-            return self.read(pointers[0], before)
+            self._launch(function, case, [self._argument(e, pointers) for e in case.arguments])
+            return self.read(pointers[-1], before)
         finally:
             for manager in managers:
                 manager.__exit__(None, None, None)
+
+    def _argument(self, entry: Argument, pointers: list[Any]) -> Any:
+        if isinstance(entry, int):
+            return pointers[entry]
+        if isinstance(entry, Map):
+            return self.tensor_map(entry.placed(pointers[entry.array].value))
+        data = entry.placed([pointer.value for pointer in pointers])
+        return (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
 
     def _launch(self, function: Any, case: Case, arguments: list[Any]) -> None:
         addresses = [ctypes.cast(ctypes.byref(entry), ctypes.c_void_p) for entry in arguments]
         parameters = (ctypes.c_void_p * len(arguments))(*addresses)
         attribute = _Attribute(_CLUSTER_DIMENSION)
-        attribute.value[0] = case.cluster
-        attribute.value[1] = attribute.value[2] = 1
+        attribute.value[0:3] = _three(case.cluster)
         config = _Config()
-        config.grid[:] = (case.grid, 1, 1)
+        config.grid[:] = _three(case.grid)
         config.block[:] = (case.block, 1, 1)
         config.shared = case.shared
         config.attributes = ctypes.pointer(attribute)
@@ -212,40 +216,51 @@ class Driver:
                 ctypes.c_uint(descriptor.channels_per_pixel),
                 ctypes.c_uint(descriptor.pixels_per_column),
             )
-            self._call(
-                "cuTensorMapEncodeIm2col", *common, lower, upper, *sizes, steps, *last
-            )
+            self._call("cuTensorMapEncodeIm2col", *common, lower, upper, *sizes, steps, *last)
         return tensor
 
 
-def _run_from(name: str, start: int, queue: Any) -> None:
-    """Runs a family's cases from one on, until one fails: a fault ends the process's context."""
-    from .families import FAMILIES
+def _three(sizes: int | tuple[int, ...]) -> tuple[int, ...]:
+    given = (sizes,) if isinstance(sizes, int) else sizes
+    return (*given, 1, 1)[:3]
 
-    family: Family = FAMILIES[name]
+
+def _run_from(ptx: str, cases: list[Case], queue: Any) -> None:
+    """Runs a text's cases, until one fails: a fault ends the process's context."""
     try:
         driver = Driver()
-        module = driver.load(family.ptx)
-        for case in family.cases[start:]:
+        module = driver.load(ptx)
+        for case in cases:
             queue.put((driver.run(module, case), ""))
-    except DriverError as error:
+    except (DriverError, OSError) as error:
         queue.put((None, str(error)))
 
 
-def _outputs(name: str, cases: list[Case]) -> Iterator[tuple[Case, Array | None, str]]:
-    """Every case with its output, or with what went wrong."""
+def _answer(process: Any, queue: Any) -> tuple[Array | None, str]:
+    """The next output; a process that has died or hangs is given up."""
+    stop = time.monotonic() + _LIMIT
+    while time.monotonic() < stop:
+        try:
+            output, message = queue.get(timeout=0.5)
+        except Empty:
+            if not process.is_alive():
+                return None, "its process has died"
+        else:
+            return output, message
+    process.terminate()
+    return None, f"no answer for {_LIMIT:.0f} s"
+
+
+def outputs(ptx: str, cases: list[Case]) -> Iterator[tuple[Case, Array | None, str]]:
+    """Every case of a text with its output, or with what went wrong."""
     context, done = get_context("spawn"), 0
     while done < len(cases):
         queue = context.Queue()
-        process = context.Process(target=_run_from, args=(name, done, queue), daemon=True)
+        process = context.Process(target=_run_from, args=(ptx, cases[done:], queue), daemon=True)
         process.start()
         failed = False
         while done < len(cases) and not failed:
-            try:
-                output, message = queue.get(timeout=_LIMIT)
-            except Empty:
-                output, message = None, f"no answer for {_LIMIT} s"
-                process.terminate()
+            output, message = _answer(process, queue)
             failed = output is None
             yield cases[done], output, message
             done += 1
@@ -254,22 +269,24 @@ def _outputs(name: str, cases: list[Case]) -> Iterator[tuple[Case, Array | None,
 
 def record(path: Path) -> int:
     """Runs all families; returns how many cases failed or are not what the ISA says."""
+    from . import probes
     from .families import FAMILIES
 
-    outputs: dict[str, Array] = {}
+    found: dict[str, Array] = {}
     wrong = 0
-    for name, family in FAMILIES.items():
+    for name, family in {**FAMILIES, probes.FAMILY.name: probes.FAMILY}.items():
         started = time.perf_counter()
-        for case, output, message in _outputs(name, family.cases):
+        for case, output, message in outputs(family.ptx, family.cases):
             if output is not None:
-                outputs[f"{name}/{case.name}"] = output
+                found[f"{name}/{case.name}"] = output
                 message = case.difference(output)
             if message:
                 wrong += 1
                 print(f"{name}: {case.name}: {message}", flush=True)
         seconds = time.perf_counter() - started
         print(f"{name}: {len(family.cases)} cases, {seconds:.1f} s", flush=True)
-        np.savez_compressed(path, **outputs)
+        arrays: dict[str, Any] = dict(found)
+        np.savez_compressed(path, **arrays)
     return wrong
 
 

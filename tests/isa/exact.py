@@ -79,13 +79,18 @@ def rounded(value: Fraction, form: Format, mode: str = "rn", overflow: bool = Tr
     return sign * float(result)
 
 
-def fma(a: float, b: float, c: float, form: Format, mode: str = "rn") -> float:
-    """``a * b + c`` rounded once (IEEE 754, 6.3, for the signs of zeros)."""
+def fma(a: float, b: float, c: float, form: Format, mode: str = "rn", flush: bool = False) -> float:
+    """``a * b + c`` rounded once (IEEE 754, 6.3, for the signs of zeros).
+
+    With ``flush`` what lies below the normal numbers before it is rounded is a zero.
+    """
     if not all(math.isfinite(entry) for entry in (a, b, c)):
         with np.errstate(all="ignore"):
             # The product of finite numbers is finite here, and infinite or NaN ones need no bits.
             return float(np.float64(a) * np.float64(b) + np.float64(c))
     exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if flush and exact and abs(exact) < Fraction(2) ** form.smallest:
+        return -0.0 if exact < 0 else 0.0
     if exact:
         return rounded(exact, form, mode)
     negative = math.copysign(1, a) * math.copysign(1, b) < 0
@@ -94,15 +99,15 @@ def fma(a: float, b: float, c: float, form: Format, mode: str = "rn") -> float:
     return -0.0 if mode == "rm" else 0.0
 
 
-def add(a: float, b: float, form: Format, mode: str = "rn") -> float:
+def add(a: float, b: float, form: Format, mode: str = "rn", flush: bool = False) -> float:
     """``a + b``."""
-    return fma(a, 1.0, b, form, mode)
+    return fma(a, 1.0, b, form, mode, flush)
 
 
-def mul(a: float, b: float, form: Format, mode: str = "rn") -> float:
+def mul(a: float, b: float, form: Format, mode: str = "rn", flush: bool = False) -> float:
     """``a * b``; the zero that is added must not change the sign."""
     zero = math.copysign(0.0, math.copysign(1, a) * math.copysign(1, b))
-    return fma(a, b, zero, form, mode)
+    return fma(a, b, zero, form, mode, flush)
 
 
 def bits_of(value: float, kind: str) -> int:

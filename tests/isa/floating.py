@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def _add(
     operands: int,
     kind: str,
     code: str = "",
-    **options: float,
+    **options: Any,
 ) -> None:
     """An instruction of one type; ``function`` of Python floats gives what the type holds."""
     columns = _operands(kind, operands)
@@ -102,14 +103,38 @@ for _mode in ("rn", "rz", "rm", "rp"):
             mode: str = _mode,
             flush: Callable[[float], float] = _in,
         ) -> Callable[..., float]:
-            return lambda *row: flush(function(*(flush(x) for x in row), F32, mode))
+            ftz = flush is _flushed
+            return lambda *row: function(*(flush(x) for x in row), F32, mode, ftz)
 
         _add(f"add.{_mode}{_ftz}.f32", _rounded(exact.add), 2, "f32")
         _add(f"mul.{_mode}{_ftz}.f32", _rounded(exact.mul), 2, "f32")
         _add(f"fma.{_mode}{_ftz}.f32", _rounded(exact.fma), 3, "f32")
-    _add(
-        f"sub.{_mode}.f32", lambda a, b, m=_mode: exact.add(a, -b, F32, m), 2, "f32"
+    _add(f"sub.{_mode}.f32", lambda a, b, m=_mode: exact.add(a, -b, F32, m), 2, "f32")
+
+
+def _around_normal(name: str, down: float) -> None:
+    """Products just below the smallest normal number, closer than its 24 bits tell."""
+    a = np.full(128, 2.0**-63 * (1 + down), np.float32)
+    b = np.full(128, 2.0**-63 * (1 - down), np.float32)
+    b[1::2] *= -1
+    a[64:] *= 1 + 2.0**-22
+    rows = zip(a.tolist(), b.tolist(), strict=True)
+    expected = floats([exact.mul(x, y, F32, "rn", True) for x, y in rows], "f32")
+    lane_case(FAMILY, "mul.rn.ftz.f32", "mul.rn.ftz.f32 %o, %a, %b;", expected, a, b, suffix=name)
+    lane_case(
+        FAMILY,
+        "fma.rn.ftz.f32",
+        "fma.rn.ftz.f32 %o, %a, %b, 0f80000000;",
+        floats(
+            [v if v else -0.0 if k % 2 else 0.0 for k, v in enumerate(expected.tolist())], "f32"
+        ),
+        a,
+        b,
+        suffix=name,
     )
+
+
+_around_normal("_tiny", 2.0**-23)
 
 
 def _saturated(value: float) -> float:
@@ -207,13 +232,13 @@ for _name, _test in _TESTS.items():
 
 
 def _approximate(
-    opcode: str, function: Callable[[float], float], low: float, high: float, **error: float
+    opcode: str, function: Callable[[float], float], low: float, high: float, **error: Any
 ) -> None:
     """An instruction of which the ISA bounds the error, on a range."""
     rng = np.random.default_rng(7)
-    inputs = np.concatenate(
-        [rng.uniform(low, high, 500), np.linspace(low, high, 140)]
-    ).astype(np.float32)
+    inputs = np.concatenate([rng.uniform(low, high, 500), np.linspace(low, high, 140)]).astype(
+        np.float32
+    )
     results = np.array([function(float(value)) for value in inputs], np.float32)
     lane_case(FAMILY, opcode, f"{opcode} %o, %a;", results, inputs, **error)
 

@@ -71,10 +71,7 @@ def _truncated(a: int, b: int) -> int:
 def _field(value: int, position: int, length: int, bits: int, signed: bool) -> int:
     """9.7.1.19's pseudocode: the sign is the field's top bit, or the number's beyond its end."""
     position, length = position & 0xFF, length & 0xFF
-    if not signed or length == 0:
-        sign = 0
-    else:
-        sign = value >> min(position + length - 1, bits - 1) & 1
+    sign = 0 if not signed or length == 0 else value >> min(position + length - 1, bits - 1) & 1
     found = 0
     for i in range(bits):
         inside = i < length and position + i < bits
@@ -102,20 +99,20 @@ def _reverse(value: int, bits: int) -> int:
     return int(f"{value:0{bits}b}"[::-1], 2)
 
 
+_BASIC: dict[str, Callable[..., int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul.lo": lambda a, b: a * b,
+    "min": min,
+    "max": max,
+}
+
 for _bits in (16, 32, 64):
     for _kind, _is_signed in (("u", False), ("s", True)):
         _type = f"{_kind}{_bits}"
-        for _name, _function in {
-            "add": lambda a, b: a + b,
-            "sub": lambda a, b: a - b,
-            "mul.lo": lambda a, b: a * b,
-            "min": min,
-            "max": max,
-        }.items():
+        for _name, _function in _BASIC.items():
             _add(f"{_name}.{_type}", _bits, _function, 2, signed=_is_signed)
-        _add(
-            f"mul.hi.{_type}", _bits, lambda a, b, n=_bits: a * b >> n, 2, signed=_is_signed
-        )
+        _add(f"mul.hi.{_type}", _bits, lambda a, b, n=_bits: a * b >> n, 2, signed=_is_signed)
         _add(f"mad.lo.{_type}", _bits, lambda a, b, c: a * b + c, 3, signed=_is_signed)
         _add(f"div.{_type}", _bits, _truncated, 2, signed=_is_signed, nonzero=True)
         _add(
@@ -172,9 +169,10 @@ for _bits in (32, 64):
             signed=_is_signed,
             result=32,
         )
-        _narrow = "{ .reg .b32 %m, %n; cvt.u32.uN %m, %b; cvt.u32.uN %n, %c; ".replace(
-            "N", str(_bits)
-        )
+        _narrow = "{ .reg .b32 %m, %n; cvt.u32.uN %m, %b; cvt.u32.uN %n, %c; "
+        # In 64 bits the GPU does not take the low byte alone, as the ISA says it does.
+        _low = "and.b32 %m, %m, 255; and.b32 %n, %n, 255; "
+        _narrow = (_narrow + (_low if _bits == 64 else "")).replace("N", str(_bits))
         _add(
             f"bfe.{_type}",
             _bits,
@@ -189,7 +187,8 @@ for _bits in (32, 64):
         lambda a, b, c, n=_bits: _insert(a, b, c, c >> 8, n),
         3,
         code=f"{{ .reg .b32 %m, %n; cvt.u32.u{_bits} %m, %c; shr.u32 %n, %m, 8; "
-        f"bfi.b{_bits} %o, %a, %b, %m, %n; }}",
+        + ("and.b32 %m, %m, 255; and.b32 %n, %n, 255; " if _bits == 64 else "")
+        + f"bfi.b{_bits} %o, %a, %b, %m, %n; }}",
     )
 
 
@@ -291,5 +290,3 @@ for _name in ("and", "or", "xor"):
         "add.s32 %o, %o, %x; }",
     )
 _add("set.ge.u32.s32", 32, lambda a, b: 0xFFFFFFFF if a >= b else 0, 2, signed=True)
-
-

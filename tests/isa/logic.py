@@ -118,7 +118,12 @@ def _by_mode(mode: str) -> Callable[[int, int, int], int]:
 for _mode in _MODES:
     _add(f"prmt.b32.{_mode}", _by_mode(_mode), 3)
 
-_add("selp.b32", lambda a, b, c: a if b > c else b, 3, "setp.gt.u32 %p, %b, %c; selp.b32 %o, %a, %b, %p;")
+_add(
+    "selp.b32",
+    lambda a, b, c: a if b > c else b,
+    3,
+    "setp.gt.u32 %p, %b, %c; selp.b32 %o, %a, %b, %p;",
+)
 _add(
     "mov.b64",
     lambda a, b, c: (a & 0xFFFF) << 16 | b >> 16,

@@ -54,9 +54,7 @@ def _load(count: int, transposed: bool) -> None:
     # Rows lie in shared memory 48 bytes apart; row i's address is in lane i.
     vector = ", ".join(f"%v{k}" for k in range(count))
     trans = ".trans" if transposed else ""
-    stores = " ".join(
-        f"st.global.b32 [%to+{4 * k}], %v{k};" for k in range(count)
-    )
+    stores = " ".join(f"st.global.b32 [%to+{4 * k}], %v{k};" for k in range(count))
     FAMILY.kernel(
         f"ldmatrix_x{count}{trans.replace('.', '_')}",
         ".shared .align 16 .b8 room[1536]; .reg .b32 %s, %v<4>; .reg .b64 %at, %to; .reg .b32 %w<4>; "
@@ -125,9 +123,7 @@ def _multiply(kind: str, shape: str) -> None:
     a_words = a_fragment(a, kind)
 
     def sums(matrix: Array) -> Array:
-        parts = [
-            matrix[_LANE // 4 + 8 * (r // 2), 2 * (_LANE % 4) + r % 2] for r in range(4)
-        ]
+        parts = [matrix[_LANE // 4 + 8 * (r // 2), 2 * (_LANE % 4) + r % 2] for r in range(4)]
         return np.stack(parts, axis=1).astype(np.float32)
 
     words = np.concatenate([a_words, b_words, sums(c).view(np.uint32)], axis=1)

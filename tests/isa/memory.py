@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .case import Family, lane_case, words
@@ -12,8 +14,10 @@ _COUNT = 128
 _RNG = np.random.default_rng(21)
 _WORDS = _RNG.integers(0, 1 << 32, 4 * _COUNT, np.uint64).astype(np.uint32)
 
-_AT = ".reg .b64 %at, %to; .reg .b32 %s; mul.wide.u32 %at, %t, {size}; add.u64 %to, %out, %at; " \
-      "add.u64 %at, %in0, %at;"
+_AT = (
+    ".reg .b64 %at, %to; .reg .b32 %s; mul.wide.u32 %at, %t, {size}; add.u64 %to, %out, %at; "
+    "add.u64 %at, %in0, %at;"
+)
 
 # Vectors through shared memory: a thread reads what the mirrored thread wrote.
 for _type, _registers, _size in (
@@ -31,7 +35,8 @@ for _type, _registers, _size in (
     _rows = _data.view(np.uint8).reshape(_COUNT, _size)
     FAMILY.kernel(
         f"vector_{_type.replace('.', '_')}",
-        f"{_registers} .shared .align 16 .b8 room[{_COUNT * _size}]; " + _AT.format(size=_size)
+        f"{_registers} .shared .align 16 .b8 room[{_COUNT * _size}]; "
+        + _AT.format(size=_size)
         + f"ld.global.{_type} {_vector}, [%at]; mov.u32 %s, room; mad.lo.u32 %s, %t, {_size}, %s; "
         f"st.shared.{_type} [%s], {_vector}; bar.sync 0; mov.u32 %s, room; "
         f".reg .b32 %m; sub.u32 %m, {_COUNT - 1}, %t; mad.lo.u32 %s, %m, {_size}, %s; "
@@ -107,18 +112,21 @@ for _name, _total in _all(_SMALL).items():
         )
 
 # Each thread's own word: the value before, and the one after.
-for _name, _function in {
+
+
+def _s(value: int) -> int:
+    return value - (1 << 32) if value >> 31 else value
+
+
+_ATOMIC: dict[str, Callable[[int, int], int]] = {
     "add.u32": lambda old, b: old + b,
     "exch.b32": lambda old, b: b,
     "inc.u32": lambda old, b: 0 if old >= b else old + 1,
     "dec.u32": lambda old, b: b if old == 0 or old > b else old - 1,
     "min.s32": lambda old, b: min(_s(old), _s(b)),
     "max.u32": lambda old, b: max(old, b),
-}.items():
-
-    def _s(value: int) -> int:
-        return value - (1 << 32) if value >> 31 else value
-
+}
+for _name, _function in _ATOMIC.items():
     _old = [int(v) if k % 3 else k for k, v in enumerate(_WORDS[:_COUNT])]
     _new = [int(v) if k % 2 else k // 2 for k, v in enumerate(_WORDS[_COUNT : 2 * _COUNT])]
     _after = [_function(a, b) % (1 << 32) for a, b in zip(_old, _new, strict=True)]
@@ -138,7 +146,12 @@ lane_case(
     "{ .shared .align 4 .b32 room[128]; .reg .b32 %w, %x; mov.u32 %w, room; mad.lo.u32 %w, %t, 4, %w; "
     "st.shared.b32 [%w], %a; and.b32 %x, %a, -2; atom.shared.cas.b32 %x, [%w], %x, %b; "
     "ld.shared.b32 %o, [%w]; xor.b32 %o, %o, %x; }",
-    words(*((int(b) if a % 2 == 0 else int(a)) ^ int(a) for a, b in zip(_WORDS[:128], _WORDS[128:256], strict=True))),
+    words(
+        *(
+            (int(b) if a % 2 == 0 else int(a)) ^ int(a)
+            for a, b in zip(_WORDS[:128], _WORDS[128:256], strict=True)
+        )
+    ),
     _WORDS[:128],
     _WORDS[128:256],
 )

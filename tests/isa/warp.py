@@ -73,7 +73,9 @@ def _mask(lanes: list[bool]) -> int:
     return sum(1 << k for k, chosen in enumerate(lanes) if chosen)
 
 
-def _add(opcode: str, code: str, function: Callable[[list[int], int], int], few: bool = False) -> None:
+def _add(
+    opcode: str, code: str, function: Callable[[list[int], int], int], few: bool = False
+) -> None:
     values = _FEW if few else _VALUES
     lane_case(FAMILY, opcode, code, words(*_by_warp(function, values)), words(*values))
 

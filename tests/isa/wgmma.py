@@ -13,9 +13,18 @@ from .matrix import BYTES, a_fragment, encode, integers
 
 FAMILY = Family("wgmma")
 
+_RNG = np.random.default_rng(71)
+
 #: By bytes of the pattern: the descriptor's code (9.7.15.5.1).
 _CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 _ROOM_A, _ROOM_B = 8192, 32768
+
+
+def _truncated(values: Array) -> Array:
+    """Numbers that bf16 holds."""
+    bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    found: Array = bits.view(np.float32).astype(np.float64)
+    return found
 
 
 def _swizzled(offset: Array, span: int) -> Array:
@@ -31,7 +40,7 @@ def _k_major(rows: Array, span: int, room: int) -> tuple[Array, int, int, int]:
     With a pattern: groups of 8 rows of ``span`` bytes. Without: 8x16-byte cores, those along K
     behind each other, then those along the rows.
     """
-    count, width = rows.shape
+    _count, width = rows.shape
     memory = np.zeros(room, np.uint8)
     row, column = np.indices(rows.shape)
     if span:
@@ -47,7 +56,7 @@ def _k_major(rows: Array, span: int, room: int) -> tuple[Array, int, int, int]:
 
 def _mn_major(values: Array, room: int) -> tuple[Array, int, int, int]:
     """``[rows, K]`` of 16 bits with rows innermost, in patterns of 128 bytes: 64 rows by 8 of K."""
-    count, depth = values.shape
+    _count, depth = values.shape
     memory = np.zeros(room // 2, np.uint16)
     row, k = np.indices(values.shape)
     leading, stride = 1024 * (depth // 8), 1024
@@ -83,12 +92,19 @@ def _add(
     from_registers: bool = False,
     b_rows_innermost: bool = False,
     negate: bool = False,
+    real: bool = False,
 ) -> None:
     """A 64-row tile times a ``columns``-row one, over what a pattern holds of K."""
     element = BYTES[kind]
     depth = (span or 128) // element
     steps, k = depth * element // 32, 32 // element
     a, b = integers(64, depth), integers(columns, depth)
+    error = 0.0
+    if real:
+        a, b = (_truncated(_RNG.standard_normal(matrix.shape)) for matrix in (a, b))
+        # The hardware keeps 25 bits of what it adds; each product loses less than 2^-22 of the
+        # largest, and so does each of the steps' sums.
+        error = 2.0**-22 * (depth + steps) * float(np.abs(a).max() * np.abs(b).max())
     a_bytes = np.ascontiguousarray(encode(a, kind)).view(np.uint8).reshape(64, -1)
     a_memory, a_leading, a_stride, a_step = _k_major(a_bytes, span, _ROOM_A)
     if b_rows_innermost:
@@ -105,7 +121,10 @@ def _add(
         words = np.concatenate(
             [
                 np.concatenate(
-                    [a_fragment(a[16 * w : 16 * w + 16, s * k : s * k + k], kind) for s in range(steps)],
+                    [
+                        a_fragment(a[16 * w : 16 * w + 16, s * k : s * k + k], kind)
+                        for s in range(steps)
+                    ],
                     axis=1,
                 )
                 for w in range(4)
@@ -158,6 +177,7 @@ def _add(
         expected.reshape(-1),
         inputs,
         block=128,
+        absolute=error,
     )
 
 
@@ -174,3 +194,4 @@ _add("registers_e4m3", "e4m3", 32, from_registers=True)
 _add("rows_innermost_64", "bf16", 64, b_rows_innermost=True)
 _add("rows_innermost_128", "f16", 128, b_rows_innermost=True)
 _add("negated", "f16", 16, negate=True)
+_add("real_bf16", "bf16", 64, real=True)

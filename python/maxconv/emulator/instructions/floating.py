@@ -42,6 +42,15 @@ def flush(values: Array) -> Array:
     return result
 
 
+def _tiny(values: Array) -> Array:
+    """Exact float64 results below float32's normal numbers to zeros, before they are rounded.
+
+    So an H200 does for ``.ftz``: what would round up to a normal number becomes zero too.
+    """
+    flushed: Array = np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(0, values), values)
+    return flushed
+
+
 def reader(type_name: str, ftz: bool = False) -> Unary:
     """Returns what turns a type's row into numbers that numpy computes with."""
     if type_name == "bf16":
@@ -142,7 +151,9 @@ def writer(type_name: str, ftz: bool = False, saturate: bool = False) -> Unary:
 
     def write(values: Array) -> Array:
         if saturate:
-            values = np.where(np.isnan(values), 0, np.clip(values, 0, 1)).astype(values.dtype)
+            # The maximum of zeros may be -0, which .sat is not.
+            clipped = np.where(values > 0, np.minimum(values, 1), 0)
+            values = clipped.astype(values.dtype)
         if ftz and type_name == "f32":
             values = flush(values)
         if type_name == "bf16":
@@ -242,28 +253,33 @@ def _multiply(form: Form, type_name: str) -> Step:
     """9.7.3.5, 9.7.4.3."""
     rounding, element = _rounding(form), _element(type_name)
     _only_nearest(form, element, rounding)
-    if element in ("f32", "f64") and rounding == "rn":
+    flushes = element == "f32" and "ftz" in form.modifiers
+    if element in ("f32", "f64") and rounding == "rn" and not flushes:
         return _step(form, type_name, np.multiply, 2)
-    return _step(
-        form,
-        type_name,
-        lambda a, b: round_to(element, a.astype(np.float64) * b.astype(np.float64), rounding),
-        2,
-    )
+
+    def exactly(a: Array, b: Array) -> Array:
+        product = a.astype(np.float64) * b.astype(np.float64)
+        return round_to(element, _tiny(product) if flushes else product, rounding)
+
+    return _step(form, type_name, exactly, 2)
 
 
 def _fma(form: Form, type_name: str) -> Step:
     """9.7.3.6, 9.7.3.7, 9.7.4.4: one rounding; .relu clamps below at zero."""
     rounding, element = _rounding(form), _element(type_name)
-    relu = form.flag("relu")
+    relu, flushes = form.flag("relu"), "ftz" in form.modifiers
     if element == "f64":
         return _step(form, type_name, _fma_f64, 3)
 
     def operation(a: Array, b: Array, c: Array) -> Array:
         product = a.astype(np.float64) * b.astype(np.float64)
         total, error = _sum(product, c.astype(np.float64), rounding)
-        result = round_to(element, to_odd(total, error), rounding)
-        return np.where(result < 0, 0, result).astype(result.dtype) if relu else result
+        total = to_odd(total, error)
+        if flushes:
+            total = _tiny(total)
+        result = round_to(element, total, rounding)
+        # -0 becomes 0 too, as on an H200.
+        return np.where(result <= 0, 0, result).astype(result.dtype) if relu else result
 
     return _step(form, type_name, operation, 3)
 
