@@ -175,7 +175,11 @@ def _canonical(values: Array, kind: Any, nan: int) -> Array:
     return values
 
 
-_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+#: Types of two elements in a register, and the element's.
+_PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32"}
+
+#: What numpy sees the elements of a pair as.
+_PAIR_KINDS: dict[str, Any] = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}
 
 
 def _step(form: Form, type_name: str, operation: Callable[..., Array], count: int) -> Step:
@@ -200,17 +204,19 @@ def _step(form: Form, type_name: str, operation: Callable[..., Array], count: in
 def _pair_step(
     form: Form, element: str, read: Unary, write: Unary, operation: Callable[..., Array], count: int
 ) -> Step:
-    """The same for two elements in a 32-bit register: they are computed as rows of 64."""
-    kind: Any = np.float16 if element == "f16" else np.uint16
-    view = view_of("u32")
-    d = form.target(0, "u32")
-    sources = [form.source(i + 1, "u32") for i in range(count)]
+    """The same for two elements in a register: they are computed as rows of 64."""
+    kind = _PAIR_KINDS[element]
+    register = "u64" if element == "f32" else "u32"
+    register_kind: Any = np.uint64 if element == "f32" else np.uint32
+    view = view_of(register)
+    d = form.target(0, register)
+    sources = [form.source(i + 1, register) for i in range(count)]
 
     def step(t: Path) -> None:
         rows = t.files[view]
         values = [read(rows[row].view(kind)) for row in sources]
         result = write(operation(*values)).astype(kind)
-        assign(t, view, d, result.view(np.uint32))
+        assign(t, view, d, result.view(register_kind))
 
     return step
 
