@@ -106,7 +106,7 @@ class Case:
         """The output before the kernel runs."""
         if self.start is not None:
             return self.start.copy()
-        found = np.empty_like(self.expected)
+        found: Array = np.empty_like(self.expected)
         found.view(np.uint8)[...] = POISON
         return found
 

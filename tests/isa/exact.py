@@ -82,15 +82,17 @@ def rounded(value: Fraction, form: Format, mode: str = "rn", overflow: bool = Tr
 def fma(a: float, b: float, c: float, form: Format, mode: str = "rn", flush: bool = False) -> float:
     """``a * b + c`` rounded once (IEEE 754, 6.3, for the signs of zeros).
 
-    With ``flush`` what lies below the normal numbers before it is rounded is a zero.
+    With ``flush`` a zero where the result, rounded as if exponents had no end, is no normal number.
     """
     if not all(math.isfinite(entry) for entry in (a, b, c)):
         with np.errstate(all="ignore"):
             # The product of finite numbers is finite here, and infinite or NaN ones need no bits.
             return float(np.float64(a) * np.float64(b) + np.float64(c))
     exact = Fraction(a) * Fraction(b) + Fraction(c)
-    if flush and exact and abs(exact) < Fraction(2) ** form.smallest:
-        return -0.0 if exact < 0 else 0.0
+    if flush and exact:
+        unbounded = rounded(exact * 2**64, form, mode)
+        if abs(unbounded) < 2.0 ** (form.smallest + 64):
+            return -0.0 if exact < 0 else 0.0
     if exact:
         return rounded(exact, form, mode)
     negative = math.copysign(1, a) * math.copysign(1, b) < 0
