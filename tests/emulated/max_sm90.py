@@ -12,7 +12,7 @@ from tests.isa.case import Case, Map, Struct
 from maxconv.tma import DataType, Swizzle, TiledDescriptor
 
 #: The sizes of ``tests/mojo/matmul_sm90_max.mojo``.
-M, N, K = 200, 256, 192
+M, WHOLE_M, N, K = 200, 256, 256, 192
 
 _ROWS, _DEPTH, _CONSUMERS = 128, 64, 2
 _STAGES = {64: 3, 128: 4}
@@ -37,15 +37,24 @@ class Kernel:
         return cls(ptx, (int(sizes[1]), int(sizes[2])), int(shape[1]), stores)
 
     @property
+    def rows(self) -> int:
+        """Of the product that it is compiled for: without tiled stores it has whole tiles."""
+        return M if self.stores_tiles else WHOLE_M
+
+    @property
     def title(self) -> str:
         """What tells it from the others."""
         return f"{self.cluster[0]}x{self.cluster[1]} n{self.columns}"
 
 
-def case(kernel: Kernel, seed: int) -> Case:
-    """A product of small integers, exact in any order, rounded to bfloat16."""
+def case(kernel: Kernel, seed: int, rows: int = 0) -> Case:
+    """A product of small integers, exact in any order, rounded to bfloat16.
+
+    ``rows`` are the kernel's by default.
+    """
+    m = rows or kernel.rows
     rng = np.random.default_rng(seed)
-    a, b = (rng.integers(-3, 4, (rows, K)).astype(np.float32) for rows in (M, N))
+    a, b = (rng.integers(-3, 4, (size, K)).astype(np.float32) for size in (m, N))
     total = a.astype(np.float64) @ b.T.astype(np.float64)
     name = re.search(r"\.entry (\w+)", kernel.ptx)
     assert name is not None
@@ -59,13 +68,13 @@ def case(kernel: Kernel, seed: int) -> Case:
         (bfloat16(a), bfloat16(b)),
         bfloat16(total.astype(np.float32)),
         block=128 * (1 + _CONSUMERS),
-        grid=(N // columns, -(-M // _ROWS)),
+        grid=(N // columns, -(-m // _ROWS)),
         cluster=kernel.cluster,
         shared=shared,
         passed=(
-            _map(0, (K, M), (_DEPTH, _ROWS), Swizzle.B128),
+            _map(0, (K, m), (_DEPTH, _ROWS), Swizzle.B128),
             _map(1, (K, N), (_DEPTH, columns), Swizzle.B128),
-            _map(-1, (N, M), (wide, _ROWS), Swizzle.B128 if wide == 64 else Swizzle.B64),
+            _map(-1, (N, m), (wide, _ROWS), Swizzle.B128 if wide == 64 else Swizzle.B64),
             *(Struct(bytes(8), ((0, array),)) for array in (0, 1, -1)),
             Struct(bytes(8)),
         ),

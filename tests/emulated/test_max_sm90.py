@@ -7,7 +7,7 @@ from tests import ptx
 from tests.emulated.max_sm90 import Kernel, case
 from tests.isa.case import emulate
 
-from maxconv.emulator import FenceError
+from maxconv.emulator import FenceError, MemoryFaultError
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,16 @@ def test_the_configurations_differ(kernels: dict[str, Kernel]) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("title", ["1x1 n128", "2x1 n128", "1x2 n64"])
 def test_max_multiplies(kernels: dict[str, Kernel], title: str, seed: int) -> None:
-    """Bit for bit what float64 says, rounded; an H200 gave the same for these kernels."""
+    """Bit for bit what float64 says, rounded; so on an H200 (``tests/isa/compiled.py``)."""
     problem = case(kernels[title], seed)
     assert not problem.difference(emulate(kernels[title].ptx, problem, seed, barrier_fences=False))
+
+
+def test_max_stores_whole_tiles_without_tiled_stores(kernels: dict[str, Kernel]) -> None:
+    """Rows beyond the output are written: no wrong result there, and memory that is another's."""
+    kernel = kernels["1x1 n128"]
+    with pytest.raises(MemoryFaultError, match=r"a write at global memory .* no variable"):
+        emulate(kernel.ptx, case(kernel, 0, rows=200), 0, barrier_fences=False)
 
 
 def test_max_publishes_no_barrier_without_a_cluster(kernels: dict[str, Kernel]) -> None:

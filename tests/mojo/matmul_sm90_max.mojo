@@ -11,6 +11,7 @@ from max.gpu.host import DeviceContext
 from std.utils.index import IndexList
 
 comptime M = 200
+comptime WHOLE_M = 256
 comptime N = 256
 comptime K = 192
 comptime Dtype = DType.bfloat16
@@ -29,16 +30,18 @@ def config(cluster_n: Int, cluster_m: Int, columns: Int, stages: Int) -> Config:
     )
 
 
-def multiply[config: Config, use_tma_store: Bool](ctx: DeviceContext) raises:
+def multiply[
+    config: Config, use_tma_store: Bool, rows: Int
+](ctx: DeviceContext) raises:
     """Launches one configuration."""
-    var a = ctx.enqueue_create_buffer[Dtype](M * K)
+    var a = ctx.enqueue_create_buffer[Dtype](rows * K)
     var b = ctx.enqueue_create_buffer[Dtype](N * K)
-    var c = ctx.enqueue_create_buffer[Dtype](M * N)
+    var c = ctx.enqueue_create_buffer[Dtype](rows * N)
     warp_specialize_gemm_with_multicasting[
         transpose_b=True, config=config, use_tma_store=use_tma_store
     ](
-        TileTensor(c, row_major[M, N]()),
-        TileTensor(a, row_major[M, K]()),
+        TileTensor(c, row_major[rows, N]()),
+        TileTensor(a, row_major[rows, K]()),
         TileTensor(b, row_major[N, K]()),
         ctx,
     )
@@ -46,7 +49,7 @@ def multiply[config: Config, use_tma_store: Bool](ctx: DeviceContext) raises:
 
 def main() raises:
     with DeviceContext() as ctx:
-        multiply[config(2, 1, 128, 4), True](ctx)
-        multiply[config(1, 2, 64, 3), True](ctx)
-        multiply[config(1, 1, 128, 4), False](ctx)
+        multiply[config(2, 1, 128, 4), True, M](ctx)
+        multiply[config(1, 2, 64, 3), True, M](ctx)
+        multiply[config(1, 1, 128, 4), False, WHOLE_M](ctx)
         ctx.synchronize()
