@@ -167,6 +167,22 @@ def test_half_precision() -> None:
     assert np.array_equal(doubled, np.stack([a + a, b + b], axis=1))
 
 
+def test_pairs_of_float32() -> None:
+    """9.7.3: two elements in a register of 64 bits, each rounded once."""
+    rng = np.random.default_rng(6)
+    a, b, c = (rng.uniform(-8, 8, (32, 2)).astype(np.float32) for _ in range(3))
+    pairs = [values.view(np.uint64).reshape(32) for values in (a, b, c)]
+    exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    for text, expected in (
+        ("mul.f32x2 %o, %a, %b;", a * b),
+        ("add.rn.f32x2 %o, %a, %b;", a + b),
+        ("sub.f32x2 %o, %a, %b;", a - b),
+        ("fma.rn.f32x2 %o, %a, %b, %c;", exact.astype(np.float32)),
+    ):
+        found = lanes(text, np.uint64, *pairs).view(np.float32).reshape(32, 2)
+        assert np.array_equal(found, expected)
+
+
 def test_bfloat16_rounds_once() -> None:
     """1 + 2^-8 is a tie; 2^-16 more in the addend decides it."""
     one = 0x3F80

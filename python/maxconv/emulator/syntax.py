@@ -26,7 +26,10 @@ __all__ = [
     "type_bits",
 ]
 
-_OTHER_BITS = {"pred": 1, "f16x2": 32, "bf16x2": 32, "tf32": 32, "e4m3x2": 16, "e5m2x2": 16}
+_OTHER_BITS = {
+    **{"pred": 1, "f32x2": 64, "f16x2": 32, "bf16x2": 32, "tf32": 32},
+    **{"e4m3x2": 16, "e5m2x2": 16},
+}
 
 
 def type_bits(name: str) -> int:

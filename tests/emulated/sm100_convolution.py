@@ -1,0 +1,279 @@
+"""The Blackwell convolution on the emulator, launched as ``operations/sm100/launch.mojo`` does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tests.blackwell import Kernel, Program, pairs
+from tests.emulated.convolution import bfloat16, floats
+
+from maxconv.emulator import DevicePointer, Machine, TensorMap
+from maxconv.problem import ConvProblem
+from maxconv.tma import DataType, L2Promotion, Swizzle
+
+#: What stands for the pointers in the parameters (``tests/mojo/emit_sm100.mojo``).
+OUTPUT, BIAS, SCALE = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
+_SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
+_NONE, _LEAKY_RELU, _RELU = 0, 3, 1
+#: The slope of the test program's leaky ReLU.
+_SLOPE = 0.5
+
+Array = npt.NDArray[Any]
+Values = npt.NDArray[Any]
+
+
+def _float8(exponent_bits: int, values: Values) -> Array:
+    """Bits of small integers in a float of 8 bits."""
+    mantissa_bits = 7 - exponent_bits
+    magnitude = np.abs(values)
+    exponent = np.floor(np.log2(np.maximum(magnitude, 1)))
+    fraction = (magnitude / 2**exponent - 1) * 2**mantissa_bits
+    assert (fraction == np.floor(fraction))[magnitude > 0].all(), "not exact"
+    bias = 2 ** (exponent_bits - 1) - 1
+    bits = (exponent + bias) * 2**mantissa_bits + fraction
+    code: Array = (np.where(magnitude > 0, bits, 0) + 128 * (values < 0)).astype(np.uint8)
+    return code
+
+
+def encoded(values: Values, dtype: str) -> Array:
+    """Values in an element type's bits, rounded to nearest even."""
+    if dtype == "bfloat16":
+        return bfloat16(np.ascontiguousarray(values, np.float32))
+    if dtype == "float8_e4m3fn":
+        return _float8(4, values)
+    if dtype == "float8_e5m2":
+        return _float8(5, values)
+    bits: Array = values.astype(dtype)
+    return bits
+
+
+def decoded(bits: Array, dtype: str) -> Values:
+    """The values of bits of an output's type."""
+    wide = floats(bits) if dtype == "bfloat16" else bits
+    return wide.astype(np.float64)
+
+
+def map_type(dtype: str) -> DataType:
+    """What ``operations/tma`` takes elements for."""
+    types = {
+        "bfloat16": DataType.BFLOAT16,
+        "float16": DataType.FLOAT16,
+        "float32": DataType.TFLOAT32,
+    }
+    return types.get(dtype, DataType.UINT8)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What is fused into a launch: codes as the op has them."""
+
+    bias: bool = False
+    scale: bool = False
+    activation: int = _NONE
+    final_activation: int = _NONE
+    beta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, what is fused, and operands: small integers, exact in every type used."""
+
+    problem: ConvProblem
+    fused: Fused = field(default_factory=Fused)
+    seed: int = 0
+
+    def operands(self) -> dict[str, Values]:
+        """Draws them."""
+        rng = np.random.default_rng(self.seed)
+        p = self.problem
+        taps = p.filter_size
+        shapes = {
+            "activation": (p.batch, *p.input_size, p.channels),
+            "filter": (p.filters, *taps, p.group_channels),
+            "bias": (p.filters,),
+            "scale": (p.filters,),
+            "residual": (p.batch, *p.output_size, p.filters),
+        }
+        drawn = {name: rng.integers(-3, 4, shape) * 1.0 for name, shape in shapes.items()}
+        drawn["scale"] = 2.0 ** rng.integers(-1, 2, shapes["scale"])
+        return drawn
+
+    def arguments(self) -> list[str]:
+        """As ``emit_sm100`` takes them."""
+        p = self.problem
+        spatial = [p.input_size, p.filter_size, p.stride, p.dilation, p.pad_before, p.pad_after]
+        missing = 3 - len(p.filter_size)
+        lacking = (1, 1, 1, 1, 0, 0)
+        triples = [
+            [value] * missing + [int(size) for size in sizes]
+            for value, sizes in zip(lacking, spatial, strict=True)
+        ]
+        numbers = [p.batch, p.channels, p.filters, p.groups, *itertools.chain(*triples)]
+        f = self.fused
+        flags = [int(f.bias), int(f.scale), int(f.beta != 0), f.activation, f.final_activation]
+        return [*map(str, numbers), *map(str, flags), str(f.beta)]
+
+    def expected(self, kernel: Kernel) -> Values:
+        """The output in float64, rounded once to its type, and what the test fuses behind."""
+        data = self.operands()
+        total = convolution(self.problem, data["activation"], data["filter"])
+        if self.fused.scale:
+            total *= data["scale"]
+        if self.fused.bias:
+            total += data["bias"]
+        total = _activated(total, self.fused.activation)
+        if self.fused.beta:
+            total += self.fused.beta * data["residual"]
+        total = _activated(total, self.fused.final_activation)
+        rounded = decoded(encoded(total, kernel.out), kernel.out)
+        if not (kernel.computes or kernel.stores):
+            return rounded
+        index = np.indices(rounded.shape)
+        place = sum((axis % 4 for axis in index[:-1]), start=np.zeros(rounded.shape))
+        again = decoded(encoded(rounded + place + index[-1] % 2, kernel.out), kernel.out)
+        return np.moveaxis(again, -1, 0) if kernel.stores else again
+
+
+def _activated(values: Values, code: int) -> Values:
+    if code == _RELU:
+        return np.maximum(values, 0)
+    if code == _LEAKY_RELU:
+        return np.where(values > 0, values, values * _SLOPE)
+    assert code == _NONE
+    return values
+
+
+def convolution(p: ConvProblem, activation: Values, weights: Values) -> Values:
+    """The convolution ``[N, *output, K]`` in float64."""
+    pads = [(0, 0), *zip(p.pad_before, p.pad_after, strict=True), (0, 0)]
+    padded = np.pad(activation, pads)
+    sizes = tuple(map(int, p.output_size))
+    total = np.zeros((int(p.batch), *sizes, int(p.filters)))
+    channels, filters = int(p.group_channels), int(p.group_filters)
+    for tap in itertools.product(*map(range, p.filter_size)):
+        starts = [t * d for t, d in zip(tap, p.dilation, strict=True)]
+        window = tuple(
+            slice(start, start + (size - 1) * stride + 1, stride)
+            for start, size, stride in zip(starts, sizes, p.stride, strict=True)
+        )
+        of_images: tuple[slice, ...] = (slice(None), *window)
+        slices: tuple[slice | int, ...] = (slice(None), *tap)
+        pixels = padded[of_images]
+        for group in range(p.groups):
+            source = pixels[..., group * channels : (group + 1) * channels]
+            k = slice(group * filters, (group + 1) * filters)
+            total[..., k] += source @ weights[k][slices].T
+    return total
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers with commas."""
+    return tuple(map(int, text.split(",")))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of a launch."""
+
+    output: Values
+    instructions: int
+
+
+def run(
+    program: Program, kernel: Kernel, case: Case, seed: int, sms: int = 0, ptx: str = ""
+) -> Run:
+    """Runs a kernel, or a changed text of it, with a scheduling seed.
+
+    ``sms`` is how many blocks run at a time; 0: two clusters.
+    """
+    lines = (pairs(line) for line in program.run("launch", *case.arguments()))
+    launch = next(line for line in lines if line["name"] == kernel.name)
+    assert launch["refusal"] == "", launch["refusal"]
+    machine = Machine("sm_100a", sms=sms or 2 * kernel.cluster, seed=seed)
+    data = case.operands()
+    activation = machine.alloc(encoded(data["activation"], kernel.act))
+    weights = machine.alloc(encoded(data["filter"], kernel.filter))
+    shape = case.expected(kernel).shape
+    poison = np.full(shape, np.nan, np.float64)
+    output = machine.alloc(encoded(poison, kernel.out))
+    parameters = bytes.fromhex(launch["params"])
+    parameters = _with_pointer(parameters, OUTPUT, output)
+    bias = machine.alloc(encoded(data["bias"], kernel.bias))
+    parameters = _with_pointer(parameters, BIAS, bias)
+    parameters = _with_pointer(parameters, SCALE, machine.alloc(data["scale"].astype(np.float32)))
+    maps = [_activation_map(kernel, launch, activation), _filter_map(kernel, launch, weights)]
+    if kernel.stores:
+        maps.append(maps[-1])
+    else:
+        maps.append(_matrix_map(kernel, launch, output))
+    if kernel.residual:
+        residual = machine.alloc(encoded(data["residual"], kernel.out))
+        maps.append(_matrix_map(kernel, launch, residual))
+    instructions = machine.load(ptx or kernel.ptx).launch(
+        grid=int(launch["blocks"]),
+        block=kernel.threads,
+        cluster=kernel.cluster,
+        shared_bytes=kernel.shared,
+        args=[*maps, parameters, bytes.fromhex(launch["geometry"])],
+        budget=20_000_000,
+    )
+    return Run(decoded(output.read(), kernel.out), instructions)
+
+
+def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -> bytes:
+    old = placeholder.to_bytes(8, "little")
+    assert parameters.count(old) == 1
+    return parameters.replace(old, int(pointer).to_bytes(8, "little"))
+
+
+def _strides(steps: Sequence[int], kind: DataType) -> tuple[int, ...]:
+    return tuple(step * kind.bits // 8 for step in steps[1:])
+
+
+def _options(swizzle: Swizzle) -> dict[str, Any]:
+    return {"swizzle": swizzle, "l2_promotion": L2Promotion.L2_256B}
+
+
+def _activation_map(kernel: Kernel, launch: dict[str, str], data: DevicePointer) -> TensorMap:
+    kind = map_type(kernel.act)
+    return TensorMap.im2col(
+        kind,
+        data,
+        numbers(launch["act_extents"]),
+        _strides(numbers(launch["act_steps"]), kind),
+        numbers(launch["lower"]),
+        numbers(launch["upper"]),
+        128 * 8 // kind.bits,
+        kernel.act_box,
+        (1, *numbers(launch["strides"]), 1),
+        **_options(Swizzle.B128),
+    )
+
+
+def _filter_map(kernel: Kernel, launch: dict[str, str], data: DevicePointer) -> TensorMap:
+    kind = map_type(kernel.filter)
+    return TensorMap.tiled(
+        kind,
+        data,
+        numbers(launch["filter_extents"]),
+        _strides(numbers(launch["filter_steps"]), kind),
+        (128 * 8 // kind.bits, 1, kernel.filter_box),
+        **_options(Swizzle.B128),
+    )
+
+
+def _matrix_map(kernel: Kernel, launch: dict[str, str], data: DevicePointer) -> TensorMap:
+    kind = DataType.FLOAT32 if kernel.out == "float32" else map_type(kernel.out)
+    return TensorMap.tiled(
+        kind,
+        data,
+        numbers(launch["out_extents"]),
+        _strides(numbers(launch["out_steps"]), kind),
+        (kernel.subtile, kernel.tile_m // kernel.group, 1),
+        **_options(_SWIZZLES[kernel.row]),
+    )

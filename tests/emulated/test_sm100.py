@@ -1,0 +1,186 @@
+"""The Blackwell convolution on the emulator: right in every configuration that ships, on problems
+that reach every role's edge, whatever the order in which warps run and copies complete.
+
+The emulator reports races, deadlocks, misuse of barriers and tensor memory, and what is leaked.
+Operands are small integers, so results must be exact.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tests import blackwell
+from tests.blackwell import Kernel, Program
+from tests.emulated.sm100_convolution import Case, Fused, run
+
+from maxconv.emulator import (
+    DeadlockError,
+    EmulatorError,
+    FenceError,
+    RaceError,
+    UnfinishedError,
+)
+from maxconv.problem import ConvProblem
+
+CANDIDATES = 7
+RELU, LEAKY_RELU = 1, 3
+
+
+def problem(
+    images: int,
+    size: tuple[int, ...],
+    channels: int,
+    filters: int,
+    taps: tuple[int, ...],
+    stride: int | tuple[int, ...] = 1,
+    dilation: int | tuple[int, ...] = 1,
+    padding: tuple[int | tuple[int, ...], int | tuple[int, ...]] = (1, 1),
+    groups: int = 1,
+) -> ConvProblem:
+    """A problem; one number is every dimension's."""
+
+    def each(value: int | tuple[int, ...]) -> tuple[int, ...]:
+        return (value,) * len(size) if isinstance(value, int) else value
+
+    return ConvProblem(
+        batch=images,
+        input_size=size,
+        channels=channels,
+        filters=filters,
+        filter_size=taps,
+        stride=each(stride),
+        dilation=each(dilation),
+        pad_before=each(padding[0]),
+        pad_after=each(padding[1]),
+        groups=groups,
+    )
+
+
+#: Six tiles and partial ones of 128 pixels and filters; 80 channels are a slice and a part of one.
+PARTIAL = problem(3, (9, 11), 80, 200, (2, 3))
+WALKS = {
+    "one_tile": problem(1, (5, 7), 64, 64, (1, 1), padding=(0, 0)),
+    "strided": problem(2, (21, 13), 72, 136, (3, 2), (2, 3), (2, 1), ((1, 0), (3, 2))),
+    "one_dimension": problem(2, (150,), 24, 72, (5,), 2, 1, (3, 1)),
+    "three_dimensions": problem(
+        2, (5, 7, 6), 24, 72, (3, 2, 3), (1, 2, 1), (1, 1, 2), ((1, 0, 2), (0, 1, 2))
+    ),
+    "groups": problem(2, (9, 9), 48, 144, (3, 3), groups=3),
+    "few_channels": problem(1, (12, 12), 8, 8, (3, 3)),
+}
+ALL_FUSED = Fused(bias=True, scale=True, activation=LEAKY_RELU, final_activation=RELU, beta=2.0)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The program that describes launches."""
+    return blackwell.program(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def kernels(program: Program) -> dict[str, Kernel]:
+    """Every kernel, compiled."""
+    return program.kernels()
+
+
+def check(program: Program, kernel: Kernel, case: Case, seed: int, sms: int = 0) -> None:
+    """Runs a case, whose result must be exact."""
+    np.testing.assert_array_equal(
+        run(program, kernel, case, seed, sms).output, case.expected(kernel)
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("index", range(CANDIDATES))
+def test_partial_tiles_in_several_waves(
+    program: Program, kernels: dict[str, Kernel], index: int, seed: int
+) -> None:
+    check(program, kernels[f"plain-{index}"], Case(PARTIAL, seed=seed), seed)
+
+
+@pytest.mark.parametrize("index", [0, 1, 6])
+@pytest.mark.parametrize("name", WALKS)
+def test_walks(program: Program, kernels: dict[str, Kernel], name: str, index: int) -> None:
+    check(program, kernels[f"plain-{index}"], Case(WALKS[name]), len(name))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float8", "int8"])
+def test_types(program: Program, kernels: dict[str, Kernel], dtype: str, index: int) -> None:
+    fused = Fused(bias=True, scale=True, activation=RELU)
+    case = Case(problem(2, (9, 11), 80, 72, (3, 3)), fused, seed=3)
+    check(program, kernels[f"{dtype}-{index}"], case, index)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("index", [0, 1])
+def test_residual(program: Program, kernels: dict[str, Kernel], index: int, seed: int) -> None:
+    check(program, kernels[f"residual-{index}"], Case(PARTIAL, ALL_FUSED, seed), seed)
+
+
+@pytest.mark.parametrize("name", ["computes-0", "computes-1", "stores-0", "stores-1"])
+def test_fused_work(program: Program, kernels: dict[str, Kernel], name: str) -> None:
+    """In registers and after shared memory, each with and without a residual, in 3-D."""
+    kernel = kernels[name]
+    assert {
+        kernels[f"{kind}-{i}"].registers for kind in ("computes", "stores") for i in (0, 1)
+    } == {
+        0,
+        1,
+    }
+    beta = 2.0 if kernel.residual else 0.0
+    fused = Fused(bias=True, activation=RELU, beta=beta)
+    check(program, kernel, Case(WALKS["three_dimensions"], fused), 5)
+
+
+@pytest.mark.parametrize("sms", [4, 8])
+def test_every_multiprocessor_count(program: Program, kernels: dict[str, Kernel], sms: int) -> None:
+    """One cluster takes all the work, or each has its own and none is left."""
+    case = Case(problem(1, (23, 23), 64, 264, (1, 1), padding=(0, 0)))
+    check(program, kernels["plain-6"], case, sms, sms)
+
+
+#: What is taken out of a kernel, by what, and what the emulator calls it.
+FAULTS: dict[str, tuple[str, str, type[EmulatorError] | tuple[type[EmulatorError], ...]]] = {
+    "an arrival too many": (
+        r"mov\.b32 \t(%r\d+), 4;(\n\t// begin inline asm\n\tmbarrier\.init)",
+        r"mov.b32 \t\1, 5;\2",
+        DeadlockError,
+    ),
+    "bytes too few": (r"mov\.b32 \t(%r\d+), 32768;", r"mov.b32 \t\1, 32752;", DeadlockError),
+    "no commit of a stage": (
+        r"tcgen05\.commit[^;]*;(?=.*tcgen05\.commit)",
+        "",
+        DeadlockError,
+    ),
+    "no commit of an accumulator": (
+        r"tcgen05\.commit[^;]*;(?!.*tcgen05\.commit)",
+        "",
+        DeadlockError,
+    ),
+    "barriers not published": (r"fence\.mbarrier_init[^;]*;", "", FenceError),
+    "output not published": (r"fence\.proxy\.async\.shared::cta;", "", FenceError),
+    "tensor memory read too early": (r"tcgen05\.wait::ld[^;]*;", "", RaceError),
+    "output stored too early": (r"bar\.sync (%r\d+), 128;", "", RaceError),
+    "output buffer written too early": (
+        r"cp\.async\.bulk\.wait_group[^;]*;",
+        "",
+        (RaceError, UnfinishedError),
+    ),
+    "tensor memory not freed": (r"tcgen05\.dealloc[^;]*;", "", UnfinishedError),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_kernel_is_found_out(
+    program: Program, kernels: dict[str, Kernel], name: str
+) -> None:
+    """What the other tests rely on."""
+    kernel = kernels["plain-0"]
+    pattern, replacement, error = FAULTS[name]
+    text, count = re.subn(pattern, replacement, kernel.ptx, flags=re.DOTALL)
+    assert count
+    with pytest.raises(error):
+        run(program, kernel, Case(PARTIAL), 0, ptx=text)
