@@ -9,7 +9,6 @@ from tests.isa.case import emulate
 
 from maxconv.emulator import FenceError, MemoryFaultError
 
-
 #: Rules of the ISA that MAX's kernel does without, as the last tests show.
 RELAXED = {"barrier_fences": False, "register_fences": False}
 
