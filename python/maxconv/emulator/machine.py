@@ -73,6 +73,9 @@ class Machine:
         barrier_fences: Whether an mbarrier may be used by a copy only after fence.mbarrier_init
             or fence.proxy.async. The hardware is seen to manage with a barrier of the block,
             and MAX's matmul without a cluster relies on that.
+        register_fences: Whether wgmma must not use registers that were written after the latest
+            wgmma.fence. The assembler orders them, and LLVM moves the zeros that a sum starts
+            from behind the fence, as in MAX's matmul.
 
     Raises:
         ValueError: An argument has no such value.
@@ -85,6 +88,7 @@ class Machine:
         seed: int = 0,
         tensor_load_waits: bool = True,
         barrier_fences: bool = True,
+        register_fences: bool = True,
     ) -> None:
         if arch not in _SHARED_LIMIT:
             raise ValueError(f"arch: {arch!r}; {', '.join(_SHARED_LIMIT)} are allowed")
@@ -95,6 +99,7 @@ class Machine:
         self.seed = seed
         self.tensor_load_waits = tensor_load_waits
         self.barrier_fences = barrier_fences
+        self.register_fences = register_fences
         self.shared_limit = _SHARED_LIMIT[arch]
         self.memory = Memory("global memory", _GLOBAL_BASE, 0)
         self._used = 0

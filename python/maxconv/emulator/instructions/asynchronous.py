@@ -222,7 +222,8 @@ def _arrive_bytes(t: Path, address: int, count: int, what: str) -> Callable[[], 
     if not barrier.published and t.launch.machine.barrier_fences:
         raise FenceError(
             f"{what} uses {barrier}, and no fence.mbarrier_init or fence.proxy.async followed its "
-            "initialization"
+            "initialization (a kernel that relies on a barrier of the block runs on a machine "
+            "without barrier_fences)"
         )
     return lambda: barrier.expect(-count)
 
