@@ -10,15 +10,8 @@ takes them. `ours` is the convolution alone, `ours_fused` has bias, SiLU and a
 residual as arguments. One JSON object a line.
 """
 
-from max.gpu import block_dim, block_idx, grid_dim, thread_idx
-from max.gpu.host import (
-    DeviceBuffer,
-    DeviceContext,
-    DeviceGraph,
-    DeviceGraphBuilder,
-)
+from max.gpu.host import DeviceBuffer, DeviceContext
 from std.sys import argv
-from std.time import sleep
 from std.utils import IndexList
 
 from operations.conv.access import MemoryActivation, MemoryOutput
@@ -29,18 +22,13 @@ from operations.conv.fields import (
     KERNEL_AUTO,
     LAYOUT_KRSC,
 )
-from operations.conv.memory import Reads, Writes
+from operations.conv.memory import Reads
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.gpu.dispatch import convolve
+from buffers import data_of, elements_of, put_random, reads_of
+from timing import input_sets, time_graph, time_stream
 
 comptime TYPE = DType.bfloat16
-comptime BLOCKS = 132 * 8
-comptime THREADS = 256
-comptime LAUNCHES = 32
-comptime ROTATED_BYTES = 256 << 20
-comptime REPLAYS = 3
-comptime ROUNDS = 7
-comptime PAUSE = 0.25
 
 comptime FIELDS = 22
 """Integers of a line."""
@@ -86,41 +74,13 @@ def parse(line: String) raises -> Case:
     return Case(String(words[0]), problem)
 
 
-def fill(to: Writes[TYPE], count: Int64, seed: Int32):
-    """Kernel: random values between -1 and 1 (a multiplicative hash)."""
-    var i = Int64(block_idx.x) * Int64(block_dim.x) + Int64(thread_idx.x)
-    while i < count:
-        var hash = UInt32(i + Int64(seed) * 7919) * 2654435761
-        hash = (hash ^ (hash >> 15)) * 2246822519
-        hash ^= hash >> 13
-        to[unsafe_offset=Int(i)] = (
-            Float32(hash & 0xFFFF) / 32768.0 - 1.0
-        ).cast[TYPE]()
-        i += Int64(grid_dim.x) * Int64(block_dim.x)
-
-
 def filled(
     ctx: DeviceContext, count: Int, seed: Int
 ) raises -> DeviceBuffer[TYPE]:
     """A buffer of random values."""
     var buffer = ctx.enqueue_create_buffer[TYPE](count)
-    ctx.enqueue_function[fill](
-        data_of(buffer),
-        Int64(count),
-        Int32(seed),
-        grid_dim=BLOCKS,
-        block_dim=THREADS,
-    )
+    put_random(ctx, buffer, seed)
     return buffer^
-
-
-def data_of(buffer: DeviceBuffer[TYPE]) -> Writes[TYPE]:
-    """The elements of a buffer."""
-    return (
-        buffer.unsafe_ptr()
-        .unsafe_mut_cast[True]()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-    )
 
 
 struct Operands(Movable):
@@ -139,12 +99,8 @@ struct Operands(Movable):
             ctx: The device.
             p: The problem.
         """
-        var x = p.batch * p.channels
-        for axis in range(SPATIAL):
-            x *= p.input[axis]
-        var y = p.gemm_m() * p.filters
-        var w = p.filter_length(LAYOUT_KRSC)
-        var sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * (x + 2 * y)) + 1))
+        var x, w, y = elements_of(p)
+        var sets = input_sets(2 * (x + 2 * y))
         self.x = List[DeviceBuffer[TYPE]]()
         self.w = List[DeviceBuffer[TYPE]]()
         self.bias = List[DeviceBuffer[TYPE]]()
@@ -173,8 +129,8 @@ struct Operands(Movable):
             has_residual=fused,
             has_scale=False,
             scale=Reads[DType.float32].unsafe_dangling(),
-            bias=data_of(self.bias[index]).as_imm(),
-            residual=data_of(self.residual[index]).as_imm(),
+            bias=reads_of(self.bias[index]),
+            residual=reads_of(self.residual[index]),
             beta=1.0,
             activation=Activation(
                 ACTIVATION_SILU if fused else ACTIVATION_NONE, 0, 0
@@ -184,30 +140,13 @@ struct Operands(Movable):
         convolve(
             ctx,
             p,
-            MemoryActivation[TYPE](data_of(self.x[index]).as_imm()),
-            data_of(self.w[index]).as_imm(),
+            MemoryActivation[TYPE](reads_of(self.x[index])),
+            reads_of(self.w[index]),
             LAYOUT_KRSC,
             KERNEL_AUTO,
             epilogue,
             MemoryOutput[TYPE](data_of(self.y[index])),
         )
-
-
-def median_of[
-    Run: def(DeviceContext) raises -> None
-](ctx: DeviceContext, run: Run) raises -> Float64:
-    """Milliseconds of a launch, `run` making `LAUNCHES`: the median."""
-    sleep(PAUSE)
-    _ = ctx.execution_time(run, REPLAYS)
-    var times = List[Float64]()
-    for _ in range(ROUNDS):
-        times.append(
-            Float64(ctx.execution_time(run, REPLAYS))
-            / Float64(REPLAYS * LAUNCHES)
-            / 1e6
-        )
-    sort(times)
-    return times[len(times) // 2]
 
 
 def time_case(
@@ -216,25 +155,12 @@ def time_case(
     """Times a problem both ways, and prints a line."""
     var p = named.problem
     var sets = len(operands.x)
-    operands.launch(ctx, p, fused, 0)
-    ctx.synchronize()
 
-    def build(mut builder: DeviceGraphBuilder) raises {imm}:
-        var recorded = builder.recording_context()
-        for i in range(LAUNCHES):
-            operands.launch(recorded, p, fused, i % sets)
+    def enqueue(target: DeviceContext, index: Int) raises {imm}:
+        operands.launch(target, p, fused, index % sets)
 
-    var graph = DeviceGraph.create(ctx, build)
-
-    def replay(ctx: DeviceContext) raises {imm}:
-        graph.replay()
-
-    def enqueue(ctx: DeviceContext) raises {imm}:
-        for i in range(LAUNCHES):
-            operands.launch(ctx, p, fused, i % sets)
-
-    var replayed = median_of(ctx, replay)
-    var called = median_of(ctx, enqueue)
+    var replayed = time_graph(ctx, enqueue)
+    var called = time_stream(ctx, enqueue)
     var contender = "ours_fused" if fused else "ours"
     print(
         (

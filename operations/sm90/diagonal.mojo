@@ -2,7 +2,7 @@
 persistent, on the tensor cores.
 
     every warp:     for each batch of steps:
-                        for each step, for every 8 or 16 columns:
+                        for each step, for every set of 2 x 16 pixels:
                             read the pixels, multiply, finish, write
                         meet the others
     three threads:      load the next input rows and residual, store the outputs
@@ -42,23 +42,29 @@ from .diagonal_block import (
     DiagonalStorage,
     DiagonalWorker,
     LoadCursor,
+    SetPlace,
     StagePosition,
     chunk,
 )
-from .diagonal_mma import load_matrices, store_matrices, unknown_sum
+from .diagonal_mma import (
+    Sums,
+    keep_rolled,
+    larger_or_unknown,
+    load_matrices,
+    store_matrices,
+    unknown_sum,
+)
+from .diagonal_geometry import DiagonalGeometry, DiagonalStep
 from .diagonal_plan import (
     BUFFERS,
     MATRIX,
     PIXEL_BYTES,
-    STAGE_ROWS,
     STEP_ROWS,
     THREADS,
     WARPS,
     DiagonalConfig,
-    DiagonalGeometry,
-    DiagonalStep,
 )
-from .diagonal_sums import LOADED_ROWS, DiagonalSums
+from .diagonal_sums import DiagonalSums
 from .stem_staging import load_shared
 
 comptime LOADER = UInt32(1)
@@ -91,12 +97,15 @@ struct DiagonalKernel[
     comptime window_stages = Self.config.window_stages()
     comptime step_stages = Self.config.step_stages()
     comptime Summing = DiagonalSums[Self.dtype, Self.config]
-    comptime loads = Self.Summing.loads
-    comptime together = Self.config.together()
-    comptime Places = Self.Summing.Places
+    comptime RowSums = Self.Summing.RowSums
+    comptime Stages = Self.Summing.Stages
     comptime Taps = Self.Summing.Taps
     comptime Fusion = DiagonalFusion[Self.bias_type, Self.out_type]
     comptime FusedWork = Epilogue[Self.bias_type, Self.out_type]
+    comptime Old = StaticTuple[SIMD[Self.out_type, 4], STEP_ROWS]
+    """The residual of a set, as its sums."""
+    comptime Rounded = StaticTuple[SIMD[DType.uint32, 2], STEP_ROWS]
+    """A set's outputs: of each row those of each half."""
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
     """Whether the copy engine stores the output."""
 
@@ -142,8 +151,7 @@ struct DiagonalKernel[
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
         wait_on_dependent_grids()
-        var first = geometry.first_step(UInt32(block_idx.x))
-        var end = geometry.first_step(UInt32(block_idx.x) + 1)
+        var first, end = geometry.block_steps(UInt32(block_idx.x))
         Self._compute_steps(
             activation,
             output,
@@ -156,56 +164,6 @@ struct DiagonalKernel[
             first,
             end,
         )
-
-    @staticmethod
-    @always_inline
-    def _load_stages(
-        ref activation: TensorMap,
-        geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        mut cursor: LoadCursor,
-        end: UInt32,
-        from_: StagePosition,
-        stages: UInt32,
-    ):
-        """Starts filling stages that no one reads any more, if there are steps
-        left; one thread."""
-        var position = from_
-        var count = stages
-        while count > 0 and cursor.index < end:
-            var step = geometry.step(cursor.index)
-            var run = min(step.run, end - cursor.index)
-            var left = (
-                (run - 1) * UInt32(Self.step_stages)
-                + UInt32(Self.window_stages)
-                - cursor.stages
-            )
-            var w = Int32(step.column) * Int32(Self.stride) + geometry.start_w
-            var h = Int32(step.row) * Int32(Self.stride) + geometry.start_h
-            h += Int32(cursor.stages) * STAGE_ROWS
-            var d = Int32(step.plane) * geometry.step_d + geometry.start_d
-            var now = min(count, left)
-            for _ in range(now):
-                var barrier = storage.full(position.stage)
-                barrier.arrive_expecting(Int(geometry.load_bytes))
-                load_tile[5](
-                    storage.ring + position.stage * geometry.stage_bytes,
-                    activation,
-                    barrier.address,
-                    IndexList[5](
-                        Int(step.channel),
-                        Int(w),
-                        Int(h),
-                        Int(d),
-                        Int(step.image),
-                    ),
-                )
-                h += STAGE_ROWS
-                position = position.after(1, geometry.stages)
-            count -= now
-            cursor.stages += now
-            if now == left:
-                cursor = LoadCursor(cursor.index + run, 0)
 
     @staticmethod
     @always_inline
@@ -228,6 +186,7 @@ struct DiagonalKernel[
         barrier.arrive_expecting(Int(batch * geometry.step_bytes))
         var to = storage.buffer(geometry, buffer)
         for _ in range(batch):
+            keep_rolled()
             load_tile[5](to, residual, barrier.address, Self._corner(step))
             step.row += STEP_ROWS
             to += geometry.step_bytes
@@ -265,16 +224,20 @@ struct DiagonalKernel[
         var loads_residual = (
             warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
         )
-        var position = StagePosition(0, 0)
-        var cursor = LoadCursor(first, 0)
+        var index = first
+        var worker = DiagonalWorker(
+            Self.config, geometry, geometry.step(index), warp, lane
+        )
+        # Asked for first: behind the stages it would wait for them.
+        var loaded = Self.Taps.load(filter, worker.channel(), lane)
+        var cursor = LoadCursor(first)
         if loads_stages:
-            Self._load_stages(
+            cursor.load(
+                Self.config,
                 activation,
                 geometry,
                 storage,
-                cursor,
                 end,
-                position,
                 geometry.stages,
             )
         # The first step whose residual is not on its way.
@@ -286,106 +249,97 @@ struct DiagonalKernel[
                         residual, geometry, storage, ahead, end, buffer
                     )
         var bare = epilogue.is_identity()
+        var position = StagePosition(0, 0)
         var buffer = StagePosition(0, 0)
-        var index = first
+        var taps = Self.Taps(loaded, lane)
+        var fused = Self.Fusion(epilogue, worker, lane)
         while index < end:
-            var worker = DiagonalWorker(
-                Self.config, geometry, geometry.step(index), warp, lane
-            )
-            var taps = Self.Taps()
-            var fused = Self.Fusion()
-            if worker.active:
-                taps = Self.Taps(filter, Int(worker.channel), lane)
-                fused = Self.Fusion(epilogue, worker.channel + lane % 4 * 2)
-            var slab_end = min(end, geometry.slab_end(index))
-            while index < slab_end:
-                var begins = True
-                var left = worker.enter(
-                    geometry, geometry.step(index), end - index
-                )
-                while left > 0:
-                    var batch = min(left, geometry.batch)
-                    left -= batch
-                    if epilogue.has_residual:
-                        storage.residual(buffer.stage).wait(buffer.parity)
-                    var to = storage.buffer(geometry, buffer.stage)
-                    var read = position
-                    for _ in range(batch):
-                        if worker.active:
-                            Self._await_window(
-                                geometry, storage, position, begins
+            var step = geometry.step(index)
+            if step.channel != worker.slab:
+                # Computed anew: neither is kept for it.
+                var thread = unknown_sum(UInt32(thread_idx.x), 0)
+                warp, lane = divmod(thread, UInt32(32))
+                worker = DiagonalWorker(Self.config, geometry, step, warp, lane)
+                loaded = Self.Taps.load(filter, worker.channel(), lane)
+                taps = Self.Taps(loaded, lane)
+                fused = Self.Fusion(epilogue, worker, lane)
+            var begins = True
+            var left = worker.enter(geometry, step, end - index)
+            while left > 0:
+                var batch = min(left, geometry.batch)
+                left -= batch
+                if epilogue.has_residual:
+                    storage.residual(buffer.stage).wait(buffer.parity)
+                var to = storage.buffer(geometry, buffer.stage)
+                for _ in range(batch):
+                    if worker.active:
+                        Self._await_window(geometry, storage, position, begins)
+                        if bare:
+                            Self._compute[False](
+                                epilogue,
+                                geometry,
+                                storage,
+                                position,
+                                to,
+                                worker,
+                                fused,
+                                taps,
                             )
-                            if bare:
-                                Self._compute[False](
-                                    epilogue,
-                                    geometry,
-                                    storage,
-                                    position,
-                                    to,
-                                    worker,
-                                    fused,
-                                    taps,
-                                )
-                            else:
-                                Self._compute[True](
-                                    epilogue,
-                                    geometry,
-                                    storage,
-                                    position,
-                                    to,
-                                    worker,
-                                    fused,
-                                    taps,
-                                )
-                        begins = False
-                        position = position.after(
-                            UInt32(Self.step_stages), geometry.stages
-                        )
-                        to += geometry.step_bytes
-                    var done = batch * UInt32(Self.step_stages)
-                    if left == 0:
-                        done += UInt32(Self.window_stages - Self.step_stages)
-                        position = position.after(
-                            UInt32(Self.window_stages - Self.step_stages),
-                            geometry.stages,
-                        )
-                    comptime if Self.stores_tiles:
-                        publish_to_engine()
-                        if thread_idx.x == 0:
-                            # The store before has left its buffer.
-                            wait_stores_read[0]()
-                    sync_threads[THREADS](0)
-                    if loads_stages:
-                        Self._load_stages(
-                            activation,
-                            geometry,
-                            storage,
-                            cursor,
-                            end,
-                            read,
-                            done,
-                        )
-                    if loads_residual and ahead < end:
-                        ahead = Self._load_residual(
-                            residual,
-                            geometry,
-                            storage,
-                            ahead,
-                            end,
-                            buffer.after(
-                                UInt32(BUFFERS - 1), UInt32(BUFFERS)
-                            ).stage,
-                        )
-                    Self._store_batch(
-                        output,
-                        target,
-                        geometry,
-                        storage.buffer(geometry, buffer.stage),
-                        index,
-                        batch,
+                        else:
+                            Self._compute[True](
+                                epilogue,
+                                geometry,
+                                storage,
+                                position,
+                                to,
+                                worker,
+                                fused,
+                                taps,
+                            )
+                    begins = False
+                    position = position.after(
+                        UInt32(Self.step_stages), geometry.stages
                     )
-                    buffer = buffer.after(1, UInt32(BUFFERS))
-                    index += batch
+                    to += geometry.step_bytes
+                var done = batch * UInt32(Self.step_stages)
+                if left == 0:
+                    done += UInt32(Self.window_stages - Self.step_stages)
+                    position = position.after(
+                        UInt32(Self.window_stages - Self.step_stages),
+                        geometry.stages,
+                    )
+                comptime if Self.stores_tiles:
+                    publish_to_engine()
+                    if thread_idx.x == 0:
+                        # The store before has left its buffer.
+                        wait_stores_read[0]()
+                sync_threads[THREADS](0)
+                if loads_stages:
+                    cursor.load(
+                        Self.config, activation, geometry, storage, end, done
+                    )
+                if loads_residual and ahead < end:
+                    ahead = Self._load_residual(
+                        residual,
+                        geometry,
+                        storage,
+                        ahead,
+                        end,
+                        buffer.after(
+                            UInt32(BUFFERS - 1), UInt32(BUFFERS)
+                        ).stage,
+                    )
+                Self._store_batch(
+                    output,
+                    target,
+                    geometry,
+                    storage.buffer(geometry, buffer.stage),
+                    step,
+                    batch,
+                )
+                step.row += batch * STEP_ROWS
+                buffer = buffer.after(1, UInt32(BUFFERS))
+                index += batch
         comptime if Self.stores_tiles:
             if thread_idx.x == 0:
                 wait_stores_read[0]()
@@ -408,18 +362,6 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _row_stage(
-        geometry: DiagonalGeometry,
-        storage: DiagonalStorage,
-        position: StagePosition,
-        row: UInt32,
-    ) -> SharedAddress:
-        """Where the stage is that holds a row of the window."""
-        var at = position.after(row // STAGE_ROWS, geometry.stages)
-        return storage.ring + at.stage * geometry.stage_bytes
-
-    @staticmethod
-    @always_inline
     def _compute[
         finishes: Bool
     ](
@@ -437,58 +379,138 @@ struct DiagonalKernel[
         Parameters:
             finishes: Whether there is anything to do to the sums.
         """
-        var rows = StaticTuple[SharedAddress, Self.loads]()
-        comptime for i in range(Self.loads):
-            rows[i] = Self._row_stage(
-                geometry,
-                storage,
-                position,
-                UInt32(LOADED_ROWS * i) + worker.row,
-            )
-        var own = to + worker.output_offset(geometry)
-        for column in range(
-            worker.first_column, worker.columns, worker.column_step
-        ):
-            var from_ = Self.Places(
-                fill=column * UInt32(Self.stride * PIXEL_BYTES)
-            )
-            var outputs = Self.Places(fill=own + column * PIXEL_BYTES)
-            comptime for i in range(1, Self.together):
-                # Where there are no more, the first are computed twice.
-                if column + UInt32(i * MATRIX) < worker.columns:
-                    from_[i] += UInt32(i * MATRIX * Self.stride * PIXEL_BYTES)
-                    outputs[i] += UInt32(i * MATRIX * PIXEL_BYTES)
-            var old = StaticTuple[SIMD[Self.out_type, 4], Self.together](fill=0)
-            comptime if finishes:
-                if epilogue.has_residual:
-                    comptime for i in range(Self.together):
-                        old[i] = Self._load_old(outputs[i])
-            var sums = Self.Summing.multiply[False](
-                rows, worker, from_, taps, 0
-            )
-            var all = Float32(0)
-            comptime for i in range(Self.together):
-                all += sums[i].reduce_add()
-            # One of them is not a number, or some are infinite.
-            if vote[DType.uint32](isnan(all)) != 0:
-                sums = Self.Summing.multiply_singly(rows, worker, from_, taps)
-            comptime for i in range(Self.together):
-                var finished = sums[i]
-                comptime if finishes:
-                    finished = fused.finish(epilogue, finished, old[i])
-                var rounded = bitcast[DType.uint32, 2](
-                    finished.cast[Self.out_type]()
+        var stages = Self.Stages()
+        comptime for i in range(Self.window_stages):
+            var at = position.after(UInt32(i), geometry.stages)
+            stages[i] = storage.ring + at.stage * geometry.stage_bytes
+        var own = to + worker.output
+        # Not a number if one of the outputs is not.
+        var largest = UInt32(0)
+        comptime together = 1 if finishes else Self.config.together()
+        var set = worker.first_set
+        while set < worker.sets:
+            var several = False
+            comptime if together > 1:
+                several = set + worker.set_step < worker.sets
+            if several:
+                Self._compute_sets[finishes, together](
+                    epilogue,
+                    geometry,
+                    worker,
+                    fused,
+                    taps,
+                    stages,
+                    own,
+                    set,
+                    largest,
                 )
-                store_matrices(outputs[i], rounded[0], rounded[1])
+            else:
+                Self._compute_sets[finishes, 1](
+                    epilogue,
+                    geometry,
+                    worker,
+                    fused,
+                    taps,
+                    stages,
+                    own,
+                    set,
+                    largest,
+                )
+        comptime if not finishes:
+            # Nothing was read from where the outputs are: they are replaced.
+            var two = bitcast[Self.out_type, 2](largest)
+            if vote[DType.uint32](isnan(two).reduce_or()) != 0:
+                set = worker.first_set
+                while set < worker.sets:
+                    var at = SetPlace(geometry, worker, own, set)
+                    _ = Self._write(
+                        at,
+                        Self.Summing.multiply_singly(
+                            stages, worker, at.shift, taps
+                        ),
+                    )
+                    set += worker.set_step
 
     @staticmethod
     @always_inline
-    def _load_old(at: SharedAddress) -> SIMD[Self.out_type, 4]:
-        """The residual of 8 columns, where the outputs will be."""
-        var loaded = load_matrices[2](at)
-        return bitcast[Self.out_type, 4](
-            SIMD[DType.uint32, 2](loaded[0], loaded[1])
+    def _compute_sets[
+        finishes: Bool, count: Int
+    ](
+        epilogue: Self.FusedWork,
+        geometry: DiagonalGeometry,
+        worker: DiagonalWorker,
+        fused: Self.Fusion,
+        taps: Self.Taps,
+        stages: Self.Stages,
+        outputs: SharedAddress,
+        mut set: UInt32,
+        mut largest: UInt32,
+    ):
+        """Writes the outputs of `count` sets, so that a multiply need not wait
+        for the one before it."""
+        var places = StaticTuple[SetPlace, count](
+            fill=SetPlace(geometry, worker, outputs, set)
         )
+        var sums = StaticTuple[Self.RowSums, count](
+            fill=Self.RowSums(fill=Sums(0))
+        )
+        comptime for i in range(count):
+            comptime if i > 0:
+                places[i] = SetPlace(geometry, worker, outputs, set)
+            sums[i] = Self.Summing.multiply[False](
+                stages, worker, places[i].shift, taps, 0
+            )
+            set += worker.set_step
+        comptime if finishes:
+            # Not a number if one of the sums is not, or if some are infinite.
+            var total = Float32(0)
+            comptime for i in range(count):
+                total += (sums[i][0] + sums[i][1]).reduce_add()
+            if vote[DType.uint32](isnan(total)) != 0:
+                comptime for i in range(count):
+                    sums[i] = Self.Summing.multiply_singly(
+                        stages, worker, places[i].shift, taps
+                    )
+            comptime for i in range(count):
+                comptime for y in range(STEP_ROWS):
+                    sums[i][y] = fused.activate(epilogue, sums[i][y])
+                var old = Self.Old(fill=0)
+                if epilogue.has_residual:
+                    old = Self._load_old(places[i])
+                comptime for y in range(STEP_ROWS):
+                    sums[i][y] = fused.finish(epilogue, sums[i][y], old[y])
+        comptime for i in range(count):
+            var rounded = Self._write(places[i], sums[i])
+            comptime if not finishes:
+                comptime for y in range(STEP_ROWS):
+                    comptime for half in range(2):
+                        largest = larger_or_unknown[Self.out_type](
+                            largest, rounded[y][half]
+                        )
+
+    @staticmethod
+    @always_inline
+    def _write(at: SetPlace, sums: Self.RowSums) -> Self.Rounded:
+        """Rounds and writes a set."""
+        var rows = Self.Rounded(fill=0)
+        comptime for y in range(STEP_ROWS):
+            rows[y] = bitcast[DType.uint32, 2](sums[y].cast[Self.out_type]())
+        store_matrices(at.first, rows[0][0], rows[1][0])
+        store_matrices(at.second, rows[0][1], rows[1][1])
+        return rows
+
+    @staticmethod
+    @always_inline
+    def _load_old(at: SetPlace) -> Self.Old:
+        """The residual of a set, where its outputs will be."""
+        var first = load_matrices[2](at.first)
+        var second = load_matrices[2](at.second)
+        var old = Self.Old(fill=0)
+        comptime for y in range(STEP_ROWS):
+            old[y] = bitcast[Self.out_type, 4](
+                SIMD[DType.uint32, 2](first[y], second[y])
+            )
+        return old
 
     @staticmethod
     @always_inline
@@ -497,15 +519,15 @@ struct DiagonalKernel[
         target: Self.Output,
         geometry: DiagonalGeometry,
         data: SharedAddress,
-        first: UInt32,
+        first: DiagonalStep,
         batch: UInt32,
     ):
         """Stores a batch's outputs, which every warp has written."""
         var from_ = data
+        var step = first
         if not Self.stores_tiles or thread_idx.x == 0:
-            # Computed here: nothing of it is kept from the batch's start.
-            var step = geometry.step(unknown_sum(first, 0))
             for _ in range(batch):
+                keep_rolled()
                 comptime if Self.stores_tiles:
                     store_tile[5](output, from_, Self._corner(step))
                 else:
@@ -531,19 +553,24 @@ struct DiagonalKernel[
             return
         var columns = min(geometry.columns, geometry.out_columns - step.column)
         var rows = min(UInt32(STEP_ROWS), geometry.out_rows - step.row)
-        for row in range(rows):
-            var p = step.row + row
-            for column in range(first, columns, UInt32(32)):
-                var q = step.column + column
-                var values = load_shared[Self.out_type, MATRIX](
-                    from_
-                    + row * geometry.output_row_bytes
-                    + chunk(column, group)
-                )
-                target.store[MATRIX](
-                    Int(step.image),
-                    IndexList[SPATIAL](Int(step.plane), Int(p), Int(q)),
-                    Int(channel),
-                    geometry.output_offset(step, p, q) + Int(channel),
-                    values,
-                )
+        var images = min(geometry.images, geometry.batch_images - step.image)
+        for i in range(images):
+            for row in range(rows):
+                var p = step.row + row
+                for column in range(first, columns, UInt32(32)):
+                    var q = step.column + column
+                    var values = load_shared[Self.out_type, MATRIX](
+                        from_
+                        + i * geometry.image_output_bytes
+                        + row * geometry.output_row_bytes
+                        + chunk(column, group)
+                    )
+                    var image = step.image + i
+                    var offset = geometry.output_offset(image, step, p, q)
+                    target.store[MATRIX](
+                        Int(image),
+                        IndexList[SPATIAL](Int(step.plane), Int(p), Int(q)),
+                        Int(channel),
+                        offset + Int(channel),
+                        values,
+                    )

@@ -2,12 +2,17 @@
 thread computes."""
 
 from max.gpu.memory import external_memory
+from std.utils import IndexList
 
+from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
+from ..conv.fields import ACTIVATION_SILU
 from ..pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
-from ..tma.copy import SharedAddress
+from ..tma.copy import SharedAddress, load_tile
+from ..tma.descriptor import TensorMap
 from .config import PATTERN_BYTES
-from .diagonal_mma import Sums
+from .diagonal_geometry import DiagonalGeometry, DiagonalStep
+from .diagonal_mma import Sums, keep_rolled
 from .diagonal_plan import (
     BARRIERS_BYTES,
     BUFFERS,
@@ -19,8 +24,6 @@ from .diagonal_plan import (
     WARPS,
     WARPS_LOG,
     DiagonalConfig,
-    DiagonalGeometry,
-    DiagonalStep,
 )
 
 comptime CHUNK_BYTES = 16
@@ -48,13 +51,106 @@ struct StagePosition(TrivialRegisterPassable):
         return StagePosition(stage, self.parity)
 
 
-@fieldwise_init
 struct LoadCursor(TrivialRegisterPassable):
-    """The next stage to load: of a run, `stages` have been."""
+    """The next stage to load, and what of the activation."""
 
+    var stage: UInt32
     var index: UInt32
-    """The run's first step."""
-    var stages: UInt32
+    """The first step of the next run."""
+    var left: UInt32
+    """Stages of this run that are left."""
+    var channel: UInt32
+    var w: Int32
+    var h: Int32
+    var d: Int32
+    var image: UInt32
+
+    @always_inline
+    def __init__(out self, index: UInt32):
+        """In front of a run.
+
+        Args:
+            index: Its first step.
+        """
+        self.stage = 0
+        self.index = index
+        self.left = 0
+        self.channel = 0
+        self.w = 0
+        self.h = 0
+        self.d = 0
+        self.image = 0
+
+    @always_inline
+    def load(
+        mut self,
+        config: DiagonalConfig,
+        ref activation: TensorMap,
+        geometry: DiagonalGeometry,
+        storage: DiagonalStorage,
+        end: UInt32,
+        count: UInt32,
+    ):
+        """Starts filling stages that no one reads any more, if there are steps
+        left; one thread.
+
+        Args:
+            config: The configuration.
+            activation: The activation's descriptor.
+            geometry: The problem.
+            storage: The block's.
+            end: Behind the block's last step.
+            count: Stages.
+        """
+        for _ in range(count):
+            keep_rolled()
+            if self.left == 0:
+                if self.index >= end:
+                    return
+                self._begin(config, geometry, end)
+            var barrier = storage.full(self.stage)
+            barrier.arrive_expecting(Int(geometry.images * geometry.load_bytes))
+            var to = storage.ring + self.stage * geometry.stage_bytes
+            for i in range(geometry.images):
+                keep_rolled()
+                load_tile[5](
+                    to,
+                    activation,
+                    barrier.address,
+                    IndexList[5](
+                        Int(self.channel),
+                        Int(self.w),
+                        Int(self.h),
+                        Int(self.d),
+                        Int(self.image + i),
+                    ),
+                )
+                to += geometry.image_bytes
+            self.h += STAGE_ROWS
+            self.left -= 1
+            self.stage += 1
+            if self.stage == geometry.stages:
+                self.stage = 0
+
+    @always_inline
+    def _begin(
+        mut self,
+        config: DiagonalConfig,
+        geometry: DiagonalGeometry,
+        end: UInt32,
+    ):
+        """Begins the next run."""
+        var step = geometry.step(self.index)
+        var run = min(step.run, end - self.index)
+        self.index += run
+        self.left = (run - 1) * UInt32(config.step_stages()) + UInt32(
+            config.window_stages()
+        )
+        self.channel = step.channel
+        self.w = Int32(step.column) * Int32(config.stride) + geometry.start_w
+        self.h = Int32(step.row) * Int32(config.stride) + geometry.start_h
+        self.d = Int32(step.plane) * geometry.step_d + geometry.start_d
+        self.image = step.image
 
 
 @fieldwise_init
@@ -139,24 +235,25 @@ def chunk(pixel: UInt32, group: UInt32) -> UInt32:
 struct DiagonalWorker(TrivialRegisterPassable):
     """What a thread computes of the steps of a slab."""
 
-    var lane: UInt32
-    """Of its warp."""
     var active: Bool
     """Whether the warp has channels."""
+    var slab: UInt32
+    """The first channel of the slab."""
     var group: UInt32
     """Which 8 channels of the slab."""
-    var channel: UInt32
-    """The first of them."""
-    var row: UInt32
-    """Which of the rows of a load the thread gives the address of."""
     var pixel: UInt32
-    """And which pixel of the stage that holds it, for the first column and
-    tap."""
-    var first_column: UInt32
-    var column_step: UInt32
-    """From columns of the thread to the next: where a slab has few channels,
-    several warps share its columns."""
-    var columns: UInt32
+    """The pixel of a stage that the thread gives the address of, for the first
+    8 pixels of the first set and the first tap."""
+    var output: UInt32
+    """Where in a step's outputs the matrix row is that the thread gives the
+    address of, in the first half of the first set."""
+    var half: UInt32
+    """Bytes from `pixel` if the thread gives addresses of a set's other half."""
+    var first_set: UInt32
+    var set_step: UInt32
+    """From sets of the thread to the next: where a slab has few channels,
+    several warps share its sets."""
+    var sets: UInt32
     """Of the steps."""
 
     @always_inline
@@ -184,21 +281,19 @@ struct DiagonalWorker(TrivialRegisterPassable):
             if left <= UInt32(SLAB >> i):
                 shift = UInt32(i)
         var groups = UInt32(WARPS) >> shift
-        var together = UInt32(config.together() * MATRIX)
-        self.lane = lane
-        self.row = lane // 8
-        if config.stride == 2:
-            self.row = lane // 8 % 2 * 2 + lane // 16
-        self.pixel = (
-            self.row % STAGE_ROWS * geometry.staged_columns
-            + lane % 8 * UInt32(config.stride)
+        self.pixel = lane // 16 * geometry.staged_columns + lane % 8 * UInt32(
+            config.stride
         )
+        self.half = lane // 8 % 2 * geometry.half_bytes
         self.group = warp & (groups - 1)
-        self.first_column = (warp >> (UInt32(WARPS_LOG) - shift)) * together
-        self.column_step = together << shift
-        self.channel = step.channel + self.group * MATRIX
-        self.active = self.channel < geometry.channels
-        self.columns = 0
+        self.first_set = warp >> (UInt32(WARPS_LOG) - shift)
+        self.set_step = UInt32(1) << shift
+        self.slab = step.channel
+        self.active = step.channel + self.group * MATRIX < geometry.channels
+        self.sets = 0
+        self.output = lane // 8 % 2 * geometry.output_row_bytes + chunk(
+            lane % 8, self.group
+        )
 
     @always_inline
     def enter(
@@ -214,19 +309,62 @@ struct DiagonalWorker(TrivialRegisterPassable):
         Returns:
             Its steps.
         """
-        self.columns = min(geometry.columns, geometry.out_columns - step.column)
+        var columns = geometry.out_columns - step.column
+        self.sets = min(geometry.sets, (columns - 1) // UInt32(2 * MATRIX) + 1)
+        if geometry.images > 1:
+            self.sets = geometry.sets
         return min(step.run, most)
 
     @always_inline
-    def output_offset(self, geometry: DiagonalGeometry) -> UInt32:
-        """Where in a step's outputs the matrix row is that the thread gives
-        the address of, in the first 8 columns.
+    def channel(self) -> Int:
+        """The first channel of the warp; any, if it has none: its operands can
+        be loaded without a branch."""
+        return Int(self.slab + self.group * MATRIX) if self.active else 0
+
+    @always_inline
+    def offset[tap: Int](self) -> UInt32:
+        """Where in a stage the matrix row is that the thread gives the address
+        of, in the first half of the first set.
+
+        Parameters:
+            tap: The column of taps.
+        """
+        return chunk(self.pixel + UInt32(tap), self.group)
+
+
+struct SetPlace(TrivialRegisterPassable):
+    """Where a set is, for the addresses that a thread gives."""
+
+    var shift: UInt32
+    """In a stage, bytes from the thread's first pixel."""
+    var first: SharedAddress
+    """The outputs of its first half."""
+    var second: SharedAddress
+    """Those of its second half: where there is none, the first is computed
+    twice."""
+
+    @always_inline
+    def __init__(
+        out self,
+        geometry: DiagonalGeometry,
+        worker: DiagonalWorker,
+        outputs: SharedAddress,
+        set: UInt32,
+    ):
+        """Finds a set.
 
         Args:
             geometry: The problem.
+            worker: What the thread computes.
+            outputs: The first half of the step's first set.
+            set: Which.
         """
-        var row = self.lane // 8 % 2 * (geometry.output_row_bytes)
-        return row + chunk(self.lane % 8, self.group)
+        self.shift = set * geometry.set_bytes
+        self.first = outputs + set * geometry.set_output_bytes
+        self.second = self.first
+        if set < geometry.whole_sets:
+            self.shift += worker.half
+            self.second += geometry.half_output_bytes
 
 
 struct DiagonalFusion[bias_type: DType, out_type: DType](
@@ -243,42 +381,60 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
     var bias: SIMD[DType.float32, 2]
 
     @always_inline
-    def __init__(out self):
-        """Operands that change nothing."""
-        self.scale = 1
-        self.bias = 0
-
-    @always_inline
     def __init__(
         out self,
         epilogue: Epilogue[Self.bias_type, Self.out_type],
-        channel: UInt32,
+        worker: DiagonalWorker,
+        lane: UInt32,
     ):
         """Loads them.
 
         Args:
             epilogue: The epilogue.
-            channel: The first of the two.
+            worker: Whose channels.
+            lane: Of the warp.
         """
-        self.scale = epilogue.scaled[2, 2](1, Int(channel))
-        self.bias = epilogue.load_bias[2, 2](Int(channel))
+        var channel = worker.channel() + Int(lane % 4 * 2)
+        self.scale = epilogue.scaled[2, 2](1, channel)
+        self.bias = epilogue.load_bias[2, 2](channel)
 
     @always_inline
-    def finish(
-        self,
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
-        sums: Sums,
-        residual: SIMD[Self.out_type, 4],
+    def activate(
+        self, epilogue: Epilogue[Self.bias_type, Self.out_type], sums: Sums
     ) -> Sums:
-        """The epilogue of two pixels.
+        """What `Epilogue.finish` does before it adds the residual, SiLU as
+        outputs of 16 bits need it.
 
         Args:
             epilogue: The epilogue.
-            sums: Two channels of each.
-            residual: Likewise.
+            sums: Two channels of two pixels.
         """
-        return epilogue.finish[4](
-            sums * self.scale.join(self.scale),
-            self.bias.join(self.bias),
-            residual,
+        var biased = sums.fma(
+            self.scale.join(self.scale), self.bias.join(self.bias)
         )
+        if epilogue.activation.code == ACTIVATION_SILU:
+            return DeviceActivation.of(epilogue.activation).evaluate[
+                DeviceActivation.SILU, 4, exact=False
+            ](biased)
+        return epilogue.activation.apply[4](biased)
+
+    @staticmethod
+    @always_inline
+    def finish(
+        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        values: Sums,
+        residual: SIMD[Self.out_type, 4],
+    ) -> Sums:
+        """The rest of `Epilogue.finish`.
+
+        Args:
+            epilogue: The epilogue.
+            values: What `activate` returned.
+            residual: Likewise, if there is one.
+        """
+        var result = values
+        if epilogue.has_residual:
+            result = residual.cast[DType.float32]().fma(
+                Sums(epilogue.beta), values
+            )
+        return epilogue.final_activation.apply[4](result)

@@ -13,13 +13,13 @@ from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import TensorMap, TensorView, encode_tiled
 from .config import MAX_SHARED_BYTES
 from .diagonal import DiagonalKernel
+from .diagonal_geometry import DiagonalGeometry
 from .diagonal_plan import (
     DIAGONAL_CANDIDATES,
     SLAB,
     STAGE_ROWS,
     STEP_ROWS,
     THREADS,
-    DiagonalGeometry,
     DiagonalPlan,
     diagonal_candidate,
 )
@@ -106,6 +106,7 @@ def convolve[
                 problem.input,
                 plan.staged_columns,
                 STAGE_ROWS,
+                1,
             )
             # Where nothing is read or written through it, any will do.
             var to = input
@@ -121,7 +122,7 @@ def convolve[
                 filter,
                 epilogue,
                 output,
-                DiagonalGeometry.of(problem, plan),
+                DiagonalGeometry.of(config, problem, plan),
                 grid_dim=plan.blocks,
                 block_dim=THREADS,
                 shared_mem_bytes=plan.shared_bytes(),
@@ -141,9 +142,10 @@ def _map[
     size: IndexList[SPATIAL],
     columns: Int,
     rows: Int,
+    images: Int,
 ) raises -> TensorMap:
-    """Rows of some columns of a slab of a tensor `[N, *size, C]`, a box each.
-    """
+    """Rows of some columns of a slab of images of a tensor `[N, *size, C]`, a
+    box."""
     return encode_tiled[dtype, 5](
         ctx,
         data,
@@ -152,7 +154,7 @@ def _map[
                 problem.channels, size[2], size[1], size[0], problem.batch
             )
         ),
-        IndexList[5](SLAB, columns, rows, 1, 1),
+        IndexList[5](SLAB, columns, rows, 1, images),
         TensorMapSwizzle.SWIZZLE_128B,
     )
 
@@ -166,4 +168,12 @@ def _output_map[
     plan: DiagonalPlan,
 ) raises -> TensorMap:
     """The outputs of a step, or their residuals, a box."""
-    return _map(ctx, data, problem, problem.output, plan.columns, STEP_ROWS)
+    return _map(
+        ctx,
+        data,
+        problem,
+        problem.output,
+        plan.columns,
+        STEP_ROWS,
+        plan.images,
+    )

@@ -29,11 +29,33 @@ def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
 
 
 @always_inline
-def unknown_quotient(number: UInt32) -> UInt32:
-    """An eighth of a number, as `unknown_sum`."""
-    return inlined_assembly["shr.u32 $0, $1, 3;", UInt32, constraints="=r,r"](
-        number
+def larger_or_unknown[dtype: DType](first: UInt32, second: UInt32) -> UInt32:
+    """The larger of two numbers, not a number if one of them is not, in both
+    halves of a register (PTX ISA, "max").
+
+    Parameters:
+        dtype: Of the numbers: bfloat16 or float16.
+
+    Args:
+        first: Two numbers.
+        second: Two more.
+    """
+    comptime assert dtype.is_half_float()
+    comptime name = String(
+        "max.NaN.",
+        "bf16x2" if dtype == DType.bfloat16 else "f16x2",
+        " $0, $1, $2;",
     )
+    return inlined_assembly[
+        name, UInt32, constraints="=r,r,r", has_side_effect=False
+    ](first, second)
+
+
+@always_inline
+def keep_rolled():
+    """Said at the start of a loop's body: the assembler does not unroll it (PTX
+    ISA, "Pragma Strings: nounroll")."""
+    inlined_assembly['.pragma "nounroll";', NoneType, constraints="~{memory}"]()
 
 
 @always_inline
@@ -101,6 +123,8 @@ struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
     """
 
     comptime count = Self.taps * Self.taps
+    comptime Loaded = StaticTuple[UInt16, Self.count]
+    """Each tap of the channel whose row of the matrices the thread has."""
 
     var bits: StaticTuple[UInt32, Self.count]
 
@@ -109,25 +133,39 @@ struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
         """Zeros."""
         self.bits = type_of(self.bits)(fill=0)
 
+    @staticmethod
     @always_inline
-    def __init__(
-        out self, filter: Reads[Self.dtype], channel: Int, lane: UInt32
-    ):
-        """Loads a filter.
+    def load(
+        filter: Reads[Self.dtype], channel: Int, lane: UInt32
+    ) -> Self.Loaded:
+        """Starts loading a filter.
 
         Args:
             filter: `[C, R, S]`.
             channel: The first channel.
             lane: Of this thread.
         """
+        var row = Int(lane // 4)
+        var data = filter.unsafe_offset((channel + row) * Self.count)
+        var loaded = Self.Loaded(fill=0)
+        comptime for i in range(Self.count):
+            loaded[i] = bitcast[DType.uint16, 1](data[unsafe_offset=i])[0]
+        return loaded
+
+    @always_inline
+    def __init__(out self, loaded: Self.Loaded, lane: UInt32):
+        """The matrices of what was loaded.
+
+        Args:
+            loaded: By `load`.
+            lane: Of this thread.
+        """
         var row = lane // 4
-        var data = filter.unsafe_offset((channel + Int(row)) * Self.count)
         var holds = row // 2 == lane % 4
         var high = row % 2 == 1
         self.bits = type_of(self.bits)(fill=0)
         comptime for i in range(Self.count):
-            var element = bitcast[DType.uint16, 1](data[unsafe_offset=i])[0]
-            var word = UInt32(element) if holds else 0
+            var word = UInt32(loaded[i]) if holds else 0
             self.bits[i] = word << 16 if high else word
 
     @always_inline

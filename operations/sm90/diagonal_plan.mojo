@@ -4,17 +4,21 @@ kernel takes, and how it cuts a problem.
 A tap of 8 channels is a diagonal matrix, and what it adds to the sums is the
 product of that matrix and of the pixels that the tap sees. A warp has 8
 channels, a block `SLAB`; a step is `STEP_ROWS` rows of some columns of the
-output. A block takes steps one after the other, down an image and on in the
-next, and stores the outputs of some of them together: the copy engine brings input rows into a ring of shared memory, filled
-with zeros outside the image, and takes the outputs away.
+output, of several images where these are narrow. A warp computes it set by set:
+of both rows 8 pixels and 8 more, the neighbours to the right or the same ones
+of the next image.
+
+A block takes steps one after the other, down an image and on in the next, and
+stores the outputs of some of them together: the copy engine brings input rows
+into a ring of shared memory, filled with zeros outside the image, and takes the
+outputs away. Blocks that have the same pixels and the slabs of their channels
+run at the same time where that costs nothing: to memory, slabs are neighbours.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 from std.math import ceildiv
 from std.utils import IndexList
 
-from ..conv.divisor import Divisor
 from ..conv.problem import SPATIAL, ConvProblem
 from .config import MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
 
@@ -28,10 +32,16 @@ comptime MATRIX = 8
 """Pixels and channels of the matrices that the multiply is made of."""
 
 comptime STEP_ROWS = 2
-"""Output rows of a step: the 16 pixels of a multiply are 8 of each."""
+"""Output rows of a step."""
 
 comptime STAGE_ROWS = 2
-"""Input rows of a stage of the ring."""
+"""Input rows of a stage of the ring: those of a load from it."""
+
+comptime MAX_IMAGES = 8
+"""Images of a step, at most."""
+
+comptime STEP_SETS = 3
+"""Sets that take the time that a step takes beside its own."""
 
 comptime WARPS = SLAB // MATRIX
 """Of a block: one for 8 channels each."""
@@ -95,8 +105,10 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         )
 
     def together(self) -> Int:
-        """Multiples of 8 columns that a warp computes at the same time."""
-        return 1 if self.taps == 5 else 2
+        """Sets that a warp computes at the same time where nothing is fused:
+        several where a multiprocessor has few warps to wait for each other.
+        """
+        return 2 if self.resident() == 1 else 1
 
     def resident(self) -> Int:
         """Blocks of a multiprocessor, at least: what registers allow, and
@@ -209,7 +221,12 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
     """Output columns of a step."""
     var groups: Int
     """Steps along the columns."""
+    var images: Int
+    """Of a step."""
     var slabs: Int
+    var together: Int
+    """Slabs that blocks next to each other have: all, or one, where a block
+    goes on from slab to slab."""
     var row_steps: Int
     """Steps down an image."""
     var steps: Int
@@ -231,7 +248,8 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         multiprocessors: Int,
     ):
         """Cuts a problem: the widest steps that leave a multiprocessor shared
-        memory for two blocks, and as many stages as cost no block.
+        memory for two blocks, as many images as save time, and as many stages
+        as cost no block.
 
         Args:
             config: The configuration; its `refusal` has nothing against the
@@ -244,6 +262,8 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         self.row_steps = ceildiv(problem.output[1], STEP_ROWS)
         self.groups = 0
         self.columns = 0
+        self.images = 1
+        self.together = 1
         self.batch = 1
         self.staged_columns = 0
         self.stages = 0
@@ -262,6 +282,7 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             )
         self.groups = ceildiv(width, self.columns)
         self.resident = min(config.resident(), self._resident())
+        self._take_images(problem, multiprocessors)
         # Larger batches, then more stages, where they cost no block.
         var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
         while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
@@ -277,31 +298,82 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             if self._resident() < self.resident:
                 self.stages -= 1
                 break
-        self.steps = (
-            problem.batch
+        self.steps = self._steps(problem)
+        self.blocks = min(self.steps, multiprocessors * self.resident)
+        var share = self.blocks // self.slabs
+        var most_steps = ceildiv(self.steps, self.blocks)
+        if share > 0 and ceildiv(self.slab_steps(), share) <= most_steps:
+            self.together = self.slabs
+            self.blocks = share * self.slabs
+
+    def _take_images(mut self, problem: ConvProblem, multiprocessors: Int):
+        """Finds how many images a step has: several only where one is at most
+        a set wide."""
+        if self.columns > 2 * MATRIX or self.groups > 1:
+            return
+        var best = self.images
+        var least = self._time(problem, multiprocessors)
+        while 2 * self.images <= MAX_IMAGES:
+            self.images *= 2
+            var time = self._time(problem, multiprocessors)
+            if (
+                self._resident() < self.resident
+                or self.step_bytes() > BUFFER_BYTES
+            ):
+                break
+            if time < least:
+                least = time
+                best = self.images
+        self.images = best
+
+    def _time(self, problem: ConvProblem, multiprocessors: Int) -> Int:
+        """What a block takes, in the time of sets."""
+        var steps = self._steps(problem)
+        var rounds = ceildiv(steps, multiprocessors * self.resident)
+        return rounds * (STEP_SETS + self.sets())
+
+    def _steps(self, problem: ConvProblem) -> Int:
+        """Steps of a problem."""
+        return (
+            ceildiv(problem.batch, self.images)
             * problem.output[0]
             * self.groups
             * self.slabs
             * self.row_steps
         )
-        self.blocks = min(self.steps, multiprocessors * self.resident)
 
     def _resident(self) -> Int:
         """Blocks of a multiprocessor that shared memory allows."""
         comptime available = MAX_SHARED_BYTES + BLOCK_BYTES
         return available // (self.shared_bytes() + BLOCK_BYTES)
 
+    def slab_steps(self) -> Int:
+        """Steps of a slab."""
+        return self.steps // self.slabs
+
+    def sets(self) -> Int:
+        """Sets of a step."""
+        return ceildiv(self.images * self.columns, 2 * MATRIX)
+
     def load_bytes(self) -> Int:
-        """Bytes that a load brings."""
+        """Bytes that a load brings: of one image."""
         return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
 
-    def stage_bytes(self) -> Int:
-        """Bytes of a stage: whole patterns of the swizzle."""
+    def image_bytes(self) -> Int:
+        """Bytes of an image in a stage: whole patterns of the swizzle."""
         return ceildiv(self.load_bytes(), PATTERN_BYTES) * PATTERN_BYTES
+
+    def stage_bytes(self) -> Int:
+        """Bytes of a stage."""
+        return self.images * self.image_bytes()
+
+    def image_output_bytes(self) -> Int:
+        """Bytes of an image's outputs of a step."""
+        return STEP_ROWS * self.columns * PIXEL_BYTES
 
     def step_bytes(self) -> Int:
         """Bytes of a step's outputs."""
-        return STEP_ROWS * self.columns * PIXEL_BYTES
+        return self.images * self.image_output_bytes()
 
     def shared_bytes(self) -> Int:
         """Shared memory of a block."""
@@ -318,164 +390,8 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         writer.write(
-            t"{self.steps} steps of {self.columns} columns, {self.batch} a"
-            t" batch, {self.blocks} blocks of {self.stages} stages,"
-            t" {self.shared_bytes()} bytes of shared memory"
+            t"{self.steps} steps of {self.columns} columns, images a step"
+            t" {self.images}, {self.batch} steps a batch, {self.blocks} blocks"
+            t" of {self.stages} stages, {self.shared_bytes()} bytes of shared"
+            t" memory"
         )
-
-
-@fieldwise_init
-struct DiagonalStep(TrivialRegisterPassable):
-    """Where a step lies, and how many follow it down its image."""
-
-    var image: UInt32
-    var plane: UInt32
-    var row: UInt32
-    """The first output row."""
-    var column: UInt32
-    """The first output column."""
-    var channel: UInt32
-    """The first channel of the slab."""
-    var run: UInt32
-    """Steps from this one to the image's end."""
-
-
-@fieldwise_init
-struct DiagonalGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
-):
-    """A problem as the diagonal kernel sees it."""
-
-    var channels: UInt32
-    var step_d: Int32
-    var start_d: Int32
-    var start_h: Int32
-    var start_w: Int32
-    var planes: Divisor
-    """Output planes."""
-    var groups: Divisor
-    var images: Divisor
-    var slab_steps: UInt32
-    """Steps of a slab: of all images."""
-    var row_steps: Divisor
-    var out_rows: UInt32
-    var out_columns: UInt32
-    var columns: UInt32
-    """Output columns of a step."""
-    var steps: UInt32
-    """Steps of every block, rounded down."""
-    var longer: UInt32
-    """Blocks that have a step more: the first ones."""
-    var batch: UInt32
-    """Steps whose outputs are stored together, at most."""
-    var stages: UInt32
-    var staged_columns: UInt32
-    """Input pixels of a staged row."""
-    var load_bytes: UInt32
-    var stage_bytes: UInt32
-    var output_row_bytes: UInt32
-    """Bytes of a row of a step's outputs."""
-    var step_bytes: UInt32
-    """Bytes of a step's outputs."""
-    var batch_bytes: UInt32
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "DiagonalGeometry"
-
-    @staticmethod
-    def of(problem: ConvProblem, plan: DiagonalPlan) -> DiagonalGeometry:
-        """What the kernel is told.
-
-        Args:
-            problem: The convolution.
-            plan: Its cut.
-        """
-        return DiagonalGeometry(
-            channels=UInt32(problem.channels),
-            step_d=Int32(problem.stride[0]),
-            start_d=Int32(-problem.pad_before[0]),
-            start_h=Int32(-problem.pad_before[1]),
-            start_w=Int32(-problem.pad_before[2]),
-            planes=Divisor(problem.output[0]),
-            groups=Divisor(plan.groups),
-            images=Divisor(problem.batch),
-            slab_steps=UInt32(plan.steps // plan.slabs),
-            row_steps=Divisor(plan.row_steps),
-            out_rows=UInt32(problem.output[1]),
-            out_columns=UInt32(problem.output[2]),
-            columns=UInt32(plan.columns),
-            steps=UInt32(plan.steps // plan.blocks),
-            longer=UInt32(plan.steps % plan.blocks),
-            batch=UInt32(plan.batch),
-            stages=UInt32(plan.stages),
-            staged_columns=UInt32(plan.staged_columns),
-            load_bytes=UInt32(plan.load_bytes()),
-            stage_bytes=UInt32(plan.stage_bytes()),
-            output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
-            step_bytes=UInt32(plan.step_bytes()),
-            batch_bytes=UInt32(plan.batch * plan.step_bytes()),
-        )
-
-    @always_inline
-    def first_step(self, block: UInt32) -> UInt32:
-        """The first step of a block; that of the next is the end.
-
-        Args:
-            block: The block.
-        """
-        return block * self.steps + min(block, self.longer)
-
-    @always_inline
-    def slab_end(self, index: UInt32) -> UInt32:
-        """Behind the last step of a slab.
-
-        Args:
-            index: Of a step of it.
-        """
-        var image = self.row_steps.split(index)[0]
-        image = self.groups.split(image)[0]
-        image = self.planes.split(image)[0]
-        return (self.images.split(image)[0] + 1) * self.slab_steps
-
-    @always_inline
-    def step(self, index: UInt32) -> DiagonalStep:
-        """Where a step lies.
-
-        Args:
-            index: Of the step.
-        """
-        # Slabs change the slowest: their filters stay in registers.
-        var rest, down = self.row_steps.split(index)
-        var across, group = self.groups.split(rest)
-        var more, plane = self.planes.split(across)
-        var slab, image = self.images.split(more)
-        return DiagonalStep(
-            image,
-            plane,
-            down * STEP_ROWS,
-            group * self.columns,
-            slab * SLAB,
-            self.row_steps.value - down,
-        )
-
-    @always_inline
-    def output_offset(self, step: DiagonalStep, p: UInt32, q: UInt32) -> Int:
-        """Elements in front of an output pixel.
-
-        Args:
-            step: A step of its plane.
-            p: The row.
-            q: The column.
-        """
-        var plane = Int(step.image) * Int(self.planes.value) + Int(step.plane)
-        var line = plane * Int(self.out_rows) + Int(p)
-        return (line * Int(self.out_columns) + Int(q)) * Int(self.channels)

@@ -143,7 +143,7 @@ def test_every_multiprocessor_count(program: Program, kernels: dict[str, Kernel]
 
 
 #: What is taken out of a kernel, by what, and what the emulator calls it.
-FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
+FAULTS: dict[str, tuple[str, str, type[EmulatorError] | tuple[type[EmulatorError], ...]]] = {
     "an arrival too many": (
         r"mov\.b32 \t(%r\d+), 4;(\n\t// begin inline asm\n\tmbarrier\.init)",
         r"mov.b32 \t\1, 5;\2",
@@ -164,7 +164,11 @@ FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
     "output not published": (r"fence\.proxy\.async\.shared::cta;", "", FenceError),
     "tensor memory read too early": (r"tcgen05\.wait::ld[^;]*;", "", RaceError),
     "output stored too early": (r"bar\.sync (%r\d+), 128;", "", RaceError),
-    "output buffer written too early": (r"cp\.async\.bulk\.wait_group[^;]*;", "", RaceError),
+    "output buffer written too early": (
+        r"cp\.async\.bulk\.wait_group[^;]*;",
+        "",
+        (RaceError, UnfinishedError),
+    ),
     "tensor memory not freed": (r"tcgen05\.dealloc[^;]*;", "", UnfinishedError),
 }
 

@@ -12,24 +12,18 @@ along d, then h, then w). Empty lines and those that begin with # are skipped.
 Activations, filters, biases and residuals are small integers when checked, so
 that the sums are exact in float32 in any order, and only the rounding to the
 output's type is left. Depthwise convolutions also get infinities and
-not-a-numbers, which must stay in their channels. Outputs are poisoned before each of several launches and
+not-a-numbers, which must stay in their channels, and SiLU, which is compared
+within the rounding of the output's type. Outputs are poisoned before each of several launches and
 lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
 """
 
 from extensibility.managed_tensor_slice import ComputeOutputFusion
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    DeviceGraph,
-    DeviceGraphBuilder,
-)
+from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.collections import Optional
 from std.sys import argv
 from std.sys.info import size_of
-from std.time import sleep
 from std.utils import IndexList
 
 from operations.conv.access import (
@@ -49,30 +43,22 @@ from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.gpu import depthwise_launch
 from operations.sm90 import stem_launch
-from direct_oracle import convolve_naively, mark_not_numbers, plant
-from kernels import (
-    POISON,
-    THREADS,
-    compare,
-    fill_constant,
-    fill_integers,
-    fill_random,
+from buffers import (
+    BLOCKS,
+    GUARD,
+    data_of,
+    elements_of,
+    poison,
+    put_integers,
+    put_random,
+    reads_of,
 )
-
-comptime GUARD = 4096
-"""Elements in front of and behind an output that no kernel may touch."""
-
-comptime BLOCKS = 132 * 8
-"""Blocks of the auxiliary kernels."""
-
-comptime ROTATED_BYTES = 256 << 20
-"""Bytes that the input sets of a timing have together, at least."""
+from direct_oracle import convolve_naively, mark_not_numbers, plant
+from kernels import THREADS, compare, compare_closely
+from timing import input_sets, time_graph
 
 comptime REPEATS = 5
 """Launches of a checked kernel."""
-
-comptime LAUNCHES = 32
-"""Launches of a graph."""
 
 comptime STEM = 0
 comptime DEPTHWISE = 1
@@ -82,9 +68,11 @@ comptime BARE = 0
 comptime FUSED = 1
 comptime LAMBDA = 2
 comptime NOT_FINITE = 3
-comptime KINDS = 4
+comptime SMOOTH = 4
+comptime KINDS = 5
 """Without an epilogue; with one; with one and work of the graph; without, of
-activations some of which are not finite."""
+activations some of which are not finite; with bias, SiLU and residual, within
+the rounding of the output's type."""
 
 
 def kernel_name(kernel: Int) -> StaticString:
@@ -179,23 +167,6 @@ def launch[
         )
 
 
-def data_of[
-    dtype: DType
-](buffer: DeviceBuffer[dtype], offset: Int = 0) -> Writes[dtype]:
-    """A buffer's elements, behind `offset`."""
-    return (
-        buffer.unsafe_ptr()
-        .unsafe_mut_cast[True]()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-        .unsafe_offset(offset)
-    )
-
-
-def reads_of[dtype: DType](buffer: DeviceBuffer[dtype]) -> Reads[dtype]:
-    """A buffer's elements, to read."""
-    return data_of(buffer).as_imm()
-
-
 struct Operands[dtype: DType](Copyable, Movable):
     """A problem's operands on the device.
 
@@ -222,18 +193,18 @@ struct Operands[dtype: DType](Copyable, Movable):
 
     def fill_integers(self, ctx: DeviceContext) raises:
         """Fills the inputs with small integers."""
-        _fill_integers(ctx, self.activation, 3, 1)
-        _fill_integers(ctx, self.filter, 2, 2)
-        _fill_integers(ctx, self.bias, 9, 3)
-        _fill_integers(ctx, self.residual, 8, 4)
-        _fill_integers(ctx, self.scale, 2, 5)
+        put_integers(ctx, self.activation, 3, 1)
+        put_integers(ctx, self.filter, 2, 2)
+        put_integers(ctx, self.bias, 9, 3)
+        put_integers(ctx, self.residual, 8, 4)
+        put_integers(ctx, self.scale, 2, 5)
 
     def fill_random(self, ctx: DeviceContext, seed: Int) raises:
         """Fills the inputs at random."""
-        _fill_random(ctx, self.activation, seed)
-        _fill_random(ctx, self.filter, seed + 100)
-        _fill_random(ctx, self.bias, seed + 200)
-        _fill_random(ctx, self.residual, seed + 300)
+        put_random(ctx, self.activation, seed)
+        put_random(ctx, self.filter, seed + 100)
+        put_random(ctx, self.bias, seed + 200)
+        put_random(ctx, self.residual, seed + 300)
 
     def epilogue(
         self,
@@ -261,49 +232,6 @@ struct Operands[dtype: DType](Copyable, Movable):
         )
 
 
-def _fill_integers[
-    dtype: DType
-](
-    ctx: DeviceContext,
-    buffer: DeviceBuffer[dtype],
-    magnitude: Int,
-    seed: Int,
-) raises:
-    ctx.enqueue_function[fill_integers[dtype]](
-        buffer,
-        Int64(len(buffer)),
-        Int32(magnitude),
-        Int32(seed),
-        grid_dim=BLOCKS,
-        block_dim=THREADS,
-    )
-
-
-def _fill_random[
-    dtype: DType
-](ctx: DeviceContext, buffer: DeviceBuffer[dtype], seed: Int) raises:
-    ctx.enqueue_function[fill_random[dtype]](
-        buffer,
-        Int64(len(buffer)),
-        Int32(seed),
-        grid_dim=BLOCKS,
-        block_dim=THREADS,
-    )
-
-
-def _poison[
-    dtype: DType
-](ctx: DeviceContext, buffer: DeviceBuffer[dtype]) raises:
-    """Fills a buffer with what nobody expects."""
-    ctx.enqueue_function[fill_constant[dtype]](
-        buffer,
-        Int64(len(buffer)),
-        POISON,
-        grid_dim=BLOCKS,
-        block_dim=THREADS,
-    )
-
-
 def _each[
     dtype: DType, //, kernel: def(Writes[dtype], Int64) thin -> None
 ](ctx: DeviceContext, buffer: DeviceBuffer[dtype]) raises:
@@ -313,18 +241,6 @@ def _each[
         Int64(len(buffer)),
         grid_dim=BLOCKS,
         block_dim=THREADS,
-    )
-
-
-def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
-    """Elements of activation, filter and output."""
-    var pixels = (
-        problem.batch * problem.input[0] * problem.input[1] * problem.input[2]
-    )
-    return (
-        pixels * problem.channels,
-        problem.filters * problem.gemm_k(),
-        problem.gemm_m() * problem.filters,
     )
 
 
@@ -341,13 +257,13 @@ def check[
     comptime if kind == NOT_FINITE:
         _each[plant[dtype]](ctx, operands.activation)
     var epilogue = operands.epilogue(
-        kind == FUSED or kind == LAMBDA,
-        ACTIVATION_LEAKY_RELU,
-        ACTIVATION_RELU,
+        kind == FUSED or kind == LAMBDA or kind == SMOOTH,
+        ACTIVATION_SILU if kind == SMOOTH else ACTIVATION_LEAKY_RELU,
+        ACTIVATION_NONE if kind == SMOOTH else ACTIVATION_RELU,
         scaled=kind == FUSED or kind == LAMBDA,
     )
     var expected = ctx.enqueue_create_buffer[dtype](len(operands.output))
-    _poison(ctx, expected)
+    poison(ctx, expected)
     ctx.enqueue_function[convolve_naively[dtype, DType.float32, dtype]](
         reads_of(operands.activation),
         reads_of(operands.filter),
@@ -364,7 +280,7 @@ def check[
     counts.enqueue_fill(0)
     counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(UInt32.MAX)
     for _ in range(REPEATS):
-        _poison(ctx, operands.output)
+        poison(ctx, operands.output)
         var data = data_of(operands.output, GUARD)
         comptime if kind == LAMBDA:
             launch[kernel](
@@ -386,15 +302,33 @@ def check[
             )
         comptime if kind == NOT_FINITE:
             _each[mark_not_numbers[dtype]](ctx, operands.output)
-        ctx.enqueue_function[compare[dtype]](
-            expected,
-            operands.output,
-            Int64(len(operands.output)),
-            counts,
-            counts.create_sub_buffer[DType.uint32](1, 1),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
+        comptime if kind == SMOOTH:
+            # Both are rounded; SiLU of 16 bits may be off by 1.1e-5.
+            comptime place = 1 << (
+                7 if dtype
+                == DType.bfloat16 else 10 if dtype
+                == DType.float16 else 16
+            )
+            ctx.enqueue_function[compare_closely[dtype]](
+                expected,
+                operands.output,
+                Int64(len(operands.output)),
+                Float32(1.0 / Float64(place) + 2e-4),
+                counts,
+                counts.create_sub_buffer[DType.uint32](1, 1),
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
+        else:
+            ctx.enqueue_function[compare[dtype]](
+                expected,
+                operands.output,
+                Int64(len(operands.output)),
+                counts,
+                counts.create_sub_buffer[DType.uint32](1, 1),
+                grid_dim=BLOCKS,
+                block_dim=THREADS,
+            )
     with counts.map_to_host() as found:
         if found[0] == 0:
             return "ok"
@@ -418,8 +352,9 @@ def check_case[
     if not refusal_of[dtype](kernel, named.problem):
         comptime for kind in range(KINDS):
             comptime half = dtype == DType.bfloat16
+            comptime of_depthwise = kind == NOT_FINITE or kind == SMOOTH
             comptime if (kind != LAMBDA or half) and (
-                kind != NOT_FINITE or kernel == DEPTHWISE
+                not of_depthwise or kernel == DEPTHWISE
             ):
                 var result = check[dtype, kernel, kind](ctx, named.problem)
                 ran += 1
@@ -436,7 +371,7 @@ def time_of[
     comptime dtype = DType.bfloat16
     var x, w, y = elements_of(problem)
     var set_bytes = 2 * (x + w + (2 * y if fused else y))
-    var count = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
+    var count = input_sets(set_bytes)
     var sets = List[Operands[dtype]]()
     for i in range(count):
         sets.append(Operands[dtype](ctx, problem))
@@ -453,28 +388,7 @@ def time_of[
             MemoryOutput[dtype](data_of(operands.output, GUARD)),
         )
 
-    enqueue(ctx, 0)
-    ctx.synchronize()
-
-    def build(mut builder: DeviceGraphBuilder) raises {imm}:
-        var recorded = builder.recording_context()
-        for i in range(LAUNCHES):
-            enqueue(recorded, i)
-
-    var graph = DeviceGraph.create(ctx, build)
-
-    def replay(ctx: DeviceContext) raises {imm}:
-        graph.replay()
-
-    sleep(0.25)
-    _ = ctx.execution_time(replay, 3)
-    var times = List[Float64]()
-    for _ in range(7):
-        times.append(
-            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
-        )
-    sort(times)
-    return times[len(times) // 2]
+    return time_graph(ctx, enqueue)
 
 
 def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:

@@ -152,3 +152,24 @@ def compare[
         if not same:
             _ = Atomic.fetch_add(wrong, UInt32(1))
             Atomic.min(first, UInt32(i))
+
+
+def compare_closely[
+    dtype: DType
+](
+    expected: Pointer[Scalar[dtype], MutAnyOrigin],
+    found: Pointer[Scalar[dtype], MutAnyOrigin],
+    count: Int64,
+    tolerance: Float32,
+    wrong: Pointer[UInt32, MutAnyOrigin],
+    first: Pointer[UInt32, MutAnyOrigin],
+):
+    """As `compare`, of elements that differ by more than `tolerance` times the
+    value, and as much of 1/16."""
+    for i in range(_first(), Int(count), _step()):
+        var e = expected[unsafe_offset=i].cast[DType.float32]()
+        var f = found[unsafe_offset=i].cast[DType.float32]()
+        var close = abs(f - e) <= tolerance * (abs(e) + 0.0625)
+        if not close:
+            _ = Atomic.fetch_add(wrong, UInt32(1))
+            Atomic.min(first, UInt32(i))

@@ -19,23 +19,16 @@ random operands of each type are from float32 sums: the norm of the difference
 over that of the outputs.
 """
 
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    DeviceGraph,
-    DeviceGraphBuilder,
-)
+from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from std.math import sqrt
 from std.sys import argv
 from std.sys.info import size_of
-from std.time import sleep
 
 from operations.conv.access import MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
-from operations.conv.memory import Reads, Writes
-from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.memory import Reads
+from operations.conv.problem import ConvProblem
 from operations.conv.walk import Walk
 from operations.sm90.candidates import CANDIDATES, candidate, offered
 from operations.sm90.config import can_implement
@@ -47,16 +40,19 @@ from operations.sm90.dispatch import (
 from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.launch import LaunchPlan
 from operations.sm90.split import split_refusal
-from kernels import (
-    POISON,
-    THREADS,
-    compare,
-    convolve,
-    fill_constant,
-    fill_integers,
-    fill_random,
+from buffers import (
+    BLOCKS,
+    GUARD,
+    data_of,
+    elements_of,
+    poison,
+    put_integers,
+    put_random,
+    reads_of,
 )
+from kernels import THREADS, compare, convolve
 from problems import Case, read_cases
+from timing import input_sets, time_graph, time_stream
 
 comptime TIMED = DType.bfloat16
 """The type of timed outputs."""
@@ -67,53 +63,14 @@ comptime MEASURED = 4
 comptime LARGE = 1 << 28
 """Elements of an operand from which a check launches but twice."""
 
-comptime LONG = 2e10
-"""Operations from which a problem heats the chip."""
-
-comptime GUARD = 4096
-"""Elements in front of and behind an output that no kernel may touch."""
-
-comptime BLOCKS = 132 * 8
-"""Blocks of the auxiliary kernels."""
-
-comptime ROTATED_BYTES = 256 << 20
-"""Bytes that the input sets of a timing have together, at least."""
-
 comptime REPEATS = 20
 """Launches of a candidate on a checked problem."""
-
-comptime LAUNCHES = 32
-"""Launches of a graph."""
-
-
-def elements_of(problem: ConvProblem) -> Tuple[Int, Int, Int]:
-    """Elements of activation, filter and output."""
-    var pixels = problem.batch
-    for axis in range(SPATIAL):
-        pixels *= problem.input[axis]
-    return (
-        pixels * problem.channels,
-        problem.filters * problem.gemm_k(),
-        problem.gemm_m() * problem.filters,
-    )
 
 
 def operations_of(problem: ConvProblem) -> Float64:
     """Multiplications and additions."""
     var outputs = problem.gemm_m() * problem.filters
     return 2.0 * Float64(outputs) * Float64(problem.gemm_k())
-
-
-def data_of[
-    dtype: DType
-](buffer: DeviceBuffer[dtype], offset: Int = 0) -> Writes[dtype]:
-    """A buffer's elements, behind `offset`."""
-    return (
-        buffer.unsafe_ptr()
-        .unsafe_mut_cast[True]()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-        .unsafe_offset(offset)
-    )
 
 
 def nothing_fused[dtype: DType]() -> Epilogue[dtype, dtype]:
@@ -165,23 +122,9 @@ struct Check[in_type: DType, out_type: DType](Movable):
         self.expected = ctx.enqueue_create_buffer[Self.out_type](y + 2 * GUARD)
         self.found = ctx.enqueue_create_buffer[Self.out_type](y + 2 * GUARD)
         self.counts = ctx.enqueue_create_buffer[DType.uint32](2)
-        ctx.enqueue_function[fill_integers[Self.in_type]](
-            self.activation,
-            Int64(x),
-            Int32(3),
-            Int32(1),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
-        ctx.enqueue_function[fill_integers[Self.in_type]](
-            self.filter,
-            Int64(w),
-            Int32(2),
-            Int32(2),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
-        self._poison(ctx, self.expected)
+        put_integers(ctx, self.activation, 3, 1)
+        put_integers(ctx, self.filter, 2, 2)
+        poison(ctx, self.expected)
         self.expect(ctx)
 
     def expect(self, ctx: DeviceContext) raises:
@@ -196,18 +139,6 @@ struct Check[in_type: DType, out_type: DType](Movable):
             self.filter,
             self.expected.create_sub_buffer[Self.out_type](GUARD, y),
             self.problem,
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
-
-    def _poison(
-        self, ctx: DeviceContext, buffer: DeviceBuffer[Self.out_type]
-    ) raises:
-        """Fills a buffer with what nobody expects."""
-        ctx.enqueue_function[fill_constant[Self.out_type]](
-            buffer,
-            Int64(len(buffer)),
-            POISON,
             grid_dim=BLOCKS,
             block_dim=THREADS,
         )
@@ -231,7 +162,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
             UInt32.MAX
         )
         for _ in range(self.repeats):
-            self._poison(ctx, self.found)
+            poison(ctx, self.found)
             self._launch[index](ctx, parts)
             self._compare(ctx)
         with self.counts.map_to_host() as counts:
@@ -250,12 +181,8 @@ struct Check[in_type: DType, out_type: DType](Movable):
             launch_chosen(
                 ctx,
                 self.problem,
-                data_of(self.activation)
-                .as_imm()
-                .unsafe_origin_cast[ImmUntrackedOrigin](),
-                data_of(self.filter)
-                .as_imm()
-                .unsafe_origin_cast[ImmUntrackedOrigin](),
+                reads_of(self.activation),
+                reads_of(self.filter),
                 nothing_fused[Self.out_type](),
                 MemoryOutput(data_of(self.found, GUARD)),
                 choose[Self.in_type, Self.out_type](
@@ -311,15 +238,11 @@ def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
     if can_implement[in_type, out_type](config, named.problem):
         return
     var check = Check[in_type, out_type](ctx, named.problem)
-    var x, w, y = elements_of(named.problem)
-    ctx.enqueue_function[fill_random[in_type]](
-        check.activation, Int64(x), Int32(1), grid_dim=BLOCKS, block_dim=THREADS
-    )
-    ctx.enqueue_function[fill_random[in_type]](
-        check.filter, Int64(w), Int32(2), grid_dim=BLOCKS, block_dim=THREADS
-    )
+    var y = elements_of(named.problem)[2]
+    put_random(ctx, check.activation, 1)
+    put_random(ctx, check.filter, 2)
     check.expect(ctx)
-    check._poison(ctx, check.found)
+    poison(ctx, check.found)
     check._launch[MEASURED](ctx, 1)
     var difference = Float64(0)
     var norm = Float64(0)
@@ -353,7 +276,7 @@ def time_of[
     comptime config = candidate(index)
     var x, w, y = elements_of(problem)
     var set_bytes = (x + w) * size_of[in_type]() + y * size_of[TIMED]()
-    var sets = max(1, min(LAUNCHES, ROTATED_BYTES // set_bytes + 1))
+    var sets = input_sets(set_bytes)
     var operands = List[DeviceBuffer[in_type]]()
     var outputs = List[DeviceBuffer[TIMED]]()
     comptime Plan = LaunchPlan[
@@ -365,20 +288,8 @@ def time_of[
         var activation = ctx.enqueue_create_buffer[in_type](x)
         var filter = ctx.enqueue_create_buffer[in_type](w)
         var output = ctx.enqueue_create_buffer[TIMED](y)
-        ctx.enqueue_function[fill_random[in_type]](
-            activation,
-            Int64(x),
-            Int32(2 * i),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
-        ctx.enqueue_function[fill_random[in_type]](
-            filter,
-            Int64(w),
-            Int32(2 * i + 1001),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
+        put_random(ctx, activation, 2 * i)
+        put_random(ctx, filter, 2 * i + 1001)
         plans.append(
             Plan(
                 ctx,
@@ -394,37 +305,19 @@ def time_of[
         operands.append(activation)
         operands.append(filter)
         outputs.append(output)
-    plans[0].launch(ctx)
-    ctx.synchronize()
-
     var overlap = mode.endswith("+")
-    var streamed = mode.startswith("stream")
 
-    def build(mut builder: DeviceGraphBuilder) raises {imm}:
-        var recorded = builder.recording_context()
-        for i in range(LAUNCHES):
-            plans[i % sets].launch(recorded, overlap)
+    def enqueue(target: DeviceContext, index: Int) raises {imm}:
+        plans[index % sets].launch(target, overlap)
 
-    var graph = DeviceGraph.create(ctx, build)
-
-    def replay(ctx: DeviceContext) raises {imm}:
-        if streamed:
-            for i in range(LAUNCHES):
-                plans[i % sets].launch(ctx, overlap)
-        else:
-            graph.replay()
-
-    sleep(0.25 if operations_of(problem) > LONG else 0.01)
-    _ = ctx.execution_time(replay, 3)
-    var times = List[Float64]()
-    for _ in range(7):
-        times.append(
-            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
-        )
-    sort(times)
+    var ms: Float64
+    if mode.startswith("stream"):
+        ms = time_stream(ctx, enqueue)
+    else:
+        ms = time_graph(ctx, enqueue)
     _ = operands^
     _ = outputs^
-    return times[len(times) // 2]
+    return ms
 
 
 def selected(index: Int) raises -> Bool:

@@ -14,15 +14,8 @@ a residual. PROBLEMS as in sm90.mojo; without configurations `time` takes the on
 that is chosen.
 """
 
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    DeviceGraph,
-    DeviceGraphBuilder,
-)
+from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from std.sys import argv
-from std.time import sleep
 from std.utils import IndexList
 
 from operations.conv.access import (
@@ -32,7 +25,7 @@ from operations.conv.access import (
     StoredOutput,
 )
 from operations.conv.epilogue import Epilogue
-from operations.conv.memory import Reads, Writes
+from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
 from operations.conv.walk import Walk
 from operations.sm90.candidates import CANDIDATES, candidate
@@ -54,16 +47,20 @@ from epilogues import (
     judge,
 )
 from activations import check_activations, check_nan
-from kernels import (
-    POISON,
-    THREADS,
-    convolve,
-    fill_constant,
-    fill_integers,
-    fill_random,
+from buffers import (
+    BLOCKS,
+    GUARD,
+    data_of,
+    elements_of,
+    poison,
+    put_constant,
+    put_integers,
+    put_random,
+    reads_of,
 )
+from kernels import THREADS, convolve
 from problems import Case, read_cases
-from sm90 import BLOCKS, GUARD, LAUNCHES, ROTATED_BYTES, data_of, elements_of
+from timing import input_sets, time_graph
 
 comptime VARIANTS = 10
 """Configurations beside the candidates, for what no candidate uses."""
@@ -206,17 +203,11 @@ struct Check[dtype: DType, in_type: DType](Movable):
         self.found = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
         self.before = ctx.enqueue_create_buffer[Self.dtype](y + 2 * GUARD)
         self.counts = ctx.enqueue_create_buffer[DType.uint32](2)
-        _fill(ctx, self.activation, 1, 1)
-        _fill(ctx, self.filter, 1, 2)
-        _fill(ctx, self.bias, 9, 3)
-        _fill(ctx, self.residual, 40, 4)
-        ctx.enqueue_function[fill_constant[Self.dtype]](
-            self.unread,
-            Int64(y),
-            Float32(0) / Float32(0),
-            grid_dim=BLOCKS,
-            block_dim=THREADS,
-        )
+        put_integers(ctx, self.activation, 1, 1)
+        put_integers(ctx, self.filter, 1, 2)
+        put_integers(ctx, self.bias, 9, 3)
+        put_integers(ctx, self.residual, 40, 4)
+        put_constant(ctx, self.unread, Float32(0) / Float32(0))
         ctx.enqueue_function[convolve[Self.in_type, DType.float32]](
             self.activation,
             self.filter,
@@ -260,14 +251,8 @@ struct Check[dtype: DType, in_type: DType](Movable):
         var reads = what.has_residual and what.beta != 0
         var residual = self.residual if reads else self.unread
         var fused = what.epilogue[Output.dtype](
-            data_of(self.bias)
-            .as_imm()
-            .unsafe_origin_cast[ImmUntrackedOrigin](),
-            rebind[Reads[Output.dtype]](
-                data_of(residual)
-                .as_imm()
-                .unsafe_origin_cast[ImmUntrackedOrigin]()
-            ),
+            reads_of(self.bias),
+            rebind[Reads[Output.dtype]](reads_of(residual)),
         )
         var judged = rebind[Epilogue[BIAS_TYPE, Self.dtype]](fused)
         judged.has_residual = reads
@@ -285,13 +270,7 @@ struct Check[dtype: DType, in_type: DType](Movable):
         )
         var count = len(self.found)
         for repeat in range(REPEATS):
-            ctx.enqueue_function[fill_constant[Self.dtype]](
-                self.found,
-                Int64(count),
-                POISON,
-                grid_dim=BLOCKS,
-                block_dim=THREADS,
-            )
+            poison(ctx, self.found)
             plan.launch(ctx)
             if repeat == 0:
                 ctx.enqueue_function[judge[Self.dtype]](
@@ -342,25 +321,6 @@ def tolerance_of[dtype: DType](what: Feature) -> Float32:
     comptime if dtype == DType.float16:
         return 1.0 / 2048 + 1.0 / 2048
     return 1.0 / 2048
-
-
-def _fill[
-    dtype: DType
-](
-    ctx: DeviceContext,
-    buffer: DeviceBuffer[dtype],
-    magnitude: Int,
-    seed: Int,
-) raises:
-    """Fills a buffer with small integers."""
-    ctx.enqueue_function[fill_integers[dtype]](
-        buffer,
-        Int64(len(buffer)),
-        Int32(magnitude),
-        Int32(seed),
-        grid_dim=BLOCKS,
-        block_dim=THREADS,
-    )
 
 
 def selected(index: Int) raises -> Bool:
@@ -459,20 +419,14 @@ def time_of[
         TIMED, MemoryOutput[TIMED], ConvVisitor[BIAS_TYPE], configuration(index)
     ]
     var x, w, y = elements_of(problem)
-    var sets = max(1, min(LAUNCHES, ROTATED_BYTES // (2 * (x + w + 2 * y)) + 1))
+    var sets = input_sets(2 * (x + w + 2 * y))
     var sizes: List[Int] = [x, w, y, problem.filters, y]
     var buffers = List[DeviceBuffer[TIMED]]()
     var plans = List[Plan]()
     for i in range(sets):
         for j in range(len(sizes)):
             var buffer = ctx.enqueue_create_buffer[TIMED](sizes[j])
-            ctx.enqueue_function[fill_random[TIMED]](
-                buffer,
-                Int64(sizes[j]),
-                Int32(2 * i + 1001 * j),
-                grid_dim=BLOCKS,
-                block_dim=THREADS,
-            )
+            put_random(ctx, buffer, 2 * i + 1001 * j)
             buffers.append(buffer)
         var first = len(sizes) * i
         var fused = what.epilogue[TIMED](
@@ -489,29 +443,13 @@ def time_of[
                 MemoryOutput(data_of(buffers[first + 4])),
             )
         )
-    plans[0].launch(ctx)
-    ctx.synchronize()
 
-    def build(mut builder: DeviceGraphBuilder) raises {imm}:
-        var recorded = builder.recording_context()
-        for i in range(LAUNCHES):
-            plans[i % sets].launch(recorded, False)
+    def enqueue(target: DeviceContext, index: Int) raises {imm}:
+        plans[index % sets].launch(target, False)
 
-    var graph = DeviceGraph.create(ctx, build)
-
-    def replay(ctx: DeviceContext) raises {imm}:
-        graph.replay()
-
-    sleep(0.25)
-    _ = ctx.execution_time(replay, 3)
-    var times = List[Float64]()
-    for _ in range(7):
-        times.append(
-            Float64(ctx.execution_time(replay, 3)) / (3 * LAUNCHES) / 1e6
-        )
-    sort(times)
+    var ms = time_graph(ctx, enqueue)
     _ = buffers^
-    return times[len(times) // 2]
+    return ms
 
 
 def time_case(ctx: DeviceContext, named: Case) raises:

@@ -1,0 +1,88 @@
+"""How the GPU programs time: medians of replays of a graph of launches, over
+input sets that together exceed the L2, after a pause in which the chip cools."""
+
+from max.gpu.host import DeviceContext, DeviceGraph, DeviceGraphBuilder
+from std.time import sleep
+
+comptime LAUNCHES = 32
+"""Launches of a graph."""
+
+comptime ROTATED_BYTES = 256 << 20
+"""Bytes that the input sets of a timing have together, at least."""
+
+comptime REPLAYS = 3
+"""Replays that are timed together."""
+
+comptime ROUNDS = 7
+"""Timings that the median is taken of."""
+
+comptime PAUSE = 0.25
+"""Seconds before the first."""
+
+
+def input_sets(bytes: Int) -> Int:
+    """Sets to rotate.
+
+    Args:
+        bytes: Of one.
+    """
+    return max(1, min(LAUNCHES, ROTATED_BYTES // bytes + 1))
+
+
+def median_of[
+    Run: def(DeviceContext) raises -> None
+](ctx: DeviceContext, run: Run) raises -> Float64:
+    """Milliseconds of a launch, `run` making `LAUNCHES`: the median."""
+    sleep(PAUSE)
+    _ = ctx.execution_time(run, REPLAYS)
+    var times = List[Float64]()
+    for _ in range(ROUNDS):
+        times.append(
+            Float64(ctx.execution_time(run, REPLAYS))
+            / Float64(REPLAYS * LAUNCHES)
+            / 1e6
+        )
+    sort(times)
+    return times[len(times) // 2]
+
+
+def time_graph[
+    Enqueue: def(DeviceContext, Int) raises -> None
+](ctx: DeviceContext, enqueue: Enqueue) raises -> Float64:
+    """Milliseconds of a launch in a graph.
+
+    Args:
+        ctx: The device.
+        enqueue: Makes a launch; it is told which, from 0 to `LAUNCHES - 1`.
+    """
+    enqueue(ctx, 0)
+    ctx.synchronize()
+
+    def build(mut builder: DeviceGraphBuilder) raises {imm}:
+        var recorded = builder.recording_context()
+        for i in range(LAUNCHES):
+            enqueue(recorded, i)
+
+    var graph = DeviceGraph.create(ctx, build)
+
+    def replay(ctx: DeviceContext) raises {imm}:
+        graph.replay()
+
+    return median_of(ctx, replay)
+
+
+def time_stream[
+    Enqueue: def(DeviceContext, Int) raises -> None
+](ctx: DeviceContext, enqueue: Enqueue) raises -> Float64:
+    """Milliseconds of a launch, enqueued one by one.
+
+    Args:
+        ctx: The device.
+        enqueue: As for `time_graph`.
+    """
+
+    def run(ctx: DeviceContext) raises {imm}:
+        for i in range(LAUNCHES):
+            enqueue(ctx, i)
+
+    return median_of(ctx, run)

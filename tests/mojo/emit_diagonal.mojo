@@ -1,0 +1,130 @@
+"""Writes the diagonal kernel for the emulator, as PTX, into the folder that is
+the first argument; needs no GPU.
+
+    emit_diagonal FOLDER PROBLEM...
+
+A problem is taps, stride, batch, height, width, channels, padding and the
+multiprocessors to cut it for, joined by an x. For each configuration that is
+emulated a file of its index, and for each problem a line of what its launch
+passes: index, blocks, threads, bytes of shared memory, columns of a load and of
+an output box, images of an output box, output height and width, then the
+epilogue's parameters (bare; with bias, ReLU and residual) and the geometry, as
+hexadecimal bytes. The bias's pointer is `BIAS_AT`, for the reader to replace.
+"""
+
+from max.gpu.host import get_gpu_target
+from std.compile import compile_info
+from std.memory import Pointer
+from std.sys import argv
+from std.sys.info import size_of
+from std.utils import IndexList
+
+from operations.conv.access import MemoryOutput
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
+from operations.conv.memory import Reads
+from operations.conv.problem import SPATIAL, ConvProblem
+from operations.sm90.diagonal import DiagonalKernel
+from operations.sm90.diagonal_geometry import DiagonalGeometry
+from operations.sm90.diagonal_plan import (
+    THREADS,
+    DiagonalPlan,
+    choose_diagonal,
+    diagonal_candidate,
+)
+
+comptime EMULATED = 2
+"""Configurations: those of 3x3."""
+
+comptime BIAS_AT = 0x2222000000000000
+
+comptime Dtype = DType.bfloat16
+
+
+def bytes_of[T: AnyType](value: T) -> String:
+    """A value's bytes, as hexadecimal digits."""
+    comptime digits = "0123456789abcdef"
+    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
+    var text = String()
+    for i in range(size_of[T]()):
+        var byte = Int(bytes.unsafe_offset(i)[])
+        text += digits[byte=byte >> 4]
+        text += digits[byte=byte & 15]
+    return text
+
+
+def problem_of(numbers: List[Int]) raises -> ConvProblem:
+    """A depthwise problem, of the numbers of an argument."""
+    var taps = numbers[0]
+    var stride = numbers[1]
+    var padding = IndexList[SPATIAL](0, numbers[6], numbers[6])
+    var problem = ConvProblem(
+        spatial_rank=2,
+        batch=numbers[2],
+        channels=numbers[5],
+        filters=numbers[5],
+        groups=numbers[5],
+        input=IndexList[SPATIAL](1, numbers[3], numbers[4]),
+        filter=IndexList[SPATIAL](1, taps, taps),
+        output=IndexList[SPATIAL](fill=1),
+        stride=IndexList[SPATIAL](1, stride, stride),
+        dilation=IndexList[SPATIAL](fill=1),
+        pad_before=padding,
+        pad_after=padding,
+    )
+    for axis in range(SPATIAL):
+        problem.output[axis] = problem.expected_output(axis)
+    problem.validate(1, problem.filter_length(1))
+    return problem
+
+
+def epilogue_of(fused: Bool) -> Epilogue[DType.float32, Dtype]:
+    """Nothing, or bias, ReLU and residual."""
+    var none = Activation(ACTIVATION_NONE, 0, 0)
+    return Epilogue[DType.float32, Dtype](
+        has_bias=fused,
+        has_residual=fused,
+        has_scale=False,
+        scale=Reads[DType.float32](unsafe_from_address=16),
+        bias=Reads[DType.float32](unsafe_from_address=BIAS_AT),
+        residual=Reads[Dtype](unsafe_from_address=16),
+        beta=1,
+        activation=Activation(ACTIVATION_RELU, 0, 0) if fused else none,
+        final_activation=none,
+    )
+
+
+def main() raises:
+    comptime target = get_gpu_target["sm_90a"]()
+    comptime for index in range(EMULATED):
+        comptime kernel = DiagonalKernel[
+            Dtype,
+            DType.float32,
+            MemoryOutput[Dtype],
+            diagonal_candidate(index),
+        ].run
+        var info = compile_info[kernel, emission_kind="asm", target=target]()
+        with open(String(t"{argv()[1]}/{index}.ptx"), "w") as file:
+            file.write(String(info.asm))
+    for i in range(2, len(argv())):
+        var numbers = List[Int]()
+        for word in String(argv()[i]).split("x"):
+            numbers.append(Int(String(word)))
+        var problem = problem_of(numbers)
+        var index = choose_diagonal(problem)
+        var config = diagonal_candidate(index)
+        var plan = DiagonalPlan(config, problem, numbers[7])
+        print(
+            index,
+            plan.blocks,
+            THREADS,
+            plan.shared_bytes(),
+            plan.staged_columns,
+            plan.columns,
+            plan.images,
+            problem.output[1],
+            problem.output[2],
+            bytes_of(epilogue_of(False)),
+            bytes_of(epilogue_of(True)),
+            bytes_of(DiagonalGeometry.of(config, problem, plan)),
+        )
