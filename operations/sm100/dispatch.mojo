@@ -120,6 +120,9 @@ def convolve[
             not fused or offered_fused(index)
         ):
             if choice.index == index:
-                convolve_on[candidate[in_type, in_type, Output.dtype](index)](
-                    ctx, problem, activation, filter, epilogue, output
-                )
+                # Stores of one pixel's neighbouring filters lie side by side
+                # only after shared memory.
+                convolve_on[
+                    candidate[in_type, in_type, Output.dtype](index),
+                    register_based_epilogue=not Output.stores,
+                ](ctx, problem, activation, filter, epilogue, output)

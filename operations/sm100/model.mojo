@@ -21,11 +21,11 @@ products a block, or 8192 multiply-adds of 16 bits a cycle, as 148 units of them
 make 2.25e15 operations of a second dense (B200's data sheet: 2.25 PFLOP/s)."""
 
 
-comptime LOAD_BYTES_PER_CYCLE = 64.0
-"""That a multiprocessor takes from L2: the width of its port."""
+comptime LOAD_BYTES_PER_CYCLE = 128.0
+"""That a multiprocessor's shared memory takes; L2 is assumed to keep up."""
 
 comptime STORE_BYTES_PER_CYCLE = 64.0
-"""That a multiprocessor gives to L2."""
+"""That a multiprocessor gives to L2; an assumption."""
 
 comptime TMEM_BYTES_PER_CYCLE = 512.0
 """That four warps read of tensor memory: 128 lanes of 4 bytes."""
