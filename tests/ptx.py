@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def run(program: Path, folder: Path, *further: str) -> list[str]:
         [str(program), str(folder), *further], capture_output=True, text=True, check=True
     ).stdout
     return printed.splitlines()
+
+
+def held(program: Path) -> list[str]:
+    """The PTX texts that a program holds, as it passes them to the driver: zero-terminated."""
+    data = program.read_bytes()
+    found = []
+    for match in re.finditer(rb"\.version \d+\.\d+", data):
+        start, stop = data.rfind(b"\0", 0, match.start()) + 1, data.index(b"\0", match.start())
+        found.append(data[start:stop].decode())
+    return found
 
 
 def emit(name: str, folder: Path, *further: str) -> list[str]:

@@ -34,9 +34,10 @@ from max.graph.type import FilterLayout
 
 import maxconv
 
-SECONDS = 0.2
+#: Seconds in front of each round: the chip neither grows hot nor falls asleep.
+PAUSE = 0.25
 ROUNDS = 7
-MAX_CALLS = 256
+CALLS = 96
 
 #: A contender whose first call takes longer is timed by fewer rounds of one call.
 SLOW_MS = 100.0
@@ -143,17 +144,15 @@ def time_calls(model: Model, operands: list[list[Buffer]], device: Accelerator) 
     turns = itertools.cycle(operands)
 
     def burst(calls: int) -> float:
+        time.sleep(PAUSE)
         begin = time.perf_counter()
         for _ in range(calls):
             model.execute(*next(turns))
         device.synchronize()
         return (time.perf_counter() - begin) * 1e3 / calls
 
-    first = burst(1)
-    if first > SLOW_MS:
-        return sorted(burst(1) for _ in range(SLOW_ROUNDS))
-    calls = max(1, min(MAX_CALLS, int(SECONDS * 1e3 / burst(2))))
-    return sorted(burst(calls) for _ in range(ROUNDS))
+    slow = burst(1) > SLOW_MS
+    return sorted(burst(1 if slow else CALLS) for _ in range(SLOW_ROUNDS if slow else ROUNDS))
 
 
 def compile_graphs(names: list[str], architecture: str, folder: Path) -> None:

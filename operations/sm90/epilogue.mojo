@@ -39,6 +39,7 @@ from .epilogue_fragment import (
     panels,
     write_fragment,
 )
+from .epilogue_fused_output import FusedStore
 from .epilogue_rows import RowStore
 from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
@@ -79,7 +80,7 @@ struct CollectiveEpilogue[
         Self.epilogue,
         engine_store=Self.engine_store,
         in_place=Self.in_place,
-        shares=Self.Visitor.shares,
+        shares=Self.Visitor.shares or Self.fused_output,
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Sums = Accumulators[
@@ -462,6 +463,16 @@ struct CollectiveEpilogue[
                         ),
                     )
                 commit_stores()
+        elif Self.fused_output:
+            FusedStore[Self.Output, Self.pixels](self.buffers.thread).store(
+                params.output,
+                params.shape,
+                geometry,
+                buffer,
+                pixel,
+                filter,
+                tile.filter_end(geometry),
+            )
         else:
             RowStore[Self.Output, Self.pixels, Self.layout.swapped](
                 self.place

@@ -136,22 +136,37 @@ struct EpilogueBuffers[
                     wait_stores_read[0]()
                 self.sync()
             else:
-                sync_warp()
+                self._meet()
+        elif (
+            Self.shares and Self.config.delay_store and not Self.engine_store
+        ):
+            # A sub-tile is written before the one ahead of it is stored: of
+            # two buffers the next may be what other warps still store.
+            self.sync()
+
+    @always_inline
+    def _meet(self):
+        """Waits for those who read what this thread has written, or write what
+        it has read: the consumer's threads, or the warp's."""
+        comptime if Self.shares:
+            self.sync()
+        else:
+            sync_warp()
 
     @always_inline
     def publish(self):
         """Waits until the threads have written a buffer, and until the next
-        one has been read: by the engine, or by the warp's threads, that come
-        here with a buffer less to store."""
+        one has been read: by the engine, or by the threads that store it, that
+        come here with a buffer less to store."""
         comptime if Self.engine_store:
             publish_to_engine()
             comptime if Self.stages > 1:
                 if self.thread == 0:
                     wait_stores_read[Self.stages - 2]()
-        comptime if Self.engine_store or Self.shares:
+        comptime if Self.engine_store:
             self.sync()
         else:
-            sync_warp()
+            self._meet()
 
     @always_inline
     def release_stored(mut self, loads: Bool, index: UInt32):

@@ -180,8 +180,12 @@ WRONG: list[tuple[Any, str]] = [
     ("{", "JSON is allowed"),
     ([], "the file: []; an object is allowed"),
     ({"arguments": []}, "block is missing; a list"),
-    (changed(blok=1), "blok is no field; arch, sms, seeds,"),
+    (changed(blok=1), "blok is no field; arch, sms, relaxed, seeds,"),
     (changed(arch="sm_80"), 'arch: "sm_80"; one of "sm_90a", "sm_100a" is allowed'),
+    (
+        changed(relaxed=["races"]),
+        'relaxed[0]: "races"; one of "tensor_load_waits", "barrier_fences"',
+    ),
     (changed(sms=0), "sms: 0; at least 1 is allowed"),
     (changed(block=[1, 1, 1, 1]), "block: [1, 1, 1, 1]; 1 to 3 entries are allowed"),
     (changed(block=[True]), "block[0]: true; an integer is allowed"),

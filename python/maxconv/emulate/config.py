@@ -140,7 +140,8 @@ class Config:
             UnsupportedError: It has an instruction that the emulator does not have.
         """
         document = self.document
-        machine = Machine(document.get("arch", "sm_90a"), document.get("sms", 132), seed)
+        rules = dict.fromkeys(document.get("relaxed", ()), False)
+        machine = Machine(document.get("arch", "sm_90a"), document.get("sms", 132), seed, **rules)
         pointers = {
             name: machine.alloc(elements, written=self._fill(name) != "unwritten")
             for name, elements in self.arrays.items()

@@ -14,13 +14,16 @@ from typing import Any
 from ..tma import DataType, Interleave, L2Promotion, OobFill, Swizzle
 from .arrays import DTYPES
 
-__all__ = ["SCALARS", "SCHEMA", "ConfigError", "check"]
+__all__ = ["RULES", "SCALARS", "SCHEMA", "ConfigError", "check"]
 
 #: Types of scalar arguments, as PTX writes them.
 SCALARS = (
     *("b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64"),
     *("f16", "bf16", "f32", "f64"),
 )
+
+#: Rules of the ISA that a machine can do without: arguments of ``Machine``.
+RULES = ("tensor_load_waits", "barrier_fences", "register_fences")
 
 Schema = dict[str, Any]
 
@@ -124,6 +127,7 @@ SCHEMA: Schema = {
         ("block", "arguments"),
         arch={"enum": ["sm_90a", "sm_100a"]},
         sms=_POSITIVE,
+        relaxed={"type": "array", "items": {"enum": list(RULES)}},
         seeds=_integers(0),
         kernel=_TEXT,
         grid=_integers(1, 3),

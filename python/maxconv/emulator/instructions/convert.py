@@ -270,7 +270,7 @@ def _to_eight(form: Form, target: str, source: str, relu: bool) -> Step:
 
     def encode(x: Array) -> Array:
         code = eight_codes(x.astype(np.float64), values)
-        return np.where(x < 0, np.uint16(0), code) if relu else code
+        return np.where(x <= 0, np.uint16(0), code) if relu else code
 
     def step(t: Path) -> None:
         rows = t.files[numbers]
@@ -290,7 +290,7 @@ def _from_eight(form: Form, target: str, source: str, relu: bool) -> Step:
         halves = values.astype(np.float16).view(np.uint16).astype(np.uint32)
     halves = np.where(np.isnan(values), 0x7FFF, halves).astype(np.uint32)
     if relu:
-        halves = np.where(values < 0, 0, halves)
+        halves = np.where(values <= 0, 0, halves)
 
     def step(t: Path) -> None:
         both = t.files[view_of("u16")][a]

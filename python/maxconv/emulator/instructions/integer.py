@@ -113,6 +113,14 @@ def _multiply_add(form: Form, type_name: str) -> Step:
         return _computed(form, [type_name] * 3, type_name, low)
     result = _wider(type_name) if part == "wide" else type_name
     operation = _wide_product(result) if part == "wide" else _high_product(type_name)
+    if part == "hi" and type_name == "s32" and form.flag("sat"):
+
+        def saturated(a: Array, b: Array, c: Array) -> Array:
+            wide = operation(a, b) + c.astype(np.int64)
+            clipped: Array = np.clip(wide, -(1 << 31), (1 << 31) - 1)
+            return clipped
+
+        return _computed(form, [type_name] * 3, result, saturated)
     return _computed(
         form, [type_name, type_name, result], result, lambda a, b, c: operation(a, b) + c
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..paths import Path, Step
-from ..registers import LANES, view_of
+from ..registers import LANES, Array, view_of
 from ..syntax import Special, Vector, type_bits
 from ..table import Form, assign, instruction
 
@@ -135,13 +135,25 @@ def _funnel(form: Form) -> Step:
     return step
 
 
+#: The selectors that the modes of prmt stand for, by the low two bits of c (9.7.9.7, table).
+_SELECTORS: dict[str, Array] = {
+    mode: np.array(selectors, np.uint32)
+    for mode, selectors in {
+        "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+        "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+        "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+        "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+        "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+        "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+    }.items()
+}
+
+
 @instruction("prmt")
 def _permute(form: Form) -> Step:
     """9.7.9.7: every nibble of c names one of the eight bytes of b:a; its top bit spreads signs."""
     form.type()
-    mode = form.take("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
-    if mode:
-        form.refuse(f"the mode .{mode} is not supported")
+    selectors = _SELECTORS.get(form.take(*_SELECTORS))
     form.arity(4)
     d = form.target(0, "u32")
     a, b, c = (form.source(i, "u32") for i in (1, 2, 3))
@@ -151,8 +163,9 @@ def _permute(form: Form) -> Step:
         rows = t.files[view]
         wide = rows[b].astype(np.uint64) << np.uint64(32) | rows[a]
         result = np.zeros(LANES, np.uint64)
+        nibbles = rows[c] if selectors is None else selectors[rows[c] & 3]
         for k in range(4):
-            selector = (rows[c] >> np.uint32(4 * k)).astype(np.uint64)
+            selector = (nibbles >> np.uint32(4 * k)).astype(np.uint64)
             byte = wide >> ((selector & np.uint64(7)) * np.uint64(8)) & np.uint64(0xFF)
             sign = np.where(byte & np.uint64(0x80), np.uint64(0xFF), np.uint64(0))
             chosen = np.where(selector & np.uint64(8), sign, byte)

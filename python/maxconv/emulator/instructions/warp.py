@@ -113,10 +113,10 @@ def _active_mask(form: Form) -> Step:
     return step
 
 
-@instruction("match.sync")
+@instruction("match.any.sync", "match.all.sync")
 def _match(form: Form) -> Step:
     """9.7.13.10."""
-    mode = form.take("any", "all") or form.refuse("no mode")
+    mode = form.instruction.opcode.split(".")[1]
     type_name = form.type()
     form.arity(3)
     d, p = form.targets(0, "u32")
