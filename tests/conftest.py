@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
-#: Files whose tests run in one process: they share the GPU, or graphs that are compiled together.
+#: Files whose tests run in one process: they share the GPU, or what is compiled for them.
 TOGETHER = (
     ("tests/gpu/",),
+    ("tests/emulated/test_compiled",),
     (
         "tests/interop/test_torch",
         "tests/interop/test_graph_ops",
@@ -30,6 +31,7 @@ LONGEST = (
     "tests/interop/test_bench_run",
     "tests/emulated/test_max_sm100",
     "tests/emulated/test_compiled",
+    "tests/emulated/test_max_sm90",
     "tests/interop/test_graphs",
     "tests/host/test_docs",
     "tests/host/test_gpu_graphs",
