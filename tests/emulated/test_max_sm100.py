@@ -74,6 +74,24 @@ def test_every_seed(kernels: Kernels, seed: int) -> None:
     check(kernels["one-residual"], SMALL, seed, beta=-2.0)
 
 
+#: Sixteen tiles, and sums of nine loads each.
+LARGE = Problem(2, (16, 24), 128, 320)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3, 13))
+@pytest.mark.parametrize(("name", "problem"), CASES)
+def test_more_seeds(kernels: Kernels, name: str, problem: Problem, seed: int) -> None:
+    check(kernels[name], problem, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["one", "one-residual", "two", "two-clustered", "two-half"])
+def test_more_tiles(kernels: Kernels, name: str, seed: int) -> None:
+    check(kernels[name], LARGE, seed)
+
+
 def test_kernels_differ(kernels: Kernels) -> None:
     """The configurations are what their names say."""
     for name, kernel in kernels.items():

@@ -88,6 +88,19 @@ def test_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "kernel: sm90 does not exist for sm_80 and float32" in capsys.readouterr().err
 
 
+@needs_ptxas
+def test_blackwell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each configuration takes what the kernel's own test finds."""
+    assert cli.main(["inspect", "--target", "sm_100a", "--kernel", "sm100"]) == 0
+    _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    names = [f"sm100-{index}" for index in range(7)]
+    assert {row[0] for row in rows} == {*names, "sm100-0-residual", "sm100-1-residual"}
+    for _, registers, *spills, _, shared in rows:
+        assert int(registers) * THREADS <= REGISTERS
+        assert set(spills) == {"0"}
+        assert int(shared) == 230400
+
+
 def test_ptx_goes_to_a_folder(emission: Emission) -> None:
     files = [Path(line) for line in emission.printed.splitlines()]
     assert files == list(emission.kernels)

@@ -322,6 +322,7 @@ def _start_load(
         def complete(
             block: ThreadBlock = block, index: Array = index, arrive: Callable[[], None] = arrive
         ) -> None:
+            block.require_running("a copy writes shared memory of", operation.line)
             block.shared.end_write(index, read())
             block.writes.forget(index)
             arrive()
