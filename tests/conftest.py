@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
-#: Files whose tests run in one process: they share the GPU, or graphs that are compiled together.
+#: Files whose tests run in one process: they share the GPU, or what is compiled for them.
 TOGETHER = (
     ("tests/gpu/",),
+    ("tests/emulated/test_compiled",),
     (
         "tests/interop/test_torch",
         "tests/interop/test_graph_ops",

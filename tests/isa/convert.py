@@ -1,4 +1,4 @@
-"""Conversions (PTX ISA 9.0, 9.7.9.22), by rational numbers rounded by their definition."""
+"""Conversions (PTX ISA 9.0, 9.7.9.21), by rational numbers rounded by their definition."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _integer_inputs() -> list[float]:
 
 
 def _to_integer(opcode: str, mode: str, kind: str, bits: int) -> None:
-    """Out of range gives the nearest; NaN 0, with 64 bits the top bit alone (9.7.9.22)."""
+    """Out of range gives the nearest; NaN 0, with 64 bits the top bit alone (9.7.9.21)."""
     low = -(1 << (bits - 1)) if kind == "s" else 0
     high = (1 << (bits - (kind == "s"))) - 1
 

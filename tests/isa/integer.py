@@ -89,7 +89,7 @@ def _insert(a: int, b: int, position: int, length: int, bits: int) -> int:
 
 
 def _find(value: int, bits: int, signed: bool) -> int:
-    """9.7.1.18: the highest one, of a negative number the highest zero; -1 if there is none."""
+    """9.7.1.16: the highest one, of a negative number the highest zero; -1 if there is none."""
     if signed and value < 0:
         value = ~value
     return (value % (1 << bits)).bit_length() - 1

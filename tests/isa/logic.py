@@ -1,4 +1,4 @@
-"""Logic, shifts, bytes, packing (PTX ISA 9.0, 9.7.8, 9.7.9.1, 9.7.9.2, 9.7.9.7), by bits."""
+"""Logic, shifts, bytes, packing (PTX ISA 9.0, 9.7.8, 9.7.9.3, 9.7.9.4, 9.7.9.7), by bits."""
 
 from __future__ import annotations
 

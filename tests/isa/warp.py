@@ -1,4 +1,4 @@
-"""What lanes do together (PTX ISA 9.0, 9.7.9.6, 9.7.13.7 to 9.7.13.14), lane by lane."""
+"""What lanes do together (PTX ISA 9.0, 9.7.9.6, 9.7.13.9 to 9.7.13.14), lane by lane."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ Fields, of which ``block`` and ``arguments`` are needed; ``--schema`` prints the
 * ``arguments``, in order: ``{"array": name}``; ``{"scalar": {"type", "value"}}``;
   ``{"tiled": {...}}`` and ``{"im2col": {...}}``, with ``array`` and the fields of
   ``maxconv.tma``'s descriptors; ``{"struct": {"hex" or "size", "fields": [{"offset", "array"},
-  {"offset", "type", "value"}]}}``.
+  {"offset", "type", "value"}]}}``; ``{"members": [...]}``, a struct of arguments that follow each
+  other, a tensor map among them.
 * ``print``, ``save`` (.npy by array, of the first seed), ``compare`` (``expected``: .npy, ``rtol``,
   ``atol``: both 0 by default).
 

@@ -112,6 +112,14 @@ _STRUCT = _object(
     size=_POSITIVE, hex=_TEXT, fields={"type": "array", "items": _FIELD, "minItems": 1}
 )
 
+_ARGUMENT: dict[str, Schema] = {
+    "array": _TEXT,
+    "scalar": _SCALAR,
+    "tiled": _TILED,
+    "im2col": _IM2COL,
+    "struct": _STRUCT,
+}
+
 _COMPARISON = _object(
     ("array", "expected"),
     array=_TEXT,
@@ -139,7 +147,8 @@ SCHEMA: Schema = {
         arguments={
             "type": "array",
             "items": _one_of(
-                array=_TEXT, scalar=_SCALAR, tiled=_TILED, im2col=_IM2COL, struct=_STRUCT
+                **_ARGUMENT,
+                members={"type": "array", "items": _one_of(**_ARGUMENT), "minItems": 1},
             ),
         },
         print={"type": "array", "items": _TEXT},

@@ -27,7 +27,7 @@ SHARED_START = 1024
 #: Named barriers of a block (PTX ISA 9.0, 9.7.13.1).
 _NAMES = 16
 
-#: Bytes and alignment of an mbarrier (9.7.13.15.2).
+#: Bytes and alignment of an mbarrier (9.7.13.15.1).
 _MBARRIER = 8
 
 

@@ -128,13 +128,13 @@ def _wait_copies(form: Form) -> Step:
 
 @instruction("cp.async.bulk.commit_group")
 def _commit_bulk(form: Form) -> Step:
-    """9.7.9.25.4.3."""
+    """9.7.9.27.2.1."""
     return _commit("bulk")
 
 
 @instruction("cp.async.bulk.wait_group")
 def _wait_bulk(form: Form) -> Step:
-    """9.7.9.25.4.4."""
+    """9.7.9.27.2.2."""
     form.arity(1)
     return _wait("bulk", _literal(form, 0), form.flag("read"))
 
@@ -230,7 +230,7 @@ def _arrive_bytes(t: Path, address: int, count: int, what: str) -> Callable[[], 
 
 @instruction("cp.async.mbarrier.arrive")
 def _arrive_after_copies(form: Form) -> Step:
-    """9.7.13.15.17: arrives once the thread's copies so far are done."""
+    """9.7.13.15.15: arrives once the thread's copies so far are done."""
     counted = form.flag("noinc")
     form.take("shared", "shared::cta")
     form.type()
@@ -257,7 +257,7 @@ def _arrive_after_copies(form: Form) -> Step:
 
 @instruction("cp.async.bulk.prefetch")
 def _prefetch(form: Form) -> Step:
-    """9.7.9.25.4.5, 9.7.9.27.1.4: into L2, which is not modelled."""
+    """9.7.9.25.4.3, 9.7.9.27.1.4: into L2, which is not modelled."""
     form.modifiers.clear()
     return lambda t: None
 

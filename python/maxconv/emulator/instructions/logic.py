@@ -1,4 +1,4 @@
-"""Logic, shifts and moves (PTX ISA 9.0, 9.7.8, 9.7.9.1 to 9.7.9.7)."""
+"""Logic, shifts and moves (PTX ISA 9.0, 9.7.8, 9.7.9.3, 9.7.9.4, 9.7.9.7)."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ _CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo")
 
 @instruction("mov")
 def _move(form: Form) -> Step:
-    """9.7.9.1, 9.7.9.2: also packs and unpacks vectors, and reads special registers."""
+    """9.7.9.3, 9.7.9.4: also packs and unpacks vectors, and reads special registers."""
     type_name = form.type()
     form.arity(2)
     target, source = form.operands
@@ -208,7 +208,7 @@ def _move(form: Form) -> Step:
 
 
 def _read_clock(form: Form, type_name: str) -> Step:
-    """10.22 to 10.26: the instructions that all warps have executed."""
+    """10.23, 10.24, 10.28: the instructions that all warps have executed."""
     d, view = form.target(0, type_name), view_of(type_name)
 
     def step(t: Path) -> None:

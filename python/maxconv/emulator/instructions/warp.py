@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together (PTX ISA 9.0, 9.7.9.6, 9.7.13.7 to 9.7.13.11, 9.7.13.14)."""
+"""What the lanes of a warp do together (PTX ISA 9.0, 9.7.9.6, 9.7.13.9 to 9.7.13.12, 9.7.13.14)."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ REDUCTIONS: dict[str, np.ufunc] = {
 
 @instruction("redux.sync")
 def _reduce(form: Form) -> Step:
-    """9.7.13.8, of integers."""
+    """9.7.13.12, of integers."""
     operation = REDUCTIONS[form.take(*REDUCTIONS) or form.refuse("no operation")]
     type_name = form.type()
     if type_name == "f32":
