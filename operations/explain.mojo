@@ -13,6 +13,9 @@ from .gpu.dispatch import explain_choice as explain_gpu
 comptime HOPPER_CAPABILITY = 90
 """Compute capability times ten of the GPUs that the Hopper kernels run on."""
 
+comptime BLACKWELL_CAPABILITIES = [100, 103]
+"""The same, of the Blackwell kernel."""
+
 
 @fieldwise_init
 struct Answer(Copyable, Movable):
@@ -50,7 +53,7 @@ def explain_on_cpu[
 
 
 def explain_on_gpu[
-    dtype: DType, hopper: Bool
+    dtype: DType, hopper: Bool, blackwell: Bool
 ](
     requested: Int, problem: ConvProblem, exact: Bool, multiprocessors: Int
 ) raises -> Answer:
@@ -59,6 +62,7 @@ def explain_on_gpu[
     Parameters:
         dtype: Of activation, filter and output.
         hopper: Whether the GPU has compute capability 9.0.
+        blackwell: Whether it has compute capability 10.0 or 10.3.
 
     Args:
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
@@ -76,12 +80,12 @@ def explain_on_gpu[
     var operands = Operands(
         fused_input=False, aligned=True, fused_output=False, exact=exact
     )
-    var chosen = choose_gpu[dtype, dtype, hopper, ALL_KERNELS](
+    var chosen = choose_gpu[dtype, dtype, hopper, blackwell, ALL_KERNELS](
         requested, problem, operands, multiprocessors
     )
     return Answer(
         chosen.kernel,
-        explain_gpu[dtype, dtype, hopper](
+        explain_gpu[dtype, dtype, hopper, blackwell](
             chosen, requested, problem, operands, multiprocessors
         ),
     )
@@ -120,9 +124,14 @@ def explain_on_other_gpu[
             t" least 1"
         )
     if capability == HOPPER_CAPABILITY:
-        return explain_on_gpu[dtype, True](
+        return explain_on_gpu[dtype, True, False](
             requested, problem, exact, multiprocessors
         )
-    return explain_on_gpu[dtype, False](
+    comptime for blackwell in BLACKWELL_CAPABILITIES:
+        if capability == blackwell:
+            return explain_on_gpu[dtype, False, True](
+                requested, problem, exact, multiprocessors
+            )
+    return explain_on_gpu[dtype, False, False](
         requested, problem, exact, multiprocessors
     )

@@ -40,7 +40,7 @@ from .explain import (
     explain_on_gpu,
     explain_on_other_gpu,
 )
-from .gpu.config import is_hopper
+from .gpu.config import is_blackwell, is_hopper
 from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import convolve as convolve_gpu
 
@@ -504,7 +504,7 @@ struct Explain:
             )
         else:
             comptime if is_gpu[target]():
-                answer = explain_on_gpu[dtype, is_hopper()](
+                answer = explain_on_gpu[dtype, is_hopper(), is_blackwell()](
                     requested,
                     problem,
                     exact,

@@ -48,6 +48,7 @@ class Kernel:
     clc_releases: int
     dealloc_arrivals: int
     barriers: int
+    instruction: int
     refusal: str
     ptx: str
 

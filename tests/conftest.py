@@ -12,24 +12,32 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
-#: Files whose tests run in one process: they share the GPU, or would compile the same graphs.
-TOGETHER = ("tests/gpu/", "tests/interop/test_torch")
+#: Files whose tests run in one process: they share the GPU, or what is compiled for them.
+TOGETHER = (
+    ("tests/gpu/",),
+    ("tests/emulated/test_compiled",),
+    (
+        "tests/interop/test_torch",
+        "tests/interop/test_graph_ops",
+        "tests/interop/test_graph_arguments",
+        "tests/interop/test_transpose",
+    ),
+)
 
 #: Files that compile for longer than half a minute, the longest first: two processes end together
 #: if what is left at the end is short.
 LONGEST = (
     "tests/interop/test_torch",
-    "tests/interop/test_bench_run",
-    "tests/emulated/test_max_sm100",
-    "tests/emulated/test_compiled",
     "tests/interop/test_graphs",
-    "tests/interop/test_transpose",
-    "tests/interop/test_graph_ops",
+    "tests/interop/test_bench_run",
+    "tests/emulated/test_max_sm",
+    "tests/emulated/test_sm100",
+    "tests/emulated/test_compiled",
     "tests/host/test_docs",
     "tests/host/test_gpu_graphs",
     "tests/host/test_inspect",
-    "tests/host/test_sm90",
-    "tests/interop/test_graph_arguments",
+    "tests/host/test_sm",
+    "tests/emulated/test_diagonal",
     "tests/host/test_explain",
     "tests/interop/test_nn",
     "tests/interop/test_fusion",
@@ -62,15 +70,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
     class LoadFilesTogether(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for group in TOGETHER if nodeid.startswith(group)), "") or (
-                super()._split_scope(nodeid)
-            )
+            together = (files[0] for files in TOGETHER if nodeid.startswith(files))
+            return next(together, "") or super()._split_scope(nodeid)
 
     return LoadFilesTogether(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begins with what takes longest, where two processes share the tests."""
+    """Leaves nightly tests out, and begins with what takes longest where two processes share."""
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _place(item.nodeid))
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from maxconv import library
+
+if TYPE_CHECKING:
+    import pytest
 
 SOURCES = Path(__file__).parent / "mojo"
 
@@ -34,11 +40,34 @@ def run(program: Path, folder: Path, *further: str) -> list[str]:
     return printed.splitlines()
 
 
+def held(program: Path) -> list[str]:
+    """The PTX texts that a program holds, as it passes them to the driver: zero-terminated."""
+    data = program.read_bytes()
+    found = []
+    for match in re.finditer(rb"\.version \d+\.\d+", data):
+        start, stop = data.rfind(b"\0", 0, match.start()) + 1, data.index(b"\0", match.start())
+        found.append(data[start:stop].decode())
+    return found
+
+
 def emit(name: str, folder: Path, *further: str) -> list[str]:
     """Compiles a program for sm_90a and lets it write to a folder, as ``run``."""
     program = folder / name
     build(name, program)
     return run(program, folder, *further)
+
+
+def emit_once(name: str, factory: pytest.TempPathFactory, *further: str) -> tuple[Path, list[str]]:
+    """As ``emit``, in one of the processes that run the tests; returns the folder too."""
+    base = factory.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen-") else base) / name
+    folder.mkdir(exist_ok=True)
+    printed = folder / "printed"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not printed.exists():
+            printed.write_text("\n".join(emit(name, folder, *further)))
+    return folder, printed.read_text().splitlines()
 
 
 def assemble(ptx: Path, folder: Path, arch: str = "sm_90a") -> str:

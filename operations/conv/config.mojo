@@ -15,6 +15,7 @@ from .fields import (
     KERNEL_IMPLICIT_GEMM,
     KERNEL_POINTWISE,
     KERNEL_REFERENCE,
+    KERNEL_SM100,
     KERNEL_SM90,
     KERNEL_STEM,
     PANEL,
@@ -120,6 +121,8 @@ def kernel_name(kernel: Int) -> StaticString:
         return "sm90"
     if kernel == KERNEL_STEM:
         return "stem"
+    if kernel == KERNEL_SM100:
+        return "sm100"
     return "auto"
 
 
@@ -171,6 +174,10 @@ def can_implement(
     if kernel == KERNEL_SM90 or kernel == KERNEL_STEM:
         return String(
             t"{kernel_name(kernel)} runs on GPUs of compute capability 9.0 only"
+        )
+    if kernel == KERNEL_SM100:
+        return String(
+            "sm100 runs on GPUs of compute capability 10.0 and 10.3 only"
         )
     if source == SOURCE_FUSED and kernel != KERNEL_IMPLICIT_GEMM:
         return String(

@@ -54,6 +54,7 @@ comptime KERNEL_GROUPED = 5
 comptime KERNEL_FEW_FILTERS = 6
 comptime KERNEL_SM90 = 7
 comptime KERNEL_STEM = 8
+comptime KERNEL_SM100 = 9
 
 # Activations of the epilogue.
 comptime ACTIVATION_NONE = 0

@@ -13,11 +13,14 @@ from ..conv.fields import (
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
+    KERNEL_SM100,
     KERNEL_SM90,
     KERNEL_STEM,
 )
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
+from ..sm100.dispatch import Choice as BlackwellChoice
+from ..sm100.dispatch import choose as choose_sm100
 from ..sm90 import stem_launch
 from ..sm90.dispatch import Choice
 from ..sm90.dispatch import choose as choose_sm90
@@ -114,6 +117,12 @@ def is_hopper() -> Bool:
     return info.compute == 9.0 and info.api == "cuda"
 
 
+def is_blackwell() -> Bool:
+    """Whether this is compiled for a GPU of compute capability 10.0 or 10.3."""
+    comptime info = DeviceContext.default_device_info
+    return (info.compute == 10.0 or info.compute == 10.3) and info.api == "cuda"
+
+
 def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
     """Whether the sm90 kernel is built for these types.
 
@@ -127,6 +136,16 @@ def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
         or in_type == DType.float8_e4m3fn
     )
     return takes and (out_type.is_half_float() or out_type == DType.float32)
+
+
+def has_sm100_types[in_type: DType, out_type: DType]() -> Bool:
+    """Whether the sm100 kernel is built for these types: the sm90 kernel's.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+    """
+    return has_sm90_types[in_type, out_type]()
 
 
 def has_stem_types[in_type: DType, out_type: DType]() -> Bool:
@@ -164,28 +183,34 @@ def _type_refusal[
             return String(
                 t"depthwise takes float32, bfloat16 and float16; here {in_type}"
             )
-    elif kernel == KERNEL_SM90:
+    elif kernel == KERNEL_SM90 or kernel == KERNEL_SM100:
+        var name = kernel_name(kernel)
         comptime if not has_sm90_types[in_type, out_type]():
             return String(
-                t"sm90 takes float32, bfloat16, float16 and float8_e4m3fn and"
+                t"{name} takes float32, bfloat16, float16 and float8_e4m3fn and"
                 t" gives float32, bfloat16 or float16; here {in_type} and"
                 t" {out_type}"
             )
         elif in_type == DType.float32:
             if operands.exact:
                 return String(
-                    "sm90 rounds float32 operands to tf32, but"
-                    " precision='float32' was asked for"
+                    t"{name} rounds float32 operands to tf32, but"
+                    t" precision='float32' was asked for"
                 )
     return None
 
 
-def _hopper_refusal[
-    hopper: Bool
+def _tensor_refusal[
+    hopper: Bool, blackwell: Bool
 ](kernel: Int, operands: Operands) -> Optional[String]:
-    """Why no Hopper kernel can take these operands here."""
+    """Why no kernel of one generation of tensor cores can take these operands
+    here."""
     var name = kernel_name(kernel)
-    comptime if not hopper:
+    if kernel == KERNEL_SM100 and not blackwell:
+        return String(
+            t"{name} runs on compute capability 10.0 and 10.3 only (B200, B300)"
+        )
+    elif kernel != KERNEL_SM100 and not hopper:
         return String(
             t"{name} runs on compute capability 9.0 only (H100, H200)"
         )
@@ -219,10 +244,12 @@ struct Verdict(Copyable, Movable):
     var sm90: Choice
     """The candidate that the Hopper kernel would run with, if it was asked
     about and can."""
+    var sm100: BlackwellChoice
+    """As `sm90`, of the Blackwell kernel."""
 
 
 def judge[
-    in_type: DType, out_type: DType, hopper: Bool
+    in_type: DType, out_type: DType, hopper: Bool, blackwell: Bool
 ](
     kernel: Int, problem: ConvProblem, operands: Operands, multiprocessors: Int
 ) -> Verdict:
@@ -232,6 +259,7 @@ def judge[
         in_type: Of activation and filter.
         out_type: Of the output.
         hopper: Whether the GPU has compute capability 9.0.
+        blackwell: Whether it has compute capability 10.0 or 10.3.
 
     Args:
         kernel: A `KERNEL_*` code.
@@ -240,8 +268,11 @@ def judge[
         multiprocessors: Of the GPU.
     """
     var verdict = Verdict(
-        _refusal[in_type, out_type, hopper](kernel, problem, operands),
+        _refusal[in_type, out_type, hopper, blackwell](
+            kernel, problem, operands
+        ),
         Choice(-1, 1, 0.0, String()),
+        BlackwellChoice.none(),
     )
     # Choosing asks for the tiles of at least one output.
     if verdict.refusal or problem.gemm_m() == 0 or problem.filters == 0:
@@ -253,11 +284,21 @@ def judge[
             )
             if verdict.sm90.index < 0:
                 verdict.refusal = verdict.sm90.refusal
+    comptime if blackwell and has_sm100_types[in_type, out_type]():
+        if kernel == KERNEL_SM100:
+            verdict.sm100 = choose_sm100[in_type, out_type](
+                problem,
+                multiprocessors,
+                operands.fused_output,
+                operands.work.residual,
+            )
+            if verdict.sm100.index < 0:
+                verdict.refusal = verdict.sm100.reason
     return verdict^
 
 
 def _refusal[
-    in_type: DType, out_type: DType, hopper: Bool
+    in_type: DType, out_type: DType, hopper: Bool, blackwell: Bool
 ](kernel: Int, problem: ConvProblem, operands: Operands) -> Optional[String]:
     """Why a kernel cannot take a problem, but for what the Hopper kernel's
     candidates say."""
@@ -273,12 +314,12 @@ def _refusal[
         if refusal:
             return refusal
         return depthwise_launch.can_implement[in_type](problem)
-    if kernel == KERNEL_SM90 or kernel == KERNEL_STEM:
-        refusal = _hopper_refusal[hopper](kernel, operands)
+    if kernel == KERNEL_SM90 or kernel == KERNEL_STEM or kernel == KERNEL_SM100:
+        refusal = _tensor_refusal[hopper, blackwell](kernel, operands)
         if not refusal and kernel == KERNEL_STEM:
             return stem_launch.can_implement[in_type, out_type](problem)
         return refusal
     return String(
         t"{kernel_name(kernel)} is a kernel of CPUs; a GPU has reference,"
-        t" implicit_gemm, depthwise, grouped, sm90 and stem"
+        t" implicit_gemm, depthwise, grouped, sm90, stem and sm100"
     )

@@ -1,5 +1,5 @@
-"""Problem -> kernel, on a GPU: the Hopper kernel where there is one and it can,
-else a general one. Every refusal has its reason."""
+"""Problem -> kernel, on a GPU: the Hopper or the Blackwell kernel where there is
+one and it can, else a general one. Every refusal has its reason."""
 
 from max.gpu.host import DeviceAttribute, DeviceContext
 from std.math import ceildiv
@@ -13,6 +13,7 @@ from ..conv.fields import (
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
+    KERNEL_SM100,
     KERNEL_SM90,
     KERNEL_STEM,
     LAYOUT_KRSC,
@@ -21,6 +22,8 @@ from ..conv.fields import (
 )
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
+from ..sm100.dispatch import Choice as BlackwellChoice
+from ..sm100.dispatch import convolve as convolve_sm100
 from ..sm90 import stem_launch
 from ..sm90.dispatch import Choice
 from ..sm90.dispatch import convolve as convolve_sm90
@@ -28,8 +31,10 @@ from . import depthwise_launch
 from .config import (
     Operands,
     has_depthwise_types,
+    has_sm100_types,
     has_sm90_types,
     has_stem_types,
+    is_blackwell,
     is_hopper,
     judge,
     operands_of,
@@ -65,19 +70,27 @@ struct Chosen(Copyable, Movable):
     """A `KERNEL_*` code."""
     var sm90: Choice
     """The candidate that the Hopper kernel runs with, if it is that."""
+    var sm100: BlackwellChoice
+    """The candidate that the Blackwell kernel runs with, if it is that."""
 
     @staticmethod
     def of(kernel: Int) -> Chosen:
-        """Another kernel than the Hopper kernel.
+        """A kernel without candidates.
 
         Args:
             kernel: Its `KERNEL_*` code.
         """
-        return Chosen(kernel, Choice(-1, 1, 0.0, String()))
+        return Chosen(
+            kernel, Choice(-1, 1, 0.0, String()), BlackwellChoice.none()
+        )
 
 
 def choose_kernel[
-    in_type: DType, out_type: DType, hopper: Bool, kernels: Int
+    in_type: DType,
+    out_type: DType,
+    hopper: Bool,
+    blackwell: Bool,
+    kernels: Int,
 ](
     requested: Int,
     problem: ConvProblem,
@@ -90,6 +103,7 @@ def choose_kernel[
         in_type: Of activation and filter.
         out_type: Of the output.
         hopper: Whether the GPU has compute capability 9.0.
+        blackwell: Whether it has compute capability 10.0 or 10.3.
         kernels: Which kernels there are, a bit each.
 
     Args:
@@ -101,7 +115,7 @@ def choose_kernel[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    comptime judge_here = judge[in_type, out_type, hopper]
+    comptime judge_here = judge[in_type, out_type, hopper, blackwell]
     if requested != KERNEL_AUTO:
         var verdict = judge_here(requested, problem, operands, multiprocessors)
         if verdict.refusal:
@@ -113,7 +127,7 @@ def choose_kernel[
             raise Error(
                 t"config: the op was compiled without {kernel_name(requested)}"
             )
-        return Chosen(requested, verdict.sm90.copy())
+        return Chosen(requested, verdict.sm90.copy(), verdict.sm100.copy())
     # A refusal costs time to write: only what may well be taken is asked.
     comptime if hopper and has_stem_types[in_type, out_type]() and has_kernel(
         kernels, KERNEL_STEM
@@ -138,7 +152,19 @@ def choose_kernel[
             KERNEL_SM90, problem, operands, multiprocessors
         )
         if not verdict.refusal:
-            return Chosen(KERNEL_SM90, verdict.sm90.copy())
+            return Chosen(
+                KERNEL_SM90, verdict.sm90.copy(), verdict.sm100.copy()
+            )
+    comptime if blackwell and has_sm100_types[
+        in_type, out_type
+    ]() and has_kernel(kernels, KERNEL_SM100):
+        var verdict = judge_here(
+            KERNEL_SM100, problem, operands, multiprocessors
+        )
+        if not verdict.refusal:
+            return Chosen(
+                KERNEL_SM100, verdict.sm90.copy(), verdict.sm100.copy()
+            )
     var refusal = geometry_refusal(problem)
     if refusal:
         raise Error(t"no kernel takes this convolution: {refusal.value()}")
@@ -155,7 +181,7 @@ def choose_kernel[
 
 
 def explain_choice[
-    in_type: DType, out_type: DType, hopper: Bool
+    in_type: DType, out_type: DType, hopper: Bool, blackwell: Bool
 ](
     chosen: Chosen,
     requested: Int,
@@ -169,6 +195,7 @@ def explain_choice[
         in_type: Of activation and filter.
         out_type: Of the output.
         hopper: Whether the GPU has compute capability 9.0.
+        blackwell: Whether it has compute capability 10.0 or 10.3.
 
     Args:
         chosen: What it returned.
@@ -185,14 +212,17 @@ def explain_choice[
     var kernel = chosen.kernel
     if kernel == KERNEL_SM90:
         return String(chosen.sm90)
+    if kernel == KERNEL_SM100:
+        return chosen.sm100.reason
     if kernel == KERNEL_STEM:
         return stem_launch.explain_stem[out_type](problem, multiprocessors)
     if kernel == KERNEL_DEPTHWISE:
         return depthwise_launch.explain_depthwise[in_type, out_type, hopper](
             problem, multiprocessors
         )
-    var refusal = judge[in_type, out_type, hopper](
-        KERNEL_SM90, problem, operands, multiprocessors
+    comptime tensor = KERNEL_SM100 if blackwell else KERNEL_SM90
+    var refusal = judge[in_type, out_type, hopper, blackwell](
+        tensor, problem, operands, multiprocessors
     ).refusal.or_else(String())
     if kernel == KERNEL_GROUPED:
         return String(
@@ -320,18 +350,19 @@ def _run[
 ) raises:
     """Chooses a kernel and enqueues it."""
     comptime hopper = is_hopper()
+    comptime blackwell = is_blackwell()
     comptime in_type = Source.dtype
     comptime out_type = Output.dtype
     var operands = operands_of(activation, filter, epilogue, output, exact)
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    var chosen = choose_kernel[in_type, out_type, hopper, kernels](
+    var chosen = choose_kernel[in_type, out_type, hopper, blackwell, kernels](
         requested, problem, operands, multiprocessors
     )
     var kernel = chosen.kernel
     if is_traced():
-        var why = explain_choice[in_type, out_type, hopper](
+        var why = explain_choice[in_type, out_type, hopper, blackwell](
             chosen, requested, problem, operands, multiprocessors
         )
         trace(
@@ -365,6 +396,20 @@ def _run[
                     ctx, problem, activation, filter, epilogue, output
                 )
                 return
+    comptime if blackwell and not Source.fused and has_kernel(
+        kernels, KERNEL_SM100
+    ) and has_sm100_types[in_type, out_type]():
+        if kernel == KERNEL_SM100:
+            convolve_sm100(
+                ctx,
+                problem,
+                activation.data(),
+                filter,
+                epilogue,
+                output,
+                chosen.sm100,
+            )
+            return
     comptime if has_kernel(kernels, KERNEL_DEPTHWISE) and has_depthwise_types[
         in_type
     ]():

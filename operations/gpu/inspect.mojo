@@ -4,6 +4,9 @@ from max.gpu.host import get_gpu_target
 from std.compile import compile_info
 
 from ..conv.access import MemoryActivation, MemoryOutput
+from ..sm100.candidates import CANDIDATES as BLACKWELL_CANDIDATES
+from ..sm100.candidates import candidate as blackwell_candidate
+from ..sm100.kernel import Conv2dFpropKernel
 from ..sm90.candidates import CANDIDATES, candidate, offered
 from ..sm90.diagonal import DiagonalKernel
 from ..sm90.diagonal_launch import has_diagonal_types
@@ -12,7 +15,12 @@ from ..sm90.epilogue_visitor import ConvVisitor
 from ..sm90.kernel import ConvKernel
 from ..sm90.stem import StemKernel
 from ..sm90.stem_geometry import STEM_CANDIDATES, stem_candidate
-from .config import has_depthwise_types, has_sm90_types, has_stem_types
+from .config import (
+    has_depthwise_types,
+    has_sm100_types,
+    has_sm90_types,
+    has_stem_types,
+)
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import DEPTHWISE_CANDIDATES, depthwise_candidate
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectKernel, DirectTile
@@ -30,7 +38,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
     Parameters:
         dtype: Of activation and filter; of bias, residual and output too, but
             where it is float8_e4m3fn they are bfloat16.
-        arch: What to compile for: `sm_90a`.
+        arch: What to compile for, as `sm_90a`.
         wanted: The name of the kernel, as Python has it, or nothing for all.
     """
 
@@ -175,4 +183,34 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     ].run
                     self.write[kernel](
                         String(t"sm90-{index}"), config.shared_bytes()
+                    )
+
+    def write_blackwell(self) raises:
+        """Writes the kernels for compute capability 10.0 and 10.3: every
+        configuration, and with a residual the defaults.
+
+        Raises:
+            If a file cannot be written.
+        """
+        comptime if Self.is_wanted("sm100") and has_sm100_types[
+            Self.dtype, Self.out_type
+        ]():
+            comptime for index in range(BLACKWELL_CANDIDATES):
+                comptime config = blackwell_candidate[
+                    Self.dtype, Self.dtype, Self.out_type
+                ](index)
+                comptime Kernel = Conv2dFpropKernel[
+                    Self.dtype,
+                    Self.dtype,
+                    Self.Output,
+                    Self.out_type,
+                    config,
+                ]
+                self.write[Kernel.run](
+                    String(t"sm100-{index}"), config.shared_bytes()
+                )
+                comptime if index < 2:
+                    self.write[Kernel.run_with_residual](
+                        String(t"sm100-{index}-residual"),
+                        config.shared_bytes(),
                     )

@@ -35,3 +35,27 @@ def candidate[
             256, cta_group=2, cluster_m=4, block_swizzle_size=4
         )
     return Config.pipelined(128, cluster_m=2, cluster_n=2)
+
+
+def offered[in_type: DType](index: Int) -> Bool:
+    """Whether `dispatch` may choose a candidate for a type, and every op has it
+    compiled.
+
+    Parameters:
+        in_type: Of activation and filter.
+
+    Args:
+        index: Of the candidate.
+    """
+    comptime if in_type.is_half_float():
+        return index < 3
+    return index < 2
+
+
+def offered_fused(index: Int) -> Bool:
+    """As `offered`, for outputs that the graph compiler fused something behind.
+
+    Args:
+        index: Of the candidate.
+    """
+    return index < 2

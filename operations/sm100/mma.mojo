@@ -96,7 +96,7 @@ def matrix_descriptor(address: SharedAddress) -> UInt64:
     46-48, the 128-byte swizzle, 2, in 61-63.
 
     Args:
-        address: The tile's, plus the bytes of a row to pass over.
+        address: The tile's.
     """
     comptime fixed = (
         UInt64(PATTERN_BYTES >> 4) << 32 | UInt64(1) << 46 | UInt64(2) << 61
@@ -143,11 +143,15 @@ def multiply_step[
     comptime instruction = instruction_descriptor[act_type, filter_type](
         config.mma_shape[0], config.mma_shape[1]
     )
+    var a = matrix_descriptor(activations)
+    var b = matrix_descriptor(filters)
     comptime for k in range(MMA_STEPS):
+        # A row begins at a multiple of its bytes: nothing is carried.
+        comptime passed = UInt64(k * MMA_K_BYTES >> 4)
         inlined_assembly[name, NoneType, constraints="r,l,l,r,r,~{memory}"](
             accumulator,
-            matrix_descriptor(activations + UInt32(k * MMA_K_BYTES)),
-            matrix_descriptor(filters + UInt32(k * MMA_K_BYTES)),
+            a + passed,
+            b + passed,
             instruction,
             UInt32(accumulate or k > 0),
         )

@@ -106,7 +106,7 @@ class Kernel(IntEnum):
     """Which kernel runs; every one but ``AUTO`` raises where it cannot take the problem.
 
     ``CPU_KERNELS`` and ``GPU_KERNELS`` say what exists where; ``SM90`` and ``STEM`` take a GPU of
-    compute capability 9.0.
+    compute capability 9.0, ``SM100`` one of 10.0 or 10.3.
     """
 
     AUTO = 0
@@ -118,10 +118,13 @@ class Kernel(IntEnum):
     FEW_FILTERS = 6
     SM90 = 7
     STEM = 8
+    SM100 = 9
 
 
 #: What runs on a CPU, and what on a GPU; asking for another one raises in the call.
-CPU_KERNELS = tuple(kernel for kernel in Kernel if kernel not in (Kernel.SM90, Kernel.STEM))
+CPU_KERNELS = tuple(
+    kernel for kernel in Kernel if kernel not in (Kernel.SM90, Kernel.STEM, Kernel.SM100)
+)
 GPU_KERNELS = tuple(
     kernel for kernel in Kernel if kernel not in (Kernel.POINTWISE, Kernel.FEW_FILTERS)
 )

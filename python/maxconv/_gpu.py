@@ -41,15 +41,19 @@ def gpu_kernels(
     channels, filters = _per_group(problem.channels, problem), _per_group(problem.filters, problem)
     dense = problem.groups == 1
     exact = dtype == "float32" and precision is Precision.FLOAT32
+    tiled = (
+        not exact
+        and _copied(channels, INPUT_BYTES[dtype])
+        and _copied(filters, DTYPE_BYTES[out_dtype])
+    )
     wanted = {
         Kernel.STEM: dense
         and dtype in _STEM_DTYPES
         and out_dtype in _STEM_DTYPES
         and (channels is None or channels <= STEM_CHANNELS),
         Kernel.DEPTHWISE: dtype != FLOAT8 and channels in (None, 1),
-        Kernel.SM90: not exact
-        and _copied(channels, INPUT_BYTES[dtype])
-        and _copied(filters, DTYPE_BYTES[out_dtype]),
+        Kernel.SM90: tiled,
+        Kernel.SM100: tiled,
         Kernel.GROUPED: not dense and (filters is None or filters < TILE_FILTERS),
         Kernel.IMPLICIT_GEMM: dense or filters is None or filters >= TILE_FILTERS,
     }

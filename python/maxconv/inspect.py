@@ -15,13 +15,16 @@ from . import library
 from ._fields import GPU_KERNELS, Kernel
 from .arguments import FLOAT8
 from .progress import progress
-from .targets import HOPPER, TARGETS
+from .targets import BLACKWELL, HOPPER, TARGETS
 
 __all__ = ["Resources", "add_arguments", "assemble", "emit", "run"]
 
 #: Names of storage types on the command line.
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": FLOAT8}
 _NAMES = tuple(kernel.name.lower() for kernel in GPU_KERNELS if kernel is not Kernel.AUTO)
+
+#: What writes the kernels of one generation of tensor cores.
+_GENERATIONS = {HOPPER: "emitter.write_hopper()", BLACKWELL: "emitter.write_blackwell()"}
 
 _PROGRAM = """
 from std.sys import argv
@@ -32,7 +35,7 @@ from operations.gpu.inspect import Emitter
 def main() raises:
     var emitter = Emitter[DType.{dtype}, "{target}", "{kernel}"](String(argv()[1]))
     emitter.write_general()
-    {hopper}
+    {others}
 """
 
 
@@ -106,12 +109,11 @@ def emit(
         ValueError: The target has no such kernel.
         LibraryError: The compiler is missing or fails.
     """
-    hopper = target == HOPPER
     source = _PROGRAM.format(
         dtype=dtype,
         target=target,
         kernel=kernel or "",
-        hopper="emitter.write_hopper()" if hopper else "",
+        others=_GENERATIONS.get(target, ""),
     )
     with tempfile.TemporaryDirectory() as scratch:
         program, main = Path(scratch, "emit"), Path(scratch, "emit.mojo")

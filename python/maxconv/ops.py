@@ -170,8 +170,9 @@ def conv2d(
             ``x`` is float8_e4m3fn it must be given.
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"grouped"``; on
             a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU also
-            ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``. It raises
-            in the call where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+            ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``, on one of
+            10.0 or 10.3 ``"sm100"``. It raises in the call where it cannot; ``"auto"`` or ``None``
+            leaves the choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With
@@ -465,8 +466,10 @@ def _emit(
     ]
     exact = x.dtype == DType.float32 and precision is Precision.FLOAT32
     # These kernels read the input where it lies, so nothing can be fused before them; what runs on
-    # a GPU's tensor cores is the one for Hopper, if it can.
-    reads = kernel in (Kernel.POINTWISE, Kernel.SM90) or (x.device.is_gpu() and not exact)
+    # a GPU's tensor cores is the one for Hopper or Blackwell, if it can.
+    reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (
+        x.device.is_gpu() and not exact
+    )
     fuse = problem.taps == 1 and not reads and scale is None and is_computed(x)
     op = _OP_FUSED_INPUT if fuse else _OP if scale is None else _OP_SCALED
     result = TensorType(target, _result_shape(problem), x.device)

@@ -6,10 +6,12 @@ The names stand in ``problems.yaml``, which the tests, the benchmark and ``maxco
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -50,11 +52,17 @@ def load_problems(path: Path = PROBLEMS) -> Mapping[str, NamedProblem]:
         ValueError: An entry misses a field, has one that is unknown, repeats a name, or is no
             convolution; the message names the file and the entry.
     """
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["problems"]
+    return _parse(path.read_text(encoding="utf-8"), path.name)
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(text: str, file: str) -> Mapping[str, NamedProblem]:
+    """Reads the text of a file of this name; YAML is slow, and all ask for the same one."""
+    entries = yaml.safe_load(text)["problems"]
     named: dict[str, NamedProblem] = {}
     for entry in entries:
         name = entry.get("name", "an entry without a name")
-        where = f"{path.name}: {name}"
+        where = f"{file}: {name}"
         if missing := _REQUIRED.difference(entry):
             raise ValueError(f"{where}: misses {', '.join(sorted(missing))}")
         if unknown := set(entry) - _REQUIRED - _OPTIONAL:
@@ -66,7 +74,7 @@ def load_problems(path: Path = PROBLEMS) -> Mapping[str, NamedProblem]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
         named[name] = NamedProblem(name, problem, entry.get("bench"))
-    return named
+    return MappingProxyType(named)
 
 
 def _problem(entry: Mapping[str, Any]) -> ConvProblem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HOPPER", "TARGETS", "Target"]
+__all__ = ["BLACKWELL", "HOPPER", "TARGETS", "Target"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,6 @@ TARGETS = {
 
 #: The architecture that the Hopper kernels run on.
 HOPPER = "sm_90a"
+
+#: The architecture that the Blackwell kernel runs on.
+BLACKWELL = "sm_100a"

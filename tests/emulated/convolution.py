@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 import numpy.typing as npt
+from tests.isa.case import Case, Map, Struct
 
 from maxconv.emulator import DevicePointer, Machine, TensorMap, Trace
 from maxconv.tma import DataType, L2Promotion, Swizzle, packed_strides
@@ -118,7 +120,7 @@ def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -
 
 
 def _maps(
-    kernel: Kernel, activation: DevicePointer, weights: DevicePointer, output: DevicePointer
+    kernel: Kernel, activation: SupportsInt, weights: SupportsInt, output: SupportsInt
 ) -> list[TensorMap]:
     """The maps that ``operations/sm90/launch.mojo`` encodes."""
     kind = DataType.BFLOAT16
@@ -155,3 +157,27 @@ def _maps(
             **options,
         ),
     ]
+
+
+def case(kernel: Kernel, operands: Operands) -> Case:
+    """The same launch as a case, which a GPU runs too."""
+    data = [bfloat16(values) for values in (operands.activation, operands.filter, operands.bias)]
+    offsets = [kernel.parameters.index(p.to_bytes(8, "little")) for p in (OUTPUT, BIAS)]
+    parameters = Struct(kernel.parameters, ((offsets[0], -1), (offsets[1], 2)))
+    maps = [
+        Map(array, tensor.descriptor)
+        for array, tensor in zip((0, 1, -1), _maps(kernel, 0, 0, 0), strict=True)
+    ]
+    name = re.search(r"\.entry (\w+)", kernel.ptx)
+    assert name is not None
+    return Case(
+        name[1],
+        kernel.ptx,
+        tuple(data),
+        bfloat16(operands.expected()),
+        block=kernel.threads,
+        grid=kernel.cluster,
+        cluster=kernel.cluster,
+        shared=kernel.shared_bytes,
+        passed=(*maps, maps[-1], parameters, Struct(kernel.geometry)),
+    )

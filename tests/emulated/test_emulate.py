@@ -165,6 +165,59 @@ def test_an_unknown_instruction_is_refused_before_anything_runs(
     assert "line 7: frobnicate.b32 is not supported" in printed
 
 
+def test_a_struct_of_arguments(emulated: Any) -> None:
+    """Pointers in a struct's bytes, and a struct of pointers."""
+    ptx = COPY.replace(".param .u64 x, .param .u64 y", ".param .align 8 .b8 both[16]")
+    ptx = ptx.replace("[x]", "[both]").replace("[y]", "[both+8]")
+    fields = [{"offset": 8, "array": "y"}, {"offset": 0, "array": "x"}]
+    members = [{"array": "x"}, {"array": "y"}]
+    for argument in ({"struct": {"hex": "00" * 16, "fields": fields}}, {"members": members}):
+        status, printed, _ = emulated({**base(), "arguments": [argument]}, "--json", ptx=ptx)
+        assert status == 0
+        assert json.loads(printed)[0]["arrays"]["y"]["values"] == list(range(32))
+
+
+def test_a_tensor_map(emulated: Any) -> None:
+    """A box of a tensor, loaded and copied out."""
+    ptx = """.version 8.5
+.target sm_90a
+.address_size 64
+.visible .entry load(.param .align 64 .b8 map[128], .param .u64 y)
+{
+  .shared .align 128 .b8 room[64]; .shared .align 8 .b64 bar;
+  .reg .pred %p; .reg .b32 %t, %s, %v; .reg .b64 %q, %o, %m;
+  mov.u32 %t, %tid.x; setp.ne.u32 %p, %t, 0; mov.u64 %m, map; cvta.param.u64 %m, %m;
+  @%p bra WAIT;
+  mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 64;
+  cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+    [room], [%m, {4, 1}], [bar];
+WAIT:
+  bar.sync 0;
+AGAIN:
+  mbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0;
+  @!%p bra AGAIN;
+  mov.u32 %s, room; mad.lo.u32 %s, %t, 4, %s; ld.shared.b32 %v, [%s];
+  ld.param.u64 %q, [y]; mul.wide.u32 %o, %t, 4; add.u64 %q, %q, %o; st.global.b32 [%q], %v;
+  ret;
+}
+"""
+    tensor = {"array": "x", "data_type": "INT32", "global_dim": [8, 4], "box_dim": [4, 4]}
+    document = {
+        "block": [16],
+        "arrays": {
+            "x": {"dtype": "int32", "shape": [4, 8], "fill": "arange"},
+            "y": {"dtype": "int32", "shape": [4, 4], "fill": "unwritten"},
+        },
+        "arguments": [{"tiled": {**tensor, "swizzle": "NONE"}}, {"array": "y"}],
+        "print": ["y"],
+    }
+    status, printed, _ = emulated(document, "--json", ptx=ptx)
+    assert status == 0
+    rows = [[8 * r + c for c in range(4, 8)] for r in range(1, 4)] + [[0] * 4]
+    assert json.loads(printed)[0]["arrays"]["y"]["values"] == rows
+
+
 def changed(**fields: Any) -> dict[str, Any]:
     return {**base(), **fields}
 
@@ -180,8 +233,12 @@ WRONG: list[tuple[Any, str]] = [
     ("{", "JSON is allowed"),
     ([], "the file: []; an object is allowed"),
     ({"arguments": []}, "block is missing; a list"),
-    (changed(blok=1), "blok is no field; arch, sms, seeds,"),
+    (changed(blok=1), "blok is no field; arch, sms, relaxed, seeds,"),
     (changed(arch="sm_80"), 'arch: "sm_80"; one of "sm_90a", "sm_100a" is allowed'),
+    (
+        changed(relaxed=["races"]),
+        'relaxed[0]: "races"; one of "tensor_load_waits", "barrier_fences"',
+    ),
     (changed(sms=0), "sms: 0; at least 1 is allowed"),
     (changed(block=[1, 1, 1, 1]), "block: [1, 1, 1, 1]; 1 to 3 entries are allowed"),
     (changed(block=[True]), "block[0]: true; an integer is allowed"),
@@ -193,7 +250,7 @@ WRONG: list[tuple[Any, str]] = [
     (argument(array="z"), "arguments[1].array: 'z' is none of arrays; x, y are allowed"),
     (
         argument(),
-        "arguments[1]: {}; exactly one of array, scalar, tiled, im2col, struct is allowed",
+        "arguments[1]: {}; exactly one of array, scalar, tiled, im2col, struct, members is allowed",
     ),
     (
         argument(scalar={"type": "u8", "value": 256}),

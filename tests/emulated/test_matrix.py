@@ -212,6 +212,11 @@ def test_product_of_a_warpgroup(
     [
         ("fence.proxy.async.shared::cta;", "", "no fence.proxy.async followed"),
         ("wgmma.fence.sync.aligned;", "", "before any wgmma.fence"),
+        (
+            "setp.ne.b32 %q, 0, 0;",
+            "setp.eq.b32 %q, 0, 0; mov.f32 %d3, 0f3F800000;",
+            "written after",
+        ),
         ("wgmma.wait_group.sync.aligned 0;", "", "is used before wgmma.wait_group"),
         ("wgmma.wait_group.sync.aligned 0;", "st.shared.b32 [a], 0;", "may still be reading it"),
         ("setp.lt.u32 %c, %i, 2560;", "setp.lt.u32 %c, %i, 2400;", "nothing has written it"),

@@ -74,6 +74,24 @@ def test_every_seed(kernels: Kernels, seed: int) -> None:
     check(kernels["one-residual"], SMALL, seed, beta=-2.0)
 
 
+#: Sixteen tiles, and sums of nine loads each.
+LARGE = Problem(2, (16, 24), 128, 320)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3, 13))
+@pytest.mark.parametrize(("name", "problem"), CASES)
+def test_more_seeds(kernels: Kernels, name: str, problem: Problem, seed: int) -> None:
+    check(kernels[name], problem, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["one", "one-residual", "two", "two-clustered", "two-half"])
+def test_more_tiles(kernels: Kernels, name: str, seed: int) -> None:
+    check(kernels[name], LARGE, seed)
+
+
 def test_kernels_differ(kernels: Kernels) -> None:
     """The configurations are what their names say."""
     for name, kernel in kernels.items():
@@ -253,11 +271,35 @@ def test_registers_that_ptxas_waits_for(kernels: Kernels) -> None:
         run(kernels["one"], SMALL, operands, 0, waits=True)
 
 
+#: A residual's load, and the register of its barrier's address.
+SOURCE = r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.tile\.mbarrier[^;]*\[(%r\d+)\];"
+
+
+def with_own_barriers(text: str) -> str:
+    """Leaves the block's bit in the addresses of the residual loads' barriers."""
+    registers = set(re.findall(SOURCE, text))
+    assert registers
+    for register in registers:
+        mask = rf"(and\.b32 \t{register}, %r\d+, )-(\d+);"
+        text, count = re.subn(mask, lambda m: f"{m[1]}{(1 << 24) - int(m[2])};", text)
+        assert count == 1
+    return text
+
+
 def test_a_load_that_tells_another_block(kernels: Kernels) -> None:
-    """MAX's residual loads clear the block's bit of their barrier's address, as .cta_group::2
-    would allow, and are none.
+    """With two blocks MAX's residual loads clear the block's bit of their barriers' addresses.
+
+    The ISA allows that with ``.cta_group::2``, which they do not have. An H200 ignores the bit.
     """
     operands = Operands.integers(SMALL, 0)
     message = r"to block \(1, 0, 0\) with an mbarrier of block \(0, 0, 0\) and no .cta_group::2"
     with pytest.raises(IllegalInstructionError, match=message):
         run(kernels["two-residual"], SMALL, operands, 0)
+
+
+@pytest.mark.parametrize("problem", [SMALL, SQUARE])
+def test_residual_of_two_blocks(kernels: Kernels, problem: Problem) -> None:
+    """With their own blocks' barriers the same kernel is right."""
+    kernel, operands = kernels["two-residual"], Operands.integers(problem, 1)
+    found = run(kernel, problem, operands, 1, beta=-2.0, ptx=with_own_barriers(kernel.ptx))
+    assert np.array_equal(found, expected(kernel, problem, operands, -2.0))

@@ -173,3 +173,24 @@ def test_a_struct_argument_is_its_members() -> None:
         module.launch(args=[out, (5,)])
     with pytest.raises(ValueError, match="args: 20 bytes for s of 16 bytes"):
         module.launch(args=[out, (np.arange(5, dtype=np.int32),)])
+
+
+def test_a_commit_to_a_block_that_has_ended() -> None:
+    """The odd block leaves while the even one's commit is under way."""
+    body = """.shared .align 8 .b64 bar; .reg .b32 %t, %rank; .reg .pred %c; .reg .b16 %mask;
+    mov.u32 %t, %tid.x; mov.u32 %rank, %cluster_ctarank; mov.b16 %mask, 3;
+    mbarrier.init.shared::cta.b64 [bar], 1; barrier.cluster.arrive; barrier.cluster.wait;
+    setp.ne.u32 %c, %rank, 0; @%c bra END;
+    tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64
+    [bar], %mask;
+    WAIT: mbarrier.try_wait.parity.shared::cta.b64 %c, [bar], 0; @!%c bra WAIT; END: ret;"""
+    module_text = entry(body, [], target="sm_100a")
+    reports = set()
+    for seed in range(8):
+        try:
+            machine = Machine("sm_100a", sms=2, seed=seed)
+            machine.load(module_text).launch(grid=2, cluster=2, block=1, budget=10_000)
+        except EmulatorError as error:
+            reports.add(error.message)
+    assert reports
+    assert all("in block (1, 0, 0), which has ended (line " in text for text in reports)

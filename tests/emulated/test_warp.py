@@ -46,7 +46,7 @@ def test_votes() -> None:
 
 def test_matches_and_reductions() -> None:
     values = LANE % 3
-    found = lanes("match.sync.any.b32 %o, %a, -1;", np.uint32, values)
+    found = lanes("match.any.sync.b32 %o, %a, -1;", np.uint32, values)
     expected = [sum(1 << k for k in range(32) if k % 3 == lane % 3) for lane in range(32)]
     assert found.tolist() == expected
     assert lanes("redux.sync.add.s32 %o, %a, -1;", np.int32, LANE - 20)[0] == int((LANE - 20).sum())

@@ -10,7 +10,8 @@ from maxconv._fields import Kernel, Precision
 from maxconv._gpu import gpu_kernels
 from maxconv.problem import ConvProblem
 
-STEM, DEPTHWISE, SM90 = Kernel.STEM, Kernel.DEPTHWISE, Kernel.SM90
+STEM, DEPTHWISE = Kernel.STEM, Kernel.DEPTHWISE
+TILED = {Kernel.SM90, Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
 
 
@@ -32,26 +33,26 @@ EIGHTH: dict[str, Any] = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
 @pytest.mark.parametrize(
     ("sizes", "types", "wanted"),
     [
-        ((64, 64), HALF, {SM90, GEMM}),
-        ((64, 64), SINGLE, {SM90, GEMM}),
+        ((64, 64), HALF, {GEMM} | TILED),
+        ((64, 64), SINGLE, {GEMM} | TILED),
         ((64, 64), SINGLE | {"precision": Precision.FLOAT32}, {GEMM}),
-        ((64, 64), HALF | {"precision": Precision.FLOAT32}, {SM90, GEMM}),
-        ((64, 64), EIGHTH, {SM90, GEMM}),
-        ((64, 64), HALF | {"out_dtype": "float32"}, {SM90, GEMM}),
+        ((64, 64), HALF | {"precision": Precision.FLOAT32}, {GEMM} | TILED),
+        ((64, 64), EIGHTH, {GEMM} | TILED),
+        ((64, 64), HALF | {"out_dtype": "float32"}, {GEMM} | TILED),
         # Pixels of multiples of 16 bytes.
         ((12, 64), HALF, {GEMM}),
-        ((12, 64), SINGLE, {SM90, GEMM}),
+        ((12, 64), SINGLE, {GEMM} | TILED),
         ((24, 64), EIGHTH, {GEMM}),
         ((64, 4), HALF, {GEMM}),
-        ((64, 4), SINGLE, {SM90, GEMM}),
-        ((8, 64), HALF, {STEM, SM90, GEMM}),
+        ((64, 4), SINGLE, {GEMM} | TILED),
+        ((8, 64), HALF, {STEM, GEMM} | TILED),
         ((3, 64), HALF, {STEM, GEMM}),
         ((3, 64), SINGLE, {GEMM}),
         ((3, 64), HALF | {"out_dtype": "float32"}, {GEMM}),
         ((64, 64, 64), HALF, {DEPTHWISE, GROUPED}),
         ((64, 64, 64), EIGHTH, {GROUPED}),
         ((64, 512, 64), HALF, {DEPTHWISE, GEMM}),
-        ((64, 64, 4), HALF, {SM90, GEMM}),
+        ((64, 64, 4), HALF, {GEMM} | TILED),
         ((64, 24, 4), HALF, {GROUPED}),
     ],
 )
@@ -69,4 +70,4 @@ def test_symbolic_channels_may_need_any() -> None:
     unknown = ConvProblem.from_parts(
         (1, 9, 9, Dim("c")), filters=64, filter_size=(3, 3), group_channels=Dim("c")
     )
-    assert set(gpu_kernels(unknown, **HALF)) == {STEM, DEPTHWISE, SM90, GEMM}
+    assert set(gpu_kernels(unknown, **HALF)) == {STEM, DEPTHWISE, GEMM} | TILED

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +20,38 @@ REGISTERS = 64 * 1024
 needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas on the path")
 
 
+@dataclass(frozen=True)
+class Emission:
+    """What ``maxconv inspect --emit ptx`` does."""
+
+    folder: Path
+    kernels: dict[Path, int | None]
+    """The files, and the dynamic shared memory of a block."""
+    printed: str
+
+
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, int | None]:
-    """Every kernel of float16 for the H100, as PTX."""
-    return inspect.emit(tmp_path_factory.mktemp("ptx"), "sm_90a", "float16")
+def emission(tmp_path_factory: pytest.TempPathFactory) -> Emission:
+    """Every kernel of float16 for the H100."""
+    folder = tmp_path_factory.mktemp("ptx")
+    kernels: dict[Path, int | None] = {}
+    emit = inspect.emit
+
+    def watched(*arguments: Any) -> dict[Path, int | None]:
+        kernels.update(emit(*arguments))
+        return kernels
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(inspect, "emit", watched)
+        arguments = ["--dtype", "fp16", "--emit", "ptx", "--out", str(folder)]
+        assert cli.main(["inspect", *arguments]) == 0
+    return Emission(folder, kernels, printed.getvalue())
+
+
+@pytest.fixture
+def kernels(emission: Emission) -> dict[Path, int | None]:
+    return emission.kernels
 
 
 def test_every_kernel_is_there(kernels: dict[Path, int | None]) -> None:
@@ -56,11 +88,26 @@ def test_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "kernel: sm90 does not exist for sm_80 and float32" in capsys.readouterr().err
 
 
-def test_ptx_goes_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["inspect", "--kernel", "grouped", "--emit", "ptx", "--out", str(tmp_path)]
-    assert cli.main(arguments) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "grouped.ptx")
-    assert ".visible .entry" in (tmp_path / "grouped.ptx").read_text(encoding="utf-8")
+@needs_ptxas
+def test_blackwell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each configuration takes what the kernel's own test finds."""
+    assert cli.main(["inspect", "--target", "sm_100a", "--kernel", "sm100"]) == 0
+    _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    names = [f"sm100-{index}" for index in range(7)]
+    assert {row[0] for row in rows} == {*names, "sm100-0-residual", "sm100-1-residual"}
+    for _, registers, *spills, _, shared in rows:
+        assert int(registers) * THREADS <= REGISTERS
+        assert set(spills) == {"0"}
+        assert int(shared) == 230400
+
+
+def test_ptx_goes_to_a_folder(emission: Emission) -> None:
+    files = [Path(line) for line in emission.printed.splitlines()]
+    assert files == list(emission.kernels)
+    assert set(files) == set(emission.folder.iterdir())
+    assert emission.folder / "grouped.ptx" in files
+    for file in files:
+        assert ".visible .entry" in file.read_text(encoding="utf-8")
 
 
 def test_without_ptxas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

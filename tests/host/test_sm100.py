@@ -116,6 +116,25 @@ def test_arrivals_are_the_roles(kernels: list[Kernel]) -> None:
         assert _arrivals(kernel.ptx) == expected, kernel.name
 
 
+def test_instruction_descriptors(kernels: list[Kernel]) -> None:
+    """PTX ISA, "Instruction descriptor": its tables of types, and where the sizes stand."""
+    sums = {"int8": 2}
+    types = {"float16": 0, "bfloat16": 1, "float32": 2, "float8_e4m3fn": 0, "float8_e5m2": 1}
+    types["int8"] = 1
+    for kernel in kernels:
+        value = kernel.instruction
+        assert (value >> 4) & 3 == sums.get(kernel.act, 1)
+        assert (value >> 7) & 7 == types[kernel.act]
+        assert (value >> 10) & 7 == types[kernel.filter]
+        assert (value >> 17) & 0x3F == kernel.tile_n // 8
+        assert (value >> 24) & 0x1F == kernel.tile_m // 16
+        # Dense, not saturated, nothing negated, nothing transposed, no shift.
+        fields = (3 << 4) | (7 << 7) | (7 << 10) | (0x3F << 17) | (0x1F << 24)
+        assert value & ~fields == 0
+    # What a known kernel has for bfloat16 and a tile of 128 by 128.
+    assert next(k for k in kernels if k.name == "plain-0").instruction == 0x8200490
+
+
 def test_ptx_holds_the_predicted_instructions(kernels: list[Kernel]) -> None:
     for kernel in kernels:
         assert _opcodes(kernel.ptx) == _predicted(kernel), kernel.name

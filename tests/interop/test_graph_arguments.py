@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.interop.graphs import Source
 from tests.reference import conv_reference
 
 import maxconv
 from maxconv.packing import bfloat16_to_float32, float32_to_bfloat16
 
 if TYPE_CHECKING:
-    from max.engine import InferenceSession
-    from max.graph import Graph
+    from max.driver import Buffer
+    from max.engine import Model
+    from max.graph import Graph, Module
 
 Array = npt.NDArray[Any]
 
@@ -245,37 +247,62 @@ def bits(buffer: Any) -> npt.NDArray[np.float32]:
     return bfloat16_to_float32(buffer.view(DType.uint16).to_numpy())
 
 
-def test_types(session: InferenceSession) -> None:
-    """bfloat16 and float16 in, float32 sums, one rounding; and a wider output, and a wider bias."""
+TYPES_RNG = np.random.default_rng(5)
+# What the graph of types computes with, in float32: activation, filter, bias, residual.
+TYPED = {
+    name: TYPES_RNG.standard_normal(shape).astype(np.float32)
+    for name, shape in {
+        "x": (2, 7, 8, 12),
+        "w": (20, 3, 3, 12),
+        "bias": (20,),
+        "r": (2, 7, 8, 20),
+    }.items()
+}
+
+
+def as_bfloat16(name: str) -> Buffer:
+    """One of ``TYPED``, rounded."""
     from max.driver import Buffer
+    from max.dtype import DType
+
+    return Buffer.from_numpy(float32_to_bfloat16(TYPED[name])).view(DType.bfloat16)
+
+
+def build(name: str, module: Module) -> Graph:
+    """A graph of convolutions of bfloat16 and float16."""
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, Weight
 
     cpu = DeviceRef.CPU()
-    rng = np.random.default_rng(5)
-    x, w, bias, r = (
-        rng.standard_normal(shape).astype(np.float32)
-        for shape in ((2, 7, 8, 12), (20, 3, 3, 12), (20,), (2, 7, 8, 20))
-    )
-    brain = {name: float32_to_bfloat16(a) for name, a in (("x", x), ("w", w), ("r", r))}
-    buffers = {name: Buffer.from_numpy(a).view(DType.bfloat16) for name, a in brain.items()}
+    w, bias = TYPED["w"], TYPED["bias"]
     types = [
         TensorType(DType.bfloat16, ("n", "h", "w", 12), cpu),
-        TensorType(DType.bfloat16, r.shape, cpu),
+        TensorType(DType.bfloat16, TYPED["r"].shape, cpu),
         TensorType(DType.float16, ("n", "h", "w", 12), cpu),
     ]
     same: dict[str, Any] = {"filter_layout": "KRSC", "padding": "same"}
-    with Graph("types", input_types=types, kernel_library=maxconv.kernel_library()) as graph:
+    library = maxconv.kernel_library()
+    with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
         xb, rb, xh = (value.tensor for value in graph.inputs)
         weight = Weight("w", DType.bfloat16, w.shape, cpu)
         graph.output(
             maxconv.conv2d(xb, w, residual=rb, beta=-0.5, **same),
             maxconv.conv2d(xb, weight, **same),
-            maxconv.conv2d(xb, buffers["w"], bias=bias, out_dtype=DType.float32, **same),
+            maxconv.conv2d(xb, as_bfloat16("w"), bias=bias, out_dtype=DType.float32, **same),
             maxconv.conv2d(xh, w, activation="relu", **same),
         )
-    model = session.load(graph, weights_registry={"w": buffers["w"]})
-    outputs = model.execute(buffers["x"], buffers["r"], x.astype(np.float16))
+    return graph
+
+
+GRAPHS = {"types": Source(build, lambda: {"w": as_bfloat16("w")})}
+
+
+def test_types(models: dict[str, Model]) -> None:
+    """bfloat16 and float16 in, float32 sums, one rounding; and a wider output, and a wider bias."""
+    from max.dtype import DType
+
+    x, w, bias, _ = TYPED.values()
+    outputs = models["types"].execute(as_bfloat16("x"), as_bfloat16("r"), x.astype(np.float16))
     assert [o.dtype for o in outputs] == [
         DType.bfloat16, DType.bfloat16, DType.float32, DType.float16
     ]  # fmt: skip
@@ -286,7 +313,7 @@ def test_types(session: InferenceSession) -> None:
             **epilogue,
         )  # fmt: skip
 
-    exact = {name: bfloat16_to_float32(a) for name, a in brain.items()}
+    exact = {name: bfloat16_to_float32(float32_to_bfloat16(a)) for name, a in TYPED.items()}
     half = (x.astype(np.float16), w.astype(np.float16))
     plain = reference(exact["x"], exact["w"])
     expected = [

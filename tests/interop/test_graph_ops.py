@@ -1,8 +1,8 @@
 """The graph functions against float64 references.
 
 A graph takes long to compile, and MAX compiles the op once for each rank, type and fusion; so one
-graph holds all
-plain convolutions as its outputs, with symbolic sizes, and every test reads its own output.
+graph holds all plain convolutions as its outputs, with symbolic sizes, and every test reads its own
+output.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.interop.graphs import Source
 from tests.reference import Floats, conv_reference
 
 import maxconv
@@ -22,8 +23,8 @@ from maxconv.activations import clamp, leaky_relu
 from maxconv.problem import ConvProblem
 
 if TYPE_CHECKING:
-    from max.engine import InferenceSession, Model
-    from max.graph import TensorValue
+    from max.engine import Model
+    from max.graph import Graph, Module, TensorValue
 
 Array = npt.NDArray[Any]
 
@@ -285,22 +286,31 @@ SHAPES: dict[str, Sequence[str | int]] = {
 }
 
 
+def build(name: str, module: Module) -> Graph:
+    """The graph of all cases, and of a control."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
+
+    cpu = DeviceRef.CPU()
+    types = [TensorType(DType.float32, SHAPES[name], cpu) for name in INPUTS]
+    library = maxconv.kernel_library()
+    with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
+        values = dict(zip(INPUTS, (value.tensor for value in graph.inputs), strict=True))
+        outputs = [case.build(values) for case in CASES.values()]
+        control = TensorValue(Weight("control", DType.float32, (4,), cpu))
+        outputs.append(ops.add(control, values["w_krsc_in"][0, 0, 0, 0]))
+        graph.output(*outputs)
+    return graph
+
+
+GRAPHS = {"plain": Source(build, lambda: WEIGHTS)}
+
+
 class Network:
     """The compiled graph, its results for ``INPUTS``, and a way to run it again."""
 
-    def __init__(self, session: InferenceSession) -> None:
-        from max.dtype import DType
-        from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
-
-        cpu = DeviceRef.CPU()
-        types = [TensorType(DType.float32, SHAPES[name], cpu) for name in INPUTS]
-        with Graph("plain", input_types=types, kernel_library=maxconv.kernel_library()) as graph:
-            values = dict(zip(INPUTS, (value.tensor for value in graph.inputs), strict=True))
-            outputs = [case.build(values) for case in CASES.values()]
-            control = TensorValue(Weight("control", DType.float32, (4,), cpu))
-            outputs.append(ops.add(control, values["w_krsc_in"][0, 0, 0, 0]))
-            graph.output(*outputs)
-        self.model: Model = session.load(graph, weights_registry=WEIGHTS)
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.results = self.run()
 
     def run(self, **changes: Array) -> dict[str, Array]:
@@ -312,8 +322,8 @@ class Network:
 
 
 @pytest.fixture(scope="module")
-def network(session: InferenceSession) -> Network:
-    return Network(session)
+def network(models: dict[str, Model]) -> Network:
+    return Network(models["plain"])
 
 
 def check(actual: Array, expected: Floats, depth: int) -> None:

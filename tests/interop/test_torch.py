@@ -6,10 +6,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from tests.interop.graphs import Source
 from tests.interop.torch_tensors import CONVOLVE, REFERENCE, check, close, draw, last
 from torch import Tensor
 from torch.nn import functional
@@ -20,7 +22,34 @@ from maxconv.problem import ConvProblem
 from maxconv.problems import load_problems
 from maxconv.torch import _engine
 
+if TYPE_CHECKING:
+    from max.engine import Model
+
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_graphs")]
+
+_SINGLE, _BRAIN, _HALF = torch.float32, torch.bfloat16, torch.float16
+
+# All but the commonest, of two dimensions and float32, which is left to the first call that needs
+# it.
+SIGNATURES = {
+    "signal": _engine.Signature(1, _SINGLE, _SINGLE),
+    "volume": _engine.Signature(3, _SINGLE, _SINGLE),
+    "brain": _engine.Signature(2, _BRAIN, _BRAIN),
+    "half": _engine.Signature(2, _HALF, _HALF),
+    "wide_bias": _engine.Signature(1, _BRAIN, _SINGLE),
+    "scaled": _engine.Signature(2, _SINGLE, _SINGLE, out_dtype=_BRAIN, scaled=True),
+}
+GRAPHS = {
+    name: Source(partial(_engine._graph, signature)) for name, signature in SIGNATURES.items()
+}
+
+
+@pytest.fixture(scope="module")
+def torch_graphs(models: dict[str, Model]) -> None:
+    """Keeps the graphs where the first call of each signature would."""
+    for name, signature in SIGNATURES.items():
+        assert signature not in _engine._models
+        _engine._models[signature] = models[name]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,14 +10,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.interop.graphs import Source
 from tests.reference import Floats, conv_reference, conv_transpose_reference
 
 import maxconv
 from maxconv._transpose import split_axis
 
 if TYPE_CHECKING:
-    from max.engine import InferenceSession
-    from max.graph import Graph
+    from max.engine import Model
+    from max.graph import Graph, Module
 
 Array = npt.NDArray[Any]
 
@@ -142,41 +143,54 @@ def expected(name: str, x: Array) -> Floats:
     return np.maximum(result, 0) if arguments.get("activation") == "relu" else result
 
 
-def test_graphs(session: InferenceSession) -> None:
+# The filter of each case, as it is passed.
+LAID_OUT: dict[str, tuple[str, Array]] = {}
+for _i, (_name, (_w, _)) in enumerate(CASES.items()):
+    _layout = list(LAYOUTS)[_i % 3]
+    LAID_OUT[_name] = _layout, np.ascontiguousarray(_w.transpose(LAYOUTS[_layout]))
+FILTER_INPUTS = [name for name in CASES if name.startswith("input")]
+# By the names that they have in the graph.
+WEIGHTS = {
+    name.replace(", ", "_"): LAID_OUT[name][1] for name in CASES if name.startswith("weight")
+}
+
+
+def build(name: str, module: Module) -> Graph:
+    """The graph of all cases."""
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 
     cpu = DeviceRef.CPU()
-    laid_out: dict[str, tuple[str, Array]] = {}
-    for i, (name, (w, _)) in enumerate(CASES.items()):
-        layout = list(LAYOUTS)[i % 3]
-        laid_out[name] = layout, np.ascontiguousarray(w.transpose(LAYOUTS[layout]))
-    inputs = [name for name in CASES if name.startswith("input")]
     types = [TensorType(DType.float32, ("n", "h", "w", 4), cpu)]
-    types += [TensorType(DType.float32, laid_out[name][1].shape, cpu) for name in inputs]
-    with Graph("transpose", input_types=types, kernel_library=maxconv.kernel_library()) as graph:
+    types += [TensorType(DType.float32, LAID_OUT[case][1].shape, cpu) for case in FILTER_INPUTS]
+    library = maxconv.kernel_library()
+    with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
         x, *filters = (value.tensor for value in graph.inputs)
         outputs = []
-        weights = {}
-        for name, (_, arguments) in CASES.items():
-            layout, array = laid_out[name]
+        for case, (_, arguments) in CASES.items():
+            layout, array = LAID_OUT[case]
             filter: Any = array
-            if name in inputs:
-                filter = filters[inputs.index(name)]
-            elif name.startswith("weight"):
-                key = name.replace(", ", "_")
-                weights[key] = array
-                filter = Weight(key, DType.float32, array.shape, cpu)
-            first = name == "channels first"
+            if case in FILTER_INPUTS:
+                filter = filters[FILTER_INPUTS.index(case)]
+            elif case.startswith("weight"):
+                filter = Weight(case.replace(", ", "_"), DType.float32, array.shape, cpu)
+            first = case == "channels first"
             y = maxconv.conv2d_transpose(
                 ops.permute(x, [0, 3, 1, 2]) if first else x, filter, filter_layout=layout,
                 input_layout="NCHW" if first else "NHWC", **arguments,
             )  # fmt: skip
             outputs.append(ops.permute(y, [0, 2, 3, 1]) if first else y)
         graph.output(*outputs)
-    model = session.load(graph, weights_registry=weights)
+    return graph
+
+
+GRAPHS = {"transpose": Source(build, lambda: WEIGHTS)}
+
+
+def test_graphs(models: dict[str, Model]) -> None:
     for image in (X, RNG.standard_normal((1, 3, 9, 4)).astype(np.float32)):
-        results = model.execute(image, *(laid_out[name][1] for name in inputs))
+        filters = [LAID_OUT[name][1] for name in FILTER_INPUTS]
+        results = models["transpose"].execute(image, *filters)
         for name, result in zip(CASES, results, strict=True):
             reference = expected(name, image)
             assert result.shape == reference.shape, name

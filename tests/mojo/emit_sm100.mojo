@@ -31,6 +31,7 @@ from operations.conv.walk import Walk
 from operations.sm100.candidates import CANDIDATES, candidate
 from operations.sm100.config import Conv2dConfig
 from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
+from operations.sm100.mma import instruction_descriptor
 from operations.tma.operands import (
     activation_view,
     activation_walk,
@@ -304,6 +305,9 @@ struct Emitted[
         """Prints what the configuration says about the kernel."""
         comptime Kernel = Self.Kernel
         comptime chosen = Self.config
+        var instruction = instruction_descriptor[
+            Self.act_type, Self.filter_type
+        ](chosen.mma_shape[0], chosen.mma_shape[1])
         print(
             t"name={name} act={Self.act_type} filter={Self.filter_type}"
             t" out={Self.Output.dtype} bias={Self.bias_type}"
@@ -330,6 +334,7 @@ struct Emitted[
             t" clc_releases={Kernel.clc_consumer_arv_count[Self.residual]()}"
             t" dealloc_arrivals={Kernel.tmem_dealloc_arv_count}"
             t" barriers={chosen.num_barriers()}"
+            t" instruction={instruction}"
             t" refusal={chosen.refusal()}"
         )
 

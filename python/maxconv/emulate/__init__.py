@@ -27,7 +27,8 @@ A description that also compares the output with a file::
 
 Fields, of which ``block`` and ``arguments`` are needed; ``--schema`` prints them as a JSON schema:
 
-* ``arch`` (``sm_90a``), ``sms`` (132), ``seeds`` ([0]): the machine, one run a seed.
+* ``arch`` (``sm_90a``), ``sms`` (132), ``seeds`` ([0]): the machine, one run a seed; ``relaxed``:
+  rules of the ISA that the hardware or its assembler is seen to do without (``Machine``).
 * ``kernel`` (the only one), ``grid``, ``block``, ``cluster`` (x first), ``shared_bytes``,
   ``budget``: the launch, and the instructions after which it is stopped.
 * ``arrays``, by name: ``dtype``, ``shape`` and ``fill`` (``zeros``; ``arange``; ``poison``, the
@@ -37,7 +38,8 @@ Fields, of which ``block`` and ``arguments`` are needed; ``--schema`` prints the
 * ``arguments``, in order: ``{"array": name}``; ``{"scalar": {"type", "value"}}``;
   ``{"tiled": {...}}`` and ``{"im2col": {...}}``, with ``array`` and the fields of
   ``maxconv.tma``'s descriptors; ``{"struct": {"hex" or "size", "fields": [{"offset", "array"},
-  {"offset", "type", "value"}]}}``.
+  {"offset", "type", "value"}]}}``; ``{"members": [...]}``, a struct of arguments that follow each
+  other, a tensor map among them.
 * ``print``, ``save`` (.npy by array, of the first seed), ``compare`` (``expected``: .npy, ``rtol``,
   ``atol``: both 0 by default).
 

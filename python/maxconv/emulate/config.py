@@ -140,7 +140,8 @@ class Config:
             UnsupportedError: It has an instruction that the emulator does not have.
         """
         document = self.document
-        machine = Machine(document.get("arch", "sm_90a"), document.get("sms", 132), seed)
+        rules = dict.fromkeys(document.get("relaxed", ()), False)
+        machine = Machine(document.get("arch", "sm_90a"), document.get("sms", 132), seed, **rules)
         pointers = {
             name: machine.alloc(elements, written=self._fill(name) != "unwritten")
             for name, elements in self.arrays.items()
@@ -200,19 +201,7 @@ class Config:
         for index, entry in enumerate(document.get("compare", ())):
             named.append((f"compare[{index}].array", entry["array"]))
         for index, argument in enumerate(document["arguments"]):
-            where = f"arguments[{index}]"
-            (kind, value), *_ = argument.items()
-            if kind == "array":
-                named.append((f"{where}.array", value))
-            elif kind in ("tiled", "im2col"):
-                named.append((f"{where}.{kind}.array", value["array"]))
-            elif kind == "struct":
-                fields = enumerate(value.get("fields", ()))
-                named += [
-                    (f"{where}.struct.fields[{k}].array", field["array"])
-                    for k, field in fields
-                    if "array" in field
-                ]
+            named += _names(argument, f"arguments[{index}]")
         for where, name in named:
             if name not in self.arrays:
                 known = ", ".join(self.arrays) or "none"
@@ -239,6 +228,12 @@ class Config:
             return _scalar(value["type"], value["value"], where)
         if kind == "struct":
             return _struct(value, where, pointers)
+        if kind == "members":
+            entries = [next(iter(entry.items())) for entry in value]
+            return tuple(
+                self._argument(name, inner, f"{where}[{k}].{name}", pointers)
+                for k, (name, inner) in enumerate(entries)
+            )
         fields = dict(value)
         data_type = DataType[fields.pop("data_type")]
         address = int(pointers[fields.pop("array")])
@@ -279,6 +274,24 @@ class Config:
             first = index, float(found[index]), float(expected[index])
         largest = float(np.max(np.where(same & np.isnan(difference), 0, difference), initial=0))
         return Comparison(entry["array"], len(wrong), found.size, largest, first)
+
+
+def _names(argument: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    """The arrays that an argument names, each with the field that does."""
+    (kind, value), *_ = argument.items()
+    if kind == "array":
+        return [(f"{where}.array", value)]
+    if kind in ("tiled", "im2col"):
+        return [(f"{where}.{kind}.array", value["array"])]
+    if kind == "members":
+        entries = [_names(entry, f"{where}.members[{k}]") for k, entry in enumerate(value)]
+        return [name for names in entries for name in names]
+    fields = enumerate(value.get("fields", ()))
+    return [
+        (f"{where}.struct.fields[{k}].array", field["array"])
+        for k, field in fields
+        if "array" in field
+    ]
 
 
 def _scalar(kind: str, value: float, where: str) -> bytes:

@@ -14,13 +14,16 @@ from typing import Any
 from ..tma import DataType, Interleave, L2Promotion, OobFill, Swizzle
 from .arrays import DTYPES
 
-__all__ = ["SCALARS", "SCHEMA", "ConfigError", "check"]
+__all__ = ["RULES", "SCALARS", "SCHEMA", "ConfigError", "check"]
 
 #: Types of scalar arguments, as PTX writes them.
 SCALARS = (
     *("b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64"),
     *("f16", "bf16", "f32", "f64"),
 )
+
+#: Rules of the ISA that a machine can do without: arguments of ``Machine``.
+RULES = ("tensor_load_waits", "barrier_fences", "register_fences")
 
 Schema = dict[str, Any]
 
@@ -109,6 +112,14 @@ _STRUCT = _object(
     size=_POSITIVE, hex=_TEXT, fields={"type": "array", "items": _FIELD, "minItems": 1}
 )
 
+_ARGUMENT: dict[str, Schema] = {
+    "array": _TEXT,
+    "scalar": _SCALAR,
+    "tiled": _TILED,
+    "im2col": _IM2COL,
+    "struct": _STRUCT,
+}
+
 _COMPARISON = _object(
     ("array", "expected"),
     array=_TEXT,
@@ -124,6 +135,7 @@ SCHEMA: Schema = {
         ("block", "arguments"),
         arch={"enum": ["sm_90a", "sm_100a"]},
         sms=_POSITIVE,
+        relaxed={"type": "array", "items": {"enum": list(RULES)}},
         seeds=_integers(0),
         kernel=_TEXT,
         grid=_integers(1, 3),
@@ -135,7 +147,8 @@ SCHEMA: Schema = {
         arguments={
             "type": "array",
             "items": _one_of(
-                array=_TEXT, scalar=_SCALAR, tiled=_TILED, im2col=_IM2COL, struct=_STRUCT
+                **_ARGUMENT,
+                members={"type": "array", "items": _one_of(**_ARGUMENT), "minItems": 1},
             ),
         },
         print={"type": "array", "items": _TEXT},

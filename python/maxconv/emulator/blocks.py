@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import BarrierError, IllegalInstructionError, UnfinishedError
+from .errors import BarrierError, IllegalInstructionError, MemoryFaultError, UnfinishedError
 from .memory import BARRIER, INVALID, UNWRITTEN, Memory
 from .registers import LANES
 from .tensormemory import TensorMemory
@@ -27,7 +27,7 @@ SHARED_START = 1024
 #: Named barriers of a block (PTX ISA 9.0, 9.7.13.1).
 _NAMES = 16
 
-#: Bytes and alignment of an mbarrier (9.7.13.15.2).
+#: Bytes and alignment of an mbarrier (9.7.13.15.1).
 _MBARRIER = 8
 
 
@@ -102,6 +102,19 @@ class ThreadBlock:
         if self._tensor is None:
             self._tensor = TensorMemory(self)
         return self._tensor
+
+    def require_running(self, what: str, line: int) -> None:
+        """Raises if an asynchronous operation reaches the block after its end.
+
+        Args:
+            what: The operation, with its verb.
+            line: Of the instruction that started it.
+
+        Raises:
+            MemoryFaultError: It does.
+        """
+        if not self.live_threads:
+            raise MemoryFaultError(f"{what} block {self}, which has ended (line {line})")
 
     def named(self, number: int) -> NamedBarrier:
         """A named barrier.

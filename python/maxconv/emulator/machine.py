@@ -70,6 +70,12 @@ class Machine:
         tensor_load_waits: Whether a register that tcgen05.ld fills may be used only after
             tcgen05.wait::ld, as the ISA says. The assembler makes the hardware wait for it
             anyhow, and some compiled kernels, MAX's among them, rely on that.
+        barrier_fences: Whether an mbarrier may be used by a copy only after fence.mbarrier_init
+            or fence.proxy.async. The hardware is seen to manage with a barrier of the block,
+            and MAX's matmul without a cluster relies on that.
+        register_fences: Whether wgmma must not use registers that were written after the latest
+            wgmma.fence. The assembler orders them, and LLVM moves the zeros that a sum starts
+            from behind the fence, as in MAX's matmul.
 
     Raises:
         ValueError: An argument has no such value.
@@ -81,6 +87,8 @@ class Machine:
         sms: int = 132,
         seed: int = 0,
         tensor_load_waits: bool = True,
+        barrier_fences: bool = True,
+        register_fences: bool = True,
     ) -> None:
         if arch not in _SHARED_LIMIT:
             raise ValueError(f"arch: {arch!r}; {', '.join(_SHARED_LIMIT)} are allowed")
@@ -90,6 +98,8 @@ class Machine:
         self.sms = sms
         self.seed = seed
         self.tensor_load_waits = tensor_load_waits
+        self.barrier_fences = barrier_fences
+        self.register_fences = register_fences
         self.shared_limit = _SHARED_LIMIT[arch]
         self.memory = Memory("global memory", _GLOBAL_BASE, 0)
         self._used = 0

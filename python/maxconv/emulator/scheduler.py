@@ -20,8 +20,10 @@ _LONGEST_TURN = 12
 _PREFERRED = 0.8
 _CHANGES = 1 / 60
 
-#: Asynchronous operations that wait until nothing else can happen, in 100.
+#: Asynchronous operations that wait until no path can run, in 100, and those among them that wait
+#: until no other operation is under way either.
 _LATEST = 40
+_LAST = 8
 
 #: Turns after which the others are done, on average.
 _MEAN_DELAY = 24
@@ -48,7 +50,8 @@ UNNAMED = Operation("asynchronous", "asynchronous work")
 class Scheduler:
     """Runs paths in turns of random length, and completes asynchronous operations late.
 
-    Some operations wait until no path can run: whoever does not wait for them reads too early.
+    Some operations wait until no path can run: whoever does not wait for them reads too early. Some
+    wait for all others, too: a path that waits for one operation goes on without another.
     """
 
     def __init__(self, seed: int) -> None:
@@ -57,6 +60,7 @@ class Scheduler:
         self.waiting: dict[int, Path] = {}
         self.timed: list[tuple[int, int, Callable[[], None]]] = []
         self.latest: list[Callable[[], None]] = []
+        self.last: list[Callable[[], None]] = []
         self.ahead: Warp | None = None
         self.turn = 0
         self.numbers = 0
@@ -73,8 +77,9 @@ class Scheduler:
 
     def later(self, act: Callable[[], None], operation: Operation = UNNAMED) -> None:
         """Completes an asynchronous operation some time."""
-        if self.random.randrange(100) < _LATEST:
-            self.latest.append(act)
+        drawn = self.random.randrange(100)
+        if drawn < _LATEST:
+            (self.last if drawn < _LAST else self.latest).append(act)
             return
         delay = int(self.random.expovariate(1 / _MEAN_DELAY))
         self.numbers += 1
@@ -98,7 +103,7 @@ class Scheduler:
                         chosen = runnable.index(path)
                     runnable[chosen] = runnable[-1]
                     runnable.pop()
-            elif self.latest or self.timed:
+            elif self.latest or self.timed or self.last:
                 self._complete_one()
             else:
                 return
@@ -123,7 +128,11 @@ class Scheduler:
 
     def _complete_one(self) -> None:
         """Nothing else can happen: one of the operations under way completes."""
-        chosen = self.random.randrange(len(self.latest) + bool(self.timed))
+        count = len(self.latest) + bool(self.timed)
+        if not count:
+            self.last.pop(self.random.randrange(len(self.last)))()
+            return
+        chosen = self.random.randrange(count)
         late = chosen < len(self.latest)
         act = self.latest.pop(chosen) if late else heapq.heappop(self.timed)[2]
         act()

@@ -48,7 +48,7 @@ def _jump(target: int) -> Leave:
 
 
 def _jump_if(layout: Layout, branch: Instruction, target: int, following: int) -> Leave:
-    """9.7.12.2."""
+    """9.7.12.2, 9.7.12.3."""
     assert branch.guard is not None
     row, negated = layout.register(branch.guard), branch.negated
 
@@ -66,7 +66,7 @@ def _jump_if(layout: Layout, branch: Instruction, target: int, following: int) -
 
 
 def _jump_by_index(row: int, successors: list[int]) -> Leave:
-    """9.7.12.3."""
+    """9.7.12.4."""
     view = view_of("u32")
 
     def leave(t: Path) -> bool:
@@ -90,7 +90,7 @@ def _trap(t: Path) -> bool:
 
 @instruction("nanosleep", "pmevent", "griddepcontrol", "discard", "applypriority")
 def _nothing(form: Form) -> Step:
-    """9.7.13.18 (griddepcontrol), 9.7.19: nothing that a kernel could see: no other grid runs."""
+    """9.7.13.13 (griddepcontrol), 9.7.19: nothing that a kernel could see: no other grid runs."""
     form.take("launch_dependents", "wait")
     form.type() if form.instruction.base == "nanosleep" else None
     return lambda t: None

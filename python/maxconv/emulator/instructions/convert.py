@@ -1,4 +1,4 @@
-"""Conversions (PTX ISA 9.0, 9.7.9.22)."""
+"""Conversions (PTX ISA 9.0, 9.7.9.21)."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _between_floats(
 
 
 def _to_tf32(a: Array, rounding: str, relu: bool) -> Array:
-    """9.7.9.22: 10 bits of significand; .rna rounds ties away, .rn to even."""
+    """9.7.9.21: 10 bits of significand; .rna rounds ties away, .rn to even."""
     bits = a.view(np.uint32).astype(np.uint64)
     tie = np.uint64(0x1000) if rounding in ("rna", "") else 0xFFF + (bits >> np.uint64(13) & 1)
     rounded = (bits + tie) & np.uint64(0xFFFFE000)
@@ -186,7 +186,7 @@ def _to_tf32(a: Array, rounding: str, relu: bool) -> Array:
 
 
 def _to_pair(form: Form, target: str, rounding: str, relu: bool, satfinite: bool) -> Step:
-    """9.7.9.22: ``d, a, b``: a goes to the upper half, b to the lower."""
+    """9.7.9.21: ``d, a, b``: a goes to the upper half, b to the lower."""
     form.arity(3)
     if satfinite:
         form.refuse("the modifier .satfinite is not supported")
@@ -214,7 +214,7 @@ _HALF, _ODD, _BELOW_TIE = np.uint32(16), np.uint32(1), np.uint32(0x7FFF)
 
 
 def nearest_bfloat16(bits: Array) -> Array:
-    """Bits of float32 as bits of bf16: to nearest, ties to even; NaN is 0x7fff (9.7.9.22)."""
+    """Bits of float32 as bits of bf16: to nearest, ties to even; NaN is 0x7fff (9.7.9.21)."""
     rounded = (bits + _BELOW_TIE + (bits >> _HALF & _ODD)) >> _HALF
     found: Array = np.where(bits & _BELOW_SIGN > _INFINITY, _BELOW_TIE, rounded)
     return found
@@ -224,7 +224,7 @@ _BELOW_SIGN, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 def eight_values(exponent: int, mantissa: int, bias: int) -> Array:
-    """The 256 values of an 8-bit float (9.7.9.22, 5.2.3), e4m3 without infinities, as float64."""
+    """The 256 values of an 8-bit float (9.7.9.21, 5.2.3), e4m3 without infinities, as float64."""
     codes = np.arange(256)
     fraction = codes & ((1 << mantissa) - 1)
     power = codes >> mantissa & ((1 << exponent) - 1)
@@ -260,7 +260,7 @@ def eight_codes(x: Array, values: Array) -> Array:
 
 
 def _to_eight(form: Form, target: str, source: str, relu: bool) -> Step:
-    """9.7.9.22: .satfinite: rounded to nearest even, clamped to the largest; NaN is 0x7f."""
+    """9.7.9.21: .satfinite: rounded to nearest even, clamped to the largest; NaN is 0x7f."""
     if source != "f32":
         form.refuse(f"from .{source} is not supported")
     form.arity(3)
@@ -270,7 +270,7 @@ def _to_eight(form: Form, target: str, source: str, relu: bool) -> Step:
 
     def encode(x: Array) -> Array:
         code = eight_codes(x.astype(np.float64), values)
-        return np.where(x < 0, np.uint16(0), code) if relu else code
+        return np.where(x <= 0, np.uint16(0), code) if relu else code
 
     def step(t: Path) -> None:
         rows = t.files[numbers]
@@ -280,7 +280,7 @@ def _to_eight(form: Form, target: str, source: str, relu: bool) -> Step:
 
 
 def _from_eight(form: Form, target: str, source: str, relu: bool) -> Step:
-    """9.7.9.22: two 8-bit floats to f16x2, exactly."""
+    """9.7.9.21: two 8-bit floats to f16x2, exactly."""
     if target != "f16x2":
         form.refuse(f"to .{target} is not supported")
     form.arity(2)
@@ -290,7 +290,7 @@ def _from_eight(form: Form, target: str, source: str, relu: bool) -> Step:
         halves = values.astype(np.float16).view(np.uint16).astype(np.uint32)
     halves = np.where(np.isnan(values), 0x7FFF, halves).astype(np.uint32)
     if relu:
-        halves = np.where(values < 0, 0, halves)
+        halves = np.where(values <= 0, 0, halves)
 
     def step(t: Path) -> None:
         both = t.files[view_of("u16")][a]

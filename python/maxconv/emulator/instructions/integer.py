@@ -64,7 +64,7 @@ def _packed(type_name: str) -> bool:
 
 @instruction("add", "sub", "mul", "mad", "fma", "div", "abs", "neg", "min", "max")
 def _arithmetic(form: Form) -> Step:
-    """9.7.1.1 to 9.7.1.11 and 9.7.3, 9.7.4, 9.7.5: by the type."""
+    """9.7.1.1 to 9.7.1.13 and 9.7.3, 9.7.4, 9.7.5: by the type."""
     type_name = form.type()
     if is_float(type_name):
         return floating.build(form, type_name)
@@ -113,6 +113,14 @@ def _multiply_add(form: Form, type_name: str) -> Step:
         return _computed(form, [type_name] * 3, type_name, low)
     result = _wider(type_name) if part == "wide" else type_name
     operation = _wide_product(result) if part == "wide" else _high_product(type_name)
+    if part == "hi" and type_name == "s32" and form.flag("sat"):
+
+        def saturated(a: Array, b: Array, c: Array) -> Array:
+            wide = operation(a, b) + c.astype(np.int64)
+            clipped: Array = np.clip(wide, -(1 << 31), (1 << 31) - 1)
+            return clipped
+
+        return _computed(form, [type_name] * 3, result, saturated)
     return _computed(
         form, [type_name, type_name, result], result, lambda a, b, c: operation(a, b) + c
     )
@@ -264,7 +272,7 @@ def _carrying(form: Form, type_name: str, with_carry: bool, sets_carry: bool) ->
 
 @instruction("popc", "clz", "bfind", "brev")
 def _bits(form: Form) -> Step:
-    """9.7.1.15 to 9.7.1.18."""
+    """9.7.1.14 to 9.7.1.18."""
     name = form.instruction.base
     type_name = form.type()
     form.arity(2)
@@ -401,7 +409,7 @@ def _dot(form: Form) -> Step:
 
 @instruction("setp")
 def _compare_any(form: Form) -> Step:
-    """9.7.6.2, 9.7.7.1: by the type; an unordered float comparison is true for NaN."""
+    """9.7.6.2, 9.7.7.2: by the type; an unordered float comparison is true for NaN."""
     comparison = form.take(*_COMPARISONS) or form.refuse("no comparison")
     combine = form.take("and", "or", "xor")
     type_name = form.type()

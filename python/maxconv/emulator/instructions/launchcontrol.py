@@ -57,7 +57,7 @@ def _take(form: Form) -> Step:
             index = offset + np.arange(_RESPONSE)
             for entry in blocks:
                 entry.shared.begin_write(index, "try_cancel writes")
-            t.launch.scheduler.later(partial(_answer, t, answers, index), operation)
+            t.launch.scheduler.later(partial(_answer, t, answers, index, operation.line), operation)
 
     return step
 
@@ -75,13 +75,14 @@ def _check(t: Path, everywhere: bool) -> None:
                 )
 
 
-def _answer(t: Path, answers: list[tuple[ThreadBlock, MBarrier]], index: Array) -> None:
+def _answer(t: Path, answers: list[tuple[ThreadBlock, MBarrier]], index: Array, line: int) -> None:
     """Takes the next cluster that has not started, if there is one, and tells each block."""
     refuses = t.launch.scheduler.random.randrange(100) < _REFUSES
     start = None if refuses else t.launch.take_cluster()
     words = [*(start or (0, 0, 0)), _REFUSED if start is None else _TAKEN]
     values = np.array(words, np.uint32).view(np.uint8)
     for block, barrier in answers:
+        block.require_running("try_cancel answers", line)
         block.shared.end_write(index, values)
         block.writes.forget(index)
         barrier.expect(-_RESPONSE)

@@ -1,11 +1,11 @@
-"""Logic, shifts and moves (PTX ISA 9.0, 9.7.8, 9.7.9.1 to 9.7.9.7)."""
+"""Logic, shifts and moves (PTX ISA 9.0, 9.7.8, 9.7.9.3, 9.7.9.4, 9.7.9.7)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..paths import Path, Step
-from ..registers import LANES, view_of
+from ..registers import LANES, Array, view_of
 from ..syntax import Special, Vector, type_bits
 from ..table import Form, assign, instruction
 
@@ -135,13 +135,25 @@ def _funnel(form: Form) -> Step:
     return step
 
 
+#: The selectors that the modes of prmt stand for, by the low two bits of c (9.7.9.7, table).
+_SELECTORS: dict[str, Array] = {
+    mode: np.array(selectors, np.uint32)
+    for mode, selectors in {
+        "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+        "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+        "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+        "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+        "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+        "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+    }.items()
+}
+
+
 @instruction("prmt")
 def _permute(form: Form) -> Step:
     """9.7.9.7: every nibble of c names one of the eight bytes of b:a; its top bit spreads signs."""
     form.type()
-    mode = form.take("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
-    if mode:
-        form.refuse(f"the mode .{mode} is not supported")
+    selectors = _SELECTORS.get(form.take(*_SELECTORS))
     form.arity(4)
     d = form.target(0, "u32")
     a, b, c = (form.source(i, "u32") for i in (1, 2, 3))
@@ -151,8 +163,9 @@ def _permute(form: Form) -> Step:
         rows = t.files[view]
         wide = rows[b].astype(np.uint64) << np.uint64(32) | rows[a]
         result = np.zeros(LANES, np.uint64)
+        nibbles = rows[c] if selectors is None else selectors[rows[c] & 3]
         for k in range(4):
-            selector = (rows[c] >> np.uint32(4 * k)).astype(np.uint64)
+            selector = (nibbles >> np.uint32(4 * k)).astype(np.uint64)
             byte = wide >> ((selector & np.uint64(7)) * np.uint64(8)) & np.uint64(0xFF)
             sign = np.where(byte & np.uint64(0x80), np.uint64(0xFF), np.uint64(0))
             chosen = np.where(selector & np.uint64(8), sign, byte)
@@ -167,7 +180,7 @@ _CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo")
 
 @instruction("mov")
 def _move(form: Form) -> Step:
-    """9.7.9.1, 9.7.9.2: also packs and unpacks vectors, and reads special registers."""
+    """9.7.9.3, 9.7.9.4: also packs and unpacks vectors, and reads special registers."""
     type_name = form.type()
     form.arity(2)
     target, source = form.operands
@@ -195,7 +208,7 @@ def _move(form: Form) -> Step:
 
 
 def _read_clock(form: Form, type_name: str) -> Step:
-    """10.22 to 10.26: the instructions that all warps have executed."""
+    """10.23, 10.24, 10.28: the instructions that all warps have executed."""
     d, view = form.target(0, type_name), view_of(type_name)
 
     def step(t: Path) -> None:

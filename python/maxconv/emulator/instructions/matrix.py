@@ -106,7 +106,7 @@ def _store_matrix(form: Form) -> Step:
 def decode(type_name: str) -> Callable[[Array], Array]:
     """Returns what turns bytes ``[rows, bytes]`` into float64 elements of a type.
 
-    tf32 ignores the low 13 bits of a 32-bit float (9.7.14.3).
+    tf32 ignores the low 13 bits of a 32-bit float (9.7.14.2).
     """
     if type_name == "bf16":
         return lambda raw: exact(raw.view(np.uint16)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, addresses (PTX ISA 9.0, 9.7.9.8 to 9.7.9.21, 9.7.13.5, 9.7.13.6)."""
+"""Loads, stores, atomics, addresses (PTX ISA 9.0, 9.7.9.8 to 9.7.9.20, 9.7.13.5, 9.7.13.6)."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def scatter(t: Path, space: str, where: Array, values: Array, size: int, count: 
 
 @instruction("cvta")
 def _convert_address(form: Form) -> Step:
-    """9.7.9.21: from a state space's window to generic addresses, or back (.to)."""
+    """9.7.9.20: from a state space's window to generic addresses, or back (.to)."""
     back = form.flag("to")
     space = _take_space(form) or form.refuse("no state space")
     type_name = form.type()
@@ -268,7 +268,7 @@ def _convert_address(form: Form) -> Step:
 
 @instruction("isspacep")
 def _is_space(form: Form) -> Step:
-    """9.7.9.20."""
+    """9.7.9.19."""
     space = _take_space(form) or form.refuse("no state space")
     form.arity(2)
     p, a = form.target(0, "pred"), form.source(1, "u64")
@@ -281,7 +281,7 @@ def _is_space(form: Form) -> Step:
 
 @instruction("prefetch", "prefetchu")
 def _prefetch(form: Form) -> Step:
-    """9.7.9.16: only a tensor map's address is checked."""
+    """9.7.9.15: only a tensor map's address is checked."""
     is_map = form.flag("tensormap")
     base = _WINDOWS["param"] << WINDOW_SHIFT if _take_space(form) == "param" else 0
     _take_hints(form)

@@ -474,16 +474,17 @@ def _commit(form: Form) -> Step:
                 barriers = [cluster[rank].mbarrier(found.offset) for rank in ranks]
             tracked = list(_issued(t, lane))
 
-            t.launch.scheduler.later(partial(_arrive, tracked, barriers), operation)
+            t.launch.scheduler.later(partial(_arrive, tracked, barriers, operation.line), operation)
 
     return step
 
 
-def _arrive(tracked: list[_Operation], barriers: list[MBarrier]) -> None:
+def _arrive(tracked: list[_Operation], barriers: list[MBarrier], line: int) -> None:
     """A commit's arrivals, after what it tracks."""
     for entry in tracked:
         entry.complete()
     for barrier in barriers:
+        barrier.block.require_running("tcgen05.commit arrives in", line)
         barrier.arrive()
 
 

@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together (PTX ISA 9.0, 9.7.9.6, 9.7.13.7 to 9.7.13.11, 9.7.13.14)."""
+"""What the lanes of a warp do together (PTX ISA 9.0, 9.7.9.6, 9.7.13.9 to 9.7.13.12, 9.7.13.14)."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def _active_mask(form: Form) -> Step:
     return step
 
 
-@instruction("match.sync")
+@instruction("match.any.sync", "match.all.sync")
 def _match(form: Form) -> Step:
     """9.7.13.10."""
-    mode = form.take("any", "all") or form.refuse("no mode")
+    mode = form.instruction.opcode.split(".")[1]
     type_name = form.type()
     form.arity(3)
     d, p = form.targets(0, "u32")
@@ -150,7 +150,7 @@ REDUCTIONS: dict[str, np.ufunc] = {
 
 @instruction("redux.sync")
 def _reduce(form: Form) -> Step:
-    """9.7.13.8, of integers."""
+    """9.7.13.12, of integers."""
     operation = REDUCTIONS[form.take(*REDUCTIONS) or form.refuse("no operation")]
     type_name = form.type()
     if type_name == "f32":

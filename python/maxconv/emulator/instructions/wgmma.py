@@ -61,13 +61,14 @@ class _Warpgroup:
         groups: In order.
         opened: The group that a warp's multiplies go to, by warp.
         awaited: Groups that a warp has waited for, by warp.
-        fenced: Warps that have executed a fence.
+        fenced: The 32-bit registers of a warp as they were at its latest fence, and as multiplies
+            have left them since, ``[rows, 32]``.
     """
 
     groups: list[_Group] = field(default_factory=list)
     opened: dict[int, int] = field(default_factory=dict)
     awaited: dict[int, int] = field(default_factory=dict)
-    fenced: set[int] = field(default_factory=set)
+    fenced: dict[int, Array] = field(default_factory=dict)
     waiters: list[Path] = field(default_factory=list)
     started: int = 0
     busy: bool = False
@@ -120,7 +121,7 @@ def _fence(form: Form) -> Step:
 
     def step(t: Path) -> None:
         require_warp(t)
-        _warpgroup(t.warp).fenced.add(t.warp.index)
+        _warpgroup(t.warp).fenced[t.warp.index] = _words(t).copy()
 
     return step
 
@@ -271,10 +272,9 @@ def _multiply(form: Form) -> Step:
     def step(t: Path) -> None:
         require_warp(t)
         warpgroup = _warpgroup(t.warp)
-        if t.warp.index not in warpgroup.fenced:
-            raise FenceError("wgmma.mma_async before any wgmma.fence")
         condition = t.active(t.files[PRED][adds])
         keep = bool(condition[0]) != negated
+        _check_fence(t, warpgroup, [*targets, *a_rows] if keep else a_rows)
         a_lines = _ROWS * (t.warp.index % _WARPS) + np.arange(_ROWS)
         a_chunks: Array | None = None
         a_fixed = np.zeros((0, 0))
@@ -289,7 +289,7 @@ def _multiply(form: Form) -> Step:
             t.warp.pending[register] = t.warp.pending.get(register, 0) + 1
         group = warpgroup.open(t.warp)
         group.registers.setdefault(t.warp.index, []).extend(registers)
-        files = t.files[view_of("f32")]
+        files, words = t.files[view_of("f32")], _words(t)
 
         def act() -> None:
             a = a_fixed
@@ -299,10 +299,38 @@ def _multiply(form: Form) -> Step:
             with np.errstate(all="ignore"):
                 product = (a * scales[0]) @ (b * scales[1]).T
             _accumulate(files, targets, product, keep)
+            warpgroup.fenced[t.warp.index][targets] = words[targets]
 
         group.acts.append(act)
 
     return step
+
+
+def _words(t: Path) -> Array:
+    """A warp's 32-bit registers, ``[rows, 32]``."""
+    base: Array | None = t.files[view_of("u32")][0].base
+    assert base is not None
+    return base
+
+
+def _check_fence(t: Path, warpgroup: _Warpgroup, rows: list[int]) -> None:
+    """9.7.15.7.1: raises if registers of a multiply have been written since the latest fence.
+
+    Those of multiplies in flight need none. What is written with the value that it has goes
+    unnoticed, and so do reads.
+    """
+    before = warpgroup.fenced.get(t.warp.index)
+    if before is None:
+        raise FenceError("wgmma.mma_async before any wgmma.fence")
+    group, words = group_of(32), _words(t)
+    if not t.launch.machine.register_fences:
+        return
+    settled = [row for row in rows if (group, row) not in t.warp.pending]
+    if settled and not np.array_equal(before[settled], words[settled]):
+        raise FenceError(
+            "wgmma.mma_async uses registers that were written after the latest wgmma.fence (what "
+            "relies on ptxas to order them runs on a machine without register_fences)"
+        )
 
 
 def _immediates(form: Form, fragment: bool) -> tuple[tuple[float, float], bool, bool]:

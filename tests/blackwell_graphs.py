@@ -1,0 +1,65 @@
+"""Compiles a ResNet block and a fused convolution for a Blackwell GPU that is not there, in a
+process of its own: ``python -m tests.blackwell_graphs ARCHITECTURE FOLDER``.
+
+Writes to the folder what MAX compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+from max import driver
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+
+import maxconv
+
+
+def block() -> Graph:
+    """Returns a convolution alone, one with bias, SiLU and residual, and a ResNet block."""
+    gpu, kind = DeviceRef.GPU(), DType.bfloat16
+    image = TensorType(kind, ("n", "h", "w", 64), gpu)
+
+    def weights(filters: int, taps: int, channels: int) -> Any:
+        return constant(taps, taps, channels, filters)
+
+    def constant(*shape: int) -> Any:
+        values = ops.constant(np.ones(shape, np.float32), DType.float32, device=DeviceRef.CPU())
+        return values.cast(kind).to(gpu)
+
+    with Graph("blackwell", input_types=[image] * 2, kernel_library=maxconv.kernel_library()) as g:
+        x, residual = (value.tensor for value in g.inputs)
+        bias = constant(64)
+        alone = maxconv.conv2d(x, weights(64, 3, 64), padding=1)
+        fused = maxconv.conv2d(
+            x, weights(64, 3, 64), padding=1, bias=bias, activation="silu", residual=residual
+        )
+        inner = maxconv.conv2d(x, weights(64, 1, 64), bias=bias, activation="relu")
+        middle = maxconv.conv2d(inner, weights(64, 3, 64), padding=1, bias=bias, activation="relu")
+        outer = maxconv.conv2d(
+            middle, weights(64, 1, 64), bias=bias, residual=x, final_activation="relu"
+        )
+        g.output(alone, fused, outer)
+    return g
+
+
+def main() -> None:
+    """Compiles; the process ends with 1 if the graph does not."""
+    architecture, folder = sys.argv[1:]
+    # Before MAX looks for a device.
+    driver.set_virtual_device_api("cuda")
+    driver.set_virtual_device_target_arch(architecture)
+    driver.set_virtual_device_count(1)
+    from max.engine import InferenceSession
+
+    session = InferenceSession(devices=[driver.Accelerator()], export_mefs=folder)
+    session.load(block())
+    # A virtual device cannot be taken down.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""More seeds and operands than every run has time for: ``python -m pytest -m nightly``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests import ptx
+from tests.emulated import max_sm90
+from tests.emulated.convolution import Kernel, Operands, run
+from tests.isa.case import emulate
+from tests.isa.families import FAMILIES
+
+pytestmark = pytest.mark.nightly
+
+Emitted = tuple[Path, list[Kernel]]
+
+
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_hopper_kernel_convolves(emitted: Emitted, seed: int) -> None:
+    operands = Operands.random(seed)
+    for kernel in emitted[1]:
+        assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
+@pytest.fixture(scope="module")
+def matmuls(tmp_path_factory: pytest.TempPathFactory) -> list[max_sm90.Kernel]:
+    program = tmp_path_factory.mktemp("matmul") / "matmul"
+    ptx.build("matmul_sm90_max", program)
+    return [max_sm90.Kernel.of(text) for text in ptx.held(program)]
+
+
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_max_multiplies(matmuls: list[max_sm90.Kernel], seed: int) -> None:
+    for kernel in matmuls:
+        problem = max_sm90.case(kernel, seed)
+        found = emulate(kernel.ptx, problem, seed, barrier_fences=False, register_fences=False)
+        assert not problem.difference(found)
+
+
+@pytest.mark.parametrize("seed", range(100, 115))
+@pytest.mark.parametrize("name", ["memory", "barriers", "copies", "clusters", "wgmma", "warp"])
+def test_the_order_of_events_changes_nothing(name: str, seed: int) -> None:
+    family = FAMILIES[name]
+    wrong = [case.difference(emulate(family.ptx, case, seed)) for case in family.cases]
+    assert not [text for text in wrong if text]

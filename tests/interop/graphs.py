@@ -1,0 +1,52 @@
+"""Graphs that test files declare, so that those of all files are compiled together.
+
+A graph takes MAX half a minute to compile, most of it the same for all. A file names its graphs in
+``GRAPHS`` and takes them compiled from the fixture ``models``; running one file compiles only its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from max.engine import InferenceSession, Model
+    from max.graph import Graph, Module
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a graph is made."""
+
+    build: Callable[[str, Module], Graph]
+    """Makes it, of the name and in the module that it is given."""
+    weights: Callable[[], Mapping[str, Any]] = dict
+    """Returns its weights, by names that no other graph has."""
+
+
+def compile_together(session: InferenceSession, sources: Mapping[str, Source]) -> dict[str, Model]:
+    """Compiles graphs in one go; returns them by name."""
+    from max.graph import Module
+
+    from maxconv.library import library_path
+
+    module = Module()
+    weights: dict[str, Any] = {}
+    for name, source in sources.items():
+        source.build(name, module)
+        own = source.weights()
+        assert weights.keys().isdisjoint(own), name
+        weights |= own
+    return session.load_all(module, custom_extensions=[library_path()], weights_registry=weights)
+
+
+def declared(files: Iterable[Any]) -> dict[str, Source]:
+    """Returns the graphs that some test files declare, by name."""
+    sources: dict[str, Source] = {}
+    for file in dict.fromkeys(files):
+        graphs: Mapping[str, Source] = getattr(file, "GRAPHS", {})
+        assert sources.keys().isdisjoint(graphs), file
+        sources |= graphs
+    return sources
