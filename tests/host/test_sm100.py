@@ -212,6 +212,37 @@ def test_kernels_assemble_without_spills(kernels: list[Kernel], tmp_path: Path) 
         assert used and int(used[1]) * kernel.threads <= ptx.REGISTERS
 
 
+@pytest.mark.parametrize(
+    ("pixels", "filters", "groups"), [(1, 8, 1), (1500, 264, 1), (5000, 1040, 1), (700, 1200, 3)]
+)
+def test_every_tile_is_somebody_s(
+    tmp_path_factory: pytest.TempPathFactory, pixels: int, filters: int, groups: int
+) -> None:
+    """Each part of the output belongs to one block, or to the two halves of a pair's tile."""
+    program = blackwell.program(tmp_path_factory)
+    ones = [1] * 12 + [0] * 6
+    ones[2] = pixels
+    lines = program.run("tiles", *map(str, (1, 24 * groups, filters, groups, *ones)))
+    found = Counter(tuple(map(int, line.split())) for line in lines)
+    width = filters // groups
+    for kernel in program.kernels().values():
+        if not kernel.name.startswith("plain-"):
+            continue
+        mine = {key[1:]: count for key, count in found.items() if key[0] == int(kernel.name[6:])}
+        rows = kernel.tile_m // kernel.group
+        across = kernel.cluster_m * rows
+        starts = range(0, -(-pixels // across) * across, rows)
+        step = kernel.cluster_n * kernel.tile_n
+        columns = range(0, -(-width // step) * step, kernel.tile_n)
+        expected = {
+            (pixel, group * width + column, group): 1
+            for pixel in starts
+            for group in range(groups)
+            for column in columns
+        }
+        assert mine == expected, kernel.name
+
+
 def test_configurations_that_mean_nothing_are_refused(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

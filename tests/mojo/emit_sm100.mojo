@@ -4,6 +4,7 @@ a launch passes to it.
     emit_sm100 FOLDER compile
     emit_sm100 FOLDER refuse
     emit_sm100 FOLDER launch GEOMETRY... EPILOGUE...
+    emit_sm100 FOLDER tiles GEOMETRY...
 
 `compile` writes each kernel of `emit_all` as PTX, a file of its name, and
 prints a line of `key=value` about its configuration. `refuse` prints why
@@ -11,6 +12,8 @@ configurations that mean nothing are refused. `launch` prints, for each
 kernel, what its launch passes for a problem: 22 numbers of a `ConvProblem`, in
 its fields' order but for the output's extents, then whether there is a bias, a
 scale, a residual, the codes of activation and final activation, and beta.
+`tiles` prints, for each candidate, where each block of each cluster's work
+begins: the candidate, pixel, filter and group.
 Parameters and geometry come as hexadecimal bytes, in which pointers are
 `OUTPUT`, `BIAS_AT` and `SCALE_AT`, for the reader to replace.
 """
@@ -32,6 +35,7 @@ from operations.sm100.candidates import CANDIDATES, candidate
 from operations.sm100.config import Conv2dConfig
 from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
 from operations.sm100.mma import instruction_descriptor
+from operations.sm100.scheduler import ClusterPlace, tile_of
 from operations.tma.operands import (
     activation_view,
     activation_walk,
@@ -498,8 +502,27 @@ def print_refusals():
     print(Conv2dConfig[Type, Type, DType.int8].default_1sm().refusal())
 
 
+def print_tiles() raises:
+    """What each block of the grid computes, a line each."""
+    comptime Type = DType.bfloat16
+    var walk = Walk(problem_of())
+    comptime for index in range(CANDIDATES):
+        comptime config = candidate[Type, Type, Type](index)
+        comptime blocks = UInt32(config.cluster_shape[0])
+        var geometry = config.geometry(walk)
+        for work in range(geometry.tiles()):
+            for rank in range(UInt32(config.cluster_size())):
+                var place = ClusterPlace[config](
+                    rank, rank % blocks, rank // blocks
+                )
+                var tile = tile_of(geometry, place, work)
+                print(index, tile.pixel, tile.filter, tile.group)
+
+
 def main() raises:
     if argv()[2] == "refuse":
         print_refusals()
+    elif argv()[2] == "tiles":
+        print_tiles()
     else:
         emit_all()
