@@ -78,14 +78,17 @@ def max_fcrs(x: TensorValue, w: TensorValue) -> TensorValue:
     return ops.conv2d(x, w, padding=PADDING, filter_layout=FilterLayout.FCRS)
 
 
-def followed(convolution: Build) -> Build:
+def followed(
+    convolution: Build, activation: Callable[[TensorValue], TensorValue] = ops.silu
+) -> Build:
     """Returns the convolution with the work that follows written as MAX's operations."""
-    return lambda x, w, bias, residual: ops.silu(convolution(x, w) + bias) + residual
+    return lambda x, w, bias, residual: activation(convolution(x, w) + bias) + residual
 
 
 CONTENDERS: dict[str, Contender] = {
     "ours_graph": Contender(KRSC, False, ours),
     "ours_graph_fused": Contender(KRSC, True, followed(ours)),
+    "ours_graph_fused_relu": Contender(KRSC, True, followed(ours, ops.relu)),
     "ours_graph_arguments": Contender(
         KRSC,
         True,

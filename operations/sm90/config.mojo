@@ -284,9 +284,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
             t" cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
-            t" {self.activation_stages}+{self.filter_stages},"
+            t" {self.activation_stages}+{self.filter_stages}"
             t"{' stationary' if self.stationary else ''}"
-            t"{' splits' if self.splits else ''} {self.epilogue}"
+            t"{' splits' if self.splits else ''}, {self.epilogue}"
         )
 
 

@@ -230,10 +230,8 @@ struct CollectiveEpilogue[
             if params.visitor.is_identity():
                 self._store_plain(map, params, sums, geometry, tile)
                 return
-        # Every op with fused work compiles the kernel anew: few forms then.
-        comptime few = Self.fused_output and Self.Visitor.looped
         if params.visitor.has_forms():
-            comptime for form in range(1 if few else Self.Visitor.forms):
+            comptime for form in range(Self.Visitor.forms):
                 if params.visitor.is_form[form]():
                     self._store_visited[form](
                         map, params, state, sums, geometry, tile
