@@ -11,42 +11,17 @@ the configuration. A line of two words says why it cannot.
 """
 
 from std.sys import argv
-from std.utils import IndexList
 
-from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.problem import ConvProblem
 from operations.sm100.candidates import CANDIDATES, candidate, offered
 from operations.sm100.model import predict
 
 
-def number(index: Int) raises -> Int:
-    """An argument behind the multiprocessors."""
-    return Int(argv()[2 + index])
-
-
 def problem_of() raises -> ConvProblem:
-    """The problem that the arguments describe."""
-    var triples = Array[IndexList[SPATIAL], 6](fill=IndexList[SPATIAL](fill=1))
-    for i in range(6):
-        for axis in range(SPATIAL):
-            triples[i][axis] = number(4 + i * SPATIAL + axis)
-    var problem = ConvProblem(
-        spatial_rank=3,
-        batch=number(0),
-        channels=number(1),
-        filters=number(2),
-        groups=number(3),
-        input=triples[0],
-        filter=triples[1],
-        output=triples[0],
-        stride=triples[2],
-        dilation=triples[3],
-        pad_before=triples[4],
-        pad_after=triples[5],
+    """The problem that the arguments behind the multiprocessors describe."""
+    return ConvProblem.of_numbers(
+        [Int(argv()[i]) for i in range(2, len(argv()))]
     )
-    for axis in range(SPATIAL):
-        problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
-    return problem
 
 
 def main() raises:

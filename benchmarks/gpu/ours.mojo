@@ -12,7 +12,6 @@ residual as arguments. One JSON object a line.
 
 from max.gpu.host import DeviceBuffer, DeviceContext
 from std.sys import argv
-from std.utils import IndexList
 
 from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
@@ -23,15 +22,12 @@ from operations.conv.fields import (
     LAYOUT_KRSC,
 )
 from operations.conv.memory import Reads
-from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
 from operations.gpu.dispatch import convolve
 from buffers import data_of, elements_of, put_random, reads_of
 from timing import input_sets, time_graph, time_stream
 
 comptime TYPE = DType.bfloat16
-
-comptime FIELDS = 22
-"""Integers of a line."""
 
 
 @fieldwise_init
@@ -45,33 +41,14 @@ struct Case(Copyable, Movable):
 def parse(line: String) raises -> Case:
     """Reads a line of input."""
     var words = line.split()
-    if len(words) != FIELDS + 1:
-        raise Error(t"{len(words)} words, {FIELDS + 1} expected: {line}")
-    var v = List[Int]()
-    for i in range(1, len(words)):
-        v.append(Int(words[i]))
-
-    def three(first: Int) {imm v} -> IndexList[SPATIAL]:
-        return IndexList[SPATIAL](v[first], v[first + 1], v[first + 2])
-
-    var problem = ConvProblem(
-        spatial_rank=3,
-        batch=v[0],
-        channels=v[1],
-        filters=v[2],
-        groups=v[3],
-        input=three(4),
-        filter=three(7),
-        output=IndexList[SPATIAL](fill=1),
-        stride=three(10),
-        dilation=three(13),
-        pad_before=three(16),
-        pad_after=three(19),
+    if len(words) != PROBLEM_NUMBERS + 1:
+        raise Error(
+            t"{len(words)} words, {PROBLEM_NUMBERS + 1} expected: {line}"
+        )
+    return Case(
+        String(words[0]),
+        ConvProblem.of_numbers([Int(word) for word in words[1:]]),
     )
-    for axis in range(SPATIAL):
-        problem.output[axis] = problem.expected_output(axis)
-    problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
-    return Case(String(words[0]), problem)
 
 
 def filled(

@@ -33,6 +33,9 @@ from .fields import (
 
 comptime SPATIAL = 3
 
+comptime PROBLEM_NUMBERS = 4 + 6 * SPATIAL
+"""Numbers from which `ConvProblem.of_numbers` makes a problem."""
+
 
 @fieldwise_init
 struct ConvProblem(
@@ -105,6 +108,48 @@ struct ConvProblem(
         self.dilation = geometry.spatial(GEOMETRY_DILATION_D)
         self.pad_before = geometry.spatial(GEOMETRY_PAD_BEFORE_D)
         self.pad_after = geometry.spatial(GEOMETRY_PAD_AFTER_D)
+
+    @staticmethod
+    def of_numbers(numbers: List[Int]) raises -> Self:
+        """A problem from plain numbers, as programs pass it to each other.
+
+        Args:
+            numbers: Batch, channels, filters and groups; then, three numbers
+                each, the extents of input and filter, stride, dilation, and
+                the padding before and after.
+
+        Raises:
+            If there are not `PROBLEM_NUMBERS`, or they are no valid problem.
+        """
+        if len(numbers) != PROBLEM_NUMBERS:
+            raise Error(
+                t"problem: {len(numbers)} numbers; {PROBLEM_NUMBERS} are needed"
+            )
+
+        def three(triple: Int) {imm numbers} -> IndexList[SPATIAL]:
+            var first = 4 + SPATIAL * triple
+            return IndexList[SPATIAL](
+                numbers[first], numbers[first + 1], numbers[first + 2]
+            )
+
+        var problem = Self(
+            spatial_rank=SPATIAL,
+            batch=numbers[0],
+            channels=numbers[1],
+            filters=numbers[2],
+            groups=numbers[3],
+            input=three(0),
+            filter=three(1),
+            output=IndexList[SPATIAL](fill=1),
+            stride=three(2),
+            dilation=three(3),
+            pad_before=three(4),
+            pad_after=three(5),
+        )
+        for axis in range(SPATIAL):
+            problem.output[axis] = problem.expected_output(axis)
+        problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
+        return problem
 
     def taps(self) -> Int:
         """Filter positions, `T * R * S`."""

@@ -29,7 +29,7 @@ from std.utils import IndexList
 from operations.conv.access import MemoryOutput, OutputTarget
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
-from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
 from operations.conv.walk import Walk
 from operations.sm100.candidates import CANDIDATES, candidate
 from operations.sm100.config import Conv2dConfig
@@ -46,9 +46,6 @@ from operations.tma.operands import (
 comptime OUTPUT = 0x1111000000000000
 comptime BIAS_AT = 0x2222000000000000
 comptime SCALE_AT = 0x3333000000000000
-
-comptime FIELDS = 22
-"""Numbers of a problem."""
 
 
 trait TestOutput(OutputTarget):
@@ -194,28 +191,7 @@ def number(index: Int) raises -> Int:
 
 def problem_of() raises -> ConvProblem:
     """The problem that the arguments describe."""
-    var triples = Array[IndexList[SPATIAL], 6](fill=IndexList[SPATIAL](fill=1))
-    for i in range(6):
-        for axis in range(SPATIAL):
-            triples[i][axis] = number(4 + i * SPATIAL + axis)
-    var problem = ConvProblem(
-        spatial_rank=3,
-        batch=number(0),
-        channels=number(1),
-        filters=number(2),
-        groups=number(3),
-        input=triples[0],
-        filter=triples[1],
-        output=triples[0],
-        stride=triples[2],
-        dilation=triples[3],
-        pad_before=triples[4],
-        pad_after=triples[5],
-    )
-    for axis in range(SPATIAL):
-        problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
-    return problem
+    return ConvProblem.of_numbers([number(i) for i in range(PROBLEM_NUMBERS)])
 
 
 def epilogue_of[
@@ -223,15 +199,15 @@ def epilogue_of[
 ]() raises -> Epilogue[bias_type, out_type]:
     """The epilogue that the arguments describe."""
     return Epilogue[bias_type, out_type](
-        has_bias=number(FIELDS) != 0,
-        has_residual=number(FIELDS + 2) != 0,
-        has_scale=number(FIELDS + 1) != 0,
+        has_bias=number(PROBLEM_NUMBERS) != 0,
+        has_residual=number(PROBLEM_NUMBERS + 2) != 0,
+        has_scale=number(PROBLEM_NUMBERS + 1) != 0,
         scale=Reads[DType.float32](unsafe_from_address=SCALE_AT),
         bias=Reads[bias_type](unsafe_from_address=BIAS_AT),
         residual=Reads[out_type](unsafe_from_address=16),
-        beta=Float32(Float64(argv()[3 + FIELDS + 5])),
-        activation=Activation(number(FIELDS + 3), 0.5, 2.0),
-        final_activation=Activation(number(FIELDS + 4), 0.5, 2.0),
+        beta=Float32(Float64(argv()[3 + PROBLEM_NUMBERS + 5])),
+        activation=Activation(number(PROBLEM_NUMBERS + 3), 0.5, 2.0),
+        final_activation=Activation(number(PROBLEM_NUMBERS + 4), 0.5, 2.0),
     )
 
 
