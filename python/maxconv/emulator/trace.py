@@ -401,28 +401,44 @@ class _MBarrier(MBarrier):
             self._start()
 
 
+class _Generation:
+    """The span of a barrier's generation: from the first arrival to the last."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace = trace
+        self._name = name
+        self._span: Span | None = None
+
+    def arrive(self, block: ThreadBlock, generation: int, what: str) -> None:
+        """Begins the span if it is the first that arrives."""
+        if self._span is None:
+            process = self._trace.process(block)
+            self._span = self._trace.open(process, BARRIER, self._name, f"generation {generation}")
+        self._trace.point(self._span, what)
+
+    def end(self) -> None:
+        """All have arrived."""
+        if self._span is not None:
+            self._trace.close(self._span, completed=True)
+            self._span = None
+
+
 class _NamedBarrier(NamedBarrier):
-    """A block's barrier; a span lasts from the first arrival to the last."""
+    """A block's barrier."""
 
     def __init__(self, trace: Trace, block: ThreadBlock, number: int) -> None:
         super().__init__(block, number)
-        self._trace = trace
-        self._span: Span | None = None
+        self._shown = _Generation(trace, f"barrier {number}")
 
     def arrive(self, threads: int | None) -> int:
-        if self._span is None:
-            process = self._trace.process(self.block)
-            title = f"generation {self.generation}"
-            self._span = self._trace.open(process, BARRIER, f"barrier {self.number}", title)
-        self._trace.point(self._span, "a warp arrives")
+        self._shown.arrive(self.block, self.generation, "a warp arrives")
         return super().arrive(threads)
 
     def settle(self) -> None:
         before = self.generation
         super().settle()
-        if self.generation != before and self._span is not None:
-            self._trace.close(self._span, completed=True)
-            self._span = None
+        if self.generation != before:
+            self._shown.end()
 
 
 class _ClusterBarrier(ClusterBarrier):
@@ -430,20 +446,15 @@ class _ClusterBarrier(ClusterBarrier):
 
     def __init__(self, trace: Trace, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._trace = trace
-        self._span: Span | None = None
+        self._shown = _Generation(trace, "barrier.cluster")
 
     def arrive(self, threads: int) -> int:
-        if self._span is None:
-            process = self._trace.process(self.cluster.blocks[0])
-            title = f"generation {self.generation}"
-            self._span = self._trace.open(process, BARRIER, "barrier.cluster", title)
-        self._trace.point(self._span, f"{threads} threads arrive")
+        block = self.cluster.blocks[0]
+        self._shown.arrive(block, self.generation, f"{threads} threads arrive")
         return super().arrive(threads)
 
     def settle(self) -> None:
         before = self.generation
         super().settle()
-        if self.generation != before and self._span is not None:
-            self._trace.close(self._span, completed=True)
-            self._span = None
+        if self.generation != before:
+            self._shown.end()
