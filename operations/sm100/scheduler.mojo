@@ -132,8 +132,8 @@ def tile_of[
     Returns:
         The tile; of a pair, each block's own pixels of it.
     """
-    var m = UInt32(0)
-    var n = UInt32(0)
+    var m: UInt32
+    var n: UInt32
     comptime band = UInt32(config.block_swizzle_size)
     comptime if band == 1:
         m, n = geometry.clusters_n.split(index)
