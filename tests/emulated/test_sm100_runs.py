@@ -24,7 +24,9 @@ from maxconv.emulator import (
 )
 from maxconv.problem import ConvProblem
 
-CANDIDATES = 7
+CANDIDATES = 9
+#: Those whose tiles two or four blocks share.
+SHARED = (7, 8)
 RELU, LEAKY_RELU = 1, 3
 
 
@@ -117,7 +119,7 @@ def test_types(program: Program, kernels: dict[str, Kernel], dtype: str, index: 
 
 
 @pytest.mark.parametrize("seed", [0, *FURTHER_SEEDS])
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, 1, 7])
 def test_residual(program: Program, kernels: dict[str, Kernel], index: int, seed: int) -> None:
     check(program, kernels[f"residual-{index}"], Case(PARTIAL, ALL_FUSED, seed), seed)
 
