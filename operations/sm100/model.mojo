@@ -121,12 +121,14 @@ def predict[
     if residual:
         load += bytes / Float64(parts) / LOAD_BYTES_PER_CYCLE
     # Blocks that share a tile store a part of it each.
-    var store = values * SUM_BYTES / TMEM_BYTES_PER_CYCLE + (
+    var store = values * Float64(SUM_BYTES) / TMEM_BYTES_PER_CYCLE + (
         columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
         + bytes / STORE_BYTES_PER_CYCLE
     ) / Float64(parts)
     comptime if parts > 1:
-        var sent = values * SUM_BYTES * Float64(parts - 1) / Float64(parts)
+        var sent = (
+            values * Float64(SUM_BYTES) * Float64(parts - 1) / Float64(parts)
+        )
         store += EXCHANGE_CYCLES + sent * (
             1 / STORE_BYTES_PER_CYCLE + 1 / LOAD_BYTES_PER_CYCLE
         )

@@ -175,15 +175,34 @@ FAULTS: dict[str, tuple[str, str, type[EmulatorError] | tuple[type[EmulatorError
     ),
     "tensor memory not freed": (r"tcgen05\.dealloc[^;]*;", "", UnfinishedError),
 }
+_SEES_CLUSTER = r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;"
+#: As ``FAULTS``, of a kernel whose tiles four blocks share.
+SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
+    "parts sent too early": (
+        f"{_SEES_CLUSTER}(?=.*{_SEES_CLUSTER})",
+        "setp.eq.u32 complete, 0, 0;",
+        RaceError,
+    ),
+    "parts added too early": (
+        f"{_SEES_CLUSTER}(?!.*{_SEES_CLUSTER})",
+        "setp.eq.u32 complete, 0, 0;",
+        RaceError,
+    ),
+    "a part not told of": (
+        r"mbarrier\.arrive\.release\.cluster[^;]*;(?=.*mbarrier\.arrive\.release\.cluster)",
+        "",
+        DeadlockError,
+    ),
+}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAULTS, *SHARED_FAULTS])
 def test_a_faulty_kernel_is_found_out(
     program: Program, kernels: dict[str, Kernel], name: str
 ) -> None:
     """What the other tests rely on."""
-    kernel = kernels["plain-0"]
-    pattern, replacement, error = FAULTS[name]
+    kernel = kernels["plain-7" if name in SHARED_FAULTS else "plain-0"]
+    pattern, replacement, error = {**FAULTS, **SHARED_FAULTS}[name]
     text, count = re.subn(pattern, replacement, kernel.ptx, flags=re.DOTALL)
     assert count
     with pytest.raises(error):
