@@ -5,9 +5,8 @@ from .config import Conv2dConfig
 comptime CANDIDATES = 9
 """Configurations to choose from."""
 
-comptime FIRST_SHARED = 7
-"""The first of those whose tiles several blocks share, for problems with fewer
-tiles than multiprocessors."""
+comptime SHARED = 7
+"""The one whose tiles four blocks share, for problems with few tiles."""
 
 
 def candidate[
@@ -56,7 +55,7 @@ def offered[in_type: DType](index: Int) -> Bool:
         index: Of the candidate.
     """
     comptime if in_type.is_half_float():
-        return index < 3 or index >= FIRST_SHARED
+        return index < 3 or index == SHARED
     return index < 2
 
 

@@ -9,6 +9,10 @@
     epilogue load, one thread:           for each tile with a residual:
                                              fill buffers with it
     epilogue, four warps:                for each tile: store an accumulator
+
+Of a tile that blocks share, each block's load and MMA threads do a part of the
+sum; its epilogue sends that part to the others, adds theirs to the sub-tiles
+that it stores, and stores them.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx

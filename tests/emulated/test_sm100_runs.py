@@ -25,8 +25,6 @@ from maxconv.emulator import (
 from maxconv.problem import ConvProblem
 
 CANDIDATES = 9
-#: Those whose tiles two or four blocks share.
-SHARED = (7, 8)
 RELU, LEAKY_RELU = 1, 3
 
 
@@ -196,7 +194,18 @@ SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*FAULTS, *SHARED_FAULTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *FAULTS,
+        "parts added too early",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in SHARED_FAULTS
+            if name != "parts added too early"
+        ),
+    ],
+)
 def test_a_faulty_kernel_is_found_out(
     program: Program, kernels: dict[str, Kernel], name: str
 ) -> None:

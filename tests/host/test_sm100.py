@@ -272,7 +272,7 @@ def test_configurations_that_mean_nothing_are_refused(
     assert blackwell.program(tmp_path_factory).run("refuse") == REFUSALS
 
 
-@pytest.mark.parametrize("stages", [6, 7])
+@pytest.mark.parametrize("stages", [pytest.param(6, marks=pytest.mark.nightly), 7])
 def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -> None:
     source = ptx.SOURCES / "misuse_sm100.mojo"
     built = library.run_mojo(

@@ -32,7 +32,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
 from operations.conv.walk import Walk
-from operations.sm100.candidates import CANDIDATES, FIRST_SHARED, candidate
+from operations.sm100.candidates import CANDIDATES, SHARED, candidate
 from operations.sm100.config import Conv2dConfig
 from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
 from operations.sm100.mma import instruction_descriptor
@@ -393,10 +393,10 @@ def emit_all() raises:
         Type,
         Plain[Type],
         Type,
-        candidate[Type, Type, Type](FIRST_SHARED),
+        candidate[Type, Type, Type](SHARED),
         True,
         True,
-    ].emit(String(t"residual-{FIRST_SHARED}"))
+    ].emit(String(t"residual-{SHARED}"))
     comptime for index in range(2):
         comptime config = candidate[Type, Type, Type](index)
         Emitted[Type, Type, Plain[Type], Type, config, True, True].emit(
