@@ -46,6 +46,7 @@ def _rows(
             reuse_c=True,
             delay_store=False,
             engine_store=halo == 0,
+            whole_rows=halo > 0 and not cooperative,
         ),
     )
 

@@ -55,8 +55,11 @@ comptime ROW_STORE_CYCLES = 600.0
 comptime VISIT_CYCLES = 200.0
 """Of the same, more if anything is made of the values."""
 
-comptime RESIDUAL_CYCLES = 450.0
+comptime RESIDUAL_CYCLES = 1000.0
 """Of the same, more for a residual."""
+
+comptime HIDDEN_RESIDUAL_CYCLES = 450.0
+"""Of the same, while the other of two ping-pong consumers multiplies."""
 
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
@@ -114,13 +117,17 @@ struct FusedWork(ImplicitlyCopyable, Movable):
             looped=looped,
         )
 
-    def cycles(self) -> Float64:
-        """Of 64 pixels by 64 filters, beside their store."""
+    def cycles(self, cooperative: Bool) -> Float64:
+        """Of 64 pixels by 64 filters, beside their store.
+
+        Args:
+            cooperative: Whether consumers share a tile.
+        """
         var result = 0.0
         if self.visits:
             result += VISIT_CYCLES
         if self.residual:
-            result += RESIDUAL_CYCLES
+            result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
         if self.looped:
             result += LOOP_CYCLES
         return result
@@ -162,7 +169,7 @@ def predicted_seconds[
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
-    var extra = work.cycles() * units
+    var extra = work.cycles(config.cooperative) * units
     var last = 0.0
     if config.cooperative:
         tile += STORE_CYCLES * units + extra
