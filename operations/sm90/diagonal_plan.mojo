@@ -304,10 +304,6 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         var most_steps = ceildiv(self.steps, self.blocks)
         if share > 0 and ceildiv(self.slab_steps(), share) <= most_steps:
             self.together = self.slabs
-            # As few as take as long: each begins a window of rows anew.
-            share = ceildiv(
-                self.slab_steps(), ceildiv(self.slab_steps(), share)
-            )
             self.blocks = share * self.slabs
 
     def _take_images(mut self, problem: ConvProblem, multiprocessors: Int):

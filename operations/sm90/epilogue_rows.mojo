@@ -185,7 +185,9 @@ struct RowStore[
                 + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
                 + (self.chunk ^ (row % CHUNKS)) * 16
             )
-        var start = UInt64(Int(output.data().unsafe_offset(Int(column))))
+        var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
+            size_of[Self.dtype]()
+        )
         comptime for i in range(Self.steps):
             var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
             var row = geometry.output_row(at)
