@@ -52,6 +52,10 @@ comptime HIDDEN_STORE_CYCLES = 350.0
 comptime ROW_STORE_CYCLES = 600.0
 """Of the same, more if the consumer's threads store and not the engine."""
 
+comptime FUSED_STORE_CYCLES = 800.0
+"""Of the same, more if the graph compiler fused something behind the output
+and a tile's consumers would store rows without waiting for each other."""
+
 comptime VISIT_CYCLES = 200.0
 """Of the same, more if anything is made of the values."""
 
@@ -141,6 +145,7 @@ def predicted_seconds[
     multiprocessors: Int,
     parts: Int,
     work: FusedWork,
+    fused_output: Bool = False,
 ) -> Float64:
     """The model's time of a problem: waves of tiles, or the bytes of device
     memory.
@@ -154,7 +159,9 @@ def predicted_seconds[
         problem: The convolution; `can_implement` has agreed.
         multiprocessors: Of the device.
         parts: Of a tile's sum; `split_refusal` has agreed.
-        work: What is fused.
+        work: What the epilogue has to do.
+        fused_output: Whether the graph compiler fused something behind the
+            output.
 
     Returns:
         Seconds.
@@ -173,6 +180,8 @@ def predicted_seconds[
     var last = 0.0
     if config.cooperative:
         tile += STORE_CYCLES * units + extra
+        if fused_output and not config.epilogue.engine_store:
+            tile += FUSED_STORE_CYCLES * units
     else:
         # One consumer stores while the other multiplies, but for the last.
         var store = HIDDEN_STORE_CYCLES * units + extra
