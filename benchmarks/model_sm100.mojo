@@ -5,7 +5,7 @@
 
 GEOMETRY are 22 numbers of a `ConvProblem`, in its fields' order but for the
 output's extents. For each configuration and each kind of epilogue, a line: the
-configuration's index, 1 if dispatch offers it, tiles, waves, cycles of a tile
+configuration's index, 1 if dispatch considers it, tiles, waves, cycles of a tile
 to multiply, load and store, seconds of memory and in all, what bounds it, and
 the configuration. A line of two words says why it cannot.
 """
@@ -14,6 +14,7 @@ from std.sys import argv
 
 from operations.conv.problem import ConvProblem
 from operations.sm100.candidates import CANDIDATES, candidate, offered
+from operations.sm100.dispatch import is_considered
 from operations.sm100.model import predict
 
 
@@ -35,8 +36,9 @@ def main() raises:
             print(t"{index}|{refusal.value()}")
         else:
             var p = predict[config](problem, multiprocessors)
+            var considered = offered[Type](index) and is_considered[config](p)
             print(
-                t"{index}|{Int(offered[Type](index))}|{p.tiles}|{p.waves}|"
+                t"{index}|{Int(considered)}|{p.tiles}|{p.waves}|"
                 t"{p.multiply}|{p.load}|{p.store}|{p.memory}|{p.seconds}|"
                 t"{p.bound()}|{config}"
             )

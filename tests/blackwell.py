@@ -30,6 +30,7 @@ class Kernel:
     group: int
     cluster_m: int
     cluster_n: int
+    parts: int
     tile_m: int
     tile_n: int
     k_group: int
@@ -46,6 +47,8 @@ class Kernel:
     input_releases: int
     accum_releases: int
     clc_releases: int
+    exchange_arrivals: int
+    exchange_releases: int
     dealloc_arrivals: int
     barriers: int
     instruction: int
@@ -55,6 +58,11 @@ class Kernel:
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
+        return self.sharers * self.parts
+
+    @property
+    def sharers(self) -> int:
+        """Those of them that share loads."""
         return self.cluster_m * self.cluster_n
 
     @property

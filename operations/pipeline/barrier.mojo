@@ -42,21 +42,29 @@ struct Barrier(TrivialRegisterPassable):
         ](self.address)
 
     @always_inline
-    def arrive_at(self, block: UInt32):
+    def arrive_at[*, publishes: Bool = False](self, block: UInt32):
         """Arrives once at the same barrier of a block of the cluster.
+
+        Parameters:
+            publishes: Whether who waits with `sees_cluster` sees what this
+                thread has written, or seen, in the cluster's shared memory.
 
         Args:
             block: Its rank in the cluster.
         """
-        inlined_assembly[
+        comptime order = ".release.cluster" if publishes else ""
+        comptime text = String(
             """{
             .reg .b32 remote;
             mapa.shared::cluster.u32 remote, $0, $1;
-            mbarrier.arrive.shared::cluster.b64 _, [remote];
+            mbarrier.arrive""",
+            order,
+            """.shared::cluster.b64 _, [remote];
             }""",
-            NoneType,
-            constraints="r,r,~{memory}",
-        ](self.address, block)
+        )
+        inlined_assembly[text, NoneType, constraints="r,r,~{memory}"](
+            self.address, block
+        )
 
     @always_inline
     def arrive_expecting(self, bytes: Int):
@@ -92,24 +100,32 @@ struct Barrier(TrivialRegisterPassable):
         ](self.address, block, Int32(bytes))
 
     @always_inline
-    def wait(self, parity: UInt32):
+    def wait[*, sees_cluster: Bool = False](self, parity: UInt32):
         """Waits for a phase.
+
+        Parameters:
+            sees_cluster: Whether what other blocks have published with their
+                arrivals is seen.
 
         Args:
             parity: 0 for the first phase, 1 for the second, and so on.
         """
-        inlined_assembly[
+        comptime order = ".acquire.cluster" if sees_cluster else ""
+        comptime text = String(
             """{
             .reg .pred complete;
             WAIT:
-            mbarrier.try_wait.parity.shared::cta.b64 complete, [$0], $1;
+            mbarrier.try_wait.parity""",
+            order,
+            """.shared::cta.b64 complete, [$0], $1;
             @complete bra DONE;
             bra WAIT;
             DONE:
             }""",
-            NoneType,
-            constraints="r,r,~{memory}",
-        ](self.address, parity)
+        )
+        inlined_assembly[text, NoneType, constraints="r,r,~{memory}"](
+            self.address, parity
+        )
 
 
 @always_inline

@@ -2,8 +2,11 @@
 
 from .config import Conv2dConfig
 
-comptime CANDIDATES = 7
+comptime CANDIDATES = 9
 """Configurations to choose from."""
+
+comptime SHARED = 7
+"""The one whose tiles four blocks share, for problems with few tiles."""
 
 
 def candidate[
@@ -34,7 +37,11 @@ def candidate[
         return Config.pipelined(
             256, cta_group=2, cluster_m=4, block_swizzle_size=4
         )
-    return Config.pipelined(128, cluster_m=2, cluster_n=2)
+    if index == 6:
+        return Config.pipelined(128, cluster_m=2, cluster_n=2)
+    if index == 7:
+        return Config.pipelined(128, cluster_k=4)
+    return Config.pipelined(64, cluster_k=2)
 
 
 def offered[in_type: DType](index: Int) -> Bool:
@@ -48,7 +55,7 @@ def offered[in_type: DType](index: Int) -> Bool:
         index: Of the candidate.
     """
     comptime if in_type.is_half_float():
-        return index < 3
+        return index < 3 or index == SHARED
     return index < 2
 
 

@@ -7,6 +7,7 @@ run-time one. One that no kernel can be built from does not compile.
 
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.collections import Optional
+from std.math import ceildiv
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -49,6 +50,9 @@ comptime MAX_GRID = 2147483647
 comptime CLC_RESPONSE_BYTES = 16
 """Bytes of the answer to a request for the next cluster's work."""
 
+comptime SUM_BYTES = size_of[DType.float32]()
+"""Bytes of an accumulator's value."""
+
 comptime MAX_BANDS = 64
 """Largest `block_swizzle_size`."""
 
@@ -77,8 +81,9 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
     var output_tile_shape: IndexList[2]
     """M and N of a sub-tile that the epilogue stores at a time."""
     var cluster_shape: IndexList[3]
-    """Blocks of a cluster along M, which share filters, and along N, which
-    share activations; 1 along the third."""
+    """Blocks of a cluster along M, which share filters, along N, which share
+    activations, and along K, which share a tile: each adds up a part of its
+    sum, and stores some of its sub-tiles."""
     var cta_group: Int
     """Blocks that multiply together: 1 or 2."""
     var k_group_size: Int
@@ -103,6 +108,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         cta_group: Int = 1,
         cluster_m: Int = 0,
         cluster_n: Int = 1,
+        cluster_k: Int = 1,
         k_group_size: Int = 1,
         output_filters: Int = 32,
         epi_load_stages: Int = 2,
@@ -115,6 +121,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             cta_group: Blocks that multiply together.
             cluster_m: Blocks of a cluster along the pixels; 0: `cta_group`.
             cluster_n: Blocks of a cluster along the filters.
+            cluster_k: Blocks of a cluster that share a tile's sum.
             k_group_size: Steps of the sum in a stage.
             output_filters: Filters of a sub-tile.
             epi_load_stages: Residual buffers.
@@ -136,7 +143,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             ),
             output_tile_shape=IndexList[2](TMEM_LANES, output_filters),
             cluster_shape=IndexList[3](
-                cluster_m if cluster_m > 0 else cta_group, cluster_n, 1
+                cluster_m if cluster_m > 0 else cta_group, cluster_n, cluster_k
             ),
             cta_group=cta_group,
             k_group_size=k_group_size,
@@ -171,7 +178,15 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def cluster_size(self) -> Int:
         """Blocks of a cluster."""
+        return self.sharers() * self.parts()
+
+    def sharers(self) -> Int:
+        """Blocks of a cluster that share loads: those of one part."""
         return self.cluster_shape[0] * self.cluster_shape[1]
+
+    def parts(self) -> Int:
+        """Parts of a tile's sum."""
+        return self.cluster_shape[2]
 
     def cluster_pixels(self) -> Int:
         """Pixels of the tiles of a whole cluster."""
@@ -195,6 +210,18 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
     def subtiles(self) -> Int:
         """Sub-tiles of a block's part of a tile."""
         return self.mma_shape[1] // self.output_tile_shape[1]
+
+    def own_subtiles(self) -> Int:
+        """Sub-tiles that a block stores, at most: every `parts`-th."""
+        return ceildiv(self.subtiles(), self.parts())
+
+    def partial_bytes(self) -> Int:
+        """Bytes of a sub-tile of another block's part."""
+        return self.output_tile_shape[0] * self.output_tile_shape[1] * SUM_BYTES
+
+    def exchange_bytes(self) -> Int:
+        """Bytes of what a block gets of a tile from those that share it."""
+        return (self.parts() - 1) * self.own_subtiles() * self.partial_bytes()
 
     def act_tile_bytes(self) -> Int:
         """Bytes of activations in a step of a block's sum."""
@@ -231,13 +258,14 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def num_barriers(self) -> Int:
         """Barriers in shared memory: two a stage of each pipeline (inputs,
-        accumulators, the scheduler's answers and its throttle, residuals), and
-        one in front of the tensor memory's release."""
+        accumulators, the scheduler's answers and its throttle, residuals, other
+        blocks' parts), and one in front of the tensor memory's release."""
         return 1 + 2 * (
             self.num_group_pipeline_stages()
             + self.num_accum_pipeline_stages
             + 2 * self.num_clc_pipeline_stages
             + self.num_epi_load_stages
+            + (1 if self.parts() > 1 else 0)
         )
 
     def header_bytes(self) -> Int:
@@ -258,6 +286,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             + self.num_pipeline_stages * self.step_bytes()
             + (self.num_output_stages + self.num_epi_load_stages)
             * self.src_expected_bytes()
+            + self.exchange_bytes()
         )
 
     def refusal(self) -> String:
@@ -366,19 +395,22 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         """Why blocks cannot share loads so."""
         var m = self.cluster_shape[0]
         var n = self.cluster_shape[1]
-        if m < 1 or n < 1 or self.cluster_shape[2] != 1:
-            return String(
-                t"cluster_shape: ({m}, {n}, {self.cluster_shape[2]}) is not a"
-                t" positive M and N, and 1"
-            )
+        var k = self.cluster_shape[2]
+        if m < 1 or n < 1 or k < 1:
+            return String(t"cluster_shape: ({m}, {n}, {k}) are not positive")
         if m % self.cta_group != 0:
             return String(
                 t"cluster_shape: {m} blocks along M are no multiple of"
                 t" cta_group {self.cta_group}"
             )
-        if m * n > MAX_CLUSTER:
+        if m * n * k > MAX_CLUSTER:
             return String(
-                t"cluster_shape: {m * n} blocks are more than {MAX_CLUSTER}"
+                t"cluster_shape: {m * n * k} blocks are more than {MAX_CLUSTER}"
+            )
+        if k > self.subtiles():
+            return String(
+                t"cluster_shape: {k} blocks along K, but a tile has"
+                t" {self.subtiles()} sub-tiles to store"
             )
         if self.block_tile_shape[0] % (8 * n) != 0:
             return String(
@@ -478,6 +510,12 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         var refusal = walk.refusal[Self.act_type](0)
         if refusal:
             return refusal
+        var steps = walk.taps() * walk.slices[Self.act_type]()
+        if steps < self.parts():
+            return String(
+                t"cluster_shape: {self.parts()} blocks along K, but a tile's"
+                t" sum has {steps} steps"
+            )
         var pixels = walk.pixels(0)
         if pixels + self.cluster_pixels() > MAX_GRID:
             return String(t"{pixels} output pixels; coordinates have 31 bits")
@@ -500,9 +538,11 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         Args:
             walk: The problem's.
         """
-        return TileGeometry.of[Self.act_type](
+        var cut = TileGeometry.of[Self.act_type](
             walk, 0, self.cluster_pixels(), self.cluster_filters()
         )
+        cut.split(0, self.parts())
+        return cut
 
     def blocks(self, walk: Walk) -> Int:
         """Blocks of the grid: a cluster for each of the cut's tiles, which
@@ -522,7 +562,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         writer.write(
             t"tile {self.mma_shape[0]}x{self.mma_shape[1]}, {self.cta_group}"
             t" blocks, cluster"
-            t" {self.cluster_shape[0]}x{self.cluster_shape[1]},"
+            t" {self.cluster_shape[0]}x{self.cluster_shape[1]}x{self.parts()},"
             t" {self.num_pipeline_stages} stages in groups of"
             t" {self.k_group_size}, {self.num_accum_pipeline_stages}"
             t" accumulators, sub-tiles of {self.output_tile_shape[1]} filters,"

@@ -7,8 +7,9 @@ from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from .candidates import CANDIDATES, candidate, offered, offered_fused
+from .config import Conv2dConfig
 from .launch import convolve as convolve_on
-from .model import predict
+from .model import Prediction, predict
 
 
 @fieldwise_init
@@ -25,6 +26,28 @@ struct Choice(Copyable, Movable):
     def none() -> Choice:
         """Nothing has been asked."""
         return Choice(-1, String())
+
+
+def is_considered[
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    //,
+    config: Conv2dConfig[act_type, filter_type, out_type],
+](prediction: Prediction) -> Bool:
+    """Whether to choose a configuration if it is the fastest: tiles are shared
+    only among multiprocessors that would have none.
+
+    Parameters:
+        act_type: Of the activation.
+        filter_type: Of the filter.
+        out_type: Of the output.
+        config: The configuration.
+
+    Args:
+        prediction: The model's, for the problem.
+    """
+    return config.parts() == 1 or prediction.waves == 1
 
 
 def choose[
@@ -63,10 +86,13 @@ def choose[
                     if best.index < 0:
                         best.reason = refusal.value()
                 else:
-                    var seconds = predict[config](
+                    var prediction = predict[config](
                         problem, multiprocessors, residual
-                    ).seconds
-                    if best.index < 0 or seconds < fastest:
+                    )
+                    var seconds = prediction.seconds
+                    if is_considered[config](prediction) and (
+                        best.index < 0 or seconds < fastest
+                    ):
                         fastest = seconds
                         best.index = index
                         var microseconds = round(seconds * 1e7) / 10

@@ -29,6 +29,7 @@ from .config import TMEM_COLUMNS, WARP, Conv2dConfig
 from .epilogue_load import subtile_at, subtiles_of
 from .epilogue_params import EpilogueParams
 from .mma import accumulator_type
+from .partial_sums import PartialSums
 from .scheduler import ClusterPlace
 from .smem import SharedStorage
 from .tmem import (
@@ -82,6 +83,7 @@ struct TileEpilogue[
     comptime stage_stride_cols = (
         TMEM_COLUMNS // Self.config.num_accum_pipeline_stages
     )
+    comptime parts = Self.config.parts()
     comptime Values = SIMD[DType.float32, Self.size]
     comptime Chunk = SIMD[Self.out_type, Self.width]
     comptime Params = EpilogueParams[Self.Output, Self.bias_type]
@@ -96,6 +98,8 @@ struct TileEpilogue[
     var accumulator: RingPosition[Self.config.num_accum_pipeline_stages]
     var output: RingPosition[Self.config.num_output_stages]
     var residual: RingPosition[Self.Storage.residual_stages]
+    var partials: PartialSums[Self.config]
+    """Not used unless tiles have several parts."""
 
     @always_inline
     def __init__(
@@ -120,6 +124,7 @@ struct TileEpilogue[
         self.accumulator = type_of(self.accumulator)()
         self.output = type_of(self.output)()
         self.residual = type_of(self.residual)()
+        self.partials = type_of(self.partials)(storage, place, thread)
 
     @always_inline
     def store(
@@ -139,21 +144,42 @@ struct TileEpilogue[
         """
         self.storage.accumulators().wait(self.accumulator)
         order_after_barrier()
-        var column = self.tmem + self.accumulator.stage * UInt32(
-            Self.stage_stride_cols
-        )
-        var filter = tile.filter
         var count = subtiles_of[Self.config](geometry, tile)
-        for subtile in range(count):
-            var values = read_row[accumulator_type[Self.act_type](), Self.size](
-                column
-            )
-            if subtile + 1 == count:
-                self._release_accumulator()
+        comptime if Self.parts > 1:
+            self._send_parts(count)
+            self.partials.wait()
+        for subtile in range(self.place.part, count, UInt32(Self.parts)):
+            var values = self._read(subtile)
+            comptime if Self.parts > 1:
+                values = self.partials.add(subtile, values)
+            else:
+                if subtile + 1 == count:
+                    self._release_accumulator()
+            var filter = tile.filter + subtile * UInt32(Self.size)
             self._store_subtile(map, params, geometry, tile, filter, values)
-            column += UInt32(Self.size)
-            filter += UInt32(Self.size)
+        comptime if Self.parts > 1:
+            self.partials.release()
+            # There may have been no sub-tile of this block's.
+            self._release_accumulator()
         self.accumulator.step()
+
+    @always_inline
+    def _read(self, subtile: UInt32) -> Self.Values:
+        """This thread's pixel of a sub-tile, from tensor memory."""
+        return read_row[accumulator_type[Self.act_type](), Self.size](
+            self.tmem
+            + self.accumulator.stage * UInt32(Self.stage_stride_cols)
+            + subtile * UInt32(Self.size)
+        )
+
+    @always_inline
+    def _send_parts(self, count: UInt32):
+        """Sends the sub-tiles that other blocks store, of `count`."""
+        self.partials.acquire()
+        for subtile in range(count):
+            if not self.partials.is_own(subtile):
+                self.partials.send(subtile, self._read(subtile))
+        self.partials.publish()
 
     @always_inline
     def finish(self):

@@ -22,7 +22,8 @@ def subtiles_of[
     config: Conv2dConfig[act_type, filter_type, out_type],
 ](geometry: TileGeometry, tile: Tile) -> UInt32:
     """Sub-tiles of a tile that hold filters of its group; at least one, so
-    that every tile's accumulator is released alike.
+    that every tile's accumulator is released alike. A block that shares the
+    tile stores every `parts`-th of them, from its own part's number on.
 
     Parameters:
         act_type: Of the activation.
@@ -91,8 +92,12 @@ def load_residuals[
     var queue = WorkQueue[config](storage)
     while queue.work.valid:
         var tile = tile_of(geometry, place, queue.work.index)
-        var filter = tile.filter
-        for _ in range(subtiles_of[config](geometry, tile)):
+        var count = subtiles_of[config](geometry, tile)
+        comptime parts = config.parts()
+        for subtile in range(place.part, count, UInt32(parts)):
+            var filter = tile.filter + subtile * UInt32(
+                config.output_tile_shape[1]
+            )
             var barrier = ring.acquire(position)
             load_tile[3](
                 ring.address(position.stage),
@@ -100,6 +105,5 @@ def load_residuals[
                 barrier.address,
                 subtile_at(geometry, tile, filter),
             )
-            filter += UInt32(config.output_tile_shape[1])
             position.step()
         queue.advance()

@@ -9,6 +9,10 @@
     epilogue load, one thread:           for each tile with a residual:
                                              fill buffers with it
     epilogue, four warps:                for each tile: store an accumulator
+
+Of a tile that blocks share, each block's load and MMA threads do a part of the
+sum; its epilogue sends that part to the others, adds theirs to the sub-tiles
+that it stores, and stores them.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
@@ -36,7 +40,7 @@ from .epilogue import EPILOGUE_THREADS, EPILOGUE_WARPS, TileEpilogue
 from .epilogue_load import load_residuals
 from .epilogue_params import EpilogueParams
 from .mma import commit_multiplies, multiply_step
-from .scheduler import ClusterPlace, WorkQueue, schedule, tile_of
+from .scheduler import ClusterPlace, WorkQueue, part_of, schedule, tile_of
 from .smem import SharedStorage
 from .tile_io import input_barrier, load_activation, load_filter
 from .tmem import (
@@ -99,6 +103,7 @@ struct Conv2dFpropKernel[
     comptime cta_group = Self.config.cta_group
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
+    comptime PARTS = Self.config.parts()
     comptime CLUSTER_SIZE = Self.config.cluster_size()
     comptime num_group_pipeline_stages = Self.config.num_group_pipeline_stages()
     comptime NUM_TMEM_COLS = TMEM_COLUMNS
@@ -119,6 +124,9 @@ struct Conv2dFpropKernel[
     comptime clc_throttle_consumer_arv_count = 1
     comptime epi_load_producer_arv_count = 1
     comptime epi_load_consumer_arv_count = EPILOGUE_WARPS
+    comptime exchange_producer_arv_count = (Self.PARTS - 1) * EPILOGUE_WARPS
+    comptime exchange_consumer_arv_count = (Self.PARTS - 1) * EPILOGUE_WARPS
+    """Of the warps of the blocks that share this block's tiles."""
     comptime tmem_dealloc_arv_count = Self.cta_group * EPILOGUE_WARPS
 
     comptime Storage = SharedStorage[Self.config]
@@ -291,6 +299,12 @@ struct Conv2dFpropKernel[
                     producers=Self.epi_load_producer_arv_count,
                     releases=Self.epi_load_consumer_arv_count,
                 )
+            comptime if Self.PARTS > 1:
+                storage.exchange().init(
+                    thread,
+                    producers=Self.exchange_producer_arv_count,
+                    releases=Self.exchange_consumer_arv_count,
+                )
             if thread == 0:
                 storage.dealloc().init(Self.tmem_dealloc_arv_count)
             publish_barriers()
@@ -324,6 +338,8 @@ struct Conv2dFpropKernel[
                 geometry.pixel(tile.pixel + place.n * part), tile.group
             )
             var tap = Tap()
+            comptime if Self.PARTS > 1:
+                tap.skip(0, geometry, tile.first)
             var left = tile.rounds
             while left > 0:
                 var steps = min(left, UInt32(Self.config.k_group_size))
@@ -433,6 +449,7 @@ struct Conv2dFpropKernel[
         var inputs = Self.InputPosition()
         var sums = Self.AccumPosition()
         var accumulators = storage.accumulators()
+        var _first, rounds = part_of(geometry, place)
         while queue.work.valid:
             if place.leads():
                 accumulators.empty(sums.stage).wait(sums.parity ^ 1)
@@ -440,7 +457,7 @@ struct Conv2dFpropKernel[
                 var accumulator = tmem + sums.stage * UInt32(
                     Self.stage_stride_cols
                 )
-                var left = geometry.rounds(0)
+                var left = rounds
                 var accumulate = False
                 while left > 0:
                     var steps = min(left, UInt32(Self.config.k_group_size))
@@ -490,7 +507,7 @@ struct Conv2dFpropKernel[
                     accumulate or step > 0,
                 )
                 tile += UInt32(Self.config.step_bytes())
-        commit_multiplies[Self.cta_group, Self.CLUSTER_SIZE > 1](
+        commit_multiplies[Self.cta_group, Self.config.sharers() > 1](
             ring.empty(position.stage).address, place.loaders_mask()
         )
 

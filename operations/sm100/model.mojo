@@ -10,7 +10,7 @@ from std.sys.info import size_of
 
 from ..conv.problem import ConvProblem
 from ..conv.walk import Walk
-from .config import MMA_K_BYTES, Conv2dConfig
+from .config import MMA_K_BYTES, SUM_BYTES, Conv2dConfig
 
 comptime CLOCK = 1.85e9
 """Cycles of a second (B200, boost)."""
@@ -36,6 +36,10 @@ each, and as much again for what stands beside it."""
 
 comptime VISIT_INSTRUCTIONS = 12.0
 """Of a value: rounding, shared memory, and a short activation."""
+
+comptime EXCHANGE_CYCLES = 1000.0
+"""From one block's last store into another's shared memory until that one has
+seen it, there and back; an assumption."""
 
 comptime MEMORY_BYTES_PER_SECOND = 8.0e12
 """Of device memory (B200's data sheet)."""
@@ -94,7 +98,9 @@ def predict[
         residual: Whether one is added.
     """
     var walk = Walk(problem)
-    var steps = Float64(walk.taps() * walk.slices[act_type]())
+    comptime parts = config.parts()
+    # The longest part's.
+    var steps = Float64(ceildiv(walk.taps() * walk.slices[act_type](), parts))
     var columns = Float64(config.mma_shape[1])
     var size = config.cluster_size()
     var tiles = config.blocks(walk) // size
@@ -113,12 +119,19 @@ def predict[
     var values = rows * columns
     var bytes = values * Float64(size_of[out_type]())
     if residual:
-        load += bytes / LOAD_BYTES_PER_CYCLE
-    var store = (
-        values * 4 / TMEM_BYTES_PER_CYCLE
-        + columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
+        load += bytes / Float64(parts) / LOAD_BYTES_PER_CYCLE
+    # Blocks that share a tile store a part of it each.
+    var store = values * Float64(SUM_BYTES) / TMEM_BYTES_PER_CYCLE + (
+        columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
         + bytes / STORE_BYTES_PER_CYCLE
-    )
+    ) / Float64(parts)
+    comptime if parts > 1:
+        var sent = (
+            values * Float64(SUM_BYTES) * Float64(parts - 1) / Float64(parts)
+        )
+        store += EXCHANGE_CYCLES + sent * (
+            1 / STORE_BYTES_PER_CYCLE + 1 / LOAD_BYTES_PER_CYCLE
+        )
     var cycles = max(max(multiply, load), store)
     # The first tile's loads and the last one's stores overlap with nothing.
     var seconds = (Float64(waves) * cycles + store) / CLOCK

@@ -28,7 +28,8 @@ struct ClusterPlace[
     config: Conv2dConfig[act_type, filter_type, out_type],
 ](TrivialRegisterPassable):
     """A block's place in its cluster: ranks count along M first, so that the
-    blocks of a pair have ranks that differ in the last bit.
+    blocks of a pair have ranks that differ in the last bit, then along N, then
+    the parts of a tile's sum.
 
     Parameters:
         act_type: Of the activation.
@@ -44,12 +45,43 @@ struct ClusterPlace[
     var rank: UInt32
     var m: UInt32
     var n: UInt32
+    var part: UInt32
 
     @always_inline
     def __init__(out self):
         """This block's."""
-        self.rank = UInt32(block_idx.x) % UInt32(Self.config.cluster_size())
-        self.n, self.m = divmod(self.rank, UInt32(Self.blocks_m))
+        var rank = UInt32(block_idx.x) % UInt32(Self.config.cluster_size())
+        self = Self.of(rank)
+
+    @staticmethod
+    @always_inline
+    def of(rank: UInt32) -> Self:
+        """A block's.
+
+        Args:
+            rank: The block's in its cluster.
+        """
+        var part, shared = divmod(rank, UInt32(Self.config.sharers()))
+        var n, m = divmod(shared, UInt32(Self.blocks_m))
+        return Self(rank, m, n, part)
+
+    @always_inline
+    def first(self) -> UInt32:
+        """The rank of the first block that adds up the same part."""
+        comptime if Self.config.parts() == 1:
+            return 0
+        return self.part * UInt32(Self.config.sharers())
+
+    @always_inline
+    def behind(self, count: UInt32) -> UInt32:
+        """The rank of the block that has, of the same tile, the part `count`
+        behind this block's, counted around.
+
+        Args:
+            count: From 0 to `parts`.
+        """
+        comptime size = UInt32(Self.config.cluster_size())
+        return (self.rank + count * UInt32(Self.config.sharers())) % size
 
     @always_inline
     def half(self) -> UInt32:
@@ -75,14 +107,14 @@ struct ClusterPlace[
     def activation_mask(self) -> UInt16:
         """A bit for each block that has the same pixels."""
         comptime row = _strided_bits(Self.blocks_n, Self.blocks_m)
-        return UInt16(row) << UInt16(self.m)
+        return UInt16(row) << UInt16(self.first() + self.m)
 
     @always_inline
     def filter_mask(self) -> UInt16:
         """A bit for each block that has the same filters."""
         comptime column = _strided_bits(Self.blocks_m // Self.group, Self.group)
         return UInt16(column) << UInt16(
-            self.n * UInt32(Self.blocks_m) + self.half()
+            self.first() + self.n * UInt32(Self.blocks_m) + self.half()
         )
 
     @always_inline
@@ -93,9 +125,10 @@ struct ClusterPlace[
             (1 << Self.group) - 1
         )
         comptime column = (1 << Self.blocks_m) - 1
-        return UInt16(rows) << UInt16(self.m - self.half()) | UInt16(
-            column
-        ) << UInt16(self.n * UInt32(Self.blocks_m))
+        return (
+            UInt16(rows) << UInt16(self.m - self.half())
+            | UInt16(column) << UInt16(self.n * UInt32(Self.blocks_m))
+        ) << UInt16(self.first())
 
 
 def _strided_bits(count: Int, step: Int) -> Int:
@@ -144,6 +177,7 @@ def tile_of[
         n, m = divmod(rest, width)
         m += first
     var group, n_of_group = geometry.group_clusters.split(n)
+    var first, rounds = part_of(geometry, place)
     return Tile(
         pixel=(m * UInt32(config.cluster_shape[0]) + place.m)
         * UInt32(config.block_tile_shape[0]),
@@ -151,10 +185,40 @@ def tile_of[
         + (n_of_group * UInt32(config.cluster_shape[1]) + place.n)
         * UInt32(config.mma_shape[1]),
         group=group,
-        part=0,
-        first=0,
-        rounds=geometry.rounds(0),
+        part=place.part,
+        first=first,
+        rounds=rounds,
     )
+
+
+@always_inline
+def part_of[
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    //,
+    config: Conv2dConfig[act_type, filter_type, out_type],
+](geometry: TileGeometry, place: ClusterPlace[config]) -> Tuple[UInt32, UInt32]:
+    """A block's part of every tile's sum: the steps in front of it, and its
+    own. Earlier parts have the steps that are left over.
+
+    Parameters:
+        act_type: Of the activation.
+        filter_type: Of the filter.
+        out_type: Of the output.
+        config: The configuration.
+
+    Args:
+        geometry: The problem.
+        place: The block's.
+    """
+    comptime if config.parts() == 1:
+        return UInt32(0), geometry.rounds(0)
+    var first = place.part * geometry.part_rounds + min(
+        place.part, geometry.longer_parts
+    )
+    var longer = UInt32(1) if place.part < geometry.longer_parts else UInt32(0)
+    return first, geometry.part_rounds + longer
 
 
 @fieldwise_init

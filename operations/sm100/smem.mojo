@@ -1,5 +1,5 @@
 """Where a block's shared memory is: the scheduler's answers, barriers, input
-tiles, output and residual buffers."""
+tiles, output and residual buffers, other blocks' parts of its sums."""
 
 from max.gpu.memory import external_memory
 from std.sys.info import size_of
@@ -41,6 +41,8 @@ struct SharedStorage[
     """Of the residual ring's type; where there is no ring it has no memory."""
     comptime ResidualRing = Ring[Self.residual_stages, Self.OUTPUT_BYTES]
 
+    comptime ExchangeRing = Ring[1, Self.config.exchange_bytes()]
+
     comptime clc_offset = (
         Self.config.num_clc_pipeline_stages * CLC_RESPONSE_BYTES
     )
@@ -52,9 +54,12 @@ struct SharedStorage[
     comptime residual_offset = (
         Self.accum_offset + Self.AccumRing.barrier_bytes()
     )
-    comptime dealloc_offset = Self.residual_offset + (
+    comptime exchange_offset = Self.residual_offset + (
         Self.ResidualRing.barrier_bytes() if Self.config.num_epi_load_stages
         > 0 else 0
+    )
+    comptime dealloc_offset = Self.exchange_offset + (
+        Self.ExchangeRing.barrier_bytes() if Self.config.parts() > 1 else 0
     )
     comptime tmem_offset = Self.dealloc_offset + BARRIER_BYTES
     comptime header_end = Self.tmem_offset + size_of[DType.uint32]()
@@ -70,10 +75,11 @@ struct SharedStorage[
     comptime residuals_offset = (
         Self.outputs_offset + Self.config.num_output_stages * Self.OUTPUT_BYTES
     )
-    comptime BYTES = (
+    comptime partials_offset = (
         Self.residuals_offset
         + Self.config.num_epi_load_stages * Self.OUTPUT_BYTES
     )
+    comptime BYTES = Self.partials_offset + Self.config.exchange_bytes()
     """All of it."""
 
     var base: SharedAddress
@@ -121,6 +127,15 @@ struct SharedStorage[
         return Self.ResidualRing(
             self.base + UInt32(Self.residual_offset),
             self.base + UInt32(Self.residuals_offset),
+        )
+
+    @always_inline
+    def exchange(self) -> Self.ExchangeRing:
+        """Of other blocks' parts of this block's sub-tiles; only if sums have
+        parts."""
+        return Self.ExchangeRing(
+            self.base + UInt32(Self.exchange_offset),
+            self.base + UInt32(Self.partials_offset),
         )
 
     @always_inline

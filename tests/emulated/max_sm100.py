@@ -38,6 +38,7 @@ class Kernel:
     boxes: tuple[int, int, int]
     swizzle: Swizzle
     store_swizzle: Swizzle
+    stages: int
     residual: bool
     ptx: str
 
@@ -46,7 +47,7 @@ class Kernel:
         """Reads a line of the Mojo side."""
         name, *rest = line.split()
         threads, shared, block_m, block_n, block_k, m, n, x, y, *further = map(int, rest)
-        *boxes, inner, outer, residual = further
+        *boxes, inner, outer, stages, residual = further
         text = (folder / f"{name}.ptx").read_text()
         return cls(
             name=name,
@@ -61,6 +62,7 @@ class Kernel:
             boxes=(boxes[0], boxes[1], boxes[2]),
             swizzle=_SWIZZLES[inner],
             store_swizzle=_SWIZZLES[outer],
+            stages=stages,
             residual=bool(residual),
             ptx=text,
         )

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests import ptx
+from tests import blackwell, ptx
 from tests.emulated.max_sm100 import Kernel, Operands, Problem, expected, run
+from tests.multiply_loop import Compiled
 
 from maxconv.emulator import EmulatorError, IllegalInstructionError, RaceError
 
 Kernels = dict[str, Kernel]
+
+ROW_BYTES = 128
+SHARED_BYTES = 227 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -303,3 +308,43 @@ def test_residual_of_two_blocks(kernels: Kernels, problem: Problem) -> None:
     kernel, operands = kernels["two-residual"], Operands.integers(problem, 1)
     found = run(kernel, problem, operands, 1, beta=-2.0, ptx=with_own_barriers(kernel.ptx))
     assert np.array_equal(found, expected(kernel, problem, operands, -2.0))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("plain-0", "one"), ("plain-1", "two")])
+def test_ours_beside_it(
+    kernels: Kernels,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    ours: str,
+    theirs: str,
+) -> None:
+    """The same tiles of one block and of two: our loop has at most a quarter more instructions for
+    each multiply than theirs, and our ring no fewer bytes."""
+    own, other = blackwell.program(tmp_path_factory).kernels()[ours], kernels[theirs]
+    assert (own.tile_m, own.tile_n) == (other.rows, other.columns)
+    blocks = other.rows // other.block_rows
+    mine = Compiled.of(
+        f"ours, {ours}",
+        own.ptx,
+        tmp_path,
+        threads=own.threads,
+        shared=own.shared,
+        stages=own.stages // own.k_group,
+        step=own.k_group * ROW_BYTES * (own.tile_m + own.tile_n) // own.group,
+    )
+    max_s = Compiled.of(
+        f"MAX's, {theirs}",
+        other.ptx,
+        tmp_path,
+        threads=other.threads,
+        shared=other.shared_bytes,
+        stages=other.stages,
+        step=2 * other.block_depth * (other.rows + other.columns) // blocks,
+    )
+    print(mine, max_s, sep="\n")
+    assert own.group == blocks
+    assert mine.beside <= 1.25 * max_s.beside
+    assert mine.ring >= max_s.ring
+    for compiled in (mine, max_s):
+        assert compiled.ring < compiled.shared <= SHARED_BYTES
+        assert compiled.registers * compiled.threads <= ptx.REGISTERS

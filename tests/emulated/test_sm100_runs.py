@@ -24,7 +24,7 @@ from maxconv.emulator import (
 )
 from maxconv.problem import ConvProblem
 
-CANDIDATES = 7
+CANDIDATES = 9
 RELU, LEAKY_RELU = 1, 3
 
 
@@ -117,7 +117,7 @@ def test_types(program: Program, kernels: dict[str, Kernel], dtype: str, index: 
 
 
 @pytest.mark.parametrize("seed", [0, *FURTHER_SEEDS])
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, 1, 7])
 def test_residual(program: Program, kernels: dict[str, Kernel], index: int, seed: int) -> None:
     check(program, kernels[f"residual-{index}"], Case(PARTIAL, ALL_FUSED, seed), seed)
 
@@ -173,15 +173,45 @@ FAULTS: dict[str, tuple[str, str, type[EmulatorError] | tuple[type[EmulatorError
     ),
     "tensor memory not freed": (r"tcgen05\.dealloc[^;]*;", "", UnfinishedError),
 }
+_SEES_CLUSTER = r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;"
+#: As ``FAULTS``, of a kernel whose tiles four blocks share.
+SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
+    "parts sent too early": (
+        f"{_SEES_CLUSTER}(?=.*{_SEES_CLUSTER})",
+        "setp.eq.u32 complete, 0, 0;",
+        RaceError,
+    ),
+    "parts added too early": (
+        f"{_SEES_CLUSTER}(?!.*{_SEES_CLUSTER})",
+        "setp.eq.u32 complete, 0, 0;",
+        RaceError,
+    ),
+    "a part not told of": (
+        r"mbarrier\.arrive\.release\.cluster[^;]*;(?=.*mbarrier\.arrive\.release\.cluster)",
+        "",
+        DeadlockError,
+    ),
+}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *FAULTS,
+        "parts added too early",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in SHARED_FAULTS
+            if name != "parts added too early"
+        ),
+    ],
+)
 def test_a_faulty_kernel_is_found_out(
     program: Program, kernels: dict[str, Kernel], name: str
 ) -> None:
     """What the other tests rely on."""
-    kernel = kernels["plain-0"]
-    pattern, replacement, error = FAULTS[name]
+    kernel = kernels["plain-7" if name in SHARED_FAULTS else "plain-0"]
+    pattern, replacement, error = {**FAULTS, **SHARED_FAULTS}[name]
     text, count = re.subn(pattern, replacement, kernel.ptx, flags=re.DOTALL)
     assert count
     with pytest.raises(error):

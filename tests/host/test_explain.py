@@ -39,6 +39,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),
         ("resnet50.conv2_3x3", "cpu", "implicit_gemm", "576 products deep"),
         ("resnet50.conv2_3x3", "sm_100a", "sm100", "by a model that no timing has met"),
+        ("resnet50.conv5_3x3", "sm_100a", "sm100", "cluster 1x1x4"),
         ("resnet50.conv2_3x3", "sm_120a", "implicit_gemm", "compute capability 9.0 only"),
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
@@ -107,6 +108,8 @@ def test_multiprocessors_decide_the_tile() -> None:
     _, with_few = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1)
     _, with_many = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1000)
     assert with_few != with_many
+    # Blackwell's share a tile's sum only where there are more of them than tiles.
+    assert "cluster 1x1x1" in ask("resnet50.conv5_3x3", "sm_100a", multiprocessors=8)[1]
     stated = TARGETS["sm_80"].multiprocessors
     assert ask("resnet50.conv2_3x3", "sm_80") == ask(
         "resnet50.conv2_3x3", "sm_80", multiprocessors=stated

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests import blackwell, ptx
 from tests.blackwell import Kernel
@@ -43,6 +44,7 @@ REFUSALS = [
     "cluster_shape: 3 blocks along M are no multiple of cta_group 2",
     "cluster_shape: 16 blocks are more than 8",
     "output_tile_shape: N 32 does not divide the tile's 48",
+    "cluster_shape: 4 blocks along K, but a tile has 2 sub-tiles to store",
     "num_pipeline_stages: 7 are 1 groups of 7, not 2 to 16; 263168 bytes of shared memory with "
     "them, of 232448",
     "shared memory: 263168 bytes, but a block has 232448",
@@ -81,6 +83,7 @@ def test_every_configuration_can_be_built(kernels: list[Kernel]) -> None:
     assert {kernel.act for kernel in kernels} == {*KINDS, "float8_e4m3fn"}
     assert {kernel.group for kernel in kernels} == {1, 2}
     assert {kernel.cluster for kernel in kernels} == {1, 2, 4}
+    assert {kernel.parts for kernel in kernels} == {1, 2, 4}
     for kernel in kernels:
         assert kernel.refusal == ""
         assert kernel.accumulators * kernel.tile_n <= TMEM_COLUMNS
@@ -92,9 +95,16 @@ def test_stages_fill_shared_memory_exactly(kernels: list[Kernel]) -> None:
         group = kernel.k_group * rows * ROW_BYTES
         buffers = (kernel.outputs + kernel.residuals) * (kernel.tile_m // kernel.group)
         tiles = kernel.stages // kernel.k_group * group + buffers * kernel.row
-        assert kernel.shared == 1024 + tiles
+        assert kernel.shared == 1024 + tiles + _exchanged(kernel)
         assert kernel.row == kernel.subtile * BYTES[kernel.out]
         assert kernel.shared <= SHARED_BYTES < kernel.shared + group
+
+
+def _exchanged(kernel: Kernel) -> int:
+    """Bytes of the sums, in float32, that a block gets from those that share its tile."""
+    subtiles = kernel.tile_n // kernel.subtile
+    own = -(-subtiles // kernel.parts)
+    return (kernel.parts - 1) * own * kernel.tile_m // kernel.group * kernel.subtile * 4
 
 
 def test_arrivals_are_the_roles(kernels: list[Kernel]) -> None:
@@ -113,6 +123,9 @@ def test_arrivals_are_the_roles(kernels: list[Kernel]) -> None:
         expected.update([kernel.input_releases, kernel.accum_releases])
         expected.update([kernel.clc_releases, kernel.dealloc_arrivals])
         expected.update([1, EPILOGUE_WARPS] * kernel.residual)
+        others = (kernel.parts - 1) * EPILOGUE_WARPS
+        assert kernel.exchange_arrivals == kernel.exchange_releases == others
+        expected.update([others] * 2 * (kernel.parts > 1))
         assert _arrivals(kernel.ptx) == expected, kernel.name
 
 
@@ -156,11 +169,13 @@ def _predicted(kernel: Kernel) -> Counter[str]:
     everywhere = ".multicast::cluster::all" if cluster > 1 else ""
     roles = 4 + kernel.residual
     stored = 0 if kernel.stores else 1
+    # Whether blocks exchange parts of sums: read to be sent, or to be stored.
+    shared = int(kernel.parts > 1)
     predicted = Counter(
         {
             f"tcgen05.mma.{group}.kind::{kind}": MMA_STEPS * steps,
-            f"tcgen05.ld.sync.aligned.32x32b.x{kernel.subtile}.b32": 1,
-            "tcgen05.wait::ld.sync.aligned": 1,
+            f"tcgen05.ld.sync.aligned.32x32b.x{kernel.subtile}.b32": 1 + shared,
+            "tcgen05.wait::ld.sync.aligned": 1 + shared,
             f"tcgen05.alloc.{group}.sync.aligned.shared::cta.b32": 1,
             f"tcgen05.dealloc.{group}.sync.aligned.b32": 1,
             f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned": 1,
@@ -172,7 +187,7 @@ def _predicted(kernel: Kernel) -> Counter[str]:
             f"{control}.try_cancel.async.shared::cta.{done}{everywhere}.b128": 1,
             f"{control}.query_cancel.is_canceled.pred.b128": roles,
             f"{control}.query_cancel.get_first_ctaid::x.b32.b128": roles,
-            "mbarrier.init.shared::cta.b64": 9 + 2 * kernel.residual,
+            "mbarrier.init.shared::cta.b64": 9 + 2 * kernel.residual + 2 * shared,
             # The load role's throttle, its stage and its end; inputs, accumulators (by the MMA
             # thread and the epilogue), the throttle and a free answer, the end of tensor memory,
             # each role's answers.
@@ -188,13 +203,16 @@ def _predicted(kernel: Kernel) -> Counter[str]:
         )
     predicted[f"{bulk}.tensor.3d.shared::cluster.global.{done}{along_m}{pair}"] += steps
     predicted[f"{bulk}.tensor.3d.shared::cluster.global.{done}"] += kernel.residual
-    predicted[commit + (".multicast::cluster.b64" if cluster > 1 else ".b64")] += 1
+    everyone = ".multicast::cluster.b64" if kernel.sharers > 1 else ".b64"
+    predicted[commit + everyone] += 1
     predicted[commit + (".multicast::cluster.b64" if kernel.group == 2 else ".b64")] += 1
     # Released: an accumulator, tensor memory (both blocks of a pair), each role's answers.
     remote = Counter({True: 0, False: 2 + kernel.residual})
     remote[kernel.group == 2] += 1
     remote[kernel.group == 2] += kernel.group
     remote[cluster > 1] += roles
+    predicted["mbarrier.arrive.release.cluster.shared::cluster.b64"] = 2 * shared
+    predicted["mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"] = 2 * shared
     predicted["mbarrier.arrive.shared::cta.b64"] = remote[False]
     predicted["mbarrier.arrive.shared::cluster.b64"] = remote[True]
     return +predicted
@@ -218,10 +236,13 @@ def test_kernels_assemble_without_spills(kernels: list[Kernel], tmp_path: Path) 
 def test_every_tile_is_somebody_s(
     tmp_path_factory: pytest.TempPathFactory, pixels: int, filters: int, groups: int
 ) -> None:
-    """Each part of the output belongs to one block, or to the two halves of a pair's tile."""
+    """Each part of the output belongs to one block, or to the two halves of a pair's tile, or
+    to blocks that share the steps of its sum."""
     program = blackwell.program(tmp_path_factory)
     ones = [1] * 12 + [0] * 6
     ones[2] = pixels
+    # Seven steps of each sum.
+    ones[5], ones[14], ones[17] = 7, 3, 3
     lines = program.run("tiles", *map(str, (1, 24 * groups, filters, groups, *ones)))
     found = Counter(tuple(map(int, line.split())) for line in lines)
     width = filters // groups
@@ -234,11 +255,13 @@ def test_every_tile_is_somebody_s(
         starts = range(0, -(-pixels // across) * across, rows)
         step = kernel.cluster_n * kernel.tile_n
         columns = range(0, -(-width // step) * step, kernel.tile_n)
+        shares = [len(share) for share in np.array_split(np.arange(7), kernel.parts)]
         expected = {
-            (pixel, group * width + column, group): 1
+            (pixel, group * width + column, group, sum(shares[:part]), steps): 1
             for pixel in starts
             for group in range(groups)
             for column in columns
+            for part, steps in enumerate(shares)
         }
         assert mine == expected, kernel.name
 
@@ -249,7 +272,7 @@ def test_configurations_that_mean_nothing_are_refused(
     assert blackwell.program(tmp_path_factory).run("refuse") == REFUSALS
 
 
-@pytest.mark.parametrize("stages", [6, 7])
+@pytest.mark.parametrize("stages", [pytest.param(6, marks=pytest.mark.nightly), 7])
 def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -> None:
     source = ptx.SOURCES / "misuse_sm100.mojo"
     built = library.run_mojo(

@@ -13,7 +13,8 @@ kernel, what its launch passes for a problem: 22 numbers of a `ConvProblem`, in
 its fields' order but for the output's extents, then whether there is a bias, a
 scale, a residual, the codes of activation and final activation, and beta.
 `tiles` prints, for each candidate, where each block of each cluster's work
-begins: the candidate, pixel, filter and group.
+begins: the candidate, pixel, filter and group, and of its part of the sum the
+first step and how many there are.
 Parameters and geometry come as hexadecimal bytes, in which pointers are
 `OUTPUT`, `BIAS_AT` and `SCALE_AT`, for the reader to replace.
 """
@@ -31,7 +32,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
 from operations.conv.walk import Walk
-from operations.sm100.candidates import CANDIDATES, candidate
+from operations.sm100.candidates import CANDIDATES, SHARED, candidate
 from operations.sm100.config import Conv2dConfig
 from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
 from operations.sm100.mma import instruction_descriptor
@@ -296,7 +297,7 @@ struct Emitted[
             t" registers={Int(Self.register_based)} threads={NUM_THREADS}"
             t" shared={chosen.shared_bytes()} group={chosen.cta_group}"
             t" cluster_m={chosen.cluster_shape[0]}"
-            t" cluster_n={chosen.cluster_shape[1]}"
+            t" cluster_n={chosen.cluster_shape[1]} parts={chosen.parts()}"
             t" tile_m={chosen.mma_shape[0]} tile_n={chosen.mma_shape[1]}"
             t" k_group={chosen.k_group_size}"
             t" stages={chosen.num_pipeline_stages}"
@@ -312,6 +313,8 @@ struct Emitted[
             t" input_releases={Kernel.input_consumer_arv_count}"
             t" accum_releases={Kernel.accum_pipeline_consumer_arv_count}"
             t" clc_releases={Kernel.clc_consumer_arv_count[Self.residual]()}"
+            t" exchange_arrivals={Kernel.exchange_producer_arv_count}"
+            t" exchange_releases={Kernel.exchange_consumer_arv_count}"
             t" dealloc_arrivals={Kernel.tmem_dealloc_arv_count}"
             t" barriers={chosen.num_barriers()}"
             t" instruction={instruction}"
@@ -384,6 +387,16 @@ def emit_all() raises:
         Emitted[Type, Type, Plain[Type], Type, config, False, True].emit(
             String(t"plain-{index}")
         )
+    # A tile that four blocks share.
+    Emitted[
+        Type,
+        Type,
+        Plain[Type],
+        Type,
+        candidate[Type, Type, Type](SHARED),
+        True,
+        True,
+    ].emit(String(t"residual-{SHARED}"))
     comptime for index in range(2):
         comptime config = candidate[Type, Type, Type](index)
         Emitted[Type, Type, Plain[Type], Type, config, True, True].emit(
@@ -461,6 +474,7 @@ def print_refusals():
     print(Config.pipelined(128, cta_group=2, cluster_m=3).refusal())
     print(Config.pipelined(128, cluster_m=4, cluster_n=4).refusal())
     print(Config.pipelined(48, cluster_m=4).refusal())
+    print(Config.pipelined(64, cluster_k=4).refusal())
     print(Config.pipelined(128, k_group_size=7).refusal())
     wrong = one
     wrong.num_pipeline_stages = 7
@@ -484,15 +498,19 @@ def print_tiles() raises:
     var walk = Walk(problem_of())
     comptime for index in range(CANDIDATES):
         comptime config = candidate[Type, Type, Type](index)
-        comptime blocks = UInt32(config.cluster_shape[0])
         var geometry = config.geometry(walk)
         for work in range(geometry.tiles()):
             for rank in range(UInt32(config.cluster_size())):
-                var place = ClusterPlace[config](
-                    rank, rank % blocks, rank // blocks
-                )
+                var place = ClusterPlace[config].of(rank)
                 var tile = tile_of(geometry, place, work)
-                print(index, tile.pixel, tile.filter, tile.group)
+                print(
+                    index,
+                    tile.pixel,
+                    tile.filter,
+                    tile.group,
+                    tile.first,
+                    tile.rounds,
+                )
 
 
 def main() raises:

@@ -5,7 +5,7 @@ Prints a line a file: its name, the threads of a block, its shared memory in
 bytes, rows, columns and depth of a block's tile, rows and columns of a
 multiply, the blocks of a cluster along x and y, rows of an activation box, of a
 filter box and of an output box, bytes of the operands' and of the output's
-swizzle, and 1 if it adds a residual.
+swizzle, stages of the input ring, and 1 if it adds a residual.
 """
 
 from max.gpu.host import get_gpu_target
@@ -96,6 +96,7 @@ def emit[
         Kernel.out_tile_dim0,
         config.a_swizzle.bytes(),
         config.c_swizzle.bytes(),
+        config.num_pipeline_stages // config.k_group_size,
         Int(has_residual),
     )
 
