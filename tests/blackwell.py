@@ -103,16 +103,22 @@ class Program:
         return ptx.run(self.path, self.folder, mode, *further)
 
 
-def program(factory: pytest.TempPathFactory) -> Program:
-    """Compiles the program, in one of the processes that run the tests."""
+def program(factory: pytest.TempPathFactory, *defined: str) -> Program:
+    """Compiles the program, in one of the processes that run the tests.
+
+    Args:
+        factory: Gives the folder.
+        defined: ``EVERY``: with every kind of work on every configuration, which takes minutes.
+    """
     base = factory.getbasetemp()
-    folder = (base.parent if base.name.startswith("popen-") else base) / "blackwell"
+    folder = base.parent if base.name.startswith("popen-") else base
+    folder /= "-".join(("blackwell", *defined))
     folder.mkdir(exist_ok=True)
     built = Program(folder / PROGRAM, folder)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         listing = folder / "kernels"
         if not listing.exists():
-            ptx.build(PROGRAM, built.path, "sm_100a")
+            ptx.build(PROGRAM, built.path, "sm_100a", *defined)
             listing.write_text("\n".join(built.run("compile")))
     return built

@@ -1,7 +1,8 @@
-"""Compiles a ResNet block and a fused convolution for a Blackwell GPU that is not there, in a
-process of its own: ``python -m tests.blackwell_graphs ARCHITECTURE FOLDER``.
+"""Compiles a graph for a GPU that is not there, in a process of its own:
+``python -m tests.blackwell_graphs ARCHITECTURE FOLDER [GRAPH]``.
 
-Writes to the folder what MAX compiled.
+GRAPH is ``block``, a ResNet block and a fused convolution, or ``int8`` or ``float8_e5m2``, a
+convolution of that type. Writes to the folder what MAX compiled.
 """
 
 from __future__ import annotations
@@ -46,9 +47,28 @@ def block() -> Graph:
     return g
 
 
+def narrow(dtype: str) -> Graph:
+    """Returns a convolution of a type of 8 bits with scale, bias and ReLU."""
+    gpu = DeviceRef.GPU()
+    image = TensorType(DType[dtype], ("n", "h", "w", 64), gpu)
+    weights = np.ones((3, 3, 64, 32), np.float32)
+    with Graph(dtype, input_types=[image], kernel_library=maxconv.kernel_library()) as g:
+        g.output(
+            maxconv.conv2d(
+                g.inputs[0].tensor,
+                weights,
+                bias=np.ones(32, np.float32),
+                scale=0.5,
+                activation="relu",
+                out_dtype=DType.bfloat16,
+            )
+        )
+    return g
+
+
 def main() -> None:
     """Compiles; the process ends with 1 if the graph does not."""
-    architecture, folder = sys.argv[1:]
+    architecture, folder, *wanted = sys.argv[1:]
     # Before MAX looks for a device.
     driver.set_virtual_device_api("cuda")
     driver.set_virtual_device_target_arch(architecture)
@@ -56,7 +76,8 @@ def main() -> None:
     from max.engine import InferenceSession
 
     session = InferenceSession(devices=[driver.Accelerator()], export_mefs=folder)
-    session.load(block())
+    name = wanted[0] if wanted else "block"
+    session.load(block() if name == "block" else narrow(name))
     # A virtual device cannot be taken down.
     os._exit(0)
 

@@ -139,13 +139,26 @@ def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
 
 
 def has_sm100_types[in_type: DType, out_type: DType]() -> Bool:
-    """Whether the sm100 kernel is built for these types: the sm90 kernel's.
+    """Whether the sm100 kernel is built for these types: the sm90 kernel's,
+    and those that need it.
 
     Parameters:
         in_type: Of activation and filter.
         out_type: Of the output.
     """
-    return has_sm90_types[in_type, out_type]()
+    comptime gives = out_type.is_half_float() or out_type == DType.float32
+    return (
+        has_sm90_types[in_type, out_type]() or needs_sm100[in_type]() and gives
+    )
+
+
+def needs_sm100[in_type: DType]() -> Bool:
+    """Whether no other kernel than sm100 is built for a type.
+
+    Parameters:
+        in_type: Of activation and filter.
+    """
+    return in_type == DType.float8_e5m2 or in_type == DType.int8
 
 
 def has_stem_types[in_type: DType, out_type: DType]() -> Bool:
@@ -183,20 +196,35 @@ def _type_refusal[
             return String(
                 t"depthwise takes float32, bfloat16 and float16; here {in_type}"
             )
+    elif kernel == KERNEL_SM100 and has_sm100_types[in_type, out_type]():
+        return _precision_refusal[in_type](kernel, operands)
     elif kernel == KERNEL_SM90 or kernel == KERNEL_SM100:
         var name = kernel_name(kernel)
         comptime if not has_sm90_types[in_type, out_type]():
+            var further = ""
+            if kernel == KERNEL_SM100:
+                further = ", float8_e5m2 and int8"
             return String(
-                t"{name} takes float32, bfloat16, float16 and float8_e4m3fn and"
-                t" gives float32, bfloat16 or float16; here {in_type} and"
-                t" {out_type}"
+                t"{name} takes float32, bfloat16, float16 and"
+                t" float8_e4m3fn{further} and gives float32, bfloat16 or"
+                t" float16; here {in_type} and {out_type}"
             )
-        elif in_type == DType.float32:
-            if operands.exact:
-                return String(
-                    t"{name} rounds float32 operands to tf32, but"
-                    t" precision='float32' was asked for"
-                )
+        else:
+            return _precision_refusal[in_type](kernel, operands)
+    return None
+
+
+def _precision_refusal[
+    in_type: DType
+](kernel: Int, operands: Operands) -> Optional[String]:
+    """Why a kernel of tensor cores does not keep the precision that was asked
+    for."""
+    comptime if in_type == DType.float32:
+        if operands.exact:
+            return String(
+                t"{kernel_name(kernel)} rounds float32 operands to tf32, but"
+                t" precision='float32' was asked for"
+            )
     return None
 
 

@@ -37,6 +37,7 @@ from .config import (
     is_blackwell,
     is_hopper,
     judge,
+    needs_sm100,
     operands_of,
 )
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
@@ -115,6 +116,12 @@ def choose_kernel[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
+    comptime if needs_sm100[in_type]() and not blackwell:
+        raise Error(
+            t"input: dtype {in_type} takes a GPU of compute capability 10.0 or"
+            t" 10.3 (B200, B300); on this one float32, bfloat16, float16 and"
+            t" float8_e4m3fn are allowed"
+        )
     comptime judge_here = judge[in_type, out_type, hopper, blackwell]
     if requested != KERNEL_AUTO:
         var verdict = judge_here(requested, problem, operands, multiprocessors)
@@ -164,6 +171,11 @@ def choose_kernel[
         if not verdict.refusal:
             return Chosen(
                 KERNEL_SM100, verdict.sm90.copy(), verdict.sm100.copy()
+            )
+        comptime if needs_sm100[in_type]():
+            raise Error(
+                t"no kernel takes this convolution of {in_type}:"
+                t" {verdict.refusal.value()}"
             )
     var refusal = geometry_refusal(problem)
     if refusal:

@@ -46,6 +46,7 @@ def _rows(
             reuse_c=True,
             delay_store=False,
             engine_store=halo == 0,
+            whole_rows=halo > 0 and not cooperative,
         ),
     )
 
@@ -93,7 +94,7 @@ def candidate(index: Int) -> Sm90Config:
     if index == 12:
         return _rows(128, 128, 5, 5, 4, cooperative=False)
     if index == 13:
-        return _rows(128, 128, 4, 7, 2, halo=8, splits=True)
+        return _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32)
     return _rows(256, 64, 3, 8, 3, cooperative=False, blocks_n=2, halo=16)
 
 

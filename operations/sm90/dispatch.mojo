@@ -90,7 +90,7 @@ def choose[
             if split_refusal[in_type](config, walk, parts):
                 continue
             var seconds = predicted_seconds[in_type, out_type](
-                config, problem, multiprocessors, parts, work
+                config, problem, multiprocessors, parts, work, fused_output
             )
             if best.index < 0 or seconds < best.seconds:
                 best.index = index

@@ -80,7 +80,9 @@ struct CollectiveEpilogue[
         Self.epilogue,
         engine_store=Self.engine_store,
         in_place=Self.in_place,
-        shares=Self.Visitor.shares or Self.fused_output,
+        shares=(
+            Self.Visitor.shares or Self.fused_output or Self.epilogue.whole_rows
+        ),
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Sums = Accumulators[
@@ -472,9 +474,12 @@ struct CollectiveEpilogue[
                 tile.filter_end(geometry),
             )
         else:
-            RowStore[Self.Output, Self.pixels, Self.layout.swapped](
-                self.place
-            ).store(
+            RowStore[
+                Self.Output,
+                Self.pixels,
+                Self.layout.swapped,
+                Self.epilogue.whole_rows,
+            ](self.place).store(
                 params.output,
                 params.shape,
                 geometry,

@@ -45,6 +45,10 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
     var engine_store: Bool
     """Whether the copy engine stores the buffers, or the consumer's threads
     do, row by row."""
+    var whole_rows: Bool
+    """Whether a row is stored by threads side by side, for which the
+    consumer's threads wait for each other; otherwise a warp stores what it has
+    written."""
 
     def pixels(self, element_bytes: Int) -> Int:
         """Pixels of a sub-tile.
@@ -81,6 +85,8 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
             return String(
                 t"subtile_pixels: {self.subtile_pixels} is not 32 or 64"
             )
+        if self.whole_rows and self.engine_store:
+            return String("whole_rows: the copy engine stores, not threads")
         if self.stages_c < 0:
             return String(t"stages_c: {self.stages_c} is negative")
         if self.stages_d < 1:
@@ -114,8 +120,9 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
         Args:
             writer: Where to.
         """
+        var kind = "whole-row" if self.whole_rows else "row"
         writer.write(
-            t"{'engine' if self.engine_store else 'row'} stores of"
+            t"{'engine' if self.engine_store else kind} stores of"
             t" {self.subtile_pixels} pixels, residual and output stages"
             t" {self.stages_c}{'/' if self.reuse_c else '+'}{self.stages_d}"
             t"{', delayed' if self.delay_store else ''}"

@@ -2,7 +2,9 @@
 copy engine cannot, or where the graph compiler fused something behind the
 rounding.
 
-Each warp stores what it has written itself, so that no warp waits for another.
+Each warp stores what it has written itself, so that no warp waits for another;
+or all threads of the consumer wait for each other, and each warp stores whole
+rows, in fewer requests to memory.
 """
 
 from std.memory import bitcast
@@ -15,7 +17,7 @@ from ..conv.problem import SPATIAL
 from ..conv.tiles import OutputShape, TileGeometry
 from ..pipeline.chunks import load_chunk
 from ..tma.copy import SharedAddress
-from .epilogue_config import ROW_BYTES
+from .epilogue_config import CONSUMER_WARPS, ROW_BYTES
 from .epilogue_fragment import (
     MATRIX_ROWS,
     Place,
@@ -47,27 +49,34 @@ def _store_if[
     ](address, words[0], words[1], words[2], words[3], UInt32(condition))
 
 
-struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
-    TrivialRegisterPassable
-):
+struct RowStore[
+    Output: OutputTarget, pixels: Int, swapped: Bool, whole: Bool = False
+](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores: of those that its warp
-    holds.
+    holds, or whole rows.
 
     Parameters:
         Output: The output.
         pixels: Of a buffer.
         swapped: As in `Place`.
+        whole: Whether warps share the buffer out by its rows. All have written
+            it.
     """
 
     comptime dtype = Self.Output.dtype
     comptime fused = Self.Output.computes or Self.Output.stores
     comptime width = 16 // size_of[Self.dtype]()
     comptime Chunk = SIMD[Self.dtype, Self.width]
-    comptime chunks = MATRIX_ROWS // Self.width if Self.swapped else CHUNKS
+    comptime strips = Self.swapped and not Self.whole
+    """Whether a warp has some filters of all pixels."""
+    comptime chunks = MATRIX_ROWS // Self.width if Self.strips else CHUNKS
     """Pieces of a row that are a warp's."""
     comptime rows = WARP // Self.chunks
     """That a warp stores at a time."""
-    comptime steps = (Self.pixels if Self.swapped else MATRIX_ROWS) // Self.rows
+    comptime warp_rows = (
+        Self.pixels if Self.strips else Self.pixels // CONSUMER_WARPS
+    )
+    comptime steps = Self.warp_rows // Self.rows
 
     var row: UInt32
     """The thread's first."""
@@ -94,13 +103,13 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
         )
         self.panel = 0
         self.chunk = chunk
-        comptime if Self.swapped:
+        comptime if Self.strips:
             comptime filters = UInt32(panel_filters[Self.dtype]())
             var panel, filter = divmod(place.warp * MATRIX_ROWS, filters)
             self.panel = panel
             self.chunk += filter // UInt32(Self.width)
         else:
-            self.row += place.warp * MATRIX_ROWS
+            self.row += place.warp * UInt32(Self.warp_rows)
 
     @always_inline
     def store(
@@ -125,7 +134,7 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
         """
-        comptime if Self.swapped:
+        comptime if Self.strips:
             self._store_panel(
                 self.panel,
                 output,
@@ -176,20 +185,24 @@ struct RowStore[Output: OutputTarget, pixels: Int, swapped: Bool](
                 + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
                 + (self.chunk ^ (row % CHUNKS)) * 16
             )
+        var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
+            size_of[Self.dtype]()
+        )
         comptime for i in range(Self.steps):
             var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
             var row = geometry.output_row(at)
             var stored = geometry.is_output(at) and column < filters
-            var offset = Int(row) * Int(geometry.filters) + Int(column)
             comptime if Self.fused:
                 if stored:
                     var n, index = shape.index(row)
+                    var offset = Int(row) * Int(geometry.filters) + Int(column)
                     output.store[Self.width](
                         n, index, Int(column), offset, chunks[i]
                     )
             else:
+                var elements = UInt64(row) * UInt64(geometry.filters)
                 _store_if(
-                    UInt64(Int(output.data().unsafe_offset(offset))),
+                    start + elements * UInt64(size_of[Self.dtype]()),
                     chunks[i],
                     stored,
                 )

@@ -4,7 +4,12 @@ is known at run time, but for a scale.
 
 from std.utils import StaticTuple
 
-from ..conv.activations import DeviceActivation, keep_branch, run_time
+from ..conv.activations import (
+    DeviceActivation,
+    keep_branch,
+    run_time,
+    silu_of_half,
+)
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from .epilogue_callbacks import (
@@ -266,6 +271,16 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
         comptime exact = layout.residual_type == DType.float32
+        var bias = self._bias[size=size](state, at, subtile, group)
+        comptime if form != LOOPED and not (exact or Self.scaled):
+            comptime if FAST[form] == DeviceActivation.SILU:
+                # One rounding, and the same value, as half of the sum.
+                var half = values.fma(
+                    SIMD[DType.float32, size](0.5), bias * 0.5
+                )
+                return self._limit(
+                    self._add(silu_of_half(half), residual, group)
+                )
         var v = values
         comptime if Self.scaled:
             v *= self.scale[0].values[parts=layout.parts, size=size](
@@ -276,16 +291,7 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
                 at.tile.filter,
                 at.filter_end(),
             )
-        # Without a bias the state is 0: no need to ask.
-        if layout.swapped or self.has_bias:
-            v += self.bias.values[parts=layout.parts, size=size](
-                state[0],
-                at.place,
-                subtile.part,
-                group,
-                at.tile.filter,
-                at.filter_end(),
-            )
+        v += bias
         comptime if form == LOOPED:
             # One copy of all formulas serves both activations.
             var activation = self.activation
@@ -299,6 +305,29 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
             comptime formula = FAST[form]
             v = self.activation.evaluate[formula, exact=exact](v)
             return self._limit(self._add(v, residual, group))
+
+    @always_inline
+    def _bias[
+        layout: VisitLayout, size: Int
+    ](
+        self,
+        state: Self.State,
+        at: Visited[layout],
+        subtile: Subtile,
+        group: UInt32,
+    ) -> SIMD[DType.float32, size]:
+        """The bias of a fragment, or zeros."""
+        # Without a bias the state is 0: no need to ask.
+        if layout.swapped or self.has_bias:
+            return self.bias.values[parts=layout.parts, size=size](
+                state[0],
+                at.place,
+                subtile.part,
+                group,
+                at.tile.filter,
+                at.filter_end(),
+            )
+        return SIMD[DType.float32, size](0)
 
     @always_inline
     def _add[

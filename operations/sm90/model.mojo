@@ -52,11 +52,18 @@ comptime HIDDEN_STORE_CYCLES = 350.0
 comptime ROW_STORE_CYCLES = 600.0
 """Of the same, more if the consumer's threads store and not the engine."""
 
+comptime FUSED_STORE_CYCLES = 800.0
+"""Of the same, more if the graph compiler fused something behind the output
+and a tile's consumers would store rows without waiting for each other."""
+
 comptime VISIT_CYCLES = 200.0
 """Of the same, more if anything is made of the values."""
 
-comptime RESIDUAL_CYCLES = 450.0
+comptime RESIDUAL_CYCLES = 1000.0
 """Of the same, more for a residual."""
+
+comptime HIDDEN_RESIDUAL_CYCLES = 450.0
+"""Of the same, while the other of two ping-pong consumers multiplies."""
 
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
@@ -114,13 +121,17 @@ struct FusedWork(ImplicitlyCopyable, Movable):
             looped=looped,
         )
 
-    def cycles(self) -> Float64:
-        """Of 64 pixels by 64 filters, beside their store."""
+    def cycles(self, cooperative: Bool) -> Float64:
+        """Of 64 pixels by 64 filters, beside their store.
+
+        Args:
+            cooperative: Whether consumers share a tile.
+        """
         var result = 0.0
         if self.visits:
             result += VISIT_CYCLES
         if self.residual:
-            result += RESIDUAL_CYCLES
+            result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
         if self.looped:
             result += LOOP_CYCLES
         return result
@@ -134,6 +145,7 @@ def predicted_seconds[
     multiprocessors: Int,
     parts: Int,
     work: FusedWork,
+    fused_output: Bool = False,
 ) -> Float64:
     """The model's time of a problem: waves of tiles, or the bytes of device
     memory.
@@ -147,7 +159,9 @@ def predicted_seconds[
         problem: The convolution; `can_implement` has agreed.
         multiprocessors: Of the device.
         parts: Of a tile's sum; `split_refusal` has agreed.
-        work: What is fused.
+        work: What the epilogue has to do.
+        fused_output: Whether the graph compiler fused something behind the
+            output.
 
     Returns:
         Seconds.
@@ -162,10 +176,12 @@ def predicted_seconds[
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
-    var extra = work.cycles() * units
+    var extra = work.cycles(config.cooperative) * units
     var last = 0.0
     if config.cooperative:
         tile += STORE_CYCLES * units + extra
+        if fused_output and not config.epilogue.engine_store:
+            tile += FUSED_STORE_CYCLES * units
     else:
         # One consumer stores while the other multiplies, but for the last.
         var store = HIDDEN_STORE_CYCLES * units + extra

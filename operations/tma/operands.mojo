@@ -21,9 +21,11 @@ from .descriptor import (
 
 def _operand_type[dtype: DType]() -> TensorMapDataType:
     """What the copy engine takes operands for: the multiply ignores float32's
-    last bits, so the engine rounds them."""
+    last bits, so the engine rounds them; a byte is a byte."""
     comptime if dtype == DType.float32:
         return TFLOAT32
+    elif size_of[dtype]() == 1:
+        return TensorMapDataType.from_dtype[DType.uint8]()
     return TensorMapDataType.from_dtype[dtype]()
 
 

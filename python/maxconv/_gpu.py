@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._fields import COPY_BYTES, STEM_CHANNELS, TILE_FILTERS, Kernel, Precision
-from .arguments import DTYPE_BYTES, FLOAT8, INPUT_BYTES
+from .arguments import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 
 if TYPE_CHECKING:
     from .problem import ConvProblem
@@ -38,6 +38,8 @@ def gpu_kernels(
     """
     if kernel is not Kernel.AUTO:
         return (kernel,)
+    if dtype in BLACKWELL_BYTES:
+        return (Kernel.SM100,)
     channels, filters = _per_group(problem.channels, problem), _per_group(problem.filters, problem)
     dense = problem.groups == 1
     exact = dtype == "float32" and precision is Precision.FLOAT32

@@ -34,7 +34,11 @@ __all__ = [
 _MAX_DEPTH = 16
 
 # Types that numpy lacks, and those of their bits.
-_BITS = {DType.bfloat16: DType.uint16, DType.float8_e4m3fn: DType.uint8}
+_BITS = {
+    DType.bfloat16: DType.uint16,
+    DType.float8_e4m3fn: DType.uint8,
+    DType.float8_e5m2: DType.uint8,
+}
 
 
 def require_kernels(graph: Graph, op: str) -> None:

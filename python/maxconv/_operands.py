@@ -12,6 +12,7 @@ from max.graph import DeviceRef, TensorValue, ops
 from ._fields import PANEL, Layout
 from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
 from .arguments import (
+    BLACKWELL_BYTES,
     DTYPE_BYTES,
     FLOAT8,
     INPUT_BYTES,
@@ -109,7 +110,7 @@ def filter_operand(
         return _packed(filter, device)
     layout = check_filter_layout(filter_layout, rank)
     if not is_graph_value(filter):
-        array, kind = read_array("filter", filter)
+        array, kind = read_array("filter", filter, integers=True)
         return _known(array, kind, layout, count, dtype, device)
     value = TensorValue(filter)
     kind = check_dtype("filter", value.dtype, INPUT_BYTES)
@@ -318,10 +319,12 @@ def input_operand(x: object, input_layout: object, rank: int) -> tuple[TensorVal
     value = graph_value("input", x, "make it one with max.graph.ops.constant")
     first = channels_first(input_layout, rank)
     check_device("input", value.device)
-    if check_dtype("input", value.dtype, INPUT_BYTES) == FLOAT8 and not value.device.is_gpu():
+    dtype = check_dtype("input", value.dtype, INPUT_BYTES)
+    if dtype not in DTYPE_BYTES and not value.device.is_gpu():
         raise ValueError(
-            f"input: dtype {FLOAT8} on device {value.device} is not supported; there "
-            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {FLOAT8} too"
+            f"input: dtype {dtype} on device {value.device} is not supported; there "
+            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {FLOAT8} too, and on one of compute "
+            f"capability 10.0 or 10.3 {' and '.join(BLACKWELL_BYTES)}"
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:

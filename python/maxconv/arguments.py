@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AXES",
+    "BLACKWELL_BYTES",
     "DTYPE_BYTES",
     "FLOAT8",
+    "FLOAT8_WIDE",
     "INPUT_BYTES",
+    "INT8",
     "LAYOUTS",
     "Padding",
     "Size",
@@ -60,8 +63,17 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: infinity.
 FLOAT8 = "float8_e4m3fn"
 
+#: The other one: 5 bits of exponent, 2 of mantissa; infinities and NaN, as float16 has them.
+FLOAT8_WIDE = "float8_e5m2"
+
+#: Integers of 8 bits.
+INT8 = "int8"
+
+#: Storage types of activations and filters for GPUs of compute capability 10.0 and 10.3 alone.
+BLACKWELL_BYTES: Mapping[str, int] = {FLOAT8_WIDE: 1, INT8: 1}
+
 #: Storage types of activations and filters.
-INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1}
+INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **BLACKWELL_BYTES}
 
 #: Names of filter layouts by spatial rank. In each row: the kernels' own, MAX's default, PyTorch's.
 LAYOUTS: Mapping[int, tuple[str, str, str]] = {

@@ -10,8 +10,9 @@ fuses the elementwise work that follows::
         graph.output(y)
 
 Activations have the channels last: ``[N, W, C]``, ``[N, H, W, C]`` or ``[N, D, H, W, C]``, of
-float32, bfloat16, float16 or float8_e4m3fn; sums are float32 and are rounded once. A GPU with
-tensor cores rounds float32 operands to tf32 unless ``precision`` says otherwise. Every size of an
+float32, bfloat16 or float16, on GPUs float8_e4m3fn too, on GPUs of compute capability 10.0 and 10.3
+also float8_e5m2 and int8; sums are float32 (of int8, int32) and are rounded once. A GPU with tensor
+cores rounds float32 operands to tf32 unless ``precision`` says otherwise. Every size of an
 activation may be symbolic.
 
 A bad argument raises ``ValueError``, or ``TypeError`` for a wrong Python type, before anything is
@@ -50,7 +51,7 @@ from ._operands import (
 )
 from ._transpose import split_phases
 from .activations import NONE, ActivationLike, ActivationSpec, parse
-from .arguments import DTYPE_BYTES, FLOAT8, Padding, check_dtype, check_precision
+from .arguments import BLACKWELL_BYTES, DTYPE_BYTES, Padding, check_dtype, check_precision
 from .packing import PackedFilter, cast_array
 from .problem import ConvProblem
 
@@ -151,20 +152,21 @@ def conv2d(
         final_activation(activation(scale * conv(x, filter) + bias) + beta * residual)
 
     Args:
-        x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16, or on a GPU float8_e4m3fn
-            (MAX has no such tensors on CPUs).
+        x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16; on a GPU also float8_e4m3fn
+            (MAX has no such tensors on CPUs); on one of compute capability 10.0 or 10.3 also
+            float8_e5m2 and int8, of ``C / groups`` channels that are a multiple of 16.
         filter: The filter in ``filter_layout``, with ``C / groups`` channels. An array or a
             constant is packed when the graph is built, a weight when the model is loaded, any other
             value in each call; a ``PackedFilter`` is packed already, knows its ``groups`` and
-            disregards ``filter_layout``. An array is converted to the type of ``x``; a graph value
-            must have it.
+            disregards ``filter_layout``. An array is converted to the type of ``x`` (for int8 it is
+            rounded to integers); a graph value must have it.
         stride: One integer, or ``(h, w)``.
         dilation: Input elements from one tap to the next: one integer, or ``(h, w)``.
         padding: Zeros around the image: ``(h_before, h_after, w_before, w_after)``, one integer for
             all sides, ``"valid"`` for none, or ``"same"`` for an output of the input's size (stride
             1 only; an odd zero goes after, as in PyTorch).
         groups: Both channels and filters are divided into so many independent groups.
-        bias: ``[K]``, of the type of ``x`` (of the result where ``x`` is float8_e4m3fn) or float32.
+        bias: ``[K]``, of the type of ``x`` (of the result where ``x`` has 8 bits) or float32.
         input_layout: ``NHWC``, or ``NCHW`` for ``x``, ``residual`` and the result, which costs a
             permutation of each.
         filter_layout: ``RSCF`` (MAX's default), ``FCRS`` (PyTorch's) or ``"KRSC"`` (the kernels').
@@ -175,7 +177,7 @@ def conv2d(
         beta: What the residual is multiplied with.
         final_activation: As ``activation``, but applied last.
         out_dtype: Type of the result: float32, bfloat16 or float16. By default that of ``x``; where
-            ``x`` is float8_e4m3fn it must be given.
+            ``x`` has 8 bits it must be given.
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"grouped"``; on
             a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU also
             ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``, on one of
@@ -187,8 +189,8 @@ def conv2d(
             ``"float32"`` nothing is rounded, and a GPU's ordinary units multiply, many times more
             slowly. A CPU rounds nothing either way; other types are not rounded.
         scale: What the sums are multiplied with, in float32: a number, or one float32 for each
-            filter, ``[K]``. With float8_e4m3fn it is the product of the scales by which activation
-            and filter were divided.
+            filter, ``[K]``. With types of 8 bits it is the product of the scales by which
+            activation and filter were divided.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
@@ -334,7 +336,7 @@ def conv2d_transpose(
     )
     function = parse("activation", activation)
     target = _out_dtype(out_dtype, dtype)
-    kernel, rounding = _kernel(config, value.device), check_precision(precision)
+    kernel, rounding = _kernel(config, value.device, dtype), check_precision(precision)
     added = bias_operand(bias, split.filters, dtype=dtype, device=value.device)
     factors = scale_operand(scale, split.filters, value.device)
     if split.merged:
@@ -410,7 +412,7 @@ def _convolve(
         padding=padding,
         groups=operand.groups,
     )
-    beside = target if dtype == FLOAT8 else dtype
+    beside = dtype if dtype in DTYPE_BYTES else target
     result = _emit(
         problem,
         value,
@@ -418,7 +420,7 @@ def _convolve(
         bias_operand(bias, problem.filters, dtype=beside, device=value.device),
         parse("activation", activation),
         out_dtype=target,
-        kernel=_kernel(config, value.device),
+        kernel=_kernel(config, value.device, dtype),
         precision=check_precision(precision),
         scale=scale_operand(scale, problem.filters, value.device),
         residual=residual_operand(
@@ -462,7 +464,7 @@ def _emit(
         final_parameters=last.parameters,
     )
     target = DType[out_dtype]
-    bias_type = DType.float32 if x.dtype == DType[FLOAT8] else x.dtype
+    bias_type = x.dtype if x.dtype.name in DTYPE_BYTES else DType.float32
     values = [
         x,
         filter.value,
@@ -520,10 +522,13 @@ def _out_dtype(out_dtype: DType | None, dtype: str) -> str:
     return dtype
 
 
-def _kernel(config: str | None, device: DeviceRef) -> Kernel:
+def _kernel(config: str | None, device: DeviceRef, dtype: str) -> Kernel:
     if config is None:
         return Kernel.AUTO
-    kernels = {k.name.lower(): k for k in (GPU_KERNELS if device.is_gpu() else CPU_KERNELS)}
+    known, whose = GPU_KERNELS if device.is_gpu() else CPU_KERNELS, ""
+    if dtype in BLACKWELL_BYTES:
+        known, whose = (Kernel.AUTO, Kernel.SM100), f" for {dtype}"
+    kernels = {k.name.lower(): k for k in known}
     names = ", ".join(kernels)
     if not isinstance(config, str):
         raise TypeError(
@@ -531,7 +536,7 @@ def _kernel(config: str | None, device: DeviceRef) -> Kernel:
         )
     if config.lower() not in kernels:
         raise ValueError(
-            f"config: {config!r} is not a kernel of device {device}; {names} are allowed"
+            f"config: {config!r} is not a kernel of device {device}{whose}; {names} are allowed"
         )
     return kernels[config.lower()]
 

@@ -11,7 +11,7 @@ Lanes beyond the group's last filter are zero. Narrow groups, of 2, 4 or 8 chann
 filters, share panels as if their filters were one group's (``panel_groups``). A depthwise filter
 (one channel in, one out, in each group) is ``packed[t][r][s][channel]`` instead, without padding.
 
-numpy has neither bfloat16 nor float8_e4m3fn, so their data is carried as the ``uint16`` or the
+numpy has neither bfloat16 nor floats of 8 bits, so their data is carried as the ``uint16`` or the
 ``uint8`` of its bits. Importing this module does not import MAX.
 """
 
@@ -27,7 +27,9 @@ import numpy.typing as npt
 from ._fields import PANEL
 from .arguments import (
     FLOAT8,
+    FLOAT8_WIDE,
     INPUT_BYTES,
+    INT8,
     LAYOUTS,
     check_at_least,
     check_dtype,
@@ -42,8 +44,10 @@ __all__ = [
     "bfloat16_to_float32",
     "cast_array",
     "float8_to_float32",
+    "float8_wide_to_float32",
     "float32_to_bfloat16",
     "float32_to_float8",
+    "float32_to_float8_wide",
     "krsc_elements",
     "pack_elements",
     "pack_filter",
@@ -61,11 +65,16 @@ _STORAGE: dict[str, type[np.generic]] = {
     "float16": np.float16,
     "bfloat16": np.uint16,
     FLOAT8: np.uint8,
+    FLOAT8_WIDE: np.uint8,
+    INT8: np.int8,
 }
 
-#: The largest value of float8_e4m3fn, and what is rounded to it.
-FLOAT8_MAX = 448.0
-_FLOAT8_LIMIT = 464.0
+#: The largest value of each type of 8 bits, and the largest that is rounded to it.
+_LARGEST: dict[str, tuple[float, float]] = {
+    FLOAT8: (448.0, 464.0),
+    FLOAT8_WIDE: (57344.0, math.nextafter(61440.0, 0)),
+    INT8: (127.0, math.nextafter(127.5, 0)),
+}
 
 
 def float32_to_bfloat16(values: npt.ArrayLike) -> npt.NDArray[np.uint16]:
@@ -107,6 +116,27 @@ def float8_to_float32(bits: npt.ArrayLike) -> npt.NDArray[np.float32]:
     return _FLOAT8_VALUES[np.asarray(bits, dtype=np.uint8)]
 
 
+def float32_to_float8_wide(values: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    """Rounds float32 values to float8_e5m2, to nearest and ties to even; returns their bits.
+
+    What is 61440 or beyond, halfway to the number that would follow the largest, becomes infinite.
+    """
+    wide = np.asarray(values, np.float32).astype(np.float64)
+    # Numbers have two bits behind the first; below 2**-14 they stay 2**-16 apart.
+    _, exponent = np.frexp(wide)
+    step = np.ldexp(1.0, np.maximum(exponent - 1, -14) - 2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # They are the float16 numbers whose last 8 bits are 0.
+        bits = (np.rint(wide / step) * step).astype(np.float16).view(np.uint16)
+    return np.asarray(bits >> np.uint16(8), dtype=np.uint8)
+
+
+def float8_wide_to_float32(bits: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Widens float8_e5m2 bits to the float32 values that they stand for, exactly."""
+    halves = np.asarray(bits, np.uint8).astype(np.uint16) << np.uint16(8)
+    return np.asarray(halves.view(np.float16).astype(np.float32))
+
+
 def _float8_values() -> npt.NDArray[np.float32]:
     codes = np.arange(128)
     exponent, mantissa = codes >> 3, codes & 7
@@ -118,17 +148,19 @@ def _float8_values() -> npt.NDArray[np.float32]:
 _FLOAT8_VALUES = _float8_values()
 
 
-def read_array(name: str, array: object) -> tuple[Array, str]:
+def read_array(name: str, array: object, *, integers: bool = False) -> tuple[Array, str]:
     """Reads an array-like operand as numpy; no copy where none is needed.
 
     Args:
         name: The argument's name, for messages.
         array: A numpy array or an object with ``__dlpack__`` (a torch tensor, a MAX buffer or
             tensor), on any device, of a floating-point type.
+        integers: Whether it may be of int8 too.
 
     Returns:
         The values, and the name of their type: ``float64``, ``float32``, ``float16``, ``bfloat16``
-        (whose values are ``uint16`` bits) or ``float8_e4m3fn`` (``uint8`` bits).
+        (whose values are ``uint16`` bits), ``float8_e4m3fn`` or ``float8_e5m2`` (``uint8`` bits),
+        or ``int8``.
 
     Raises:
         TypeError: ``array`` is neither.
@@ -143,12 +175,14 @@ def read_array(name: str, array: object) -> tuple[Array, str]:
             f"{name}: a {type(array).__name__} is not an array; a numpy array or an object with "
             "__dlpack__ is allowed"
         )
-    if kind in ("bfloat16", FLOAT8):
+    if kind in ("bfloat16", FLOAT8, FLOAT8_WIDE):
         return values.view(_STORAGE[kind]), kind
+    if integers and kind == INT8:
+        return values, kind
     if kind not in ("float64", "float32", "float16"):
         raise ValueError(
-            f"{name}: dtype {kind} is not floating point; float64, float32, float16, bfloat16 and "
-            f"{FLOAT8} are allowed"
+            f"{name}: dtype {kind} is not floating point; float64, float32, float16, bfloat16, "
+            f"{FLOAT8} and {FLOAT8_WIDE} are allowed{', and int8' * integers}"
         )
     return values.astype(values.dtype.newbyteorder("="), copy=False), kind
 
@@ -166,8 +200,10 @@ def _from_dlpack(array: Any) -> tuple[Array, str]:
     kind = buffer.dtype.name
     if buffer.dtype == DType.bfloat16:
         buffer = buffer.view(DType.uint16)
-    elif buffer.dtype == DType.float8_e4m3fn:
+    elif buffer.dtype in (DType.float8_e4m3fn, DType.float8_e5m2):
         buffer = buffer.view(DType.uint8)
+    elif buffer.dtype == DType.int8:
+        pass
     elif not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16:
         # numpy cannot represent every other type; the caller refuses them by name.
         return np.empty(0), kind
@@ -183,7 +219,7 @@ def cast_array(values: Array, kind: str, dtype: str) -> Array:
         dtype: A key of ``INPUT_BYTES``.
 
     Raises:
-        ValueError: A value of a filter is beyond float8_e4m3fn.
+        ValueError: A value of a filter is beyond a type of 8 bits.
     """
     if kind == dtype:
         return values
@@ -191,18 +227,28 @@ def cast_array(values: Array, kind: str, dtype: str) -> Array:
         values = bfloat16_to_float32(values)
     if kind == FLOAT8:
         values = float8_to_float32(values)
+    if kind == FLOAT8_WIDE:
+        values = float8_wide_to_float32(values)
     if dtype == "bfloat16":
         return float32_to_bfloat16(values)
-    if dtype == FLOAT8:
-        largest = float(np.max(np.abs(values), initial=0.0))
-        if largest > _FLOAT8_LIMIT:
-            raise ValueError(
-                f"filter: a value of magnitude {largest:g} is beyond {FLOAT8}; values up to "
-                f"{FLOAT8_MAX:g} are allowed: divide the filter, and multiply the result, by a "
-                "scale"
-            )
-        return float32_to_float8(values)
+    if dtype in _LARGEST:
+        return _narrowed(values, dtype)
     return values.astype(_STORAGE[dtype])
+
+
+def _narrowed(values: Array, dtype: str) -> Array:
+    """Rounds a filter to a type of 8 bits."""
+    largest, limit = float(np.max(np.abs(values), initial=0.0)), _LARGEST[dtype]
+    if largest > limit[1] or (dtype == INT8 and math.isnan(largest)):
+        raise ValueError(
+            f"filter: a value of magnitude {largest:g} is beyond {dtype}; values up to "
+            f"{limit[0]:g} are allowed: divide the filter, and multiply the result, by a scale"
+        )
+    if dtype == FLOAT8:
+        return float32_to_float8(values)
+    if dtype == FLOAT8_WIDE:
+        return float32_to_float8_wide(values)
+    return np.asarray(np.rint(values), dtype=np.int8)
 
 
 def panel_groups(*, filters: int, group_channels: int, groups: int) -> int:
@@ -248,9 +294,10 @@ class PackedFilter:
     groups: int
     """Groups."""
     dtype: str
-    """``float32``, ``bfloat16``, ``float16`` or ``float8_e4m3fn``."""
+    """``float32``, ``bfloat16``, ``float16``, ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``."""
     data: Array = field(repr=False)
-    """The elements, flat and read-only; bfloat16 as ``uint16``, float8_e4m3fn as ``uint8`` bits."""
+    """The elements, flat and read-only; bfloat16 as ``uint16``, floats of 8 bits as ``uint8`` bits.
+    """
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -356,22 +403,23 @@ def pack_filter(
 
     Args:
         array: The filter: a numpy array or an object with ``__dlpack__`` (a torch tensor, a MAX
-            buffer or tensor) of float64, float32, float16, bfloat16 or float8_e4m3fn.
+            buffer or tensor) of float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or
+            int8.
         filter_layout: ``"KRSC"``, ``"RSCF"`` or ``"FCRS"`` (PyTorch's) in two dimensions;
             ``"KSC"``, ``"SCF"``, ``"FCS"`` in one; ``"KTRSC"``, ``"QRSCF"``, ``"FCQRS"`` in three;
             or a ``max.graph.FilterLayout``.
         groups: Groups of the convolution; ``array`` has ``C / groups`` channels.
-        dtype: Storage type of the result: ``"float32"``, ``"bfloat16"``, ``"float16"`` or
-            ``"float8_e4m3fn"``, or the ``DType``. By default that of ``array``, and float32 for
-            float64.
+        dtype: Storage type of the result: ``"float32"``, ``"bfloat16"``, ``"float16"``,
+            ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"int8"``, or the ``DType``. By
+            default that of ``array``, and float32 for float64.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
         ValueError: An unknown layout, a wrong rank, an empty filter, filters that are not divisible
-            by ``groups``, an unsupported type, or a value beyond float8_e4m3fn.
+            by ``groups``, an unsupported type, or a value beyond a type of 8 bits.
     """
     layout, _ = _layout_of(filter_layout)
-    values, kind = read_array("filter", array)
+    values, kind = read_array("filter", array, integers=True)
     default = "float32" if kind == "float64" else kind
     target = check_dtype("dtype", dtype or default, INPUT_BYTES)
     return pack_elements(values, kind, layout, groups=groups, dtype=target)

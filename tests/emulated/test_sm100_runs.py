@@ -137,6 +137,39 @@ def test_fused_work(program: Program, kernels: dict[str, Kernel], name: str) -> 
     check(program, kernel, Case(WALKS["three_dimensions"], fused), 5)
 
 
+@pytest.fixture(scope="module")
+def every_program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The program with every kind of work on every configuration."""
+    return blackwell.program(tmp_path_factory, "EVERY")
+
+
+@pytest.fixture(scope="module")
+def every_kernel(every_program: Program) -> dict[str, Kernel]:
+    """Its kernels."""
+    return every_program.kernels()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("index", range(CANDIDATES))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("residual", "computes", "computes-rows", "stores", "stores-rows"),
+        *("float16", "float32", "float8", "int8"),
+    ],
+)
+def test_every_kind_of_work(
+    every_program: Program, every_kernel: dict[str, Kernel], kind: str, index: int
+) -> None:
+    """On every configuration that ships, over partial tiles in several waves."""
+    kernel = every_kernel[f"{kind}-{index}"]
+    assert kernel.residual or kind != "residual"
+    beta = 2.0 if kernel.residual else 0.0
+    fused = Fused(bias=True, scale=True, activation=LEAKY_RELU, final_activation=RELU, beta=beta)
+    size = problem(2, (9, 11), 80, 200 if kernel.tile_n > 64 else 72, (2, 3))
+    check(every_program, kernel, Case(size, fused, seed=index), index)
+
+
 @pytest.mark.parametrize("sms", [4, 8])
 def test_every_multiprocessor_count(program: Program, kernels: dict[str, Kernel], sms: int) -> None:
     """One cluster takes all the work, or each has its own and none is left."""

@@ -81,6 +81,7 @@ def _variant(
     fragment_size: Int = 16,
     swapped: Bool = True,
     halo: Int = 0,
+    whole_rows: Bool = False,
     tile_m: Int = 128,
 ) -> Sm90Config:
     """A configuration with an epilogue of its own."""
@@ -105,6 +106,7 @@ def _variant(
             reuse_c=reuse_c,
             delay_store=delay_store,
             engine_store=halo == 0,
+            whole_rows=whole_rows,
         ),
     )
 
@@ -133,7 +135,9 @@ def configuration(index: Int) -> Sm90Config:
     if variant == 6:
         return _variant(2, 2, reuse_c=True, swapped=False)
     if variant == 7:
-        return _variant(2, 2, halo=8, delay_store=True, fragment_size=32)
+        return _variant(
+            2, 2, halo=8, whole_rows=True, delay_store=True, fragment_size=32
+        )
     if variant == 8:
         return _variant(3, 3, reuse_c=True, tile_m=192)
     # Ping-pong hides the epilogue behind the other consumer's multiplies.
@@ -158,6 +162,7 @@ def configuration(index: Int) -> Sm90Config:
             reuse_c=True,
             delay_store=False,
             engine_store=False,
+            whole_rows=True,
         ),
     )
 

@@ -60,6 +60,13 @@ def test_what_is_compiled(sizes: Any, types: Any, wanted: set[Kernel]) -> None:
     assert set(gpu_kernels(problem(*sizes), **types)) == wanted
 
 
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "int8"])
+def test_blackwell_s_types_have_one_kernel(dtype: str) -> None:
+    types = EIGHTH | {"dtype": dtype}
+    assert gpu_kernels(problem(64, 64), **types) == (Kernel.SM100,)
+    assert gpu_kernels(problem(64, 64, 64), **types) == (Kernel.SM100,)
+
+
 def test_one_by_name() -> None:
     assert gpu_kernels(problem(64, 64), Kernel.REFERENCE, **HALF) == (Kernel.REFERENCE,)
 

@@ -17,8 +17,10 @@ from maxconv.packing import (
     bfloat16_to_float32,
     cast_array,
     float8_to_float32,
+    float8_wide_to_float32,
     float32_to_bfloat16,
     float32_to_float8,
+    float32_to_float8_wide,
     pack_filter,
     packed_length,
     read_array,
@@ -280,6 +282,38 @@ def test_float8_rounds_to_nearest_and_ties_to_even() -> None:
     # 464 is halfway to the number that would follow the largest.
     edges = np.array([464, 464.1, 480, 1e30, np.inf, np.nan], np.float32)
     assert float32_to_float8(edges).tolist() == [126, *[127] * 5]
+
+
+def test_float8_of_five_bits_of_exponent() -> None:
+    codes = np.arange(256)
+    values = float8_wide_to_float32(codes)
+    exponents, mantissas = (codes >> 2) & 31, codes & 3
+    signs = np.where(codes < 128, 1.0, -1.0)
+    normal = signs * (4 + mantissas) * 2.0 ** (exponents - 17)
+    wanted = np.where(exponents > 0, normal, signs * mantissas * 2.0**-16)
+    finite = exponents < 31
+    np.testing.assert_array_equal(values[finite], wanted[finite])
+    np.testing.assert_array_equal(float32_to_float8_wide(values[finite]), codes[finite])
+    # Halfway between neighbours the even one wins; above it the farther from 0.
+    low, high = values[:123], values[1:124]
+    halves = (low + high) / 2
+    assert (float32_to_float8_wide(halves) == codes[:123] + codes[:123] % 2).all()
+    assert (float32_to_float8_wide(np.nextafter(halves, np.float32(0))) == codes[:123]).all()
+    assert (float32_to_float8_wide(np.nextafter(halves, high)) == codes[1:124]).all()
+    edges = np.array([61439, 61440, 1e30, np.inf, -np.inf, np.nan], np.float32)
+    assert float32_to_float8_wide(edges).tolist() == [123, 124, 124, 124, 252, 126]
+
+
+def test_filters_of_int8() -> None:
+    values = np.array([-127.4, -1.5, 0.5, 2.5, 127.4]).reshape(5, 1, 1, 1)
+    packed = pack_filter(values, "KRSC", dtype="int8")
+    assert packed.data.dtype == np.int8
+    np.testing.assert_array_equal(packed.unpack().reshape(-1), [-127, -2, 0, 2, 127])
+    exact = np.arange(-128, 128, dtype=np.int8).reshape(256, 1, 1, 1)
+    np.testing.assert_array_equal(pack_filter(exact, "KRSC").unpack(), exact)
+    for beyond in (127.5, np.nan):
+        with pytest.raises(ValueError, match=r"filter: a value of magnitude .* is beyond int8; va"):
+            pack_filter(np.full((1, 1, 1, 1), beyond), "KRSC", dtype="int8")
 
 
 def test_float8_filters() -> None:

@@ -12,23 +12,44 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", ["sm_100a", pytest.param("sm_103a", marks=pytest.mark.nightly)]
-)
-def test_a_block_compiles(architecture: str, tmp_path: Path) -> None:
+def compiled(architecture: str, folder: Path, graph: str = "block") -> bytes:
+    """What MAX made of a graph."""
     finished = subprocess.run(
-        [sys.executable, "-m", "tests.blackwell_graphs", architecture, str(tmp_path)],
+        [sys.executable, "-m", "tests.blackwell_graphs", architecture, str(folder), graph],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    (compiled,) = tmp_path.glob("*.mef")
-    # MAX keeps what its assembler made: sections named after the kernels, and its arguments.
-    content = compiled.read_bytes()
-    kernels = set(re.findall(rb"\.text\.(maxconv_sm100_kernel_Conv2dF\w+)", content))
+    (file,) = folder.glob("*.mef")
+    return file.read_bytes()
+
+
+def kernels(content: bytes) -> set[bytes]:
+    """Kernels for Blackwell: MAX keeps what its assembler made, sections named after them."""
+    return set(re.findall(rb"\.text\.(maxconv_sm100_kernel_Conv2dF\w+)", content))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "architecture", ["sm_100a", pytest.param("sm_103a", marks=pytest.mark.nightly)]
+)
+def test_a_block_compiles(architecture: str, tmp_path: Path) -> None:
+    content = compiled(architecture, tmp_path)
     # Each of two configurations, with a residual and without.
-    assert len(kernels) >= 4
+    assert len(kernels(content)) >= 4
     assert set(re.findall(rb"-arch (sm_\w+)", content)) == {architecture.encode()}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
+def test_types_of_blackwell_alone(dtype: str, tmp_path: Path) -> None:
+    """They compile to this kernel and no other, and for a Hopper GPU to a sentence."""
+    (tmp_path / "blackwell").mkdir()
+    (tmp_path / "hopper").mkdir()
+    assert len(kernels(compiled("sm_100a", tmp_path / "blackwell", dtype))) == 4
+    content = compiled("sm_90a", tmp_path / "hopper", dtype)
+    assert b" takes a GPU of compute capability 10.0" in content
+    assert b".text.maxconv_sm" not in content

@@ -34,6 +34,9 @@ INPUTS: dict[str, tuple[str, tuple[int | str, ...]]] = {
     "gpu": ("float32", (2, 8, 9, 6)),
     "gpu_float8": ("float8_e4m3fn", (2, 8, 9, 6)),
     "float8": ("float8_e4m3fn", (2, 8, 9, 6)),
+    "gpu_int8": ("int8", (2, 8, 9, 6)),
+    "gpu_float8_wide": ("float8_e5m2", (2, 8, 9, 6)),
+    "integers": ("int8", (2, 8, 9, 6)),
     "w": ("float32", (3, 3, 6, 4)),
     "w_brain": ("bfloat16", (3, 3, 6, 4)),
     "w_symbolic": ("float32", (3, "s", 6, 4)),
@@ -155,6 +158,29 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"x": "float8"},
         ValueError,
         "input: dtype float8_e4m3fn on device cpu:0 is not supported; there float32, bfloat16, fl",
+    ),
+    (
+        {"x": "integers"},
+        ValueError,
+        "input: dtype int8 on device cpu:0 is not supported; there float32, bfloat16, float16 are "
+        "allowed, on a GPU float8_e4m3fn too, and on one of compute capability 10.0 or 10.3 "
+        "float8_e5m2 and int8",
+    ),
+    ({"x": "gpu_int8"}, ValueError, "out_dtype: None stands for the input's int8, which is no typ"),
+    (
+        {"x": "gpu_int8", "filter": RSCF * 128, "out_dtype": "bfloat16"},
+        ValueError,
+        "filter: a value of magnitude 128 is beyond int8; values up to 127 are allowed",
+    ),
+    (
+        {"x": "gpu_float8_wide", "filter": RSCF * 61440, "out_dtype": "bfloat16"},
+        ValueError,
+        "filter: a value of magnitude 61440 is beyond float8_e5m2; values up to 57344 are allowed",
+    ),
+    (
+        {"x": "gpu_int8", "config": "sm90", "out_dtype": "bfloat16"},
+        ValueError,
+        "config: 'sm90' is not a kernel of device gpu:0 for int8; auto, sm100 are allowed",
     ),
     ({"x": "gpu_float8"}, ValueError, "out_dtype: None stands for the input's float8_e4m3fn, whi"),
     (

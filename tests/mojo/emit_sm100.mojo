@@ -7,7 +7,8 @@ a launch passes to it.
     emit_sm100 FOLDER tiles GEOMETRY...
 
 `compile` writes each kernel of `emit_all` as PTX, a file of its name, and
-prints a line of `key=value` about its configuration. `refuse` prints why
+prints a line of `key=value` about its configuration; built with `-D EVERY`, it
+is those of `emit_every`. `refuse` prints why
 configurations that mean nothing are refused. `launch` prints, for each
 kernel, what its launch passes for a problem: 22 numbers of a `ConvProblem`, in
 its fields' order but for the output's extents, then whether there is a bias, a
@@ -23,7 +24,7 @@ from max.gpu.host import get_gpu_target
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.compile import compile_info
 from std.memory import Pointer
-from std.sys import argv
+from std.sys import argv, is_defined
 from std.sys.info import size_of
 from std.utils import IndexList
 
@@ -379,6 +380,69 @@ def emit_type[
         ].emit(String(t"{name}-{index}"))
 
 
+def emit_typed[
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    bias_type: DType,
+    index: Int,
+](name: String) raises:
+    """A candidate of a type; every second one with a residual."""
+    Emitted[
+        act_type,
+        filter_type,
+        Plain[out_type],
+        bias_type,
+        candidate[act_type, filter_type, out_type](index),
+        index % 2 == 0,
+        True,
+    ].emit(String(t"{name}-{index}"))
+
+
+def emit_every() raises:
+    """For every candidate: a residual, every type, and every kind of fused
+    work, in registers and after shared memory; every second one of these with a
+    residual."""
+    comptime Type = DType.bfloat16
+    comptime for index in range(CANDIDATES):
+        comptime config = candidate[Type, Type, Type](index)
+        Emitted[Type, Type, Plain[Type], Type, config, True, True].emit(
+            String(t"residual-{index}")
+        )
+        comptime for stored in [False, True]:
+            comptime for rows in [False, True]:
+                Emitted[
+                    Type,
+                    Type,
+                    Placed[Type, stored],
+                    Type,
+                    config,
+                    (index + Int(stored) + Int(rows)) % 2 == 0,
+                    not rows,
+                ].emit(
+                    String(
+                        t"{'stores' if stored else 'computes'}"
+                        t"{'-rows' if rows else ''}-{index}"
+                    )
+                )
+        emit_typed[
+            DType.float16, DType.float16, DType.float16, DType.float16, index
+        ]("float16")
+        emit_typed[
+            DType.float32, DType.float32, DType.float32, DType.float32, index
+        ]("float32")
+        emit_typed[
+            DType.float8_e4m3fn,
+            DType.float8_e5m2,
+            DType.bfloat16,
+            DType.float32,
+            index,
+        ]("float8")
+        emit_typed[DType.int8, DType.int8, DType.float16, DType.float32, index](
+            "int8"
+        )
+
+
 def emit_all() raises:
     """Every candidate, every type, every kind of fused work."""
     comptime Type = DType.bfloat16
@@ -519,4 +583,7 @@ def main() raises:
     elif argv()[2] == "tiles":
         print_tiles()
     else:
-        emit_all()
+        comptime if is_defined["EVERY"]():
+            emit_every()
+        else:
+            emit_all()

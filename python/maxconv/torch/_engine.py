@@ -32,6 +32,8 @@ from ..library import kernel_library
 from ..progress import progress
 
 __all__ = [
+    "BLACKWELL",
+    "BLACKWELL_DTYPES",
     "DTYPES",
     "FLOAT8",
     "HOST",
@@ -52,6 +54,15 @@ DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 #: What inputs and filters on a GPU may also have.
 FLOAT8: Final = torch.float8_e4m3fn
+
+#: Compute capabilities of GPUs that take more.
+BLACKWELL: Final = ((10, 0), (10, 3))
+
+#: What inputs and filters may also have there.
+BLACKWELL_DTYPES: Final = (torch.float8_e5m2, torch.int8)
+
+#: Types that cross to MAX as bytes.
+_BYTES: Final = {FLOAT8: DType.float8_e4m3fn, torch.float8_e5m2: DType.float8_e5m2}
 
 
 class Signature(NamedTuple):
@@ -193,8 +204,8 @@ def as_buffer(tensor: Tensor) -> Buffer:
     On the CPU by way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch
     tensor: 3 in the conversion, the rest in the execution that reads the buffer.
     """
-    if tensor.dtype == FLOAT8:
-        return Buffer.from_dlpack(tensor.view(torch.uint8)).view(DType.float8_e4m3fn)
+    if tensor.dtype in _BYTES:
+        return Buffer.from_dlpack(tensor.view(torch.uint8)).view(_BYTES[tensor.dtype])
     if tensor.is_cuda:
         return Buffer.from_dlpack(tensor)
     if tensor.dtype == torch.bfloat16:

@@ -19,7 +19,7 @@ from torch import Tensor, library
 from .._fields import Activation, Layout, Precision, encode_scalars
 from ..arguments import check_bias, check_residual
 from ..problem import ConvProblem, output_size
-from ._engine import FLOAT8, HOST, Operands, Signature, absent, as_buffer, run, shape_operand
+from ._engine import DTYPES, HOST, Operands, Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS
 
 __all__ = ["CHANNELS_FIRST", "CHANNELS_LAST", "Resolved", "conv", "output_shape"]
@@ -213,7 +213,7 @@ def _conv(
         return _new_output(input, plan.output, channels_last, out_dtype)
     dtype = input.dtype
     if bias is None:
-        bias_dtype = torch.float32 if dtype == FLOAT8 else dtype
+        bias_dtype = dtype if dtype in DTYPES else torch.float32
         bias_buffer = absent(1, bias_dtype, device)
     else:
         bias_dtype, held = bias.dtype, OPERANDS.bias(bias) if constant else None

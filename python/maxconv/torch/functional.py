@@ -18,7 +18,7 @@ from ..arguments import (
     resolve_padding,
     spatial_tuple,
 )
-from ._engine import DTYPES, FLOAT8
+from ._engine import BLACKWELL, BLACKWELL_DTYPES, DTYPES, FLOAT8
 from ._op import Resolved, conv
 
 __all__ = ["Ints", "conv1d", "conv2d", "conv3d"]
@@ -90,9 +90,10 @@ def conv2d(
     The weight is packed in every call: a module (``Conv2d``) packs it once.
 
     Args:
-        input: float32, bfloat16 or float16, on the CPU or a GPU, or float8_e4m3fn on a GPU.
+        input: float32, bfloat16 or float16, on the CPU or a GPU; on a GPU also float8_e4m3fn, on
+            one of compute capability 10.0 or 10.3 float8_e5m2 and int8.
         weight: Of the input's dtype.
-        bias: ``[K]`` of the input's dtype (the output's for float8_e4m3fn) or float32.
+        bias: ``[K]`` of the input's dtype (the output's for a dtype of 8 bits) or float32.
         stride: One integer or two.
         padding: Zeros on both sides, one integer or two; ``"valid"`` for none; ``"same"`` for an
             output of the input's size.
@@ -363,14 +364,22 @@ def _check_input(rank: int, input: Tensor, out_dtype: torch.dtype | None) -> Non
             f"input: shape {tuple(input.shape)} has rank {input.dim()}; conv{rank}d takes rank "
             f"{rank + 2}: [N, C, {shape}], or {rank + 1}: [C, {shape}]"
         )
-    allowed = (*DTYPES, FLOAT8) if input.is_cuda else DTYPES
+    allowed: tuple[torch.dtype, ...] = DTYPES
+    if input.is_cuda:
+        allowed = (*DTYPES, FLOAT8)
+        # What stands for a tensor while a program is traced may be on a GPU that is not there.
+        if (
+            torch.cuda.is_available()
+            and torch.cuda.get_device_capability(input.device) in BLACKWELL
+        ):
+            allowed += BLACKWELL_DTYPES
     if input.dtype not in allowed:
         raise TypeError(
             f"input: dtype {input.dtype} is not supported; {_names(allowed)} are allowed"
         )
-    if input.dtype == FLOAT8 and out_dtype is None:
+    if input.dtype not in DTYPES and out_dtype is None:
         raise TypeError(
-            f"out_dtype: None stands for the input's {FLOAT8}, which is no dtype of outputs; "
+            f"out_dtype: None stands for the input's {input.dtype}, which is no dtype of outputs; "
             f"{_names(DTYPES)} are allowed"
         )
 
@@ -384,12 +393,13 @@ def _check_tensors(
     out_dtype: torch.dtype,
 ) -> None:
     dtype, grad = input.dtype, torch.is_grad_enabled()
-    single, beside = torch.float32, out_dtype if dtype == FLOAT8 else dtype
+    single, wide = torch.float32, dtype in DTYPES
+    beside = dtype if wide else out_dtype
     of_output = "output" if out_dtype != dtype else "input"
     for name, tensor, allowed, whose in (
         ("input", input, (dtype,), ""),
         ("weight", weight, (dtype,), "the input's "),
-        ("bias", bias, (beside, single), f"the {'output' if dtype == FLOAT8 else 'input'}'s "),
+        ("bias", bias, (beside, single), f"the {'input' if wide else 'output'}'s "),
         ("residual", residual, (out_dtype,), f"the {of_output}'s "),
         ("scale", scale, (single,), ""),
     ):
