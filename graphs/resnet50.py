@@ -76,9 +76,13 @@ def build_graph(weights: Weights) -> Graph:
             for block in range(blocks):
                 stride = 2 if stage > 1 and block == 0 else 1
                 x = bottleneck(x, weights, f"layer{stage}.{block}", stride)
-        features = ops.reshape(ops.mean(ops.mean(x, axis=1), axis=2), (x.shape[0], x.shape[3]))
-        matrix = constant(weights["fc.weight"].T)
-        graph.output(ops.matmul(features, matrix) + constant(weights["fc.bias"]))
+        features = ops.mean(ops.mean(x, axis=1), axis=2)
+        # A 1x1 convolution shares what is compiled already; a matmul would compile for as long as
+        # half of the network.
+        filter = weights["fc.weight"].astype(np.float32)[:, :, None, None]
+        bias = weights["fc.bias"].astype(np.float32)
+        scores = maxconv.conv2d(features, filter, bias=bias, filter_layout="FCRS")
+        graph.output(ops.reshape(scores, (x.shape[0], CLASSES)))
     return graph
 
 
@@ -130,12 +134,6 @@ def convolve(
         residual=residual,
         final_activation=final_activation,
     )
-
-
-def constant(array: npt.NDArray[Any]) -> TensorValue:
-    """Adds a constant of the same type as the activations."""
-    data = np.ascontiguousarray(array, dtype=np.float32)
-    return ops.constant(data, DType.float32, DeviceRef.CPU())
 
 
 def fold(weights: Weights, conv: str, norm: str) -> tuple[Floats, Floats]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,6 +62,41 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = option.numprocesses or 2
         option.dist = "loadfile"
     option.loadscopereorder = False
+    if option.numprocesses:
+        _allocate_by_jemalloc()
+
+
+def _allocate_by_jemalloc() -> None:
+    """Has processes from here on use the allocator that comes with MAX.
+
+    Compiling a graph allocates so much that it takes a fifth less time with it.
+    """
+    modular = importlib.util.find_spec("modular")
+    for folder in (modular.submodule_search_locations or []) if modular else []:
+        library = Path(folder, "lib", "libjemalloc_preload.so")
+        if library.is_file():
+            os.environ.setdefault("LD_PRELOAD", str(library))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives each of several processes a core of its own."""
+    if hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+        _keep_to_one_core(int(config.workerinput["workerid"].removeprefix("gw")))
+
+
+def _keep_to_one_core(worker: int) -> None:
+    """Keeps this process and its children to a core.
+
+    The compilers start as many threads as there are cores; those of two processes take a fifth
+    longer in each other's way than one thread each. MAX starts the threads that run graphs before,
+    so that the kernels still split their work.
+    """
+    from max.driver import CPU
+
+    CPU()
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[worker % len(cores)]})
 
 
 @pytest.hookimpl(optionalhook=True)

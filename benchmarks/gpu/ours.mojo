@@ -5,7 +5,7 @@
 A line of the file PROBLEMS is what benchmarks/gpu/lines.py writes. bfloat16,
 channels last, filters in the kernels' order. A graph of 32 launches over input
 sets that together exceed the L2 is replayed (`ms`), and the launches are
-enqueued one by one (`launch_ms`); medians of 7 after a pause, as peers.py
+enqueued one by one (`launch_ms`); medians of 7, each after a pause, as peers.py
 takes them. `ours` is the convolution alone, `ours_fused` has bias, SiLU and a
 residual as arguments. One JSON object a line.
 """
@@ -25,7 +25,7 @@ from operations.conv.memory import Reads
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
 from operations.gpu.dispatch import convolve
 from buffers import data_of, elements_of, put_random, reads_of
-from timing import input_sets, time_graph, time_stream
+from timing import ROUNDS, input_sets, time_graph, time_stream
 
 comptime TYPE = DType.bfloat16
 
@@ -136,8 +136,8 @@ def time_case(
     def enqueue(target: DeviceContext, index: Int) raises {imm}:
         operands.launch(target, p, fused, index % sets)
 
-    var replayed = time_graph(ctx, enqueue)
-    var called = time_stream(ctx, enqueue)
+    var replayed = time_graph[ROUNDS](ctx, enqueue)
+    var called = time_stream[ROUNDS](ctx, enqueue)
     var contender = "ours_fused" if fused else "ours"
     print(
         (

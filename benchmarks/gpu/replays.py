@@ -25,13 +25,14 @@ def input_sets(set_bytes: int) -> int:
 def time_runs(run: Callable[[], None], launches: int, pause: float = PAUSE) -> list[float]:
     """Milliseconds of a launch in each round, sorted; `run` makes `launches` of them.
 
-    The pause in front lets the chip cool.
+    In a pause in front of each round the chip cools: without, long problems reach its power limit.
     """
-    time.sleep(pause)
     for _ in range(REPLAYS):
         run()
     times = []
     for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        time.sleep(pause)
         begin = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         begin.record()

@@ -135,6 +135,14 @@ def constant(data: Array, dtype: str, device: DeviceRef) -> TensorValue:
     return ops.constant(buffer.view(kind) if kind in _BITS else buffer, kind, device)
 
 
+def repeat(value: TensorValue, times: int) -> TensorValue:
+    """Repeats a vector; a constant at once, as MAX would compile a kernel that does it."""
+    elements = constant_array(value)
+    if elements is None:
+        return ops.tile(value, (times,))
+    return constant(np.tile(elements, times), value.dtype.name, value.device)
+
+
 def host_constant(data: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> TensorValue:
     """Makes a constant that stays in host memory wherever the op runs."""
     return ops.constant(data, device=DeviceRef.CPU())

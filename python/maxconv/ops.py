@@ -21,6 +21,7 @@ compiled; the message names the argument, the value and what is allowed.
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import numpy as np
@@ -31,7 +32,14 @@ from max.graph.type import ConvInputLayout, FilterLayout
 
 from ._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Precision, encode_scalars
 from ._gpu import gpu_kernels
-from ._graph import constant, host_constant, is_computed, not_negative, require_kernels
+from ._graph import (
+    constant,
+    host_constant,
+    is_computed,
+    not_negative,
+    repeat,
+    require_kernels,
+)
 from ._operands import (
     FilterOperand,
     bias_operand,
@@ -332,9 +340,9 @@ def conv2d_transpose(
     added = bias_operand(bias, split.filters, dtype=dtype, device=value.device)
     factors = scale_operand(scale, split.filters, value.device)
     if split.merged:
-        repeats = (split.stride[0] * split.stride[1],)
-        added = None if added is None else ops.tile(added, repeats)
-        factors = None if factors is None else ops.tile(factors, repeats)
+        times = math.prod(split.stride)
+        added = None if added is None else repeat(added, times)
+        factors = None if factors is None else repeat(factors, times)
     outputs = []
     for phase in split.phases:
         operand = filter_operand(

@@ -1,5 +1,5 @@
 """How the GPU programs time: medians of replays of a graph of launches, over
-input sets that together exceed the L2, after a pause in which the chip cools."""
+input sets that together exceed the L2, after pauses in which the chip cools."""
 
 from max.gpu.host import DeviceContext, DeviceGraph, DeviceGraphBuilder
 from std.time import sleep
@@ -17,7 +17,8 @@ comptime ROUNDS = 7
 """Timings that the median is taken of."""
 
 comptime PAUSE = 0.25
-"""Seconds before the first."""
+"""Seconds of a pause: the chip neither reaches its power limit after it nor
+falls asleep in it."""
 
 
 def input_sets(bytes: Int) -> Int:
@@ -30,13 +31,15 @@ def input_sets(bytes: Int) -> Int:
 
 
 def median_of[
-    Run: def(DeviceContext) raises -> None
+    Run: def(DeviceContext) raises -> None, //, pauses: Int
 ](ctx: DeviceContext, run: Run) raises -> Float64:
     """Milliseconds of a launch, `run` making `LAUNCHES`: the median."""
     sleep(PAUSE)
     _ = ctx.execution_time(run, REPLAYS)
     var times = List[Float64]()
     for _ in range(ROUNDS):
+        comptime if pauses == ROUNDS:
+            sleep(PAUSE)
         times.append(
             Float64(ctx.execution_time(run, REPLAYS))
             / Float64(REPLAYS * LAUNCHES)
@@ -47,9 +50,13 @@ def median_of[
 
 
 def time_graph[
-    Enqueue: def(DeviceContext, Int) raises -> None
+    Enqueue: def(DeviceContext, Int) raises -> None, //, pauses: Int = 1
 ](ctx: DeviceContext, enqueue: Enqueue) raises -> Float64:
     """Milliseconds of a launch in a graph.
+
+    Parameters:
+        Enqueue: Of `enqueue`.
+        pauses: Before the first round, 1, or before each, `ROUNDS`.
 
     Args:
         ctx: The device.
@@ -68,13 +75,17 @@ def time_graph[
     def replay(ctx: DeviceContext) raises {imm}:
         graph.replay()
 
-    return median_of(ctx, replay)
+    return median_of[pauses](ctx, replay)
 
 
 def time_stream[
-    Enqueue: def(DeviceContext, Int) raises -> None
+    Enqueue: def(DeviceContext, Int) raises -> None, //, pauses: Int = 1
 ](ctx: DeviceContext, enqueue: Enqueue) raises -> Float64:
     """Milliseconds of a launch, enqueued one by one.
+
+    Parameters:
+        Enqueue: Of `enqueue`.
+        pauses: As for `time_graph`.
 
     Args:
         ctx: The device.
@@ -85,4 +96,4 @@ def time_stream[
         for i in range(LAUNCHES):
             enqueue(ctx, i)
 
-    return median_of(ctx, run)
+    return median_of[pauses](ctx, run)
