@@ -76,13 +76,14 @@ def build_graph(weights: Weights) -> Graph:
             for block in range(blocks):
                 stride = 2 if stage > 1 and block == 0 else 1
                 x = bottleneck(x, weights, f"layer{stage}.{block}", stride)
-        features = ops.mean(ops.mean(x, axis=1), axis=2)
+        batch, height, width, channels = x.shape
+        features = ops.mean(ops.reshape(x, (batch, 1, height * width, channels)), axis=2)
         # A 1x1 convolution shares what is compiled already; a matmul would compile for as long as
         # half of the network.
         filter = weights["fc.weight"].astype(np.float32)[:, :, None, None]
         bias = weights["fc.bias"].astype(np.float32)
         scores = maxconv.conv2d(features, filter, bias=bias, filter_layout="FCRS")
-        graph.output(ops.reshape(scores, (x.shape[0], CLASSES)))
+        graph.output(ops.reshape(scores, (batch, CLASSES)))
     return graph
 
 

@@ -9,41 +9,38 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from max import driver
 from max.dtype import DType
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, TensorType
 
 import maxconv
 
 
 def block() -> Graph:
-    """Returns a convolution alone, one with bias, SiLU and residual, and a ResNet block."""
+    """Returns a convolution with bias, SiLU and residual, and the first block of a ResNet's stage,
+    whose shortcut is a convolution alone."""
     gpu, kind = DeviceRef.GPU(), DType.bfloat16
     image = TensorType(kind, ("n", "h", "w", 64), gpu)
 
-    def weights(filters: int, taps: int, channels: int) -> Any:
-        return constant(taps, taps, channels, filters)
+    def weights(taps: int) -> npt.NDArray[np.float32]:
+        return np.ones((taps, taps, 64, 64), np.float32)
 
-    def constant(*shape: int) -> Any:
-        values = ops.constant(np.ones(shape, np.float32), DType.float32, device=DeviceRef.CPU())
-        return values.cast(kind).to(gpu)
-
+    bias = np.ones(64, np.float32)
     with Graph("blackwell", input_types=[image] * 2, kernel_library=maxconv.kernel_library()) as g:
         x, residual = (value.tensor for value in g.inputs)
-        bias = constant(64)
-        alone = maxconv.conv2d(x, weights(64, 3, 64), padding=1)
+        alone = maxconv.conv2d(x, weights(1))
         fused = maxconv.conv2d(
-            x, weights(64, 3, 64), padding=1, bias=bias, activation="silu", residual=residual
+            x, weights(3), padding=1, bias=bias, activation="silu", residual=residual
         )
-        inner = maxconv.conv2d(x, weights(64, 1, 64), bias=bias, activation="relu")
-        middle = maxconv.conv2d(inner, weights(64, 3, 64), padding=1, bias=bias, activation="relu")
+        inner = maxconv.conv2d(x, weights(1), bias=bias, activation="relu")
+        middle = maxconv.conv2d(inner, weights(3), padding=1, bias=bias, activation="relu")
         outer = maxconv.conv2d(
-            middle, weights(64, 1, 64), bias=bias, residual=x, final_activation="relu"
+            middle, weights(1), bias=bias, residual=alone, final_activation="relu"
         )
-        g.output(alone, fused, outer)
+        g.output(fused, outer)
     return g
 
 

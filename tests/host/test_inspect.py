@@ -93,12 +93,13 @@ def test_blackwell(capsys: pytest.CaptureFixture[str]) -> None:
     """Each configuration takes what the kernel's own test finds."""
     assert cli.main(["inspect", "--target", "sm_100a", "--kernel", "sm100"]) == 0
     _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
-    names = [f"sm100-{index}" for index in range(7)]
+    names = [f"sm100-{index}" for index in range(9)]
     assert {row[0] for row in rows} == {*names, "sm100-0-residual", "sm100-1-residual"}
     for _, registers, *spills, _, shared in rows:
         assert int(registers) * THREADS <= REGISTERS
         assert set(spills) == {"0"}
-        assert int(shared) == 230400
+        # Two stages of 32 KiB less than a block may have, at most.
+        assert 227 * 1024 - 2 * 32 * 1024 < int(shared) <= 227 * 1024
 
 
 def test_ptx_goes_to_a_folder(emission: Emission) -> None:
