@@ -23,7 +23,7 @@ from replays import LAUNCHES, Launch, input_sets, time_graph, time_runs
 from torch.nn import functional
 
 SCREENING_PAUSE = 0.02
-"""Seconds in front of each of cuDNN's plans; the best is timed again as everything else is."""
+"""Seconds in front of each round of a plan of cuDNN's; the best is timed again as all else is."""
 
 
 @dataclass(frozen=True)
