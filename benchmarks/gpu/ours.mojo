@@ -25,7 +25,7 @@ from operations.conv.memory import Reads
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
 from operations.gpu.dispatch import convolve
 from buffers import data_of, elements_of, put_random, reads_of
-from timing import ROUNDS, input_sets, time_graph, time_stream
+from timing import input_sets, time_graph, time_stream
 
 comptime TYPE = DType.bfloat16
 
@@ -136,8 +136,8 @@ def time_case(
     def enqueue(target: DeviceContext, index: Int) raises {imm}:
         operands.launch(target, p, fused, index % sets)
 
-    var replayed = time_graph[ROUNDS](ctx, enqueue)
-    var called = time_stream[ROUNDS](ctx, enqueue)
+    var replayed = time_graph[every_round=True](ctx, enqueue)
+    var called = time_stream[every_round=True](ctx, enqueue)
     var contender = "ours_fused" if fused else "ours"
     print(
         (

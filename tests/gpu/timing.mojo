@@ -31,14 +31,14 @@ def input_sets(bytes: Int) -> Int:
 
 
 def median_of[
-    Run: def(DeviceContext) raises -> None, //, pauses: Int
+    Run: def(DeviceContext) raises -> None, //, every_round: Bool
 ](ctx: DeviceContext, run: Run) raises -> Float64:
     """Milliseconds of a launch, `run` making `LAUNCHES`: the median."""
     sleep(PAUSE)
     _ = ctx.execution_time(run, REPLAYS)
     var times = List[Float64]()
     for _ in range(ROUNDS):
-        comptime if pauses == ROUNDS:
+        comptime if every_round:
             sleep(PAUSE)
         times.append(
             Float64(ctx.execution_time(run, REPLAYS))
@@ -50,13 +50,15 @@ def median_of[
 
 
 def time_graph[
-    Enqueue: def(DeviceContext, Int) raises -> None, //, pauses: Int = 1
+    Enqueue: def(DeviceContext, Int) raises -> None,
+    //,
+    every_round: Bool = False,
 ](ctx: DeviceContext, enqueue: Enqueue) raises -> Float64:
     """Milliseconds of a launch in a graph.
 
     Parameters:
         Enqueue: Of `enqueue`.
-        pauses: Before the first round, 1, or before each, `ROUNDS`.
+        every_round: Whether to pause before each round, not the first alone.
 
     Args:
         ctx: The device.
@@ -75,17 +77,19 @@ def time_graph[
     def replay(ctx: DeviceContext) raises {imm}:
         graph.replay()
 
-    return median_of[pauses](ctx, replay)
+    return median_of[every_round](ctx, replay)
 
 
 def time_stream[
-    Enqueue: def(DeviceContext, Int) raises -> None, //, pauses: Int = 1
+    Enqueue: def(DeviceContext, Int) raises -> None,
+    //,
+    every_round: Bool = False,
 ](ctx: DeviceContext, enqueue: Enqueue) raises -> Float64:
     """Milliseconds of a launch, enqueued one by one.
 
     Parameters:
         Enqueue: Of `enqueue`.
-        pauses: As for `time_graph`.
+        every_round: As for `time_graph`.
 
     Args:
         ctx: The device.
@@ -96,4 +100,4 @@ def time_stream[
         for i in range(LAUNCHES):
             enqueue(ctx, i)
 
-    return median_of[pauses](ctx, run)
+    return median_of[every_round](ctx, run)

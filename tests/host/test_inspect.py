@@ -95,11 +95,12 @@ def test_blackwell(capsys: pytest.CaptureFixture[str]) -> None:
     _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     names = [f"sm100-{index}" for index in range(9)]
     assert {row[0] for row in rows} == {*names, "sm100-0-residual", "sm100-1-residual"}
-    for _, registers, *spills, _, shared in rows:
+    # What blocks that share a tile exchange does not come out in whole stages.
+    shared_bytes = {"sm100-7": 214016, "sm100-8": 222208}
+    for name, registers, *spills, _, shared in rows:
         assert int(registers) * THREADS <= REGISTERS
         assert set(spills) == {"0"}
-        # Two stages of 32 KiB less than a block may have, at most.
-        assert 227 * 1024 - 2 * 32 * 1024 < int(shared) <= 227 * 1024
+        assert int(shared) == shared_bytes.get(name, 230400)
 
 
 def test_ptx_goes_to_a_folder(emission: Emission) -> None:

@@ -107,7 +107,7 @@ def problems(draw: st.DrawFn) -> ConvProblem:
 SWIZZLES = st.sampled_from([Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128])
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=150)
 @given(problem=problems(), swizzle=SWIZZLES, data=st.data())
 def test_the_loads_of_all_tiles_and_taps_are_im2col(
     problem: ConvProblem, swizzle: Swizzle, data: st.DataObject
