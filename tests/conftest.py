@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 TOGETHER = (
     ("tests/gpu/",),
     ("tests/emulated/test_compiled",),
+    ("tests/host/test_inspect", "tests/host/test_sm90.", "tests/host/test_gpu_direct"),
     (
         "tests/interop/test_torch",
+        "tests/interop/test_fusion",
         "tests/interop/test_graph_ops",
         "tests/interop/test_graph_arguments",
         "tests/interop/test_transpose",
@@ -43,7 +45,6 @@ LONGEST = (
     "tests/emulated/test_diagonal",
     "tests/host/test_explain",
     "tests/interop/test_nn",
-    "tests/interop/test_fusion",
     "tests/host/test_kernels",
 )
 
