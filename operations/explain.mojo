@@ -5,16 +5,14 @@ from .conv.config import SOURCE_CONVERTED, SOURCE_FLOAT32
 from .conv.dispatch import choose_kernel as choose_cpu
 from .conv.dispatch import explain_choice as explain_cpu
 from .conv.problem import ConvProblem
-from .gpu.config import Operands
+from .gpu.config import (
+    Operands,
+    is_blackwell_capability,
+    is_hopper_capability,
+)
 from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import choose_kernel as choose_gpu
 from .gpu.dispatch import explain_choice as explain_gpu
-
-comptime HOPPER_CAPABILITY = 90
-"""Compute capability times ten of the GPUs that the Hopper kernels run on."""
-
-comptime BLACKWELL_CAPABILITIES = [100, 103]
-"""The same, of the Blackwell kernel."""
 
 
 @fieldwise_init
@@ -123,15 +121,14 @@ def explain_on_other_gpu[
             t"multiprocessors: {multiprocessors} is not positive; a GPU has at"
             t" least 1"
         )
-    if capability == HOPPER_CAPABILITY:
+    if is_hopper_capability(capability):
         return explain_on_gpu[dtype, True, False](
             requested, problem, exact, multiprocessors
         )
-    comptime for blackwell in BLACKWELL_CAPABILITIES:
-        if capability == blackwell:
-            return explain_on_gpu[dtype, False, True](
-                requested, problem, exact, multiprocessors
-            )
+    if is_blackwell_capability(capability):
+        return explain_on_gpu[dtype, False, True](
+            requested, problem, exact, multiprocessors
+        )
     return explain_on_gpu[dtype, False, False](
         requested, problem, exact, multiprocessors
     )
