@@ -20,13 +20,13 @@ from .epilogue_params import EpilogueParams
 
 comptime ElementwiseLambda = def[
     dtype: DType, width: SIMDLength, *, alignment: Int = 1
-](IndexList[2], SIMD[dtype, width]) capturing thin -> None
+](IndexList[2], SIMD[dtype, width]) capturing -> None
 """Stores values at `[m, n]`, or makes something else of them. `n` is a multiple
 of `alignment`, which is `width`."""
 
 comptime ElementwiseComputeLambda = def[
     dtype: DType, width: SIMDLength, *, alignment: Int = 1
-](IndexList[2], SIMD[dtype, width]) capturing thin -> SIMD[dtype, width]
+](IndexList[2], SIMD[dtype, width]) capturing -> SIMD[dtype, width]
 """What to store instead of values at `[m, n]`; `alignment` as for
 `ElementwiseLambda`."""
 
@@ -78,9 +78,9 @@ struct FusedWork[
     @always_inline
     def _lambda_value[
         width: Int
-    ](
-        place: IndexList[2], value: SIMD[Self.Output.dtype, width]
-    ) -> type_of(value):
+    ](place: IndexList[2], value: SIMD[Self.Output.dtype, width]) -> type_of(
+        value
+    ):
         """Values after `elementwise_compute_lambda_fn`, if it is given."""
         comptime if Self.elementwise_compute_lambda_fn:
             comptime compute = Self.elementwise_compute_lambda_fn.value()

@@ -137,6 +137,29 @@ def test_fused_work(program: Program, kernels: dict[str, Kernel], name: str) -> 
     check(program, kernel, Case(WALKS["three_dimensions"], fused), 5)
 
 
+@pytest.mark.parametrize(
+    ("name", "beta"),
+    [
+        ("lambda-computes-0", 0.0),
+        # A residual that is multiplied with 0 leaves the function where it is.
+        ("lambda-computes-2", 0.0),
+        ("lambda-stores-1", 0.0),
+        ("lambda-both-0", 2.0),
+    ],
+)
+def test_functions_behind_the_epilogue(
+    program: Program, kernels: dict[str, Kernel], name: str, beta: float
+) -> None:
+    """One that computes, one that stores into memory that it captures, and both, on partial tiles
+    of pixels and filters."""
+    of_them = [kernel for kernel in kernels.values() if kernel.has_lambda]
+    assert {(k.lambda_computes, k.registers) for k in of_them} >= {(1, 0), (1, 1), (0, 1)}
+    assert {k.name for k in of_them if k.residual} == {"lambda-computes-2", "lambda-both-0"}
+    fused = Fused(bias=True, activation=LEAKY_RELU, beta=beta)
+    case = Case(problem(2, (9, 11), 24, 72, (1, 2)), fused, seed=len(name))
+    check(program, kernels[name], case, len(name))
+
+
 @pytest.fixture(scope="module")
 def every_program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """The program with every kind of work on every configuration."""

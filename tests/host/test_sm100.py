@@ -54,6 +54,8 @@ REFUSALS = [
     "types: no instruction multiplies bfloat16 by float16; two of bfloat16, float16, float32, int8 "
     "or uint8, or two of float8_e4m3fn and float8_e5m2, are",
     "types: output int8 is not bfloat16, float16 or float32",
+    "Output: Placed has work of the graph compiler's behind it, which leaves no place for "
+    "elementwise_lambda_fn or elementwise_compute_lambda_fn; an output in memory does",
 ]
 
 

@@ -45,13 +45,18 @@ def launch(
 
     var ctx = DeviceContext()
     comptime config = candidate[Type, Type, Type](0)
-    convolve[config, elementwise_compute_lambda_fn=Optional[ElementwiseComputeLambda](doubled)](
-        ctx, problem, data, data, epilogue, MemoryOutput(output)
-    )
+    convolve[
+        config,
+        elementwise_compute_lambda_fn=Optional[ElementwiseComputeLambda](
+            doubled
+        ),
+    ](ctx, problem, data, data, epilogue, MemoryOutput(output))
     convolve[
         config,
         elementwise_lambda_fn=Optional[ElementwiseLambda](save),
-        elementwise_compute_lambda_fn=Optional[ElementwiseComputeLambda](doubled),
+        elementwise_compute_lambda_fn=Optional[ElementwiseComputeLambda](
+            doubled
+        ),
     ](ctx, problem, data, data, epilogue, MemoryOutput(output))
 
 
