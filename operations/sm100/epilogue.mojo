@@ -95,6 +95,8 @@ struct TileEpilogue[
     )
     comptime parts = Self.config.parts()
     comptime Values = SIMD[DType.float32, Self.size]
+    comptime sum_type = accumulator_type[Self.act_type]()
+    comptime Sums = SIMD[Self.sum_type, Self.size]
     comptime Chunk = SIMD[Self.out_type, Self.width]
     comptime Params = EpilogueParams[Self.Output, Self.bias_type]
     comptime Storage = SharedStorage[Self.config]
@@ -159,14 +161,21 @@ struct TileEpilogue[
             self._send_parts(count)
             self.partials.wait()
         for subtile in range(self.place.part, count, UInt32(Self.parts)):
-            var values = self._read(subtile)
+            var sums = self._read(subtile)
             comptime if Self.parts > 1:
-                values = self.partials.add(subtile, values)
+                sums = self.partials.add(subtile, sums)
             else:
                 if subtile + 1 == count:
                     self._release_accumulator()
             var filter = tile.filter + subtile * UInt32(Self.size)
-            self._store_subtile(map, params, geometry, tile, filter, values)
+            self._store_subtile(
+                map,
+                params,
+                geometry,
+                tile,
+                filter,
+                sums.cast[DType.float32](),
+            )
         comptime if Self.parts > 1:
             self.partials.release()
             # There may have been no sub-tile of this block's.
@@ -174,9 +183,9 @@ struct TileEpilogue[
         self.accumulator.step()
 
     @always_inline
-    def _read(self, subtile: UInt32) -> Self.Values:
+    def _read(self, subtile: UInt32) -> Self.Sums:
         """This thread's pixel of a sub-tile, from tensor memory."""
-        return read_row[accumulator_type[Self.act_type](), Self.size](
+        return read_row[Self.sum_type, Self.size](
             self.tmem
             + self.accumulator.stage * UInt32(Self.stage_stride_cols)
             + subtile * UInt32(Self.size)

@@ -243,10 +243,14 @@ struct Emitted[
 
 
 def emit_type[
-    act_type: DType, filter_type: DType, out_type: DType, bias_type: DType
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    bias_type: DType,
+    *indices: Int,
 ](name: String) raises:
-    """The default configurations, of a type."""
-    comptime for index in range(2):
+    """Configurations of a type."""
+    comptime for index in indices:
         comptime config = candidate[act_type, filter_type, out_type](index)
         Emitted[
             act_type,
@@ -310,8 +314,11 @@ def emit_every() raises:
         emit_typed[
             DType.float32, DType.float32, DType.float32, DType.float32, index
         ]("float32")
+        comptime act_type = (
+            DType.float8_e5m2 if index % 2 == 1 else DType.float8_e4m3fn
+        )
         emit_typed[
-            DType.float8_e4m3fn,
+            act_type,
             DType.float8_e5m2,
             DType.bfloat16,
             DType.float32,
@@ -428,10 +435,10 @@ def emit_all() raises:
             index == 0,
             index == 1,
         ].emit(String(t"stores-{index}"))
-    emit_type[DType.float16, DType.float16, DType.float16, DType.float16](
+    emit_type[DType.float16, DType.float16, DType.float16, DType.float16, 0, 1](
         "float16"
     )
-    emit_type[DType.float32, DType.float32, DType.float32, DType.float32](
+    emit_type[DType.float32, DType.float32, DType.float32, DType.float32, 0, 1](
         "float32"
     )
     emit_type[
@@ -439,8 +446,15 @@ def emit_all() raises:
         DType.float8_e5m2,
         DType.bfloat16,
         DType.float32,
+        0,
     ]("float8")
-    emit_type[DType.int8, DType.int8, DType.float16, DType.float32]("int8")
+    emit_type[
+        DType.float8_e5m2, DType.float8_e5m2, DType.bfloat16, DType.float32, 1
+    ]("float8")
+    # The last one's tiles two blocks share.
+    emit_type[DType.int8, DType.int8, DType.float16, DType.float32, 0, 1, 8](
+        "int8"
+    )
     emit_placed[0, False, True]("lambda-computes-0")
     emit_placed[2, True, False]("lambda-computes-2")
     var output = Writes[Type](unsafe_from_address=OUTPUT)
