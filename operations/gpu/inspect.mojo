@@ -20,6 +20,7 @@ from .config import (
     has_sm100_types,
     has_sm90_types,
     has_stem_types,
+    needs_sm100,
 )
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import DEPTHWISE_CANDIDATES, depthwise_candidate
@@ -39,7 +40,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
 
     Parameters:
         dtype: Of activation and filter; of bias, residual and output too, but
-            where it is float8_e4m3fn they are bfloat16.
+            where it has 8 bits they are bfloat16.
         arch: What to compile for, as `sm_90a`.
         wanted: The name of the kernel, as Python has it, or nothing for all.
     """
@@ -120,6 +121,8 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         Raises:
             If a file cannot be written.
         """
+        comptime if needs_sm100[Self.dtype]():
+            return
         comptime if Self.is_wanted("reference"):
             comptime kernel = reference_kernel[
                 Self.Source, Self.Output, Self.out_type, Self.out_type

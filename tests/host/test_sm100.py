@@ -54,6 +54,8 @@ REFUSALS = [
     "types: no instruction multiplies bfloat16 by float16; two of bfloat16, float16, float32, int8 "
     "or uint8, or two of float8_e4m3fn and float8_e5m2, are",
     "types: output int8 is not bfloat16, float16 or float32",
+    "Output: Placed has work of the graph compiler's behind it, which leaves no place for "
+    "elementwise_lambda_fn or elementwise_compute_lambda_fn; an output in memory does",
 ]
 
 
@@ -88,7 +90,7 @@ def _arrivals(text: str) -> Counter[int]:
 
 
 def test_every_configuration_can_be_built(kernels: list[Kernel]) -> None:
-    assert {kernel.act for kernel in kernels} == {*KINDS, "float8_e4m3fn"}
+    assert {kernel.act for kernel in kernels} == {*KINDS, "float8_e4m3fn", "float8_e5m2"}
     assert {kernel.group for kernel in kernels} == {1, 2}
     assert {kernel.cluster for kernel in kernels} == {1, 2, 4}
     assert {kernel.parts for kernel in kernels} == {1, 2, 4}
