@@ -17,7 +17,8 @@ import pytest
 from tests import blackwell, ptx
 from tests.blackwell import Kernel
 
-from maxconv import library
+from maxconv import inspect, library
+from maxconv.targets import BLACKWELL, HOPPER
 
 SHARED_BYTES = 227 * 1024
 TMEM_COLUMNS = 512
@@ -294,3 +295,30 @@ def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -
     assert (built.returncode == 0) == (stages == 6), built.stderr
     sentence = "shared memory: 263168 bytes, but a block has 232448"
     assert (sentence in built.stderr) == (stages == 7)
+
+
+@pytest.mark.nightly
+def test_functions_reach_the_kernel_through_its_launcher(tmp_path: Path) -> None:
+    """What they capture are parameters behind the others."""
+    program = tmp_path / "lambdas"
+    ptx.build("lambdas_sm100", program, "sm_100a")
+    entries = [text[text.index(".entry") : text.index(".maxntid")] for text in ptx.held(program)]
+    # Descriptors, the epilogue's and the problem: with and without a residual.
+    assert sorted(entry.count(".param ") for entry in entries) == [5 + 2, 6 + 2]
+    with pytest.raises(AssertionError, match="Output: Placed has work of the graph compiler's"):
+        ptx.build("lambdas_sm100", program, "sm_100a", "FUSED")
+
+
+def test_types_of_blackwell_alone_are_inspected_there_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype: int8 has kernels for sm_100a alone; .* sm_90a"):
+        inspect.emit(tmp_path, HOPPER, "int8")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
+def test_they_are_inspected(dtype: str, tmp_path: Path) -> None:
+    files = inspect.emit(tmp_path, BLACKWELL, dtype)
+    assert files
+    for file in files:
+        assert file.stem.startswith("sm100-")
+        assert f"kind::{KINDS.get(dtype, 'f8f6f4')}" in file.read_text()
