@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,10 +35,7 @@ def kernels(content: bytes) -> set[bytes]:
     return set(re.findall(rb"\.text\.(maxconv_sm100_kernel_Conv2dF\w+)", content))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", ["sm_100a", pytest.param("sm_103a", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("architecture", ["sm_100a", "sm_103a"])
 def test_a_block_compiles(architecture: str, tmp_path: Path) -> None:
     content = compiled(architecture, tmp_path)
     # Each of two configurations, with a residual and without.
@@ -44,8 +43,6 @@ def test_a_block_compiles(architecture: str, tmp_path: Path) -> None:
     assert set(re.findall(rb"-arch (sm_\w+)", content)) == {architecture.encode()}
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
 def test_types_of_blackwell_alone(tmp_path: Path) -> None:
     """They compile to this kernel and no other, and for a Hopper GPU to a sentence."""
     (tmp_path / "blackwell").mkdir()
