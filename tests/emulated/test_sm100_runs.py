@@ -61,7 +61,7 @@ def problem(
     )
 
 
-FURTHER_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4)]
+FURTHER_SEEDS = [pytest.param(seed, marks=pytest.mark.extended) for seed in range(1, 4)]
 
 #: Six tiles and partial ones of 128 pixels and filters; 80 channels are a slice and a part of one.
 PARTIAL = problem(3, (9, 11), 80, 200, (2, 3))
@@ -201,7 +201,7 @@ def every_kernel(every_program: Program) -> dict[str, Kernel]:
     return every_program.kernels()
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("index", range(CANDIDATES))
 @pytest.mark.parametrize(
     "kind",
@@ -285,7 +285,7 @@ SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
         *FAULTS,
         "parts added too early",
         *(
-            pytest.param(name, marks=pytest.mark.nightly)
+            pytest.param(name, marks=pytest.mark.extended)
             for name in SHARED_FAULTS
             if name != "parts added too early"
         ),

@@ -64,7 +64,7 @@ def test_work_behind_the_output_decides_the_tile(name: str, behind: str, alone: 
     assert alone in ask(name, "sm_100a", fused_output=False)[1]
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "float8_e4m3fn"])
 def test_types_of_8_bits(dtype: str) -> None:
     problem = find_problem("resnet50.conv2_3x3").problem

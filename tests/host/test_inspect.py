@@ -65,7 +65,7 @@ def test_no_kernel_spills_its_sums(kernels: list[Path]) -> None:
 
 
 @needs_ptxas
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["fp16", "fp8", "fp32"])
 def test_no_type_spills(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The table of each other type: the Hopper kernel as it should be, the others nearly so."""

@@ -64,13 +64,13 @@ REFUSALS = [
     scope="module",
     params=[
         pytest.param((), id="some"),
-        pytest.param(("EVERY",), id="every", marks=pytest.mark.nightly),
+        pytest.param(("EVERY",), id="every", marks=pytest.mark.extended),
     ],
 )
 def kernels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Kernel]:
-    """Every configuration's kernel, compiled; nightly also with every kind of work."""
+    """Every configuration's kernel, compiled; the extended tests do it with every kind of work."""
     return list(blackwell.program(tmp_path_factory, *request.param).kernels().values())
 
 
@@ -284,7 +284,7 @@ def test_configurations_that_mean_nothing_are_refused(
     assert blackwell.program(tmp_path_factory).run("refuse") == REFUSALS
 
 
-@pytest.mark.parametrize("stages", [pytest.param(6, marks=pytest.mark.nightly), 7])
+@pytest.mark.parametrize("stages", [pytest.param(6, marks=pytest.mark.extended), 7])
 def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -> None:
     source = ptx.SOURCES / "misuse_sm100.mojo"
     built = library.run_mojo(
@@ -297,7 +297,7 @@ def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -
     assert (sentence in built.stderr) == (stages == 7)
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 def test_functions_reach_the_kernel_through_its_launcher(tmp_path: Path) -> None:
     """What they capture are parameters behind the others."""
     program = tmp_path / "lambdas"
@@ -314,7 +314,7 @@ def test_types_of_blackwell_alone_are_inspected_there_alone(tmp_path: Path) -> N
         inspect.emit(tmp_path, HOPPER, "int8")
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
 def test_they_are_inspected(dtype: str, tmp_path: Path) -> None:
     files = inspect.emit(tmp_path, BLACKWELL, dtype)

@@ -185,7 +185,7 @@ def test_compiled_models(session: InferenceSession) -> None:
     [
         pytest.param(maxconv.library_path, id="precompiled"),
         # MAX takes ten seconds to compile them.
-        pytest.param(lambda: maxconv.OPERATIONS, id="source", marks=pytest.mark.nightly),
+        pytest.param(lambda: maxconv.OPERATIONS, id="source", marks=pytest.mark.extended),
     ],
 )
 def test_subgraphs_ask_for_the_kernels(kernels: Callable[[], Path]) -> None:
