@@ -1,20 +1,20 @@
 """Which kernel a convolution would run on, without running it: on the device
 that is asked, or on a GPU that need not be here."""
 
+from std.sys.info import size_of
+
 from .conv.config import SOURCE_CONVERTED, SOURCE_FLOAT32
 from .conv.dispatch import choose_kernel as choose_cpu
 from .conv.dispatch import explain_choice as explain_cpu
 from .conv.problem import ConvProblem
-from .gpu.config import Operands
+from .gpu.config import (
+    Operands,
+    is_blackwell_capability,
+    is_hopper_capability,
+)
 from .gpu.dispatch import ALL_KERNELS
 from .gpu.dispatch import choose_kernel as choose_gpu
 from .gpu.dispatch import explain_choice as explain_gpu
-
-comptime HOPPER_CAPABILITY = 90
-"""Compute capability times ten of the GPUs that the Hopper kernels run on."""
-
-comptime BLACKWELL_CAPABILITIES = [100, 103]
-"""The same, of the Blackwell kernel."""
 
 
 @fieldwise_init
@@ -55,12 +55,17 @@ def explain_on_cpu[
 def explain_on_gpu[
     dtype: DType, hopper: Bool, blackwell: Bool
 ](
-    requested: Int, problem: ConvProblem, exact: Bool, multiprocessors: Int
+    requested: Int,
+    problem: ConvProblem,
+    exact: Bool,
+    fused_output: Bool,
+    multiprocessors: Int,
 ) raises -> Answer:
     """Asks the dispatch of GPUs.
 
     Parameters:
-        dtype: Of activation, filter and output.
+        dtype: Of activation and filter; of the output too, but where it has 8
+            bits the output is bfloat16.
         hopper: Whether the GPU has compute capability 9.0.
         blackwell: Whether it has compute capability 10.0 or 10.3.
 
@@ -68,24 +73,31 @@ def explain_on_gpu[
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
         problem: The convolution, valid.
         exact: Whether products of float32 must not be rounded to tf32.
+        fused_output: Whether something stands behind the op that the graph
+            compiler fuses with it: elementwise work, or the graph's end.
         multiprocessors: Of the GPU.
 
     Returns:
-        The choice for an op that nothing is fused with, its operands where MAX
-        allocates them: at multiples of 16 bytes.
+        The choice for an op with nothing in front of it and no operand of its
+        epilogue, its operands where MAX allocates them: at multiples of 16
+        bytes.
 
     Raises:
         If the requested kernel cannot take the problem: why.
     """
+    comptime out_type = DType.bfloat16 if size_of[dtype]() == 1 else dtype
     var operands = Operands(
-        fused_input=False, aligned=True, fused_output=False, exact=exact
+        fused_input=False,
+        aligned=True,
+        fused_output=fused_output,
+        exact=exact,
     )
-    var chosen = choose_gpu[dtype, dtype, hopper, blackwell, ALL_KERNELS](
+    var chosen = choose_gpu[dtype, out_type, hopper, blackwell, ALL_KERNELS](
         requested, problem, operands, multiprocessors
     )
     return Answer(
         chosen.kernel,
-        explain_gpu[dtype, dtype, hopper, blackwell](
+        explain_gpu[dtype, out_type, hopper, blackwell](
             chosen, requested, problem, operands, multiprocessors
         ),
     )
@@ -97,6 +109,7 @@ def explain_on_other_gpu[
     requested: Int,
     problem: ConvProblem,
     exact: Bool,
+    fused_output: Bool,
     capability: Int,
     multiprocessors: Int,
 ) raises -> Answer:
@@ -109,6 +122,7 @@ def explain_on_other_gpu[
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
         problem: The convolution, valid.
         exact: Whether products of float32 must not be rounded to tf32.
+        fused_output: As in `explain_on_gpu`.
         capability: The GPU's compute capability times ten.
         multiprocessors: Of the GPU.
 
@@ -123,15 +137,14 @@ def explain_on_other_gpu[
             t"multiprocessors: {multiprocessors} is not positive; a GPU has at"
             t" least 1"
         )
-    if capability == HOPPER_CAPABILITY:
+    if is_hopper_capability(capability):
         return explain_on_gpu[dtype, True, False](
-            requested, problem, exact, multiprocessors
+            requested, problem, exact, fused_output, multiprocessors
         )
-    comptime for blackwell in BLACKWELL_CAPABILITIES:
-        if capability == blackwell:
-            return explain_on_gpu[dtype, False, True](
-                requested, problem, exact, multiprocessors
-            )
+    if is_blackwell_capability(capability):
+        return explain_on_gpu[dtype, False, True](
+            requested, problem, exact, fused_output, multiprocessors
+        )
     return explain_on_gpu[dtype, False, False](
-        requested, problem, exact, multiprocessors
+        requested, problem, exact, fused_output, multiprocessors
     )

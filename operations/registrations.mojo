@@ -470,7 +470,7 @@ struct Explain:
 
         Parameters:
             target: Where: cpu or gpu.
-            dtype: Of activation, filter and output.
+            dtype: As in `explain_on_gpu`.
 
         Args:
             kernel: One value: the chosen `KERNEL_*` code.
@@ -478,8 +478,9 @@ struct Explain:
             x_shape: `[N, D, H, W, C]`.
             out_shape: `[N, Z, P, Q, K]`.
             geometry: See fields.mojo.
-            device: Two values: a GPU's compute capability times ten and its
-                multiprocessors; zeros mean the device that this op runs on.
+            device: Three values: a GPU's compute capability times ten and its
+                multiprocessors, of which zeros mean the device that this op
+                runs on; and whether the graph compiler fuses something behind.
             ctx: The device.
 
         Raises:
@@ -497,10 +498,16 @@ struct Explain:
         var exact = decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32
         var capability = Int(operand(device)[unsafe_offset=0])
         var multiprocessors = Int(operand(device)[unsafe_offset=1])
+        var fused = operand(device)[unsafe_offset=2] != 0
         var answer: Answer
         if capability > 0:
             answer = explain_on_other_gpu[dtype](
-                requested, problem, exact, capability, multiprocessors
+                requested,
+                problem,
+                exact,
+                fused,
+                capability,
+                multiprocessors,
             )
         else:
             comptime if is_gpu[target]():
@@ -508,6 +515,7 @@ struct Explain:
                     requested,
                     problem,
                     exact,
+                    fused,
                     ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
                 )
             else:

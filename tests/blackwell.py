@@ -24,6 +24,9 @@ class Kernel:
     residual: int
     computes: int
     stores: int
+    lambda_computes: int
+    lambda_stores: int
+    captures: int
     registers: int
     threads: int
     shared: int
@@ -64,6 +67,11 @@ class Kernel:
     def sharers(self) -> int:
         """Those of them that share loads."""
         return self.cluster_m * self.cluster_n
+
+    @property
+    def has_lambda(self) -> bool:
+        """Whether functions stand behind its epilogue."""
+        return bool(self.lambda_computes or self.lambda_stores)
 
     @property
     def arch(self) -> str:

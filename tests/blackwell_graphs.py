@@ -1,8 +1,8 @@
 """Compiles a graph for a GPU that is not there, in a process of its own:
 ``python -m tests.blackwell_graphs ARCHITECTURE FOLDER [GRAPH]``.
 
-GRAPH is ``block``, a ResNet block and a fused convolution, or ``int8`` or ``float8_e5m2``, a
-convolution of that type. Writes to the folder what MAX compiled.
+GRAPH is ``block``, a ResNet block and a fused convolution, or ``narrow``, convolutions of int8 and
+float8_e5m2. Writes to the folder what MAX compiled.
 """
 
 from __future__ import annotations
@@ -44,22 +44,26 @@ def block() -> Graph:
     return g
 
 
-def narrow(dtype: str) -> Graph:
-    """Returns a convolution of a type of 8 bits with scale, bias and ReLU."""
+def narrow() -> Graph:
+    """Returns convolutions with scale, bias and ReLU, of each type of 8 bits that no other GPU
+    has a kernel for."""
     gpu = DeviceRef.GPU()
-    image = TensorType(DType[dtype], ("n", "h", "w", 64), gpu)
+    kinds = [DType.int8, DType.float8_e5m2]
+    images = [TensorType(kind, ("n", "h", "w", 64), gpu) for kind in kinds]
     weights = np.ones((3, 3, 64, 32), np.float32)
-    with Graph(dtype, input_types=[image], kernel_library=maxconv.kernel_library()) as g:
-        g.output(
+    with Graph("narrow", input_types=images, kernel_library=maxconv.kernel_library()) as g:
+        convolutions = [
             maxconv.conv2d(
-                g.inputs[0].tensor,
+                value.tensor,
                 weights,
                 bias=np.ones(32, np.float32),
                 scale=0.5,
                 activation="relu",
                 out_dtype=DType.bfloat16,
             )
-        )
+            for value in g.inputs
+        ]
+        g.output(*convolutions)
     return g
 
 
@@ -73,8 +77,7 @@ def main() -> None:
     from max.engine import InferenceSession
 
     session = InferenceSession(devices=[driver.Accelerator()], export_mefs=folder)
-    name = wanted[0] if wanted else "block"
-    session.load(block() if name == "block" else narrow(name))
+    session.load(narrow() if wanted == ["narrow"] else block())
     # A virtual device cannot be taken down.
     os._exit(0)
 

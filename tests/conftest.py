@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 TOGETHER = (
     ("tests/gpu/",),
     ("tests/emulated/test_compiled",),
+    ("tests/host/test_inspect", "tests/host/test_sm90.", "tests/host/test_gpu_direct"),
     (
         "tests/interop/test_torch",
+        "tests/interop/test_fusion",
         "tests/interop/test_graph_ops",
         "tests/interop/test_graph_arguments",
         "tests/interop/test_transpose",
@@ -43,7 +45,6 @@ LONGEST = (
     "tests/emulated/test_diagonal",
     "tests/host/test_explain",
     "tests/interop/test_nn",
-    "tests/interop/test_fusion",
     "tests/host/test_kernels",
 )
 
@@ -115,11 +116,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves nightly tests out, and begins with what takes longest where two processes share."""
-    if "nightly" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
+    """Leaves extended tests out, and begins with what takes longest where two processes share."""
+    if "extended" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("extended")]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("extended")]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _place(item.nodeid))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import re
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,14 +62,36 @@ def emit(name: str, folder: Path, *further: str) -> list[str]:
 
 def emit_once(name: str, factory: pytest.TempPathFactory, *further: str) -> tuple[Path, list[str]]:
     """As ``emit``, in one of the processes that run the tests; returns the folder too."""
+    return _once(name, factory, lambda folder: emit(name, folder, *further))
+
+
+def inspect_once(factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Lets ``maxconv inspect`` write its kernels of bfloat16 for Hopper, as ``emit_once``."""
+    return _once("inspected", factory, _inspect)
+
+
+def _inspect(folder: Path) -> list[str]:
+    command = [sys.executable, "-m", "maxconv", "inspect", "--emit", "ptx", "--out", str(folder)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+def _once(
+    name: str, factory: pytest.TempPathFactory, make: Callable[[Path], list[str]]
+) -> tuple[Path, list[str]]:
+    """Fills a folder in one of the processes that run the tests.
+
+    Returns the folder, and the lines that ``make`` did.
+    """
     base = factory.getbasetemp()
-    folder = (base.parent if base.name.startswith("popen-") else base) / name
-    folder.mkdir(exist_ok=True)
-    printed = folder / "printed"
-    with (folder / "lock").open("w") as lock:
+    parent = (base.parent if base.name.startswith("popen-") else base) / name
+    folder, printed = parent / "files", parent / "printed"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not printed.exists():
-            printed.write_text("\n".join(emit(name, folder, *further)))
+            printed.write_text("\n".join(make(folder)))
     return folder, printed.read_text().splitlines()
 
 

@@ -79,3 +79,8 @@ comptime PANEL = 16
 comptime COPY_BYTES = 16
 comptime STEM_CHANNELS = 8
 comptime TILE_FILTERS = 8
+
+# Kernels of one generation: compute capabilities times ten, and types that are theirs.
+comptime HOPPER_CAPABILITIES = [90]
+comptime BLACKWELL_CAPABILITIES = [100, 103]
+comptime BLACKWELL_DTYPES = [DType.float8_e5m2, DType.int8]

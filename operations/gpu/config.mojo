@@ -8,7 +8,10 @@ from ..conv.access import ActivationSource, OutputTarget
 from ..conv.config import kernel_name
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
+    BLACKWELL_CAPABILITIES,
+    BLACKWELL_DTYPES,
     COPY_BYTES,
+    HOPPER_CAPABILITIES,
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
@@ -114,13 +117,50 @@ def operands_of[
 def is_hopper() -> Bool:
     """Whether this is compiled for a GPU of compute capability 9.0."""
     comptime info = DeviceContext.default_device_info
-    return info.compute == 9.0 and info.api == "cuda"
+    return info.api == "cuda" and is_hopper_capability(
+        capability(Float64(info.compute))
+    )
 
 
 def is_blackwell() -> Bool:
     """Whether this is compiled for a GPU of compute capability 10.0 or 10.3."""
     comptime info = DeviceContext.default_device_info
-    return (info.compute == 10.0 or info.compute == 10.3) and info.api == "cuda"
+    return info.api == "cuda" and is_blackwell_capability(
+        capability(Float64(info.compute))
+    )
+
+
+def capability(compute: Float64) -> Int:
+    """A compute capability times ten.
+
+    Args:
+        compute: The capability, as MAX states it: 10.3.
+    """
+    return Int(compute * 10 + 0.5)
+
+
+def is_hopper_capability(capability: Int) -> Bool:
+    """Whether the Hopper kernels run on a GPU.
+
+    Args:
+        capability: Its compute capability, times ten.
+    """
+    comptime for known in HOPPER_CAPABILITIES:
+        if capability == known:
+            return True
+    return False
+
+
+def is_blackwell_capability(capability: Int) -> Bool:
+    """Whether the Blackwell kernel runs on a GPU.
+
+    Args:
+        capability: Its compute capability, times ten.
+    """
+    comptime for known in BLACKWELL_CAPABILITIES:
+        if capability == known:
+            return True
+    return False
 
 
 def has_sm90_types[in_type: DType, out_type: DType]() -> Bool:
@@ -158,7 +198,10 @@ def needs_sm100[in_type: DType]() -> Bool:
     Parameters:
         in_type: Of activation and filter.
     """
-    return in_type == DType.float8_e5m2 or in_type == DType.int8
+    comptime for known in BLACKWELL_DTYPES:
+        comptime if in_type == known:
+            return True
+    return False
 
 
 def has_stem_types[in_type: DType, out_type: DType]() -> Bool:

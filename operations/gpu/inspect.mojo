@@ -20,9 +20,12 @@ from .config import (
     has_sm100_types,
     has_sm90_types,
     has_stem_types,
+    needs_sm100,
 )
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import DEPTHWISE_CANDIDATES, depthwise_candidate
+from .depthwise_strip_kernel import StripKernel
+from .depthwise_strips import STRIP_CANDIDATES, strip_candidate
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectKernel, DirectTile
 from .grouped import PIXELS, GroupedKernel
 from .reference import reference_kernel
@@ -37,7 +40,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
 
     Parameters:
         dtype: Of activation and filter; of bias, residual and output too, but
-            where it is float8_e4m3fn they are bfloat16.
+            where it has 8 bits they are bfloat16.
         arch: What to compile for, as `sm_90a`.
         wanted: The name of the kernel, as Python has it, or nothing for all.
     """
@@ -59,6 +62,14 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
             kernel: Its name, as Python has it.
         """
         return Self.wanted == "" or Self.wanted == kernel
+
+    @staticmethod
+    def has_diagonal() -> Bool:
+        """Whether depthwise convolutions run on tensor cores."""
+        return (
+            Self.arch == "sm_90a"
+            and has_diagonal_types[Self.dtype, Self.out_type, Self.out_type]()
+        )
 
     def write[
         declaration: TrivialRegisterPassable, //, kernel: declaration
@@ -110,6 +121,8 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         Raises:
             If a file cannot be written.
         """
+        comptime if needs_sm100[Self.dtype]():
+            return
         comptime if Self.is_wanted("reference"):
             comptime kernel = reference_kernel[
                 Self.Source, Self.Output, Self.out_type, Self.out_type
@@ -139,6 +152,17 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     depthwise_candidate[Self.dtype](index),
                 ].run
                 self.write[kernel](String(t"depthwise-{index}"), -1)
+            # Where there are tensor cores for it, dispatch leaves strips out.
+            comptime if not Self.has_diagonal():
+                comptime for index in range(STRIP_CANDIDATES):
+                    comptime kernel = StripKernel[
+                        Self.dtype,
+                        Self.dtype,
+                        Self.dtype,
+                        Self.Output,
+                        strip_candidate[Self.dtype](index),
+                    ].run
+                    self.write[kernel](String(t"depthwise-strip-{index}"), -1)
 
     def write_hopper(self) raises:
         """Writes the kernels for compute capability 9.0.
@@ -158,9 +182,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     stem_candidate(index),
                 ].run
                 self.write[kernel](String(t"stem-{index}"), -1)
-        comptime if Self.is_wanted("depthwise") and has_diagonal_types[
-            Self.dtype, Self.out_type, Self.out_type
-        ]():
+        comptime if Self.is_wanted("depthwise") and Self.has_diagonal():
             comptime for index in range(DIAGONAL_CANDIDATES):
                 comptime kernel = DiagonalKernel[
                     Self.dtype,

@@ -3,16 +3,15 @@ registers -> what is fused -> rounded to the output's type in shared memory ->
 output.
 
 A thread holds one pixel of a sub-tile, with all of its filters. Two ways lead
-through what the graph compiler fused: in registers, a thread a pixel, or after
-shared memory, where neighbouring threads have neighbouring filters.
+through what is fused behind: in registers, a thread a pixel, or after shared
+memory, where neighbouring threads have neighbouring filters.
 """
 
+from std.collections import Optional
 from std.sys.info import size_of
-from std.utils import IndexList
 
 from ..conv.access import OutputTarget
 from ..conv.activations import run_time
-from ..conv.problem import SPATIAL
 from ..conv.tiles import Tile, TileGeometry
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..pipeline.chunks import CHUNK_BYTES, load_chunk, store_chunk, swizzled
@@ -28,6 +27,7 @@ from ..tma.descriptor import TensorMap
 from .config import TMEM_COLUMNS, WARP, Conv2dConfig
 from .epilogue_load import subtile_at, subtiles_of
 from .epilogue_params import EpilogueParams
+from .lambdas import ElementwiseComputeLambda, ElementwiseLambda, FusedWork
 from .mma import accumulator_type
 from .partial_sums import PartialSums
 from .scheduler import ClusterPlace
@@ -59,6 +59,8 @@ struct TileEpilogue[
     *,
     has_residual: Bool,
     register_based: Bool,
+    elementwise_lambda_fn: Optional[ElementwiseLambda],
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda],
 ](TrivialRegisterPassable):
     """One thread of the epilogue, and where it is in the pipelines.
 
@@ -69,10 +71,18 @@ struct TileEpilogue[
         filter_type: Of the filter.
         config: The configuration.
         has_residual: Whether a residual is added.
-        register_based: Whether what the graph compiler fused is computed in
-            registers, or after shared memory.
+        register_based: Whether what is fused behind is computed in registers,
+            or after shared memory.
+        elementwise_lambda_fn: As in `Conv2dFpropKernel`.
+        elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
     """
 
+    comptime Work = FusedWork[
+        Self.Output,
+        Self.bias_type,
+        Self.elementwise_lambda_fn,
+        Self.elementwise_compute_lambda_fn,
+    ]
     comptime out_type = Self.Output.dtype
     comptime width = CHUNK_BYTES // size_of[Self.out_type]()
     """Filters of a chunk."""
@@ -85,6 +95,8 @@ struct TileEpilogue[
     )
     comptime parts = Self.config.parts()
     comptime Values = SIMD[DType.float32, Self.size]
+    comptime sum_type = accumulator_type[Self.act_type]()
+    comptime Sums = SIMD[Self.sum_type, Self.size]
     comptime Chunk = SIMD[Self.out_type, Self.width]
     comptime Params = EpilogueParams[Self.Output, Self.bias_type]
     comptime Storage = SharedStorage[Self.config]
@@ -149,14 +161,21 @@ struct TileEpilogue[
             self._send_parts(count)
             self.partials.wait()
         for subtile in range(self.place.part, count, UInt32(Self.parts)):
-            var values = self._read(subtile)
+            var sums = self._read(subtile)
             comptime if Self.parts > 1:
-                values = self.partials.add(subtile, values)
+                sums = self.partials.add(subtile, sums)
             else:
                 if subtile + 1 == count:
                     self._release_accumulator()
             var filter = tile.filter + subtile * UInt32(Self.size)
-            self._store_subtile(map, params, geometry, tile, filter, values)
+            self._store_subtile(
+                map,
+                params,
+                geometry,
+                tile,
+                filter,
+                sums.cast[DType.float32](),
+            )
         comptime if Self.parts > 1:
             self.partials.release()
             # There may have been no sub-tile of this block's.
@@ -164,9 +183,9 @@ struct TileEpilogue[
         self.accumulator.step()
 
     @always_inline
-    def _read(self, subtile: UInt32) -> Self.Values:
+    def _read(self, subtile: UInt32) -> Self.Sums:
         """This thread's pixel of a sub-tile, from tensor memory."""
-        return read_row[accumulator_type[Self.act_type](), Self.size](
+        return read_row[Self.sum_type, Self.size](
             self.tmem
             + self.accumulator.stage * UInt32(Self.stage_stride_cols)
             + subtile * UInt32(Self.size)
@@ -237,7 +256,7 @@ struct TileEpilogue[
         var buffer = self.storage.outputs() + self.output.stage * UInt32(
             Self.Storage.OUTPUT_BYTES
         )
-        comptime if Self.Output.stores and Self.register_based:
+        comptime if Self.Work.stores and Self.register_based:
             self._store_registers(
                 params, geometry, tile.pixel, filter, filters, values
             )
@@ -247,12 +266,12 @@ struct TileEpilogue[
         )
         self._await_next_buffer()
         comptime if not Self.register_based and (
-            Self.Output.computes or Self.Output.stores
+            Self.Work.computes or Self.Work.stores
         ):
             self._compute_rows(
                 params, geometry, tile.pixel, filter, filters, buffer
             )
-        comptime if not Self.Output.stores:
+        comptime if not Self.Work.stores:
             if self.thread == 0:
                 store_tile[3](map, buffer, subtile_at(geometry, tile, filter))
                 commit_stores()
@@ -263,7 +282,7 @@ struct TileEpilogue[
         """Waits until all threads have written the present buffer, and the
         copy engine has read the next one: it has to keep no more than the
         others."""
-        comptime if not Self.Output.stores:
+        comptime if not Self.Work.stores:
             publish_to_engine()
             if self.thread == 0:
                 wait_stores_read[Self.config.num_output_stages - 2]()
@@ -316,12 +335,11 @@ struct TileEpilogue[
         var row = pixel + self.thread
         comptime for chunk in range(Self.chunks):
             var rounded = Self._rounded[chunk](values)
-            comptime if Self.Output.computes and Self.register_based:
+            comptime if Self.Work.computes and Self.register_based:
                 var first = filter + UInt32(chunk * Self.width)
                 if row < params.pixels and first < filters:
-                    var n, at = params.shape.index(row)
-                    rounded = params.output.compute[Self.width](
-                        n, at, Int(first), rounded
+                    rounded = Self.Work.compute[Self.width](
+                        params, row, first, rounded
                     )
             store_chunk(
                 buffer + swizzled[Self.row_bytes](self.thread, UInt32(chunk)),
@@ -342,15 +360,14 @@ struct TileEpilogue[
         var row = pixel + self.thread
         if row >= params.pixels:
             return
-        var n, at = params.shape.index(row)
         comptime for chunk in range(Self.chunks):
             var first = filter + UInt32(chunk * Self.width)
             if first < filters:
-                params.output.store[Self.width](
-                    n,
-                    at,
-                    Int(first),
-                    Int(row) * Int(geometry.filters) + Int(first),
+                Self.Work.store[Self.width](
+                    params,
+                    row,
+                    first,
+                    geometry.filters,
                     Self._rounded[chunk](values),
                 )
 
@@ -374,22 +391,17 @@ struct TileEpilogue[
             var first = filter + chunk * UInt32(Self.width)
             if row < params.pixels and first < filters:
                 var rounded = load_chunk[Self.out_type](address)
-                var n, at = params.shape.index(row)
-                comptime if Self.Output.stores:
-                    params.output.store[Self.width](
-                        n,
-                        at,
-                        Int(first),
-                        Int(row) * Int(geometry.filters) + Int(first),
-                        rounded,
+                comptime if Self.Work.stores:
+                    Self.Work.store[Self.width](
+                        params, row, first, geometry.filters, rounded
                     )
                 else:
                     store_chunk(
                         address,
-                        params.output.compute[Self.width](
-                            n, at, Int(first), rounded
+                        Self.Work.compute[Self.width](
+                            params, row, first, rounded
                         ),
                     )
-        comptime if not Self.Output.stores:
+        comptime if not Self.Work.stores:
             publish_to_engine()
             sync_threads[EPILOGUE_THREADS](EPILOGUE_NAME)

@@ -21,6 +21,7 @@ from max.gpu.primitives.grid_controls import (
     launch_dependent_grids,
     wait_on_dependent_grids,
 )
+from std.collections import Optional
 from std.utils import StaticTuple
 
 from ..conv.access import OutputTarget
@@ -39,6 +40,7 @@ from .config import TMEM_COLUMNS, WARP, Conv2dConfig
 from .epilogue import EPILOGUE_THREADS, EPILOGUE_WARPS, TileEpilogue
 from .epilogue_load import load_residuals
 from .epilogue_params import EpilogueParams
+from .lambdas import ElementwiseComputeLambda, ElementwiseLambda, FusedWork
 from .mma import commit_multiplies, multiply_step
 from .scheduler import ClusterPlace, WorkQueue, part_of, schedule, tile_of
 from .smem import SharedStorage
@@ -84,6 +86,8 @@ struct Conv2dFpropKernel[
     bias_type: DType,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
+    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
     register_based_epilogue: Bool = True,
 ]:
     """The kernel of a configuration.
@@ -95,8 +99,12 @@ struct Conv2dFpropKernel[
             residual, and what the graph compiler fused behind it.
         bias_type: Of the bias.
         config: The configuration.
-        register_based_epilogue: Whether what the graph compiler fused is
-            computed in registers, or after shared memory.
+        elementwise_lambda_fn: Stores values, instead of the kernel; with a
+            function here or below, `Output` has nothing fused behind it.
+        elementwise_compute_lambda_fn: Changes values before they are stored,
+            by the kernel or by `elementwise_lambda_fn`.
+        register_based_epilogue: Whether what is fused behind is computed in
+            registers, or after shared memory.
     """
 
     comptime out_type = Self.Output.dtype
@@ -133,6 +141,12 @@ struct Conv2dFpropKernel[
     comptime Place = ClusterPlace[Self.config]
     comptime Queue = WorkQueue[Self.config]
     comptime Params = EpilogueParams[Self.Output, Self.bias_type]
+    comptime Work = FusedWork[
+        Self.Output,
+        Self.bias_type,
+        Self.elementwise_lambda_fn,
+        Self.elementwise_compute_lambda_fn,
+    ]
     comptime InputPosition = RingPosition[Self.num_group_pipeline_stages]
     comptime AccumPosition = RingPosition[Self.config.num_accum_pipeline_stages]
 
@@ -226,13 +240,15 @@ struct Conv2dFpropKernel[
         """A block."""
         comptime refusal = Self.config.refusal()
         comptime assert not refusal, refusal
+        comptime overfull = Self.Work.refusal()
+        comptime assert not overfull, overfull
         var storage = Self.Storage()
         var place = Self.Place()
         var warp = UInt32(thread_idx.x) // WARP
         if thread_idx.x == 0:
             prefetch_map(activation)
             prefetch_map(filter)
-            comptime if not Self.Output.stores:
+            comptime if not Self.Work.stores:
                 prefetch_map(output)
             comptime if has_residual:
                 prefetch_map(source)
@@ -530,6 +546,8 @@ struct Conv2dFpropKernel[
             config=Self.config,
             has_residual=has_residual,
             register_based=Self.register_based_epilogue,
+            elementwise_lambda_fn=Self.elementwise_lambda_fn,
+            elementwise_compute_lambda_fn=Self.elementwise_compute_lambda_fn,
         ](
             storage,
             place,

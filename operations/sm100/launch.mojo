@@ -17,6 +17,7 @@ from ..tma.operands import activation_map, filter_map, output_map
 from .config import Conv2dConfig
 from .epilogue_params import EpilogueParams
 from .kernel import NUM_THREADS, Conv2dFpropKernel
+from .lambdas import ElementwiseComputeLambda, ElementwiseLambda
 
 
 struct LaunchPlan[
@@ -26,6 +27,8 @@ struct LaunchPlan[
     bias_type: DType,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
+    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
     register_based_epilogue: Bool = True,
 ](ImplicitlyCopyable, Movable):
     """What a launch passes to the kernel.
@@ -36,6 +39,8 @@ struct LaunchPlan[
         Output: The output, and what the graph compiler fused behind it.
         bias_type: Of the bias.
         config: The configuration.
+        elementwise_lambda_fn: As in `Conv2dFpropKernel`.
+        elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
         register_based_epilogue: As in `Conv2dFpropKernel`.
     """
 
@@ -46,13 +51,15 @@ struct LaunchPlan[
         Self.Output,
         Self.bias_type,
         Self.config,
+        elementwise_lambda_fn=Self.elementwise_lambda_fn,
+        elementwise_compute_lambda_fn=Self.elementwise_compute_lambda_fn,
         register_based_epilogue=Self.register_based_epilogue,
     ]
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
-    """Not to be used if the fused work stores."""
+    """Not to be used if what is fused behind stores."""
     var residual: TensorMap
     """Not to be used unless `adds_residual`."""
     var adds_residual: Bool
@@ -78,7 +85,8 @@ struct LaunchPlan[
             filter: `[K, *filter, C / groups]` in device memory.
             epilogue: What is fused; its operands in device memory. A residual
                 that is multiplied with 0 is none, and is not read.
-            output: `[N, *output, K]`, its elements in device memory.
+            output: `[N, *output, K]`, its elements in device memory; left as
+                they are if `elementwise_lambda_fn` is given.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
@@ -103,7 +111,7 @@ struct LaunchPlan[
             ctx, problem, filter, Self.config.filter_tile_dim0()
         )
         self.output = self.filter
-        comptime if not Self.Output.stores:
+        comptime if not Self.Kernel.Work.stores:
             self.output = Self._matrix_map(ctx, problem, output.data().as_imm())
         self.residual = self.output
         if self.adds_residual:
@@ -185,6 +193,8 @@ def convolve[
     //,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
+    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
     register_based_epilogue: Bool = True,
 ](
     ctx: DeviceContext,
@@ -206,6 +216,8 @@ def convolve[
         bias_type: Of the bias.
         residual_type: Of the residual: the output's.
         config: The configuration.
+        elementwise_lambda_fn: As in `Conv2dFpropKernel`.
+        elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
         register_based_epilogue: As in `Conv2dFpropKernel`.
 
     Args:
@@ -214,7 +226,8 @@ def convolve[
         activation: `[N, *input, C]` in device memory.
         filter: `[K, *filter, C / groups]` in device memory.
         epilogue: What is fused; its operands in device memory.
-        output: `[N, *output, K]`, its elements in device memory.
+        output: `[N, *output, K]`, its elements in device memory; left as they
+            are if `elementwise_lambda_fn` is given.
 
     Raises:
         Why the configuration cannot take the problem, or what the driver
@@ -229,6 +242,8 @@ def convolve[
         Output,
         bias_type,
         config,
+        elementwise_lambda_fn=elementwise_lambda_fn,
+        elementwise_compute_lambda_fn=elementwise_compute_lambda_fn,
         register_based_epilogue=register_based_epilogue,
     ](
         ctx,

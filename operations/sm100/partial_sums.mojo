@@ -3,9 +3,11 @@ tile's sum in its own tensor memory, and stores some of its sub-tiles.
 
 Of the sub-tiles that another block stores, a block writes its part into that
 block's shared memory; to its own sub-tiles it adds what the others have
-written, always in the same order. Of a tile a block gets all parts before its
+written, always in the same order; sums of integers as integers. Of a tile a block gets all parts before its
 first sub-tile, in one phase of a barrier, and releases them together.
 """
+
+from std.memory import bitcast
 
 from ..pipeline.barrier import Barrier, sync_warp
 from ..pipeline.exchange import (
@@ -19,6 +21,7 @@ from ..pipeline.exchange import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress
 from .config import WARP, Conv2dConfig
+from .mma import accumulator_type
 from .scheduler import ClusterPlace
 from .smem import SharedStorage
 
@@ -44,7 +47,8 @@ struct PartialSums[
     comptime size = Self.config.output_tile_shape[1]
     """Filters of a sub-tile."""
     comptime parts = UInt32(Self.config.parts())
-    comptime Values = SIMD[DType.float32, Self.size]
+    comptime sum_type = accumulator_type[Self.act_type]()
+    comptime Values = SIMD[Self.sum_type, Self.size]
 
     var storage: SharedStorage[Self.config]
     var place: ClusterPlace[Self.config]
@@ -104,7 +108,7 @@ struct PartialSums[
         comptime for quad in range(Self.size // QUAD):
             var four = Quad()
             comptime for i in range(QUAD):
-                four[i] = values[quad * QUAD + i]
+                four[i] = bitcast[DType.float32](values[quad * QUAD + i])
             store_peer(Self._quad(buffer, quad), four)
 
     @always_inline
@@ -135,7 +139,7 @@ struct PartialSums[
             comptime for quad in range(Self.size // QUAD):
                 var four = load_peer(Self._quad(buffer, quad))
                 comptime for i in range(QUAD):
-                    sums[quad * QUAD + i] += four[i]
+                    sums[quad * QUAD + i] += bitcast[Self.sum_type](four[i])
         return sums
 
     @always_inline

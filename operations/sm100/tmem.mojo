@@ -83,7 +83,7 @@ def lane_offset(warp: UInt32) -> UInt32:
 @always_inline
 def read_row[
     dtype: DType, columns: Int
-](address: UInt32) -> SIMD[DType.float32, columns]:
+](address: UInt32) -> SIMD[dtype, columns]:
     """Neighbouring columns of each thread's own lane: thread l of the warp has
     lane l of the warp's. All threads of the warp; done when it returns.
 
@@ -95,15 +95,15 @@ def read_row[
         address: Of the first column, with the warp's `lane_offset`.
 
     Returns:
-        The values, as float32.
+        The values.
     """
     var loaded = tcgen05_ld[
         datapaths=32, bits=32, repeat=columns, dtype=dtype, pack=False
     ](address)
     tcgen05_load_wait()
-    var values = SIMD[DType.float32, columns](0)
+    var values = SIMD[dtype, columns](0)
     comptime for i in range(columns):
-        values[i] = _pinned(loaded[i]).cast[DType.float32]()
+        values[i] = _pinned(loaded[i])
     return values
 
 

@@ -20,7 +20,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from max.graph.type import ConvInputLayout, FilterLayout
 
-    from .library import OPERATIONS, kernel_library
+    from .library import OPERATIONS, kernel_library, library_path
     from .ops import conv1d, conv2d, conv2d_transpose, conv3d
     from .packing import PackedFilter, pack_filter
     from .problem import ConvProblem
@@ -37,6 +37,7 @@ __all__ = [
     "conv2d_transpose",
     "conv3d",
     "kernel_library",
+    "library_path",
     "pack_filter",
 ]
 
@@ -51,6 +52,7 @@ _MODULES = {
     "conv2d_transpose": "maxconv.ops",
     "conv3d": "maxconv.ops",
     "kernel_library": "maxconv.library",
+    "library_path": "maxconv.library",
     "pack_filter": "maxconv.packing",
 }
 

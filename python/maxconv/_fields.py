@@ -12,7 +12,7 @@ It needs numpy only: neither MAX nor Mojo.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -20,11 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "BLACKWELL_CAPABILITIES",
+    "BLACKWELL_DTYPES",
     "COPY_BYTES",
     "CPU_KERNELS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
     "GPU_KERNELS",
+    "HOPPER_CAPABILITIES",
     "PANEL",
     "SCALARS",
     "SCALARS_LENGTH",
@@ -53,6 +56,15 @@ STEM_CHANNELS = 8
 #: Filters of a group from which on a tile of the implicit GEMM is filled better than the lanes of
 #: the grouped kernel.
 TILE_FILTERS = 8
+
+#: Compute capability, times ten, of the GPUs that the Hopper kernels run on.
+HOPPER_CAPABILITIES = (90,)
+
+#: The same of the Blackwell kernel.
+BLACKWELL_CAPABILITIES = (100, 103)
+
+#: Storage types of activations and filters that no other kernel takes, nor any CPU.
+BLACKWELL_DTYPES = ("float8_e5m2", "int8")
 
 #: Names of the elements of the ``geometry`` operand, in order.
 GEOMETRY = (
@@ -229,9 +241,13 @@ def encode_scalars(
     return np.array([beta, *activation_parameters, *final_parameters], dtype=np.float32)
 
 
+def _list(values: Iterable[object]) -> str:
+    return f"[{', '.join(map(str, values))}]"
+
+
 def mojo_source() -> str:
     """Returns the text of ``operations/conv/fields.mojo``."""
-    groups: list[tuple[str, list[tuple[str, int]]]] = [
+    groups: list[tuple[str, Sequence[tuple[str, object]]]] = [
         (
             "Elements of the geometry operand (int64, on the host).",
             [(f"GEOMETRY_{name.upper()}", i) for i, name in enumerate(GEOMETRY)]
@@ -253,6 +269,14 @@ def mojo_source() -> str:
                 ("COPY_BYTES", COPY_BYTES),
                 ("STEM_CHANNELS", STEM_CHANNELS),
                 ("TILE_FILTERS", TILE_FILTERS),
+            ],
+        ),
+        (
+            "Kernels of one generation: compute capabilities times ten, and types that are theirs.",
+            [
+                ("HOPPER_CAPABILITIES", _list(HOPPER_CAPABILITIES)),
+                ("BLACKWELL_CAPABILITIES", _list(BLACKWELL_CAPABILITIES)),
+                ("BLACKWELL_DTYPES", _list(f"DType.{name}" for name in BLACKWELL_DTYPES)),
             ],
         ),
     ]

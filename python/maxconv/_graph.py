@@ -47,7 +47,7 @@ def require_kernels(graph: Graph, op: str) -> None:
         raise ValueError(
             f"graph: {graph.name!r} does not know {op}; build it with "
             "Graph(..., kernel_library=maxconv.kernel_library()) or "
-            "Graph(..., custom_extensions=[maxconv.OPERATIONS])"
+            "Graph(..., custom_extensions=[maxconv.library_path()])"
         )
 
 
@@ -64,7 +64,7 @@ def import_kernels(graph: Graph, op: str) -> None:
     if getattr(Operation._from_cmlir(graph._mlir_op), "is_subgraph", None):
         raise ValueError(
             f"graph: the subgraph {graph.name!r} does not know {op}; compile the model around it "
-            "with custom_extensions=[maxconv.OPERATIONS]"
+            "with custom_extensions=[maxconv.library_path()]"
         )
     from .library import library_path
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from ._fields import Precision
+from ._fields import BLACKWELL_DTYPES, Precision
 
 if TYPE_CHECKING:
     from max.graph.dim import Dim
@@ -70,7 +70,7 @@ FLOAT8_WIDE = "float8_e5m2"
 INT8 = "int8"
 
 #: Storage types of activations and filters for GPUs of compute capability 10.0 and 10.3 alone.
-BLACKWELL_BYTES: Mapping[str, int] = {FLOAT8_WIDE: 1, INT8: 1}
+BLACKWELL_BYTES: Mapping[str, int] = dict.fromkeys(BLACKWELL_DTYPES, 1)
 
 #: Storage types of activations and filters.
 INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **BLACKWELL_BYTES}

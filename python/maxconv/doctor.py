@@ -14,7 +14,7 @@ from typing import Any
 
 from . import library
 from ._version import __version__
-from .arguments import DTYPE_BYTES
+from .arguments import DTYPE_BYTES, INPUT_BYTES
 from .problem import ConvProblem
 from .problems import (
     find_problem,
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --conv: 1, same, valid, or before and after each axis: 0x1x0x1",
     )
     parser.add_argument("--groups", type=int, default=1, help="with --conv")
-    parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32", help="storage type")
+    parser.add_argument("--dtype", choices=INPUT_BYTES, default="float32", help="storage type")
     parser.add_argument(
         "--target",
         choices=("cpu", "gpu", *TARGETS),
@@ -137,7 +137,7 @@ def _explain(name: str, problem: ConvProblem, args: argparse.Namespace) -> dict[
         "output_shape": problem.output_shape,
         "gemm": {"m": gemm.m, "n": gemm.n, "k": gemm.k, "groups": gemm.groups},
         "flops": problem.flops,
-        "bytes": problem.nbytes(dtype),
+        "bytes": problem.nbytes(dtype, dtype if dtype in DTYPE_BYTES else "bfloat16"),
         "kernel": kernel,
         "reason": reason,
     }

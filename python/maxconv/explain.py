@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._fields import GEOMETRY_LENGTH, Kernel
-from .arguments import check_dtype
+from .arguments import DTYPE_BYTES, INPUT_BYTES, check_dtype
 from .targets import TARGETS
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def explain_choice(
     dtype: object = "float32",
     device: str = "cpu",
     multiprocessors: int | None = None,
+    fused_output: bool = True,
 ) -> tuple[str, str]:
-    """Returns the kernel that runs a problem that nothing is fused with, and the reason.
+    """Returns the kernel that runs a problem, and the reason.
 
     The answer comes from the dispatch itself (``operations/conv/dispatch.mojo``, and
     ``operations/gpu/dispatch.mojo``), through a graph that is compiled once a process for each
@@ -47,24 +48,28 @@ def explain_choice(
     Args:
         problem: The convolution; all sizes known.
         kernel: A kernel to ask for, or ``AUTO``.
-        dtype: Storage type of the activation, as ``pack_filter`` takes it.
+        dtype: Storage type of the activation. The output has it too, but beside 8 bits, which only
+            GPUs take, it is bfloat16.
         device: One of ``DEVICES``: this machine's CPU, its first GPU, or the architecture of a GPU
             that need not be here.
         multiprocessors: Of the GPU that ``device`` gives the architecture of; ``None`` stands for
             those of the product in ``TARGETS``.
+        fused_output: Whether something stands behind the convolution that the graph compiler fuses
+            with it: elementwise work, or the graph's end. ``False`` where another operation reads
+            its output as it is; some tiles are compiled for that case alone.
 
     Raises:
         ValueError: A size is symbolic, ``dtype`` or ``device`` is not supported, MAX finds no GPU
             here, or ``kernel`` cannot take the problem: the message says why.
     """
-    storage = check_dtype("dtype", dtype)
+    storage = check_dtype("dtype", dtype, DTYPE_BYTES if device == "cpu" else INPUT_BYTES)
     if not problem.is_static:
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
     operands = (
         _full_rank(problem.input_shape),
         _full_rank(problem.output_shape),
         problem.geometry(kernel=kernel),
-        _described(device, multiprocessors),
+        [*_described(device, multiprocessors), int(fused_output)],
     )
     model = _model(storage, "gpu" if device == "gpu" else "cpu")
     results = model.execute(*(_buffer(values) for values in operands))
@@ -94,12 +99,13 @@ def operand_types() -> list[TensorType]:
     """Returns the types of the op's operands, which are all in host memory.
 
     The activation's shape and the output's, of rank 5; the geometry; a GPU's compute capability
-    times ten and its multiprocessors, or zeros for the device that the op runs on.
+    times ten and its multiprocessors, or zeros for the device that the op runs on, and whether
+    something is fused behind the output.
     """
     from max.dtype import DType
     from max.graph import DeviceRef, TensorType
 
-    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 2)
+    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 3)
     return [TensorType(DType.int64, [length], DeviceRef.CPU()) for length in lengths]
 
 
@@ -128,7 +134,7 @@ def explain_op(
 
 
 def _described(device: str, multiprocessors: int | None) -> list[int]:
-    """Returns the op's operand for a device that need not be here, or zeros."""
+    """Returns what the op is told of a device that need not be here, or zeros."""
     if device not in DEVICES:
         raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}")
     target = TARGETS.get(device)

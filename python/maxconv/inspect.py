@@ -13,14 +13,21 @@ from pathlib import Path
 
 from . import library
 from ._fields import GPU_KERNELS, Kernel
-from .arguments import FLOAT8
+from .arguments import BLACKWELL_BYTES, FLOAT8, FLOAT8_WIDE, INT8
 from .progress import progress
 from .targets import BLACKWELL, HOPPER, TARGETS
 
 __all__ = ["Resources", "add_arguments", "assemble", "emit", "run"]
 
 #: Names of storage types on the command line.
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": FLOAT8}
+_DTYPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": FLOAT8,
+    "fp8_wide": FLOAT8_WIDE,
+    "i8": INT8,
+}
 _NAMES = tuple(kernel.name.lower() for kernel in GPU_KERNELS if kernel is not Kernel.AUTO)
 
 #: What writes the kernels of one generation of tensor cores.
@@ -99,16 +106,20 @@ def emit(
     Args:
         folder: Where to write a file for each.
         target: The architecture, as ``sm_90a``.
-        dtype: The storage type of all operands; beside float8_e4m3fn, bfloat16 is the output's.
+        dtype: The storage type of all operands; beside one of 8 bits, bfloat16 is the output's.
         kernel: The name of a kernel, or ``None`` for all.
 
     Returns:
         The files, and the dynamic shared memory of a block in bytes, where the kernel decides it.
 
     Raises:
-        ValueError: The target has no such kernel.
+        ValueError: The target has no such kernel, or none for the type.
         LibraryError: The compiler is missing or fails.
     """
+    if dtype in BLACKWELL_BYTES and target != BLACKWELL:
+        raise ValueError(
+            f"dtype: {dtype} has kernels for {BLACKWELL} alone; the target is {target}"
+        )
     source = _PROGRAM.format(
         dtype=dtype,
         target=target,

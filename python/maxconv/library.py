@@ -92,6 +92,9 @@ def kernel_library() -> KernelLibrary:
 def library_path() -> Path:
     """Returns the precompiled kernels (``.mojoc``), and makes them where they are missing.
 
+    ``custom_extensions=`` takes them, as it takes ``OPERATIONS``, their source, which MAX compiles
+    anew for each graph.
+
     Raises:
         LibraryError: Mojo is missing or rejects the source (the message holds its output), or the
             cache cannot be written or belongs to another user.

@@ -13,8 +13,8 @@
 A compiled model packs its filters once, when it is loaded. A module that is called without being
 compiled packs its filter in every call. No module needs ``custom_extensions``, for each gives
 maxconv's kernels to the graph that it is called in; only a model with ``as_subgraph`` around such
-modules is compiled with ``custom_extensions=[maxconv.OPERATIONS]``. New parameters are drawn as
-PyTorch draws them.
+modules is compiled with ``custom_extensions=[maxconv.library_path()]``. New parameters are drawn
+as PyTorch draws them.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
 from .arguments import (
     AXES,
     DTYPE_BYTES,
+    INPUT_BYTES,
     LAYOUTS,
     Padding,
     Size,
@@ -364,17 +365,17 @@ class ConvProblem:
         """Returns the bytes that must move at least once: activation, filter and output.
 
         Args:
-            dtype: Storage type of activation and filter, a key of ``DTYPE_BYTES``.
-            out_dtype: Storage type of the output, by default ``dtype``.
+            dtype: Storage type of activation and filter, a key of ``INPUT_BYTES``.
+            out_dtype: Storage type of the output, a key of ``DTYPE_BYTES``; by default ``dtype``.
 
         Raises:
-            ValueError: A size is symbolic, or a type is not a key of ``DTYPE_BYTES``.
+            ValueError: A size is symbolic, or a type is not such a key.
         """
         self._need_static("nbytes")
         read = math.prod(cast("tuple[int, ...]", self.input_shape))
         read += cast(int, self.filters) * self.gemm.k
         written = math.prod(cast("tuple[int, ...]", self.output_shape))
-        of_input = DTYPE_BYTES[check_dtype("dtype", dtype)]
+        of_input = INPUT_BYTES[check_dtype("dtype", dtype, INPUT_BYTES)]
         of_output = DTYPE_BYTES[check_dtype("out_dtype", out_dtype or dtype)]
         return read * of_input + written * of_output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,6 +119,11 @@ class Case:
         flags = [int(f.bias), int(f.scale), int(f.beta != 0), f.activation, f.final_activation]
         return [*map(str, numbers), *map(str, flags), str(f.beta)]
 
+    @property
+    def pixels(self) -> int:
+        """Of the output, over all images."""
+        return int(self.problem.batch) * math.prod(map(int, self.problem.output_size))
+
     def expected(self, kernel: Kernel) -> Values:
         """The output in float64, rounded once to its type, and what the test fuses behind."""
         data = self.operands()
@@ -131,11 +137,15 @@ class Case:
             total += self.fused.beta * data["residual"]
         total = _activated(total, self.fused.final_activation)
         rounded = decoded(encoded(total, kernel.out), kernel.out)
-        if not (kernel.computes or kernel.stores):
-            return rounded
         index = np.indices(rounded.shape)
-        place = sum((axis % 4 for axis in index[:-1]), start=np.zeros(rounded.shape))
-        again = decoded(encoded(rounded + place + index[-1] % 2, kernel.out), kernel.out)
+        if kernel.has_lambda:
+            pixel = np.arange(rounded[..., 0].size).reshape(*rounded.shape[:-1], 1)
+            added = (pixel % 5 + index[-1] % 3) * kernel.lambda_computes
+        elif kernel.computes or kernel.stores:
+            added = sum((axis % 4 for axis in index[:-1]), start=index[-1] % 2)
+        else:
+            return rounded
+        again = decoded(encoded(rounded + added, kernel.out), kernel.out)
         return np.moveaxis(again, -1, 0) if kernel.stores else again
 
 
@@ -201,8 +211,12 @@ def run(
     shape = case.expected(kernel).shape
     poison = np.full(shape, np.nan, np.float64)
     output = machine.alloc(encoded(poison, kernel.out))
+    # What a function captures: where it stores, and of how many pixels. Nothing else is stored.
+    untouched = machine.alloc(encoded(poison, kernel.out))
+    captured = [output, case.pixels] if kernel.lambda_stores else []
+    assert len(captured) == kernel.captures
     parameters = bytes.fromhex(launch["params"])
-    parameters = _with_pointer(parameters, OUTPUT, output)
+    parameters = _with_pointer(parameters, OUTPUT, untouched if captured else output)
     bias = machine.alloc(encoded(data["bias"], kernel.bias))
     parameters = _with_pointer(parameters, BIAS, bias)
     parameters = _with_pointer(parameters, SCALE, machine.alloc(data["scale"].astype(np.float32)))
@@ -219,9 +233,10 @@ def run(
         block=kernel.threads,
         cluster=kernel.cluster,
         shared_bytes=kernel.shared,
-        args=[*maps, parameters, bytes.fromhex(launch["geometry"])],
+        args=[*maps, parameters, bytes.fromhex(launch["geometry"]), *captured],
         budget=20_000_000,
     )
+    np.testing.assert_array_equal(untouched.read(), encoded(poison, kernel.out))
     return Run(decoded(output.read(), kernel.out), instructions)
 
 

@@ -83,14 +83,14 @@ def test_every_seed(kernels: Kernels, seed: int) -> None:
 LARGE = Problem(2, (16, 24), 128, 320)
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(3, 13))
 @pytest.mark.parametrize(("name", "problem"), CASES)
 def test_more_seeds(kernels: Kernels, name: str, problem: Problem, seed: int) -> None:
     check(kernels[name], problem, seed)
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["one", "one-residual", "two", "two-clustered", "two-half"])
 def test_more_tiles(kernels: Kernels, name: str, seed: int) -> None:

@@ -8,8 +8,11 @@ Operands are small integers, so results must be exact.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests import blackwell
 from tests.blackwell import Kernel, Program
@@ -58,7 +61,7 @@ def problem(
     )
 
 
-FURTHER_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4)]
+FURTHER_SEEDS = [pytest.param(seed, marks=pytest.mark.extended) for seed in range(1, 4)]
 
 #: Six tiles and partial ones of 128 pixels and filters; 80 channels are a slice and a part of one.
 PARTIAL = problem(3, (9, 11), 80, 200, (2, 3))
@@ -111,9 +114,35 @@ def test_walks(program: Program, kernels: dict[str, Kernel], name: str, index: i
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float8", "int8"])
 def test_types(program: Program, kernels: dict[str, Kernel], dtype: str, index: int) -> None:
+    """float8 as e4m3 by e5m2, and e5m2 by itself."""
+    assert [kernels[f"float8-{i}"].act for i in (0, 1)] == ["float8_e4m3fn", "float8_e5m2"]
+    assert kernels["float8-1"].filter == "float8_e5m2"
     fused = Fused(bias=True, scale=True, activation=RELU)
     case = Case(problem(2, (9, 11), 80, 72, (3, 3)), fused, seed=3)
     check(program, kernels[f"{dtype}-{index}"], case, index)
+
+
+@dataclass(frozen=True)
+class Cancelling(Case):
+    """Sums near 2^25, positive of one half of the channels and negative of the other."""
+
+    def operands(self) -> dict[str, npt.NDArray[Any]]:
+        """As large as int8 gets, but for their lowest bits."""
+        drawn = super().operands()
+        rng = np.random.default_rng(self.seed)
+        for name in ("activation", "filter"):
+            drawn[name] = 127.0 - rng.integers(0, 2, drawn[name].shape)
+        drawn["filter"][..., : int(self.problem.channels) // 2] *= -1
+        return drawn
+
+
+def test_parts_of_integer_sums(program: Program, kernels: dict[str, Kernel]) -> None:
+    """Blocks that share a tile add integers: their parts do not fit float32."""
+    kernel = kernels["int8-8"]
+    assert kernel.parts == 2
+    case = Cancelling(problem(1, (5, 7), 4096, 64, (1, 1), padding=(0, 0)), seed=1)
+    assert (np.abs(case.expected(kernel)) < 2048).any()
+    check(program, kernel, case, 1)
 
 
 @pytest.mark.parametrize("seed", [0, *FURTHER_SEEDS])
@@ -137,6 +166,29 @@ def test_fused_work(program: Program, kernels: dict[str, Kernel], name: str) -> 
     check(program, kernel, Case(WALKS["three_dimensions"], fused), 5)
 
 
+@pytest.mark.parametrize(
+    ("name", "beta"),
+    [
+        ("lambda-computes-0", 0.0),
+        # A residual that is multiplied with 0 leaves the function where it is.
+        ("lambda-computes-2", 0.0),
+        ("lambda-stores-1", 0.0),
+        ("lambda-both-0", 2.0),
+    ],
+)
+def test_functions_behind_the_epilogue(
+    program: Program, kernels: dict[str, Kernel], name: str, beta: float
+) -> None:
+    """One that computes, one that stores into memory that it captures, and both, on partial tiles
+    of pixels and filters."""
+    of_them = [kernel for kernel in kernels.values() if kernel.has_lambda]
+    assert {(k.lambda_computes, k.registers) for k in of_them} >= {(1, 0), (1, 1), (0, 1)}
+    assert {k.name for k in of_them if k.residual} == {"lambda-computes-2", "lambda-both-0"}
+    fused = Fused(bias=True, activation=LEAKY_RELU, beta=beta)
+    case = Case(problem(2, (9, 11), 24, 72, (1, 2)), fused, seed=len(name))
+    check(program, kernels[name], case, len(name))
+
+
 @pytest.fixture(scope="module")
 def every_program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """The program with every kind of work on every configuration."""
@@ -149,7 +201,7 @@ def every_kernel(every_program: Program) -> dict[str, Kernel]:
     return every_program.kernels()
 
 
-@pytest.mark.nightly
+@pytest.mark.extended
 @pytest.mark.parametrize("index", range(CANDIDATES))
 @pytest.mark.parametrize(
     "kind",
@@ -233,7 +285,7 @@ SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
         *FAULTS,
         "parts added too early",
         *(
-            pytest.param(name, marks=pytest.mark.nightly)
+            pytest.param(name, marks=pytest.mark.extended)
             for name in SHARED_FAULTS
             if name != "parts added too early"
         ),

@@ -39,7 +39,6 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),
         ("resnet50.conv2_3x3", "cpu", "implicit_gemm", "576 products deep"),
         ("resnet50.conv2_3x3", "sm_100a", "sm100", "by a model that no timing has met"),
-        ("resnet50.conv5_3x3", "sm_100a", "sm100", "cluster 1x1x4"),
         ("resnet50.conv2_3x3", "sm_120a", "implicit_gemm", "compute capability 9.0 only"),
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
@@ -49,6 +48,33 @@ def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: s
     chosen, reason = ask(name, device)
     assert chosen == kernel, reason
     assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "behind", "alone"),
+    [
+        ("resnet50.conv2_3x3", "tile 128x128", "tile 128x64"),
+        ("resnet50.conv5_3x3", "cluster 1x1x1", "cluster 1x1x4"),
+    ],
+)
+def test_work_behind_the_output_decides_the_tile(name: str, behind: str, alone: str) -> None:
+    """Some tiles are compiled only for outputs that another operation reads as they are."""
+    assert behind in ask(name, "sm_100a")[1]
+    assert behind in ask(name, "sm_100a", fused_output=True)[1]
+    assert alone in ask(name, "sm_100a", fused_output=False)[1]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "float8_e4m3fn"])
+def test_types_of_8_bits(dtype: str) -> None:
+    problem = find_problem("resnet50.conv2_3x3").problem
+    chosen, reason = explain_choice(problem, dtype=dtype, device="sm_100a")
+    assert chosen == "sm100", reason
+    if dtype == "float8_e4m3fn":
+        assert explain_choice(problem, dtype=dtype, device=HOPPER)[0] == "sm90"
+        return
+    with pytest.raises(ValueError, match=f"dtype {dtype} takes a GPU of compute capability 10.0"):
+        explain_choice(problem, dtype=dtype, device=HOPPER)
 
 
 def large(*shape: int, filters: int, groups: int = 1, taps: tuple[int, ...]) -> ConvProblem:
@@ -109,7 +135,8 @@ def test_multiprocessors_decide_the_tile() -> None:
     _, with_many = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1000)
     assert with_few != with_many
     # Blackwell's share a tile's sum only where there are more of them than tiles.
-    assert "cluster 1x1x1" in ask("resnet50.conv5_3x3", "sm_100a", multiprocessors=8)[1]
+    few = ask("resnet50.conv5_3x3", "sm_100a", multiprocessors=8, fused_output=False)
+    assert "cluster 1x1x1" in few[1]
     stated = TARGETS["sm_80"].multiprocessors
     assert ask("resnet50.conv2_3x3", "sm_80") == ask(
         "resnet50.conv2_3x3", "sm_80", multiprocessors=stated
@@ -151,6 +178,8 @@ def test_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         explain_choice(problem, device="cpu", multiprocessors=3)
     with pytest.raises(ValueError, match=r"multiprocessors: 0 is not positive"):
         explain_choice(problem, dtype="bfloat16", device="sm_80", multiprocessors=0)
+    with pytest.raises(ValueError, match=r"dtype: dtype int8 is not supported; float32, bfloat16"):
+        explain_choice(problem, dtype="int8", device="cpu")
     symbolic = replace(problem, batch=Dim("n"))
     with pytest.raises(ValueError, match="has symbolic sizes; all must be known"):
         explain_choice(symbolic)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests import ptx
 
 from maxconv import cli, inspect
 from maxconv.library import LibraryError
@@ -22,39 +20,29 @@ needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas
 
 @dataclass(frozen=True)
 class Emission:
-    """What ``maxconv inspect --emit ptx`` does."""
+    """What ``maxconv inspect --emit ptx`` did."""
 
     folder: Path
-    kernels: dict[Path, int | None]
-    """The files, and the dynamic shared memory of a block."""
-    printed: str
+    printed: list[str]
+
+    @property
+    def kernels(self) -> list[Path]:
+        """The files."""
+        return sorted(self.folder.iterdir())
 
 
 @pytest.fixture(scope="module")
 def emission(tmp_path_factory: pytest.TempPathFactory) -> Emission:
-    """Every kernel of float16 for the H100."""
-    folder = tmp_path_factory.mktemp("ptx")
-    kernels: dict[Path, int | None] = {}
-    emit = inspect.emit
-
-    def watched(*arguments: Any) -> dict[Path, int | None]:
-        kernels.update(emit(*arguments))
-        return kernels
-
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(inspect, "emit", watched)
-        arguments = ["--dtype", "fp16", "--emit", "ptx", "--out", str(folder)]
-        assert cli.main(["inspect", *arguments]) == 0
-    return Emission(folder, kernels, printed.getvalue())
+    """Every kernel of bfloat16 for the H100."""
+    return Emission(*ptx.inspect_once(tmp_path_factory))
 
 
 @pytest.fixture
-def kernels(emission: Emission) -> dict[Path, int | None]:
+def kernels(emission: Emission) -> list[Path]:
     return emission.kernels
 
 
-def test_every_kernel_is_there(kernels: dict[Path, int | None]) -> None:
+def test_every_kernel_is_there(kernels: list[Path]) -> None:
     names = {file.stem.split("-")[0] for file in kernels}
     assert names == {"reference", "implicit_gemm", "grouped", "depthwise", "stem", "sm90"}
     for file in kernels:
@@ -64,17 +52,31 @@ def test_every_kernel_is_there(kernels: dict[Path, int | None]) -> None:
 
 
 @needs_ptxas
-def test_no_kernel_spills_its_sums(kernels: dict[Path, int | None]) -> None:
-    for file, shared in kernels.items():
-        if file.stem.startswith("sm90"):
-            continue  # test_sm90.py looks closer
-        found = inspect.assemble(str(shutil.which("ptxas")), "sm_90a", file, shared)
+def test_no_kernel_spills_its_sums(kernels: list[Path]) -> None:
+    for file in kernels:
+        if file.stem.startswith(("sm90", "stem", "depthwise")):
+            continue  # test_sm90.py and test_gpu_direct.py look closer
+        found = inspect.assemble(str(shutil.which("ptxas")), "sm_90a", file, None)
         # Some addresses may wait on the stack; the WIDE tile's sums alone take 128 bytes.
         assert max(found.spill_stores, found.spill_loads, found.stack) <= 32, found
         # Two blocks of the general kernels run on a multiprocessor at once.
         if file.stem.startswith(("implicit_gemm", "grouped")):
             assert found.registers * THREADS * 2 <= REGISTERS, found
-            assert shared is not None and shared <= 48 * 1024
+
+
+@needs_ptxas
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", ["fp16", "fp8", "fp32"])
+def test_no_type_spills(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of each other type: the Hopper kernel as it should be, the others nearly so."""
+    assert cli.main(["inspect", "--dtype", dtype]) == 0
+    _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert any(row[0].startswith("sm90-") for row in rows)
+    for name, registers, *spills, _, shared in rows:
+        assert max(map(int, spills)) <= (0 if name.startswith("sm90") else 32), name
+        if name.startswith(("implicit_gemm", "grouped")):
+            assert int(registers) * THREADS * 2 <= REGISTERS, name
+            assert int(shared) <= 48 * 1024, name
 
 
 @needs_ptxas
@@ -84,6 +86,7 @@ def test_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:2] == ["kernel", "registers"]
     assert re.fullmatch(r"grouped +\d+ +0 +0 +0 +\d+ +\d+", table[1]), table[1]
+    assert int(table[1].split()[-1]) <= 48 * 1024
     assert cli.main([*arguments[:-1], "sm90"]) == 1
     assert "kernel: sm90 does not exist for sm_80 and float32" in capsys.readouterr().err
 
@@ -104,9 +107,8 @@ def test_blackwell(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ptx_goes_to_a_folder(emission: Emission) -> None:
-    files = [Path(line) for line in emission.printed.splitlines()]
-    assert files == list(emission.kernels)
-    assert set(files) == set(emission.folder.iterdir())
+    files = [Path(line) for line in emission.printed]
+    assert sorted(files) == emission.kernels
     assert emission.folder / "grouped.ptx" in files
     for file in files:
         assert ".visible .entry" in file.read_text(encoding="utf-8")

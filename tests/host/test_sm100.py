@@ -17,7 +17,8 @@ import pytest
 from tests import blackwell, ptx
 from tests.blackwell import Kernel
 
-from maxconv import library
+from maxconv import inspect, library
+from maxconv.targets import BLACKWELL, HOPPER
 
 SHARED_BYTES = 227 * 1024
 TMEM_COLUMNS = 512
@@ -54,6 +55,8 @@ REFUSALS = [
     "types: no instruction multiplies bfloat16 by float16; two of bfloat16, float16, float32, int8 "
     "or uint8, or two of float8_e4m3fn and float8_e5m2, are",
     "types: output int8 is not bfloat16, float16 or float32",
+    "Output: Placed has work of the graph compiler's behind it, which leaves no place for "
+    "elementwise_lambda_fn or elementwise_compute_lambda_fn; an output in memory does",
 ]
 
 
@@ -61,13 +64,13 @@ REFUSALS = [
     scope="module",
     params=[
         pytest.param((), id="some"),
-        pytest.param(("EVERY",), id="every", marks=pytest.mark.nightly),
+        pytest.param(("EVERY",), id="every", marks=pytest.mark.extended),
     ],
 )
 def kernels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Kernel]:
-    """Every configuration's kernel, compiled; nightly also with every kind of work."""
+    """Every configuration's kernel, compiled; the extended tests do it with every kind of work."""
     return list(blackwell.program(tmp_path_factory, *request.param).kernels().values())
 
 
@@ -88,7 +91,7 @@ def _arrivals(text: str) -> Counter[int]:
 
 
 def test_every_configuration_can_be_built(kernels: list[Kernel]) -> None:
-    assert {kernel.act for kernel in kernels} == {*KINDS, "float8_e4m3fn"}
+    assert {kernel.act for kernel in kernels} == {*KINDS, "float8_e4m3fn", "float8_e5m2"}
     assert {kernel.group for kernel in kernels} == {1, 2}
     assert {kernel.cluster for kernel in kernels} == {1, 2, 4}
     assert {kernel.parts for kernel in kernels} == {1, 2, 4}
@@ -281,7 +284,7 @@ def test_configurations_that_mean_nothing_are_refused(
     assert blackwell.program(tmp_path_factory).run("refuse") == REFUSALS
 
 
-@pytest.mark.parametrize("stages", [pytest.param(6, marks=pytest.mark.nightly), 7])
+@pytest.mark.parametrize("stages", [pytest.param(6, marks=pytest.mark.extended), 7])
 def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -> None:
     source = ptx.SOURCES / "misuse_sm100.mojo"
     built = library.run_mojo(
@@ -292,3 +295,30 @@ def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -
     assert (built.returncode == 0) == (stages == 6), built.stderr
     sentence = "shared memory: 263168 bytes, but a block has 232448"
     assert (sentence in built.stderr) == (stages == 7)
+
+
+@pytest.mark.extended
+def test_functions_reach_the_kernel_through_its_launcher(tmp_path: Path) -> None:
+    """What they capture are parameters behind the others."""
+    program = tmp_path / "lambdas"
+    ptx.build("lambdas_sm100", program, "sm_100a")
+    entries = [text[text.index(".entry") : text.index(".maxntid")] for text in ptx.held(program)]
+    # Descriptors, the epilogue's and the problem: with and without a residual.
+    assert sorted(entry.count(".param ") for entry in entries) == [5 + 2, 6 + 2]
+    with pytest.raises(AssertionError, match="Output: Placed has work of the graph compiler's"):
+        ptx.build("lambdas_sm100", program, "sm_100a", "FUSED")
+
+
+def test_types_of_blackwell_alone_are_inspected_there_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype: int8 has kernels for sm_100a alone; .* sm_90a"):
+        inspect.emit(tmp_path, HOPPER, "int8")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", ["int8", "float8_e5m2"])
+def test_they_are_inspected(dtype: str, tmp_path: Path) -> None:
+    files = inspect.emit(tmp_path, BLACKWELL, dtype)
+    assert files
+    for file in files:
+        assert file.stem.startswith("sm100-")
+        assert f"kind::{KINDS.get(dtype, 'f8f6f4')}" in file.read_text()

@@ -225,7 +225,7 @@ def test_a_graph_without_the_kernels() -> None:
             with pytest.raises(
                 ValueError,
                 match=r"^graph: 'bare' does not know maxconv\.conv; build it with Graph\(\.\.\., "
-                r"kernel_library=maxconv\.kernel_library\(\)\) or .*maxconv\.OPERATIONS",
+                r"kernel_library=maxconv\.kernel_library\(\)\) or .*maxconv\.library_path\(\)",
             ):
                 function(bare.inputs[0].tensor, np.ones((3, 3, 6, 6), np.float32))
     with pytest.raises(LookupError, match="No graph found"):

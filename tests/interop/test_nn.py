@@ -10,7 +10,12 @@ import numpy.typing as npt
 import pytest
 from tests.reference import conv_reference, conv_transpose_reference
 
+import maxconv
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from max.engine import InferenceSession
 
 Array = npt.NDArray[Any]
@@ -175,14 +180,21 @@ def test_compiled_models(session: InferenceSession) -> None:
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=bound)
 
 
-def test_subgraphs_ask_for_the_kernels() -> None:
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        pytest.param(maxconv.library_path, id="precompiled"),
+        # MAX takes ten seconds to compile them.
+        pytest.param(lambda: maxconv.OPERATIONS, id="source", marks=pytest.mark.extended),
+    ],
+)
+def test_subgraphs_ask_for_the_kernels(kernels: Callable[[], Path]) -> None:
     from max.driver import CPU
     from max.dtype import DType
     from max.experimental.nn import Module, as_subgraph
     from max.experimental.tensor import Tensor
     from max.graph import TensorType
 
-    import maxconv
     from maxconv.nn import Conv2d
 
     class Network(Module[[Tensor], Tensor]):
@@ -194,6 +206,6 @@ def test_subgraphs_ask_for_the_kernels() -> None:
             return result
 
     x = TensorType(DType.float32, ["n", "h", "w", 4], CPU())
-    with pytest.raises(ValueError, match=r"custom_extensions=\[maxconv\.OPERATIONS\]"):
+    with pytest.raises(ValueError, match=r"custom_extensions=\[maxconv\.library_path\(\)\]"):
         Network().trace(x)
-    assert "maxconv.conv" in str(Network().trace(x, custom_extensions=[maxconv.OPERATIONS]))
+    assert "maxconv.conv" in str(Network().trace(x, custom_extensions=[kernels()]))

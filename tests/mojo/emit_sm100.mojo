@@ -21,21 +21,26 @@ Parameters and geometry come as hexadecimal bytes, in which pointers are
 """
 
 from max.gpu.host import get_gpu_target
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from sm100_outputs import OUTPUT, Placed, Plain, TestOutput
+from std.collections import Optional
 from std.compile import compile_info
 from std.memory import Pointer
 from std.sys import argv, is_defined
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from operations.conv.access import MemoryOutput, OutputTarget
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
-from operations.conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
+from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
 from operations.conv.walk import Walk
 from operations.sm100.candidates import CANDIDATES, SHARED, candidate
 from operations.sm100.config import Conv2dConfig
 from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
+from operations.sm100.lambdas import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+    FusedWork,
+)
 from operations.sm100.mma import instruction_descriptor
 from operations.sm100.scheduler import ClusterPlace, tile_of
 from operations.tma.operands import (
@@ -45,145 +50,8 @@ from operations.tma.operands import (
     output_view,
 )
 
-comptime OUTPUT = 0x1111000000000000
 comptime BIAS_AT = 0x2222000000000000
 comptime SCALE_AT = 0x3333000000000000
-
-
-trait TestOutput(OutputTarget):
-    """An output that a test can make."""
-
-    @staticmethod
-    def of(problem: ConvProblem) -> Self:
-        """The output of a problem, at `OUTPUT`."""
-        ...
-
-
-@fieldwise_init
-struct Plain[element_type: DType](TestOutput):
-    """An output with nothing fused behind it."""
-
-    comptime dtype = Self.element_type
-    comptime computes = False
-    comptime stores = False
-    comptime device_type: AnyType = Self
-
-    var memory: MemoryOutput[Self.element_type]
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Plain"
-
-    @staticmethod
-    def of(problem: ConvProblem) -> Self:
-        return Self(
-            MemoryOutput(Writes[Self.dtype](unsafe_from_address=OUTPUT))
-        )
-
-    @always_inline
-    def data(self) -> Writes[Self.dtype]:
-        return self.memory.data()
-
-    @always_inline
-    def compute[
-        width: Int
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        value: SIMD[Self.dtype, width],
-    ) -> SIMD[Self.dtype, width]:
-        return value
-
-    @always_inline
-    def store[
-        width: Int
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        offset: Int,
-        value: SIMD[Self.dtype, width],
-    ):
-        self.memory.store(n, at, filter, offset, value)
-
-
-@fieldwise_init
-struct Placed[element_type: DType, stored: Bool](TestOutput):
-    """What stands for work that the graph compiler fused: it adds the image
-    and the pixel's position, each modulo 4, and the filter's parity. Stored, it
-    goes to `[K, N, Z, P, Q]`."""
-
-    comptime dtype = Self.element_type
-    comptime computes = not Self.stored
-    comptime stores = Self.stored
-    comptime device_type: AnyType = Self
-
-    var elements: Writes[Self.element_type]
-    var images: Int
-    var extents: IndexList[SPATIAL]
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Placed"
-
-    @staticmethod
-    def of(problem: ConvProblem) -> Self:
-        return Self(
-            Writes[Self.dtype](unsafe_from_address=OUTPUT),
-            problem.batch,
-            problem.output,
-        )
-
-    @always_inline
-    def data(self) -> Writes[Self.dtype]:
-        return self.elements
-
-    @always_inline
-    def compute[
-        width: Int
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        value: SIMD[Self.dtype, width],
-    ) -> SIMD[Self.dtype, width]:
-        var place = n % 4 + at[0] % 4 + at[1] % 4 + at[2] % 4
-        var result = value
-        comptime for i in range(width):
-            result[i] += Scalar[Self.dtype](place + (filter + i) % 2)
-        return result
-
-    @always_inline
-    def store[
-        width: Int
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        offset: Int,
-        value: SIMD[Self.dtype, width],
-    ):
-        var computed = self.compute[width](n, at, filter, value)
-        comptime for i in range(width):
-            var plane = (filter + i) * self.images + n
-            var row = (plane * self.extents[0] + at[0]) * self.extents[1]
-            var pixel = (row + at[1]) * self.extents[2] + at[2]
-            self.elements.unsafe_store(pixel, computed[i])
 
 
 def number(index: Int) raises -> Int:
@@ -256,6 +124,8 @@ struct Emitted[
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     residual: Bool,
     register_based: Bool,
+    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
 ]:
     """A kernel, and its entry with or without a residual."""
 
@@ -265,6 +135,8 @@ struct Emitted[
         Self.Output,
         Self.bias_type,
         Self.config,
+        elementwise_lambda_fn=Self.elementwise_lambda_fn,
+        elementwise_compute_lambda_fn=Self.elementwise_compute_lambda_fn,
         register_based_epilogue=Self.register_based,
     ]
 
@@ -274,19 +146,22 @@ struct Emitted[
         //,
         kernel: declaration,
         arch: StaticString,
-    ](name: String) raises:
-        """Writes an entry as PTX."""
+    ](name: String) raises -> Int:
+        """Writes an entry as PTX; returns how many values it captures."""
         var info = compile_info[
             kernel, emission_kind="asm", target=get_gpu_target[arch]()
         ]()
         with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
             file.write(String(info.asm))
+        return info.num_captures
 
     @staticmethod
-    def describe(name: String):
+    def describe(name: String, captures: Int):
         """Prints what the configuration says about the kernel."""
         comptime Kernel = Self.Kernel
         comptime chosen = Self.config
+        comptime computes = Bool(Self.elementwise_compute_lambda_fn)
+        comptime stores = Bool(Self.elementwise_lambda_fn)
         var instruction = instruction_descriptor[
             Self.act_type, Self.filter_type
         ](chosen.mma_shape[0], chosen.mma_shape[1])
@@ -294,7 +169,10 @@ struct Emitted[
             t"name={name} act={Self.act_type} filter={Self.filter_type}"
             t" out={Self.Output.dtype} bias={Self.bias_type}"
             t" residual={Int(Self.residual)} computes="
-            t"{Int(Self.Output.computes)} stores={Int(Self.Output.stores)}"
+            t"{Int(Kernel.Work.computes)} stores={Int(Kernel.Work.stores)}"
+            t" lambda_computes={Int(computes)}"
+            t" lambda_stores={Int(stores)}"
+            t" captures={captures}"
             t" registers={Int(Self.register_based)} threads={NUM_THREADS}"
             t" shared={chosen.shared_bytes()} group={chosen.cta_group}"
             t" cluster_m={chosen.cluster_shape[0]}"
@@ -326,11 +204,12 @@ struct Emitted[
     def emit[arch: StaticString = "sm_100a"](name: String) raises:
         """Does what the mode says."""
         if argv()[2] == "compile":
+            var captures: Int
             comptime if Self.residual:
-                Self.write[Self.Kernel.run_with_residual, arch](name)
+                captures = Self.write[Self.Kernel.run_with_residual, arch](name)
             else:
-                Self.write[Self.Kernel.run, arch](name)
-            Self.describe(name)
+                captures = Self.write[Self.Kernel.run, arch](name)
+            Self.describe(name, captures)
             return
         var problem = problem_of()
         var walk = Walk(problem)
@@ -364,10 +243,14 @@ struct Emitted[
 
 
 def emit_type[
-    act_type: DType, filter_type: DType, out_type: DType, bias_type: DType
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    bias_type: DType,
+    *indices: Int,
 ](name: String) raises:
-    """The default configurations, of a type."""
-    comptime for index in range(2):
+    """Configurations of a type."""
+    comptime for index in indices:
         comptime config = candidate[act_type, filter_type, out_type](index)
         Emitted[
             act_type,
@@ -431,8 +314,11 @@ def emit_every() raises:
         emit_typed[
             DType.float32, DType.float32, DType.float32, DType.float32, index
         ]("float32")
+        comptime act_type = (
+            DType.float8_e5m2 if index % 2 == 1 else DType.float8_e4m3fn
+        )
         emit_typed[
-            DType.float8_e4m3fn,
+            act_type,
             DType.float8_e5m2,
             DType.bfloat16,
             DType.float32,
@@ -441,6 +327,69 @@ def emit_every() raises:
         emit_typed[DType.int8, DType.int8, DType.float16, DType.float32, index](
             "int8"
         )
+
+
+def placed[
+    dtype: DType, width: SIMDLength, *, alignment: Int = 1
+](at: IndexList[2], value: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """A function behind the epilogue: adds the pixel modulo 5 and the filter
+    modulo 3."""
+    var result = value
+    comptime for i in range(width):
+        result[i] += Scalar[dtype](at[0] % 5 + (at[1] + i) % 3)
+    return result
+
+
+def emit_lambdas[
+    index: Int, residual: Bool, register_based: Bool, computes: Bool
+](output: Writes[DType.bfloat16], pixels: Int) raises:
+    """A candidate with a function that stores to `[filter, pixel]`, alone or
+    behind `placed`."""
+    comptime Type = DType.bfloat16
+
+    @__parameter
+    @always_inline
+    @__copy_capture(output, pixels)
+    def transposed[
+        dtype: DType, width: SIMDLength, *, alignment: Int = 1
+    ](at: IndexList[2], value: SIMD[dtype, width]):
+        comptime for i in range(width):
+            output.unsafe_store(
+                (at[1] + i) * pixels + at[0], value[i].cast[Type]()
+            )
+
+    comptime compute = Optional[ElementwiseComputeLambda](
+        placed
+    ) if computes else None
+    Emitted[
+        Type,
+        Type,
+        Plain[Type],
+        Type,
+        candidate[Type, Type, Type](index),
+        residual,
+        register_based,
+        Optional[ElementwiseLambda](transposed),
+        compute,
+    ].emit(String(t"lambda-{'both' if computes else 'stores'}-{index}"))
+
+
+def emit_placed[
+    index: Int, residual: Bool, register_based: Bool
+](name: String) raises:
+    """A candidate with `placed` behind it."""
+    comptime Type = DType.bfloat16
+    Emitted[
+        Type,
+        Type,
+        Plain[Type],
+        Type,
+        candidate[Type, Type, Type](index),
+        residual,
+        register_based,
+        None,
+        Optional[ElementwiseComputeLambda](placed),
+    ].emit(name)
 
 
 def emit_all() raises:
@@ -486,10 +435,10 @@ def emit_all() raises:
             index == 0,
             index == 1,
         ].emit(String(t"stores-{index}"))
-    emit_type[DType.float16, DType.float16, DType.float16, DType.float16](
+    emit_type[DType.float16, DType.float16, DType.float16, DType.float16, 0, 1](
         "float16"
     )
-    emit_type[DType.float32, DType.float32, DType.float32, DType.float32](
+    emit_type[DType.float32, DType.float32, DType.float32, DType.float32, 0, 1](
         "float32"
     )
     emit_type[
@@ -497,8 +446,20 @@ def emit_all() raises:
         DType.float8_e5m2,
         DType.bfloat16,
         DType.float32,
+        0,
     ]("float8")
-    emit_type[DType.int8, DType.int8, DType.float16, DType.float32]("int8")
+    emit_type[
+        DType.float8_e5m2, DType.float8_e5m2, DType.bfloat16, DType.float32, 1
+    ]("float8")
+    # The last one's tiles two blocks share.
+    emit_type[DType.int8, DType.int8, DType.float16, DType.float32, 0, 1, 8](
+        "int8"
+    )
+    emit_placed[0, False, True]("lambda-computes-0")
+    emit_placed[2, True, False]("lambda-computes-2")
+    var output = Writes[Type](unsafe_from_address=OUTPUT)
+    emit_lambdas[1, False, True, False](output, 0)
+    emit_lambdas[0, True, False, True](output, 0)
     Emitted[
         Type,
         Type,
@@ -554,6 +515,8 @@ def print_refusals():
     print(wrong.refusal())
     print(Conv2dConfig[Type, DType.float16, Type].default_1sm().refusal())
     print(Conv2dConfig[Type, Type, DType.int8].default_1sm().refusal())
+    comptime compute = Optional[ElementwiseComputeLambda](placed)
+    print(FusedWork[Placed[Type, True], Type, None, compute].refusal())
 
 
 def print_tiles() raises:

@@ -1,7 +1,8 @@
-"""Writes the Hopper kernel's PTX, one file a candidate and type, into the
-folder that is the only argument; needs no GPU.
+"""Writes the Hopper kernel's PTX, one file a candidate and type but bfloat16,
+whose files `maxconv inspect` writes, into the folder that is the only argument;
+needs no GPU.
 
-Prints a line a file: its name, the type of activation and filter, the threads
+Prints a line a candidate and type: its name, the type of activation and filter, the threads
 of a block, its shared memory in bytes, 1 if it moves registers, 1 if blocks
 share loads, 1 if it adds up parts of a sum, and why it cannot be built, if so.
 """
@@ -12,29 +13,43 @@ from std.sys import argv
 
 from operations.conv.access import MemoryOutput
 from operations.sm90.candidates import CANDIDATES, candidate, offered
+from operations.sm90.config import Sm90Config
 from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.kernel import ConvKernel
 
 
+def file_name(index: Int, in_type: DType) -> String:
+    """The name of a candidate's file; of bfloat16 what `maxconv inspect` calls
+    it."""
+    if in_type == DType.bfloat16:
+        return String(t"sm90-{index}")
+    return String(t"{index}-{in_type}")
+
+
+def write[in_type: DType, config: Sm90Config](name: String) raises:
+    """Writes a candidate of a type."""
+    comptime kernel = ConvKernel[
+        in_type,
+        MemoryOutput[DType.bfloat16],
+        ConvVisitor[DType.bfloat16],
+        config,
+    ].run
+    var info = compile_info[
+        kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
+    ]()
+    with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
+        file.write(String(info.asm))
+
+
 def emit[in_type: DType]() raises:
-    """Writes a type's candidates."""
+    """Writes and describes a type's candidates."""
     comptime for index in range(CANDIDATES):
         comptime if offered[in_type](index):
             comptime config = candidate(index)
-            comptime kernel = ConvKernel[
-                in_type,
-                MemoryOutput[DType.bfloat16],
-                ConvVisitor[DType.bfloat16],
-                config,
-            ].run
-            var info = compile_info[
-                kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
-            ]()
-            var name = String(t"{index}-{in_type}")
-            with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
-                file.write(String(info.asm))
+            comptime if in_type != DType.bfloat16:
+                write[in_type, config](file_name(index, in_type))
             print(
-                name,
+                file_name(index, in_type),
                 in_type,
                 config.threads(),
                 config.shared_bytes(),

@@ -15,7 +15,7 @@ import numpy as np
 from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
 import maxconv
 from maxconv._fields import (
@@ -26,13 +26,14 @@ from maxconv._fields import (
     encode_scalars,
 )
 from maxconv._graph import constant
+from maxconv.library import library_path
 from maxconv.packing import cast_array
 from maxconv.problem import ConvProblem
 
 from .entrant import Entrant
 from .workload import Float32, Workload, aligned, convolutions, to_buffer, to_float32
 
-__all__ = ["Call", "GraphKind", "OwnGraphs", "Through", "kinds", "through_functions"]
+__all__ = ["Call", "GraphKind", "Kinds", "OwnGraphs", "Through", "kinds", "through_functions"]
 
 _DIMENSIONS = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
@@ -73,7 +74,11 @@ class GraphKind:
         return f"{self.rank}-D{taps}{fused}, {self.convolutions} in a call"
 
 
-def kinds(problem: ConvProblem) -> list[GraphKind]:
+#: Graphs that are compiled together: those that a problem is timed with.
+Kinds = tuple[GraphKind, ...]
+
+
+def kinds(problem: ConvProblem) -> Kinds:
     """Returns the graphs that a problem is timed with."""
     rank, count = problem.spatial_rank, convolutions(problem)
     variants = [(False, count)]
@@ -81,11 +86,11 @@ def kinds(problem: ConvProblem) -> list[GraphKind]:
         variants.append((True, count))
     if count > 1:
         variants.append((False, 1))
-    return [GraphKind(rank, problem.taps == 1, *variant) for variant in variants]
+    return tuple(GraphKind(rank, problem.taps == 1, *variant) for variant in variants)
 
 
-def build(kind: GraphKind, dtype: str) -> Graph:
-    """Returns the graph of a kind: activations, then the operands that they share."""
+def build(kind: GraphKind, dtype: str, module: Module) -> Graph:
+    """Adds the graph of a kind: activations, then the operands that they share."""
     device, storage = DeviceRef.CPU(), DType[dtype]
     axes = _DIMENSIONS[kind.rank]
     output = ("out_n", *(f"out_{axis}" for axis in axes), "filters")
@@ -101,9 +106,8 @@ def build(kind: GraphKind, dtype: str) -> Graph:
         TensorType(DType.uint8, (*output, 0), device),
     ]
     op = "maxconv.conv_fused_input" if kind.pointwise else "maxconv.conv"
-    name = f"bench_{kind.rank}d{'_pointwise' * kind.pointwise}{'_fused' * kind.compiler_fuses}"
-    name += f"_{kind.convolutions}"
-    with Graph(name, input_types=types, kernel_library=maxconv.kernel_library()) as graph:
+    library = maxconv.kernel_library()
+    with Graph(_symbol(kind), input_types=types, kernel_library=library, module=module) as graph:
         values = [value.tensor for value in graph.inputs]
         images, shared = values[: kind.convolutions], values[kind.convolutions :]
         filter, bias, added, geometry, scalars, _ = shared
@@ -119,6 +123,12 @@ def build(kind: GraphKind, dtype: str) -> Graph:
     return graph
 
 
+def _symbol(kind: GraphKind) -> str:
+    """Returns what a kind's graph is called."""
+    name = f"bench_{kind.rank}d{'_pointwise' * kind.pointwise}{'_fused' * kind.compiler_fuses}"
+    return f"{name}_{kind.convolutions}"
+
+
 def _nothing(rank: int, dtype: str, device: DeviceRef) -> TensorValue:
     """Returns the operand that stands for a bias or a residual that is not there."""
     empty = cast_array(np.empty((0,) * rank, np.float32), "float32", dtype)
@@ -126,23 +136,31 @@ def _nothing(rank: int, dtype: str, device: DeviceRef) -> TensorValue:
 
 
 class OwnGraphs:
-    """The compiled graphs of one dtype, each compiled when it is first needed."""
+    """The compiled graphs of one dtype; a problem's are compiled when one is first needed."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self._session = InferenceSession(devices=[CPU()])
-        self._models: dict[GraphKind, Model] = {}
+        self._models: dict[Kinds, dict[GraphKind, Model]] = {}
 
-    def model(self, kind: GraphKind) -> Model:
-        """Returns the compiled graph of a kind."""
-        if kind not in self._models:
-            self._models[kind] = self._session.load(build(kind, self.dtype))
-        return self._models[kind]
+    def models(self, wanted: Kinds) -> dict[GraphKind, Model]:
+        """Returns the compiled graphs of a problem's kinds.
+
+        They are compiled in one go, and always the same ones: MAX finds them in its cache again.
+        """
+        if wanted not in self._models:
+            module = Module()
+            for kind in wanted:
+                build(kind, self.dtype, module)
+            loaded = self._session.load_all(module, custom_extensions=[library_path()])
+            self._models[wanted] = {kind: loaded[_symbol(kind)] for kind in wanted}
+        return self._models[wanted]
 
     def single(self, work: Workload) -> Call:
         """Returns a call of one convolution with a packed filter, whatever the problem's size."""
-        kind = replace(kinds(work.named.problem)[0], convolutions=1)
-        return _Operands.make(work).plain(self.model(kind), 1)
+        wanted = kinds(work.named.problem)
+        kind = replace(wanted[0], convolutions=1)
+        return _Operands.make(work).plain(self.models(wanted)[kind], 1)
 
     def contenders(self, work: Workload) -> dict[str, Entrant]:
         """Returns what a problem is timed with, by name.
@@ -153,8 +171,9 @@ class OwnGraphs:
         fuses.
         """
         operands, count = _Operands.make(work), work.convolutions
-        plain, *others = kinds(work.named.problem)
-        model = self.model(plain)
+        wanted = kinds(work.named.problem)
+        models, (plain, *others) = self.models(wanted), wanted
+        model = models[plain]
         entrants = {
             "ours": Entrant(operands.plain(model, count)),
             "ours_raw": Entrant(operands.raw_filter(model, count)),
@@ -162,10 +181,10 @@ class OwnGraphs:
         }
         for kind in others:
             if kind.compiler_fuses:
-                call = operands.compiler_fused(self.model(kind), count)
+                call = operands.compiler_fused(models[kind], count)
                 entrants["ours_lambda"] = Entrant(call, fused=True)
             else:
-                single = operands.plain(self.model(kind), 1)
+                single = operands.plain(models[kind], 1)
                 entrants["ours"] = replace(entrants["ours"], single=single)
         return entrants
 

@@ -115,9 +115,9 @@ def measure_problems(
     for named in problems:
         families.setdefault(named.family or "others", []).append(named)
     graphs = OwnGraphs(dtype)
-    for kind in dict.fromkeys(kind for named in problems for kind in kinds(named.problem)):
-        with progress(f"compiling maxconv's graph: {kind}"):
-            graphs.model(kind)
+    for wanted in dict.fromkeys(kinds(named.problem) for named in problems):
+        with progress(f"compiling maxconv's graphs: {'; '.join(map(str, wanted))}"):
+            graphs.models(wanted)
     firsts = [Workload.make(members[0], dtype) for members in families.values()]
     with progress("compiling maxconv's public functions"):
         through = through_functions(firsts, dtype)

@@ -1,4 +1,4 @@
-"""More seeds and operands than every run has time for: ``python -m pytest -m nightly``."""
+"""More seeds and operands than every run has time for: ``python -m pytest -m extended``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.emulated.convolution import Kernel, Operands, run
 from tests.isa.case import emulate
 from tests.isa.families import FAMILIES
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.extended
 
 Emitted = tuple[Path, list[Kernel]]
 

@@ -1,0 +1,75 @@
+"""The Blackwell kernel with functions behind it, by its launcher: a program to
+be compiled, as there is no such GPU. With `-D FUSED` the output has work of the
+graph compiler's behind it too, which must not compile."""
+
+from max.gpu.host import DeviceContext
+from sm100_outputs import OUTPUT, Placed, Plain, TestOutput
+from std.collections import Optional
+from std.sys import argv, is_defined
+from std.utils import IndexList
+
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.memory import Reads, Writes
+from operations.conv.problem import ConvProblem
+from operations.sm100.candidates import candidate
+from operations.sm100.lambdas import ElementwiseComputeLambda, ElementwiseLambda
+from operations.sm100.launch import convolve
+
+comptime Type = DType.bfloat16
+
+
+def doubled[
+    dtype: DType, width: SIMDLength, *, alignment: Int = 1
+](at: IndexList[2], value: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """A function without captures."""
+    return value + value
+
+
+def launch[Output: TestOutput](problem: ConvProblem) raises:
+    """Launches with both functions; one captures a pointer and a number."""
+    var memory = Writes[Type](unsafe_from_address=OUTPUT)
+    var filters = problem.filters
+
+    @__parameter
+    @always_inline
+    @__copy_capture(memory, filters)
+    def save[
+        dtype: DType, width: SIMDLength, *, alignment: Int = 1
+    ](at: IndexList[2], value: SIMD[dtype, width]):
+        memory.unsafe_store(at[0] * filters + at[1], value.cast[Type]())
+
+    var operand = Reads[Type](unsafe_from_address=16)
+    convolve[
+        candidate[Type, Type, Output.dtype](0),
+        elementwise_lambda_fn=Optional[ElementwiseLambda](save),
+        elementwise_compute_lambda_fn=Optional[ElementwiseComputeLambda](
+            doubled
+        ),
+    ](
+        DeviceContext(),
+        problem,
+        operand,
+        operand,
+        Epilogue[Type, Output.dtype](
+            has_bias=False,
+            has_residual=False,
+            has_scale=False,
+            scale=Reads[DType.float32](unsafe_from_address=16),
+            bias=operand,
+            residual=Reads[Output.dtype](unsafe_from_address=16),
+            beta=0,
+            activation=Activation(0, 0, 0),
+            final_activation=Activation(0, 0, 0),
+        ),
+        Output.of(problem),
+    )
+
+
+def main() raises:
+    var problem = ConvProblem.of_numbers(
+        [Int(argument) for argument in argv()[1:]]
+    )
+    comptime if is_defined["FUSED"]():
+        launch[Placed[Type, False]](problem)
+    else:
+        launch[Plain[Type]](problem)
