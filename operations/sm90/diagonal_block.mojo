@@ -185,14 +185,28 @@ struct DiagonalStorage(TrivialRegisterPassable):
         return Barrier(self.barriers + stage * BARRIER_BYTES)
 
     @always_inline
-    def residual(self, buffer: UInt32) -> Barrier:
-        """Completes when a buffer has its residual.
+    def ready(self, buffer: UInt32) -> Barrier:
+        """Completes when a buffer may be written, and has its residual, if
+        there is one.
 
         Args:
             buffer: The buffer.
         """
         return Barrier(
             self.barriers + (buffer + UInt32(MAX_STAGES)) * BARRIER_BYTES
+        )
+
+    @always_inline
+    def written(self, buffer: UInt32) -> Barrier:
+        """Completes when every warp has written a buffer, and read the stages
+        for it.
+
+        Args:
+            buffer: The buffer.
+        """
+        return Barrier(
+            self.barriers
+            + (buffer + UInt32(MAX_STAGES + BUFFERS)) * BARRIER_BYTES
         )
 
     @always_inline
@@ -217,7 +231,8 @@ struct DiagonalStorage(TrivialRegisterPassable):
         for stage in range(stages):
             self.full(stage).init(1)
         for buffer in range(UInt32(BUFFERS)):
-            self.residual(buffer).init(1)
+            self.ready(buffer).init(1)
+            self.written(buffer).init(WARPS)
         publish_barriers()
 
 

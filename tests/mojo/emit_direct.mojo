@@ -52,7 +52,7 @@ def main() raises:
         write(String(t"diagonal{index}"), String(info.asm))
         print(
             String(t"diagonal{index}"),
-            diagonal_plan.THREADS,
+            config.threads(),
             config.resident(),
             config,
         )
