@@ -192,18 +192,20 @@ struct RowStore[
                 element
             )
             var row_bytes = geometry.filters * UInt32(element)
-            var first = geometry.pixel(pixel + self.first)
-            if (
-                first.w + UInt32(Self.warp_rows) <= geometry.columns
-                and first.row < geometry.rows
-            ):
-                # Neighbours in the output: no need to look for each.
-                var row = geometry.output_row(first) + self.row - self.first
-                var to = start + UInt64(row) * UInt64(row_bytes)
-                comptime for i in range(Self.steps):
-                    _store_if(to, chunks[i], column < filters)
-                    to += UInt64(row_bytes * UInt32(Self.rows))
-                return
+            # Of two, to look for each costs less than to ask.
+            comptime if Self.steps > 2:
+                var first = geometry.pixel(pixel + self.first)
+                if (
+                    first.w + UInt32(Self.warp_rows) <= geometry.columns
+                    and first.row < geometry.rows
+                ):
+                    # Neighbours in the output, too.
+                    var row = geometry.output_row(first) + self.row - self.first
+                    var to = start + UInt64(row) * UInt64(row_bytes)
+                    comptime for i in range(Self.steps):
+                        _store_if(to, chunks[i], column < filters)
+                        to += UInt64(row_bytes * UInt32(Self.rows))
+                    return
             comptime for i in range(Self.steps):
                 var at = geometry.pixel(
                     pixel + self.row + UInt32(i * Self.rows)
