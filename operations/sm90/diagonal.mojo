@@ -53,7 +53,11 @@ from .diagonal_mma import (
     store_matrices,
     unknown_sum,
 )
-from .diagonal_geometry import DiagonalGeometry, DiagonalStep
+from .diagonal_geometry import (
+    DiagonalCourse,
+    DiagonalGeometry,
+    DiagonalStep,
+)
 from .diagonal_plan import (
     BUFFERS,
     MATRIX,
@@ -150,7 +154,7 @@ struct DiagonalKernel[
                 prefetch_map(output)
             if epilogue.has_residual:
                 prefetch_map(residual)
-        var first, end = geometry.block_steps(UInt32(block_idx.x))
+        var course = geometry.course[Self.apart](UInt32(block_idx.x))
         comptime if Self.apart:
             if UInt32(thread_idx.x) >= UInt32(THREADS):
                 Self._copy(
@@ -160,8 +164,7 @@ struct DiagonalKernel[
                     epilogue.has_residual,
                     geometry,
                     storage,
-                    first,
-                    end,
+                    course,
                 )
                 return
         else:
@@ -181,8 +184,7 @@ struct DiagonalKernel[
             target,
             geometry,
             storage,
-            first,
-            end,
+            course,
         )
 
     @staticmethod
@@ -194,13 +196,12 @@ struct DiagonalKernel[
         has_residual: Bool,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        first: UInt32,
-        end: UInt32,
+        course: DiagonalCourse,
     ):
         """The copying warp. The first stages are asked for before the block
         meets."""
         var copies = thread_idx.x == THREADS
-        var copier = DiagonalCopier[Self.config, Self.stores_tiles](first, end)
+        var copier = DiagonalCopier[Self.config, Self.stores_tiles](course)
         if copies:
             storage.init(geometry.stages)
         launch_dependent_grids()
@@ -224,8 +225,7 @@ struct DiagonalKernel[
         target: Self.Output,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        first: UInt32,
-        end: UInt32,
+        course: DiagonalCourse,
     ):
         """Computes the block's steps, run by run and batch by batch."""
         var warp, lane = divmod(UInt32(thread_idx.x), UInt32(32))
@@ -236,29 +236,29 @@ struct DiagonalKernel[
             loads_residual = (
                 warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
             )
-        var index = first
+        var index = course.first
         var worker = DiagonalWorker(
-            Self.config, geometry, geometry.step(index), warp, lane
+            Self.config, geometry, course.step(geometry, index), warp, lane
         )
         # Asked for first: behind the stages it would wait for them.
         var loaded = Self.Taps.load(filter, worker.channel(), lane)
-        var cursor = LoadCursor(first)
+        var cursor = LoadCursor(course)
         if loads_stages:
             cursor.load(
                 Self.config,
                 activation,
                 geometry,
                 storage,
-                end,
+                course,
                 geometry.stages,
             )
         # The first step whose residual is not on its way.
-        var ahead = first
+        var ahead = course.first
         if loads_residual:
             for buffer in range(UInt32(BUFFERS - 1)):
-                if ahead < end:
+                if ahead < course.end:
                     ahead = load_residual(
-                        residual, geometry, storage, ahead, end, buffer
+                        residual, geometry, storage, course, ahead, buffer
                     )
         comptime if Self.apart:
             sync_threads[Self.config.threads()](0)
@@ -267,8 +267,8 @@ struct DiagonalKernel[
         var buffer = StagePosition(0, 0)
         var taps = Self.Taps(loaded, lane)
         var fused = Self.Fusion(epilogue, worker, lane)
-        while index < end:
-            var step = geometry.step(index)
+        while index < course.end:
+            var step = course.step(geometry, index)
             if step.channel != worker.slab:
                 # Computed anew: neither is kept for it.
                 var thread = unknown_sum(UInt32(thread_idx.x), 0)
@@ -278,7 +278,7 @@ struct DiagonalKernel[
                 taps = Self.Taps(loaded, lane)
                 fused = Self.Fusion(epilogue, worker, lane)
             var begins = True
-            var left = worker.enter(geometry, step, end - index)
+            var left = worker.enter(geometry, step, course.end - index)
             while left > 0:
                 var batch = min(left, geometry.batch)
                 left -= batch
@@ -293,6 +293,7 @@ struct DiagonalKernel[
                                 epilogue,
                                 geometry,
                                 storage,
+                                course.up,
                                 position,
                                 to,
                                 worker,
@@ -304,6 +305,7 @@ struct DiagonalKernel[
                                 epilogue,
                                 geometry,
                                 storage,
+                                course.up,
                                 position,
                                 to,
                                 worker,
@@ -349,16 +351,16 @@ struct DiagonalKernel[
                             activation,
                             geometry,
                             storage,
-                            end,
+                            course,
                             done,
                         )
-                    if loads_residual and ahead < end:
+                    if loads_residual and ahead < course.end:
                         ahead = load_residual(
                             residual,
                             geometry,
                             storage,
+                            course,
                             ahead,
-                            end,
                             buffer.after(
                                 UInt32(BUFFERS - 1), UInt32(BUFFERS)
                             ).stage,
@@ -370,7 +372,7 @@ struct DiagonalKernel[
                     else:
                         if thread_idx.x == 0:
                             store_batch(output, geometry, data, step, batch)
-                step.row += batch * STEP_ROWS
+                step.row += batch * step.next
                 buffer = buffer.after(1, UInt32(BUFFERS))
                 index += batch
         comptime if Self.stores_tiles and not Self.apart:
@@ -401,6 +403,7 @@ struct DiagonalKernel[
         epilogue: Self.FusedWork,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
+        up: Bool,
         position: StagePosition,
         to: SharedAddress,
         worker: DiagonalWorker,
@@ -414,7 +417,8 @@ struct DiagonalKernel[
         """
         var stages = Self.Stages()
         comptime for i in range(Self.window_stages):
-            var at = position.after(UInt32(i), geometry.stages)
+            var index = UInt32(Self.window_stages - 1 - i if up else i)
+            var at = position.after(index, geometry.stages)
             stages[i] = storage.ring + at.stage * geometry.stage_bytes
         var own = to + worker.output
         # Not a number if one of the outputs is not.
@@ -561,7 +565,7 @@ struct DiagonalKernel[
         for _ in range(batch):
             keep_rolled()
             Self._store_fused(target, geometry, from_, step)
-            step.row += STEP_ROWS
+            step.row += step.next
             from_ += geometry.step_bytes
 
     @staticmethod

@@ -20,9 +20,13 @@ from ..tma.copy import (
 )
 from ..tma.descriptor import TensorMap
 from .diagonal_block import DiagonalStorage, LoadCursor, StagePosition
-from .diagonal_geometry import DiagonalGeometry, DiagonalStep
+from .diagonal_geometry import (
+    DiagonalCourse,
+    DiagonalGeometry,
+    DiagonalStep,
+)
 from .diagonal_mma import keep_rolled
-from .diagonal_plan import BUFFERS, STEP_ROWS, DiagonalConfig
+from .diagonal_plan import BUFFERS, DiagonalConfig
 
 
 @always_inline
@@ -30,8 +34,8 @@ def load_residual(
     ref residual: TensorMap,
     geometry: DiagonalGeometry,
     storage: DiagonalStorage,
+    course: DiagonalCourse,
     first: UInt32,
-    end: UInt32,
     buffer: UInt32,
 ) -> UInt32:
     """Starts filling a buffer with a batch's residual; one thread.
@@ -40,22 +44,22 @@ def load_residual(
         residual: The residual's descriptor.
         geometry: The problem.
         storage: The block's.
+        course: The block's.
         first: The batch's first step.
-        end: Behind the block's last step.
         buffer: Which no one uses any more.
 
     Returns:
         The first step of the next batch.
     """
-    var step = geometry.step(first)
-    var batch = min(min(step.run, geometry.batch), end - first)
+    var step = course.step(geometry, first)
+    var batch = min(min(step.run, geometry.batch), course.end - first)
     var barrier = storage.ready(buffer)
     barrier.arrive_expecting(Int(batch * geometry.step_bytes))
     var to = storage.buffer(geometry, buffer)
     for _ in range(batch):
         keep_rolled()
         load_tile[5](to, residual, barrier.address, _corner(step))
-        step.row += STEP_ROWS
+        step.row += step.next
         to += geometry.step_bytes
     return first + batch
 
@@ -83,7 +87,7 @@ def store_batch(
     for _ in range(batch):
         keep_rolled()
         store_tile[5](output, from_, _corner(step))
-        step.row += STEP_ROWS
+        step.row += step.next
         from_ += geometry.step_bytes
     commit_stores()
 
@@ -112,22 +116,18 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
     """
 
     var cursor: LoadCursor
-    var first: UInt32
-    """The block's first step."""
-    var end: UInt32
-    """Behind its last."""
+    var course: DiagonalCourse
+    """The block's."""
 
     @always_inline
-    def __init__(out self, first: UInt32, end: UInt32):
+    def __init__(out self, course: DiagonalCourse):
         """In front of a block's steps.
 
         Args:
-            first: The first.
-            end: Behind the last.
+            course: The steps.
         """
-        self.cursor = LoadCursor(first)
-        self.first = first
-        self.end = end
+        self.cursor = LoadCursor(course)
+        self.course = course
 
     @always_inline
     def load(
@@ -146,7 +146,7 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
             count: Stages.
         """
         self.cursor.load(
-            Self.config, activation, geometry, storage, self.end, count
+            Self.config, activation, geometry, storage, self.course, count
         )
 
     @always_inline
@@ -171,17 +171,17 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
             storage: The block's.
         """
         # The first step whose buffer is not ready.
-        var ahead = self.first
+        var ahead = self.course.first
         for buffer in range(UInt32(BUFFERS)):
             keep_rolled()
             ahead = self._make_ready(
                 residual, has_residual, geometry, storage, ahead, buffer
             )
-        var index = self.first
+        var index = self.course.first
         var buffer = StagePosition(0, 0)
-        while index < self.end:
-            var step = geometry.step(index)
-            var left = min(step.run, self.end - index)
+        while index < self.course.end:
+            var step = self.course.step(geometry, index)
+            var left = min(step.run, self.course.end - index)
             while left > 0:
                 var batch = min(left, geometry.batch)
                 left -= batch
@@ -202,7 +202,7 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
                     )
                     # The batch before has left its buffer.
                     wait_stores_read[1]()
-                if index > self.first:
+                if index > self.course.first:
                     ahead = self._make_ready(
                         residual,
                         has_residual,
@@ -213,7 +213,7 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
                             UInt32(BUFFERS - 1), UInt32(BUFFERS)
                         ).stage,
                     )
-                step.row += batch * STEP_ROWS
+                step.row += batch * step.next
                 buffer = buffer.after(1, UInt32(BUFFERS))
                 index += batch
         comptime if Self.stores_tiles:
@@ -237,8 +237,8 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
         """
         if not has_residual:
             storage.ready(buffer).arrive()
-        elif ahead < self.end:
+        elif ahead < self.course.end:
             return load_residual(
-                residual, geometry, storage, ahead, self.end, buffer
+                residual, geometry, storage, self.course, ahead, buffer
             )
         return ahead

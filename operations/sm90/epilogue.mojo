@@ -490,8 +490,9 @@ struct CollectiveEpilogue[
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()
             comptime for panel in range(Rows.held):
                 chunks[panel] = rows.load[panel](buffer)
-            # The buffer has been read; its fence would wait for the stores.
-            self.buffers.release_stored(loads, index)
+            # The buffer has been read; a fence behind stores waits for them.
+            comptime if Rows.many:
+                self.buffers.release_stored(loads, index)
             comptime for panel in range(Rows.held):
                 rows.store[panel](
                     params.output,
@@ -502,6 +503,8 @@ struct CollectiveEpilogue[
                     filter,
                     tile.filter_end(geometry),
                 )
+            comptime if not Rows.many:
+                self.buffers.release_stored(loads, index)
 
     @always_inline
     def _store_subtile(

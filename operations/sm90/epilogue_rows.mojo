@@ -77,6 +77,10 @@ struct RowStore[
         Self.pixels if Self.strips else Self.pixels // CONSUMER_WARPS
     )
     comptime steps = Self.warp_rows // Self.rows
+    comptime many = Self.steps > 2
+    """Whether the thread stores so many rows of a panel that it pays to ask
+    whether they lie in one row of the output, and not to wait for their
+    stores."""
     comptime held = 1 if Self.strips else panels[Self.dtype]()
     """Panels that the thread has a part of."""
     comptime Chunks = StaticTuple[Self.Chunk, Self.steps]
@@ -170,8 +174,7 @@ struct RowStore[
         """
         var column = (
             filter
-            + (self.panel + UInt32(panel))
-            * UInt32(panel_filters[Self.dtype]())
+            + (self.panel + UInt32(panel)) * UInt32(panel_filters[Self.dtype]())
             + self.chunk * UInt32(Self.width)
         )
         comptime if Self.fused:
@@ -191,16 +194,15 @@ struct RowStore[
             var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
                 element
             )
-            var row_bytes = geometry.filters * UInt32(element)
-            # Of two, to look for each costs less than to ask.
-            comptime if Self.steps > 2:
+            comptime if Self.many:
                 var first = geometry.pixel(pixel + self.first)
                 if (
                     first.w + UInt32(Self.warp_rows) <= geometry.columns
                     and first.row < geometry.rows
                 ):
-                    # Neighbours in the output, too.
+                    # Neighbours in the output: one look-up serves all.
                     var row = geometry.output_row(first) + self.row - self.first
+                    var row_bytes = geometry.filters * UInt32(element)
                     var to = start + UInt64(row) * UInt64(row_bytes)
                     comptime for i in range(Self.steps):
                         _store_if(to, chunks[i], column < filters)
@@ -211,8 +213,9 @@ struct RowStore[
                     pixel + self.row + UInt32(i * Self.rows)
                 )
                 var row = geometry.output_row(at)
+                var elements = UInt64(row) * UInt64(geometry.filters)
                 _store_if(
-                    start + UInt64(row) * UInt64(row_bytes),
+                    start + elements * UInt64(element),
                     chunks[i],
                     geometry.is_output(at) and column < filters,
                 )
