@@ -4,9 +4,9 @@ persistent, on the tensor cores.
     every warp:     for each batch of steps:
                         for each step, for every set of 2 x 16 pixels:
                             read the pixels, multiply, finish, write
-                        meet the others
-    one or three threads:   load the next input rows and residual, store the
-                            outputs (diagonal_copies.mojo)
+                        tell the copying warp, or meet the others
+    a warp, or three threads of the others:
+                    load the next input rows and residual, store the outputs
 
 A diagonal matrix multiplies what is beside its diagonal by zero: a value that
 is not finite would spread to the 8 channels of its warp. Sums that are not
@@ -113,6 +113,7 @@ struct DiagonalKernel[
     comptime Rounded = StaticTuple[SIMD[DType.uint32, 2], STEP_ROWS]
     """A set's outputs: of each row those of each half."""
     comptime apart = Self.config.copies_apart()
+    """Whether a warp of its own copies."""
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
     """Whether the copy engine stores the output."""
 
