@@ -485,6 +485,8 @@ struct CollectiveEpilogue[
                 Self.pixels,
                 Self.layout.swapped,
                 Self.epilogue.whole_rows,
+                # Visitors that keep more would spill.
+                Self.visitor_bytes() == 0,
             ]
             var rows = Rows(self.place)
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()

@@ -50,7 +50,11 @@ def _store_if[
 
 
 struct RowStore[
-    Output: OutputTarget, pixels: Int, swapped: Bool, whole: Bool = False
+    Output: OutputTarget,
+    pixels: Int,
+    swapped: Bool,
+    whole: Bool = False,
+    roomy: Bool = False,
 ](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores: of those that its warp
     holds, or whole rows.
@@ -61,6 +65,7 @@ struct RowStore[
         swapped: As in `Place`.
         whole: Whether warps share the buffer out by its rows. All have written
             it.
+        roomy: Whether threads have registers left for a second way.
     """
 
     comptime dtype = Self.Output.dtype
@@ -77,10 +82,9 @@ struct RowStore[
         Self.pixels if Self.strips else Self.pixels // CONSUMER_WARPS
     )
     comptime steps = Self.warp_rows // Self.rows
-    comptime many = Self.steps > 2
-    """Whether the thread stores so many rows of a panel that it pays to ask
-    whether they lie in one row of the output, and not to wait for their
-    stores."""
+    comptime many = Self.whole and Self.roomy and Self.steps > 2
+    """Whether the thread stores so many whole rows that it pays to ask whether
+    they lie in one row of the output, and not to wait for their stores."""
     comptime held = 1 if Self.strips else panels[Self.dtype]()
     """Panels that the thread has a part of."""
     comptime Chunks = StaticTuple[Self.Chunk, Self.steps]
