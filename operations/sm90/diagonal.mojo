@@ -4,8 +4,9 @@ persistent, on the tensor cores.
     every warp:     for each batch of steps:
                         for each step, for every set of 2 x 16 pixels:
                             read the pixels, multiply, finish, write
-                        meet the others
-    three threads:      load the next input rows and residual, store the outputs
+                        tell the copying warp, or meet the others
+    a warp, or three threads of the others:
+                    load the next input rows and residual, store the outputs
 
 A diagonal matrix multiplies what is beside its diagonal by zero: a value that
 is not finite would spread to the 8 channels of its warp. Sums that are not
@@ -26,14 +27,11 @@ from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import SPATIAL
-from ..pipeline.barrier import sync_threads
+from ..pipeline.barrier import sync_threads, sync_warp
 from ..tma.copy import (
     SharedAddress,
-    commit_stores,
-    load_tile,
     prefetch_map,
     publish_to_engine,
-    store_tile,
     wait_stores_read,
 )
 from ..tma.descriptor import TensorMap
@@ -46,6 +44,7 @@ from .diagonal_block import (
     StagePosition,
     chunk,
 )
+from .diagonal_copies import DiagonalCopier, load_residual, store_batch
 from .diagonal_mma import (
     Sums,
     keep_rolled,
@@ -54,7 +53,11 @@ from .diagonal_mma import (
     store_matrices,
     unknown_sum,
 )
-from .diagonal_geometry import DiagonalGeometry, DiagonalStep
+from .diagonal_geometry import (
+    DiagonalCourse,
+    DiagonalGeometry,
+    DiagonalStep,
+)
 from .diagonal_plan import (
     BUFFERS,
     MATRIX,
@@ -68,11 +71,14 @@ from .diagonal_sums import DiagonalSums
 from .stem_staging import load_shared
 
 comptime LOADER = UInt32(1)
-"""The warp whose first thread loads input rows; that of the first warp stores
-outputs."""
+"""The warp whose first thread loads input rows where no warp copies only; that
+of the first warp stores outputs."""
 
 comptime RESIDUAL_LOADER = UInt32(2)
-"""The warp whose first thread loads residuals."""
+"""The warp whose first thread loads residuals where no warp copies only."""
+
+comptime COMPUTING = 1
+"""The named barrier of the threads that compute."""
 
 
 @fieldwise_init
@@ -106,12 +112,16 @@ struct DiagonalKernel[
     """The residual of a set, as its sums."""
     comptime Rounded = StaticTuple[SIMD[DType.uint32, 2], STEP_ROWS]
     """A set's outputs: of each row those of each half."""
+    comptime apart = Self.config.copies_apart()
+    """Whether a warp of its own copies."""
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
     """Whether the copy engine stores the output."""
 
     @staticmethod
     @__llvm_metadata(
-        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
+        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+            Int32(Self.config.threads())
+        ),
         `nvvm.minctasm`=SIMDLength(Self.config.resident()),
     )
     @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
@@ -141,17 +151,31 @@ struct DiagonalKernel[
         """
         var storage = DiagonalStorage(geometry)
         if thread_idx.x == 0:
-            prefetch_map(activation)
             comptime if Self.stores_tiles:
                 prefetch_map(output)
             if epilogue.has_residual:
                 prefetch_map(residual)
-            storage.init(geometry.stages)
-        sync_threads[THREADS](0)
+        var course = geometry.course[Self.apart](UInt32(block_idx.x))
+        comptime if Self.apart:
+            if UInt32(thread_idx.x) >= UInt32(THREADS):
+                Self._copy(
+                    activation,
+                    output,
+                    residual,
+                    epilogue.has_residual,
+                    geometry,
+                    storage,
+                    course,
+                )
+                return
+        else:
+            if thread_idx.x == 0:
+                prefetch_map(activation)
+                storage.init(geometry.stages)
+            sync_threads[THREADS](0)
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
         wait_on_dependent_grids()
-        var first, end = geometry.block_steps(UInt32(block_idx.x))
         Self._compute_steps(
             activation,
             output,
@@ -161,48 +185,35 @@ struct DiagonalKernel[
             target,
             geometry,
             storage,
-            first,
-            end,
+            course,
         )
 
     @staticmethod
     @always_inline
-    def _load_residual(
+    def _copy(
+        ref activation: TensorMap,
+        ref output: TensorMap,
         ref residual: TensorMap,
+        has_residual: Bool,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        first: UInt32,
-        end: UInt32,
-        buffer: UInt32,
-    ) -> UInt32:
-        """Starts filling a buffer with a batch's residual; one thread.
-
-        Returns:
-            The first step of the next batch.
-        """
-        var step = geometry.step(first)
-        var batch = min(min(step.run, geometry.batch), end - first)
-        var barrier = storage.residual(buffer)
-        barrier.arrive_expecting(Int(batch * geometry.step_bytes))
-        var to = storage.buffer(geometry, buffer)
-        for _ in range(batch):
-            keep_rolled()
-            load_tile[5](to, residual, barrier.address, Self._corner(step))
-            step.row += STEP_ROWS
-            to += geometry.step_bytes
-        return first + batch
-
-    @staticmethod
-    @always_inline
-    def _corner(step: DiagonalStep) -> IndexList[5]:
-        """A step's first output, innermost dimension first."""
-        return IndexList[5](
-            Int(step.channel),
-            Int(step.column),
-            Int(step.row),
-            Int(step.plane),
-            Int(step.image),
-        )
+        course: DiagonalCourse,
+    ):
+        """The copying warp. The first stages are asked for before the block
+        meets."""
+        var copies = thread_idx.x == THREADS
+        var copier = DiagonalCopier[Self.config, Self.stores_tiles](course)
+        if copies:
+            storage.init(geometry.stages)
+        launch_dependent_grids()
+        wait_on_dependent_grids()
+        if copies:
+            copier.load(activation, geometry, storage, geometry.stages)
+        sync_threads[Self.config.threads()](0)
+        if copies:
+            copier.run(
+                activation, output, residual, has_residual, geometry, storage
+            )
 
     @staticmethod
     @always_inline
@@ -215,46 +226,50 @@ struct DiagonalKernel[
         target: Self.Output,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        first: UInt32,
-        end: UInt32,
+        course: DiagonalCourse,
     ):
         """Computes the block's steps, run by run and batch by batch."""
         var warp, lane = divmod(UInt32(thread_idx.x), UInt32(32))
-        var loads_stages = warp == LOADER and lane == 0
-        var loads_residual = (
-            warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
-        )
-        var index = first
+        var loads_stages = False
+        var loads_residual = False
+        comptime if not Self.apart:
+            loads_stages = warp == LOADER and lane == 0
+            loads_residual = (
+                warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
+            )
+        var index = course.first
         var worker = DiagonalWorker(
-            Self.config, geometry, geometry.step(index), warp, lane
+            Self.config, geometry, course.step(geometry, index), warp, lane
         )
         # Asked for first: behind the stages it would wait for them.
         var loaded = Self.Taps.load(filter, worker.channel(), lane)
-        var cursor = LoadCursor(first)
+        var cursor = LoadCursor(course)
         if loads_stages:
             cursor.load(
                 Self.config,
                 activation,
                 geometry,
                 storage,
-                end,
+                course,
                 geometry.stages,
             )
         # The first step whose residual is not on its way.
-        var ahead = first
+        var ahead = course.first
         if loads_residual:
             for buffer in range(UInt32(BUFFERS - 1)):
-                if ahead < end:
-                    ahead = Self._load_residual(
-                        residual, geometry, storage, ahead, end, buffer
+                if ahead < course.end:
+                    ahead = load_residual(
+                        residual, geometry, storage, course, ahead, buffer
                     )
+        comptime if Self.apart:
+            sync_threads[Self.config.threads()](0)
         var bare = epilogue.is_identity()
         var position = StagePosition(0, 0)
         var buffer = StagePosition(0, 0)
         var taps = Self.Taps(loaded, lane)
         var fused = Self.Fusion(epilogue, worker, lane)
-        while index < end:
-            var step = geometry.step(index)
+        while index < course.end:
+            var step = course.step(geometry, index)
             if step.channel != worker.slab:
                 # Computed anew: neither is kept for it.
                 var thread = unknown_sum(UInt32(thread_idx.x), 0)
@@ -264,12 +279,12 @@ struct DiagonalKernel[
                 taps = Self.Taps(loaded, lane)
                 fused = Self.Fusion(epilogue, worker, lane)
             var begins = True
-            var left = worker.enter(geometry, step, end - index)
+            var left = worker.enter(geometry, step, course.end - index)
             while left > 0:
                 var batch = min(left, geometry.batch)
                 left -= batch
-                if epilogue.has_residual:
-                    storage.residual(buffer.stage).wait(buffer.parity)
+                if Self.apart or epilogue.has_residual:
+                    storage.ready(buffer.stage).wait(buffer.parity)
                 var to = storage.buffer(geometry, buffer.stage)
                 for _ in range(batch):
                     if worker.active:
@@ -279,6 +294,7 @@ struct DiagonalKernel[
                                 epilogue,
                                 geometry,
                                 storage,
+                                course.up,
                                 position,
                                 to,
                                 worker,
@@ -290,6 +306,7 @@ struct DiagonalKernel[
                                 epilogue,
                                 geometry,
                                 storage,
+                                course.up,
                                 position,
                                 to,
                                 worker,
@@ -301,46 +318,65 @@ struct DiagonalKernel[
                         UInt32(Self.step_stages), geometry.stages
                     )
                     to += geometry.step_bytes
-                var done = batch * UInt32(Self.step_stages)
                 if left == 0:
-                    done += UInt32(Self.window_stages - Self.step_stages)
                     position = position.after(
                         UInt32(Self.window_stages - Self.step_stages),
                         geometry.stages,
                     )
-                comptime if Self.stores_tiles:
+                var data = storage.buffer(geometry, buffer.stage)
+                comptime if Self.apart:
+                    comptime if not Self.stores_tiles:
+                        sync_threads[THREADS](COMPUTING)
+                        Self._store_fused_batch(
+                            target, geometry, data, step, batch
+                        )
                     publish_to_engine()
-                    if thread_idx.x == 0:
-                        # The store before has left its buffer.
-                        wait_stores_read[0]()
-                sync_threads[THREADS](0)
-                if loads_stages:
-                    cursor.load(
-                        Self.config, activation, geometry, storage, end, done
-                    )
-                if loads_residual and ahead < end:
-                    ahead = Self._load_residual(
-                        residual,
-                        geometry,
-                        storage,
-                        ahead,
-                        end,
-                        buffer.after(
-                            UInt32(BUFFERS - 1), UInt32(BUFFERS)
-                        ).stage,
-                    )
-                Self._store_batch(
-                    output,
-                    target,
-                    geometry,
-                    storage.buffer(geometry, buffer.stage),
-                    step,
-                    batch,
-                )
-                step.row += batch * STEP_ROWS
+                    sync_warp()
+                    if lane == 0:
+                        storage.written(buffer.stage).arrive()
+                else:
+                    comptime if Self.stores_tiles:
+                        publish_to_engine()
+                        if thread_idx.x == 0:
+                            # The store before has left its buffer.
+                            wait_stores_read[0]()
+                    sync_threads[THREADS](0)
+                    if loads_stages:
+                        var done = batch * UInt32(Self.step_stages)
+                        if left == 0:
+                            done += UInt32(
+                                Self.window_stages - Self.step_stages
+                            )
+                        cursor.load(
+                            Self.config,
+                            activation,
+                            geometry,
+                            storage,
+                            course,
+                            done,
+                        )
+                    if loads_residual and ahead < course.end:
+                        ahead = load_residual(
+                            residual,
+                            geometry,
+                            storage,
+                            course,
+                            ahead,
+                            buffer.after(
+                                UInt32(BUFFERS - 1), UInt32(BUFFERS)
+                            ).stage,
+                        )
+                    comptime if not Self.stores_tiles:
+                        Self._store_fused_batch(
+                            target, geometry, data, step, batch
+                        )
+                    else:
+                        if thread_idx.x == 0:
+                            store_batch(output, geometry, data, step, batch)
+                step.row += batch * step.next
                 buffer = buffer.after(1, UInt32(BUFFERS))
                 index += batch
-        comptime if Self.stores_tiles:
+        comptime if Self.stores_tiles and not Self.apart:
             if thread_idx.x == 0:
                 wait_stores_read[0]()
 
@@ -368,6 +404,7 @@ struct DiagonalKernel[
         epilogue: Self.FusedWork,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
+        up: Bool,
         position: StagePosition,
         to: SharedAddress,
         worker: DiagonalWorker,
@@ -381,7 +418,8 @@ struct DiagonalKernel[
         """
         var stages = Self.Stages()
         comptime for i in range(Self.window_stages):
-            var at = position.after(UInt32(i), geometry.stages)
+            var index = UInt32(Self.window_stages - 1 - i if up else i)
+            var at = position.after(index, geometry.stages)
             stages[i] = storage.ring + at.stage * geometry.stage_bytes
         var own = to + worker.output
         # Not a number if one of the outputs is not.
@@ -514,28 +552,22 @@ struct DiagonalKernel[
 
     @staticmethod
     @always_inline
-    def _store_batch(
-        ref output: TensorMap,
+    def _store_fused_batch(
         target: Self.Output,
         geometry: DiagonalGeometry,
         data: SharedAddress,
         first: DiagonalStep,
         batch: UInt32,
     ):
-        """Stores a batch's outputs, which every warp has written."""
+        """Stores a batch's outputs, which every warp has written, through what
+        the graph compiler fused."""
         var from_ = data
         var step = first
-        if not Self.stores_tiles or thread_idx.x == 0:
-            for _ in range(batch):
-                keep_rolled()
-                comptime if Self.stores_tiles:
-                    store_tile[5](output, from_, Self._corner(step))
-                else:
-                    Self._store_fused(target, geometry, from_, step)
-                step.row += STEP_ROWS
-                from_ += geometry.step_bytes
-            comptime if Self.stores_tiles:
-                commit_stores()
+        for _ in range(batch):
+            keep_rolled()
+            Self._store_fused(target, geometry, from_, step)
+            step.row += step.next
+            from_ += geometry.step_bytes
 
     @staticmethod
     @always_inline

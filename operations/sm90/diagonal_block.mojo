@@ -11,7 +11,11 @@ from ..pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
 from ..tma.copy import SharedAddress, load_tile
 from ..tma.descriptor import TensorMap
 from .config import PATTERN_BYTES
-from .diagonal_geometry import DiagonalGeometry, DiagonalStep
+from .diagonal_geometry import (
+    DiagonalCourse,
+    DiagonalGeometry,
+    DiagonalStep,
+)
 from .diagonal_mma import Sums, keep_rolled
 from .diagonal_plan import (
     BARRIERS_BYTES,
@@ -66,14 +70,14 @@ struct LoadCursor(TrivialRegisterPassable):
     var image: UInt32
 
     @always_inline
-    def __init__(out self, index: UInt32):
-        """In front of a run.
+    def __init__(out self, course: DiagonalCourse):
+        """In front of a block's first run.
 
         Args:
-            index: Its first step.
+            course: The block's.
         """
         self.stage = 0
-        self.index = index
+        self.index = course.first
         self.left = 0
         self.channel = 0
         self.w = 0
@@ -88,7 +92,7 @@ struct LoadCursor(TrivialRegisterPassable):
         ref activation: TensorMap,
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
-        end: UInt32,
+        course: DiagonalCourse,
         count: UInt32,
     ):
         """Starts filling stages that no one reads any more, if there are steps
@@ -99,15 +103,15 @@ struct LoadCursor(TrivialRegisterPassable):
             activation: The activation's descriptor.
             geometry: The problem.
             storage: The block's.
-            end: Behind the block's last step.
+            course: The block's.
             count: Stages.
         """
         for _ in range(count):
             keep_rolled()
             if self.left == 0:
-                if self.index >= end:
+                if self.index >= course.end:
                     return
-                self._begin(config, geometry, end)
+                self._begin(config, geometry, course)
             var barrier = storage.full(self.stage)
             barrier.arrive_expecting(Int(geometry.images * geometry.load_bytes))
             var to = storage.ring + self.stage * geometry.stage_bytes
@@ -126,7 +130,7 @@ struct LoadCursor(TrivialRegisterPassable):
                     ),
                 )
                 to += geometry.image_bytes
-            self.h += STAGE_ROWS
+            self.h += Int32(-STAGE_ROWS if course.up else STAGE_ROWS)
             self.left -= 1
             self.stage += 1
             if self.stage == geometry.stages:
@@ -137,11 +141,11 @@ struct LoadCursor(TrivialRegisterPassable):
         mut self,
         config: DiagonalConfig,
         geometry: DiagonalGeometry,
-        end: UInt32,
+        course: DiagonalCourse,
     ):
         """Begins the next run."""
-        var step = geometry.step(self.index)
-        var run = min(step.run, end - self.index)
+        var step = course.step(geometry, self.index)
+        var run = min(step.run, course.end - self.index)
         self.index += run
         self.left = (run - 1) * UInt32(config.step_stages()) + UInt32(
             config.window_stages()
@@ -149,6 +153,8 @@ struct LoadCursor(TrivialRegisterPassable):
         self.channel = step.channel
         self.w = Int32(step.column) * Int32(config.stride) + geometry.start_w
         self.h = Int32(step.row) * Int32(config.stride) + geometry.start_h
+        if course.up:
+            self.h += Int32((config.window_stages() - 1) * STAGE_ROWS)
         self.d = Int32(step.plane) * geometry.step_d + geometry.start_d
         self.image = step.image
 
@@ -185,14 +191,28 @@ struct DiagonalStorage(TrivialRegisterPassable):
         return Barrier(self.barriers + stage * BARRIER_BYTES)
 
     @always_inline
-    def residual(self, buffer: UInt32) -> Barrier:
-        """Completes when a buffer has its residual.
+    def ready(self, buffer: UInt32) -> Barrier:
+        """Completes when a buffer may be written, and has its residual, if
+        there is one.
 
         Args:
             buffer: The buffer.
         """
         return Barrier(
             self.barriers + (buffer + UInt32(MAX_STAGES)) * BARRIER_BYTES
+        )
+
+    @always_inline
+    def written(self, buffer: UInt32) -> Barrier:
+        """Completes when every warp has written a buffer, and read the stages
+        for it.
+
+        Args:
+            buffer: The buffer.
+        """
+        return Barrier(
+            self.barriers
+            + (buffer + UInt32(MAX_STAGES + BUFFERS)) * BARRIER_BYTES
         )
 
     @always_inline
@@ -217,7 +237,8 @@ struct DiagonalStorage(TrivialRegisterPassable):
         for stage in range(stages):
             self.full(stage).init(1)
         for buffer in range(UInt32(BUFFERS)):
-            self.residual(buffer).init(1)
+            self.ready(buffer).init(1)
+            self.written(buffer).init(WARPS)
         publish_barriers()
 
 

@@ -28,7 +28,38 @@ struct DiagonalStep(TrivialRegisterPassable):
     var channel: UInt32
     """The first channel of the slab."""
     var run: UInt32
-    """Steps from this one to the image's end."""
+    """Steps of the block's course from this one to the image's end."""
+    var next: UInt32
+    """Output rows from a step of the course to the next."""
+
+
+@fieldwise_init
+struct DiagonalCourse(TrivialRegisterPassable):
+    """Which steps a block takes, and in which order: down its images, or
+    up."""
+
+    var first: UInt32
+    """The first step, counted along the course."""
+    var end: UInt32
+    """Behind the last."""
+    var up: Bool
+    """Whether up."""
+
+    @always_inline
+    def step(self, geometry: DiagonalGeometry, index: UInt32) -> DiagonalStep:
+        """Where a step lies.
+
+        Args:
+            geometry: The problem.
+            index: Of the step, counted along the course.
+        """
+        var step = geometry.step(
+            self.first + self.end - 1 - index if self.up else index
+        )
+        if self.up:
+            step.run = geometry.row_steps.value - step.run + 1
+            step.next = UInt32(0) - STEP_ROWS
+        return step
 
 
 @fieldwise_init
@@ -168,8 +199,12 @@ struct DiagonalGeometry(
         )
 
     @always_inline
-    def block_steps(self, block: UInt32) -> Tuple[UInt32, UInt32]:
-        """The first step of a block, and behind its last.
+    def course[flips: Bool](self, block: UInt32) -> DiagonalCourse:
+        """The steps of a block. Neighbours begin where they meet, and end
+        where they meet: the rows that both of them need come from memory once.
+
+        Parameters:
+            flips: Whether every other block goes up; otherwise all go down.
 
         Args:
             block: The block.
@@ -180,7 +215,11 @@ struct DiagonalGeometry(
             + part * self.steps
             + min(part, self.longer)
         )
-        return first, first + self.steps + UInt32(part < self.longer)
+        return DiagonalCourse(
+            first,
+            first + self.steps + UInt32(part < self.longer),
+            flips and part % 2 == 1,
+        )
 
     @always_inline
     def slab_end(self, index: UInt32) -> UInt32:
@@ -210,6 +249,7 @@ struct DiagonalGeometry(
             group * self.columns,
             slab * SLAB,
             self.row_steps.value - down,
+            STEP_ROWS,
         )
 
     @always_inline

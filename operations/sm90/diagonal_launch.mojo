@@ -19,7 +19,6 @@ from .diagonal_plan import (
     SLAB,
     STAGE_ROWS,
     STEP_ROWS,
-    THREADS,
     DiagonalPlan,
     diagonal_candidate,
 )
@@ -124,7 +123,7 @@ def convolve[
                 output,
                 DiagonalGeometry.of(config, problem, plan),
                 grid_dim=plan.blocks,
-                block_dim=THREADS,
+                block_dim=config.threads(),
                 shared_mem_bytes=plan.shared_bytes(),
                 func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                     UInt32(MAX_SHARED_BYTES)

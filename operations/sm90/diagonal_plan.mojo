@@ -50,7 +50,7 @@ comptime WARPS_LOG = 3
 """The logarithm of `WARPS`, to base 2."""
 
 comptime THREADS = 32 * WARPS
-"""Threads of a block."""
+"""Threads of a block that compute."""
 
 comptime BUFFERS = 3
 """Batches of outputs in shared memory: one is written, the others are on their
@@ -114,6 +114,15 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         """Blocks of a multiprocessor, at least: what registers allow, and
         shared memory is shared out for."""
         return 1 if self.taps == 7 else 2
+
+    def copies_apart(self) -> Bool:
+        """Whether a warp of its own copies: where its registers cost none that
+        the others need. Otherwise three of their threads do."""
+        return self.taps == 3
+
+    def threads(self) -> Int:
+        """Threads of a block."""
+        return THREADS + 32 * Int(self.copies_apart())
 
     def staged_columns(self, columns: Int) -> Int:
         """Input pixels of a staged row.

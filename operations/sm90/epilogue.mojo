@@ -10,7 +10,7 @@
 
 from max.gpu import block_idx
 from std.sys.info import size_of
-from std.utils import IndexList
+from std.utils import IndexList, StaticTuple
 
 from ..conv.access import OutputTarget
 from ..conv.activations import run_time
@@ -260,7 +260,9 @@ struct CollectiveEpilogue[
                 0,
                 values_of[Self.layout, i, 0, Self.values](sums),
             )
-            self._store_buffer(map, params, buffer, geometry, tile, UInt32(i))
+            self._store_buffer(
+                map, params, buffer, geometry, tile, UInt32(i), False
+            )
 
     @always_inline
     def _store_visited[
@@ -441,8 +443,10 @@ struct CollectiveEpilogue[
         geometry: TileGeometry,
         tile: Tile,
         index: UInt32,
+        loads: Bool,
     ):
-        """Stores a sub-tile from its buffer."""
+        """Stores a sub-tile from its buffer, and releases the residual's buffer
+        if that is what was stored."""
         var block, part = divmod(index, UInt32(Self.parts))
         var pixel = tile.pixel + block * UInt32(Self.pixels)
         var filter = tile.filter + part * SUBTILE_FILTERS
@@ -463,6 +467,7 @@ struct CollectiveEpilogue[
                         ),
                     )
                 commit_stores()
+            self.buffers.release_stored(loads, index)
         elif Self.fused_output:
             FusedStore[Self.Output, Self.pixels](self.buffers.thread).store(
                 params.output,
@@ -473,21 +478,35 @@ struct CollectiveEpilogue[
                 filter,
                 tile.filter_end(geometry),
             )
+            self.buffers.release_stored(loads, index)
         else:
-            RowStore[
+            comptime Rows = RowStore[
                 Self.Output,
                 Self.pixels,
                 Self.layout.swapped,
                 Self.epilogue.whole_rows,
-            ](self.place).store(
-                params.output,
-                params.shape,
-                geometry,
-                buffer,
-                pixel,
-                filter,
-                tile.filter_end(geometry),
-            )
+                # Visitors that keep more would spill.
+                Self.visitor_bytes() == 0,
+            ]
+            var rows = Rows(self.place)
+            var chunks = StaticTuple[Rows.Chunks, Rows.held]()
+            comptime for panel in range(Rows.held):
+                chunks[panel] = rows.load[panel](buffer)
+            # The buffer has been read; a fence behind stores waits for them.
+            comptime if Rows.many:
+                self.buffers.release_stored(loads, index)
+            comptime for panel in range(Rows.held):
+                rows.store[panel](
+                    params.output,
+                    params.shape,
+                    geometry,
+                    chunks[panel],
+                    pixel,
+                    filter,
+                    tile.filter_end(geometry),
+                )
+            comptime if not Rows.many:
+                self.buffers.release_stored(loads, index)
 
     @always_inline
     def _store_subtile(
@@ -501,13 +520,13 @@ struct CollectiveEpilogue[
         index: UInt32,
         loads: Bool,
     ):
-        """`_store_buffer`, the visitor's `postreduce`, and the release of the
-        residual's buffer if that is what was stored."""
+        """`_store_buffer` and the visitor's `postreduce`."""
         comptime if Self.stores:
-            self._store_buffer(map, params, buffer, geometry, tile, index)
+            self._store_buffer(
+                map, params, buffer, geometry, tile, index, loads
+            )
         elif Self.Visitor.shares:
             self.buffers.sync()
         params.visitor.postreduce(
             state, self._visited(geometry, tile), self._subtile(index)
         )
-        self.buffers.release_stored(loads, index)

@@ -151,15 +151,18 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         layout: VisitLayout
     ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
         """See `EpilogueVisitor`."""
-        RowStore[Self.Output, layout.pixels, layout.swapped](at.place).store(
-            self.output,
-            self.shape,
-            at.geometry,
-            Self._buffer(at, subtile),
-            at.pixel(subtile),
-            at.filter(subtile),
-            at.filter_end(),
-        )
+        comptime Rows = RowStore[Self.Output, layout.pixels, layout.swapped]
+        var rows = Rows(at.place)
+        comptime for panel in range(Rows.held):
+            rows.store[panel](
+                self.output,
+                self.shape,
+                at.geometry,
+                rows.load[panel](Self._buffer(at, subtile)),
+                at.pixel(subtile),
+                at.filter(subtile),
+                at.filter_end(),
+            )
 
 
 comptime AuxiliaryOutput[dtype: DType] = RowOutput[MemoryOutput[dtype]]

@@ -50,7 +50,11 @@ def _store_if[
 
 
 struct RowStore[
-    Output: OutputTarget, pixels: Int, swapped: Bool, whole: Bool = False
+    Output: OutputTarget,
+    pixels: Int,
+    swapped: Bool,
+    whole: Bool = False,
+    roomy: Bool = False,
 ](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores: of those that its warp
     holds, or whole rows.
@@ -61,6 +65,7 @@ struct RowStore[
         swapped: As in `Place`.
         whole: Whether warps share the buffer out by its rows. All have written
             it.
+        roomy: Whether threads have registers left for a second way.
     """
 
     comptime dtype = Self.Output.dtype
@@ -77,7 +82,16 @@ struct RowStore[
         Self.pixels if Self.strips else Self.pixels // CONSUMER_WARPS
     )
     comptime steps = Self.warp_rows // Self.rows
+    comptime many = Self.whole and Self.roomy and Self.steps > 2
+    """Whether the thread stores so many whole rows that it pays to ask whether
+    they lie in one row of the output, and not to wait for their stores."""
+    comptime held = 1 if Self.strips else panels[Self.dtype]()
+    """Panels that the thread has a part of."""
+    comptime Chunks = StaticTuple[Self.Chunk, Self.steps]
+    """What the thread stores of a panel."""
 
+    var first: UInt32
+    """The warp's first row."""
     var row: UInt32
     """The thread's first."""
     var panel: UInt32
@@ -101,6 +115,7 @@ struct RowStore[
             + index // UInt32(spread) % UInt32(Self.chunks)
             + index // CHUNKS * CHUNKS
         )
+        self.first = 0
         self.panel = 0
         self.chunk = chunk
         comptime if Self.strips:
@@ -109,100 +124,102 @@ struct RowStore[
             self.panel = panel
             self.chunk += filter // UInt32(Self.width)
         else:
-            self.row += place.warp * UInt32(Self.warp_rows)
+            self.first = place.warp * UInt32(Self.warp_rows)
+            self.row += self.first
 
     @always_inline
-    def store(
+    def load[panel: Int](self, buffer: SharedAddress) -> Self.Chunks:
+        """Reads what the thread stores of a panel.
+
+        Parameters:
+            panel: Which of the thread's `held`.
+
+        Args:
+            buffer: The sub-tile, which every thread that it is shared out to
+                has written.
+        """
+        var rows = buffer + (self.panel + UInt32(panel)) * UInt32(
+            Self.pixels * ROW_BYTES
+        )
+        var chunks = Self.Chunks()
+        comptime for i in range(Self.steps):
+            var row = self.row + UInt32(i * Self.rows)
+            chunks[i] = load_chunk[Self.dtype](
+                rows + row * ROW_BYTES + (self.chunk ^ (row % CHUNKS)) * 16
+            )
+        return chunks
+
+    @always_inline
+    def store[
+        panel: Int
+    ](
         self,
         output: Self.Output,
         shape: OutputShape,
         geometry: TileGeometry,
-        buffer: SharedAddress,
+        chunks: Self.Chunks,
         pixel: UInt32,
         filter: UInt32,
         filters: UInt32,
     ):
-        """Stores the thread's part of a buffer, neighbouring filters of one
-        pixel at a time.
+        """Stores what `load` has read; what lies beyond the output is dropped.
+
+        Parameters:
+            panel: As in `load`.
 
         Args:
             output: The output.
-            shape: Its.
+            shape: Its shape.
             geometry: The problem.
-            buffer: The buffer.
+            chunks: What `load` returned.
             pixel: The buffer's first pixel.
             filter: The filter of its first column.
             filters: One beyond the last filter to store.
         """
-        comptime if Self.strips:
-            self._store_panel(
-                self.panel,
-                output,
-                shape,
-                geometry,
-                buffer,
-                pixel,
-                filter,
-                filters,
-            )
-        else:
-            comptime for panel in range(panels[Self.dtype]()):
-                self._store_panel(
-                    UInt32(panel),
-                    output,
-                    shape,
-                    geometry,
-                    buffer,
-                    pixel,
-                    filter,
-                    filters,
-                )
-
-    @always_inline
-    def _store_panel(
-        self,
-        panel: UInt32,
-        output: Self.Output,
-        shape: OutputShape,
-        geometry: TileGeometry,
-        buffer: SharedAddress,
-        pixel: UInt32,
-        filter: UInt32,
-        filters: UInt32,
-    ):
-        """`store`, of a panel."""
         var column = (
             filter
-            + panel * UInt32(panel_filters[Self.dtype]())
+            + (self.panel + UInt32(panel)) * UInt32(panel_filters[Self.dtype]())
             + self.chunk * UInt32(Self.width)
         )
-        # All loads first: a store would wait for each.
-        var chunks = StaticTuple[Self.Chunk, Self.steps]()
-        comptime for i in range(Self.steps):
-            var row = self.row + UInt32(i * Self.rows)
-            chunks[i] = load_chunk[Self.dtype](
-                buffer
-                + (panel * UInt32(Self.pixels) + row) * ROW_BYTES
-                + (self.chunk ^ (row % CHUNKS)) * 16
-            )
-        var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
-            size_of[Self.dtype]()
-        )
-        comptime for i in range(Self.steps):
-            var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
-            var row = geometry.output_row(at)
-            var stored = geometry.is_output(at) and column < filters
-            comptime if Self.fused:
-                if stored:
+        comptime if Self.fused:
+            comptime for i in range(Self.steps):
+                var at = geometry.pixel(
+                    pixel + self.row + UInt32(i * Self.rows)
+                )
+                if geometry.is_output(at) and column < filters:
+                    var row = geometry.output_row(at)
                     var n, index = shape.index(row)
                     var offset = Int(row) * Int(geometry.filters) + Int(column)
                     output.store[Self.width](
                         n, index, Int(column), offset, chunks[i]
                     )
-            else:
+        else:
+            comptime element = size_of[Self.dtype]()
+            var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
+                element
+            )
+            comptime if Self.many:
+                var first = geometry.pixel(pixel + self.first)
+                if (
+                    first.w + UInt32(Self.warp_rows) <= geometry.columns
+                    and first.row < geometry.rows
+                ):
+                    # Neighbours in the output: one look-up serves all.
+                    var row = geometry.output_row(first) + self.row - self.first
+                    var row_bytes = geometry.filters * UInt32(element)
+                    var to = start + UInt64(row) * UInt64(row_bytes)
+                    comptime for i in range(Self.steps):
+                        _store_if(to, chunks[i], column < filters)
+                        to += UInt64(row_bytes * UInt32(Self.rows))
+                    return
+            comptime for i in range(Self.steps):
+                var at = geometry.pixel(
+                    pixel + self.row + UInt32(i * Self.rows)
+                )
+                var row = geometry.output_row(at)
                 var elements = UInt64(row) * UInt64(geometry.filters)
                 _store_if(
-                    start + elements * UInt64(size_of[Self.dtype]()),
+                    start + elements * UInt64(element),
                     chunks[i],
-                    stored,
+                    geometry.is_output(at) and column < filters,
                 )

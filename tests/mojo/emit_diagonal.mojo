@@ -27,7 +27,6 @@ from operations.conv.problem import SPATIAL, ConvProblem
 from operations.sm90.diagonal import DiagonalKernel
 from operations.sm90.diagonal_geometry import DiagonalGeometry
 from operations.sm90.diagonal_plan import (
-    THREADS,
     DiagonalPlan,
     choose_diagonal,
     diagonal_candidate,
@@ -117,7 +116,7 @@ def main() raises:
         print(
             index,
             plan.blocks,
-            THREADS,
+            config.threads(),
             plan.shared_bytes(),
             plan.staged_columns,
             plan.columns,

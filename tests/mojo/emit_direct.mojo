@@ -29,7 +29,7 @@ def describe_others():
         var config = diagonal_plan.diagonal_candidate(index)
         print(
             String(t"depthwise-diagonal-{index}"),
-            diagonal_plan.THREADS,
+            config.threads(),
             config.resident(),
             config,
         )
