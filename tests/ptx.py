@@ -6,7 +6,7 @@ import fcntl
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,10 +53,10 @@ def held(program: Path) -> list[str]:
     return found
 
 
-def emit(name: str, folder: Path, *further: str) -> list[str]:
-    """Compiles a program for sm_90a and lets it write to a folder, as ``run``."""
+def emit(name: str, folder: Path, *further: str, defined: Sequence[str] = ()) -> list[str]:
+    """Compiles a program for sm_90a, with names defined, and lets it write as ``run``."""
     program = folder / name
-    build(name, program)
+    build(name, program, "sm_90a", *defined)
     return run(program, folder, *further)
 
 

@@ -195,7 +195,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
             Self.dtype, Self.out_type
         ]():
             comptime for index in range(CANDIDATES):
-                comptime if offered[Self.dtype](index):
+                comptime if offered[Self.dtype, Self.out_type](index):
                     comptime config = candidate(index)
                     comptime kernel = ConvKernel[
                         Self.dtype,

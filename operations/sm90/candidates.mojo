@@ -98,18 +98,20 @@ def candidate(index: Int) -> Sm90Config:
     return _rows(256, 64, 3, 8, 3, cooperative=False, blocks_n=2, halo=16)
 
 
-def offered[in_type: DType](index: Int) -> Bool:
-    """Whether a candidate is compiled for a type: all are for 16 bits, which
+def offered[in_type: DType, out_type: DType](index: Int) -> Bool:
+    """Whether a candidate is compiled for types: all are for 16 bits, which
     they were tuned for, a few for others.
 
     Parameters:
         in_type: Of activation and filter.
+        out_type: Of the output.
 
     Args:
         index: Of the candidate.
     """
     comptime if in_type.is_half_float():
-        return True
+        # Its epilogue of values of four bytes would spill registers.
+        return out_type.is_half_float() or index != 2
     return (
         index == 0
         or index == 4

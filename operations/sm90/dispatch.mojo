@@ -78,7 +78,7 @@ def choose[
         return best^
     for index in range(CANDIDATES):
         var config = candidate(index)
-        if not offered[in_type](index):
+        if not offered[in_type, out_type](index):
             continue
         if fused_output and not offered_fused(index):
             continue
@@ -169,7 +169,7 @@ def convolve[
     comptime Visitor = ConvVisitor[bias_type, scaled]
     var visitor = Visitor.of(epilogue)
     comptime for index in range(CANDIDATES):
-        comptime if offered[in_type](index) and (
+        comptime if offered[in_type, Output.dtype](index) and (
             not fused or offered_fused(index)
         ):
             if choice.index == index:

@@ -31,7 +31,7 @@ from .epilogue_callbacks import (
     Subtile,
     Visited,
 )
-from .epilogue_config import ROW_BYTES, SUBTILE_FILTERS
+from .epilogue_config import CONSUMER_THREADS, ROW_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import (
     MATRIX_VALUES,
     Place,
@@ -67,7 +67,17 @@ struct CollectiveEpilogue[
     comptime element_bytes = size_of[Self.out_type]()
     comptime pixels = Self.epilogue.pixels(Self.element_bytes)
     comptime values = Self.epilogue.values(Self.element_bytes)
-    comptime fragment = min(Self.epilogue.fragment_size, Self.values)
+    comptime sums = (
+        Self.config.consumer_pixels()
+        * Self.config.consumer_filters()
+        // CONSUMER_THREADS
+    )
+    """Of a thread."""
+    comptime fragment = min(
+        Self.epilogue.fragment_size,
+        # With more values of four bytes beside so many sums, registers spill.
+        8 if Self.sums >= 128 and Self.element_bytes == 4 else Self.values,
+    )
     comptime parts = Self.config.consumer_filters() // SUBTILE_FILTERS
     comptime subtiles = Self.parts * Self.config.consumer_pixels() // Self.pixels
     comptime adds_residual = (

@@ -111,7 +111,7 @@ def choose_visited[
         visits=True, residual=visitor.reads_residual(), looped=False
     )
     for index in range(CANDIDATES):
-        if not (offered[in_type](index) and offered_fused(index)):
+        if not (offered[in_type, out_type](index) and offered_fused(index)):
             continue
         var config = visited_candidate[Visitor, out_type](index)
         var refusal = can_implement[in_type, out_type](config, problem)
@@ -172,7 +172,7 @@ def convolve_visited[
         ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
     )
     comptime for i in range(CANDIDATES):
-        comptime if offered[in_type](i) and offered_fused(i):
+        comptime if offered[in_type, Output.dtype](i) and offered_fused(i):
             if index == i:
                 comptime config = visited_candidate[Visitor, Output.dtype](i)
                 LaunchPlan[in_type, Output, Visitor, config](

@@ -345,7 +345,7 @@ def check_case[
     var check = Check[in_type, out_type](ctx, named.problem)
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
-        comptime if offered[in_type](index):
+        comptime if offered[in_type, out_type](index):
             if selected(index) and not can_implement[in_type, out_type](
                 config, named.problem
             ):
@@ -379,7 +379,7 @@ def time_case[
     var walk = Walk(p)
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
-        comptime if offered[in_type](index):
+        comptime if offered[in_type, TIMED](index):
             if (selected(index) or choice.index == index) and not can_implement[
                 in_type, TIMED
             ](config, p):

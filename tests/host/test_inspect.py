@@ -68,7 +68,10 @@ def test_no_kernel_spills_its_sums(kernels: list[Path]) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["fp16", "fp8", "fp32"])
 def test_no_type_spills(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table of each other type: the Hopper kernel as it should be, the others nearly so."""
+    """The table of each other type: the Hopper kernel as it should be, the others nearly so.
+
+    Of fp32 the outputs are float32 too, as those of the ops.
+    """
     assert cli.main(["inspect", "--dtype", dtype]) == 0
     _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert any(row[0].startswith("sm90-") for row in rows)

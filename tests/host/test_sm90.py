@@ -29,6 +29,7 @@ class Candidate:
 
     name: str
     dtype: str
+    out: str
     threads: int
     shared_bytes: int
     moves_registers: bool
@@ -38,25 +39,37 @@ class Candidate:
     ptx: Path
 
 
-@pytest.fixture(scope="module")
-def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[Candidate]:
-    """Every candidate, compiled for sm_90a for every type that it is offered for."""
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((), id="narrow"),
+        pytest.param(("WIDE",), id="wide", marks=pytest.mark.extended),
+    ],
+)
+def candidates(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Candidate]:
+    """Every candidate, compiled for sm_90a for every type that it is offered for.
+
+    Outputs are bfloat16, or float32 where they are ``wide``.
+    """
     inspected, _ = ptx.inspect_once(tmp_path_factory)
     folder = tmp_path_factory.mktemp("sm90")
     found = []
-    for line in ptx.emit("emit_sm90", folder):
-        name, dtype, threads, shared, moves, shares, splits, *refusal = line.split(" ", 7)
+    for line in ptx.emit("emit_sm90", folder, defined=request.param):
+        name, dtype, out, threads, shared, moves, shares, splits, *refusal = line.split(" ", 8)
         found.append(
             Candidate(
                 name,
                 dtype,
+                out,
                 int(threads),
                 int(shared),
                 moves == "1",
                 shares == "1",
                 splits == "1",
                 "".join(refusal),
-                (inspected if dtype == "bfloat16" else folder) / f"{name}.ptx",
+                (inspected if name.startswith("sm90") else folder) / f"{name}.ptx",
             )
         )
     assert {candidate.dtype for candidate in found} == set(INSTRUCTIONS)
@@ -76,8 +89,10 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         assert multiplies == {INSTRUCTIONS[candidate.dtype]}
         ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", text)
         assert set(ranks) == {"3", "4", "5"}
-        assert "stmatrix.sync.aligned" in text
-        assert "ldmatrix.sync.aligned" in text
+        # Matrices are of values of two bytes.
+        is_narrow = candidate.out == "bfloat16"
+        assert ("stmatrix.sync.aligned" in text) == is_narrow
+        assert ("ldmatrix.sync.aligned" in text) == is_narrow
         assert "ex2.approx.ftz.f32" in text
         assert "tanh.approx.f32" in text
         assert f".maxntid {candidate.threads}\n" in text

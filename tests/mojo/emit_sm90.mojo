@@ -1,15 +1,17 @@
 """Writes the Hopper kernel's PTX, one file a candidate and type but bfloat16,
 whose files `maxconv inspect` writes, into the folder that is the only argument;
-needs no GPU.
+needs no GPU. Outputs are bfloat16; with WIDE defined float32, and then it
+writes bfloat16's files too.
 
-Prints a line a candidate and type: its name, the type of activation and filter, the threads
-of a block, its shared memory in bytes, 1 if it moves registers, 1 if blocks
-share loads, 1 if it adds up parts of a sum, and why it cannot be built, if so.
+Prints a line a candidate and type: its name, the type of activation and filter,
+the output's, the threads of a block, its shared memory in bytes, 1 if it moves
+registers, 1 if blocks share loads, 1 if it adds up parts of a sum, and why it
+cannot be built, if so.
 """
 
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
-from std.sys import argv
+from std.sys import argv, is_defined
 
 from operations.conv.access import MemoryOutput
 from operations.sm90.candidates import CANDIDATES, candidate, offered
@@ -18,10 +20,21 @@ from operations.sm90.epilogue_visitor import ConvVisitor
 from operations.sm90.kernel import ConvKernel
 
 
+comptime WIDE = is_defined["WIDE"]()
+"""Whether outputs are float32."""
+
+comptime OUT = DType.float32 if WIDE else DType.bfloat16
+"""Of the outputs."""
+
+
+def is_inspected(in_type: DType) -> Bool:
+    """Whether `maxconv inspect` writes the files of a type."""
+    return in_type == DType.bfloat16 and not WIDE
+
+
 def file_name(index: Int, in_type: DType) -> String:
-    """The name of a candidate's file; of bfloat16 what `maxconv inspect` calls
-    it."""
-    if in_type == DType.bfloat16:
+    """The name of a candidate's file, as `maxconv inspect` calls its own."""
+    if is_inspected(in_type):
         return String(t"sm90-{index}")
     return String(t"{index}-{in_type}")
 
@@ -30,8 +43,8 @@ def write[in_type: DType, config: Sm90Config](name: String) raises:
     """Writes a candidate of a type."""
     comptime kernel = ConvKernel[
         in_type,
-        MemoryOutput[DType.bfloat16],
-        ConvVisitor[DType.bfloat16],
+        MemoryOutput[OUT],
+        ConvVisitor[OUT],
         config,
     ].run
     var info = compile_info[
@@ -44,13 +57,14 @@ def write[in_type: DType, config: Sm90Config](name: String) raises:
 def emit[in_type: DType]() raises:
     """Writes and describes a type's candidates."""
     comptime for index in range(CANDIDATES):
-        comptime if offered[in_type](index):
+        comptime if offered[in_type, OUT](index):
             comptime config = candidate(index)
-            comptime if in_type != DType.bfloat16:
+            comptime if not is_inspected(in_type):
                 write[in_type, config](file_name(index, in_type))
             print(
                 file_name(index, in_type),
                 in_type,
+                OUT,
                 config.threads(),
                 config.shared_bytes(),
                 Int(config.moves_registers()),
