@@ -89,12 +89,11 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         assert multiplies == {INSTRUCTIONS[candidate.dtype]}
         ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", text)
         assert set(ranks) == {"3", "4", "5"}
-        # Matrices are of values of two bytes.
+        # Matrices are of values of two bytes, whose rounding hides the error of an approximation.
         is_narrow = candidate.out == "bfloat16"
-        assert ("stmatrix.sync.aligned" in text) == is_narrow
-        assert ("ldmatrix.sync.aligned" in text) == is_narrow
+        for narrow in ("stmatrix.sync.aligned", "ldmatrix.sync.aligned", "tanh.approx.f32"):
+            assert (narrow in text) == is_narrow
         assert "ex2.approx.ftz.f32" in text
-        assert "tanh.approx.f32" in text
         assert f".maxntid {candidate.threads}\n" in text
         assert ("setmaxnreg" in text) == candidate.moves_registers
         assert ("multicast::cluster" in text) == candidate.shares_loads
