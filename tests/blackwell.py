@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -91,11 +90,13 @@ class Program:
 
     path: Path
     folder: Path
+    described: list[str]
+    """What it prints of the kernels that it writes, a line each."""
 
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel."""
-        described = (pairs(line) for line in (self.folder / "kernels").read_text().splitlines())
-        return {entry["name"]: self._kernel(entry) for entry in described}
+        entries = map(pairs, self.described)
+        return {entry["name"]: self._kernel(entry) for entry in entries}
 
     def _kernel(self, entry: dict[str, str]) -> Kernel:
         text = (self.folder / f"{entry['name']}.ptx").read_text()
@@ -118,15 +119,11 @@ def program(factory: pytest.TempPathFactory, *defined: str) -> Program:
         factory: Gives the folder.
         defined: ``EVERY``: with every kind of work on every configuration, which takes minutes.
     """
-    base = factory.getbasetemp()
-    folder = base.parent if base.name.startswith("popen-") else base
-    folder /= "-".join(("blackwell", *defined))
-    folder.mkdir(exist_ok=True)
-    built = Program(folder / PROGRAM, folder)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        listing = folder / "kernels"
-        if not listing.exists():
-            ptx.build(PROGRAM, built.path, "sm_100a", *defined)
-            listing.write_text("\n".join(built.run("compile")))
-    return built
+
+    def compiled(folder: Path) -> list[str]:
+        path = folder / PROGRAM
+        ptx.build(PROGRAM, path, "sm_100a", *defined)
+        return ptx.run(path, folder, "compile")
+
+    folder, described = ptx.once("-".join(("blackwell", *defined)), factory, compiled)
+    return Program(folder / PROGRAM, folder, described)

@@ -62,12 +62,12 @@ def emit(name: str, folder: Path, *further: str, defined: Sequence[str] = ()) ->
 
 def emit_once(name: str, factory: pytest.TempPathFactory, *further: str) -> tuple[Path, list[str]]:
     """As ``emit``, in one of the processes that run the tests; returns the folder too."""
-    return _once(name, factory, lambda folder: emit(name, folder, *further))
+    return once(name, factory, lambda folder: emit(name, folder, *further))
 
 
 def inspect_once(factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Lets ``maxconv inspect`` write its kernels of bfloat16 for Hopper, as ``emit_once``."""
-    return _once("inspected", factory, _inspect)
+    return once("inspected", factory, _inspect)
 
 
 def _inspect(folder: Path) -> list[str]:
@@ -77,7 +77,7 @@ def _inspect(folder: Path) -> list[str]:
     return finished.stdout.splitlines()
 
 
-def _once(
+def once(
     name: str, factory: pytest.TempPathFactory, make: Callable[[Path], list[str]]
 ) -> tuple[Path, list[str]]:
     """Fills a folder in one of the processes that run the tests.

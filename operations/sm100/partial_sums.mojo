@@ -3,8 +3,9 @@ tile's sum in its own tensor memory, and stores some of its sub-tiles.
 
 Of the sub-tiles that another block stores, a block writes its part into that
 block's shared memory; to its own sub-tiles it adds what the others have
-written, always in the same order; sums of integers as integers. Of a tile a block gets all parts before its
-first sub-tile, in one phase of a barrier, and releases them together.
+written, always in the same order; sums of integers as integers. Of a tile a
+block gets all parts before its first sub-tile, in one phase of a barrier, and
+releases them together.
 """
 
 from std.memory import bitcast
