@@ -64,6 +64,8 @@ struct TileGeometry(
     """Activation stages of a part."""
     var longer_parts: UInt32
     """Parts, the first ones, that have one more."""
+    var keeps_filters: Bool
+    """Whether all tiles of a block have the same filters, loaded once."""
 
     comptime device_type: AnyType = Self
 
@@ -126,6 +128,7 @@ struct TileGeometry(
             parts=Divisor(1),
             part_rounds=0,
             longer_parts=0,
+            keeps_filters=False,
         )
 
     def split(mut self, halo: Int, parts: Int):

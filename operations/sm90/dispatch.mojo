@@ -11,8 +11,9 @@ from ..conv.walk import Walk
 from .candidates import CANDIDATES, candidate, offered, offered_fused
 from .config import Sm90Config, can_implement
 from .epilogue_visitor import ConvVisitor
+from .grid import tile_clusters
 from .launch import LaunchPlan
-from .model import FusedWork, predicted_seconds, tile_clusters
+from .model import FusedWork, predicted_seconds
 from .split import MAX_PARTS, split_refusal
 
 

@@ -235,8 +235,8 @@ struct ConvKernel[
     def _produce_filters(
         ref filter: TensorMap, geometry: TileGeometry, storage: Self.Storage
     ):
-        """Fills the filter ring, tile after tile, or once if the filter is
-        stationary."""
+        """Fills the filter ring, tile after tile, or once if the block keeps
+        its filters."""
         var scheduler = Self.Scheduler()
         var filters = Self.FilterPosition()
         while scheduler.valid(geometry):
@@ -266,7 +266,7 @@ struct ConvKernel[
                         tap,
                     )
                 tap.step(Self.config.halo, geometry)
-            comptime if Self.config.stationary:
+            if geometry.keeps_filters:
                 return
             scheduler.advance()
 
@@ -437,8 +437,11 @@ struct ConvKernel[
         after its own has been started. This consumer's part of the tile begins
         at `pixel` and `filter`."""
         var tap = UInt32(0)
-        comptime if Self.config.stationary:
+        # None releases what is kept.
+        var releaser = thread
+        if geometry.keeps_filters:
             filters = Self.FilterPosition()
+            releaser = UInt32(WARPGROUP)
         storage.activation.wait(activations)
         storage.filter.wait(filters)
         Self._multiply_stage[overwrite=True](
@@ -472,7 +475,7 @@ struct ConvKernel[
                 filter,
             )
             accumulators.settle[1]()
-            Self._release_filter(storage, ranks, done_filter, thread)
+            Self._release_filter(storage, ranks, done_filter, releaser)
             if moved:
                 Self._release_activation(
                     storage, ranks, done_activation, thread
@@ -480,7 +483,7 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             Self._give_turn(consumer)
         accumulators.settle[0]()
-        Self._release_filter(storage, ranks, filters.stage, thread)
+        Self._release_filter(storage, ranks, filters.stage, releaser)
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
@@ -537,8 +540,6 @@ struct ConvKernel[
         thread: UInt32,
     ):
         """As `_release_activation`, of a filter stage."""
-        comptime if Self.config.stationary:
-            return
         var empty = storage.filter.empty(stage)
         comptime if Self.config.blocks_m > 1:
             if thread < UInt32(Self.config.blocks_m):

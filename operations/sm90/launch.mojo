@@ -28,6 +28,7 @@ from ..tma.operands import activation_map, filter_map, output_map
 from .config import Sm90Config, can_implement
 from .epilogue_callbacks import EpilogueVisitor, LaunchShape
 from .epilogue_params import EpilogueParams, visitor_refusal
+from .grid import Grid
 from .kernel import ConvKernel
 from .split import split_refusal
 
@@ -137,16 +138,17 @@ struct LaunchPlan[
             Self.config.tile_m * Self.config.blocks_m,
             Self.config.tile_n * Self.config.blocks_n,
         )
-        self.cluster = Self.config.cluster_size() * parts
-        var clusters = Int(self.geometry.tiles())
+        var grid = Grid.of[Self.in_type](
+            Self.config,
+            walk,
+            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+            parts,
+        )
+        self.geometry.keeps_filters = grid.keeps_filters
         if parts > 1:
             self.geometry.split(Self.config.halo, parts)
-        else:
-            var multiprocessors = ctx.get_attribute(
-                DeviceAttribute.MULTIPROCESSOR_COUNT
-            )
-            clusters = min(clusters, multiprocessors // self.cluster)
-        self.blocks = clusters * self.cluster
+        self.cluster = Self.config.cluster_size() * parts
+        self.blocks = grid.clusters * self.cluster
         self.shape = LaunchShape(Self.config, problem, self.blocks)
         self.workspace = None
         var memory = Writes[DType.float32](unsafe_from_address=CACHE_LINE)

@@ -9,6 +9,7 @@ from ..conv.problem import SPATIAL, ConvProblem
 from ..conv.walk import ROW_BYTES, Walk
 from .config import MMA_M, Sm90Config
 from .epilogue_visitor import FAST
+from .grid import Grid
 
 # The model's constants, fitted to timings of 15 configurations on 88 problems
 # on an H200, on 32 of them with fused work too.
@@ -39,6 +40,15 @@ comptime L2_BYTES_PER_CYCLE = 180.0
 comptime LOAD_CYCLES = 2500.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
+
+comptime PARTIAL_ROW_CYCLES = 10.0
+"""To load the row of a filter's last slice, where it is not whole."""
+
+comptime ODD_ROW_CYCLES = 28.0
+"""The same, where rows do not begin at multiples of `SECTOR_BYTES`."""
+
+comptime SECTOR_BYTES = 32
+"""What the L2 is read by."""
 
 comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
@@ -79,9 +89,6 @@ comptime MEETING_SECONDS = 1.1e-6
 
 comptime SUM_SECONDS = 0.7e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
-
-comptime LARGE_CLUSTER_PLACES = 14
-"""Clusters of 8 blocks that run at the same time."""
 
 
 @fieldwise_init
@@ -167,12 +174,11 @@ def predicted_seconds[
         Seconds.
     """
     var walk = Walk(problem)
-    var waves = ceildiv(
-        tile_clusters(config, walk),
-        cluster_places(config.cluster_size() * parts, multiprocessors),
-    )
+    var grid = Grid.of[in_type](config, walk, multiprocessors, parts)
     var steps = ceildiv(walk.taps() * walk.slices[in_type](), parts)
-    var tile = Float64(steps) * _step_cycles(config, walk)
+    var tile = Float64(steps) * _step_cycles[in_type](
+        config, walk, grid.keeps_filters
+    )
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
@@ -193,40 +199,13 @@ def predicted_seconds[
     if parts > 1:
         var sums = Float64(parts * config.accumulators())
         launch += MEETING_SECONDS + SUM_SECONDS * sums
-    var computation = (Float64(waves) * tile + last) / CLOCK + launch
+    var computation = (Float64(grid.waves()) * tile + last) / CLOCK + launch
     var output = problem.gemm_m() * problem.filters * size_of[out_type]()
     var bytes = _input_elements(problem) * size_of[in_type]() + output
     if work.residual:
         bytes += output
     var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
-
-
-def cluster_places(size: Int, multiprocessors: Int) -> Int:
-    """Clusters that run at the same time.
-
-    Args:
-        size: Blocks of a cluster.
-        multiprocessors: Of the device.
-    """
-    if size < 8:
-        return multiprocessors // size
-    # The multiprocessors of a cluster are neighbours: some are left over.
-    return min(multiprocessors // size, LARGE_CLUSTER_PLACES)
-
-
-def tile_clusters(config: Sm90Config, walk: Walk) -> Int:
-    """Tiles of a problem, in whole clusters.
-
-    Args:
-        config: The configuration.
-        walk: The problem's.
-    """
-    return (
-        ceildiv(walk.pixels(config.halo), config.tile_m * config.blocks_m)
-        * ceildiv(walk.filters, config.tile_n * config.blocks_n)
-        * walk.groups
-    )
 
 
 def _input_elements(problem: ConvProblem) -> Int:
@@ -237,14 +216,16 @@ def _input_elements(problem: ConvProblem) -> Int:
     return pixels * problem.channels + problem.filters * problem.gemm_k()
 
 
-def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
+def _step_cycles[
+    in_type: DType
+](config: Sm90Config, walk: Walk, keeps_filters: Bool) -> Float64:
     """The model's time of one stage of a tile: the multiply's, or shared
     memory's."""
     var activation = Float64(config.activation_stage_bytes())
     if config.halo > 0:
         activation /= Float64(walk.filter[2])
     var filter = Float64(config.filter_stage_bytes())
-    if config.stationary:
+    if keeps_filters:
         filter = 0.0
     var read = (
         config.mma_rows()
@@ -270,4 +251,21 @@ def _step_cycles(config: Sm90Config, walk: Walk) -> Float64:
         # A stage serves a filter row, and one of the ring is being read.
         var stages = Float64((config.activation_stages - 1) * walk.filter[2])
         step = max(step, LOAD_CYCLES / stages)
+    if not keeps_filters:
+        step = max(step, _partial_rows_cycles[in_type](config, walk))
     return step
+
+
+def _partial_rows_cycles[
+    in_type: DType
+](config: Sm90Config, walk: Walk) -> Float64:
+    """What loads of filter slices that are not whole cost a step, on average.
+    """
+    var bytes = walk.channels * size_of[in_type]()
+    if bytes % ROW_BYTES == 0:
+        return 0.0
+    var rows = config.tile_n // config.blocks_m
+    var cycles = (
+        PARTIAL_ROW_CYCLES if bytes % SECTOR_BYTES == 0 else ODD_ROW_CYCLES
+    )
+    return cycles * Float64(rows) / Float64(walk.slices[in_type]())

@@ -8,10 +8,18 @@ import pytest
 from tests import ptx
 from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, WIDTH, Kernel
 
+SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
+
 
 @pytest.fixture(scope="session")
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Kernel]]:
     """The folder of the PTX files, and the Hopper kernel's candidates."""
-    sizes = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
-    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *sizes, "1")
-    return folder, [Kernel.of(line, folder) for line in lines]
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    return folder, [Kernel.of(line, folder) for line in lines[::2]]
+
+
+@pytest.fixture(scope="session")
+def pointwise(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    """The same candidates' launches for a filter of one tap, with several tiles a block."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    return [Kernel.of(line, folder) for line in lines[1::2]]

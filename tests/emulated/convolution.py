@@ -1,4 +1,4 @@
-"""The Hopper convolution on the emulator: one image, a 3x3 filter, a padding of 1."""
+"""The Hopper convolution on the emulator: one image, a 3x3 filter or one of one tap."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from maxconv.emulator import DevicePointer, Machine, TensorMap, Trace
 from maxconv.tma import DataType, L2Promotion, Swizzle, packed_strides
 
 HEIGHT, WIDTH, CHANNELS, FILTERS = 8, 12, 64, 64
+#: How many times the height and the filters a convolution of one tap has.
+POINTWISE = 3
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
 OUTPUT, BIAS = 0x1111 << 48, 0x2222 << 48
 
@@ -29,8 +31,9 @@ class Kernel:
     index: int
     threads: int
     shared_bytes: int
-    tiles: int
+    blocks: int
     cluster: int
+    keeps_filters: bool
     load_pixels: int
     store_pixels: int
     load_filters: int
@@ -43,9 +46,9 @@ class Kernel:
         """Reads a line of the Mojo side."""
         *numbers, parameters, geometry = line.split()
         text = (folder / f"{numbers[0]}.ptx").read_text()
-        index, threads, shared, tiles, cluster, pixels, stored, filters = map(int, numbers)
+        index, threads, shared, blocks, cluster, keeps, *boxes = map(int, numbers)
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
-        return cls(index, threads, shared, tiles, cluster, pixels, stored, filters, *launch, text)
+        return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,33 @@ class Operands:
     bias: Array
 
     @classmethod
-    def random(cls, seed: int) -> Operands:
-        """Draws them."""
+    def random(cls, seed: int, taps: int = 3) -> Operands:
+        """Draws them, for a filter of 3x3 taps or of one."""
         rng = np.random.default_rng(seed)
-        shapes = (HEIGHT, WIDTH, CHANNELS), (FILTERS, 3, 3, CHANNELS), (FILTERS,)
+        height, filters = (n if taps == 3 else POINTWISE * n for n in (HEIGHT, FILTERS))
+        shapes = (height, WIDTH, CHANNELS), (filters, taps, taps, CHANNELS), (filters,)
         values = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
         return cls(*values)
 
+    @property
+    def taps(self) -> int:
+        """Of the filter, along each axis."""
+        return self.filter.shape[1]
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """Height, width, filters."""
+        return self.activation.shape[0], WIDTH, len(self.filter)
+
     def expected(self) -> Array:
         """The convolution in float64, rounded to bfloat16."""
-        padded = np.pad(self.activation.astype(np.float64), ((1, 1), (1, 1), (0, 0)))
-        total = np.zeros((HEIGHT, WIDTH, FILTERS)) + self.bias
-        for r in range(3):
-            for s in range(3):
-                window = padded[r : r + HEIGHT, s : s + WIDTH]
+        height, width, _ = self.output_shape
+        border = (self.taps // 2, self.taps // 2)
+        padded = np.pad(self.activation.astype(np.float64), (border, border, (0, 0)))
+        total = np.zeros(self.output_shape) + self.bias
+        for r in range(self.taps):
+            for s in range(self.taps):
+                window = padded[r : r + height, s : s + width]
                 total += np.einsum("hwc,kc->hwk", window, self.filter[:, r, s])
         return floats(bfloat16(total.astype(np.float32)))
 
@@ -92,17 +108,17 @@ def floats(bits: Bits) -> Array:
 def run(
     kernel: Kernel, operands: Operands, seed: int, ptx: str = "", trace: Trace | None = None
 ) -> Array:
-    """Runs a candidate, or a changed text of it; returns ``[HEIGHT, WIDTH, FILTERS]``."""
-    machine = Machine("sm_90a", sms=kernel.cluster, seed=seed)
+    """Runs a candidate, or a changed text of it; returns ``[height, width, filters]``."""
+    machine = Machine("sm_90a", sms=kernel.blocks, seed=seed)
     activation = machine.alloc(bfloat16(operands.activation))
     weights = machine.alloc(bfloat16(operands.filter))
     bias = machine.alloc(bfloat16(operands.bias))
-    output = machine.alloc(np.full((HEIGHT, WIDTH, FILTERS), 0x7FC1, np.uint16))
+    output = machine.alloc(np.full(operands.output_shape, 0x7FC1, np.uint16))
     parameters = _with_pointer(kernel.parameters, OUTPUT, output)
     parameters = _with_pointer(parameters, BIAS, bias)
-    maps = _maps(kernel, activation, weights, output)
+    maps = _maps(kernel, operands, (activation, weights, output))
     machine.load(ptx or kernel.ptx).launch(
-        grid=kernel.cluster,
+        grid=kernel.blocks,
         block=kernel.threads,
         cluster=kernel.cluster,
         shared_bytes=kernel.shared_bytes,
@@ -120,22 +136,25 @@ def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -
 
 
 def _maps(
-    kernel: Kernel, activation: SupportsInt, weights: SupportsInt, output: SupportsInt
+    kernel: Kernel, operands: Operands, pointers: tuple[SupportsInt, SupportsInt, SupportsInt]
 ) -> list[TensorMap]:
     """The maps that ``operations/sm90/launch.mojo`` encodes."""
+    activation, weights, output = pointers
+    height, width, filters = operands.output_shape
+    corner = (-(operands.taps // 2),) * 2
     kind = DataType.BFLOAT16
     options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
-    pixels = (CHANNELS, WIDTH, HEIGHT, 1)
-    taps = (CHANNELS, 9, FILTERS)
-    matrix = (FILTERS, HEIGHT * WIDTH, 1)
+    pixels = (CHANNELS, width, height, 1)
+    taps = (CHANNELS, operands.taps**2, filters)
+    matrix = (filters, height * width, 1)
     return [
         TensorMap.im2col(
             kind,
             activation,
             pixels,
             packed_strides(pixels, kind),
-            (-1, -1),
-            (-1, -1),
+            corner,
+            corner,
             64,
             kernel.load_pixels,
             **options,
@@ -166,7 +185,7 @@ def case(kernel: Kernel, operands: Operands) -> Case:
     parameters = Struct(kernel.parameters, ((offsets[0], -1), (offsets[1], 2)))
     maps = [
         Map(array, tensor.descriptor)
-        for array, tensor in zip((0, 1, -1), _maps(kernel, 0, 0, 0), strict=True)
+        for array, tensor in zip((0, 1, -1), _maps(kernel, operands, (0, 0, 0)), strict=True)
     ]
     name = re.search(r"\.entry (\w+)", kernel.ptx)
     assert name is not None
@@ -176,7 +195,7 @@ def case(kernel: Kernel, operands: Operands) -> Case:
         tuple(data),
         bfloat16(operands.expected()),
         block=kernel.threads,
-        grid=kernel.cluster,
+        grid=kernel.blocks,
         cluster=kernel.cluster,
         shared=kernel.shared_bytes,
         passed=(*maps, maps[-1], parameters, Struct(kernel.geometry)),

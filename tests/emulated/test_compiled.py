@@ -42,6 +42,14 @@ def test_hopper_kernel_convolves(emitted: Emitted, seed: int) -> None:
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_keeps_filters(pointwise: list[Kernel], seed: int) -> None:
+    operands = Operands.random(seed, taps=1)
+    for kernel in pointwise:
+        assert kernel.keeps_filters
+        assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
 def test_candidates_differ(emitted: Emitted) -> None:
     alone, pair = emitted[1]
     assert (alone.cluster, pair.cluster) == (1, 2)

@@ -96,7 +96,6 @@ def _variant(
         halo=halo,
         activation_stages=3,
         filter_stages=3,
-        stationary=False,
         splits=False,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
@@ -152,7 +151,6 @@ def configuration(index: Int) -> Sm90Config:
         halo=8,
         activation_stages=4,
         filter_stages=6,
-        stationary=False,
         splits=False,
         epilogue=EpilogueConfig(
             subtile_pixels=64,

@@ -5,11 +5,13 @@ first argument; needs no GPU.
 
 `add.ptx` adds vectors, `sums.ptx` sums rows by shuffles and shared memory. For
 each candidate of the Hopper kernel in `EMULATED` a file of its index, and a
-line of what its launch passes for one image, a 3x3 filter and a padding of 1:
-index, threads, bytes of shared memory, tiles, blocks of a cluster, pixels of an
-activation load and of an output box, filters of a filter load, then the
-epilogue's parameters and the geometry, as hexadecimal bytes. Pointers are
-`OUTPUT` and `BIAS_AT`, for the reader to replace.
+line of what its launch passes for one image, a 3x3 filter and a padding of 1,
+then a line for a filter of one tap, `POINTWISE` times the height and the
+filters, on `MULTIPROCESSORS`: index, threads, bytes of shared memory, blocks,
+blocks of a cluster, 1 if it keeps its filters, pixels of an activation load and
+of an output box, filters of a filter load, then the epilogue's parameters and
+the geometry, as hexadecimal bytes. Pointers are `OUTPUT` and `BIAS_AT`, for the
+reader to replace.
 """
 
 from max.gpu import block_dim, block_idx, thread_idx
@@ -31,10 +33,17 @@ from operations.conv.walk import Walk
 from operations.sm90.candidates import candidate
 from operations.sm90.epilogue_params import EpilogueParams
 from operations.sm90.epilogue_visitor import ConvVisitor
+from operations.sm90.grid import Grid
 from operations.sm90.kernel import ConvKernel
 
 comptime EMULATED = [6, 7]
 """Candidates: a block alone, and two that share loads."""
+
+comptime POINTWISE = 3
+"""Of the convolution of one tap: several tiles along both dimensions."""
+
+comptime MULTIPROCESSORS = 5
+"""That it runs on."""
 
 comptime OUTPUT = 0x1111000000000000
 comptime BIAS_AT = 0x2222000000000000
@@ -87,9 +96,10 @@ def bytes_of[T: AnyType](value: T) -> String:
 
 
 def problem_of(
-    height: Int, width: Int, channels: Int, filters: Int
+    height: Int, width: Int, channels: Int, filters: Int, taps: Int
 ) raises -> ConvProblem:
-    """One image, a 3x3 filter, a padding of 1."""
+    """One image, a filter of `taps` along both axes, the output's size the
+    input's."""
     var problem = ConvProblem(
         spatial_rank=2,
         batch=1,
@@ -97,27 +107,36 @@ def problem_of(
         filters=filters,
         groups=1,
         input=IndexList[SPATIAL](1, height, width),
-        filter=IndexList[SPATIAL](1, 3, 3),
+        filter=IndexList[SPATIAL](1, taps, taps),
         output=IndexList[SPATIAL](1, height, width),
         stride=IndexList[SPATIAL](fill=1),
         dilation=IndexList[SPATIAL](fill=1),
-        pad_before=IndexList[SPATIAL](0, 1, 1),
-        pad_after=IndexList[SPATIAL](0, 1, 1),
+        pad_before=IndexList[SPATIAL](0, taps // 2, taps // 2),
+        pad_after=IndexList[SPATIAL](0, taps // 2, taps // 2),
     )
     problem.validate(1, problem.filter_length(1))
     return problem
 
 
-def emit_convolution[index: Int](problem: ConvProblem, has_bias: Bool) raises:
-    """Writes a candidate, and prints what its launch passes."""
-    comptime config = candidate(index)
+def emit_kernel[index: Int]() raises:
+    """Writes a candidate."""
     comptime Kernel = ConvKernel[
-        Dtype, MemoryOutput[Dtype], ConvVisitor[Dtype], config
+        Dtype, MemoryOutput[Dtype], ConvVisitor[Dtype], candidate(index)
     ]
     var info = compile_info[
         Kernel.run, emission_kind="asm", target=get_gpu_target["sm_90a"]()
     ]()
     write(String(argv()[1]), String(index), String(info.asm))
+
+
+def print_launch[
+    index: Int
+](problem: ConvProblem, has_bias: Bool, multiprocessors: Int) raises:
+    """Prints what a candidate's launch passes."""
+    comptime config = candidate(index)
+    comptime Kernel = ConvKernel[
+        Dtype, MemoryOutput[Dtype], ConvVisitor[Dtype], config
+    ]
     var none = Activation(ACTIVATION_NONE, 0, 0)
     var epilogue = Epilogue[Dtype, Dtype](
         has_bias=has_bias,
@@ -141,12 +160,15 @@ def emit_convolution[index: Int](problem: ConvProblem, has_bias: Bool) raises:
         config.tile_m * config.blocks_m,
         config.tile_n * config.blocks_n,
     )
+    var grid = Grid.of[Dtype](config, Walk(problem), multiprocessors)
+    geometry.keeps_filters = grid.keeps_filters
     print(
         index,
         config.threads(),
         Kernel.shared_bytes(),
-        geometry.tiles(),
+        grid.clusters * config.cluster_size(),
         config.cluster_size(),
+        Int(grid.keeps_filters),
         config.activation_stage_pixels() // config.blocks_n,
         config.epilogue.pixels(size_of[Dtype]()),
         config.tile_n // config.blocks_m,
@@ -162,10 +184,17 @@ def main() raises:
     write(folder, "add", String(added.asm))
     var summed = compile_info[sums, emission_kind="asm", target=target]()
     write(folder, "sums", String(summed.asm))
-    var problem = problem_of(
-        Int(argv()[2]), Int(argv()[3]), Int(argv()[4]), Int(argv()[5])
+    var height = Int(argv()[2])
+    var width = Int(argv()[3])
+    var channels = Int(argv()[4])
+    var filters = Int(argv()[5])
+    var has_bias = Int(argv()[6]) != 0
+    var problem = problem_of(height, width, channels, filters, 3)
+    var pointwise = problem_of(
+        POINTWISE * height, width, channels, POINTWISE * filters, 1
     )
     comptime for i in range(len(EMULATED)):
-        emit_convolution[materialize[EMULATED]()[i]](
-            problem, Int(argv()[6]) != 0
-        )
+        comptime index = materialize[EMULATED]()[i]
+        emit_kernel[index]()
+        print_launch[index](problem, has_bias, candidate(index).cluster_size())
+        print_launch[index](pointwise, has_bias, MULTIPROCESSORS)
