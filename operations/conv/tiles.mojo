@@ -5,11 +5,12 @@ the device.
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
+from std.sys.info import size_of
 from std.utils import IndexList
 
 from .divisor import Divisor
 from .problem import SPATIAL, ConvProblem
-from .walk import Walk
+from .walk import ROW_BYTES, Walk
 
 
 @fieldwise_init
@@ -52,6 +53,8 @@ struct TileGeometry(
     var dilation_d: UInt32
     var slices: UInt32
     """Stages that the channels of one tap fill."""
+    var slice_channels: UInt32
+    """Channels of a stage, the first ones of its rows."""
     var clusters_m: UInt32
     """Tiles of a whole cluster along the pixels."""
     var group_clusters: Divisor
@@ -122,6 +125,7 @@ struct TileGeometry(
             dilation_h=UInt32(walk.dilation[1]),
             dilation_d=UInt32(walk.dilation[0]),
             slices=UInt32(walk.slices[in_type]()),
+            slice_channels=UInt32(ROW_BYTES // size_of[in_type]()),
             clusters_m=UInt32(ceildiv(walk.pixels(halo), cluster_pixels)),
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * walk.groups),

@@ -151,6 +151,20 @@ struct Walk(ImplicitlyCopyable, Movable):
         """
         return ceildiv(self.channels * size_of[in_type](), ROW_BYTES)
 
+    def slice_channels[in_type: DType](self) -> Int:
+        """Channels of a slice: equal parts where the copy engine takes these,
+        so that no slice ends beyond the channels, which takes the engine
+        several times as long; otherwise as many as a row holds.
+
+        Parameters:
+            in_type: Of the activation.
+        """
+        comptime most = ROW_BYTES // size_of[in_type]()
+        var part, rest = divmod(self.channels, self.slices[in_type]())
+        if rest == 0 and part * size_of[in_type]() % COPY_BYTES == 0:
+            return part
+        return most
+
     def span(self, axis: Int) -> Int:
         """Input pixels that the dilated filter covers along an axis."""
         return (self.filter[axis] - 1) * self.dilation[axis] + 1

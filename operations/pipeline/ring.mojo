@@ -112,19 +112,22 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
             self.empty(thread).init(releases)
 
     @always_inline
-    def acquire(self, at: RingPosition[Self.stages]) -> Barrier:
+    def acquire(
+        self, at: RingPosition[Self.stages], bytes: Int = Self.stage_bytes
+    ) -> Barrier:
         """Waits until a stage may be overwritten, and has its `full` barrier
-        expect the stage's bytes.
+        expect bytes.
 
         Args:
             at: The producer's position.
+            bytes: That the copies bring.
 
         Returns:
             The barrier that the copies complete.
         """
         self.empty(at.stage).wait(at.parity ^ 1)
         var barrier = self.full(at.stage)
-        barrier.arrive_expecting(Self.stage_bytes)
+        barrier.arrive_expecting(bytes)
         return barrier
 
     @always_inline

@@ -5,13 +5,14 @@ from max.gpu.host import DeviceContext, Dim, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.collections import Optional
+from std.sys.info import size_of
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..conv.tiles import TileGeometry
-from ..conv.walk import Walk
+from ..conv.walk import ROW_BYTES, Walk
 from ..tma.descriptor import TensorMap
 from ..tma.operands import activation_map, filter_map, output_map
 from .config import Conv2dConfig
@@ -105,10 +106,19 @@ struct LaunchPlan[
             raise Error(t"sm100: {refusal.value()}; problem {problem}")
         var walk = Walk(problem)
         self.activation = activation_map(
-            ctx, walk, activation, Self.config.act_tile_dim0(), 0
+            ctx,
+            walk,
+            activation,
+            Self.config.act_tile_dim0(),
+            ROW_BYTES // size_of[Self.act_type](),
+            0,
         )
         self.filter = filter_map(
-            ctx, problem, filter, Self.config.filter_tile_dim0()
+            ctx,
+            problem,
+            filter,
+            Self.config.filter_tile_dim0(),
+            ROW_BYTES // size_of[Self.filter_type](),
         )
         self.output = self.filter
         comptime if not Self.Kernel.Work.stores:

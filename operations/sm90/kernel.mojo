@@ -15,6 +15,7 @@ from max.gpu.primitives.grid_controls import (
     launch_dependent_grids,
     wait_on_dependent_grids,
 )
+from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ..conv.access import OutputTarget
@@ -29,9 +30,9 @@ from ..pipeline.barrier import (
     sync_threads,
 )
 from ..pipeline.ring import RingPosition
-from ..tma.copy import SharedAddress, prefetch_map
+from ..tma.copy import SharedAddress, prefetch_map, publish_to_engine
 from ..tma.descriptor import TensorMap
-from .config import Sm90Config, WARPGROUP
+from .config import PATTERN_BYTES, Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
@@ -39,6 +40,7 @@ from .mma import Accumulators
 from .scheduler import TileScheduler
 from .smem import SharedStorage
 from .split import await_sums, sum_parts
+from .stem_staging import store_shared
 from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
@@ -48,6 +50,12 @@ comptime WARP = 32
 """Threads of a warp. The first thread of the warpgroup's first warp loads
 activations, that of its last filters, those between are the consumers' loaders.
 """
+
+comptime CHUNK_BYTES = 16
+"""What the swizzle moves."""
+
+comptime CHUNKS = ROW_BYTES // CHUNK_BYTES
+"""Of a row."""
 
 comptime FILTER_WARP = UInt32(3)
 """The warp whose first thread loads filters."""
@@ -81,6 +89,8 @@ struct ConvKernel[
         Self.Output, Self.Visitor, Self.config
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
+    comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
+    """Channels that a row of a stage holds."""
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
@@ -132,6 +142,8 @@ struct ConvKernel[
                 prefetch_map(output)
             if params.visitor.reads_residual():
                 prefetch_map(residual)
+        if geometry.slice_channels < UInt32(Self.ROW_CHANNELS):
+            Self._clear_rows(geometry, storage)
         Self._init_barriers(storage)
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
@@ -169,6 +181,30 @@ struct ConvKernel[
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
             sync_cluster()
+
+    @staticmethod
+    @always_inline
+    def _clear_rows(geometry: TileGeometry, storage: Self.Storage):
+        """Writes zeros to what loads leave of the rings' rows, which the
+        multiply reads too."""
+        comptime assert PATTERN_BYTES == ROW_BYTES * CHUNKS
+        comptime rows = (
+            Self.config.activation_stages
+            * Self.config.activation_stage_pixels()
+            + Self.config.filter_stages * Self.config.tile_n
+        )
+        var loaded = UInt32(Self._row_bytes(geometry) // CHUNK_BYTES)
+        for row in range(
+            UInt32(thread_idx.x), UInt32(rows), UInt32(Self.config.threads())
+        ):
+            var to = storage.activation.data + row * ROW_BYTES
+            for chunk in range(loaded, UInt32(CHUNKS)):
+                store_shared(
+                    to + (chunk ^ row % CHUNKS) * CHUNK_BYTES,
+                    SIMD[DType.uint32, 4](0),
+                )
+        publish_to_engine()
+        sync_threads[Self.config.threads()](0)
 
     @staticmethod
     @always_inline
@@ -210,6 +246,9 @@ struct ConvKernel[
         comptime part = UInt32(
             Self.config.activation_stage_pixels() // Self.config.blocks_n
         )
+        var bytes = Self.config.activation_stage_pixels() * Self._row_bytes(
+            geometry
+        )
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             var first = geometry.load_start(
@@ -217,10 +256,10 @@ struct ConvKernel[
             )
             var tap = Self._first_tap(geometry, tile)
             for _ in range(tile.rounds):
-                load_activation[Self.config, Self.in_type](
+                load_activation[Self.config](
                     activation,
                     storage.activation.address(activations.stage),
-                    storage.activation.acquire(activations),
+                    storage.activation.acquire(activations, bytes),
                     geometry,
                     scheduler,
                     first,
@@ -272,6 +311,12 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
+    def _row_bytes(geometry: TileGeometry) -> Int:
+        """Bytes that a load brings of each row of a stage."""
+        return Int(geometry.slice_channels) * size_of[Self.in_type]()
+
+    @staticmethod
+    @always_inline
     def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
         """The first step of a tile, or of a part of one."""
         var tap = Tap()
@@ -292,10 +337,12 @@ struct ConvKernel[
         tap: Tap,
     ):
         """Loads the next filter stage."""
-        load_filter[Self.config, Self.in_type](
+        load_filter[Self.config](
             filter,
             storage.filter.address(filters.stage),
-            storage.filter.acquire(filters),
+            storage.filter.acquire(
+                filters, Self.config.tile_n * Self._row_bytes(geometry)
+            ),
             geometry,
             ranks,
             first,

@@ -106,15 +106,21 @@ struct LaunchPlan[
         refusal = split_refusal[Self.in_type](Self.config, walk, parts)
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        var channels = walk.slice_channels[Self.in_type]()
         self.activation = activation_map(
             ctx,
             walk,
             activation,
             Self.config.activation_stage_pixels() // Self.config.blocks_n,
+            channels,
             Self.config.halo,
         )
         self.filter = filter_map(
-            ctx, problem, filter, Self.config.tile_n // Self.config.blocks_m
+            ctx,
+            problem,
+            filter,
+            Self.config.tile_n // Self.config.blocks_m,
+            channels,
         )
         comptime if Self.Visitor.discards:
             self.output = self.filter
@@ -145,6 +151,7 @@ struct LaunchPlan[
             parts,
         )
         self.geometry.keeps_filters = grid.keeps_filters
+        self.geometry.slice_channels = UInt32(channels)
         if parts > 1:
             self.geometry.split(Self.config.halo, parts)
         self.cluster = Self.config.cluster_size() * parts

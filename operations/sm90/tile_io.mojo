@@ -1,6 +1,5 @@
 """Loads of activation and filter tiles into their rings' stages."""
 
-from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.tiles import LoadStart, Tap, TileGeometry
@@ -14,7 +13,7 @@ from .scheduler import TileScheduler
 
 @always_inline
 def load_activation[
-    config: Sm90Config, dtype: DType
+    config: Sm90Config
 ](
     ref map: TensorMap,
     stage: SharedAddress,
@@ -29,7 +28,6 @@ def load_activation[
 
     Parameters:
         config: The configuration.
-        dtype: Of the activation.
 
     Args:
         map: The activation's descriptor.
@@ -40,7 +38,6 @@ def load_activation[
         first: The first pixel of this block's part.
         tap: The step; its `w` is 0 if the stage serves a whole filter row.
     """
-    comptime channels = ROW_BYTES // size_of[dtype]()
     comptime part_bytes = config.activation_stage_bytes() // config.blocks_n
     comptime multicast = config.blocks_n > 1
     var part = stage
@@ -51,7 +48,7 @@ def load_activation[
             peers |= UInt16(1) << UInt16(
                 ranks.rank_m + UInt32(n * config.blocks_m)
             )
-    var channel = Int(tap.slice) * channels
+    var channel = Int(tap.slice * geometry.slice_channels)
     var w = Int(tap.w * geometry.dilation_w)
     var h = Int(tap.h * geometry.dilation_h)
     if geometry.rank == 4:
@@ -91,7 +88,7 @@ def load_activation[
 
 @always_inline
 def load_filter[
-    config: Sm90Config, dtype: DType
+    config: Sm90Config
 ](
     ref map: TensorMap,
     stage: SharedAddress,
@@ -106,7 +103,6 @@ def load_filter[
 
     Parameters:
         config: The configuration.
-        dtype: Of the filter.
 
     Args:
         map: The filter's descriptor, `[K, T*R*S, C/groups]`.
@@ -117,7 +113,6 @@ def load_filter[
         first: The tile's first filter.
         tap: The step.
     """
-    comptime channels = ROW_BYTES // size_of[dtype]()
     comptime part_filters = config.tile_n // config.blocks_m
     comptime multicast = config.blocks_m > 1
     var part = stage
@@ -133,7 +128,7 @@ def load_filter[
         map,
         barrier.address,
         IndexList[3](
-            Int(tap.slice) * channels,
+            Int(tap.slice * geometry.slice_channels),
             Int(tap.position(geometry)),
             Int(filter),
         ),

@@ -8,7 +8,7 @@ from std.utils import IndexList
 
 from ..conv.memory import Reads
 from ..conv.problem import SPATIAL, ConvProblem
-from ..conv.walk import ROW_BYTES, Walk
+from ..conv.walk import Walk
 from .descriptor import (
     TFLOAT32,
     PixelBox,
@@ -32,7 +32,12 @@ def _operand_type[dtype: DType]() -> TensorMapDataType:
 def activation_map[
     dtype: DType, //
 ](
-    ctx: DeviceContext, walk: Walk, data: Reads[dtype], pixels: Int, halo: Int
+    ctx: DeviceContext,
+    walk: Walk,
+    data: Reads[dtype],
+    pixels: Int,
+    channels: Int,
+    halo: Int,
 ) raises -> TensorMap:
     """The walk over an activation's pixels, of the rank that it needs.
 
@@ -44,6 +49,7 @@ def activation_map[
         walk: The problem's.
         data: `[N, *input, C]` in device memory.
         pixels: That one load brings.
+        channels: That it brings of each.
         halo: Pixels that a stage holds beyond its tile's.
 
     Returns:
@@ -53,16 +59,21 @@ def activation_map[
         What the driver refused.
     """
     if walk.rank == 3:
-        return _walk_map[dtype, 3](ctx, walk, data, pixels, halo)
+        return _walk_map[dtype, 3](ctx, walk, data, pixels, channels, halo)
     if walk.rank == 4:
-        return _walk_map[dtype, 4](ctx, walk, data, pixels, halo)
-    return _walk_map[dtype, 5](ctx, walk, data, pixels, halo)
+        return _walk_map[dtype, 4](ctx, walk, data, pixels, channels, halo)
+    return _walk_map[dtype, 5](ctx, walk, data, pixels, channels, halo)
 
 
 def _walk_map[
     dtype: DType, rank: Int
 ](
-    ctx: DeviceContext, walk: Walk, data: Reads[dtype], pixels: Int, halo: Int
+    ctx: DeviceContext,
+    walk: Walk,
+    data: Reads[dtype],
+    pixels: Int,
+    channels: Int,
+    halo: Int,
 ) raises -> TensorMap:
     """`activation_map`, of a rank."""
     return encode_im2col[dtype, rank](
@@ -70,7 +81,7 @@ def _walk_map[
         data,
         activation_view[rank](walk),
         activation_walk[rank - 2](walk, halo),
-        ROW_BYTES // size_of[dtype](),
+        channels,
         pixels,
         TensorMapSwizzle.SWIZZLE_128B,
         _operand_type[dtype](),
@@ -124,7 +135,11 @@ def activation_walk[spatial: Int](walk: Walk, halo: Int) -> PixelBox[spatial]:
 def filter_map[
     dtype: DType, //
 ](
-    ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype], filters: Int
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    data: Reads[dtype],
+    filters: Int,
+    channels: Int,
 ) raises -> TensorMap:
     """A filter as `[K, T*R*S, C/groups]`, one tap of some filters a box.
 
@@ -136,6 +151,7 @@ def filter_map[
         problem: The convolution.
         data: `[K, *filter, C / groups]` in device memory.
         filters: Of a box.
+        channels: Of a box.
 
     Returns:
         The descriptor.
@@ -147,7 +163,7 @@ def filter_map[
         ctx,
         data,
         filter_view(problem),
-        IndexList[3](ROW_BYTES // size_of[dtype](), 1, filters),
+        IndexList[3](channels, 1, filters),
         TensorMapSwizzle.SWIZZLE_128B,
         _operand_type[dtype](),
     )

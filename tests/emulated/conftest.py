@@ -15,11 +15,18 @@ SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Kernel]]:
     """The folder of the PTX files, and the Hopper kernel's candidates."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    return folder, [Kernel.of(line, folder) for line in lines[::2]]
+    return folder, [Kernel.of(line, folder) for line in lines[::3]]
 
 
 @pytest.fixture(scope="session")
 def pointwise(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The same candidates' launches for a filter of one tap, with several tiles a block."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    return [Kernel.of(line, folder) for line in lines[1::2]]
+    return [Kernel.of(line, folder) for line in lines[1::3]]
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    """The same candidates' launches for channels that do not fill a row of a stage."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    return [Kernel.of(line, folder) for line in lines[2::3]]

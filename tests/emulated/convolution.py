@@ -17,6 +17,8 @@ from maxconv.tma import DataType, L2Promotion, Swizzle, packed_strides
 HEIGHT, WIDTH, CHANNELS, FILTERS = 8, 12, 64, 64
 #: How many times the height and the filters a convolution of one tap has.
 POINTWISE = 3
+#: Channels that do not fill a row of a stage.
+NARROW = 24
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
 OUTPUT, BIAS = 0x1111 << 48, 0x2222 << 48
 
@@ -60,11 +62,11 @@ class Operands:
     bias: Array
 
     @classmethod
-    def random(cls, seed: int, taps: int = 3) -> Operands:
+    def random(cls, seed: int, taps: int = 3, channels: int = CHANNELS) -> Operands:
         """Draws them, for a filter of 3x3 taps or of one."""
         rng = np.random.default_rng(seed)
         height, filters = (n if taps == 3 else POINTWISE * n for n in (HEIGHT, FILTERS))
-        shapes = (height, WIDTH, CHANNELS), (filters, taps, taps, CHANNELS), (filters,)
+        shapes = (height, WIDTH, channels), (filters, taps, taps, channels), (filters,)
         values = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
         return cls(*values)
 
@@ -141,11 +143,12 @@ def _maps(
     """The maps that ``operations/sm90/launch.mojo`` encodes."""
     activation, weights, output = pointers
     height, width, filters = operands.output_shape
+    channels = operands.activation.shape[2]
     corner = (-(operands.taps // 2),) * 2
     kind = DataType.BFLOAT16
     options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
-    pixels = (CHANNELS, width, height, 1)
-    taps = (CHANNELS, operands.taps**2, filters)
+    pixels = (channels, width, height, 1)
+    taps = (channels, operands.taps**2, filters)
     matrix = (filters, height * width, 1)
     return [
         TensorMap.im2col(
@@ -155,7 +158,7 @@ def _maps(
             packed_strides(pixels, kind),
             corner,
             corner,
-            64,
+            channels,
             kernel.load_pixels,
             **options,
         ),
@@ -164,7 +167,7 @@ def _maps(
             weights,
             taps,
             packed_strides(taps, kind),
-            (64, 1, kernel.load_filters),
+            (channels, 1, kernel.load_filters),
             **options,
         ),
         TensorMap.tiled(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emulated.convolution import Kernel, Operands, run
+from tests.emulated.convolution import NARROW, Kernel, Operands, run
 
 from maxconv.emulator import EmulatorError, Machine
 
@@ -50,6 +50,15 @@ def test_hopper_kernel_keeps_filters(pointwise: list[Kernel], seed: int) -> None
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_reads_zeros_beside_narrow_channels(
+    narrow: list[Kernel], seed: int
+) -> None:
+    operands = Operands.random(seed, channels=NARROW)
+    for kernel in narrow:
+        assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
 def test_candidates_differ(emitted: Emitted) -> None:
     alone, pair = emitted[1]
     assert (alone.cluster, pair.cluster) == (1, 2)
@@ -58,7 +67,7 @@ def test_candidates_differ(emitted: Emitted) -> None:
 
 
 #: Runs of a broken kernel until one must have been reported.
-SEEDS = range(4)
+SEEDS = range(8)
 
 
 def replaced(pattern: str, new: str, count: int = 0) -> Callable[[str], str]:

@@ -7,7 +7,7 @@ first argument; needs no GPU.
 each candidate of the Hopper kernel in `EMULATED` a file of its index, and a
 line of what its launch passes for one image, a 3x3 filter and a padding of 1,
 then a line for a filter of one tap, `POINTWISE` times the height and the
-filters, on `MULTIPROCESSORS`: index, threads, bytes of shared memory, blocks,
+filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels: index, threads, bytes of shared memory, blocks,
 blocks of a cluster, 1 if it keeps its filters, pixels of an activation load and
 of an output box, filters of a filter load, then the epilogue's parameters and
 the geometry, as hexadecimal bytes. Pointers are `OUTPUT` and `BIAS_AT`, for the
@@ -41,6 +41,9 @@ comptime EMULATED = [6, 7]
 
 comptime POINTWISE = 3
 """Of the convolution of one tap: several tiles along both dimensions."""
+
+comptime NARROW = 24
+"""Channels that do not fill a row of a stage."""
 
 comptime MULTIPROCESSORS = 5
 """That it runs on."""
@@ -162,6 +165,7 @@ def print_launch[
     )
     var grid = Grid.of[Dtype](config, Walk(problem), multiprocessors)
     geometry.keeps_filters = grid.keeps_filters
+    geometry.slice_channels = UInt32(Walk(problem).slice_channels[Dtype]())
     print(
         index,
         config.threads(),
@@ -193,8 +197,10 @@ def main() raises:
     var pointwise = problem_of(
         POINTWISE * height, width, channels, POINTWISE * filters, 1
     )
+    var narrow = problem_of(height, width, NARROW, filters, 3)
     comptime for i in range(len(EMULATED)):
         comptime index = materialize[EMULATED]()[i]
         emit_kernel[index]()
         print_launch[index](problem, has_bias, candidate(index).cluster_size())
         print_launch[index](pointwise, has_bias, MULTIPROCESSORS)
+        print_launch[index](narrow, has_bias, candidate(index).cluster_size())
