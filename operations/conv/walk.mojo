@@ -16,6 +16,9 @@ from .problem import SPATIAL, ConvProblem, axis_name
 comptime ROW_BYTES = 128
 """Bytes of a tile's row: the span of the swizzle."""
 
+comptime SECTOR_BYTES = 32
+"""What the L2 is read by."""
+
 comptime MAX_ELEMENT_STRIDE = 8
 """The largest traversal stride of a descriptor."""
 
@@ -152,16 +155,19 @@ struct Walk(ImplicitlyCopyable, Movable):
         return ceildiv(self.channels * size_of[in_type](), ROW_BYTES)
 
     def slice_channels[in_type: DType](self) -> Int:
-        """Channels of a slice: equal parts where the copy engine takes these,
-        so that no slice ends beyond the channels, which takes the engine
-        several times as long; otherwise as many as a row holds.
+        """Channels of a slice: equal parts, so that none ends beyond the
+        channels, which takes the copy engine several times as long; as many as
+        a row holds where the second part would begin within a sector of the L2.
 
         Parameters:
             in_type: Of the activation.
         """
         comptime most = ROW_BYTES // size_of[in_type]()
-        var part, rest = divmod(self.channels, self.slices[in_type]())
-        if rest == 0 and part * size_of[in_type]() % COPY_BYTES == 0:
+        var slices = self.slices[in_type]()
+        var part, rest = divmod(self.channels, slices)
+        if slices == 1 or (
+            rest == 0 and part * size_of[in_type]() % SECTOR_BYTES == 0
+        ):
             return part
         return most
 

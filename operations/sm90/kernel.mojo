@@ -51,6 +51,9 @@ comptime WARP = 32
 activations, that of its last filters, those between are the consumers' loaders.
 """
 
+comptime HALF_ROW_BYTES = ROW_BYTES // 2
+"""Of a row, what is multiplied where loads bring no more."""
+
 comptime CHUNK_BYTES = 16
 """What the swizzle moves."""
 
@@ -430,19 +433,34 @@ struct ConvKernel[
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
-            Self._multiply_tile(
-                accumulators,
-                geometry.steps(Self.config.halo, tile.rounds),
-                geometry,
-                storage,
-                scheduler,
-                activations,
-                filters,
-                pixel,
-                filter,
-                consumer,
-                thread,
-            )
+            if Self._row_bytes(geometry) <= HALF_ROW_BYTES:
+                Self._multiply_tile[HALF_ROW_BYTES](
+                    accumulators,
+                    geometry.steps(Self.config.halo, tile.rounds),
+                    geometry,
+                    storage,
+                    scheduler,
+                    activations,
+                    filters,
+                    pixel,
+                    filter,
+                    consumer,
+                    thread,
+                )
+            else:
+                Self._multiply_tile[ROW_BYTES](
+                    accumulators,
+                    geometry.steps(Self.config.halo, tile.rounds),
+                    geometry,
+                    storage,
+                    scheduler,
+                    activations,
+                    filters,
+                    pixel,
+                    filter,
+                    consumer,
+                    thread,
+                )
             var whole = True
             comptime if Self.config.splits:
                 whole = sum_parts[Self.config](
@@ -466,7 +484,9 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
-    def _multiply_tile(
+    def _multiply_tile[
+        bytes: Int
+    ](
         mut accumulators: Self.Accumulated,
         steps: UInt32,
         geometry: TileGeometry,
@@ -482,7 +502,7 @@ struct ConvKernel[
         """Multiplies the `steps` filter stages of a tile, or of a part of one.
         One multiply is always in flight: a stage is released when the multiply
         after its own has been started. This consumer's part of the tile begins
-        at `pixel` and `filter`."""
+        at `pixel` and `filter`; of each row `bytes` are multiplied."""
         var tap = UInt32(0)
         # None releases what is kept.
         var releaser = thread
@@ -491,7 +511,7 @@ struct ConvKernel[
             releaser = UInt32(WARPGROUP)
         storage.activation.wait(activations)
         storage.filter.wait(filters)
-        Self._multiply_stage[overwrite=True](
+        Self._multiply_stage[bytes, overwrite=True](
             accumulators,
             storage.activation.address(activations.stage),
             storage.filter.address(filters.stage),
@@ -514,7 +534,7 @@ struct ConvKernel[
             var shift = UInt32(0)
             comptime if Self.config.halo > 0:
                 shift = tap * geometry.dilation_w * ROW_BYTES
-            Self._multiply_stage(
+            Self._multiply_stage[bytes](
                 accumulators,
                 storage.activation.address(activations.stage) + shift,
                 storage.filter.address(filters.stage),
@@ -538,7 +558,7 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _multiply_stage[
-        *, overwrite: Bool = False
+        bytes: Int, *, overwrite: Bool = False
     ](
         mut accumulators: Self.Accumulated,
         activation: SharedAddress,
@@ -550,11 +570,11 @@ struct ConvKernel[
         var pixels = activation + first_pixel * ROW_BYTES
         var filters = filter + first_filter * ROW_BYTES
         comptime if Self.config.swapped:
-            accumulators.multiply[Self.in_type, overwrite=overwrite](
+            accumulators.multiply[Self.in_type, bytes, overwrite=overwrite](
                 filters, pixels
             )
         else:
-            accumulators.multiply[Self.in_type, overwrite=overwrite](
+            accumulators.multiply[Self.in_type, bytes, overwrite=overwrite](
                 pixels, filters
             )
 

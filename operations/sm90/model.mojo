@@ -6,7 +6,7 @@ from std.sys.info import size_of
 from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
-from ..conv.walk import ROW_BYTES, Walk
+from ..conv.walk import ROW_BYTES, SECTOR_BYTES, Walk
 from .config import MMA_M, Sm90Config
 from .epilogue_visitor import FAST
 from .grid import Grid
@@ -46,9 +46,6 @@ comptime PARTIAL_ROW_CYCLES = 10.0
 
 comptime ODD_ROW_CYCLES = 28.0
 """The same, where rows do not begin at multiples of `SECTOR_BYTES`."""
-
-comptime SECTOR_BYTES = 32
-"""What the L2 is read by."""
 
 comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
