@@ -29,6 +29,9 @@ comptime MAX_BOX = 256
 comptime PATTERN_BYTES = 1024
 """Bytes after which the 128-byte swizzle repeats: 8 rows."""
 
+comptime HALF_ROW_BYTES = ROW_BYTES // 2
+"""Of a row, what is multiplied where loads bring no more."""
+
 comptime MAX_SHARED_BYTES = 227 * 1024
 """Shared memory that a block may have."""
 

@@ -32,7 +32,7 @@ from ..pipeline.barrier import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress, prefetch_map, publish_to_engine
 from ..tma.descriptor import TensorMap
-from .config import PATTERN_BYTES, Sm90Config, WARPGROUP
+from .config import HALF_ROW_BYTES, PATTERN_BYTES, Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
@@ -50,9 +50,6 @@ comptime WARP = 32
 """Threads of a warp. The first thread of the warpgroup's first warp loads
 activations, that of its last filters, those between are the consumers' loaders.
 """
-
-comptime HALF_ROW_BYTES = ROW_BYTES // 2
-"""Of a row, what is multiplied where loads bring no more."""
 
 comptime CHUNK_BYTES = 16
 """What the swizzle moves."""

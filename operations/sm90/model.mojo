@@ -7,7 +7,7 @@ from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
 from ..conv.walk import ROW_BYTES, SECTOR_BYTES, Walk
-from .config import MMA_M, Sm90Config
+from .config import HALF_ROW_BYTES, MMA_M, Sm90Config
 from .epilogue_visitor import FAST
 from .grid import Grid
 
@@ -42,7 +42,7 @@ comptime LOAD_CYCLES = 2500.0
 halo."""
 
 comptime PARTIAL_ROW_CYCLES = 10.0
-"""To load the row of a filter's last slice, where it is not whole."""
+"""To load a row that ends beyond the channels."""
 
 comptime ODD_ROW_CYCLES = 28.0
 """The same, where rows do not begin at multiples of `SECTOR_BYTES`."""
@@ -50,7 +50,7 @@ comptime ODD_ROW_CYCLES = 28.0
 comptime MULTICAST_SHARE = 0.5
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime STORE_CYCLES = 710.0
+comptime STORE_CYCLES = 630.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
 comptime HIDDEN_STORE_CYCLES = 350.0
@@ -75,11 +75,14 @@ comptime HIDDEN_RESIDUAL_CYCLES = 450.0
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 750.0
+comptime TURN_CYCLES = 790.0
 """Of a ping-pong tile, beside its multiplies."""
 
 comptime OVERLAP_SHARE = 0.18
 """What the shorter of computation and memory traffic adds to the longer."""
+
+comptime CLUSTER_SECONDS = 1.2e-6
+"""What it costs a launch that blocks share loads."""
 
 comptime MEETING_SECONDS = 1.1e-6
 """To have the blocks of a tile meet."""
@@ -193,6 +196,8 @@ def predicted_seconds[
         tile = max(tile + TURN_CYCLES, (tile + store) / 2)
         last = extra
     var launch = LAUNCH_SECONDS
+    if config.cluster_size() > 1:
+        launch += CLUSTER_SECONDS
     if parts > 1:
         var sums = Float64(parts * config.accumulators())
         launch += MEETING_SECONDS + SUM_SECONDS * sums
@@ -234,8 +239,13 @@ def _step_cycles[
     var multiply = (
         Float64(config.tile_m * config.tile_n) / TILE_ELEMENTS_PER_CYCLE
     )
+    var reads = Float64(read)
+    var row_bytes = walk.slice_channels[in_type]() * size_of[in_type]()
+    if row_bytes <= HALF_ROW_BYTES:
+        multiply /= 2
+        reads /= 2
     var shared = (
-        WRITE_SHARE * (activation + filter) + Float64(read)
+        WRITE_SHARE * (activation + filter) + reads
     ) / SHARED_BYTES_PER_CYCLE
     if config.blocks_n > 1:
         activation *= MULTICAST_SHARE
@@ -248,21 +258,27 @@ def _step_cycles[
         # A stage serves a filter row, and one of the ring is being read.
         var stages = Float64((config.activation_stages - 1) * walk.filter[2])
         step = max(step, LOAD_CYCLES / stages)
-    if not keeps_filters:
-        step = max(step, _partial_rows_cycles[in_type](config, walk))
+    if row_bytes == ROW_BYTES:
+        step = max(
+            step, _partial_rows_cycles[in_type](config, walk, keeps_filters)
+        )
     return step
 
 
 def _partial_rows_cycles[
     in_type: DType
-](config: Sm90Config, walk: Walk) -> Float64:
-    """What loads of filter slices that are not whole cost a step, on average.
-    """
+](config: Sm90Config, walk: Walk, keeps_filters: Bool) -> Float64:
+    """What loads of rows that end beyond the channels cost a step, on average:
+    those of one slice of a tap."""
     var bytes = walk.channels * size_of[in_type]()
     if bytes % ROW_BYTES == 0:
         return 0.0
-    var rows = config.tile_n // config.blocks_m
+    var rows = Float64(config.activation_stage_pixels() // config.blocks_n)
+    if config.halo > 0:
+        rows /= Float64(walk.filter[2])
+    if not keeps_filters:
+        rows += Float64(config.tile_n // config.blocks_m)
     var cycles = (
         PARTIAL_ROW_CYCLES if bytes % SECTOR_BYTES == 0 else ODD_ROW_CYCLES
     )
-    return cycles * Float64(rows) / Float64(walk.slices[in_type]())
+    return cycles * rows / Float64(walk.slices[in_type]())
