@@ -501,11 +501,8 @@ struct ConvKernel[
         after its own has been started. This consumer's part of the tile begins
         at `pixel` and `filter`; of each row `bytes` are multiplied."""
         var tap = UInt32(0)
-        # None releases what is kept.
-        var releaser = thread
         if geometry.keeps_filters:
             filters = Self.FilterPosition()
-            releaser = UInt32(WARPGROUP)
         storage.activation.wait(activations)
         storage.filter.wait(filters)
         Self._multiply_stage[bytes, overwrite=True](
@@ -539,7 +536,7 @@ struct ConvKernel[
                 filter,
             )
             accumulators.settle[1]()
-            Self._release_filter(storage, ranks, done_filter, releaser)
+            Self._release_filter(geometry, storage, ranks, done_filter, thread)
             if moved:
                 Self._release_activation(
                     storage, ranks, done_activation, thread
@@ -547,7 +544,7 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             Self._give_turn(consumer)
         accumulators.settle[0]()
-        Self._release_filter(storage, ranks, filters.stage, releaser)
+        Self._release_filter(geometry, storage, ranks, filters.stage, thread)
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
@@ -598,12 +595,15 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _release_filter(
+        geometry: TileGeometry,
         storage: Self.Storage,
         ranks: Self.Scheduler,
         stage: UInt32,
         thread: UInt32,
     ):
-        """As `_release_activation`, of a filter stage."""
+        """As `_release_activation`, of a filter stage, unless it is kept."""
+        if geometry.keeps_filters:
+            return
         var empty = storage.filter.empty(stage)
         comptime if Self.config.blocks_m > 1:
             if thread < UInt32(Self.config.blocks_m):
