@@ -20,6 +20,7 @@ def _rows(
     blocks_m: Int = 1,
     blocks_n: Int = 1,
     halo: Int = 0,
+    stationary: Bool = False,
     splits: Bool = False,
 ) -> Sm90Config:
     """A configuration whose filters are the multiply's rows; the copy engine
@@ -35,6 +36,7 @@ def _rows(
         halo=halo,
         activation_stages=activation_stages,
         filter_stages=filter_stages,
+        stationary=stationary,
         splits=splits,
         epilogue=EpilogueConfig(
             subtile_pixels=subtile_pixels,
@@ -82,6 +84,7 @@ def candidate(index: Int) -> Sm90Config:
             5,
             cooperative=False,
             halo=8,
+            stationary=True,
             subtile_pixels=32,
         )
     if index == 10:

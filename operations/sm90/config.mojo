@@ -29,9 +29,6 @@ comptime MAX_BOX = 256
 comptime PATTERN_BYTES = 1024
 """Bytes after which the 128-byte swizzle repeats: 8 rows."""
 
-comptime HALF_ROW_BYTES = ROW_BYTES // 2
-"""Of a row, what is multiplied where loads bring no more."""
-
 comptime MAX_SHARED_BYTES = 227 * 1024
 """Shared memory that a block may have."""
 
@@ -69,6 +66,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     of a filter row read one stage; 0: a stage holds one tap's pixels."""
     var activation_stages: Int
     var filter_stages: Int
+    var stationary: Bool
+    """Whether it is known when compiling that the filter ring holds the whole
+    filter, loaded once: for problems whose filters fit one tile. Others may
+    keep their filters too, as `Grid` finds."""
     var splits: Bool
     """Whether the blocks of a cluster may share a tile, each with a part of
     its sum."""
@@ -247,8 +248,15 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String(t"tile_n: a box holds at most {MAX_BOX} filters")
         if min(self.activation_stages, self.filter_stages) < 2:
             return String("stages: a ring needs at least 2")
-        if self.splits and (not self.cooperative or self.cluster_size() > 1):
-            return String("splits: not with ping-pong or shared loads")
+        if self.stationary and self.blocks_m > 1:
+            return String("stationary: blocks that share filters reload them")
+        if self.splits and (
+            self.stationary or not self.cooperative or self.cluster_size() > 1
+        ):
+            return String(
+                "splits: not with a stationary filter, ping-pong or shared"
+                " loads"
+            )
         if self.splits and self.accumulators() % 32 != 0:
             return String(
                 t"splits: 8 blocks cannot each add up an equal share of"
@@ -278,6 +286,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             t" cluster"
             t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
             t" {self.activation_stages}+{self.filter_stages}"
+            t"{' stationary' if self.stationary else ''}"
             t"{' splits' if self.splits else ''}, {self.epilogue}"
         )
 
@@ -323,6 +332,9 @@ def can_implement[
     refusal = _halo_refusal(config, walk)
     if refusal:
         return refusal
+    refusal = _stationary_refusal[in_type](config, walk)
+    if refusal:
+        return refusal
     var pixels = walk.pixels(config.halo)
     if pixels + config.tile_m * config.blocks_m >= 1 << 31:
         return String(t"{pixels} output pixels; coordinates have 31 bits")
@@ -353,5 +365,27 @@ def _halo_refusal(config: Sm90Config, walk: Walk) -> Optional[String]:
         return String(
             t"a halo of {config.halo} pixels does not hold the filter's span of"
             t" {walk.span(2)} along w"
+        )
+    return None
+
+
+def _stationary_refusal[
+    in_type: DType
+](config: Sm90Config, walk: Walk) -> Optional[String]:
+    """Why the filter ring does not hold the whole filter."""
+    if not config.stationary:
+        return None
+    if walk.groups != 1:
+        return String(t"a stationary filter has one group; here {walk.groups}")
+    var steps = walk.taps() * walk.slices[in_type]()
+    if steps > config.filter_stages:
+        return String(
+            t"a stationary filter has at most {config.filter_stages} stages;"
+            t" here {steps}"
+        )
+    if walk.filters > config.tile_n * config.blocks_n:
+        return String(
+            t"a stationary filter has at most"
+            t" {config.tile_n * config.blocks_n} filters; here {walk.filters}"
         )
     return None

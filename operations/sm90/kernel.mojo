@@ -32,7 +32,7 @@ from ..pipeline.barrier import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress, prefetch_map, publish_to_engine
 from ..tma.descriptor import TensorMap
-from .config import HALF_ROW_BYTES, PATTERN_BYTES, Sm90Config, WARPGROUP
+from .config import PATTERN_BYTES, Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
@@ -305,9 +305,15 @@ struct ConvKernel[
                         tap,
                     )
                 tap.step(Self.config.halo, geometry)
-            if geometry.keeps_filters:
+            if Self._keeps_filters(geometry):
                 return
             scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _keeps_filters(geometry: TileGeometry) -> Bool:
+        """Whether the block's filters are loaded once."""
+        return Self.config.stationary or geometry.keeps_filters
 
     @staticmethod
     @always_inline
@@ -430,34 +436,19 @@ struct ConvKernel[
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
-            if Self._row_bytes(geometry) <= HALF_ROW_BYTES:
-                Self._multiply_tile[HALF_ROW_BYTES](
-                    accumulators,
-                    geometry.steps(Self.config.halo, tile.rounds),
-                    geometry,
-                    storage,
-                    scheduler,
-                    activations,
-                    filters,
-                    pixel,
-                    filter,
-                    consumer,
-                    thread,
-                )
-            else:
-                Self._multiply_tile[ROW_BYTES](
-                    accumulators,
-                    geometry.steps(Self.config.halo, tile.rounds),
-                    geometry,
-                    storage,
-                    scheduler,
-                    activations,
-                    filters,
-                    pixel,
-                    filter,
-                    consumer,
-                    thread,
-                )
+            Self._multiply_tile(
+                accumulators,
+                geometry.steps(Self.config.halo, tile.rounds),
+                geometry,
+                storage,
+                scheduler,
+                activations,
+                filters,
+                pixel,
+                filter,
+                consumer,
+                thread,
+            )
             var whole = True
             comptime if Self.config.splits:
                 whole = sum_parts[Self.config](
@@ -481,9 +472,7 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
-    def _multiply_tile[
-        bytes: Int
-    ](
+    def _multiply_tile(
         mut accumulators: Self.Accumulated,
         steps: UInt32,
         geometry: TileGeometry,
@@ -499,13 +488,13 @@ struct ConvKernel[
         """Multiplies the `steps` filter stages of a tile, or of a part of one.
         One multiply is always in flight: a stage is released when the multiply
         after its own has been started. This consumer's part of the tile begins
-        at `pixel` and `filter`; of each row `bytes` are multiplied."""
+        at `pixel` and `filter`."""
         var tap = UInt32(0)
-        if geometry.keeps_filters:
+        if Self._keeps_filters(geometry):
             filters = Self.FilterPosition()
         storage.activation.wait(activations)
         storage.filter.wait(filters)
-        Self._multiply_stage[bytes, overwrite=True](
+        Self._multiply_stage[overwrite=True](
             accumulators,
             storage.activation.address(activations.stage),
             storage.filter.address(filters.stage),
@@ -528,7 +517,7 @@ struct ConvKernel[
             var shift = UInt32(0)
             comptime if Self.config.halo > 0:
                 shift = tap * geometry.dilation_w * ROW_BYTES
-            Self._multiply_stage[bytes](
+            Self._multiply_stage(
                 accumulators,
                 storage.activation.address(activations.stage) + shift,
                 storage.filter.address(filters.stage),
@@ -552,7 +541,7 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _multiply_stage[
-        bytes: Int, *, overwrite: Bool = False
+        *, overwrite: Bool = False
     ](
         mut accumulators: Self.Accumulated,
         activation: SharedAddress,
@@ -564,11 +553,11 @@ struct ConvKernel[
         var pixels = activation + first_pixel * ROW_BYTES
         var filters = filter + first_filter * ROW_BYTES
         comptime if Self.config.swapped:
-            accumulators.multiply[Self.in_type, bytes, overwrite=overwrite](
+            accumulators.multiply[Self.in_type, overwrite=overwrite](
                 filters, pixels
             )
         else:
-            accumulators.multiply[Self.in_type, bytes, overwrite=overwrite](
+            accumulators.multiply[Self.in_type, overwrite=overwrite](
                 pixels, filters
             )
 
@@ -602,7 +591,7 @@ struct ConvKernel[
         thread: UInt32,
     ):
         """As `_release_activation`, of a filter stage, unless it is kept."""
-        if geometry.keeps_filters:
+        if Self._keeps_filters(geometry):
             return
         var empty = storage.filter.empty(stage)
         comptime if Self.config.blocks_m > 1:

@@ -60,21 +60,20 @@ struct Accumulators[rows: Int, columns: Int](Movable):
 
     @always_inline
     def multiply[
-        dtype: DType, bytes: Int, *, overwrite: Bool = False
+        dtype: DType, *, overwrite: Bool = False
     ](mut self, row_tile: SharedAddress, column_tile: SharedAddress):
         """Starts multiplying one stage, and closes the group that `settle`
         waits for.
 
         Parameters:
             dtype: Of activation and filter.
-            bytes: Of each row, what is multiplied; beyond are zeros.
             overwrite: Whether to replace the values instead of adding to them.
 
         Args:
             row_tile: The stage's tile whose rows are the accumulators' rows.
             column_tile: The tile whose rows are the accumulators' columns.
         """
-        comptime steps = bytes // MMA_K_BYTES
+        comptime steps = ROW_BYTES // MMA_K_BYTES
         comptime depth = MMA_K_BYTES // size_of[dtype]()
         wgmma_fence_aligned()
         comptime for k in range(steps):

@@ -7,7 +7,7 @@ from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
 from ..conv.problem import SPATIAL, ConvProblem
 from ..conv.walk import ROW_BYTES, SECTOR_BYTES, Walk
-from .config import HALF_ROW_BYTES, MMA_M, Sm90Config
+from .config import MMA_M, Sm90Config
 from .epilogue_visitor import FAST
 from .grid import Grid
 
@@ -239,13 +239,8 @@ def _step_cycles[
     var multiply = (
         Float64(config.tile_m * config.tile_n) / TILE_ELEMENTS_PER_CYCLE
     )
-    var reads = Float64(read)
-    var row_bytes = walk.slice_channels[in_type]() * size_of[in_type]()
-    if row_bytes <= HALF_ROW_BYTES:
-        multiply /= 2
-        reads /= 2
     var shared = (
-        WRITE_SHARE * (activation + filter) + reads
+        WRITE_SHARE * (activation + filter) + Float64(read)
     ) / SHARED_BYTES_PER_CYCLE
     if config.blocks_n > 1:
         activation *= MULTICAST_SHARE
@@ -258,7 +253,7 @@ def _step_cycles[
         # A stage serves a filter row, and one of the ring is being read.
         var stages = Float64((config.activation_stages - 1) * walk.filter[2])
         step = max(step, LOAD_CYCLES / stages)
-    if row_bytes == ROW_BYTES:
+    if walk.slice_channels[in_type]() * size_of[in_type]() == ROW_BYTES:
         step = max(
             step, _partial_rows_cycles[in_type](config, walk, keeps_filters)
         )

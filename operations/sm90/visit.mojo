@@ -50,7 +50,9 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
     """
     var result = config
     while result.shared_bytes() + bytes > MAX_SHARED_BYTES:
-        if result.filter_stages >= result.activation_stages:
+        var more_filters = result.filter_stages >= result.activation_stages
+        # A stationary filter's ring holds all of it.
+        if more_filters and not result.stationary:
             if result.filter_stages == MIN_STAGES:
                 return config
             result.filter_stages -= 1

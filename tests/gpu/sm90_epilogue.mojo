@@ -96,6 +96,7 @@ def _variant(
         halo=halo,
         activation_stages=3,
         filter_stages=3,
+        stationary=False,
         splits=False,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
@@ -151,6 +152,7 @@ def configuration(index: Int) -> Sm90Config:
         halo=8,
         activation_stages=4,
         filter_stages=6,
+        stationary=False,
         splits=False,
         epilogue=EpilogueConfig(
             subtile_pixels=64,
