@@ -80,6 +80,10 @@ comptime COPY_BYTES = 16
 comptime STEM_CHANNELS = 8
 comptime TILE_FILTERS = 8
 
+# What Hopper's diagonal kernel takes: channels of a group, taps along h and w.
+comptime DIAGONAL_CHANNELS = 32
+comptime DIAGONAL_TAPS = [3, 5, 7]
+
 # Kernels of one generation: compute capabilities times ten, and types that are theirs.
 comptime HOPPER_CAPABILITIES = [90]
 comptime BLACKWELL_CAPABILITIES = [100, 103]

@@ -111,7 +111,7 @@ def convolve[
     comptime if diagonal:
         var found = choose_diagonal(problem)
         if found >= 0:
-            convolve_diagonal(
+            convolve_diagonal[wide=False](
                 ctx,
                 problem,
                 found,

@@ -27,6 +27,7 @@ from ..sm100.dispatch import convolve as convolve_sm100
 from ..sm90 import stem_launch
 from ..sm90.dispatch import Choice
 from ..sm90.dispatch import convolve as convolve_sm90
+from ..sm90.diagonal_launch import explain_diagonal
 from . import depthwise_launch
 from .config import (
     Operands,
@@ -43,7 +44,8 @@ from .config import (
 from .direct import NARROW, SMALL, VECTOR, WIDE, DirectTile
 from .direct import convolve as convolve_direct
 from .geometry import geometry_refusal
-from .grouped import convolve as convolve_grouped
+from .grouped_launch import convolve as convolve_grouped
+from .grouped_launch import diagonal_of
 from .packing import pack_filter
 from .reference import convolve as convolve_reference
 from .trace import is_traced, trace
@@ -51,6 +53,10 @@ from .trace import is_traced, trace
 comptime ALL_KERNELS = -1
 """What an op is compiled with unless it is told: bit `k` stands for the kernel
 of code `k`."""
+
+comptime FASTER_CHANNELS = 16
+"""Channels of a group up to which Hopper's diagonal kernel is faster than its
+implicit GEMM."""
 
 
 def has_kernel(kernels: Int, kernel: Int) -> Bool:
@@ -152,6 +158,12 @@ def choose_kernel[
                 KERNEL_DEPTHWISE, problem, operands, multiprocessors
             ).refusal:
                 return Chosen.of(KERNEL_DEPTHWISE)
+    comptime if hopper and has_kernel(kernels, KERNEL_GROUPED):
+        if (
+            is_faster_diagonal(problem)
+            and diagonal_of[in_type, out_type, hopper](problem, operands) >= 0
+        ):
+            return Chosen.of(KERNEL_GROUPED)
     comptime if hopper and has_sm90_types[in_type, out_type]() and has_kernel(
         kernels, KERNEL_SM90
     ):
@@ -190,6 +202,16 @@ def choose_kernel[
     if not has_kernel(kernels, KERNEL_IMPLICIT_GEMM):
         raise Error("config: the op was compiled for one kernel; name it")
     return Chosen.of(KERNEL_IMPLICIT_GEMM)
+
+
+def is_faster_diagonal(problem: ConvProblem) -> Bool:
+    """Whether the diagonal kernel, where it takes a problem, is faster than
+    Hopper's implicit GEMM, most of whose stages hold zeros then.
+
+    Args:
+        problem: The convolution.
+    """
+    return problem.groups > 1 and problem.group_channels() <= FASTER_CHANNELS
 
 
 def explain_choice[
@@ -232,6 +254,10 @@ def explain_choice[
         return depthwise_launch.explain_depthwise[in_type, out_type, hopper](
             problem, multiprocessors
         )
+    if kernel == KERNEL_GROUPED:
+        var found = diagonal_of[in_type, out_type, hopper](problem, operands)
+        if found >= 0:
+            return explain_diagonal(found, problem, multiprocessors)
     comptime tensor = KERNEL_SM100 if blackwell else KERNEL_SM90
     var refusal = judge[in_type, out_type, hopper, blackwell](
         tensor, problem, operands, multiprocessors
@@ -432,7 +458,15 @@ def _run[
             return
     comptime if has_kernel(kernels, KERNEL_GROUPED):
         if kernel == KERNEL_GROUPED:
-            convolve_grouped(ctx, problem, activation, filter, epilogue, output)
+            # Beside the depthwise kernel alone it stands in for that; groups of
+            # whole copies are compiled with the implicit GEMM too.
+            comptime wide = (
+                not has_kernel(kernels, KERNEL_DEPTHWISE)
+                or has_kernel(kernels, KERNEL_SM90)
+            )
+            convolve_grouped[wide=wide](
+                ctx, problem, activation, filter, epilogue, output, operands
+            )
             return
     comptime if has_kernel(kernels, KERNEL_REFERENCE):
         if kernel == KERNEL_REFERENCE:

@@ -10,7 +10,11 @@ from ..sm100.kernel import Conv2dFpropKernel
 from ..sm90.candidates import CANDIDATES, candidate, offered
 from ..sm90.diagonal import DiagonalKernel
 from ..sm90.diagonal_launch import has_diagonal_types
-from ..sm90.diagonal_plan import DIAGONAL_CANDIDATES, diagonal_candidate
+from ..sm90.diagonal_plan import (
+    DIAGONAL_CANDIDATES,
+    NARROW_CANDIDATES,
+    diagonal_candidate,
+)
 from ..sm90.epilogue_visitor import ConvVisitor
 from ..sm90.kernel import ConvKernel
 from ..sm90.stem import StemKernel
@@ -65,7 +69,8 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
 
     @staticmethod
     def has_diagonal() -> Bool:
-        """Whether depthwise convolutions run on tensor cores."""
+        """Whether depthwise convolutions, and groups of few channels, run on
+        tensor cores."""
         return (
             Self.arch == "sm_90a"
             and has_diagonal_types[Self.dtype, Self.out_type, Self.out_type]()
@@ -182,15 +187,20 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     stem_candidate(index),
                 ].run
                 self.write[kernel](String(t"stem-{index}"), -1)
-        comptime if Self.is_wanted("depthwise") and Self.has_diagonal():
+        comptime if Self.has_diagonal():
             comptime for index in range(DIAGONAL_CANDIDATES):
+                # Wider groups are nothing that is depthwise.
+                comptime if not Self.is_wanted("grouped") and not (
+                    Self.is_wanted("depthwise") and index < NARROW_CANDIDATES
+                ):
+                    continue
                 comptime kernel = DiagonalKernel[
                     Self.dtype,
                     Self.dtype,
                     Self.Output,
                     diagonal_candidate(index),
                 ].run
-                self.write[kernel](String(t"depthwise-diagonal-{index}"), -1)
+                self.write[kernel](String(t"diagonal-{index}"), -1)
         comptime if Self.is_wanted("sm90") and has_sm90_types[
             Self.dtype, Self.out_type
         ]():

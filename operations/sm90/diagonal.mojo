@@ -1,5 +1,5 @@
-"""The diagonal kernel, for depthwise filters of the common sizes on Hopper:
-persistent, on the tensor cores.
+"""The diagonal kernel, for depthwise filters and groups of few channels, of the
+common filter sizes, on Hopper: persistent, on the tensor cores.
 
     every warp:     for each batch of steps:
                         for each step, for every set of 2 x 16 pixels:
@@ -8,9 +8,10 @@ persistent, on the tensor cores.
     a warp, or three threads of the others:
                     load the next input rows and residual, store the outputs
 
-A diagonal matrix multiplies what is beside its diagonal by zero: a value that
-is not finite would spread to the 8 channels of its warp. Sums that are not
-numbers are therefore computed anew, channel by channel.
+A diagonal matrix multiplies what is beside its diagonal, or beside a group's
+block on it, by zero: a value that is not finite would spread to the 8 channels
+of its warp. Sums that are not numbers are therefore computed anew, group by
+group.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
@@ -20,13 +21,12 @@ from max.gpu.primitives.grid_controls import (
 )
 from max.gpu.primitives.warp import vote
 from std.memory import bitcast
-from std.utils import IndexList, StaticTuple
+from std.utils import StaticTuple
 from std.utils.numerics import isnan
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
 from ..conv.memory import Reads
-from ..conv.problem import SPATIAL
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..tma.copy import (
     SharedAddress,
@@ -38,37 +38,27 @@ from ..tma.descriptor import TensorMap
 from .diagonal_block import (
     DiagonalFusion,
     DiagonalStorage,
-    DiagonalWorker,
     LoadCursor,
     SetPlace,
     StagePosition,
-    chunk,
 )
 from .diagonal_copies import DiagonalCopier, load_residual, store_batch
 from .diagonal_mma import (
     Sums,
-    keep_rolled,
     larger_or_unknown,
     load_matrices,
     store_matrices,
-    unknown_sum,
+    thread_anew,
 )
-from .diagonal_geometry import (
-    DiagonalCourse,
-    DiagonalGeometry,
-    DiagonalStep,
-)
+from .diagonal_geometry import DiagonalCourse, DiagonalGeometry
+from .diagonal_outputs import store_fused_batch
 from .diagonal_plan import (
     BUFFERS,
-    MATRIX,
-    PIXEL_BYTES,
     STEP_ROWS,
     THREADS,
-    WARPS,
     DiagonalConfig,
 )
 from .diagonal_sums import DiagonalSums
-from .stem_staging import load_shared
 
 comptime LOADER = UInt32(1)
 """The warp whose first thread loads input rows where no warp copies only; that
@@ -105,6 +95,7 @@ struct DiagonalKernel[
     comptime Summing = DiagonalSums[Self.dtype, Self.config]
     comptime RowSums = Self.Summing.RowSums
     comptime Stages = Self.Summing.Stages
+    comptime Worker = Self.Summing.Worker
     comptime Taps = Self.Summing.Taps
     comptime Fusion = DiagonalFusion[Self.bias_type, Self.out_type]
     comptime FusedWork = Epilogue[Self.bias_type, Self.out_type]
@@ -144,7 +135,7 @@ struct DiagonalKernel[
             output: Descriptor of the output `[N, Z, P, Q, C]`, a step a box,
                 unless fused work stores.
             residual: As `output`, of the residual, if there is one.
-            filter: `[C, 1, R, S, 1]`.
+            filter: `[K, 1, R, S, C / groups]`.
             epilogue: What happens before the store.
             target: The output.
             geometry: The problem.
@@ -238,11 +229,13 @@ struct DiagonalKernel[
                 warp == RESIDUAL_LOADER and lane == 0 and epilogue.has_residual
             )
         var index = course.first
-        var worker = DiagonalWorker(
-            Self.config, geometry, course.step(geometry, index), warp, lane
+        var worker = Self.Worker(
+            geometry, course.step(geometry, index), warp, lane
         )
         # Asked for first: behind the stages it would wait for them.
-        var loaded = Self.Taps.load(filter, worker.channel(), lane)
+        var loaded = Self.Taps.load(
+            filter, worker.channel(), geometry.group_log, lane
+        )
         var cursor = LoadCursor(course)
         if loads_stages:
             cursor.load(
@@ -266,17 +259,18 @@ struct DiagonalKernel[
         var bare = epilogue.is_identity()
         var position = StagePosition(0, 0)
         var buffer = StagePosition(0, 0)
-        var taps = Self.Taps(loaded, lane)
+        var taps = Self.Taps(loaded, geometry.group_log, lane)
         var fused = Self.Fusion(epilogue, worker, lane)
         while index < course.end:
             var step = course.step(geometry, index)
             if step.channel != worker.slab:
                 # Computed anew: neither is kept for it.
-                var thread = unknown_sum(UInt32(thread_idx.x), 0)
-                warp, lane = divmod(thread, UInt32(32))
-                worker = DiagonalWorker(Self.config, geometry, step, warp, lane)
-                loaded = Self.Taps.load(filter, worker.channel(), lane)
-                taps = Self.Taps(loaded, lane)
+                warp, lane = divmod(thread_anew(), UInt32(32))
+                worker = Self.Worker(geometry, step, warp, lane)
+                loaded = Self.Taps.load(
+                    filter, worker.channel(), geometry.group_log, lane
+                )
+                taps = Self.Taps(loaded, geometry.group_log, lane)
                 fused = Self.Fusion(epilogue, worker, lane)
             var begins = True
             var left = worker.enter(geometry, step, course.end - index)
@@ -327,9 +321,7 @@ struct DiagonalKernel[
                 comptime if Self.apart:
                     comptime if not Self.stores_tiles:
                         sync_threads[THREADS](COMPUTING)
-                        Self._store_fused_batch(
-                            target, geometry, data, step, batch
-                        )
+                        store_fused_batch(target, geometry, data, step, batch)
                     publish_to_engine()
                     sync_warp()
                     if lane == 0:
@@ -367,9 +359,7 @@ struct DiagonalKernel[
                             ).stage,
                         )
                     comptime if not Self.stores_tiles:
-                        Self._store_fused_batch(
-                            target, geometry, data, step, batch
-                        )
+                        store_fused_batch(target, geometry, data, step, batch)
                     else:
                         if thread_idx.x == 0:
                             store_batch(output, geometry, data, step, batch)
@@ -407,7 +397,7 @@ struct DiagonalKernel[
         up: Bool,
         position: StagePosition,
         to: SharedAddress,
-        worker: DiagonalWorker,
+        worker: Self.Worker,
         fused: Self.Fusion,
         taps: Self.Taps,
     ):
@@ -454,7 +444,7 @@ struct DiagonalKernel[
                     set,
                     largest,
                 )
-        comptime if not finishes:
+        comptime if Self.Summing.mixes_groups and not finishes:
             # Nothing was read from where the outputs are: they are replaced.
             var two = bitcast[Self.out_type, 2](largest)
             if vote[DType.uint32](isnan(two).reduce_or()) != 0:
@@ -464,7 +454,7 @@ struct DiagonalKernel[
                     _ = Self._write(
                         at,
                         Self.Summing.multiply_singly(
-                            stages, worker, at.shift, taps
+                            geometry, stages, worker, at.shift, taps
                         ),
                     )
                     set += worker.set_step
@@ -476,7 +466,7 @@ struct DiagonalKernel[
     ](
         epilogue: Self.FusedWork,
         geometry: DiagonalGeometry,
-        worker: DiagonalWorker,
+        worker: Self.Worker,
         fused: Self.Fusion,
         taps: Self.Taps,
         stages: Self.Stages,
@@ -495,20 +485,21 @@ struct DiagonalKernel[
         comptime for i in range(count):
             comptime if i > 0:
                 places[i] = SetPlace(geometry, worker, outputs, set)
-            sums[i] = Self.Summing.multiply[False](
-                stages, worker, places[i].shift, taps, 0
+            sums[i] = Self.Summing.multiply(
+                stages, worker, places[i].shift, taps
             )
             set += worker.set_step
         comptime if finishes:
-            # Not a number if one of the sums is not, or if some are infinite.
-            var total = Float32(0)
-            comptime for i in range(count):
-                total += (sums[i][0] + sums[i][1]).reduce_add()
-            if vote[DType.uint32](isnan(total)) != 0:
+            comptime if Self.Summing.mixes_groups:
+                # Not a number if a sum is not, or if some are infinite.
+                var total = Float32(0)
                 comptime for i in range(count):
-                    sums[i] = Self.Summing.multiply_singly(
-                        stages, worker, places[i].shift, taps
-                    )
+                    total += (sums[i][0] + sums[i][1]).reduce_add()
+                if vote[DType.uint32](isnan(total)) != 0:
+                    comptime for i in range(count):
+                        sums[i] = Self.Summing.multiply_singly(
+                            geometry, stages, worker, places[i].shift, taps
+                        )
             comptime for i in range(count):
                 comptime for y in range(STEP_ROWS):
                     sums[i][y] = fused.activate(epilogue, sums[i][y])
@@ -519,7 +510,7 @@ struct DiagonalKernel[
                     sums[i][y] = fused.finish(epilogue, sums[i][y], old[y])
         comptime for i in range(count):
             var rounded = Self._write(places[i], sums[i])
-            comptime if not finishes:
+            comptime if Self.Summing.mixes_groups and not finishes:
                 comptime for y in range(STEP_ROWS):
                     comptime for half in range(2):
                         largest = larger_or_unknown[Self.out_type](
@@ -549,60 +540,3 @@ struct DiagonalKernel[
                 SIMD[DType.uint32, 2](first[y], second[y])
             )
         return old
-
-    @staticmethod
-    @always_inline
-    def _store_fused_batch(
-        target: Self.Output,
-        geometry: DiagonalGeometry,
-        data: SharedAddress,
-        first: DiagonalStep,
-        batch: UInt32,
-    ):
-        """Stores a batch's outputs, which every warp has written, through what
-        the graph compiler fused."""
-        var from_ = data
-        var step = first
-        for _ in range(batch):
-            keep_rolled()
-            Self._store_fused(target, geometry, from_, step)
-            step.row += step.next
-            from_ += geometry.step_bytes
-
-    @staticmethod
-    @always_inline
-    def _store_fused(
-        target: Self.Output,
-        geometry: DiagonalGeometry,
-        from_: SharedAddress,
-        step: DiagonalStep,
-    ):
-        """Stores a step's outputs through what the graph compiler fused, 8
-        channels at a time."""
-        var first, group = divmod(UInt32(thread_idx.x), UInt32(WARPS))
-        var channel = step.channel + group * MATRIX
-        if channel >= geometry.channels:
-            return
-        var columns = min(geometry.columns, geometry.out_columns - step.column)
-        var rows = min(UInt32(STEP_ROWS), geometry.out_rows - step.row)
-        var images = min(geometry.images, geometry.batch_images - step.image)
-        for i in range(images):
-            for row in range(rows):
-                var p = step.row + row
-                for column in range(first, columns, UInt32(32)):
-                    var q = step.column + column
-                    var values = load_shared[Self.out_type, MATRIX](
-                        from_
-                        + i * geometry.image_output_bytes
-                        + row * geometry.output_row_bytes
-                        + chunk(column, group)
-                    )
-                    var image = step.image + i
-                    var offset = geometry.output_offset(image, step, p, q)
-                    target.store[MATRIX](
-                        Int(image),
-                        IndexList[SPATIAL](Int(step.plane), Int(p), Int(q)),
-                        Int(channel),
-                        offset + Int(channel),
-                        values,
-                    )

@@ -2,7 +2,7 @@
 thread computes."""
 
 from max.gpu.memory import external_memory
-from std.utils import IndexList
+from std.utils import IndexList, StaticTuple
 
 from ..conv.activations import DeviceActivation
 from ..conv.epilogue import Epilogue
@@ -253,8 +253,15 @@ def chunk(pixel: UInt32, group: UInt32) -> UInt32:
     return pixel * PIXEL_BYTES + (group ^ (pixel % 8)) * CHUNK_BYTES
 
 
-struct DiagonalWorker(TrivialRegisterPassable):
-    """What a thread computes of the steps of a slab."""
+struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
+    """What a thread computes of the steps of a slab.
+
+    Parameters:
+        config: The configuration.
+    """
+
+    comptime load_rows = 1 if Self.config.group_chunks == 1 else STAGE_ROWS
+    """Loads for a stage and a column of taps."""
 
     var active: Bool
     """Whether the warp has channels."""
@@ -262,14 +269,15 @@ struct DiagonalWorker(TrivialRegisterPassable):
     """The first channel of the slab."""
     var group: UInt32
     """Which 8 channels of the slab."""
-    var pixel: UInt32
-    """The pixel of a stage that the thread gives the address of, for the first
-    8 pixels of the first set and the first tap."""
+    var offsets: StaticTuple[UInt32, Self.load_rows * Self.config.taps]
+    """Where in a stage the matrix row is that the thread gives the address of,
+    in the first half of the first set: for each load, and each column of
+    taps."""
     var output: UInt32
     """Where in a step's outputs the matrix row is that the thread gives the
     address of, in the first half of the first set."""
     var half: UInt32
-    """Bytes from `pixel` if the thread gives addresses of a set's other half."""
+    """Bytes from there if the thread gives addresses of a set's other half."""
     var first_set: UInt32
     var set_step: UInt32
     """From sets of the thread to the next: where a slab has few channels,
@@ -280,7 +288,6 @@ struct DiagonalWorker(TrivialRegisterPassable):
     @always_inline
     def __init__(
         out self,
-        config: DiagonalConfig,
         geometry: DiagonalGeometry,
         step: DiagonalStep,
         warp: UInt32,
@@ -289,7 +296,6 @@ struct DiagonalWorker(TrivialRegisterPassable):
         """Divides a slab among the warps.
 
         Args:
-            config: The configuration.
             geometry: The problem.
             step: The run's first step.
             warp: The thread's.
@@ -302,11 +308,23 @@ struct DiagonalWorker(TrivialRegisterPassable):
             if left <= UInt32(SLAB >> i):
                 shift = UInt32(i)
         var groups = UInt32(WARPS) >> shift
-        self.pixel = lane // 16 * geometry.staged_columns + lane % 8 * UInt32(
-            config.stride
-        )
-        self.half = lane // 8 % 2 * geometry.half_bytes
         self.group = warp & (groups - 1)
+        # The last two matrices of a load are pixels of the stage's other row, or
+        # of the same row the channels beside the warp's own.
+        var pixel = lane % 8 * UInt32(Self.config.stride)
+        var beside = UInt32(0)
+        comptime if Self.load_rows == 1:
+            pixel += lane // 16 * geometry.staged_columns
+        else:
+            beside = lane // 16
+        self.offsets = type_of(self.offsets)(fill=0)
+        comptime for row in range(Self.load_rows):
+            comptime for s in range(Self.config.taps):
+                self.offsets[row * Self.config.taps + s] = chunk(
+                    pixel + UInt32(row) * geometry.staged_columns + UInt32(s),
+                    self.group ^ beside,
+                )
+        self.half = lane // 8 % 2 * geometry.half_bytes
         self.first_set = warp >> (UInt32(WARPS_LOG) - shift)
         self.set_step = UInt32(1) << shift
         self.slab = step.channel
@@ -343,14 +361,15 @@ struct DiagonalWorker(TrivialRegisterPassable):
         return Int(self.slab + self.group * MATRIX) if self.active else 0
 
     @always_inline
-    def offset[tap: Int](self) -> UInt32:
+    def offset[tap: Int, row: Int = 0](self) -> UInt32:
         """Where in a stage the matrix row is that the thread gives the address
         of, in the first half of the first set.
 
         Parameters:
             tap: The column of taps.
+            row: Of the stage, where a load has but one.
         """
-        return chunk(self.pixel + UInt32(tap), self.group)
+        return self.offsets[row * Self.config.taps + tap]
 
 
 struct SetPlace(TrivialRegisterPassable):
@@ -368,7 +387,7 @@ struct SetPlace(TrivialRegisterPassable):
     def __init__(
         out self,
         geometry: DiagonalGeometry,
-        worker: DiagonalWorker,
+        worker: DiagonalWorker[_],
         outputs: SharedAddress,
         set: UInt32,
     ):
@@ -405,7 +424,7 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
     def __init__(
         out self,
         epilogue: Epilogue[Self.bias_type, Self.out_type],
-        worker: DiagonalWorker,
+        worker: DiagonalWorker[_],
         lane: UInt32,
     ):
         """Loads them.

@@ -1,5 +1,6 @@
 """A problem, and its cut into steps, as the diagonal kernel sees them."""
 
+from std.bit import log2_floor
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
 from ..conv.divisor import Divisor
@@ -69,6 +70,8 @@ struct DiagonalGeometry(
     """A problem as the diagonal kernel sees it."""
 
     var channels: UInt32
+    var group_log: UInt32
+    """The logarithm of a group's channels, to base 2."""
     var step_d: Int32
     var start_d: Int32
     var start_h: Int32
@@ -164,6 +167,7 @@ struct DiagonalGeometry(
         var slab_steps = plan.steps // plan.together
         return DiagonalGeometry(
             channels=UInt32(problem.channels),
+            group_log=UInt32(log2_floor(problem.group_channels())),
             step_d=Int32(problem.stride[0]),
             start_d=Int32(-problem.pad_before[0]),
             start_h=Int32(-problem.pad_before[1]),

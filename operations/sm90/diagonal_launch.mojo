@@ -16,6 +16,7 @@ from .diagonal import DiagonalKernel
 from .diagonal_geometry import DiagonalGeometry
 from .diagonal_plan import (
     DIAGONAL_CANDIDATES,
+    NARROW_CANDIDATES,
     SLAB,
     STAGE_ROWS,
     STEP_ROWS,
@@ -59,7 +60,12 @@ def explain_diagonal(
 
 
 def convolve[
-    dtype: DType, bias_type: DType, Output: OutputTarget
+    dtype: DType,
+    bias_type: DType,
+    Output: OutputTarget,
+    //,
+    *,
+    wide: Bool,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -69,29 +75,38 @@ def convolve[
     epilogue: Epilogue[bias_type, Output.dtype],
     output: Output,
 ) raises:
-    """Enqueues a depthwise convolution.
+    """Enqueues a depthwise convolution, or one of groups of few channels.
 
     Parameters:
         dtype: Of activation and filter: bfloat16 or float16.
         bias_type: Of the bias.
         Output: How the output is reached: bfloat16 or float16.
+        wide: Whether groups may have more than 8 channels: their
+            configurations are compiled too.
 
     Args:
         ctx: The device; nothing is waited for.
         problem: The convolution, valid and with at least one output.
         choice: Of `choose_diagonal`, not -1.
         activation: `[N, D, H, W, C]`, at a multiple of 16 bytes.
-        filter: `[C, 1, R, S, 1]` in device memory.
+        filter: `[K, 1, R, S, C / groups]` in device memory, at a multiple of 4
+            bytes.
         epilogue: Its operands in device memory, at multiples of 16 bytes.
         output: `[N, Z, P, Q, C]`, at a multiple of 16 bytes.
 
     Raises:
-        What the driver refused.
+        Without `wide`, if the choice needs it; what the driver refused.
     """
     var multiprocessors = ctx.get_attribute(
         DeviceAttribute.MULTIPROCESSOR_COUNT
     )
-    comptime for index in range(DIAGONAL_CANDIDATES):
+    comptime candidates = DIAGONAL_CANDIDATES if wide else NARROW_CANDIDATES
+    if choice >= candidates:
+        raise Error(
+            t"{diagonal_candidate(choice)}: the op was compiled without it;"
+            t" problem {problem}"
+        )
+    comptime for index in range(candidates):
         if choice == index:
             comptime config = diagonal_candidate(index)
             comptime kernel = DiagonalKernel[

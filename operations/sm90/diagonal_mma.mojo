@@ -12,6 +12,7 @@ from std.utils import StaticTuple
 
 from ..conv.memory import Reads
 from ..tma.copy import SharedAddress
+from .diagonal_plan import MATRIX, MATRIX_LOG
 
 comptime Sums = SIMD[DType.float32, 4]
 """A thread's sums of two matrices of pixels: two neighbouring channels of the
@@ -26,6 +27,13 @@ def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
     return inlined_assembly[
         "add.u32 $0, $1, $2;", UInt32, constraints="=r,r,r"
     ](first, second)
+
+
+@always_inline
+def thread_anew() -> UInt32:
+    """The index of the thread in its block, read where it is said: it takes no
+    register before."""
+    return inlined_assembly["mov.u32 $0, %tid.x;", UInt32, constraints="=r"]()
 
 
 @always_inline
@@ -114,68 +122,111 @@ def store_matrices(address: SharedAddress, first: UInt32, second: UInt32):
     ](address, first, second)
 
 
-struct DiagonalFilter[dtype: DType, taps: Int](TrivialRegisterPassable):
-    """A filter of 8 channels: a matrix for each tap, zero beside its diagonal.
+struct DiagonalFilter[dtype: DType, taps: Int, chunks: Int](
+    TrivialRegisterPassable
+):
+    """The filters of 8 output channels: for each tap a matrix of what they take
+    of 8 input channels, or several. Groups of fewer channels are blocks on its
+    diagonal, beside which it is zero.
 
     Parameters:
         dtype: Of the elements: bfloat16 or float16.
         taps: Along each of two dimensions.
+        chunks: Of 8 input channels, that the output channels take.
     """
 
     comptime count = Self.taps * Self.taps
-    comptime Loaded = StaticTuple[UInt16, Self.count]
-    """Each tap of the channel whose row of the matrices the thread has."""
+    comptime Loaded = StaticTuple[UInt32, Self.count * Self.chunks]
+    """What the thread has of each matrix, or of one beside it."""
 
-    var bits: StaticTuple[UInt32, Self.count]
+    var bits: Self.Loaded
 
     @always_inline
     def __init__(out self):
         """Zeros."""
-        self.bits = type_of(self.bits)(fill=0)
+        self.bits = Self.Loaded(fill=0)
 
     @staticmethod
     @always_inline
     def load(
-        filter: Reads[Self.dtype], channel: Int, lane: UInt32
+        filter: Reads[Self.dtype],
+        channel: Int,
+        group_log: UInt32,
+        lane: UInt32,
     ) -> Self.Loaded:
-        """Starts loading a filter.
+        """Starts loading the filters.
 
         Args:
-            filter: `[C, R, S]`.
-            channel: The first channel.
+            filter: `[K, R, S, C / groups]`, at a multiple of 4 bytes.
+            channel: The first output channel.
+            group_log: The logarithm of a group's channels, to base 2.
             lane: Of this thread.
         """
-        var row = Int(lane // 4)
-        var data = filter.unsafe_offset((channel + row) * Self.count)
+        comptime if Self.chunks > 1:
+            return Self._load[MATRIX * Self.chunks](filter, channel, lane)
+        # Taps at known distances: each address would take two registers.
+        comptime for log in range(MATRIX_LOG):
+            if group_log == UInt32(log):
+                return Self._load[1 << log](filter, channel, lane)
+        return Self._load[MATRIX](filter, channel, lane)
+
+    @staticmethod
+    @always_inline
+    def _load[
+        width: Int
+    ](filter: Reads[Self.dtype], channel: Int, lane: UInt32) -> Self.Loaded:
+        """As `load`, of groups of `width` channels."""
+        var data = filter.unsafe_offset(
+            (channel + Int(lane // 4)) * Self.count * width
+        )
         var loaded = Self.Loaded(fill=0)
+        var first = channel + Int(lane % 4 * 2)
         comptime for i in range(Self.count):
-            loaded[i] = bitcast[DType.uint16, 1](data[unsafe_offset=i])[0]
+            comptime for j in range(Self.chunks):
+                comptime if width == 1:
+                    var element = data[unsafe_offset=i]
+                    loaded[i] = UInt32(bitcast[DType.uint16, 1](element)[0])
+                else:
+                    # The warp's own chunk, then those beside it.
+                    var column = (first ^ (j * MATRIX)) & (width - 1)
+                    loaded[i * Self.chunks + j] = bitcast[DType.uint32, 1](
+                        data.unsafe_load[width=2, alignment=4](
+                            i * width + column
+                        )
+                    )
         return loaded
 
     @always_inline
-    def __init__(out self, loaded: Self.Loaded, lane: UInt32):
+    def __init__(
+        out self, loaded: Self.Loaded, group_log: UInt32, lane: UInt32
+    ):
         """The matrices of what was loaded.
 
         Args:
             loaded: By `load`.
+            group_log: As for `load`.
             lane: Of this thread.
         """
-        var row = lane // 4
-        var holds = row // 2 == lane % 4
-        var high = row % 2 == 1
-        self.bits = type_of(self.bits)(fill=0)
-        comptime for i in range(Self.count):
-            var word = UInt32(loaded[i]) if holds else 0
-            self.bits[i] = word << 16 if high else word
+        self.bits = loaded
+        comptime if Self.chunks == 1:
+            # A group of one channel is half of what a thread has.
+            var row = lane // 4
+            var log = max(group_log, 1)
+            var holds = row >> log == lane % 4 * 2 >> log
+            var high = group_log == 0 and row % 2 == 1
+            comptime for i in range(Self.count):
+                var word = loaded[i] if holds else 0
+                self.bits[i] = word << 16 if high else word
 
     @always_inline
-    def matrix[tap: Int](self) -> UInt32:
+    def matrix[tap: Int, chunk: Int = 0](self) -> UInt32:
         """A tap's matrix, as a multiply takes it.
 
         Parameters:
             tap: Its index, `r * taps + s`.
+            chunk: Of the input channels: the warp's own, then those beside it.
         """
-        return self.bits[tap]
+        return self.bits[tap * Self.chunks + chunk]
 
 
 @always_inline
@@ -188,7 +239,8 @@ def multiply_two[
     second: StaticTuple[UInt32, 2],
     second_tap: UInt32,
 ) -> Sums:
-    """Adds two taps of 16 pixels (PTX ISA, "mma.sync", m16n8k16).
+    """Adds two taps of 16 pixels, or one of twice the channels (PTX ISA,
+    "mma.sync", m16n8k16).
 
     Parameters:
         dtype: Of the elements: bfloat16 or float16.
@@ -196,9 +248,9 @@ def multiply_two[
     Args:
         sums: The sums.
         first: The pixels that a tap sees.
-        first_tap: The tap's diagonal matrix.
-        second: The pixels that another tap sees.
-        second_tap: Its diagonal matrix.
+        first_tap: The tap's matrix.
+        second: The pixels that another tap sees, or other channels.
+        second_tap: Its matrix.
 
     Returns:
         The new sums.
@@ -247,7 +299,7 @@ def multiply_one[
     Args:
         sums: The sums.
         pixels: The pixels that the tap sees.
-        tap: Its diagonal matrix.
+        tap: Its matrix.
 
     Returns:
         The new sums.

@@ -1,9 +1,11 @@
-"""Depthwise filters on Hopper's tensor cores: which of them the diagonal
-kernel takes, and how it cuts a problem.
+"""Depthwise filters, and groups of few channels, on Hopper's tensor cores: which
+of them the diagonal kernel takes, and how it cuts a problem.
 
-A tap of 8 channels is a diagonal matrix, and what it adds to the sums is the
-product of that matrix and of the pixels that the tap sees. A warp has 8
-channels, a block `SLAB`; a step is `STEP_ROWS` rows of some columns of the
+A tap of 8 channels is a diagonal matrix, or one of blocks on the diagonal where
+groups have several channels, and what it adds to the sums is the product of
+that matrix and of the pixels that the tap sees. Where groups have more than 8
+channels, a tap has several such matrices. A warp has 8 channels of the output,
+a block `SLAB`; a step is `STEP_ROWS` rows of some columns of the
 output, of several images where these are narrow. A warp computes it set by set:
 of both rows 8 pixels and 8 more, the neighbours to the right or the same ones
 of the next image.
@@ -15,10 +17,12 @@ outputs away. Blocks that have the same pixels and the slabs of their channels
 run at the same time where that costs nothing: to memory, slabs are neighbours.
 """
 
+from std.bit import log2_floor
 from std.collections import Optional
 from std.math import ceildiv
 from std.utils import IndexList
 
+from ..conv.fields import DIAGONAL_CHANNELS, DIAGONAL_TAPS
 from ..conv.problem import SPATIAL, ConvProblem
 from .config import MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
 
@@ -30,6 +34,9 @@ comptime PIXEL_BYTES = 128
 
 comptime MATRIX = 8
 """Pixels and channels of the matrices that the multiply is made of."""
+
+comptime MATRIX_LOG = 3
+"""The logarithm of `MATRIX`, to base 2."""
 
 comptime STEP_ROWS = 2
 """Output rows of a step."""
@@ -80,6 +87,9 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
     """Of the filter, along h and w."""
     var stride: Int
     """Along h and w."""
+    var group_chunks: Int
+    """Chunks of 8 input channels that are multiplied for 8 output channels: one
+    for groups of up to 8 channels, otherwise a group's."""
 
     def window(self) -> Int:
         """Input rows of a step."""
@@ -118,7 +128,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
     def copies_apart(self) -> Bool:
         """Whether a warp of its own copies: where its registers cost none that
         the others need. Otherwise three of their threads do."""
-        return self.taps == 3
+        return self.taps == 3 and self.group_chunks < 4
 
     def threads(self) -> Int:
         """Threads of a block."""
@@ -141,10 +151,14 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         Returns:
             The reason, or None if the kernel can.
         """
-        if not problem.is_depthwise():
+        if not self.takes_groups(problem):
+            var allowed = String("1, 2, 4 or 8")
+            if self.group_chunks > 1:
+                allowed = String(self.group_chunks * MATRIX)
             return String(
-                t"diagonal takes one channel and one filter a group; here"
-                t" {problem.group_channels()} and {problem.group_filters()}"
+                t"{self} takes groups of {allowed} channels and as many"
+                t" filters; here {problem.group_channels()} and"
+                t" {problem.group_filters()}"
             )
         if problem.channels % MATRIX != 0:
             return String(
@@ -184,6 +198,19 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
             return String(t"diagonal counts pixels with 31 bits; here {steps}")
         return None
 
+    def takes_groups(self, problem: ConvProblem) -> Bool:
+        """Whether the kernel of this configuration takes a problem's groups.
+
+        Args:
+            problem: The convolution.
+        """
+        var width = problem.group_channels()
+        if width != problem.group_filters():
+            return False
+        if self.group_chunks > 1:
+            return width == self.group_chunks * MATRIX
+        return width == 1 or width == 2 or width == 4 or width == MATRIX
+
     def write_to(self, mut writer: Some[Writer]):
         """Writes the configuration on one line.
 
@@ -191,10 +218,18 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         writer.write(t"diagonal {self.taps}x{self.taps}, stride {self.stride}")
+        if self.group_chunks > 1:
+            writer.write(t", groups of {self.group_chunks * MATRIX} channels")
 
 
-comptime DIAGONAL_CANDIDATES = 6
-"""Configurations to choose from."""
+comptime NARROW_CANDIDATES = 2 * len(DIAGONAL_TAPS)
+"""Configurations for groups of up to 8 channels."""
+
+comptime DIAGONAL_CANDIDATES = NARROW_CANDIDATES + 2 * log2_floor(
+    DIAGONAL_CHANNELS // MATRIX
+)
+"""Configurations to choose from: behind the narrow ones those of the smallest
+filter for wider groups, each twice as wide as those before."""
 
 
 def diagonal_candidate(index: Int) -> DiagonalConfig:
@@ -203,7 +238,13 @@ def diagonal_candidate(index: Int) -> DiagonalConfig:
     Args:
         index: From 0 to `DIAGONAL_CANDIDATES - 1`.
     """
-    return DiagonalConfig(3 + 2 * (index // 2), 1 + index % 2)
+    var stride = 1 + index % 2
+    if index >= NARROW_CANDIDATES:
+        var wide = (index - NARROW_CANDIDATES) // 2
+        return DiagonalConfig(
+            materialize[DIAGONAL_TAPS]()[0], stride, 2 << wide
+        )
+    return DiagonalConfig(materialize[DIAGONAL_TAPS]()[index // 2], stride, 1)
 
 
 def choose_diagonal(problem: ConvProblem) -> Int:
@@ -213,12 +254,14 @@ def choose_diagonal(problem: ConvProblem) -> Int:
         problem: The convolution.
     """
     # A refusal costs time to write: only one configuration is asked.
-    var taps = problem.filter[2]
-    var stride = problem.stride[2]
-    if (taps == 3 or taps == 5 or taps == 7) and (stride == 1 or stride == 2):
-        var index = (taps - 3) + stride - 1
-        if not diagonal_candidate(index).refusal(problem):
-            return index
+    comptime for index in range(DIAGONAL_CANDIDATES):
+        comptime config = diagonal_candidate(index)
+        if (
+            config.taps == problem.filter[2]
+            and config.stride == problem.stride[2]
+            and config.takes_groups(problem)
+        ):
+            return -1 if config.refusal(problem) else index
     return -1
 
 

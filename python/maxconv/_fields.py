@@ -24,6 +24,8 @@ __all__ = [
     "BLACKWELL_DTYPES",
     "COPY_BYTES",
     "CPU_KERNELS",
+    "DIAGONAL_CHANNELS",
+    "DIAGONAL_TAPS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
     "GPU_KERNELS",
@@ -56,6 +58,12 @@ STEM_CHANNELS = 8
 #: Filters of a group from which on a tile of the implicit GEMM is filled better than the lanes of
 #: the grouped kernel.
 TILE_FILTERS = 8
+
+#: Channels of a group that the diagonal kernel of Hopper takes, at most.
+DIAGONAL_CHANNELS = 32
+
+#: Taps along h and w of the filters that it takes.
+DIAGONAL_TAPS = (3, 5, 7)
 
 #: Compute capability, times ten, of the GPUs that the Hopper kernels run on.
 HOPPER_CAPABILITIES = (90,)
@@ -269,6 +277,13 @@ def mojo_source() -> str:
                 ("COPY_BYTES", COPY_BYTES),
                 ("STEM_CHANNELS", STEM_CHANNELS),
                 ("TILE_FILTERS", TILE_FILTERS),
+            ],
+        ),
+        (
+            "What Hopper's diagonal kernel takes: channels of a group, taps along h and w.",
+            [
+                ("DIAGONAL_CHANNELS", DIAGONAL_CHANNELS),
+                ("DIAGONAL_TAPS", _list(DIAGONAL_TAPS)),
             ],
         ),
         (

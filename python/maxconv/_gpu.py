@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._fields import COPY_BYTES, STEM_CHANNELS, TILE_FILTERS, Kernel, Precision
+from ._fields import (
+    COPY_BYTES,
+    DIAGONAL_CHANNELS,
+    DIAGONAL_TAPS,
+    STEM_CHANNELS,
+    TILE_FILTERS,
+    Kernel,
+    Precision,
+)
 from .arguments import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 
 if TYPE_CHECKING:
@@ -12,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["gpu_kernels"]
 
-#: What the stem's kernel takes.
-_STEM_DTYPES = ("bfloat16", "float16")
+#: What the stem's kernel takes, and the diagonal one.
+_HALF_DTYPES = ("bfloat16", "float16")
 
 
 def gpu_kernels(
@@ -43,20 +51,24 @@ def gpu_kernels(
     channels, filters = _per_group(problem.channels, problem), _per_group(problem.filters, problem)
     dense = problem.groups == 1
     exact = dtype == "float32" and precision is Precision.FLOAT32
+    half = dtype in _HALF_DTYPES and out_dtype in _HALF_DTYPES
+    diagonal = (
+        half
+        and (channels is None or channels <= DIAGONAL_CHANNELS)
+        and (None in (channels, filters) or channels == filters)
+        and problem.filter_size[-1] in DIAGONAL_TAPS
+    )
     tiled = (
         not exact
         and _copied(channels, INPUT_BYTES[dtype])
         and _copied(filters, DTYPE_BYTES[out_dtype])
     )
     wanted = {
-        Kernel.STEM: dense
-        and dtype in _STEM_DTYPES
-        and out_dtype in _STEM_DTYPES
-        and (channels is None or channels <= STEM_CHANNELS),
+        Kernel.STEM: dense and half and (channels is None or channels <= STEM_CHANNELS),
         Kernel.DEPTHWISE: dtype != FLOAT8 and channels in (None, 1),
         Kernel.SM90: tiled,
         Kernel.SM100: tiled,
-        Kernel.GROUPED: not dense and (filters is None or filters < TILE_FILTERS),
+        Kernel.GROUPED: not dense and (filters is None or filters < TILE_FILTERS or diagonal),
         Kernel.IMPLICIT_GEMM: dense or filters is None or filters >= TILE_FILTERS,
     }
     return tuple(kernel for kernel, needed in wanted.items() if needed)

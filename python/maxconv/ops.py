@@ -181,8 +181,9 @@ def conv2d(
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"grouped"``; on
             a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU also
             ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``, on one of
-            10.0 or 10.3 ``"sm100"``. It raises in the call where it cannot; ``"auto"`` or ``None``
-            leaves the choice to the op.
+            10.0 or 10.3 ``"sm100"``. On a GPU ``"grouped"`` and ``"depthwise"`` multiply on the
+            tensor cores what these take, and the rest on the ordinary units. It raises in the call
+            where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With

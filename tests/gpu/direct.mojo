@@ -1,5 +1,5 @@
-"""Checks and times the GPU's kernels for few input channels and for depthwise
-convolutions, on the problems of a file.
+"""Checks and times the GPU's kernels for few input channels, for depthwise
+convolutions and for groups of few channels, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
@@ -11,8 +11,8 @@ along d, then h, then w). Empty lines and those that begin with # are skipped.
 
 Activations, filters, biases and residuals are small integers when checked, so
 that the sums are exact in float32 in any order, and only the rounding to the
-output's type is left. Depthwise convolutions also get infinities and
-not-a-numbers, which must stay in their channels, and SiLU, which is compared
+output's type is left. Depthwise convolutions and groups also get infinities and
+not-a-numbers, which must stay in their groups, and SiLU, which is compared
 within the rounding of the output's type. Outputs are poisoned before each of several launches and
 lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
@@ -41,8 +41,11 @@ from operations.conv.fields import (
 )
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.gpu import depthwise_launch
+from operations.gpu import depthwise_launch, grouped_launch
+from operations.gpu.config import operands_of
 from operations.sm90 import stem_launch
+from operations.sm90.diagonal_launch import explain_diagonal
+from operations.sm90.diagonal_plan import choose_diagonal
 from buffers import (
     BLOCKS,
     GUARD,
@@ -62,6 +65,7 @@ comptime REPEATS = 5
 
 comptime STEM = 0
 comptime DEPTHWISE = 1
+comptime GROUPED = 2
 """Kernels that a problem is offered to."""
 
 comptime BARE = 0
@@ -77,7 +81,9 @@ the rounding of the output's type."""
 
 def kernel_name(kernel: Int) -> StaticString:
     """The name in messages."""
-    return "stem" if kernel == STEM else "depthwise"
+    if kernel == STEM:
+        return "stem"
+    return "depthwise" if kernel == DEPTHWISE else "grouped"
 
 
 @fieldwise_init
@@ -141,9 +147,13 @@ def parse(line: String) raises -> Case:
 def refusal_of[
     dtype: DType
 ](kernel: Int, problem: ConvProblem) -> Optional[String]:
-    """Why a kernel cannot take a problem."""
+    """Why a kernel cannot take a problem; the grouped one, on tensor cores."""
     if kernel == STEM:
         return stem_launch.can_implement[dtype, dtype](problem)
+    if kernel == GROUPED:
+        if problem.group_channels() > 1 and choose_diagonal(problem) >= 0:
+            return None
+        return String("not groups of few channels")
     return depthwise_launch.can_implement[dtype](problem)
 
 
@@ -161,6 +171,16 @@ def launch[
     var source = MemoryActivation[dtype](activation)
     comptime if kernel == STEM:
         stem_launch.convolve(ctx, problem, source, filter, epilogue, output)
+    elif kernel == GROUPED:
+        grouped_launch.convolve[wide=True](
+            ctx,
+            problem,
+            source,
+            filter,
+            epilogue,
+            output,
+            operands_of(source, filter, epilogue, output, False),
+        )
     else:
         depthwise_launch.convolve(
             ctx, problem, source, filter, epilogue, output
@@ -352,9 +372,9 @@ def check_case[
     if not refusal_of[dtype](kernel, named.problem):
         comptime for kind in range(KINDS):
             comptime half = dtype == DType.bfloat16
-            comptime of_depthwise = kind == NOT_FINITE or kind == SMOOTH
+            comptime of_groups = kind == NOT_FINITE or kind == SMOOTH
             comptime if (kind != LAMBDA or half) and (
-                not of_depthwise or kernel == DEPTHWISE
+                not of_groups or kernel != STEM
             ):
                 var result = check[dtype, kernel, kind](ctx, named.problem)
                 ran += 1
@@ -403,6 +423,12 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
             named.problem,
             ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
         )
+    elif kernel == GROUPED:
+        what = explain_diagonal(
+            choose_diagonal(named.problem),
+            named.problem,
+            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        )
     else:
         what = depthwise_launch.explain_depthwise[dtype, dtype, True](
             named.problem,
@@ -437,17 +463,14 @@ def main() raises:
         if mode == "time":
             time_case[STEM](ctx, named)
             time_case[DEPTHWISE](ctx, named)
+            time_case[GROUPED](ctx, named)
             continue
         var before = ran
-        comptime for i in range(5):
-            comptime kernel = STEM if i < 2 else DEPTHWISE
-            comptime dtype = [
-                DType.bfloat16,
-                DType.float16,
-                DType.bfloat16,
-                DType.float16,
-                DType.float32,
-            ][i]
+        comptime for i in range(7):
+            comptime kernel = [DEPTHWISE, STEM, GROUPED][i % 3]
+            comptime dtype = [DType.bfloat16, DType.float16, DType.float32][
+                i // 3
+            ]
             var checks, failures = check_case[dtype, kernel](ctx, named)
             ran += checks
             wrong += failures

@@ -42,6 +42,16 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("resnet50.conv2_3x3", "sm_120a", "implicit_gemm", "compute capability 9.0 only"),
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
+        ("resnext.conv2_g32", "sm_80", "grouped", "neighbouring threads"),
+        ("resnext.conv2_g32", HOPPER, "grouped", "diagonal 3x3, stride 1: "),
+        ("resnext.conv4_g32", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
+        ("resnext.conv4_g32", HOPPER, "grouped", "stride 1, groups of 16 channels: "),
+        ("odd.groups_of_2", HOPPER, "grouped", "diagonal 5x5, stride 1: "),
+        ("odd.groups_of_8", HOPPER, "grouped", "diagonal 3x3, stride 2: "),
+        # Groups of other widths, of other filters than channels, or none.
+        ("odd.groups_uneven", HOPPER, "grouped", "neighbouring threads"),
+        ("odd.groups_wide", HOPPER, "implicit_gemm", "here 20 input channels"),
+        ("audio.dilated", HOPPER, "sm90", "by the model"),
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:

@@ -50,6 +50,7 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"PRECISION_{member.name}": member.value for member in Precision}
     expected |= {"GEOMETRY_LENGTH": 24, "SCALARS_LENGTH": 5, "PANEL": 16}
     expected |= {"COPY_BYTES": 16, "STEM_CHANNELS": 8, "TILE_FILTERS": 8}
+    expected |= {"DIAGONAL_CHANNELS": 32}
     assert {name: int(value) for name, value in names.items()} == expected
 
 

@@ -1,4 +1,4 @@
-"""The GPU's kernels for few input channels and for depthwise convolutions compile without a GPU.
+"""The GPU's kernels for few channels, of an input or a group, compile without a GPU.
 
 Where `ptxas` is on the path (CUDA's toolkit), they also assemble: no spills, and registers for as
 many blocks as each counts on.
@@ -43,7 +43,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     assert {kernel.kind for kernel in found} == {
         "stem",
         "depthwise",
-        "depthwise-diagonal",
+        "diagonal",
         "depthwise-strip",
     }
     return found
@@ -56,7 +56,7 @@ def test_ptx_holds_the_instructions(kernels: list[Kernel]) -> None:
         is_stem = kernel.kind == "stem"
         assert ("wgmma.mma_async.sync.aligned" in text) == is_stem
         assert ("setmaxnreg" in text) == is_stem
-        is_diagonal = kernel.kind == "depthwise-diagonal"
+        is_diagonal = kernel.kind == "diagonal"
         for instruction in (
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
             "ldmatrix.sync.aligned",

@@ -15,11 +15,13 @@ TILED = {Kernel.SM90, Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
 
 
-def problem(channels: int, filters: int, groups: int = 1) -> ConvProblem:
+def problem(
+    channels: int, filters: int, groups: int = 1, taps: tuple[int, int] = (3, 3)
+) -> ConvProblem:
     return ConvProblem.from_parts(
         (1, 9, 9, channels),
         filters=filters,
-        filter_size=(3, 3),
+        filter_size=taps,
         group_channels=channels // groups,
         groups=groups,
     )
@@ -52,7 +54,12 @@ EIGHTH: dict[str, Any] = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
         ((64, 64, 64), HALF, {DEPTHWISE, GROUPED}),
         ((64, 64, 64), EIGHTH, {GROUPED}),
         ((64, 512, 64), HALF, {DEPTHWISE, GEMM}),
-        ((64, 64, 4), HALF, {GEMM} | TILED),
+        # Groups whose taps are matrices on Hopper.
+        ((64, 64, 4), HALF, {GROUPED, GEMM} | TILED),
+        ((64, 64, 4), HALF | {"out_dtype": "float32"}, {GEMM} | TILED),
+        ((64, 64, 4), SINGLE, {GEMM} | TILED),
+        ((64, 64, 4, (1, 1)), HALF, {GEMM} | TILED),
+        ((128, 128, 2), HALF, {GEMM} | TILED),
         ((64, 24, 4), HALF, {GROUPED}),
     ],
 )

@@ -3,8 +3,8 @@ the first argument; needs no GPU.
 
     emit_diagonal FOLDER PROBLEM...
 
-A problem is taps, stride, batch, height, width, channels, padding and the
-multiprocessors to cut it for, joined by an x. For each configuration that is
+A problem is taps, stride, batch, height, width, channels, padding, the
+multiprocessors to cut it for and the channels of a group, joined by an x. For each configuration that is
 emulated a file of its index, and for each problem a line of what its launch
 passes: index, blocks, threads, bytes of shared memory, columns of a load and of
 an output box, images of an output box, output height and width, then the
@@ -27,13 +27,15 @@ from operations.conv.problem import SPATIAL, ConvProblem
 from operations.sm90.diagonal import DiagonalKernel
 from operations.sm90.diagonal_geometry import DiagonalGeometry
 from operations.sm90.diagonal_plan import (
+    DIAGONAL_CANDIDATES,
     DiagonalPlan,
     choose_diagonal,
     diagonal_candidate,
 )
 
-comptime EMULATED = 2
-"""Configurations: those of 3x3."""
+
+comptime EMULATED = 3
+"""Taps of the configurations."""
 
 comptime BIAS_AT = 0x2222000000000000
 
@@ -53,7 +55,7 @@ def bytes_of[T: AnyType](value: T) -> String:
 
 
 def problem_of(numbers: List[Int]) raises -> ConvProblem:
-    """A depthwise problem, of the numbers of an argument."""
+    """A grouped problem, of the numbers of an argument."""
     var taps = numbers[0]
     var stride = numbers[1]
     var padding = IndexList[SPATIAL](0, numbers[6], numbers[6])
@@ -62,7 +64,7 @@ def problem_of(numbers: List[Int]) raises -> ConvProblem:
         batch=numbers[2],
         channels=numbers[5],
         filters=numbers[5],
-        groups=numbers[5],
+        groups=numbers[5] // numbers[8],
         input=IndexList[SPATIAL](1, numbers[3], numbers[4]),
         filter=IndexList[SPATIAL](1, taps, taps),
         output=IndexList[SPATIAL](fill=1),
@@ -95,7 +97,9 @@ def epilogue_of(fused: Bool) -> Epilogue[DType.float32, Dtype]:
 
 def main() raises:
     comptime target = get_gpu_target["sm_90a"]()
-    comptime for index in range(EMULATED):
+    comptime for index in range(DIAGONAL_CANDIDATES):
+        comptime if diagonal_candidate(index).taps != EMULATED:
+            continue
         comptime kernel = DiagonalKernel[
             Dtype,
             DType.float32,

@@ -1,5 +1,5 @@
-"""Describes the GPU's kernels for few input channels and for depthwise
-convolutions, and writes the PTX of those that `maxconv inspect` leaves out for
+"""Describes the GPU's kernels for few input channels, for depthwise convolutions
+and for groups of few channels, and writes the PTX of those that `maxconv inspect` leaves out for
 sm_90a, one file a configuration, into the folder that is the only argument;
 needs no GPU.
 
@@ -28,7 +28,7 @@ def describe_others():
     for index in range(diagonal_plan.DIAGONAL_CANDIDATES):
         var config = diagonal_plan.diagonal_candidate(index)
         print(
-            String(t"depthwise-diagonal-{index}"),
+            String(t"diagonal-{index}"),
             config.threads(),
             config.resident(),
             config,
