@@ -54,10 +54,6 @@ comptime ALL_KERNELS = -1
 """What an op is compiled with unless it is told: bit `k` stands for the kernel
 of code `k`."""
 
-comptime FASTER_CHANNELS = 16
-"""Channels of a group up to which Hopper's diagonal kernel is faster than its
-implicit GEMM."""
-
 
 def has_kernel(kernels: Int, kernel: Int) -> Bool:
     """Whether an op is compiled with a kernel.
@@ -160,7 +156,8 @@ def choose_kernel[
                 return Chosen.of(KERNEL_DEPTHWISE)
     comptime if hopper and has_kernel(kernels, KERNEL_GROUPED):
         if (
-            is_faster_diagonal(problem)
+            # Most of a stage of the implicit GEMM would hold zeros.
+            problem.groups > 1
             and diagonal_of[in_type, out_type, hopper](problem, operands) >= 0
         ):
             return Chosen.of(KERNEL_GROUPED)
@@ -202,16 +199,6 @@ def choose_kernel[
     if not has_kernel(kernels, KERNEL_IMPLICIT_GEMM):
         raise Error("config: the op was compiled for one kernel; name it")
     return Chosen.of(KERNEL_IMPLICIT_GEMM)
-
-
-def is_faster_diagonal(problem: ConvProblem) -> Bool:
-    """Whether the diagonal kernel, where it takes a problem, is faster than
-    Hopper's implicit GEMM, most of whose stages hold zeros then.
-
-    Args:
-        problem: The convolution.
-    """
-    return problem.groups > 1 and problem.group_channels() <= FASTER_CHANNELS
 
 
 def explain_choice[

@@ -48,8 +48,9 @@ class Kernel:
         """Reads a line of the Mojo side."""
         *numbers, parameters, geometry = line.split()
         text = (folder / f"{numbers[0]}.ptx").read_text()
-        index, threads, shared, blocks, cluster, keeps, *boxes = map(int, numbers)
+        index, threads, shared, blocks, cluster, keeps, pixels, stored, filters = map(int, numbers)
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
+        boxes = pixels, stored, filters
         return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
 
 
@@ -73,7 +74,7 @@ class Operands:
     @property
     def taps(self) -> int:
         """Of the filter, along each axis."""
-        return self.filter.shape[1]
+        return int(self.filter.shape[1])
 
     @property
     def output_shape(self) -> tuple[int, int, int]:

@@ -51,9 +51,7 @@ def test_hopper_kernel_keeps_filters(pointwise: list[Kernel], seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_hopper_kernel_reads_zeros_beside_narrow_channels(
-    narrow: list[Kernel], seed: int
-) -> None:
+def test_hopper_kernel_reads_zeros_beside_narrow_channels(narrow: list[Kernel], seed: int) -> None:
     operands = Operands.random(seed, channels=NARROW)
     for kernel in narrow:
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
