@@ -37,8 +37,11 @@ def main() -> None:
     """Prints the lines of a file of problems."""
     parser = argparse.ArgumentParser(description="writes problems as lines of numbers")
     parser.add_argument("problems", type=Path, nargs="?", default=PROBLEMS)
-    for name, named in load_problems(parser.parse_args().problems).items():
-        print(line_of(name, named.problem))
+    parser.add_argument("--bench", nargs="+", help="only these groups of the file")
+    arguments = parser.parse_args()
+    for name, named in load_problems(arguments.problems).items():
+        if arguments.bench is None or named.family in arguments.bench:
+            print(line_of(name, named.problem))
 
 
 if __name__ == "__main__":
