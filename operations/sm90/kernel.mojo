@@ -525,7 +525,7 @@ struct ConvKernel[
                 filter,
             )
             accumulators.settle[1]()
-            Self._release_filter(geometry, storage, ranks, done_filter, thread)
+            Self._release_filter(storage, ranks, done_filter, thread)
             if moved:
                 Self._release_activation(
                     storage, ranks, done_activation, thread
@@ -533,7 +533,7 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             Self._give_turn(consumer)
         accumulators.settle[0]()
-        Self._release_filter(geometry, storage, ranks, filters.stage, thread)
+        Self._release_filter(storage, ranks, filters.stage, thread)
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
@@ -584,14 +584,14 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _release_filter(
-        geometry: TileGeometry,
         storage: Self.Storage,
         ranks: Self.Scheduler,
         stage: UInt32,
         thread: UInt32,
     ):
-        """As `_release_activation`, of a filter stage, unless it is kept."""
-        if Self._keeps_filters(geometry):
+        """As `_release_activation`, of a filter stage. That of a filter that is
+        kept is released too: no one waits for it, and not to ask is faster."""
+        comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
         comptime if Self.config.blocks_m > 1:
