@@ -109,7 +109,7 @@ def table(record: Mapping[str, Any], own: str, contenders: tuple[str, ...], key:
 
 
 def tables(record: Mapping[str, Any]) -> str:
-    """All tables, as Markdown."""
+    """All tables that a record has times for, as Markdown."""
     about = ", ".join(f"{name} {value}" for name, value in record["about"].items())
     parts = [about, ""]
     for title, own, contenders, key in (
@@ -120,7 +120,8 @@ def tables(record: Mapping[str, Any]) -> str:
         ("Through MAX graphs, one `execute` each", "ours_graph", GRAPHS, "launch_ms"),
         ("The same fused", "ours_graph_arguments", FUSED_GRAPHS, "launch_ms"),
     ):
-        parts += [f"{title}:", "", *table(record, own, contenders, key), ""]
+        if any(key in times.get(own, {}) for times in record["results"].values()):
+            parts += [f"{title}:", "", *table(record, own, contenders, key), ""]
     return "\n".join(parts)
 
 
