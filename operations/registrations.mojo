@@ -31,6 +31,7 @@ from .conv.fields import (
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
+from .conv.known import KnownFilter
 from .conv.memory import Reads, operand
 from .conv.problem import SPATIAL, ConvProblem, Geometry
 from .cpu.scheduler import CpuContext
@@ -82,7 +83,10 @@ def tensor_shape(
 
 
 def _convolve[
-    target: StaticString, kernels: Int, scaled: Bool = False
+    target: StaticString,
+    kernels: Int,
+    known: KnownFilter,
+    scaled: Bool = False,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -131,7 +135,7 @@ def _convolve[
             rebind[CpuContext](ctx),
         )
     elif is_gpu[target]():
-        _convolve_gpu[kernels, scaled](
+        _convolve_gpu[kernels, known, scaled](
             output, x, operand(filter), epilogue, problem, decoded, ctx
         )
     else:
@@ -191,7 +195,7 @@ def _convolve_cpu[
 
 
 def _convolve_gpu[
-    filter_type: DType, //, kernels: Int, scaled: Bool
+    filter_type: DType, //, kernels: Int, known: KnownFilter, scaled: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -204,7 +208,7 @@ def _convolve_gpu[
     """Takes the activation out of its tensor: a pointer, or what is fused."""
     comptime assert x.dtype == filter_type
     comptime if x._has_input_fusion:
-        _store_gpu[kernels, scaled](
+        _store_gpu[kernels, known, scaled](
             output,
             GraphActivation[filter_type, x.rank](
                 rebind[Reads[filter_type]](operand(x)), x.in_fusion
@@ -216,7 +220,7 @@ def _convolve_gpu[
             ctx,
         )
     else:
-        _store_gpu[kernels, scaled](
+        _store_gpu[kernels, known, scaled](
             output,
             MemoryActivation[filter_type](
                 rebind[Reads[filter_type]](operand(x))
@@ -230,7 +234,11 @@ def _convolve_gpu[
 
 
 def _store_gpu[
-    Source: ActivationSource, //, kernels: Int, scaled: Bool
+    Source: ActivationSource,
+    //,
+    kernels: Int,
+    known: KnownFilter,
+    scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
@@ -246,7 +254,7 @@ def _store_gpu[
     var kernel = geometry[GEOMETRY_KERNEL]
     var exact = geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
     comptime if output._has_output_store_fusion:
-        convolve_gpu[kernels, scaled=scaled](
+        convolve_gpu[kernels, known, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -258,7 +266,7 @@ def _store_gpu[
             exact,
         )
     elif output._has_compute_fusion:
-        convolve_gpu[kernels, scaled=scaled](
+        convolve_gpu[kernels, known, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -272,7 +280,7 @@ def _store_gpu[
             exact,
         )
     else:
-        convolve_gpu[kernels, scaled=scaled](
+        convolve_gpu[kernels, known, scaled=scaled](
             ctx,
             problem,
             activation,
@@ -295,6 +303,9 @@ struct Conv:
         dtype: DType,
         rank: Int,
         kernels: Int = ALL_KERNELS,
+        taps: Int = 0,
+        stride: Int = 0,
+        group_channels: Int = 0,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -312,6 +323,10 @@ struct Conv:
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
             kernels: Which kernels a GPU's op is compiled with, a bit each.
+            taps: As in `KnownFilter`, like the next two: what a GPU's op is
+                compiled for.
+            stride: See `taps`.
+            group_channels: See `taps`.
 
         Args:
             output: `[N, *output, K]`.
@@ -326,7 +341,7 @@ struct Conv:
         Raises:
             Naming the argument, its value and what is allowed.
         """
-        _convolve[target, kernels](
+        _convolve[target, kernels, KnownFilter(taps, stride, group_channels)](
             output,
             x,
             filter,
@@ -349,6 +364,9 @@ struct ConvScaled:
         dtype: DType,
         rank: Int,
         kernels: Int = ALL_KERNELS,
+        taps: Int = 0,
+        stride: Int = 0,
+        group_channels: Int = 0,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -367,6 +385,9 @@ struct ConvScaled:
             dtype: As in `Conv`.
             rank: As in `Conv`.
             kernels: As in `Conv`.
+            taps: As in `Conv`.
+            stride: As in `Conv`.
+            group_channels: As in `Conv`.
 
         Args:
             output: As in `Conv`.
@@ -382,7 +403,12 @@ struct ConvScaled:
         Raises:
             As `Conv`.
         """
-        _convolve[target, kernels, scaled=True](
+        _convolve[
+            target,
+            kernels,
+            KnownFilter(taps, stride, group_channels),
+            scaled=True,
+        ](
             output,
             x,
             filter,
@@ -406,6 +432,9 @@ struct ConvFusedInput:
         dtype: DType,
         rank: Int,
         kernels: Int = ALL_KERNELS,
+        taps: Int = 0,
+        stride: Int = 0,
+        group_channels: Int = 0,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -423,6 +452,9 @@ struct ConvFusedInput:
             dtype: As in `Conv`.
             rank: As in `Conv`.
             kernels: As in `Conv`.
+            taps: As in `Conv`.
+            stride: As in `Conv`.
+            group_channels: As in `Conv`.
 
         Args:
             output: As in `Conv`.
@@ -437,7 +469,7 @@ struct ConvFusedInput:
         Raises:
             As `Conv`.
         """
-        _convolve[target, kernels](
+        _convolve[target, kernels, KnownFilter(taps, stride, group_channels)](
             output,
             x,
             filter,

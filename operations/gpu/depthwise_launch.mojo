@@ -6,6 +6,7 @@ from std.math import ceildiv
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Epilogue
+from ..conv.known import UNKNOWN_FILTER, KnownFilter
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..sm90.diagonal_launch import convolve as convolve_diagonal
@@ -68,7 +69,11 @@ def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
 
 
 def convolve[
-    Source: ActivationSource, bias_type: DType, residual_type: DType
+    Source: ActivationSource,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    known: KnownFilter = UNKNOWN_FILTER,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -83,6 +88,8 @@ def convolve[
         Source: How the activation is reached.
         bias_type: Of the bias.
         residual_type: Of the residual.
+        known: What is known of the filter: the configurations that may be for
+            it are compiled.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -93,7 +100,8 @@ def convolve[
         output: `[N, Z, P, Q, K]`, at a multiple of 16 bytes.
 
     Raises:
-        Why the kernel cannot take the problem.
+        Why the kernel cannot take the problem; if its configuration was not
+        compiled.
     """
     comptime Output = type_of(output)
     comptime dtype = Source.dtype
@@ -111,7 +119,7 @@ def convolve[
     comptime if diagonal:
         var found = choose_diagonal(problem)
         if found >= 0:
-            convolve_diagonal[wide=False](
+            convolve_diagonal[known=known.depthwise()](
                 ctx,
                 problem,
                 found,
@@ -124,7 +132,7 @@ def convolve[
     elif not Source.fused:
         var found = choose_strips[dtype](problem)
         if found >= 0:
-            _launch_strips(
+            _launch_strips[known](
                 ctx,
                 problem,
                 found,
@@ -159,7 +167,11 @@ def convolve[
 
 
 def _launch_strips[
-    dtype: DType, bias_type: DType, residual_type: DType
+    dtype: DType,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    known: KnownFilter,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -172,25 +184,31 @@ def _launch_strips[
 ) raises:
     """Enqueues the strip kernel's candidate `choice`."""
     comptime for index in range(STRIP_CANDIDATES):
-        if choice == index:
-            comptime config = strip_candidate[dtype](index)
-            comptime kernel = StripKernel[
-                dtype, bias_type, residual_type, type_of(output), config
-            ].run
-            var plan = StripPlan(config, problem, multiprocessors)
-            ctx.enqueue_function[kernel](
-                activation,
-                filter,
-                epilogue,
-                output,
-                StripGeometry.of(problem, plan),
-                grid_dim=plan.blocks,
-                block_dim=plan.threads(),
-                shared_mem_bytes=plan.shared_bytes,
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(MULTIPROCESSOR_BYTES)
-                ),
-            )
+        comptime config = strip_candidate[dtype](index)
+        comptime if config.may_run(known):
+            if choice == index:
+                comptime kernel = StripKernel[
+                    dtype, bias_type, residual_type, type_of(output), config
+                ].run
+                var plan = StripPlan(config, problem, multiprocessors)
+                ctx.enqueue_function[kernel](
+                    activation,
+                    filter,
+                    epilogue,
+                    output,
+                    StripGeometry.of(problem, plan),
+                    grid_dim=plan.blocks,
+                    block_dim=plan.threads(),
+                    shared_mem_bytes=plan.shared_bytes,
+                    func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                        UInt32(MULTIPROCESSOR_BYTES)
+                    ),
+                )
+                return
+    raise Error(
+        t"{strip_candidate[dtype](choice)}: the op was compiled without it;"
+        t" problem {problem}"
+    )
 
 
 def explain_depthwise[

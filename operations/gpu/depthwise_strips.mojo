@@ -13,6 +13,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from ..conv.divisor import Divisor
+from ..conv.known import KnownFilter
 from ..conv.problem import ConvProblem
 
 comptime COLUMNS = 4
@@ -61,6 +62,14 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
     """Of the filter, along h and w."""
     var stride: Int
     """Along h and w."""
+
+    def may_run(self, known: KnownFilter) -> Bool:
+        """Whether a filter may be one for this configuration.
+
+        Args:
+            known: What is known of it.
+        """
+        return known.may_have(taps=self.taps, stride=self.stride)
 
     def rows(self) -> Int:
         """Output rows of a step."""

@@ -20,6 +20,7 @@ from ..conv.fields import (
     STEM_CHANNELS,
     TILE_FILTERS,
 )
+from ..conv.known import UNKNOWN_FILTER, KnownFilter
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..sm100.dispatch import Choice as BlackwellChoice
@@ -288,6 +289,7 @@ def convolve[
     residual_type: DType,
     //,
     kernels: Int = ALL_KERNELS,
+    known: KnownFilter = UNKNOWN_FILTER,
     *,
     scaled: Bool = False,
 ](
@@ -310,6 +312,7 @@ def convolve[
         bias_type: Of the bias.
         residual_type: Of the residual.
         kernels: Which kernels to compile, a bit each.
+        known: What is known of the filter: which of their configurations.
         scaled: Whether the epilogue has a scale.
 
     Args:
@@ -328,7 +331,7 @@ def convolve[
         packed for a CPU; what the driver refused.
     """
     if layout == LAYOUT_KRSC:
-        _run[kernels, scaled](
+        _run[kernels, known, scaled](
             ctx, problem, activation, filter, requested, epilogue, output, exact
         )
         return
@@ -341,7 +344,7 @@ def convolve[
     )
     if elements > 0:
         pack_filter(ctx, problem, layout, filter, data)
-    _run[kernels, scaled](
+    _run[kernels, known, scaled](
         ctx,
         problem,
         activation,
@@ -362,6 +365,7 @@ def _run[
     residual_type: DType,
     //,
     kernels: Int,
+    known: KnownFilter,
     scaled: Bool,
 ](
     ctx: DeviceContext,
@@ -439,19 +443,13 @@ def _run[
         in_type
     ]():
         if kernel == KERNEL_DEPTHWISE:
-            depthwise_launch.convolve(
+            depthwise_launch.convolve[known](
                 ctx, problem, activation, filter, epilogue, output
             )
             return
     comptime if has_kernel(kernels, KERNEL_GROUPED):
         if kernel == KERNEL_GROUPED:
-            # Beside the depthwise kernel alone it stands in for that; groups of
-            # whole copies are compiled with the implicit GEMM too.
-            comptime wide = (
-                not has_kernel(kernels, KERNEL_DEPTHWISE)
-                or has_kernel(kernels, KERNEL_SM90)
-            )
-            convolve_grouped[wide=wide](
+            convolve_grouped[known](
                 ctx, problem, activation, filter, epilogue, output, operands
             )
             return

@@ -5,6 +5,7 @@ from max.gpu.host import DeviceContext
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Epilogue
+from ..conv.known import UNKNOWN_FILTER, KnownFilter
 from ..conv.memory import Reads
 from ..conv.problem import ConvProblem
 from ..sm90.diagonal_launch import convolve as convolve_diagonal
@@ -40,8 +41,7 @@ def convolve[
     bias_type: DType,
     residual_type: DType,
     //,
-    *,
-    wide: Bool,
+    known: KnownFilter = UNKNOWN_FILTER,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -57,7 +57,8 @@ def convolve[
         Source: How the activation is reached.
         bias_type: Of the bias.
         residual_type: Of the residual.
-        wide: Whether groups may have more than 8 channels.
+        known: What is known of the filter: the configurations that may be for
+            it are compiled.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -70,8 +71,8 @@ def convolve[
         operands: What is known of them.
 
     Raises:
-        Without `wide`, if the diagonal kernel needs it for the problem; what
-        the driver refused.
+        If the diagonal kernel's configuration was not compiled; what the driver
+        refused.
     """
     comptime out_type = type_of(output).dtype
     comptime if (
@@ -81,7 +82,7 @@ def convolve[
     ):
         var found = diagonal_of[Source.dtype, out_type, True](problem, operands)
         if found >= 0:
-            convolve_diagonal[wide=wide](
+            convolve_diagonal[known=known](
                 ctx,
                 problem,
                 found,

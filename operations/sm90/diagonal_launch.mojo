@@ -8,6 +8,7 @@ from std.utils import IndexList
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Epilogue
+from ..conv.known import KnownFilter
 from ..conv.memory import Reads
 from ..conv.problem import SPATIAL, ConvProblem
 from ..tma.descriptor import TensorMap, TensorView, encode_tiled
@@ -16,10 +17,10 @@ from .diagonal import DiagonalKernel
 from .diagonal_geometry import DiagonalGeometry
 from .diagonal_plan import (
     DIAGONAL_CANDIDATES,
-    NARROW_CANDIDATES,
     SLAB,
     STAGE_ROWS,
     STEP_ROWS,
+    DiagonalConfig,
     DiagonalPlan,
     diagonal_candidate,
 )
@@ -65,7 +66,7 @@ def convolve[
     Output: OutputTarget,
     //,
     *,
-    wide: Bool,
+    known: KnownFilter,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -81,8 +82,8 @@ def convolve[
         dtype: Of activation and filter: bfloat16 or float16.
         bias_type: Of the bias.
         Output: How the output is reached: bfloat16 or float16.
-        wide: Whether groups may have more than 8 channels: their
-            configurations are compiled too.
+        known: What is known of the filter: the configurations that may be for
+            it are compiled.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -95,56 +96,75 @@ def convolve[
         output: `[N, Z, P, Q, C]`, at a multiple of 16 bytes.
 
     Raises:
-        Without `wide`, if the choice needs it; what the driver refused.
+        If the choice was not compiled; what the driver refused.
     """
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
+    comptime for index in range(DIAGONAL_CANDIDATES):
+        comptime config = diagonal_candidate(index)
+        comptime if config.may_run(known):
+            if choice == index:
+                _launch[config](
+                    ctx, problem, activation, filter, epilogue, output
+                )
+                return
+    raise Error(
+        t"{diagonal_candidate(choice)}: the op was compiled without it;"
+        t" problem {problem}"
     )
-    comptime candidates = DIAGONAL_CANDIDATES if wide else NARROW_CANDIDATES
-    if choice >= candidates:
-        raise Error(
-            t"{diagonal_candidate(choice)}: the op was compiled without it;"
-            t" problem {problem}"
-        )
-    comptime for index in range(candidates):
-        if choice == index:
-            comptime config = diagonal_candidate(index)
-            comptime kernel = DiagonalKernel[
-                dtype, bias_type, Output, config
-            ].run
-            var plan = DiagonalPlan(config, problem, multiprocessors)
-            var input = _map(
-                ctx,
-                activation,
-                problem,
-                problem.input,
-                plan.staged_columns,
-                STAGE_ROWS,
-                1,
-            )
-            # Where nothing is read or written through it, any will do.
-            var to = input
-            comptime if not (Output.computes or Output.stores):
-                to = _output_map(ctx, output.data().as_imm(), problem, plan)
-            var residual = input
-            if epilogue.has_residual:
-                residual = _output_map(ctx, epilogue.residual, problem, plan)
-            ctx.enqueue_function[kernel](
-                input,
-                to,
-                residual,
-                filter,
-                epilogue,
-                output,
-                DiagonalGeometry.of(config, problem, plan),
-                grid_dim=plan.blocks,
-                block_dim=config.threads(),
-                shared_mem_bytes=plan.shared_bytes(),
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(MAX_SHARED_BYTES)
-                ),
-                attributes=pdl_launch_attributes(PDLLevel.ON),
-            )
+
+
+def _launch[
+    dtype: DType,
+    bias_type: DType,
+    Output: OutputTarget,
+    //,
+    config: DiagonalConfig,
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    activation: Reads[dtype],
+    filter: Reads[dtype],
+    epilogue: Epilogue[bias_type, Output.dtype],
+    output: Output,
+) raises:
+    """Enqueues a configuration."""
+    comptime kernel = DiagonalKernel[dtype, bias_type, Output, config].run
+    var plan = DiagonalPlan(
+        config,
+        problem,
+        ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+    )
+    var input = _map(
+        ctx,
+        activation,
+        problem,
+        problem.input,
+        plan.staged_columns,
+        STAGE_ROWS,
+        1,
+    )
+    # Where nothing is read or written through it, any will do.
+    var to = input
+    comptime if not (Output.computes or Output.stores):
+        to = _output_map(ctx, output.data().as_imm(), problem, plan)
+    var residual = input
+    if epilogue.has_residual:
+        residual = _output_map(ctx, epilogue.residual, problem, plan)
+    ctx.enqueue_function[kernel](
+        input,
+        to,
+        residual,
+        filter,
+        epilogue,
+        output,
+        DiagonalGeometry.of(config, problem, plan),
+        grid_dim=plan.blocks,
+        block_dim=config.threads(),
+        shared_mem_bytes=plan.shared_bytes(),
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(MAX_SHARED_BYTES)
+        ),
+        attributes=pdl_launch_attributes(PDLLevel.ON),
+    )
 
 
 def _map[

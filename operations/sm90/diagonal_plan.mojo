@@ -23,6 +23,7 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ..conv.fields import DIAGONAL_CHANNELS, DIAGONAL_TAPS
+from ..conv.known import KnownFilter
 from ..conv.problem import SPATIAL, ConvProblem
 from .config import MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
 
@@ -205,11 +206,29 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
             problem: The convolution.
         """
         var width = problem.group_channels()
-        if width != problem.group_filters():
-            return False
+        return width == problem.group_filters() and self.takes_width(width)
+
+    def takes_width(self, width: Int) -> Bool:
+        """Whether the kernel of this configuration takes groups of so many
+        channels.
+
+        Args:
+            width: How many.
+        """
         if self.group_chunks > 1:
             return width == self.group_chunks * MATRIX
         return width == 1 or width == 2 or width == 4 or width == MATRIX
+
+    def may_run(self, known: KnownFilter) -> Bool:
+        """Whether a filter may be one for this configuration.
+
+        Args:
+            known: What is known of it.
+        """
+        var width = known.group_channels
+        return known.may_have(taps=self.taps, stride=self.stride) and (
+            width == 0 or self.takes_width(width)
+        )
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the configuration on one line.
@@ -254,13 +273,10 @@ def choose_diagonal(problem: ConvProblem) -> Int:
         problem: The convolution.
     """
     # A refusal costs time to write: only one configuration is asked.
+    var known = KnownFilter.of(problem)
     comptime for index in range(DIAGONAL_CANDIDATES):
         comptime config = diagonal_candidate(index)
-        if (
-            config.taps == problem.filter[2]
-            and config.stride == problem.stride[2]
-            and config.takes_groups(problem)
-        ):
+        if config.may_run(known) and config.takes_groups(problem):
             return -1 if config.refusal(problem) else index
     return -1
 

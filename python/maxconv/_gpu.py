@@ -1,4 +1,4 @@
-"""Which of a GPU's kernels a convolution may need: an op is compiled with these alone."""
+"""What of a GPU's kernels a convolution may need: an op is compiled with that alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from ._fields import (
 from .arguments import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .problem import ConvProblem
 
-__all__ = ["gpu_kernels"]
+__all__ = ["gpu_kernels", "known_filter"]
 
 #: What the stem's kernel takes, and the diagonal one.
 _HALF_DTYPES = ("bfloat16", "float16")
@@ -72,6 +74,23 @@ def gpu_kernels(
         Kernel.IMPLICIT_GEMM: dense or filters is None or filters >= TILE_FILTERS,
     }
     return tuple(kernel for kernel, needed in wanted.items() if needed)
+
+
+def known_filter(problem: ConvProblem, kernels: Iterable[Kernel]) -> dict[str, int]:
+    """Returns what is known of a filter, as the op's parameters: ``KnownFilter`` of the kernels.
+
+    What is not known until the call is left out, and so is everything where none of the kernels has
+    configurations for filters of one size: ops that differ in it alone share what they compile.
+
+    Args:
+        problem: The convolution.
+        kernels: Those that ``gpu_kernels`` returned.
+    """
+    if not {Kernel.DEPTHWISE, Kernel.GROUPED} & set(kernels):
+        return {}
+    channels = _per_group(problem.channels, problem)
+    known = {"taps": problem.filter_size[-1], "stride": problem.stride[-1]}
+    return known if channels is None else known | {"group_channels": channels}
 
 
 def _per_group(count: object, problem: ConvProblem) -> int | None:

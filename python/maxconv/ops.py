@@ -31,7 +31,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValu
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from ._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Precision, encode_scalars
-from ._gpu import gpu_kernels
+from ._gpu import gpu_kernels, known_filter
 from ._graph import (
     constant,
     host_constant,
@@ -490,6 +490,7 @@ def _emit(
             problem, kernel, dtype=x.dtype.name, out_dtype=out_dtype, precision=precision
         )
         parameters["kernels"] = sum(1 << k for k in wanted)
+        parameters |= known_filter(problem, wanted)
     return ops.custom(op, x.device, values, [result], parameters)[0].tensor
 
 

@@ -170,12 +170,29 @@ def _map(tensor: DevicePointer, sizes: tuple[int, ...], box: tuple[int, ...]) ->
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
-    """The problems, with the kernel's PTX."""
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Where the kernel's PTX is, and a line for each problem, and what is refused."""
     folder = tmp_path_factory.mktemp("diagonal")
     words = ["x".join(map(str, problem)) for problem in PROBLEMS]
-    lines = ptx.emit("emit_diagonal", folder, *words)
-    return [Launch.of(*pair, folder) for pair in zip(PROBLEMS, lines, strict=True)]
+    return folder, ptx.emit("emit_diagonal", folder, *words)
+
+
+@pytest.fixture(scope="module")
+def launches(emitted: tuple[Path, list[str]]) -> list[Launch]:
+    """The problems, with the kernel's PTX."""
+    folder, lines = emitted
+    return [Launch.of(*pair, folder) for pair in zip(PROBLEMS, lines[:-1], strict=True)]
+
+
+def test_what_was_not_compiled_is_refused(emitted: tuple[Path, list[str]]) -> None:
+    _, lines = emitted
+    taps, stride, batch, height, width, channels, *_, group = PROBLEMS[-1]
+    name = f"diagonal {taps}x{taps}, stride {stride}"
+    name += f", groups of {group} channels" if group > 8 else ""
+    assert lines[-1].startswith(
+        f"{name}: the op was compiled without it; problem "
+        f"{batch}x(1, {height}, {width})x{channels} -> {channels}, filter (1, {taps}, {taps}), "
+    )
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def launch[
     comptime if kernel == STEM:
         stem_launch.convolve(ctx, problem, source, filter, epilogue, output)
     elif kernel == GROUPED:
-        grouped_launch.convolve[wide=True](
+        grouped_launch.convolve(
             ctx,
             problem,
             source,

@@ -175,7 +175,7 @@ def fusions(dtype: str) -> Graph:
     with Graph(f"fusions_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
         image, residual, volume, signal, small, *asked = (value.tensor for value in g.inputs)
         dense = _integers(3, 3, 64, 64)
-        depthwise = _integers(3, 3, 3, 1, 16)
+        depthwise = _integers(1, 3, 3, 1, 16)
         g.output(
             ops.relu(maxconv.conv2d(image, dense, padding=1, residual=residual)) * residual,
             maxconv.conv3d(volume, depthwise, groups=16).cast(DType.float32),

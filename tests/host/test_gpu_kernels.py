@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from maxconv._fields import Kernel, Precision
-from maxconv._gpu import gpu_kernels
+from maxconv._gpu import gpu_kernels, known_filter
 from maxconv.problem import ConvProblem
 
 STEM, DEPTHWISE = Kernel.STEM, Kernel.DEPTHWISE
@@ -85,3 +85,25 @@ def test_symbolic_channels_may_need_any() -> None:
         (1, 9, 9, Dim("c")), filters=64, filter_size=(3, 3), group_channels=Dim("c")
     )
     assert set(gpu_kernels(unknown, **HALF)) == {STEM, DEPTHWISE, GEMM} | TILED
+    assert known_filter(unknown, [DEPTHWISE]) == {"taps": 3, "stride": 1}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "known"),
+    [
+        ({DEPTHWISE}, {"taps": 5, "stride": 2, "group_channels": 4}),
+        ({GROUPED, GEMM} | TILED, {"taps": 5, "stride": 2, "group_channels": 4}),
+        # What is compiled does not depend on the filter, and ops share it.
+        ({GEMM, STEM} | TILED, {}),
+    ],
+)
+def test_what_is_known_of_a_filter(kernels: set[Kernel], known: dict[str, int]) -> None:
+    filter = ConvProblem.from_parts(
+        (1, 9, 9, 64),
+        filters=64,
+        filter_size=(3, 5),
+        group_channels=4,
+        groups=16,
+        stride=(1, 2),
+    )
+    assert known_filter(filter, kernels) == known

@@ -1,4 +1,4 @@
-"""What ``maxconv.torch``'s functions refuse, and what they say."""
+"""What ``maxconv.torch``'s functions refuse, and what they say; what their op is told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.interop.torch_tensors import draw
 from torch._subclasses import FakeTensorMode
 
 import maxconv.torch as mt
-from maxconv._fields import Precision
+from maxconv._fields import GPU_KERNELS, Kernel, Precision
 from maxconv.torch import _engine, _op
 
 pytestmark = pytest.mark.torch
@@ -210,3 +210,10 @@ def test_shapes_without_data(compiled: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^weight: h extent 3 with dilation 9 spans 19"):
         mt.conv2d(x, w, None, 2, 1, 9, groups=2)
     assert not compiled
+
+
+def test_an_op_of_a_gpu_takes_any_filter() -> None:
+    """Every convolution of a signature shares a graph: nothing is known of its filter."""
+    signature = _engine.Signature(2, torch.bfloat16, torch.bfloat16, 0)
+    kernels = sum(1 << k for k in GPU_KERNELS if k not in (Kernel.AUTO, Kernel.REFERENCE))
+    assert f"parameters = {{kernels = {kernels} : index}}" in str(_engine._graph(signature))

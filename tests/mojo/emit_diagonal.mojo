@@ -10,9 +10,11 @@ passes: index, blocks, threads, bytes of shared memory, columns of a load and of
 an output box, images of an output box, output height and width, then the
 epilogue's parameters (bare; with bias, ReLU and residual) and the geometry, as
 hexadecimal bytes. The bias's pointer is `BIAS_AT`, for the reader to replace.
+The last line is what an op says to the last problem that was compiled for other
+filters.
 """
 
-from max.gpu.host import get_gpu_target
+from max.gpu.host import DeviceContext, get_gpu_target
 from std.compile import compile_info
 from std.memory import Pointer
 from std.sys import argv
@@ -22,10 +24,12 @@ from std.utils import IndexList
 from operations.conv.access import MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
-from operations.conv.memory import Reads
+from operations.conv.known import KnownFilter
+from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.sm90.diagonal import DiagonalKernel
 from operations.sm90.diagonal_geometry import DiagonalGeometry
+from operations.sm90.diagonal_launch import convolve
 from operations.sm90.diagonal_plan import (
     DIAGONAL_CANDIDATES,
     DiagonalPlan,
@@ -95,6 +99,24 @@ def epilogue_of(fused: Bool) -> Epilogue[DType.float32, Dtype]:
     )
 
 
+def refusal_of(problem: ConvProblem) -> String:
+    """What an op says that was compiled for filters with a tap more."""
+    comptime Output = MemoryOutput[Dtype]
+    try:
+        convolve[Output=Output, known=KnownFilter(EMULATED + 1, 1, 1)](
+            DeviceContext(api="cpu"),
+            problem,
+            choose_diagonal(problem),
+            Reads[Dtype](unsafe_from_address=16),
+            Reads[Dtype](unsafe_from_address=16),
+            epilogue_of(False),
+            Output(Writes[Dtype](unsafe_from_address=16)),
+        )
+    except error:
+        return String(error)
+    return "nothing"
+
+
 def main() raises:
     comptime target = get_gpu_target["sm_90a"]()
     comptime for index in range(DIAGONAL_CANDIDATES):
@@ -131,3 +153,5 @@ def main() raises:
             bytes_of(epilogue_of(True)),
             bytes_of(DiagonalGeometry.of(config, problem, plan)),
         )
+        if i == len(argv()) - 1:
+            print(refusal_of(problem))
