@@ -32,6 +32,7 @@ TOGETHER = (
 #: Files that compile for longer than half a minute, the longest first: two processes end together
 #: if what is left at the end is short.
 LONGEST = (
+    "tests/host/test_gpu_programs",
     "tests/interop/test_torch",
     "tests/interop/test_graphs",
     "tests/interop/test_bench_run",
