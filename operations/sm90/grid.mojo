@@ -2,6 +2,7 @@
 
 from std.math import ceildiv
 
+from ..conv.tiles import TileGeometry
 from ..conv.walk import Walk
 from .config import Sm90Config
 
@@ -63,6 +64,28 @@ struct Grid(ImplicitlyCopyable, Movable):
         ):
             return Grid(tiles, even, places, True)
         return Grid(tiles, clusters, places, False)
+
+    def geometry[
+        in_type: DType
+    ](self, config: Sm90Config, walk: Walk) -> TileGeometry:
+        """What the kernel is passed, for whole sums.
+
+        Parameters:
+            in_type: Of activation and filter.
+
+        Args:
+            config: The configuration.
+            walk: The problem's.
+        """
+        var cut = TileGeometry.of[in_type](
+            walk,
+            config.halo,
+            config.tile_m * config.blocks_m,
+            config.tile_n * config.blocks_n,
+        )
+        cut.keeps_filters = self.keeps_filters
+        cut.slice_channels = UInt32(walk.slice_channels[in_type]())
+        return cut
 
     def waves(self) -> Int:
         """Tiles that are computed one after the other, at most."""

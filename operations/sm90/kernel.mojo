@@ -30,9 +30,9 @@ from ..pipeline.barrier import (
     sync_threads,
 )
 from ..pipeline.ring import RingPosition
-from ..tma.copy import SharedAddress, prefetch_map, publish_to_engine
+from ..tma.copy import SharedAddress, prefetch_map
 from ..tma.descriptor import TensorMap
-from .config import PATTERN_BYTES, Sm90Config, WARPGROUP
+from .config import Sm90Config, WARPGROUP
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
@@ -40,7 +40,6 @@ from .mma import Accumulators
 from .scheduler import TileScheduler
 from .smem import SharedStorage
 from .split import await_sums, sum_parts
-from .stem_staging import store_shared
 from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
@@ -50,12 +49,6 @@ comptime WARP = 32
 """Threads of a warp. The first thread of the warpgroup's first warp loads
 activations, that of its last filters, those between are the consumers' loaders.
 """
-
-comptime CHUNK_BYTES = 16
-"""What the swizzle moves."""
-
-comptime CHUNKS = ROW_BYTES // CHUNK_BYTES
-"""Of a row."""
 
 comptime FILTER_WARP = UInt32(3)
 """The warp whose first thread loads filters."""
@@ -143,7 +136,8 @@ struct ConvKernel[
             if params.visitor.reads_residual():
                 prefetch_map(residual)
         if geometry.slice_channels < UInt32(Self.ROW_CHANNELS):
-            Self._clear_rows(geometry, storage)
+            storage.clear_rows(UInt32(Self._row_bytes(geometry)))
+            sync_threads[Self.config.threads()](0)
         Self._init_barriers(storage)
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
@@ -181,30 +175,6 @@ struct ConvKernel[
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
             sync_cluster()
-
-    @staticmethod
-    @always_inline
-    def _clear_rows(geometry: TileGeometry, storage: Self.Storage):
-        """Writes zeros to what loads leave of the rings' rows, which the
-        multiply reads too."""
-        comptime assert PATTERN_BYTES == ROW_BYTES * CHUNKS
-        comptime rows = (
-            Self.config.activation_stages
-            * Self.config.activation_stage_pixels()
-            + Self.config.filter_stages * Self.config.tile_n
-        )
-        var loaded = UInt32(Self._row_bytes(geometry) // CHUNK_BYTES)
-        for row in range(
-            UInt32(thread_idx.x), UInt32(rows), UInt32(Self.config.threads())
-        ):
-            var to = storage.activation.data + row * ROW_BYTES
-            for chunk in range(loaded, UInt32(CHUNKS)):
-                store_shared(
-                    to + (chunk ^ row % CHUNKS) * CHUNK_BYTES,
-                    SIMD[DType.uint32, 4](0),
-                )
-        publish_to_engine()
-        sync_threads[Self.config.threads()](0)
 
     @staticmethod
     @always_inline

@@ -138,20 +138,13 @@ struct LaunchPlan[
             self.residual = _residual_map[Self.out_type, Self.config](
                 ctx, walk, residual
             )
-        self.geometry = TileGeometry.of[Self.in_type](
-            walk,
-            Self.config.halo,
-            Self.config.tile_m * Self.config.blocks_m,
-            Self.config.tile_n * Self.config.blocks_n,
-        )
         var grid = Grid.of[Self.in_type](
             Self.config,
             walk,
             ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
             parts,
         )
-        self.geometry.keeps_filters = grid.keeps_filters
-        self.geometry.slice_channels = UInt32(channels)
+        self.geometry = grid.geometry[Self.in_type](Self.config, walk)
         if parts > 1:
             self.geometry.split(Self.config.halo, parts)
         self.cluster = Self.config.cluster_size() * parts

@@ -1,9 +1,12 @@
 """Where a block's shared memory is: rings, then output buffers."""
 
+from max.gpu import thread_idx
 from max.gpu.memory import external_memory
 
+from ..conv.walk import ROW_BYTES
+from ..pipeline.chunks import CHUNK_BYTES, store_chunk, swizzled
 from ..pipeline.ring import Ring
-from ..tma.copy import SharedAddress
+from ..tma.copy import SharedAddress, publish_to_engine
 from .config import PATTERN_BYTES, Sm90Config
 
 
@@ -53,3 +56,27 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             + Self.FilterRing.barrier_bytes()
         )
         self.buffers = filter + UInt32(filter_bytes)
+
+    @always_inline
+    def clear_rows(self, loaded: UInt32):
+        """Writes zeros to what loads leave of the rings' rows, which the
+        multiply reads too; every thread, and all meet before the first load.
+
+        Args:
+            loaded: Bytes that a load brings of each row, a multiple of 16.
+        """
+        comptime rows = (
+            Self.config.activation_stages
+            * Self.config.activation_stage_pixels()
+            + Self.config.filter_stages * Self.config.tile_n
+        )
+        for row in range(
+            UInt32(thread_idx.x), UInt32(rows), UInt32(Self.config.threads())
+        ):
+            for chunk in range(
+                loaded // CHUNK_BYTES, UInt32(ROW_BYTES // CHUNK_BYTES)
+            ):
+                store_chunk[DType.uint32](
+                    self.activation.data + swizzled[ROW_BYTES](row, chunk), 0
+                )
+        publish_to_engine()

@@ -28,7 +28,6 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.conv.tiles import TileGeometry
 from operations.conv.walk import Walk
 from operations.sm90.candidates import candidate
 from operations.sm90.epilogue_params import EpilogueParams
@@ -157,15 +156,8 @@ def print_launch[
         ConvVisitor[Dtype].of(epilogue),
         MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT)),
     )
-    var geometry = TileGeometry.of[Dtype](
-        Walk(problem),
-        config.halo,
-        config.tile_m * config.blocks_m,
-        config.tile_n * config.blocks_n,
-    )
     var grid = Grid.of[Dtype](config, Walk(problem), multiprocessors)
-    geometry.keeps_filters = grid.keeps_filters
-    geometry.slice_channels = UInt32(Walk(problem).slice_channels[Dtype]())
+    var geometry = grid.geometry[Dtype](config, Walk(problem))
     print(
         index,
         config.threads(),
