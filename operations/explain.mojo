@@ -3,18 +3,18 @@ that is asked, or on a GPU that need not be here."""
 
 from std.sys.info import size_of
 
-from .conv.config import SOURCE_CONVERTED, SOURCE_FLOAT32
-from .conv.dispatch import choose_kernel as choose_cpu
-from .conv.dispatch import explain_choice as explain_cpu
+from .cpu.config import SOURCE_CONVERTED, SOURCE_FLOAT32
+from .cpu.dispatch import choose_kernel as choose_cpu
+from .cpu.dispatch import explain_choice as explain_cpu
 from .conv.problem import ConvProblem
-from .gpu.config import (
+from .nvidia.config import (
     Operands,
     is_blackwell_capability,
     is_hopper_capability,
 )
-from .gpu.dispatch import ALL_KERNELS
-from .gpu.dispatch import choose_kernel as choose_gpu
-from .gpu.dispatch import explain_choice as explain_gpu
+from .nvidia.dispatch import ALL_KERNELS
+from .nvidia.dispatch import choose_kernel as choose_gpu
+from .nvidia.dispatch import explain_choice as explain_gpu
 
 
 @fieldwise_init

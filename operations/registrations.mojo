@@ -22,7 +22,7 @@ from .conv.access import (
     MemoryOutput,
     StoredOutput,
 )
-from .conv.dispatch import convolve
+from .cpu.dispatch import convolve
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
@@ -41,9 +41,9 @@ from .explain import (
     explain_on_gpu,
     explain_on_other_gpu,
 )
-from .gpu.config import is_blackwell, is_hopper
-from .gpu.dispatch import ALL_KERNELS
-from .gpu.dispatch import convolve as convolve_gpu
+from .nvidia.config import is_blackwell, is_hopper
+from .nvidia.dispatch import ALL_KERNELS
+from .nvidia.dispatch import convolve as convolve_gpu
 
 
 comptime SHAPELESS_RANK = SPATIAL + 2

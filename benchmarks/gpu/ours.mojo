@@ -23,7 +23,7 @@ from operations.conv.fields import (
 )
 from operations.conv.memory import Reads
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
-from operations.gpu.dispatch import convolve
+from operations.nvidia.dispatch import convolve
 from buffers import data_of, elements_of, put_random, reads_of
 from timing import input_sets, time_graph, time_stream
 

@@ -48,7 +48,7 @@ __all__ = [
 #: a filter packed on one machine is right on another.
 PANEL = 16
 
-#: Bytes that a GPU's copy engine moves at a time: pixels of a group's channels, and of its filters
+#: Bytes that a GPU's TMA moves at a time: pixels of a group's channels, and of its filters
 #: in the output, are multiples of it, and so are the addresses.
 COPY_BYTES = 16
 

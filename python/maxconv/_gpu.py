@@ -37,7 +37,7 @@ def gpu_kernels(
     """Returns the kernels that a problem may need on a GPU, whatever its symbolic sizes are.
 
     Every work that is fused behind an op compiles its kernels anew, so what cannot be chosen is
-    left out: what ``operations/gpu/config.mojo`` would refuse.
+    left out: what ``operations/nvidia/config.mojo`` would refuse.
 
     Args:
         problem: The convolution.
@@ -99,5 +99,5 @@ def _per_group(count: object, problem: ConvProblem) -> int | None:
 
 
 def _copied(elements: int | None, size: int) -> bool:
-    """Whether the copy engine may take pixels of a group's elements."""
+    """Whether TMA may take pixels of a group's elements."""
     return elements is None or elements * size % COPY_BYTES == 0

@@ -36,7 +36,7 @@ _GENERATIONS = {HOPPER: "emitter.write_hopper()", BLACKWELL: "emitter.write_blac
 _PROGRAM = """
 from std.sys import argv
 
-from operations.gpu.inspect import Emitter
+from operations.nvidia.inspect import Emitter
 
 
 def main() raises:

@@ -182,12 +182,12 @@ def conv2d(
             a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU also
             ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``, on one of
             10.0 or 10.3 ``"sm100"``. On a GPU ``"grouped"`` and ``"depthwise"`` multiply on the
-            tensor cores what these take, and the rest on the ordinary units. It raises in the call
+            tensor cores what these take, and the rest on CUDA cores. It raises in the call
             where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With
-            ``"float32"`` nothing is rounded, and a GPU's ordinary units multiply, many times more
+            ``"float32"`` nothing is rounded, and a GPU's CUDA cores multiply, many times more
             slowly. A CPU rounds nothing either way; other types are not rounded.
         scale: What the sums are multiplied with, in float32: a number, or one float32 for each
             filter, ``[K]``. With types of 8 bits it is the product of the scales by which

@@ -141,7 +141,7 @@ def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -
 def _maps(
     kernel: Kernel, operands: Operands, pointers: tuple[SupportsInt, SupportsInt, SupportsInt]
 ) -> list[TensorMap]:
-    """The maps that ``operations/sm90/launch.mojo`` encodes."""
+    """The maps that ``operations/nvidia/sm90/gemm/launch.mojo`` encodes."""
     activation, weights, output = pointers
     height, width, filters = operands.output_shape
     channels = operands.activation.shape[2]

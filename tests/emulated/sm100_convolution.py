@@ -1,4 +1,4 @@
-"""The Blackwell convolution on the emulator, launched as ``operations/sm100/launch.mojo`` does."""
+"""The Blackwell convolution on the emulator, launched as ``operations/nvidia/sm100/launch.mojo`` does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decoded(bits: Array, dtype: str) -> Values:
 
 
 def map_type(dtype: str) -> DataType:
-    """What ``operations/tma`` takes elements for."""
+    """What ``operations/nvidia/tma`` takes elements for."""
     types = {
         "bfloat16": DataType.BFLOAT16,
         "float16": DataType.FLOAT16,

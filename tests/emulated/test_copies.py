@@ -177,7 +177,7 @@ TENSOR = (
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tensor_load(seed: int) -> None:
-    """What arrives is what the model of the copy engine says, beyond the tensor's end too."""
+    """What arrives is what the model of TMA says, beyond the tensor's end too."""
     machine = Machine()
     descriptor = tiled(machine).descriptor
     tensor = np.arange(512, dtype=np.int32)

@@ -41,11 +41,11 @@ from operations.conv.fields import (
 )
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.gpu import depthwise_launch, grouped_launch
-from operations.gpu.config import operands_of
-from operations.sm90 import stem_launch
-from operations.sm90.diagonal_launch import explain_diagonal
-from operations.sm90.diagonal_plan import choose_diagonal
+from operations.nvidia.generic import depthwise_launch, grouped_launch
+from operations.nvidia.config import operands_of
+from operations.nvidia.sm90.stem import launch as stem_launch
+from operations.nvidia.sm90.diagonal.launch import explain_diagonal
+from operations.nvidia.sm90.diagonal.plan import choose_diagonal
 from buffers import (
     BLOCKS,
     GUARD,

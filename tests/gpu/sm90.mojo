@@ -29,17 +29,21 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
-from operations.conv.walk import Walk
-from operations.sm90.candidates import CANDIDATES, candidate, offered
-from operations.sm90.config import can_implement
-from operations.sm90.dispatch import (
+from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.sm90.gemm.candidates import (
+    CANDIDATES,
+    candidate,
+    offered,
+)
+from operations.nvidia.sm90.gemm.config import can_implement
+from operations.nvidia.sm90.gemm.dispatch import (
     choose,
     convolve as launch_chosen,
     parts_to_try,
 )
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.launch import LaunchPlan
-from operations.sm90.split import split_refusal
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.sm90.gemm.split import split_refusal
 from buffers import (
     BLOCKS,
     GUARD,
@@ -335,8 +339,8 @@ def check_case[
     in_type: DType, out_type: DType
 ](ctx: DeviceContext, named: Case) raises -> Int:
     """Checks a problem, and returns how many launches' results are wrong."""
-    var walk = Walk(named.problem)
-    var refusal = walk.refusal[in_type](0)
+    var traversal = Traversal(named.problem)
+    var refusal = traversal.refusal[in_type](0)
     if refusal:
         print(named.name, in_type, "refused:", refusal.value())
         return 0
@@ -350,7 +354,7 @@ def check_case[
                 config, named.problem
             ):
                 for parts in [1, 2, 4, 8]:
-                    if not split_refusal[in_type](config, walk, parts):
+                    if not split_refusal[in_type](config, traversal, parts):
                         var result = check.run[index](ctx, parts)
                         ran += 1
                         if result != "ok":
@@ -376,18 +380,18 @@ def time_case[
     )
     var choice = choose[in_type, TIMED](p, multiprocessors)
     print(named.name, in_type, "chooses", choice.index, choice)
-    var walk = Walk(p)
+    var traversal = Traversal(p)
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
         comptime if offered[in_type, TIMED](index):
             if (selected(index) or choice.index == index) and not can_implement[
                 in_type, TIMED
             ](config, p):
-                for parts in parts_to_try(config, walk, multiprocessors):
+                for parts in parts_to_try(config, traversal, multiprocessors):
                     var chosen = choice.index == index and choice.parts == parts
                     if (selected(index) or chosen) and not split_refusal[
                         in_type
-                    ](config, walk, parts):
+                    ](config, traversal, parts):
                         var ms = time_of[in_type, index](ctx, p, mode, parts)
                         print(
                             named.name,

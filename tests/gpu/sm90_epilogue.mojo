@@ -27,15 +27,19 @@ from operations.conv.access import (
 from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
-from operations.conv.walk import Walk
-from operations.sm90.candidates import CANDIDATES, candidate
-from operations.sm90.config import Sm90Config, can_implement, residual_refusal
-from operations.sm90.dispatch import choose
-from operations.sm90.epilogue_config import EpilogueConfig
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.launch import LaunchPlan
-from operations.sm90.model import FusedWork
-from operations.sm90.split import split_refusal
+from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
+from operations.nvidia.sm90.gemm.config import (
+    Sm90Config,
+    can_implement,
+    residual_refusal,
+)
+from operations.nvidia.sm90.gemm.dispatch import choose
+from operations.nvidia.sm90.gemm.epilogue_config import EpilogueConfig
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.sm90.gemm.model import FusedWork
+from operations.nvidia.sm90.gemm.split import split_refusal
 from epilogues import (
     BIAS_TYPE,
     Doubled,
@@ -105,7 +109,7 @@ def _variant(
             fragment_size=fragment_size,
             reuse_c=reuse_c,
             delay_store=delay_store,
-            engine_store=halo == 0,
+            tma_store=halo == 0,
             whole_rows=whole_rows,
         ),
     )
@@ -161,7 +165,7 @@ def configuration(index: Int) -> Sm90Config:
             fragment_size=16,
             reuse_c=True,
             delay_store=False,
-            engine_store=False,
+            tma_store=False,
             whole_rows=True,
         ),
     )
@@ -361,7 +365,7 @@ def check_types[
                     if parts > 1 and (
                         i % 4 != 3
                         or split_refusal[in_type](
-                            config, Walk(named.problem), parts
+                            config, Traversal(named.problem), parts
                         )
                     ):
                         continue

@@ -204,7 +204,7 @@ def test_named_problems(network: Network, name: str) -> None:
 
 
 def drawn(seed: int) -> ConvProblem:
-    """A random problem of any rank; half of them have channels that the copy engine takes."""
+    """A random problem of any rank; half of them have channels that TMA takes."""
     draw = random.Random(seed)
     rank, groups = draw.choice([1, 2, 2, 3]), draw.choice([1, 1, 1, 2, 3, 4])
     step, most = draw.choice([(1, 20), (8, 12)])

@@ -1,0 +1,87 @@
+"""The static persistent scheduler: which tiles a block computes, in what
+order, and where they lie in the problem."""
+
+from max.gpu import block_idx, grid_dim
+
+from ...im2col.tiles import Tile, TileGeometry
+from .config import Sm90Config
+
+
+@fieldwise_init
+struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
+    """A block's tiles: those of a cluster go to its blocks, and clusters take
+    tiles in turn, filters innermost, so that blocks that run at the same time
+    read the same activations.
+
+    Parameters:
+        config: The configuration.
+    """
+
+    var index: UInt32
+    var rank_m: UInt32
+    var rank_n: UInt32
+
+    @always_inline
+    def __init__(out self):
+        """The block's first tile."""
+        comptime size = UInt32(Self.config.cluster_size())
+        var cluster, rank = divmod(UInt32(block_idx.x), size)
+        var rank_n, rank_m = divmod(rank, UInt32(Self.config.blocks_m))
+        self.index = cluster
+        self.rank_m = rank_m
+        self.rank_n = rank_n
+
+    @always_inline
+    def valid(self, geometry: TileGeometry) -> Bool:
+        """Whether there is a tile left, or a part of one.
+
+        Args:
+            geometry: The problem.
+        """
+        comptime if Self.config.splits:
+            return self.index < geometry.tiles() * geometry.parts.value
+        return self.index < geometry.tiles()
+
+    @always_inline
+    def tile(self, geometry: TileGeometry) -> Tile:
+        """The block's tile.
+
+        Args:
+            geometry: The problem.
+        """
+        var index = self.index
+        var part = UInt32(0)
+        var first = UInt32(0)
+        var rounds = geometry.rounds(Self.config.halo)
+        comptime if Self.config.splits:
+            index, part = geometry.parts.split(self.index)
+            if geometry.parts.value > 1:
+                first = part * geometry.part_rounds + min(
+                    part, geometry.longer_parts
+                )
+                rounds = geometry.part_rounds
+                if part < geometry.longer_parts:
+                    rounds += 1
+        var m, n = geometry.clusters_n.split(index)
+        var group, n_of_group = geometry.group_clusters.split(n)
+        var filter = n_of_group * UInt32(Self.config.blocks_n) + self.rank_n
+        return Tile(
+            pixel=(m * UInt32(Self.config.blocks_m) + self.rank_m)
+            * UInt32(Self.config.tile_m),
+            filter=group * geometry.group_filters
+            + filter * UInt32(Self.config.tile_n),
+            group=group,
+            part=part,
+            first=first,
+            rounds=rounds,
+        )
+
+    @always_inline
+    def advance(mut self, tiles: UInt32 = 1):
+        """Moves on.
+
+        Args:
+            tiles: By how many of the block's tiles.
+        """
+        comptime size = UInt32(Self.config.cluster_size())
+        self.index += tiles * (UInt32(grid_dim.x) // size)

@@ -1,0 +1,82 @@
+"""Where a block's shared memory is: rings, then output buffers."""
+
+from max.gpu import thread_idx
+from max.gpu.memory import external_memory
+
+from ...im2col.traversal import ROW_BYTES
+from ...pipeline.chunks import CHUNK_BYTES, store_chunk, swizzled
+from ...pipeline.ring import Ring
+from ...tma.copy import SharedAddress, fence_async_proxy
+from .config import PATTERN_BYTES, Sm90Config
+
+
+@fieldwise_init
+struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
+    """A block's shared memory.
+
+    Parameters:
+        config: The configuration.
+    """
+
+    comptime ActivationRing = Ring[
+        Self.config.activation_stages, Self.config.activation_stage_bytes()
+    ]
+    comptime FilterRing = Ring[
+        Self.config.filter_stages, Self.config.filter_stage_bytes()
+    ]
+
+    var activation: Self.ActivationRing
+    var filter: Self.FilterRing
+    var residual_barriers: SharedAddress
+    """Of each consumer's residual ring, consumer by consumer."""
+    var buffers: SharedAddress
+    """Each consumer's `EpilogueConfig.buffers`, consumer by consumer."""
+
+    @always_inline
+    def __init__(out self):
+        """The block's dynamic shared memory."""
+        var base = external_memory[
+            UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
+        ]()
+        var address = SharedAddress(Int(base))
+        var activation = address + UInt32(Self.config.barrier_bytes())
+        comptime activation_bytes = (
+            Self.config.activation_stages * Self.config.activation_stage_bytes()
+        )
+        var filter = activation + UInt32(activation_bytes)
+        comptime filter_bytes = (
+            Self.config.filter_stages * Self.config.filter_stage_bytes()
+        )
+        self.activation = Self.ActivationRing(address, activation)
+        self.filter = Self.FilterRing(
+            address + UInt32(Self.ActivationRing.barrier_bytes()), filter
+        )
+        self.residual_barriers = address + UInt32(
+            Self.ActivationRing.barrier_bytes()
+            + Self.FilterRing.barrier_bytes()
+        )
+        self.buffers = filter + UInt32(filter_bytes)
+
+    @always_inline
+    def clear_rows(self, loaded: UInt32):
+        """Writes zeros to what loads leave of the rings' rows, which the
+        multiply reads too; every thread, and all meet before the first load.
+
+        Args:
+            loaded: Bytes that a load brings of each row, a multiple of 16.
+        """
+        comptime rows = (
+            Self.config.activation_stages
+            * Self.config.activation_stage_pixels()
+            + Self.config.filter_stages * Self.config.tile_n
+        )
+        for row in range(
+            UInt32(thread_idx.x), UInt32(rows), UInt32(Self.config.threads())
+        ):
+            for chunk in range(
+                loaded // CHUNK_BYTES, UInt32(ROW_BYTES // CHUNK_BYTES)
+            ):
+                store_chunk[DType.uint32](
+                    self.activation.data + swizzled[ROW_BYTES](row, chunk), 0
+                )
+        fence_async_proxy()

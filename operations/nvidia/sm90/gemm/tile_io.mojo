@@ -1,0 +1,136 @@
+"""Loads of activation and filter tiles into their rings' stages."""
+
+from std.utils import IndexList
+
+from ...im2col.tiles import LoadStart, Tap, TileGeometry
+from ...im2col.traversal import ROW_BYTES
+from ...pipeline.barrier import Barrier
+from ...tma.copy import SharedAddress, load_im2col, load_tile
+from ...tma.descriptor import TensorMap
+from .config import Sm90Config
+from .scheduler import TileScheduler
+
+
+@always_inline
+def load_activation[
+    config: Sm90Config
+](
+    ref map: TensorMap,
+    stage: SharedAddress,
+    barrier: Barrier,
+    geometry: TileGeometry,
+    ranks: TileScheduler[config],
+    first: LoadStart,
+    tap: Tap,
+):
+    """Loads a stage of activations: the tile's pixels, moved by a tap, one
+    slice of their channels. Blocks that share them load a part each.
+
+    Parameters:
+        config: The configuration.
+
+    Args:
+        map: The activation's descriptor.
+        stage: Where to.
+        barrier: The stage's `full`.
+        geometry: The problem.
+        ranks: The block's place in its cluster.
+        first: The first pixel of this block's part.
+        tap: The step; its `w` is 0 if the stage serves a whole filter row.
+    """
+    comptime part_bytes = config.activation_stage_bytes() // config.blocks_n
+    comptime multicast = config.blocks_n > 1
+    var part = stage
+    var peers = UInt16(0)
+    comptime if multicast:
+        part += ranks.rank_n * UInt32(part_bytes)
+        comptime for n in range(config.blocks_n):
+            peers |= UInt16(1) << UInt16(
+                ranks.rank_m + UInt32(n * config.blocks_m)
+            )
+    var channel = Int(tap.slice * geometry.slice_channels)
+    var w = Int(tap.w * geometry.dilation_w)
+    var h = Int(tap.h * geometry.dilation_h)
+    if geometry.rank == 4:
+        load_im2col[4, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[4](channel, Int(first.w), Int(first.h), Int(first.image)),
+            IndexList[2](w, h),
+            peers,
+        )
+    elif geometry.rank == 5:
+        load_im2col[5, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[5](
+                channel,
+                Int(first.w),
+                Int(first.h),
+                Int(first.d),
+                Int(first.image),
+            ),
+            IndexList[3](w, h, Int(tap.d * geometry.dilation_d)),
+            peers,
+        )
+    else:
+        load_im2col[3, multicast=multicast](
+            part,
+            map,
+            barrier.address,
+            IndexList[3](channel, Int(first.w), Int(first.image)),
+            IndexList[1](w),
+            peers,
+        )
+
+
+@always_inline
+def load_filter[
+    config: Sm90Config
+](
+    ref map: TensorMap,
+    stage: SharedAddress,
+    barrier: Barrier,
+    geometry: TileGeometry,
+    ranks: TileScheduler[config],
+    first: UInt32,
+    tap: Tap,
+):
+    """Loads a stage of filters: the tile's filters, one tap, one slice of
+    their channels. Blocks that share them load a part each.
+
+    Parameters:
+        config: The configuration.
+
+    Args:
+        map: The filter's descriptor, `[K, T*R*S, C/groups]`.
+        stage: Where to.
+        barrier: The stage's `full`.
+        geometry: The problem.
+        ranks: The block's place in its cluster.
+        first: The tile's first filter.
+        tap: The step.
+    """
+    comptime part_filters = config.tile_n // config.blocks_m
+    comptime multicast = config.blocks_m > 1
+    var part = stage
+    var filter = first
+    var peers = UInt16(0)
+    comptime if multicast:
+        part += ranks.rank_m * UInt32(part_filters * ROW_BYTES)
+        filter += ranks.rank_m * UInt32(part_filters)
+        comptime row = UInt16((1 << config.blocks_m) - 1)
+        peers = row << UInt16(ranks.rank_n * UInt32(config.blocks_m))
+    load_tile[3, multicast=multicast](
+        part,
+        map,
+        barrier.address,
+        IndexList[3](
+            Int(tap.slice * geometry.slice_channels),
+            Int(tap.position(geometry)),
+            Int(filter),
+        ),
+        peers,
+    )
