@@ -35,7 +35,10 @@ from operations.nvidia.sm90.gemm.config import (
     residual_refusal,
 )
 from operations.nvidia.sm90.gemm.dispatch import choose
-from operations.nvidia.sm90.gemm.epilogue_config import EpilogueConfig
+from operations.nvidia.sm90.gemm.epilogue_config import (
+    SUBTILE_FILTERS,
+    EpilogueConfig,
+)
 from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
 from operations.nvidia.sm90.gemm.model import FusedWork
@@ -77,8 +80,8 @@ comptime REPEATS = 3
 
 
 def _variant(
-    stages_c: Int,
-    stages_d: Int,
+    num_epi_load_stages: Int,
+    num_output_stages: Int,
     *,
     reuse_c: Bool = False,
     delay_store: Bool = False,
@@ -90,22 +93,19 @@ def _variant(
 ) -> Sm90Config:
     """A configuration with an epilogue of its own."""
     return Sm90Config(
-        tile_m=tile_m,
-        tile_n=128,
+        block_tile_shape=IndexList[2](tile_m, 128),
+        cluster_shape=IndexList[3](1, 1, 1),
         consumers=2,
         cooperative=True,
         swapped=swapped,
-        blocks_m=1,
-        blocks_n=1,
         halo=halo,
-        activation_stages=3,
-        filter_stages=3,
+        num_act_pipeline_stages=3,
+        num_filter_pipeline_stages=3,
         stationary=False,
-        splits=False,
         epilogue=EpilogueConfig(
-            subtile_pixels=64,
-            stages_c=stages_c,
-            stages_d=stages_d,
+            output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
+            num_epi_load_stages=num_epi_load_stages,
+            num_output_stages=num_output_stages,
             fragment_size=fragment_size,
             reuse_c=reuse_c,
             delay_store=delay_store,
@@ -146,22 +146,19 @@ def configuration(index: Int) -> Sm90Config:
         return _variant(3, 3, reuse_c=True, tile_m=192)
     # Ping-pong hides the epilogue behind the other consumer's multiplies.
     return Sm90Config(
-        tile_m=128,
-        tile_n=128,
+        block_tile_shape=IndexList[2](128, 128),
+        cluster_shape=IndexList[3](2, 1, 1),
         consumers=2,
         cooperative=False,
         swapped=True,
-        blocks_m=2,
-        blocks_n=1,
         halo=8,
-        activation_stages=4,
-        filter_stages=6,
+        num_act_pipeline_stages=4,
+        num_filter_pipeline_stages=6,
         stationary=False,
-        splits=False,
         epilogue=EpilogueConfig(
-            subtile_pixels=64,
-            stages_c=3,
-            stages_d=2,
+            output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
+            num_epi_load_stages=3,
+            num_output_stages=2,
             fragment_size=16,
             reuse_c=True,
             delay_store=False,

@@ -165,9 +165,9 @@ def print_launch[
         grid.clusters * config.cluster_size(),
         config.cluster_size(),
         Int(grid.keeps_filters),
-        config.activation_stage_pixels() // config.blocks_n,
+        config.act_tile_dim0(),
         config.epilogue.pixels(size_of[Dtype]()),
-        config.tile_n // config.blocks_m,
+        config.filter_tile_dim0(),
         bytes_of(params),
         bytes_of(geometry),
     )

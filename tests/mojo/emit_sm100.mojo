@@ -176,7 +176,7 @@ struct Emitted[
             t" registers={Int(Self.register_based)} threads={NUM_THREADS}"
             t" shared={chosen.shared_bytes()} group={chosen.cta_group}"
             t" cluster_m={chosen.cluster_shape[0]}"
-            t" cluster_n={chosen.cluster_shape[1]} parts={chosen.parts()}"
+            t" cluster_n={chosen.cluster_shape[1]} parts={chosen.split_k()}"
             t" tile_m={chosen.mma_shape[0]} tile_n={chosen.mma_shape[1]}"
             t" k_group={chosen.k_group_size}"
             t" stages={chosen.num_pipeline_stages}"

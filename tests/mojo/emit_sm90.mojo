@@ -73,7 +73,7 @@ def emit[in_type: DType]() raises:
                 config.shared_bytes(),
                 Int(config.moves_registers()),
                 Int(config.cluster_size() > 1),
-                Int(config.splits),
+                Int(config.splits()),
                 config.refusal().or_else(""),
             )
 

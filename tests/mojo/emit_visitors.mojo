@@ -128,7 +128,7 @@ def refuse_all() raises:
     var unswapped = candidate(10)
     unswapped.swapped = False
     var without = candidate(10)
-    without.epilogue.stages_c = 0
+    without.epilogue.num_epi_load_stages = 0
     refuse("sums", sums, unswapped)
     refuse("auxiliary_type", wide, unswapped)
     refuse[DType.float32]("auxiliary_filters", second, filters=20)

@@ -178,13 +178,13 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def cluster_size(self) -> Int:
         """Blocks of a cluster."""
-        return self.sharers() * self.parts()
+        return self.sharers() * self.split_k()
 
     def sharers(self) -> Int:
         """Blocks of a cluster that share loads: those of one part."""
         return self.cluster_shape[0] * self.cluster_shape[1]
 
-    def parts(self) -> Int:
+    def split_k(self) -> Int:
         """Parts of a tile's sum."""
         return self.cluster_shape[2]
 
@@ -213,7 +213,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def own_subtiles(self) -> Int:
         """Sub-tiles that a block stores, at most: every `parts`-th."""
-        return ceildiv(self.subtiles(), self.parts())
+        return ceildiv(self.subtiles(), self.split_k())
 
     def partial_bytes(self) -> Int:
         """Bytes of a sub-tile of another block's part."""
@@ -221,7 +221,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def exchange_bytes(self) -> Int:
         """Bytes of what a block gets of a tile from those that share it."""
-        return (self.parts() - 1) * self.own_subtiles() * self.partial_bytes()
+        return (self.split_k() - 1) * self.own_subtiles() * self.partial_bytes()
 
     def act_tile_bytes(self) -> Int:
         """Bytes of activations in a step of a block's sum."""
@@ -265,7 +265,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             + self.num_accum_pipeline_stages
             + 2 * self.num_clc_pipeline_stages
             + self.num_epi_load_stages
-            + (1 if self.parts() > 1 else 0)
+            + (1 if self.split_k() > 1 else 0)
         )
 
     def header_bytes(self) -> Int:
@@ -511,9 +511,9 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         if refusal:
             return refusal
         var steps = traversal.taps() * traversal.slices[Self.act_type]()
-        if steps < self.parts():
+        if steps < self.split_k():
             return String(
-                t"cluster_shape: {self.parts()} blocks along K, but a tile's"
+                t"cluster_shape: {self.split_k()} blocks along K, but a tile's"
                 t" sum has {steps} steps"
             )
         var pixels = traversal.pixels(0)
@@ -541,7 +541,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         var cut = TileGeometry.of[Self.act_type](
             traversal, 0, self.cluster_pixels(), self.cluster_filters()
         )
-        cut.split(0, self.parts())
+        cut.split(0, self.split_k())
         return cut
 
     def blocks(self, traversal: Traversal) -> Int:
@@ -560,12 +560,12 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             writer: Where to.
         """
         writer.write(
-            t"tile {self.mma_shape[0]}x{self.mma_shape[1]}, {self.cta_group}"
-            t" blocks, cluster"
-            t" {self.cluster_shape[0]}x{self.cluster_shape[1]}x{self.parts()},"
+            t"tile {self.mma_shape[0]}x{self.mma_shape[1]},"
+            t" {self.cta_group} blocks, cluster"
+            t" {self.cluster_shape[0]}x{self.cluster_shape[1]}x{self.split_k()},"
             t" {self.num_pipeline_stages} stages in groups of"
-            t" {self.k_group_size}, {self.num_accum_pipeline_stages}"
-            t" accumulators, sub-tiles of {self.output_tile_shape[1]} filters,"
-            t" residual and output stages"
+            t" {self.k_group_size},"
+            t" {self.num_accum_pipeline_stages} accumulators, sub-tiles of"
+            t" {self.output_tile_shape[1]} filters, residual and output stages"
             t" {self.num_epi_load_stages}+{self.num_output_stages}"
         )

@@ -47,7 +47,7 @@ def is_considered[
     Args:
         prediction: The model's, for the problem.
     """
-    return config.parts() == 1 or prediction.waves == 1
+    return config.split_k() == 1 or prediction.waves == 1
 
 
 def choose[

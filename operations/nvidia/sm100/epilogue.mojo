@@ -93,7 +93,7 @@ struct TileEpilogue[
     comptime stage_stride_cols = (
         TMEM_COLUMNS // Self.config.num_accum_pipeline_stages
     )
-    comptime parts = Self.config.parts()
+    comptime parts = Self.config.split_k()
     comptime Values = SIMD[DType.float32, Self.size]
     comptime sum_type = accumulator_type[Self.act_type]()
     comptime Sums = SIMD[Self.sum_type, Self.size]

@@ -93,7 +93,7 @@ def load_residuals[
     while queue.work.valid:
         var tile = tile_of(geometry, place, queue.work.index)
         var count = subtiles_of[config](geometry, tile)
-        comptime parts = config.parts()
+        comptime parts = config.split_k()
         for subtile in range(place.part, count, UInt32(parts)):
             var filter = tile.filter + subtile * UInt32(
                 config.output_tile_shape[1]

@@ -111,7 +111,7 @@ struct Conv2dFpropKernel[
     comptime cta_group = Self.config.cta_group
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
-    comptime PARTS = Self.config.parts()
+    comptime PARTS = Self.config.split_k()
     comptime CLUSTER_SIZE = Self.config.cluster_size()
     comptime num_group_pipeline_stages = Self.config.num_group_pipeline_stages()
     comptime NUM_TMEM_COLS = TMEM_COLUMNS

@@ -98,7 +98,7 @@ def predict[
         residual: Whether one is added.
     """
     var traversal = Traversal(problem)
-    comptime parts = config.parts()
+    comptime parts = config.split_k()
     # The longest part's.
     var steps = Float64(
         ceildiv(traversal.taps() * traversal.slices[act_type](), parts)

@@ -68,7 +68,7 @@ struct ClusterPlace[
     @always_inline
     def first(self) -> UInt32:
         """The rank of the first block that adds up the same part."""
-        comptime if Self.config.parts() == 1:
+        comptime if Self.config.split_k() == 1:
             return 0
         return self.part * UInt32(Self.config.sharers())
 
@@ -212,7 +212,7 @@ def part_of[
         geometry: The problem.
         place: The block's.
     """
-    comptime if config.parts() == 1:
+    comptime if config.split_k() == 1:
         return UInt32(0), geometry.rounds(0)
     var first = place.part * geometry.part_rounds + min(
         place.part, geometry.longer_parts

@@ -59,7 +59,7 @@ struct SharedStorage[
         > 0 else 0
     )
     comptime dealloc_offset = Self.exchange_offset + (
-        Self.ExchangeRing.barrier_bytes() if Self.config.parts() > 1 else 0
+        Self.ExchangeRing.barrier_bytes() if Self.config.split_k() > 1 else 0
     )
     comptime tmem_offset = Self.dealloc_offset + BARRIER_BYTES
     comptime header_end = Self.tmem_offset + size_of[DType.uint32]()

@@ -47,7 +47,7 @@ struct PartialSums[
 
     comptime size = Self.config.output_tile_shape[1]
     """Filters of a sub-tile."""
-    comptime parts = UInt32(Self.config.parts())
+    comptime parts = UInt32(Self.config.split_k())
     comptime sum_type = accumulator_type[Self.act_type]()
     comptime Values = SIMD[Self.sum_type, Self.size]
 
@@ -135,7 +135,7 @@ struct PartialSums[
         """
         var sums = values
         var slot = subtile // Self.parts
-        comptime for behind in range(1, Self.config.parts()):
+        comptime for behind in range(1, Self.config.split_k()):
             var buffer = self._buffer(UInt32(behind), slot)
             comptime for quad in range(Self.size // QUAD):
                 var four = load_peer(Self._quad(buffer, quad))

@@ -1,7 +1,9 @@
 """The configurations that `dispatch` chooses from."""
 
-from .config import Sm90Config
-from .epilogue_config import EpilogueConfig
+from std.utils import IndexList
+
+from .config import MAX_SPLIT_K, Sm90Config
+from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
 
 comptime CANDIDATES = 15
 """Configurations to choose from."""
@@ -10,15 +12,15 @@ comptime CANDIDATES = 15
 def _rows(
     tile_m: Int,
     tile_n: Int,
-    activation_stages: Int,
+    act_stages: Int,
     filter_stages: Int,
     epilogue_stages: Int,
     *,
     subtile_pixels: Int = 64,
     consumers: Int = 2,
     cooperative: Bool = True,
-    blocks_m: Int = 1,
-    blocks_n: Int = 1,
+    cluster_m: Int = 1,
+    cluster_n: Int = 1,
     halo: Int = 0,
     stationary: Bool = False,
     splits: Bool = False,
@@ -26,22 +28,21 @@ def _rows(
     """A configuration whose filters are the multiply's rows; TMA
     stores tiles without a halo."""
     return Sm90Config(
-        tile_m=tile_m,
-        tile_n=tile_n,
+        block_tile_shape=IndexList[2](tile_m, tile_n),
+        cluster_shape=IndexList[3](
+            cluster_m, cluster_n, MAX_SPLIT_K if splits else 1
+        ),
         consumers=consumers,
         cooperative=cooperative,
         swapped=True,
-        blocks_m=blocks_m,
-        blocks_n=blocks_n,
         halo=halo,
-        activation_stages=activation_stages,
-        filter_stages=filter_stages,
+        num_act_pipeline_stages=act_stages,
+        num_filter_pipeline_stages=filter_stages,
         stationary=stationary,
-        splits=splits,
         epilogue=EpilogueConfig(
-            subtile_pixels=subtile_pixels,
-            stages_c=epilogue_stages,
-            stages_d=min(2, epilogue_stages),
+            output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
+            num_epi_load_stages=epilogue_stages,
+            num_output_stages=min(2, epilogue_stages),
             fragment_size=16 if cooperative else 8,
             reuse_c=True,
             delay_store=False,
@@ -58,21 +59,21 @@ def candidate(index: Int) -> Sm90Config:
         index: From 0 to `CANDIDATES - 1`.
     """
     if index == 0:
-        return _rows(256, 128, 3, 5, 2, blocks_m=2, halo=8)
+        return _rows(256, 128, 3, 5, 2, cluster_m=2, halo=8)
     if index == 1:
-        return _rows(256, 128, 4, 4, 2, blocks_m=2)
+        return _rows(256, 128, 4, 4, 2, cluster_m=2)
     if index == 2:
-        return _rows(224, 128, 3, 5, 7, blocks_n=2, halo=16, subtile_pixels=32)
+        return _rows(224, 128, 3, 5, 7, cluster_n=2, halo=16, subtile_pixels=32)
     if index == 3:
-        return _rows(224, 128, 4, 4, 6, blocks_n=2, subtile_pixels=32)
+        return _rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32)
     if index == 4:
         return _rows(192, 128, 5, 5, 3, subtile_pixels=32)
     if index == 5:
-        return _rows(192, 128, 5, 5, 3, blocks_n=2, subtile_pixels=32)
+        return _rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32)
     if index == 6:
         return _rows(96, 128, 7, 7, 3, subtile_pixels=32)
     if index == 7:
-        return _rows(96, 128, 7, 7, 3, blocks_n=2, subtile_pixels=32)
+        return _rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32)
     if index == 8:
         return _rows(256, 64, 3, 8, 3, cooperative=False, halo=8)
     if index == 9:
@@ -95,7 +96,7 @@ def candidate(index: Int) -> Sm90Config:
         return _rows(128, 128, 5, 5, 4, cooperative=False)
     if index == 13:
         return _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32)
-    return _rows(256, 64, 3, 8, 3, cooperative=False, blocks_n=2, halo=16)
+    return _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16)
 
 
 def offered[in_type: DType, out_type: DType](index: Int) -> Bool:

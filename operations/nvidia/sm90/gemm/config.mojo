@@ -7,6 +7,7 @@ run-time one.
 
 from std.collections import Optional
 from std.sys.info import size_of
+from std.utils import IndexList
 
 from ....conv.fields import COPY_BYTES
 from ....conv.problem import ConvProblem
@@ -29,6 +30,9 @@ comptime MAX_BOX = 256
 comptime PATTERN_BYTES = 1024
 """Bytes after which the 128-byte swizzle repeats: 8 rows."""
 
+comptime MAX_SPLIT_K = 8
+"""Blocks of a cluster that share a tile's sum, at most."""
+
 comptime MAX_SHARED_BYTES = 227 * 1024
 """Shared memory that a block may have."""
 
@@ -43,38 +47,39 @@ comptime SPARE_REGISTERS = 96
 struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     """How a block of the Hopper kernel is built.
 
-    A tile is `tile_m` output pixels by `tile_n` filters. Cooperative consumers
-    share a tile, each taking a part of its pixels or of its filters; otherwise
-    (ping-pong) each has a tile of its own, and one multiplies while the other
-    stores.
+    As an implicit GEMM, M are output pixels, N filters, K products. Cooperative
+    consumers share a tile, each taking a part of its pixels or of its filters;
+    otherwise (ping-pong) each has a tile of its own, and one multiplies while
+    the other stores.
     """
 
-    var tile_m: Int
-    var tile_n: Int
+    var block_tile_shape: IndexList[2]
+    """M and N of a tile; its K is a row of `ROW_BYTES` of any type."""
+    var cluster_shape: IndexList[3]
+    """Blocks of a cluster along M, which share filters, along N, which share
+    activations, and along K, at most, which share a tile: each adds up a part
+    of its sum. The launch says how many along K there are."""
     var consumers: Int
     """Warpgroups that multiply."""
     var cooperative: Bool
     var swapped: Bool
     """Whether filters are the multiply's rows and pixels its columns, instead
     of the other way round."""
-    var blocks_m: Int
-    """Blocks of a cluster along the pixels: they share filters."""
-    var blocks_n: Int
-    """Blocks of a cluster along the filters: they share activations."""
     var halo: Int
     """Pixels that an activation stage holds beyond the tile, so that all taps
     of a filter row read one stage; 0: a stage holds one tap's pixels."""
-    var activation_stages: Int
-    var filter_stages: Int
+    var num_act_pipeline_stages: Int
+    var num_filter_pipeline_stages: Int
     var stationary: Bool
     """Whether it is known when compiling that the filter ring holds the whole
     filter, loaded once: for problems whose filters fit one tile. Others may
     keep their filters too, as `Grid` finds."""
-    var splits: Bool
-    """Whether the blocks of a cluster may share a tile, each with a part of
-    its sum."""
     var epilogue: EpilogueConfig
     """How each consumer stores its part."""
+
+    def splits(self) -> Bool:
+        """Whether blocks of a cluster may share a tile's sum."""
+        return self.cluster_shape[2] > 1
 
     def threads(self) -> Int:
         """Threads of a block: one warpgroup produces."""
@@ -83,19 +88,22 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     def splits_filters(self) -> Bool:
         """Whether cooperative consumers share a tile by its filters; otherwise
         by its pixels."""
-        return self.swapped and self.tile_n % (self.consumers * MMA_M) == 0
+        return (
+            self.swapped
+            and self.block_tile_shape[1] % (self.consumers * MMA_M) == 0
+        )
 
     def consumer_pixels(self) -> Int:
         """Pixels of the accumulator that one consumer holds."""
         if not self.cooperative or self.splits_filters():
-            return self.tile_m
-        return self.tile_m // self.consumers
+            return self.block_tile_shape[0]
+        return self.block_tile_shape[0] // self.consumers
 
     def consumer_filters(self) -> Int:
         """Filters of the accumulator that one consumer holds."""
         if self.cooperative and self.splits_filters():
-            return self.tile_n // self.consumers
-        return self.tile_n
+            return self.block_tile_shape[1] // self.consumers
+        return self.block_tile_shape[1]
 
     def mma_rows(self) -> Int:
         """Rows of a consumer's multiply."""
@@ -114,8 +122,25 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         return self.mma_rows() * self.mma_columns() // WARPGROUP
 
     def cluster_size(self) -> Int:
-        """Blocks of a cluster."""
-        return self.blocks_m * self.blocks_n
+        """Blocks of a cluster that share loads: all, but of a tile that blocks
+        share."""
+        return self.cluster_shape[0] * self.cluster_shape[1]
+
+    def cluster_pixels(self) -> Int:
+        """Pixels of the tiles of a whole cluster."""
+        return self.cluster_shape[0] * self.block_tile_shape[0]
+
+    def cluster_filters(self) -> Int:
+        """Filters of the tiles of a whole cluster."""
+        return self.cluster_shape[1] * self.block_tile_shape[1]
+
+    def act_tile_dim0(self) -> Int:
+        """Pixels that one load brings: blocks along N share a stage's."""
+        return self.act_stage_pixels() // self.cluster_shape[1]
+
+    def filter_tile_dim0(self) -> Int:
+        """Filters that one load brings: blocks along M share a stage's."""
+        return self.block_tile_shape[1] // self.cluster_shape[0]
 
     def tile_consumers(self) -> Int:
         """Consumers that read a stage: all of them, or the one whose tile it
@@ -125,11 +150,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     def activation_releases(self) -> Int:
         """Arrivals that empty an activation stage: each consumer of each block
         that the stage was copied to."""
-        return self.tile_consumers() * self.blocks_n
+        return self.tile_consumers() * self.cluster_shape[1]
 
     def filter_releases(self) -> Int:
         """Arrivals that empty a filter stage."""
-        return self.tile_consumers() * self.blocks_m
+        return self.tile_consumers() * self.cluster_shape[0]
 
     def even_registers(self) -> Int:
         """Registers of a thread if all have the same, in multiples of 8."""
@@ -152,28 +177,28 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         var left = BLOCK_REGISTERS // WARPGROUP - self.producer_registers()
         return min(240, left // self.consumers // 8 * 8)
 
-    def activation_stage_pixels(self) -> Int:
+    def act_stage_pixels(self) -> Int:
         """Pixels of an activation stage."""
-        return self.tile_m + self.halo
+        return self.block_tile_shape[0] + self.halo
 
-    def activation_stage_bytes(self) -> Int:
+    def act_stage_bytes(self) -> Int:
         """Bytes of an activation stage."""
-        return self.activation_stage_pixels() * ROW_BYTES
+        return self.act_stage_pixels() * ROW_BYTES
 
-    def filter_stage_bytes(self) -> Int:
+    def filter_tile_bytes(self) -> Int:
         """Bytes of a filter stage."""
-        return self.tile_n * ROW_BYTES
+        return self.block_tile_shape[1] * ROW_BYTES
 
     def epilogue_bytes(self) -> Int:
         """Bytes of one consumer's residual and output buffers."""
         return self.epilogue.buffers() * self.epilogue.buffer_bytes()
 
-    def barrier_bytes(self) -> Int:
+    def header_bytes(self) -> Int:
         """Bytes of the barriers, rounded up to where tiles may begin."""
         var barriers = 2 * (
-            self.activation_stages
-            + self.filter_stages
-            + self.epilogue.stages_c * self.consumers
+            self.num_act_pipeline_stages
+            + self.num_filter_pipeline_stages
+            + self.epilogue.num_epi_load_stages * self.consumers
         )
         var bytes = barriers * BARRIER_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
@@ -181,9 +206,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     def shared_bytes(self) -> Int:
         """Shared memory of a block."""
         return (
-            self.barrier_bytes()
-            + self.activation_stages * self.activation_stage_bytes()
-            + self.filter_stages * self.filter_stage_bytes()
+            self.header_bytes()
+            + self.num_act_pipeline_stages * self.act_stage_bytes()
+            + self.num_filter_pipeline_stages * self.filter_tile_bytes()
             + self.consumers * self.epilogue_bytes()
         )
 
@@ -203,63 +228,81 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"columns: {self.mma_columns()} of a consumer's multiply are"
                 t" no multiple of 8 up to {MAX_MMA_N}"
             )
-        if self.consumer_pixels() % self.epilogue.subtile_pixels != 0:
+        if self.consumer_pixels() % self.epilogue.output_tile_shape[0] != 0:
             return String(
-                t"subtile_pixels: {self.epilogue.subtile_pixels} do not divide"
-                t" a consumer's {self.consumer_pixels()} pixels"
+                t"output_tile_shape: M {self.epilogue.output_tile_shape[0]} do"
+                t" not divide a consumer's {self.consumer_pixels()} pixels"
             )
-        if not self.swapped and self.epilogue.subtile_pixels != MMA_M:
+        if not self.swapped and self.epilogue.output_tile_shape[0] != MMA_M:
             return String(
-                t"subtile_pixels: {self.epilogue.subtile_pixels} is not"
-                t" {MMA_M}, the multiply's rows"
+                t"output_tile_shape: M {self.epilogue.output_tile_shape[0]} is"
+                t" not {MMA_M}, the multiply's rows"
             )
         var refused = self.epilogue.refusal()
         if refused:
             return refused
-        if self.tile_n % 64 != 0:
-            return String(t"tile_n: {self.tile_n} is no multiple of 64")
+        if self.block_tile_shape[1] % 64 != 0:
+            return String(
+                t"block_tile_shape: N {self.block_tile_shape[1]} is no multiple"
+                t" of 64"
+            )
         if self.cooperative and (
             self.consumer_pixels() * self.consumer_filters() * self.consumers
-            != self.tile_m * self.tile_n
+            != self.block_tile_shape[0] * self.block_tile_shape[1]
         ):
             return String(
-                t"tile: {self.tile_m}x{self.tile_n} cannot be cut into"
-                t" {self.consumers} equal parts"
+                t"block_tile_shape:"
+                t" {self.block_tile_shape[0]}x{self.block_tile_shape[1]} cannot"
+                t" be cut into {self.consumers} equal parts"
             )
         if self.accumulators() + SPARE_REGISTERS > self.consumer_registers():
             return String(
-                t"tile: {self.accumulators()} accumulators of a thread leave"
-                t" under {SPARE_REGISTERS} of its {self.consumer_registers()}"
-                t" registers"
+                t"block_tile_shape: {self.accumulators()} accumulators of a"
+                t" thread leave under {SPARE_REGISTERS} of its"
+                t" {self.consumer_registers()} registers"
             )
         if self.halo % 8 != 0 or self.halo < 0:
             return String(t"halo: {self.halo} is no multiple of 8")
-        if self.activation_stage_pixels() % (8 * self.blocks_n) != 0:
+        if self.act_stage_pixels() % (8 * self.cluster_shape[1]) != 0:
             return String(
-                t"blocks_n: {self.blocks_n} blocks cannot each load an equal"
-                t" multiple of 8 of {self.activation_stage_pixels()} pixels"
+                t"cluster_shape: {self.cluster_shape[1]} blocks along N cannot"
+                t" each load an equal multiple of 8 of"
+                t" {self.act_stage_pixels()} pixels"
             )
-        if self.tile_n % (8 * self.blocks_m) != 0:
+        if self.block_tile_shape[1] % (8 * self.cluster_shape[0]) != 0:
             return String(
-                t"blocks_m: {self.blocks_m} blocks cannot each load an equal"
-                t" multiple of 8 of {self.tile_n} filters"
+                t"cluster_shape: {self.cluster_shape[0]} blocks along M cannot"
+                t" each load an equal multiple of 8 of"
+                t" {self.block_tile_shape[1]} filters"
             )
-        if self.tile_n // self.blocks_m > MAX_BOX:
-            return String(t"tile_n: a box holds at most {MAX_BOX} filters")
-        if min(self.activation_stages, self.filter_stages) < 2:
-            return String("stages: a ring needs at least 2")
-        if self.stationary and self.blocks_m > 1:
+        if self.block_tile_shape[1] // self.cluster_shape[0] > MAX_BOX:
+            return String(
+                t"block_tile_shape: a box holds at most {MAX_BOX} filters"
+            )
+        if (
+            min(self.num_act_pipeline_stages, self.num_filter_pipeline_stages)
+            < 2
+        ):
+            return String(
+                "num_act_pipeline_stages, num_filter_pipeline_stages: a ring"
+                " needs at least 2"
+            )
+        if self.stationary and self.cluster_shape[0] > 1:
             return String("stationary: blocks that share filters reload them")
-        if self.splits and (
+        if self.splits() and (
             self.stationary or not self.cooperative or self.cluster_size() > 1
         ):
             return String(
-                "splits: not with a stationary filter, ping-pong or shared"
-                " loads"
+                "cluster_shape: no blocks along K with a stationary filter,"
+                " ping-pong or shared loads"
             )
-        if self.splits and self.accumulators() % 32 != 0:
+        if (
+            self.splits()
+            and self.accumulators() % (4 * self.cluster_shape[2]) != 0
+        ):
             return String(
-                t"splits: 8 blocks cannot each add up an equal share of"
+                t"cluster_shape: {self.cluster_shape[2]} blocks along K cannot"
+                t" each add up an equal share of"
                 t" {self.accumulators()} accumulators"
             )
         if self.halo > 0 and self.epilogue.tma_store:
@@ -280,12 +323,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
         writer.write(
-            t"{self.tile_m}x{self.tile_n}{order} {schedule} {self.consumers},"
-            t" cluster"
-            t" {self.blocks_m}x{self.blocks_n}, halo {self.halo}, stages"
-            t" {self.activation_stages}+{self.filter_stages}"
-            t"{' stationary' if self.stationary else ''}"
-            t"{' splits' if self.splits else ''}, {self.epilogue}"
+            t"{self.block_tile_shape[0]}x{self.block_tile_shape[1]}{order} {schedule} {self.consumers},"
+            t" cluster {self.cluster_shape[0]}x{self.cluster_shape[1]}, halo"
+            t" {self.halo}, stages"
+            t" {self.num_act_pipeline_stages}+{self.num_filter_pipeline_stages}{' stationary' if self.stationary else ''}{' split-K' if self.splits() else ''},"
+            t" {self.epilogue}"
         )
 
 
@@ -334,7 +376,7 @@ def can_implement[
     if refusal:
         return refusal
     var pixels = traversal.pixels(config.halo)
-    if pixels + config.tile_m * config.blocks_m >= 1 << 31:
+    if pixels + config.cluster_pixels() >= 1 << 31:
         return String(t"{pixels} output pixels; coordinates have 31 bits")
     return None
 
@@ -348,8 +390,8 @@ def residual_refusal(config: Sm90Config) -> Optional[String]:
     Returns:
         The reason, or None if the kernel can.
     """
-    if config.epilogue.stages_c == 0:
-        return String("stages_c: 0 stages, but there is a residual")
+    if config.epilogue.num_epi_load_stages == 0:
+        return String("num_epi_load_stages: 0 stages, but there is a residual")
     return None
 
 
@@ -380,15 +422,15 @@ def _stationary_refusal[
             t"a stationary filter has one group; here {traversal.groups}"
         )
     var steps = traversal.taps() * traversal.slices[in_type]()
-    if steps > config.filter_stages:
-        return String(
-            t"a stationary filter has at most {config.filter_stages} stages;"
-            t" here {steps}"
-        )
-    if traversal.filters > config.tile_n * config.blocks_n:
+    if steps > config.num_filter_pipeline_stages:
         return String(
             t"a stationary filter has at most"
-            t" {config.tile_n * config.blocks_n} filters; here"
+            t" {config.num_filter_pipeline_stages} stages; here {steps}"
+        )
+    if traversal.filters > config.cluster_filters():
+        return String(
+            t"a stationary filter has at most"
+            t" {config.cluster_filters()} filters; here"
             t" {traversal.filters}"
         )
     return None

@@ -9,12 +9,12 @@ from ....conv.memory import Reads
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import Traversal
 from .candidates import CANDIDATES, candidate, offered, offered_fused
-from .config import Sm90Config, can_implement
+from .config import MAX_SPLIT_K, Sm90Config, can_implement
 from .epilogue_visitor import ConvVisitor
 from .grid import tile_clusters
 from .launch import LaunchPlan
 from .model import FusedWork, predicted_seconds
-from .split import MAX_PARTS, split_refusal
+from .split import split_refusal
 
 
 @fieldwise_init
@@ -112,10 +112,10 @@ def parts_to_try(
         multiprocessors: Of the device.
     """
     var result: List[Int] = [1]
-    if config.splits:
+    if config.splits():
         var clusters = tile_clusters(config, traversal)
         var parts = 2
-        while parts <= MAX_PARTS and clusters * parts <= 2 * multiprocessors:
+        while parts <= MAX_SPLIT_K and clusters * parts <= 2 * multiprocessors:
             result.append(parts)
             parts *= 2
     return result^

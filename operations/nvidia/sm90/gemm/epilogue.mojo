@@ -81,7 +81,7 @@ struct CollectiveEpilogue[
     comptime parts = Self.config.consumer_filters() // SUBTILE_FILTERS
     comptime subtiles = Self.parts * Self.config.consumer_pixels() // Self.pixels
     comptime adds_residual = (
-        Self.epilogue.stages_c > 0 and Self.Visitor.adds_residual
+        Self.epilogue.num_epi_load_stages > 0 and Self.Visitor.adds_residual
     )
     comptime in_place = (
         Self.adds_residual and Self.epilogue.reuse_c and Self.stores

@@ -25,7 +25,7 @@ struct EpilogueBuffers[
     """
 
     comptime stages = Self.config.output_buffers()
-    comptime residual_stages = max(1, Self.config.stages_c)
+    comptime residual_stages = max(1, Self.config.num_epi_load_stages)
     comptime Residuals = Ring[Self.residual_stages, Self.config.buffer_bytes()]
 
     var residuals: Self.Residuals
@@ -63,7 +63,7 @@ struct EpilogueBuffers[
         self.residual = RingPosition[Self.residual_stages]()
         self.releasing = RingPosition[Self.residual_stages]()
         comptime offset = 0 if Self.config.reuse_c else (
-            Self.config.stages_c * Self.config.buffer_bytes()
+            Self.config.num_epi_load_stages * Self.config.buffer_bytes()
         )
         self.outputs = buffers + UInt32(offset)
         self.output = RingPosition[Self.stages]()
@@ -178,8 +178,10 @@ struct EpilogueBuffers[
         comptime if Self.in_place:
             if loads:
                 comptime if Self.tma_store:
-                    if index >= UInt32(Self.config.stages_d - 1):
-                        self._release_oldest[Self.config.stages_d - 1](1)
+                    if index >= UInt32(Self.config.num_output_stages - 1):
+                        self._release_oldest[Self.config.num_output_stages - 1](
+                            1
+                        )
                 else:
                     fence_async_proxy()
                     self._release_read(self.releasing.stage)
@@ -196,7 +198,7 @@ struct EpilogueBuffers[
         comptime if Self.in_place and Self.tma_store:
             if loads:
                 self._release_oldest[0](
-                    UInt32(min(subtiles, Self.config.stages_d - 1))
+                    UInt32(min(subtiles, Self.config.num_output_stages - 1))
                 )
 
     @always_inline

@@ -2,6 +2,7 @@
 stages of residual and output buffers, and when a copy starts."""
 
 from std.collections import Optional
+from std.utils import IndexList
 
 from ...im2col.traversal import ROW_BYTES
 
@@ -23,17 +24,18 @@ comptime CONSUMER_THREADS = 128
 struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
     """How a consumer stores its part of a tile, one sub-tile after the other.
 
-    A sub-tile is `pixels` by `SUBTILE_FILTERS` filters. Its residual comes by
-    TMA into one of `stages_c` buffers, its output leaves through
-    one of `stages_d`, or, with `reuse_c`, through the residual's own.
+    A sub-tile's residual comes by
+    TMA into one of `num_epi_load_stages` buffers, its output leaves through
+    one of `num_output_stages`, or, with `reuse_c`, through the residual's own.
     """
 
-    var subtile_pixels: Int
-    """Pixels of a sub-tile of 16-bit outputs; wider ones have fewer, so that a
-    buffer has the same bytes."""
-    var stages_c: Int
+    var output_tile_shape: IndexList[2]
+    """M and N of a sub-tile of 16-bit outputs: pixels by `SUBTILE_FILTERS`
+    filters. Wider outputs have fewer pixels, so that a buffer has the same
+    bytes."""
+    var num_epi_load_stages: Int
     """Buffers of residuals; 0: no residual can be added."""
-    var stages_d: Int
+    var num_output_stages: Int
     """Output stores that may be under way."""
     var fragment_size: Int
     """Values of a thread that are visited at a time."""
@@ -56,7 +58,7 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
         Args:
             element_bytes: Of the output's type: 2 or 4.
         """
-        return self.subtile_pixels * HALF_BYTES // element_bytes
+        return self.output_tile_shape[0] * HALF_BYTES // element_bytes
 
     def values(self, element_bytes: Int) -> Int:
         """Values of a sub-tile that one thread holds.
@@ -68,41 +70,58 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
 
     def buffer_bytes(self) -> Int:
         """Bytes of a buffer."""
-        return self.subtile_pixels * ROW_BYTES
+        return self.output_tile_shape[0] * ROW_BYTES
 
     def output_buffers(self) -> Int:
         """Buffers that outputs pass through."""
-        return self.stages_c if self.reuse_c else self.stages_d
+        return (
+            self.num_epi_load_stages if self.reuse_c else self.num_output_stages
+        )
 
     def buffers(self) -> Int:
         """Buffers of a consumer: residuals', then outputs' unless they are the
         same."""
-        return self.stages_c + (0 if self.reuse_c else self.stages_d)
+        return self.num_epi_load_stages + (
+            0 if self.reuse_c else self.num_output_stages
+        )
 
     def refusal(self) -> Optional[String]:
         """Why no epilogue can be built so, or None."""
-        if self.subtile_pixels != 32 and self.subtile_pixels != 64:
+        if self.output_tile_shape[0] != 32 and self.output_tile_shape[0] != 64:
             return String(
-                t"subtile_pixels: {self.subtile_pixels} is not 32 or 64"
+                t"output_tile_shape: M {self.output_tile_shape[0]} is not 32"
+                t" or 64"
+            )
+        if self.output_tile_shape[1] != SUBTILE_FILTERS:
+            return String(
+                t"output_tile_shape: N {self.output_tile_shape[1]} is not"
+                t" {SUBTILE_FILTERS}, the rows of a warpgroup's multiply"
             )
         if self.whole_rows and self.tma_store:
             return String("whole_rows: TMA stores, not threads")
-        if self.stages_c < 0:
-            return String(t"stages_c: {self.stages_c} is negative")
-        if self.stages_d < 1:
-            return String("stages_d: at least 1")
-        if self.reuse_c and self.stages_d > self.stages_c:
+        if self.num_epi_load_stages < 0:
             return String(
-                t"reuse_c: {self.stages_d} output stages do not fit"
-                t" {self.stages_c} residual stages"
+                t"num_epi_load_stages: {self.num_epi_load_stages} is negative"
             )
-        if self.delay_store and self.reuse_c and self.stages_d == self.stages_c:
+        if self.num_output_stages < 1:
+            return String("num_output_stages: at least 1")
+        if self.reuse_c and self.num_output_stages > self.num_epi_load_stages:
             return String(
-                t"delay_store: with reuse_c and {self.stages_c} stages of both"
-                t" kinds a residual waits for a buffer whose store waits for"
-                t" that residual: deadlock"
+                t"reuse_c: {self.num_output_stages} output stages do not fit"
+                t" {self.num_epi_load_stages} residual stages"
             )
-        if self.delay_store and not self.reuse_c and self.stages_d < 2:
+        if (
+            self.delay_store
+            and self.reuse_c
+            and self.num_output_stages == self.num_epi_load_stages
+        ):
+            return String(
+                t"delay_store: with reuse_c and"
+                t" {self.num_epi_load_stages} stages of both kinds a residual"
+                t" waits for a buffer whose store waits for that residual:"
+                t" deadlock"
+            )
+        if self.delay_store and not self.reuse_c and self.num_output_stages < 2:
             return String("delay_store: needs at least 2 output stages")
         if (
             self.fragment_size < 8
@@ -123,7 +142,7 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
         var kind = "whole-row" if self.whole_rows else "row"
         writer.write(
             t"{'TMA' if self.tma_store else kind} stores of"
-            t" {self.subtile_pixels} pixels, residual and output stages"
-            t" {self.stages_c}{'/' if self.reuse_c else '+'}{self.stages_d}"
+            t" {self.output_tile_shape[0]} pixels, residual and output stages"
+            t" {self.num_epi_load_stages}{'/' if self.reuse_c else '+'}{self.num_output_stages}"
             t"{', delayed' if self.delay_store else ''}"
         )

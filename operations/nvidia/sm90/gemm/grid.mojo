@@ -61,7 +61,7 @@ struct Grid(ImplicitlyCopyable, Movable):
         var steps = traversal.taps() * traversal.slices[in_type]()
         var even = clusters // along_filters * along_filters
         if (
-            steps <= config.filter_stages
+            steps <= config.num_filter_pipeline_stages
             and even > 0
             and ceildiv(tiles, even) == ceildiv(tiles, clusters)
         ):
@@ -83,8 +83,8 @@ struct Grid(ImplicitlyCopyable, Movable):
         var cut = TileGeometry.of[in_type](
             traversal,
             config.halo,
-            config.tile_m * config.blocks_m,
-            config.tile_n * config.blocks_n,
+            config.cluster_pixels(),
+            config.cluster_filters(),
         )
         cut.keeps_filters = self.keeps_filters
         cut.slice_channels = UInt32(traversal.slice_channels[in_type]())
@@ -117,11 +117,11 @@ def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:
         traversal: The problem's.
     """
     return _filter_clusters(config, traversal) * ceildiv(
-        traversal.pixels(config.halo), config.tile_m * config.blocks_m
+        traversal.pixels(config.halo), config.cluster_pixels()
     )
 
 
 def _filter_clusters(config: Sm90Config, traversal: Traversal) -> Int:
     """Tiles along the filters of all groups, in whole clusters."""
-    var cluster_filters = config.tile_n * config.blocks_n
+    var cluster_filters = config.cluster_filters()
     return ceildiv(traversal.filters, cluster_filters) * traversal.groups

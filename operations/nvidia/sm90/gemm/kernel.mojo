@@ -72,8 +72,12 @@ struct ConvKernel[
     """
 
     comptime Storage = SharedStorage[Self.config]
-    comptime ActivationPosition = RingPosition[Self.config.activation_stages]
-    comptime FilterPosition = RingPosition[Self.config.filter_stages]
+    comptime ActivationPosition = RingPosition[
+        Self.config.num_act_pipeline_stages
+    ]
+    comptime FilterPosition = RingPosition[
+        Self.config.num_filter_pipeline_stages
+    ]
     comptime Scheduler = TileScheduler[Self.config]
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
@@ -152,7 +156,7 @@ struct ConvKernel[
                 Self._produce_filters(filter, geometry, storage)
             # Only then do the blocks of a tile know its sum: a residual
             # that waited for a buffer would keep them waiting.
-            comptime if Self.config.splits:
+            comptime if Self.config.splits():
                 await_sums(geometry)
             if (
                 thread > 0
@@ -190,7 +194,7 @@ struct ConvKernel[
             storage.filter.init(
                 thread, producers=1, releases=Self.config.filter_releases()
             )
-            comptime if Self.config.epilogue.stages_c > 0:
+            comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
                     Self._epilogue(
                         storage, UInt32(consumer), 0
@@ -213,12 +217,8 @@ struct ConvKernel[
         """Fills the activation ring, tile after tile."""
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
-        comptime part = UInt32(
-            Self.config.activation_stage_pixels() // Self.config.blocks_n
-        )
-        var bytes = Self.config.activation_stage_pixels() * Self._row_bytes(
-            geometry
-        )
+        comptime part = UInt32(Self.config.act_tile_dim0())
+        var bytes = Self.config.act_stage_pixels() * Self._row_bytes(geometry)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             var first = geometry.load_start(
@@ -296,7 +296,7 @@ struct ConvKernel[
     def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
         """The first step of a tile, or of a part of one."""
         var tap = Tap()
-        comptime if Self.config.splits:
+        comptime if Self.config.splits():
             if tile.first > 0:
                 tap.skip(Self.config.halo, geometry, tile.first)
         return tap
@@ -317,7 +317,8 @@ struct ConvKernel[
             filter,
             storage.filter.address(filters.stage),
             storage.filter.acquire(
-                filters, Self.config.tile_n * Self._row_bytes(geometry)
+                filters,
+                Self.config.block_tile_shape[1] * Self._row_bytes(geometry),
             ),
             geometry,
             ranks,
@@ -420,7 +421,7 @@ struct ConvKernel[
                 thread,
             )
             var whole = True
-            comptime if Self.config.splits:
+            comptime if Self.config.splits():
                 whole = sum_parts[Self.config](
                     accumulators,
                     storage.activation.data,
@@ -542,10 +543,10 @@ struct ConvKernel[
         """Tells every block that copies into this stage that this consumer is
         done with it."""
         var empty = storage.activation.empty(stage)
-        comptime if Self.config.blocks_n > 1:
-            if thread < UInt32(Self.config.blocks_n):
+        comptime if Self.config.cluster_shape[1] > 1:
+            if thread < UInt32(Self.config.cluster_shape[1]):
                 empty.arrive_at(
-                    ranks.rank_m + thread * UInt32(Self.config.blocks_m)
+                    ranks.rank_m + thread * UInt32(Self.config.cluster_shape[0])
                 )
         else:
             if thread == 0:
@@ -564,10 +565,10 @@ struct ConvKernel[
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
-        comptime if Self.config.blocks_m > 1:
-            if thread < UInt32(Self.config.blocks_m):
+        comptime if Self.config.cluster_shape[0] > 1:
+            if thread < UInt32(Self.config.cluster_shape[0]):
                 empty.arrive_at(
-                    ranks.rank_n * UInt32(Self.config.blocks_m) + thread
+                    ranks.rank_n * UInt32(Self.config.cluster_shape[0]) + thread
                 )
         else:
             if thread == 0:

@@ -111,7 +111,7 @@ struct LaunchPlan[
             ctx,
             traversal,
             activation,
-            Self.config.activation_stage_pixels() // Self.config.blocks_n,
+            Self.config.act_tile_dim0(),
             channels,
             Self.config.halo,
         )
@@ -119,7 +119,7 @@ struct LaunchPlan[
             ctx,
             problem,
             filter,
-            Self.config.tile_n // Self.config.blocks_m,
+            Self.config.filter_tile_dim0(),
             channels,
         )
         comptime if Self.Visitor.discards:

@@ -224,10 +224,10 @@ def _step_cycles[
 ](config: Sm90Config, traversal: Traversal, keeps_filters: Bool) -> Float64:
     """The model's time of one stage of a tile: the multiply's, or shared
     memory's."""
-    var activation = Float64(config.activation_stage_bytes())
+    var activation = Float64(config.act_stage_bytes())
     if config.halo > 0:
         activation /= Float64(traversal.filter[2])
-    var filter = Float64(config.filter_stage_bytes())
+    var filter = Float64(config.filter_tile_bytes())
     if keeps_filters:
         filter = 0.0
     var read = (
@@ -238,14 +238,15 @@ def _step_cycles[
         * config.tile_consumers()
     )
     var multiply = (
-        Float64(config.tile_m * config.tile_n) / TILE_ELEMENTS_PER_CYCLE
+        Float64(config.block_tile_shape[0] * config.block_tile_shape[1])
+        / TILE_ELEMENTS_PER_CYCLE
     )
     var shared = (
         WRITE_SHARE * (activation + filter) + Float64(read)
     ) / SHARED_BYTES_PER_CYCLE
-    if config.blocks_n > 1:
+    if config.cluster_shape[1] > 1:
         activation *= MULTICAST_SHARE
-    if config.blocks_m > 1:
+    if config.cluster_shape[0] > 1:
         filter *= MULTICAST_SHARE
     var step = (
         max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
@@ -253,7 +254,7 @@ def _step_cycles[
     if config.halo > 0:
         # A stage serves a filter row, and one of the ring is being read.
         var stages = Float64(
-            (config.activation_stages - 1) * traversal.filter[2]
+            (config.num_act_pipeline_stages - 1) * traversal.filter[2]
         )
         step = max(step, LOAD_CYCLES / stages)
     if traversal.slice_channels[in_type]() * size_of[in_type]() == ROW_BYTES:
@@ -272,11 +273,11 @@ def _partial_rows_cycles[
     var bytes = traversal.channels * size_of[in_type]()
     if bytes % ROW_BYTES == 0:
         return 0.0
-    var rows = Float64(config.activation_stage_pixels() // config.blocks_n)
+    var rows = Float64(config.act_tile_dim0())
     if config.halo > 0:
         rows /= Float64(traversal.filter[2])
     if not keeps_filters:
-        rows += Float64(config.tile_n // config.blocks_m)
+        rows += Float64(config.filter_tile_dim0())
     var cycles = (
         PARTIAL_ROW_CYCLES if bytes % SECTOR_BYTES == 0 else ODD_ROW_CYCLES
     )

@@ -26,7 +26,7 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         """The block's first tile."""
         comptime size = UInt32(Self.config.cluster_size())
         var cluster, rank = divmod(UInt32(block_idx.x), size)
-        var rank_n, rank_m = divmod(rank, UInt32(Self.config.blocks_m))
+        var rank_n, rank_m = divmod(rank, UInt32(Self.config.cluster_shape[0]))
         self.index = cluster
         self.rank_m = rank_m
         self.rank_n = rank_n
@@ -38,7 +38,7 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         Args:
             geometry: The problem.
         """
-        comptime if Self.config.splits:
+        comptime if Self.config.splits():
             return self.index < geometry.tiles() * geometry.parts.value
         return self.index < geometry.tiles()
 
@@ -53,7 +53,7 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         var part = UInt32(0)
         var first = UInt32(0)
         var rounds = geometry.rounds(Self.config.halo)
-        comptime if Self.config.splits:
+        comptime if Self.config.splits():
             index, part = geometry.parts.split(self.index)
             if geometry.parts.value > 1:
                 first = part * geometry.part_rounds + min(
@@ -64,12 +64,14 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
                     rounds += 1
         var m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
-        var filter = n_of_group * UInt32(Self.config.blocks_n) + self.rank_n
+        var filter = (
+            n_of_group * UInt32(Self.config.cluster_shape[1]) + self.rank_n
+        )
         return Tile(
-            pixel=(m * UInt32(Self.config.blocks_m) + self.rank_m)
-            * UInt32(Self.config.tile_m),
+            pixel=(m * UInt32(Self.config.cluster_shape[0]) + self.rank_m)
+            * UInt32(Self.config.block_tile_shape[0]),
             filter=group * geometry.group_filters
-            + filter * UInt32(Self.config.tile_n),
+            + filter * UInt32(Self.config.block_tile_shape[1]),
             group=group,
             part=part,
             first=first,

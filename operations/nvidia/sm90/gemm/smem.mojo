@@ -19,10 +19,10 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
     """
 
     comptime ActivationRing = Ring[
-        Self.config.activation_stages, Self.config.activation_stage_bytes()
+        Self.config.num_act_pipeline_stages, Self.config.act_stage_bytes()
     ]
     comptime FilterRing = Ring[
-        Self.config.filter_stages, Self.config.filter_stage_bytes()
+        Self.config.num_filter_pipeline_stages, Self.config.filter_tile_bytes()
     ]
 
     var activation: Self.ActivationRing
@@ -39,13 +39,14 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
         ]()
         var address = SharedAddress(Int(base))
-        var activation = address + UInt32(Self.config.barrier_bytes())
+        var activation = address + UInt32(Self.config.header_bytes())
         comptime activation_bytes = (
-            Self.config.activation_stages * Self.config.activation_stage_bytes()
+            Self.config.num_act_pipeline_stages * Self.config.act_stage_bytes()
         )
         var filter = activation + UInt32(activation_bytes)
         comptime filter_bytes = (
-            Self.config.filter_stages * Self.config.filter_stage_bytes()
+            Self.config.num_filter_pipeline_stages
+            * Self.config.filter_tile_bytes()
         )
         self.activation = Self.ActivationRing(address, activation)
         self.filter = Self.FilterRing(
@@ -66,9 +67,9 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             loaded: Bytes that a load brings of each row, a multiple of 16.
         """
         comptime rows = (
-            Self.config.activation_stages
-            * Self.config.activation_stage_pixels()
-            + Self.config.filter_stages * Self.config.tile_n
+            Self.config.num_act_pipeline_stages * Self.config.act_stage_pixels()
+            + Self.config.num_filter_pipeline_stages
+            * Self.config.block_tile_shape[1]
         )
         for row in range(
             UInt32(thread_idx.x), UInt32(rows), UInt32(Self.config.threads())

@@ -20,11 +20,8 @@ from ...pipeline.exchange import (
     store_peer,
 )
 from ...tma.copy import SharedAddress
-from .config import Sm90Config, WARPGROUP
+from .config import MAX_SPLIT_K, Sm90Config, WARPGROUP
 from .mma import Accumulators
-
-comptime MAX_PARTS = 8
-"""Blocks of a cluster, at most."""
 
 comptime CONSUMERS_NAME = 15
 """The named barrier of all consumers."""
@@ -48,10 +45,10 @@ def split_refusal[
     """
     if parts == 1:
         return None
-    if not config.splits:
+    if not config.splits():
         return String(t"parts: the configuration cuts no tile into {parts}")
-    if parts != 2 and parts != 4 and parts != MAX_PARTS:
-        return String(t"parts: {parts} is not 1, 2, 4 or {MAX_PARTS}")
+    if parts != 2 and parts != 4 and parts != MAX_SPLIT_K:
+        return String(t"parts: {parts} is not 1, 2, 4 or {MAX_SPLIT_K}")
     var rounds = rounds_of[in_type](config, traversal)
     if parts > rounds:
         return String(t"parts: {parts}, but a tile's sum has {rounds} stages")
@@ -111,7 +108,7 @@ def sum_parts[
     sync_threads[config.consumers * WARPGROUP](CONSUMERS_NAME)
     _write(accumulators, own)
     sync_cluster()
-    comptime for count in [2, 4, MAX_PARTS]:
+    comptime for count in [2, 4, MAX_SPLIT_K]:
         if parts == UInt32(count):
             _add_share[count, config.accumulators() // QUAD](own, tile.part)
     sync_cluster()

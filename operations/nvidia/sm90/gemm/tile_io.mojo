@@ -38,15 +38,15 @@ def load_activation[
         first: The first pixel of this block's part.
         tap: The step; its `w` is 0 if the stage serves a whole filter row.
     """
-    comptime part_bytes = config.activation_stage_bytes() // config.blocks_n
-    comptime multicast = config.blocks_n > 1
+    comptime part_bytes = config.act_tile_dim0() * ROW_BYTES
+    comptime multicast = config.cluster_shape[1] > 1
     var part = stage
     var peers = UInt16(0)
     comptime if multicast:
         part += ranks.rank_n * UInt32(part_bytes)
-        comptime for n in range(config.blocks_n):
+        comptime for n in range(config.cluster_shape[1]):
             peers |= UInt16(1) << UInt16(
-                ranks.rank_m + UInt32(n * config.blocks_m)
+                ranks.rank_m + UInt32(n * config.cluster_shape[0])
             )
     var channel = Int(tap.slice * geometry.slice_channels)
     var w = Int(tap.w * geometry.dilation_w)
@@ -113,16 +113,16 @@ def load_filter[
         first: The tile's first filter.
         tap: The step.
     """
-    comptime part_filters = config.tile_n // config.blocks_m
-    comptime multicast = config.blocks_m > 1
+    comptime part_filters = config.filter_tile_dim0()
+    comptime multicast = config.cluster_shape[0] > 1
     var part = stage
     var filter = first
     var peers = UInt16(0)
     comptime if multicast:
         part += ranks.rank_m * UInt32(part_filters * ROW_BYTES)
         filter += ranks.rank_m * UInt32(part_filters)
-        comptime row = UInt16((1 << config.blocks_m) - 1)
-        peers = row << UInt16(ranks.rank_n * UInt32(config.blocks_m))
+        comptime row = UInt16((1 << config.cluster_shape[0]) - 1)
+        peers = row << UInt16(ranks.rank_n * UInt32(config.cluster_shape[0]))
     load_tile[3, multicast=multicast](
         part,
         map,

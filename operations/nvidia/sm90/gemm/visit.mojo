@@ -50,16 +50,18 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
     """
     var result = config
     while result.shared_bytes() + bytes > MAX_SHARED_BYTES:
-        var more_filters = result.filter_stages >= result.activation_stages
+        var more_filters = (
+            result.num_filter_pipeline_stages >= result.num_act_pipeline_stages
+        )
         # A stationary filter's ring holds all of it.
         if more_filters and not result.stationary:
-            if result.filter_stages == MIN_STAGES:
+            if result.num_filter_pipeline_stages == MIN_STAGES:
                 return config
-            result.filter_stages -= 1
+            result.num_filter_pipeline_stages -= 1
         else:
-            if result.activation_stages == MIN_STAGES:
+            if result.num_act_pipeline_stages == MIN_STAGES:
                 return config
-            result.activation_stages -= 1
+            result.num_act_pipeline_stages -= 1
     return result
 
 
