@@ -71,7 +71,8 @@ def bridge(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
         geometry: TensorValue,
         scalars: TensorValue,
     ) -> TensorValue:
-        operands = [x, filter, bias, residual, geometry, scalars]
+        # The bias that is not there stands for the scale too.
+        operands = [x, filter, bias, residual, bias, geometry, scalars]
         return ops.custom("maxconv.conv", cpu, operands, [output])[0].tensor
 
     op = graph_op(

@@ -86,20 +86,19 @@ def _convolve[
     target: StaticString,
     kernels: Int,
     known: KnownFilter,
-    scaled: Bool = False,
+    scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: ManagedTensorSlice,
     bias: ManagedTensorSlice,
     residual: ManagedTensorSlice,
+    scale: ManagedTensorSlice[dtype=DType.float32, ...],
     geometry: ManagedTensorSlice[dtype=DType.int64, ...],
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
-    scale: ManagedTensorSlice[dtype=DType.float32, ...],
     ctx: DeviceContext,
 ) raises:
-    """Decodes the operands, checks them, and dispatches; `scale` is one only
-    if `scaled`."""
+    """Decodes the operands, checks them, and dispatches."""
     # Both are in host memory on every target.
     var decoded = Geometry(operand(geometry), geometry.size())
     var out_shape = rebind[IndexList[x.rank]](output.shape())
@@ -117,6 +116,12 @@ def _convolve[
     comptime if scaled:
         validate_scale(problem, scale.size())
         factors = operand(scale)
+    else:
+        if scale.size() != 0:
+            raise Error(
+                t"scale: {scale.size()} elements, but the op is compiled"
+                t" without a scale; none are allowed"
+            )
     var epilogue = Epilogue(
         decoded,
         operand(scalars),
@@ -306,12 +311,14 @@ struct Conv:
         taps: Int = 0,
         stride: Int = 0,
         group_channels: Int = 0,
+        scaled: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
         filter: InputTensor[dtype=dtype, rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
+        scale: InputTensor[dtype=DType.float32, rank=1, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         scalars: InputTensor[dtype=DType.float32, rank=1, ...],
         ctx: DeviceContext,
@@ -322,18 +329,19 @@ struct Conv:
             target: Where: cpu or gpu.
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
-            kernels: Which kernels a GPU's op is compiled with, a bit each.
-            taps: As in `KnownFilter`, like the next two: what a GPU's op is
-                compiled for.
-            stride: See `taps`.
-            group_channels: See `taps`.
+            kernels: The kernels that a GPU's op is compiled with, a bit each.
+            taps: `KnownFilter.taps`, which a GPU's op is compiled for.
+            stride: `KnownFilter.stride`.
+            group_channels: `KnownFilter.group_channels`.
+            scaled: Whether each filter's sums are multiplied with its `scale`.
 
         Args:
             output: `[N, *output, K]`.
             x: The activation, `[N, *input, C]`.
             filter: The filter, flat, in the layout that `geometry` names.
-            bias: One value a filter, or none.
+            bias: One value a filter, or empty.
             residual: The output's shape, or empty.
+            scale: One factor a filter; empty if not `scaled`.
             geometry: See fields.mojo.
             scalars: See fields.mojo.
             ctx: The device.
@@ -341,82 +349,17 @@ struct Conv:
         Raises:
             Naming the argument, its value and what is allowed.
         """
-        _convolve[target, kernels, KnownFilter(taps, stride, group_channels)](
-            output,
-            x,
-            filter,
-            bias,
-            residual,
-            geometry,
-            scalars,
-            scalars,
-            ctx,
-        )
-
-
-@register("maxconv.conv_scaled")
-struct ConvScaled:
-    """`maxconv.conv` with a factor for each filter."""
-
-    @staticmethod
-    def execute[
-        target: StaticString,
-        dtype: DType,
-        rank: Int,
-        kernels: Int = ALL_KERNELS,
-        taps: Int = 0,
-        stride: Int = 0,
-        group_channels: Int = 0,
-    ](
-        output: _FusedComputeOutputTensor[rank=rank, ...],
-        x: InputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
-        bias: InputTensor[rank=1, ...],
-        residual: InputTensor[rank=rank, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
-        scale: InputTensor[dtype=DType.float32, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        """Runs the convolution.
-
-        Parameters:
-            target: As in `Conv`.
-            dtype: As in `Conv`.
-            rank: As in `Conv`.
-            kernels: As in `Conv`.
-            taps: As in `Conv`.
-            stride: As in `Conv`.
-            group_channels: As in `Conv`.
-
-        Args:
-            output: As in `Conv`.
-            x: As in `Conv`.
-            filter: As in `Conv`.
-            bias: As in `Conv`.
-            residual: As in `Conv`.
-            geometry: As in `Conv`.
-            scalars: As in `Conv`.
-            scale: What the sums of each filter are multiplied with.
-            ctx: As in `Conv`.
-
-        Raises:
-            As `Conv`.
-        """
         _convolve[
-            target,
-            kernels,
-            KnownFilter(taps, stride, group_channels),
-            scaled=True,
+            target, kernels, KnownFilter(taps, stride, group_channels), scaled
         ](
             output,
             x,
             filter,
             bias,
             residual,
+            scale,
             geometry,
             scalars,
-            scale,
             ctx,
         )
 
@@ -435,48 +378,33 @@ struct ConvFusedInput:
         taps: Int = 0,
         stride: Int = 0,
         group_channels: Int = 0,
+        scaled: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
         filter: InputTensor[dtype=dtype, rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
+        scale: InputTensor[dtype=DType.float32, rank=1, ...],
         geometry: InputTensor[dtype=DType.int64, rank=1, ...],
         scalars: InputTensor[dtype=DType.float32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        """Runs the convolution.
+        """Runs the convolution of an activation that may not be in memory:
+        `x` loads each element through the work that the graph compiler fused.
 
-        Parameters:
-            target: As in `Conv`.
-            dtype: As in `Conv`.
-            rank: As in `Conv`.
-            kernels: As in `Conv`.
-            taps: As in `Conv`.
-            stride: As in `Conv`.
-            group_channels: As in `Conv`.
-
-        Args:
-            output: As in `Conv`.
-            x: As in `Conv`.
-            filter: As in `Conv`.
-            bias: As in `Conv`.
-            residual: As in `Conv`.
-            geometry: As in `Conv`.
-            scalars: As in `Conv`.
-            ctx: As in `Conv`.
-
-        Raises:
-            As `Conv`.
+        All other parameters and operands are those of `Conv.execute`.
         """
-        _convolve[target, kernels, KnownFilter(taps, stride, group_channels)](
+        _convolve[
+            target, kernels, KnownFilter(taps, stride, group_channels), scaled
+        ](
             output,
             x,
             filter,
             bias,
             residual,
+            scale,
             geometry,
-            scalars,
             scalars,
             ctx,
         )
@@ -502,7 +430,7 @@ struct Explain:
 
         Parameters:
             target: Where: cpu or gpu.
-            dtype: As in `explain_on_gpu`.
+            dtype: Of activation and filter.
 
         Args:
             kernel: One value: the chosen `KERNEL_*` code.
@@ -516,7 +444,7 @@ struct Explain:
             ctx: The device.
 
         Raises:
-            As `Conv`.
+            Naming the argument, its value and what is allowed.
         """
         var decoded = Geometry(operand(geometry), geometry.size())
         var input = IndexList[5](fill=0)

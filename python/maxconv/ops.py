@@ -66,8 +66,6 @@ ScaleLike: TypeAlias = float | TensorValueLike | DLPackArray | None
 _OP = "maxconv.conv"
 # This one lets MAX fuse what stands before it, at the price of computing it anew for every tap.
 _OP_FUSED_INPUT = "maxconv.conv_fused_input"
-# A GPU's kernels without a scale are spared it.
-_OP_SCALED = "maxconv.conv_scaled"
 
 
 def conv1d(
@@ -471,9 +469,9 @@ def _emit(
         filter.value,
         _absent(bias_type, 1, x.device) if bias is None else bias,
         _absent(target, x.rank, x.device) if residual is None else residual,
+        _absent(DType.float32, 1, x.device) if scale is None else scale,
         host_constant(geometry),
         host_constant(scalars),
-        *([] if scale is None else [scale]),
     ]
     exact = x.dtype == DType.float32 and precision is Precision.FLOAT32
     # These kernels read the input where it lies, so nothing can be fused before them; what runs on
@@ -481,10 +479,12 @@ def _emit(
     reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (
         x.device.is_gpu() and not exact
     )
-    fuse = problem.taps == 1 and not reads and scale is None and is_computed(x)
-    op = _OP_FUSED_INPUT if fuse else _OP if scale is None else _OP_SCALED
+    fuse = problem.taps == 1 and not reads and is_computed(x)
+    op = _OP_FUSED_INPUT if fuse else _OP
     result = TensorType(target, _result_shape(problem), x.device)
     parameters: dict[str, bool | int | str | DType] = {}
+    if scale is not None:
+        parameters["scaled"] = True
     if x.device.is_gpu():
         wanted = gpu_kernels(
             problem, kernel, dtype=x.dtype.name, out_dtype=out_dtype, precision=precision

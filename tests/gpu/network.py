@@ -100,13 +100,17 @@ def every_fusion(name: str) -> Graph:
     ]
     with Graph(f"every_{name}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
         values = [value.tensor for value in g.inputs]
-        scale = [values.pop()] if dtypes.scaled else []
-        operands, scalars, factors = values[:5], values[5:-2], values[-1]
-        op = "maxconv.conv_scaled" if dtypes.scaled else "maxconv.conv"
-        result, parameters = TensorType(out, sizes, gpu), {"kernels": dtypes.kernels}
+        none = ops.constant(np.zeros(0, np.float32), DType.float32, gpu)
+        scale = values.pop() if dtypes.scaled else none
+        operands, geometry = [*values[:4], scale], values[4]
+        scalars, factors = values[5:-2], values[-1]
+        parameters: dict[str, Any] = {"kernels": dtypes.kernels, "scaled": dtypes.scaled}
+        result = TensorType(out, sizes, gpu)
         # Of equal operations MAX would keep one: each has scalars of its own.
         convolved = [
-            ops.custom(op, gpu, [*operands, own, *scale], [result], parameters)[0].tensor
+            ops.custom("maxconv.conv", gpu, [*operands, geometry, own], [result], parameters)[
+                0
+            ].tensor
             for own in scalars
         ]
         behind: dict[str, Callable[[TensorValue], TensorValue]] = {

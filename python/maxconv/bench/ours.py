@@ -111,7 +111,8 @@ def build(kind: GraphKind, dtype: str, module: Module) -> Graph:
         values = [value.tensor for value in graph.inputs]
         images, shared = values[: kind.convolutions], values[kind.convolutions :]
         filter, bias, added, geometry, scalars, _ = shared
-        operands = [filter, bias, added, geometry, scalars]
+        scale = _nothing(1, "float32", device)
+        operands = [filter, bias, added, scale, geometry, scalars]
         if kind.compiler_fuses:
             operands[1] = _nothing(1, dtype, device)
             operands[2] = _nothing(kind.rank + 2, dtype, device)

@@ -17,6 +17,7 @@ import os
 import threading
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
@@ -122,17 +123,21 @@ def _graph(signature: Signature, name: str = "", module: Module | None = None) -
         kernel_library=kernel_library(),
         module=module,
     ) as graph:
-        operands = [value.tensor for value in graph.inputs]
-        # The shape is no operand of the op.
-        del operands[Operands._fields.index("shape")]
+        x, filter, bias, residual, geometry, scalars, _, *scale = (
+            value.tensor for value in graph.inputs
+        )
+        if not scale:
+            scale = [ops.constant(np.zeros(0, np.float32), DType.float32, device)]
+        operands = [x, filter, bias, residual, *scale, geometry, scalars]
         out_types = [TensorType(out_dtype, output, device)]
         # Nobody asks for the reference by name here.
         kernels = sum(1 << k for k in GPU_KERNELS if k not in (Kernel.AUTO, Kernel.REFERENCE))
-        parameters: dict[str, bool | int | str | DType] = (
-            {} if signature.device == HOST else {"kernels": kernels}
-        )
-        op = "maxconv.conv_scaled" if signature.scaled else "maxconv.conv"
-        graph.output(*ops.custom(op, device, operands, out_types, parameters))
+        parameters: dict[str, bool | int | str | DType] = {}
+        if signature.scaled:
+            parameters["scaled"] = True
+        if signature.device != HOST:
+            parameters["kernels"] = kernels
+        graph.output(*ops.custom("maxconv.conv", device, operands, out_types, parameters))
     return graph
 
 
