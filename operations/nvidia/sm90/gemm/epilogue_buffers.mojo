@@ -4,7 +4,7 @@ memory, and who may write which of them when."""
 from ...pipeline.barrier import sync_threads, sync_warp
 from ...pipeline.ring import Ring, RingPosition
 from ...tma.copy import SharedAddress, fence_async_proxy, wait_stores_read
-from .config import WARPGROUP
+from ...limits import WARPGROUP
 from .epilogue_config import CONSUMER_WARPS, EpilogueConfig
 
 comptime FIRST_NAME = 1

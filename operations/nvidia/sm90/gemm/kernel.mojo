@@ -32,26 +32,23 @@ from ...pipeline.barrier import (
 from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, prefetch_map
 from ...tma.descriptor import TensorMap
-from .config import Sm90Config, WARPGROUP
+from ...limits import WARP, WARPGROUP
+from .config import Sm90Config
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
 from .mma import Accumulators
 from .scheduler import TileScheduler
 from .smem import SharedStorage
-from .split import await_sums, sum_parts
+from .split_k import await_sums, sum_splits
 from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
 
-comptime WARP = 32
-"""Threads of a warp. The first thread of the warpgroup's first warp loads
-activations, that of its last filters, those between are the consumers' loaders.
-"""
-
 comptime FILTER_WARP = UInt32(3)
-"""The warp whose first thread loads filters."""
+"""The warp of producers whose first thread loads filters; that of the first
+warp loads activations, those between are the consumers' loaders."""
 
 
 @fieldwise_init
@@ -119,7 +116,7 @@ struct ConvKernel[
         geometry: TileGeometry,
     ):
         """A block: its threads take their roles. The launch says how many
-        blocks a cluster has: `cluster_size`, or one a part of a tile's sum.
+        blocks a cluster has: `cluster_size`, or as many as share a tile.
 
         Args:
             activation: Descriptor of the activation, im2col.
@@ -294,7 +291,7 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
-        """The first step of a tile, or of a part of one."""
+        """The first step of a tile, or of the block's share of it."""
         var tap = Tap()
         comptime if Self.config.splits():
             if tile.first > 0:
@@ -373,7 +370,7 @@ struct ConvKernel[
             var tile = scheduler.tile(geometry)
             tile.pixel += pixel
             tile.filter += filter
-            if tile.part == 0:
+            if tile.split == 0:
                 epilogue.load(residual, geometry, tile)
             scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
 
@@ -422,7 +419,7 @@ struct ConvKernel[
             )
             var whole = True
             comptime if Self.config.splits():
-                whole = sum_parts[Self.config](
+                whole = sum_splits[Self.config](
                     accumulators,
                     storage.activation.data,
                     geometry,
@@ -456,7 +453,7 @@ struct ConvKernel[
         consumer: UInt32,
         thread: UInt32,
     ):
-        """Multiplies the `steps` filter stages of a tile, or of a part of one.
+        """Multiplies the `steps` filter stages of a tile, or of the block's share.
         One multiply is always in flight: a stage is released when the multiply
         after its own has been started. This consumer's part of the tile begins
         at `pixel` and `filter`."""

@@ -33,13 +33,13 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
 
     @always_inline
     def valid(self, geometry: TileGeometry) -> Bool:
-        """Whether there is a tile left, or a part of one.
+        """Whether there is a tile left, or a share of one.
 
         Args:
             geometry: The problem.
         """
         comptime if Self.config.splits():
-            return self.index < geometry.tiles() * geometry.parts.value
+            return self.index < geometry.tiles() * geometry.split_k.count.value
         return self.index < geometry.tiles()
 
     @always_inline
@@ -50,18 +50,13 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
             geometry: The problem.
         """
         var index = self.index
-        var part = UInt32(0)
+        var split = UInt32(0)
         var first = UInt32(0)
         var rounds = geometry.rounds(Self.config.halo)
         comptime if Self.config.splits():
-            index, part = geometry.parts.split(self.index)
-            if geometry.parts.value > 1:
-                first = part * geometry.part_rounds + min(
-                    part, geometry.longer_parts
-                )
-                rounds = geometry.part_rounds
-                if part < geometry.longer_parts:
-                    rounds += 1
+            index, split = geometry.split_k.count.split(self.index)
+            if geometry.split_k.count.value > 1:
+                first, rounds = geometry.split_k.share(split)
         var m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
         var filter = (
@@ -73,7 +68,7 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
             filter=group * geometry.group_filters
             + filter * UInt32(Self.config.block_tile_shape[1]),
             group=group,
-            part=part,
+            split=split,
             first=first,
             rounds=rounds,
         )
