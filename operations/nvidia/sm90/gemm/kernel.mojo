@@ -83,6 +83,13 @@ struct ConvKernel[
         Self.Output, Self.Visitor, Self.config
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
+    comptime CLUSTER_M = Self.config.cluster_shape[0]
+    comptime CLUSTER_N = Self.config.cluster_shape[1]
+    comptime act_consumer_arv_count = Self.config.activation_releases()
+    comptime filter_consumer_arv_count = Self.config.filter_releases()
+    comptime act_stage_pixels = Self.config.act_stage_pixels()
+    comptime filter_stage_filters = Self.config.block_tile_shape[1]
+    comptime epilogue_bytes = Self.config.epilogue_bytes()
     comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
     """Channels that a row of a stage holds."""
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
@@ -186,10 +193,10 @@ struct ConvKernel[
             storage.activation.init(
                 thread,
                 producers=1,
-                releases=Self.config.activation_releases(),
+                releases=Self.act_consumer_arv_count,
             )
             storage.filter.init(
-                thread, producers=1, releases=Self.config.filter_releases()
+                thread, producers=1, releases=Self.filter_consumer_arv_count
             )
             comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
@@ -215,7 +222,7 @@ struct ConvKernel[
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         comptime part = UInt32(Self.config.act_tile_dim0())
-        var bytes = Self.config.act_stage_pixels() * Self._row_bytes(geometry)
+        var bytes = Self.act_stage_pixels * Self._row_bytes(geometry)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             var first = geometry.load_start(
@@ -315,7 +322,7 @@ struct ConvKernel[
             storage.filter.address(filters.stage),
             storage.filter.acquire(
                 filters,
-                Self.config.block_tile_shape[1] * Self._row_bytes(geometry),
+                Self.filter_stage_filters * Self._row_bytes(geometry),
             ),
             geometry,
             ranks,
@@ -333,9 +340,9 @@ struct ConvKernel[
         comptime barrier_bytes = Self.Epilogue.Buffers.Residuals.barrier_bytes()
         return Self.Epilogue(
             storage.residual_barriers + consumer * UInt32(barrier_bytes),
-            storage.buffers + consumer * UInt32(Self.config.epilogue_bytes()),
+            storage.buffers + consumer * UInt32(Self.epilogue_bytes),
             storage.buffers
-            + UInt32(Self.config.consumers * Self.config.epilogue_bytes())
+            + UInt32(Self.config.consumers * Self.epilogue_bytes)
             + consumer * UInt32(Self.Epilogue.visitor_bytes()),
             consumer,
             thread,
@@ -348,8 +355,10 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             return UInt32(0), UInt32(0)
         comptime if Self.config.splits_filters():
-            return UInt32(0), consumer * UInt32(Self.config.consumer_filters())
-        return consumer * UInt32(Self.config.consumer_pixels()), UInt32(0)
+            comptime filters = Self.config.consumer_filters()
+            return UInt32(0), consumer * UInt32(filters)
+        comptime pixels = Self.config.consumer_pixels()
+        return consumer * UInt32(pixels), UInt32(0)
 
     @staticmethod
     @always_inline
@@ -540,11 +549,9 @@ struct ConvKernel[
         """Tells every block that copies into this stage that this consumer is
         done with it."""
         var empty = storage.activation.empty(stage)
-        comptime if Self.config.cluster_shape[1] > 1:
-            if thread < UInt32(Self.config.cluster_shape[1]):
-                empty.arrive_at(
-                    ranks.rank_m + thread * UInt32(Self.config.cluster_shape[0])
-                )
+        comptime if Self.CLUSTER_N > 1:
+            if thread < UInt32(Self.CLUSTER_N):
+                empty.arrive_at(ranks.rank_m + thread * UInt32(Self.CLUSTER_M))
         else:
             if thread == 0:
                 empty.arrive()
@@ -562,11 +569,9 @@ struct ConvKernel[
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
-        comptime if Self.config.cluster_shape[0] > 1:
-            if thread < UInt32(Self.config.cluster_shape[0]):
-                empty.arrive_at(
-                    ranks.rank_n * UInt32(Self.config.cluster_shape[0]) + thread
-                )
+        comptime if Self.CLUSTER_M > 1:
+            if thread < UInt32(Self.CLUSTER_M):
+                empty.arrive_at(ranks.rank_n * UInt32(Self.CLUSTER_M) + thread)
         else:
             if thread == 0:
                 empty.arrive()

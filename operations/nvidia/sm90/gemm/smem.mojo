@@ -39,7 +39,8 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
         ]()
         var address = SharedAddress(Int(base))
-        var activation = address + UInt32(Self.config.header_bytes())
+        comptime header_bytes = Self.config.header_bytes()
+        var activation = address + UInt32(header_bytes)
         comptime activation_bytes = (
             Self.config.num_act_pipeline_stages * Self.config.act_stage_bytes()
         )

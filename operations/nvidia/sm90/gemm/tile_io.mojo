@@ -38,15 +38,14 @@ def load_activation[
         tap: The step; its `w` is 0 if the stage serves a whole filter row.
     """
     comptime part_bytes = config.act_tile_dim0() * ROW_BYTES
+    comptime cluster_m = config.cluster_shape[0]
     comptime multicast = config.cluster_shape[1] > 1
     var part = stage
     var peers = UInt16(0)
     comptime if multicast:
         part += ranks.rank_n * UInt32(part_bytes)
         comptime for n in range(config.cluster_shape[1]):
-            peers |= UInt16(1) << UInt16(
-                ranks.rank_m + UInt32(n * config.cluster_shape[0])
-            )
+            peers |= UInt16(1) << UInt16(ranks.rank_m + UInt32(n * cluster_m))
     load_pixels[multicast=multicast](
         part,
         map,
@@ -87,15 +86,16 @@ def load_filter[
         tap: The step.
     """
     comptime part_filters = config.filter_tile_dim0()
-    comptime multicast = config.cluster_shape[0] > 1
+    comptime cluster_m = config.cluster_shape[0]
+    comptime multicast = cluster_m > 1
     var part = stage
     var filter = first
     var peers = UInt16(0)
     comptime if multicast:
         part += ranks.rank_m * UInt32(part_filters * ROW_BYTES)
         filter += ranks.rank_m * UInt32(part_filters)
-        comptime row = UInt16((1 << config.cluster_shape[0]) - 1)
-        peers = row << UInt16(ranks.rank_n * UInt32(config.cluster_shape[0]))
+        comptime row = UInt16((1 << cluster_m) - 1)
+        peers = row << UInt16(ranks.rank_n * UInt32(cluster_m))
     load_filters[multicast=multicast](
         part,
         map,
