@@ -27,7 +27,7 @@ from .sm100.dispatch import choose as choose_sm100
 from .sm90.stem import launch as stem_launch
 from .sm90.gemm.dispatch import Choice
 from .sm90.gemm.dispatch import choose as choose_sm90
-from .sm90.gemm.model import FusedWork
+from .epilogue.work import FusedWork
 from .generic import depthwise_launch
 from .generic.geometry import geometry_refusal
 
@@ -110,7 +110,12 @@ def operands_of[
         aligned=addresses % COPY_BYTES == 0,
         fused_output=Output.computes or Output.stores,
         exact=exact,
-        work=FusedWork.of(epilogue),
+        work=FusedWork.of(
+            epilogue.has_scale or epilogue.has_bias,
+            epilogue.has_residual and epilogue.beta != 0,
+            epilogue.activation.code,
+            epilogue.final_activation.code,
+        ),
     )
 
 

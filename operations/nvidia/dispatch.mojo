@@ -429,7 +429,7 @@ def _run[
         kernels, KERNEL_SM100
     ) and has_sm100_types[in_type, out_type]():
         if kernel == KERNEL_SM100:
-            convolve_sm100(
+            convolve_sm100[scaled=scaled](
                 ctx,
                 problem,
                 activation.data(),

@@ -6,6 +6,7 @@ from std.compile import compile_info
 from ..conv.access import MemoryActivation, MemoryOutput
 from .sm100.candidates import CANDIDATES as BLACKWELL_CANDIDATES
 from .sm100.candidates import candidate as blackwell_candidate
+from .epilogue.conv_visitor import ConvVisitor
 from .sm100.kernel import Conv2dFpropKernel
 from .sm90.gemm.candidates import CANDIDATES, candidate, offered
 from .sm90.diagonal.kernel import DiagonalKernel
@@ -15,7 +16,6 @@ from .sm90.diagonal.plan import (
     NARROW_CANDIDATES,
     diagonal_candidate,
 )
-from .sm90.gemm.epilogue_visitor import ConvVisitor
 from .sm90.gemm.kernel import ConvKernel
 from .sm90.stem.kernel import StemKernel
 from .sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
@@ -245,7 +245,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     Self.dtype,
                     Self.dtype,
                     Self.Output,
-                    Self.out_type,
+                    ConvVisitor[Self.out_type],
                     config,
                 ]
                 self.write[Kernel.run](

@@ -41,7 +41,7 @@ from operations.nvidia.sm90.gemm.dispatch import (
     convolve as launch_chosen,
     parts_to_try,
 )
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from buffers import (

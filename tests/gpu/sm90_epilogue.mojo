@@ -39,9 +39,9 @@ from operations.nvidia.sm90.gemm.epilogue_config import (
     SUBTILE_FILTERS,
     EpilogueConfig,
 )
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
-from operations.nvidia.sm90.gemm.model import FusedWork
+from operations.nvidia.epilogue.work import FusedWork
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from epilogues import (
     BIAS_TYPE,

@@ -109,6 +109,8 @@ def convolve[
     bias_type: DType,
     residual_type: DType,
     //,
+    *,
+    scaled: Bool = False,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -125,6 +127,7 @@ def convolve[
         Output: The output, and what the graph compiler fused behind it.
         bias_type: Of the bias.
         residual_type: Of the residual: the output's.
+        scaled: Whether each filter has a scale.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -151,4 +154,5 @@ def convolve[
                 convolve_on[
                     candidate[in_type, in_type, Output.dtype](index),
                     register_based_epilogue=not Output.stores,
+                    scaled=scaled,
                 ](ctx, problem, activation, filter, epilogue, output)

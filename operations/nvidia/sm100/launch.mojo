@@ -9,23 +9,28 @@ from std.sys.info import size_of
 
 from ...conv.access import OutputTarget
 from ...conv.epilogue import Epilogue
-from ...conv.memory import Reads
+from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.problem import ConvProblem
+from ..epilogue.callbacks import EpilogueVisitor, LaunchShape
+from ..epilogue.conv_visitor import ConvVisitor
+from ..epilogue.fused_output import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+)
+from ..epilogue.params import EpilogueParams
 from ..im2col.tiles import TileGeometry
 from ..im2col.traversal import ROW_BYTES, Traversal
 from ..tma.descriptor import TensorMap
 from ..tma.operands import activation_map, filter_map, output_map
 from .config import Conv2dConfig
-from .epilogue_params import EpilogueParams
 from .kernel import NUM_THREADS, Conv2dFpropKernel
-from .lambdas import ElementwiseComputeLambda, ElementwiseLambda
 
 
 struct LaunchPlan[
     act_type: DType,
     filter_type: DType,
     Output: OutputTarget,
-    bias_type: DType,
+    Visitor: EpilogueVisitor,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
@@ -38,7 +43,7 @@ struct LaunchPlan[
         act_type: Of the activation.
         filter_type: Of the filter.
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are rounded.
         config: The configuration.
         elementwise_lambda_fn: As in `Conv2dFpropKernel`.
         elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
@@ -50,7 +55,7 @@ struct LaunchPlan[
         Self.act_type,
         Self.filter_type,
         Self.Output,
-        Self.bias_type,
+        Self.Visitor,
         Self.config,
         elementwise_lambda_fn=Self.elementwise_lambda_fn,
         elementwise_compute_lambda_fn=Self.elementwise_compute_lambda_fn,
@@ -64,7 +69,8 @@ struct LaunchPlan[
     var residual: TensorMap
     """Not to be used unless `adds_residual`."""
     var adds_residual: Bool
-    var params: EpilogueParams[Self.Output, Self.bias_type]
+    var params: EpilogueParams[Self.Output, Self.Visitor]
+    var shape: LaunchShape
     var geometry: TileGeometry
     var blocks: Int
 
@@ -74,8 +80,12 @@ struct LaunchPlan[
         problem: ConvProblem,
         activation: Reads[Self.act_type],
         filter: Reads[Self.filter_type],
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
+        residual: Reads[Self.out_type],
+        visitor: Self.Visitor,
         output: Self.Output,
+        workspace: Writes[DType.float32] = Writes[DType.float32](
+            unsafe_from_address=CACHE_LINE
+        ),
     ) raises:
         """Encodes the descriptors and counts the blocks.
 
@@ -84,24 +94,26 @@ struct LaunchPlan[
             problem: The convolution, valid and with at least one output.
             activation: `[N, *input, C]` in device memory.
             filter: `[K, *filter, C / groups]` in device memory.
-            epilogue: What is fused; its operands in device memory. A residual
-                that is multiplied with 0 is none, and is not read.
+            residual: `[N, *output, K]` in device memory; not read unless the
+                visitor does.
+            visitor: What is fused; its operands in device memory.
             output: `[N, *output, K]`, its elements in device memory; left as
-                they are if `elementwise_lambda_fn` is given.
+                they are if `elementwise_lambda_fn` is given, or the visitor
+                discards it.
+            workspace: The visitor's `workspace_elements` in device memory.
 
         Raises:
             Why the configuration cannot take the problem, or what the driver
             refused.
         """
-        self.adds_residual = epilogue.has_residual and epilogue.beta != 0
-        self.params = EpilogueParams[Self.Output, Self.bias_type](
-            problem, epilogue, output
+        self.adds_residual = visitor.reads_residual()
+        self.shape = Self.config.launch_shape(problem)
+        self.params = EpilogueParams[Self.Output, Self.Visitor](
+            problem, visitor.prepared(self.shape, workspace), output
         )
         var refusal = Self.config.can_implement(problem)
-        if not refusal and self.adds_residual:
-            refusal = Self.config.residual_refusal()
         if not refusal:
-            refusal = self.params.refusal()
+            refusal = Self.config.visitor_refusal(visitor, problem)
         if refusal:
             raise Error(t"sm100: {refusal.value()}; problem {problem}")
         var traversal = Traversal(problem)
@@ -121,11 +133,11 @@ struct LaunchPlan[
             ROW_BYTES // size_of[Self.filter_type](),
         )
         self.output = self.filter
-        comptime if not Self.Kernel.Work.stores:
+        comptime if not (Self.Kernel.Work.stores or Self.Visitor.discards):
             self.output = Self._matrix_map(ctx, problem, output.data().as_imm())
         self.residual = self.output
         if self.adds_residual:
-            self.residual = Self._matrix_map(ctx, problem, epilogue.residual)
+            self.residual = Self._matrix_map(ctx, problem, residual)
         self.geometry = Self.config.geometry(traversal)
         self.blocks = Self.config.blocks(traversal)
 
@@ -156,29 +168,30 @@ struct LaunchPlan[
         Raises:
             What the driver refused.
         """
-        comptime bytes = Self.config.shared_bytes()
+        comptime bytes = Self.Kernel.shared_bytes()
         comptime size = Self.config.cluster_size()
         var cluster: Optional[Dim] = None
         comptime if size > 1:
             cluster = Dim(size)
         var shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
         var level = PDLLevel.ON if overlap else PDLLevel.OFF
-        if self.adds_residual:
-            ctx.enqueue_function[Self.Kernel.run_with_residual](
-                self.activation,
-                self.filter,
-                self.output,
-                self.residual,
-                self.params,
-                self.geometry,
-                grid_dim=self.blocks,
-                block_dim=NUM_THREADS,
-                cluster_dim=cluster,
-                shared_mem_bytes=bytes,
-                func_attribute=shared,
-                attributes=pdl_launch_attributes(level),
-            )
-        else:
+        comptime if Self.Visitor.adds_residual:
+            if self.adds_residual:
+                ctx.enqueue_function[Self.Kernel.run_with_residual](
+                    self.activation,
+                    self.filter,
+                    self.output,
+                    self.residual,
+                    self.params,
+                    self.geometry,
+                    grid_dim=self.blocks,
+                    block_dim=NUM_THREADS,
+                    cluster_dim=cluster,
+                    shared_mem_bytes=bytes,
+                    func_attribute=shared,
+                    attributes=pdl_launch_attributes(level),
+                )
+        if not self.adds_residual:
             ctx.enqueue_function[Self.Kernel.run](
                 self.activation,
                 self.filter,
@@ -192,6 +205,7 @@ struct LaunchPlan[
                 func_attribute=shared,
                 attributes=pdl_launch_attributes(level),
             )
+        self.params.visitor.conclude(ctx, self.shape)
 
 
 def convolve[
@@ -206,6 +220,7 @@ def convolve[
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
     elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
     register_based_epilogue: Bool = True,
+    scaled: Bool = False,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -229,6 +244,7 @@ def convolve[
         elementwise_lambda_fn: As in `Conv2dFpropKernel`.
         elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
         register_based_epilogue: As in `Conv2dFpropKernel`.
+        scaled: Whether each filter has a scale.
 
     Args:
         ctx: The device; nothing is waited for.
@@ -250,7 +266,7 @@ def convolve[
         act_type,
         filter_type,
         Output,
-        bias_type,
+        ConvVisitor[bias_type, scaled],
         config,
         elementwise_lambda_fn=elementwise_lambda_fn,
         elementwise_compute_lambda_fn=elementwise_compute_lambda_fn,
@@ -260,7 +276,8 @@ def convolve[
         problem,
         activation,
         filter,
-        rebind[Epilogue[bias_type, Output.dtype]](epilogue),
+        rebind[Reads[Output.dtype]](epilogue.residual),
+        ConvVisitor[bias_type, scaled].of(epilogue),
         output,
     ).launch(
         ctx

@@ -7,14 +7,15 @@ from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ....conv.problem import ConvProblem
+from ...epilogue.conv_visitor import ConvVisitor
+from ...epilogue.work import FusedWork
 from ...im2col.traversal import Traversal
 from .candidates import CANDIDATES, candidate, offered, offered_fused
 from ...split_k import MAX_SPLIT_K
 from .config import Sm90Config, can_implement
-from .epilogue_visitor import ConvVisitor
 from .grid import tile_clusters
 from .launch import LaunchPlan
-from .model import FusedWork, predicted_seconds
+from .model import predicted_seconds
 from .split_k import split_refusal
 
 

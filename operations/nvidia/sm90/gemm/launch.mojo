@@ -16,6 +16,8 @@ from std.utils import IndexList
 from ....conv.access import OutputTarget
 from ....conv.memory import CACHE_LINE, Reads, Writes
 from ....conv.problem import ConvProblem
+from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
+from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import ROW_BYTES, Traversal
 from ...tma.descriptor import (
@@ -25,9 +27,7 @@ from ...tma.descriptor import (
     encode_im2col,
 )
 from ...tma.operands import activation_map, filter_map, output_map
-from .config import Sm90Config, can_implement
-from .epilogue_callbacks import EpilogueVisitor, LaunchShape
-from .epilogue_params import EpilogueParams, visitor_refusal
+from .config import Sm90Config, can_implement, visitor_refusal
 from .grid import Grid
 from .kernel import ConvKernel
 from .split_k import split_refusal
@@ -149,10 +149,10 @@ struct LaunchPlan[
             self.geometry.split(Self.config.halo, parts)
         self.cluster = Self.config.cluster_size() * parts
         self.blocks = grid.clusters * self.cluster
-        self.shape = LaunchShape(Self.config, problem, self.blocks)
+        self.shape = LaunchShape(problem, self.blocks * Self.config.consumers)
         self.workspace = None
         var memory = Writes[DType.float32](unsafe_from_address=CACHE_LINE)
-        var values = visitor.workspace(self.shape)
+        var values = visitor.workspace_elements(self.shape)
         if values > 0:
             var buffer = ctx.enqueue_create_buffer[DType.float32](values)
             memory = (

@@ -5,8 +5,8 @@ in front of the normalization, and each channel's sum and sum of squares, in one
 kernel (and a small one behind it):
 
     from operations.conv.access import MemoryOutput
-    from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, Rounded
-    from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
+    from operations.nvidia.epilogue.steps import ChannelBias, Rounded
+    from operations.nvidia.epilogue.sums import sum_channels
     from operations.nvidia.sm90.gemm.visit import convolve_visited
 
     var visitor = (
@@ -30,12 +30,17 @@ from ....conv.access import OutputTarget
 from ....conv.memory import CACHE_LINE, Reads
 from ....conv.problem import ConvProblem
 from .candidates import CANDIDATES, candidate, offered, offered_fused
+from ...epilogue.callbacks import EpilogueVisitor
+from ...epilogue.work import FusedWork
 from ...limits import MAX_SHARED_BYTES
-from .config import Sm90Config, can_implement
-from .epilogue_callbacks import EpilogueVisitor
-from .epilogue_params import layout_of, visitor_refusal
+from .config import (
+    Sm90Config,
+    can_implement,
+    layout_of,
+    visitor_refusal,
+)
 from .launch import LaunchPlan
-from .model import FusedWork, predicted_seconds
+from .model import predicted_seconds
 
 comptime MIN_STAGES = 2
 """Of a ring: one is filled while another is multiplied."""
