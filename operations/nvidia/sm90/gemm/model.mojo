@@ -4,7 +4,8 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...epilogue.activations import DeviceActivation
-from ....conv.epilogue import Epilogue
+from ....conv.epilogue import Activation
+from ....conv.operands import Operands
 from ....conv.problem import SPATIAL, ConvProblem
 from ...im2col.traversal import ROW_BYTES, SECTOR_BYTES, Traversal
 from ..wgmma import MMA_M
@@ -108,25 +109,21 @@ struct FusedWork(ImplicitlyCopyable, Movable):
         self = Self(visits=False, residual=False, looped=False)
 
     @staticmethod
-    def of[
-        bias_type: DType, residual_type: DType
-    ](epilogue: Epilogue[bias_type, residual_type]) -> Self:
+    def of(operands: Operands) -> Self:
         """Of an op's epilogue.
 
-        Parameters:
-            bias_type: Of the bias.
-            residual_type: Of the residual.
-
         Args:
-            epilogue: The epilogue.
+            operands: Of the op.
         """
-        var formula = DeviceActivation.of(epilogue.activation).formula
+        var formula = DeviceActivation.of(
+            Activation(operands.activation, 0, 0)
+        ).formula
         var looped = formula != DeviceActivation.NONE
         for fast in materialize[FAST]():
             looped = looped and formula != fast
         return Self(
-            visits=not epilogue.is_identity(),
-            residual=epilogue.has_residual and epilogue.beta != 0,
+            visits=operands.visits(),
+            residual=operands.residual,
             looped=looped,
         )
 
