@@ -140,6 +140,14 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
         """
         return 1 << (index % SPLITS)
 
+    def row(self, index: Int) -> Int:
+        """A candidate's row of the table.
+
+        Args:
+            index: Of the candidate.
+        """
+        return self.rows[index // SPLITS]
+
     def config(self, index: Int) -> Sm90Config:
         """A candidate's configuration.
 
@@ -203,7 +211,7 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
             self.configs[found.index // SPLITS],
             self.problem,
             self.device,
-            candidate=self.rows[found.index // SPLITS],
+            candidate=self.row(found.index),
             split_k=self.split_k(found.index),
             seconds=found.cost,
         )
