@@ -8,9 +8,9 @@ stops it where it does something that the hardware does not define::
     machine.load(ptx).launch("scale", grid=2, block=32, args=[x, 3.0])
     print(x.read())
 
-``python -m ptxemu`` is the command line; ``ptxemu.tma`` is the model of TMA; ``ptxemu.trace`` what a
-trace holds. ``docs/ptxemu.md`` in the repository says what is checked, what is not known, and how the
-modules build on each other.
+``python -m ptxemu`` is the command line; ``ptxemu.tma`` is the model of TMA; ``ptxemu.trace`` says
+what a trace holds. ``docs/ptxemu.md`` in the repository says what is checked, what is not known,
+and how the modules build on each other.
 """
 
 from ._errors import (

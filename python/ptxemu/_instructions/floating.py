@@ -36,7 +36,8 @@ def _tiny(values: Array, rounding: str) -> Array:
     """Float64 results that ``.ftz`` flushes to zeros; the others as they are.
 
     An H200 flushes what lies below the normal numbers when it has been rounded to 24 bits, as if
-    exponents had no end (``tests/ptxemu/isa/floating.py``): the subnormals' rounding comes too late.
+    exponents had no end (``tests/ptxemu/isa/floating.py``): the subnormals' rounding comes too
+    late.
     """
     scaled = round_to("f32", values * 2.0**64, rounding)
     small = np.abs(scaled) < SMALLEST_NORMAL * np.float32(2.0**64)

@@ -1,8 +1,9 @@
 """What one TMA instruction moves, byte for byte.
 
 The rules are the PTX ISA's (9.0, 5.5.3 to 5.5.7), as an H200 follows them: every recorded load and
-store (``tests/ptxemu/data/README.md``) comes out the same here. What an H200 cannot do (packed types) is
-refused; the swizzles with atoms, which its driver does not take either, follow the documentation.
+store (``tests/ptxemu/data/README.md``) comes out the same here. What an H200 cannot do (packed
+types) is refused; the swizzles with atoms, which its driver does not take either, follow the
+documentation.
 """
 
 from __future__ import annotations

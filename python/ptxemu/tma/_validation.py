@@ -2,8 +2,8 @@
 
 The rules are those of the CUDA driver API, "Tensor Map Object Management", for
 ``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` (CUDA 13.0), corrected by what driver
-580.159 answered on an H200 (``tests/ptxemu/data/README.md``): with slices of 32 bytes it takes every
-swizzle, slices do not free the box from multiples of 16 bytes, a box may not be larger than a
+580.159 answered on an H200 (``tests/ptxemu/data/README.md``): with slices of 32 bytes it takes
+every swizzle, slices do not free the box from multiples of 16 bytes, a box may not be larger than a
 multiprocessor's shared memory, and the end of the pixel box is a number of 32 bits.
 """
 
