@@ -1,4 +1,4 @@
-"""The Blackwell convolution on the emulator, launched as ``operations/nvidia/sm100/launch.mojo`` does."""
+"""The Blackwell convolution on the emulator, as ``nvidia/sm100/launch.mojo`` launches it."""
 
 from __future__ import annotations
 

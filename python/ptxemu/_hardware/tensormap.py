@@ -48,8 +48,8 @@ class TensorMap:
             others: ``interleave``, ``swizzle``, ``l2_promotion``, ``oob_fill``.
 
         Raises:
-            TypeError: As ``TiledDescriptor``.
-            ValueError: As ``TiledDescriptor``, or what the driver would refuse.
+            TypeError: A field is no integer, or no sequence of integers.
+            ValueError: A field has no such value, or the driver would refuse the fields.
         """
         steps = element_strides or [1] * len(global_dim)
         descriptor = TiledDescriptor(
@@ -92,8 +92,8 @@ class TensorMap:
             others: ``interleave``, ``swizzle``, ``l2_promotion``, ``oob_fill``.
 
         Raises:
-            TypeError: As ``Im2colDescriptor``.
-            ValueError: As ``Im2colDescriptor``, or what the driver would refuse.
+            TypeError: A field is no integer, or no sequence of integers.
+            ValueError: A field has no such value, or the driver would refuse the fields.
         """
         steps = element_strides or [1] * len(global_dim)
         descriptor = Im2colDescriptor(

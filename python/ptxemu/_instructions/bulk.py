@@ -16,7 +16,7 @@ from .._hardware.scheduler import Operation
 from .._warps.addresses import addresses, find_mbarrier, locate
 from .._warps.paths import Path, Step
 from .._warps.table import Form, instruction
-from .copies import check_global, commit, count_of, groups_of, wait_step
+from .copies import GROUPS, check_global, commit, groups_of, wait_step
 
 __all__ = ["Destination", "arrive_bytes", "put", "start_load", "start_store"]
 
@@ -35,7 +35,7 @@ def _commit_bulk(form: Form) -> Step:
 def _wait_bulk(form: Form) -> Step:
     """9.7.9.27.2.2."""
     form.arity(1)
-    return wait_step("bulk", count_of(form, 0), form.flag("read"))
+    return wait_step("bulk", form.literal(0, GROUPS), form.flag("read"))
 
 
 def arrive_bytes(t: Path, address: int, count: int, what: str) -> Callable[[], None]:

@@ -85,8 +85,7 @@ def _cluster_barrier(form: Form) -> Step:
 def _registers(form: Form) -> Step:
     """9.7.19.5: a multiple of 8 from 24 to 256; what all warps have is not counted."""
     form.take("inc", "dec") or form.refuse("no .inc or .dec")
-    form.flag("sync")
-    form.flag("aligned")
+    form.take_aligned()
     form.type()
     form.arity(1)
     value = getattr(form.operands[0], "value", 0)

@@ -20,7 +20,11 @@ from .._warps.addresses import addresses, find_mbarrier, parts_of
 from .._warps.paths import Path, Step
 from .._warps.table import Form, instruction
 
-__all__ = ["check_global", "commit", "count_of", "groups_of", "wait_step"]
+__all__ = ["GROUPS", "check_global", "commit", "groups_of", "wait_step"]
+
+
+#: An operand, in messages.
+GROUPS = "the number of groups"
 
 
 def groups_of(t: Path, kind: str, lane: int) -> list[CopyGroup]:
@@ -58,14 +62,6 @@ def wait_step(kind: str, allowed: int, reading: bool) -> Step:
     return step
 
 
-def count_of(form: Form, operand: int) -> int:
-    """A literal number of groups or bytes."""
-    value = getattr(form.operands[operand], "value", None)
-    if not isinstance(value, int):
-        form.refuse("the number of groups must be a literal")
-    return value
-
-
 @instruction("cp.async.commit_group")
 def _commit_copies(form: Form) -> Step:
     """9.7.9.25.3.2."""
@@ -76,7 +72,7 @@ def _commit_copies(form: Form) -> Step:
 def _wait_copies(form: Form) -> Step:
     """9.7.9.25.3.3; wait_all also commits."""
     if form.operands:
-        return wait_step("cp.async", count_of(form, 0), reading=False)
+        return wait_step("cp.async", form.literal(0, GROUPS), reading=False)
     close, wait = commit("cp.async"), wait_step("cp.async", 0, reading=False)
 
     def step(t: Path) -> Wait | None:
@@ -101,7 +97,7 @@ def _copy(form: Form) -> Step:
         form.modifiers.remove(hint)
     form.arity(3, 4)
     target, source = form.address_row(0), form.address_row(1)
-    size = count_of(form, 2)
+    size = form.literal(2, "the number of bytes")
     valid = form.source(3, "u32") if len(form.operands) > 3 else None
     operation = Operation("cp.async", f"{size} bytes a lane", form.instruction.line)
     if size not in (4, 8, 16):

@@ -61,7 +61,7 @@ def _three(form: Form) -> Step:
     form.arity(5)
     d = form.target(0, "u32")
     sources = [form.source(i, "u32") for i in (1, 2, 3)]
-    table = _literal(form, 4)
+    table = form.literal(4, "operand 4")
     view = view_of("u32")
 
     def step(t: Path) -> None:
@@ -76,15 +76,6 @@ def _three(form: Form) -> Step:
         assign(t, view, d, result)
 
     return step
-
-
-def _literal(form: Form, operand: int) -> int:
-    """An operand that must be an integer literal."""
-    chosen = form.operands[operand]
-    value = getattr(chosen, "value", None)
-    if not isinstance(value, int):
-        form.refuse(f"operand {operand} must be a literal")
-    return value
 
 
 @instruction("shl", "shr")

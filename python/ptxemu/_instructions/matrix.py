@@ -21,8 +21,7 @@ _A_ROWS = 16
 
 def _shape(form: Form) -> tuple[int, bool]:
     """Takes the modifiers of a matrix move; returns how many, and whether transposed."""
-    form.flag("sync")
-    form.flag("aligned")
+    form.take_aligned()
     if not form.flag("m8n8"):
         form.refuse("only .m8n8 is supported")
     count = int((form.take("x1", "x2", "x4") or form.refuse("no count"))[1:])

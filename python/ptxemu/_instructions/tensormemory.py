@@ -13,7 +13,6 @@ from .._hardware.blocks import ThreadBlock
 from .._hardware.registers import LANES, Array, group_of, view_of
 from .._hardware.scheduler import Operation, Wait
 from .._hardware.tensormemory import GROUP, Region, TensorMemory
-from .._text.syntax import Constant
 from .._warps.addresses import addresses, locate
 from .._warps.paths import Path, Step
 from .._warps.table import Form, instruction
@@ -57,11 +56,6 @@ def _whole_warp(t: Path, what: str) -> None:
     t.require_warp()
     if not t.mask.all():
         raise IllegalInstructionError(f"{what} in a warp of which threads have exited")
-
-
-def _take_aligned(form: Form) -> None:
-    form.flag("sync")
-    form.flag("aligned")
 
 
 @dataclass
@@ -117,7 +111,7 @@ def _together(
 def _allocate(form: Form) -> Step:
     """9.7.16.7.1: blocks until there are columns; two blocks get the same ones."""
     blocks = take_blocks(form)
-    _take_aligned(form)
+    form.take_aligned()
     form.take("shared::cta")
     form.type()
     form.arity(2)
@@ -163,7 +157,7 @@ def _give_columns(requests: list[_Request]) -> Wait | None:
 def _free(form: Form) -> Step:
     """9.7.16.7.1: two blocks free together."""
     blocks = take_blocks(form)
-    _take_aligned(form)
+    form.take_aligned()
     form.type()
     form.arity(2)
     address, number = form.source(0, "u32"), form.source(1, "u32")
@@ -187,7 +181,7 @@ def _take_columns(requests: list[_Request]) -> Wait | None:
 def _relinquish(form: Form) -> Step:
     """9.7.16.7.1."""
     blocks = take_blocks(form)
-    _take_aligned(form)
+    form.take_aligned()
     form.arity(0)
 
     def step(t: Path) -> None:
@@ -265,7 +259,7 @@ def _shape(name: str, count: int, packed: bool, half: int) -> _Shape:
 
 def _take_shape(form: Form, packs: str, offset: int) -> tuple[_Shape, bool]:
     """Takes shape, repetitions and packing; the half's offset is an operand."""
-    _take_aligned(form)
+    form.take_aligned()
     name = form.take(*_WIDTHS, "16x32bx2") or form.refuse("no shape")
     numbers = [f"x{1 << power}" for power in range(8)]
     count = int((form.take(*numbers) or form.refuse("no number of repetitions"))[1:])
@@ -274,10 +268,7 @@ def _take_shape(form: Form, packs: str, offset: int) -> tuple[_Shape, bool]:
     half = 0
     if name == "16x32bx2":
         form.arity(3)
-        literal = form.operands[offset]
-        if not isinstance(literal, Constant) or not isinstance(literal.value, int):
-            form.refuse("the offset of the second half must be a literal")
-        half = literal.value
+        half = form.literal(offset, "the offset of the second half")
     else:
         form.arity(2)
     if count * _WIDTHS.get(name, (1, 1))[1] > 128:
@@ -401,7 +392,7 @@ def _put(
 def _wait(form: Form) -> Step:
     """9.7.16.8.5: until the warp's loads, or stores, are done."""
     kind = "tcgen05." + form.instruction.opcode.split("::")[1][:2]
-    _take_aligned(form)
+    form.take_aligned()
     form.arity(0)
 
     def step(t: Path) -> Wait | None:

@@ -37,15 +37,10 @@ def _warpgroup(t: Path) -> Warpgroup:
     return t.block.warpgroups[t.warp.index // _WARPS]
 
 
-def _aligned(form: Form) -> None:
-    form.flag("sync")
-    form.flag("aligned")
-
-
 @instruction("wgmma.fence")
 def _fence(form: Form) -> Step:
     """9.7.15.7.1."""
-    _aligned(form)
+    form.take_aligned()
 
     def step(t: Path) -> None:
         t.require_warp()
@@ -57,7 +52,7 @@ def _fence(form: Form) -> Step:
 @instruction("wgmma.commit_group")
 def _commit(form: Form) -> Step:
     """9.7.15.7.2."""
-    _aligned(form)
+    form.take_aligned()
 
     def step(t: Path) -> None:
         t.require_warp()
@@ -69,12 +64,9 @@ def _commit(form: Form) -> Step:
 @instruction("wgmma.wait_group")
 def _wait(form: Form) -> Step:
     """9.7.15.7.3: until all but the latest groups are done."""
-    _aligned(form)
+    form.take_aligned()
     form.arity(1)
-    literal = form.operands[0]
-    if not isinstance(literal, Constant) or not isinstance(literal.value, int):
-        form.refuse("the number of groups must be a literal")
-    allowed = literal.value
+    allowed = form.literal(0, "the number of groups")
 
     def step(t: Path) -> Wait | None:
         t.require_warp()
@@ -124,7 +116,7 @@ _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 @instruction("wgmma.mma_async")
 def _multiply(form: Form) -> Step:
     """9.7.15.5.2: D = A*B + D, or A*B; A from shared memory or registers, B from shared memory."""
-    _aligned(form)
+    form.take_aligned()
     shape = next((m for m in map(_SHAPE.fullmatch, form.modifiers) if m), None)
     if shape is None:
         form.refuse("no shape")

@@ -17,7 +17,6 @@ from .._hardware.scheduler import Wait
 from .._text.syntax import (
     Address,
     Instruction,
-    Label,
     Negated,
     Operand,
     Pair,
@@ -27,7 +26,7 @@ from .._text.syntax import (
 )
 from .paths import Path, Step
 
-__all__ = ["Builder", "Form", "assign", "build", "instruction", "known"]
+__all__ = ["Builder", "Form", "assign", "build", "instruction"]
 
 _TYPES = (
     *("pred", "b8", "b16", "b32", "b64", "b128", "u8", "u16", "u32", "u64", "s8", "s16", "s32"),
@@ -70,6 +69,11 @@ class Form:
     def flag(self, name: str) -> bool:
         """Takes a modifier; whether it was there."""
         return bool(self.take(name))
+
+    def take_aligned(self) -> None:
+        """Takes ``.sync`` and ``.aligned``, which an instruction of a whole warp may have."""
+        self.take("sync")
+        self.take("aligned")
 
     def type(self) -> str:
         """Takes the first type.
@@ -146,12 +150,12 @@ class Form:
         type_name = "u64" if wide or not isinstance(base, Register) else "u32"
         return view_of(type_name), self.source(base, type_name), address.offset
 
-    def label(self, operand: int) -> Label:
-        """A label."""
-        chosen = self.operands[operand]
-        if not isinstance(chosen, Label):
-            raise PtxSyntaxError(f"line {self.instruction.line}: the target is no label")
-        return chosen
+    def literal(self, operand: int, what: str) -> int:
+        """An operand that must be an integer literal; ``what`` names it in messages."""
+        value = getattr(self.operands[operand], "value", None)
+        if not isinstance(value, int):
+            self.refuse(f"{what} must be a literal")
+        return value
 
     def finish(self) -> None:
         """Refuses modifiers that nobody took."""
@@ -173,11 +177,6 @@ def instruction(*names: str) -> Callable[[Builder], Builder]:
         return builder
 
     return enter
-
-
-def known() -> list[str]:
-    """Names that opcodes begin with which the emulator has."""
-    return sorted(_TABLE)
 
 
 def build(layout: Layout, written: Instruction) -> tuple[Step, frozenset[tuple[int, int]]]:

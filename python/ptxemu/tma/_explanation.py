@@ -18,7 +18,7 @@ def explain(descriptor: Descriptor, *, compute_capability: int = 90) -> str:
 
     Args:
         descriptor: The descriptor.
-        compute_capability: As in ``validate``.
+        compute_capability: The GPU's, times ten: which rules ``validate`` holds it to.
     """
     violations = validate(descriptor, compute_capability=compute_capability)
     lines = _fields(descriptor)

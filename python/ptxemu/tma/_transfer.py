@@ -69,9 +69,9 @@ def plan(
 
     Args:
         descriptor: A descriptor that ``validate`` finds nothing in.
-        coordinates: As ``load``; a store takes none that is negative.
-        filter_offsets: As ``load``.
-        offset: As ``load``.
+        coordinates: One a dimension, innermost first; a store takes none that is negative.
+        filter_offsets: For an im2col descriptor one a spatial dimension, ``W, [H, [D]]``.
+        offset: Of the box in shared memory, a multiple of 128 bytes.
 
     Raises:
         TypeError: A coordinate or an offset is no integer.
@@ -160,7 +160,8 @@ def store(
 
     Raises:
         TypeError: ``descriptor`` is no tiled one, or a coordinate is no integer.
-        ValueError: As ``load``.
+        ValueError: The driver would refuse the descriptor, the GPU would refuse the instruction,
+            memory is too small, or the descriptor is of a packed type.
     """
     if not isinstance(descriptor, TiledDescriptor):
         raise TypeError(

@@ -83,6 +83,30 @@ def _descriptor(name: str, room: str, step: int, leading: int, stride: int, span
     )
 
 
+def _fragments(a: Array, kind: str, depth: int) -> Array:
+    """A as the warps' registers hold it: each warp's 16 rows, each step's products, words a thread."""
+    warps = [
+        np.concatenate(
+            [a_fragment(rows[:, k : k + depth], kind) for k in range(0, rows.shape[1], depth)],
+            axis=1,
+        )
+        for rows in np.split(a, 4)
+    ]
+    return np.ascontiguousarray(np.concatenate(warps)).reshape(-1)
+
+
+#: Both operands from global to shared memory.
+_COPIES = "".join(
+    f"mov.u32 %i, %t; {label}: mul.wide.u32 %at, %i, 4; add.u64 %at, {source}, %at; "
+    f"ld.global.b32 %v, [%at]; mov.u32 %s, {room}; mad.lo.u32 %s, %i, 4, %s; "
+    f"st.shared.b32 [%s], %v; add.u32 %i, %i, 128; setp.lt.u32 %p, %i, {size // 4}; @%p bra {label}; "
+    for label, source, room, size in (
+        ("COPY_A", "%in0", "room_a", _ROOM_A),
+        ("COPY_B", "%in1", "room_b", _ROOM_B),
+    )
+)
+
+
 def _add(
     name: str,
     kind: str,
@@ -117,20 +141,7 @@ def _add(
     inputs = [a_memory.view(np.uint32), b_memory.view(np.uint32)]
     fragments = ""
     if from_registers:
-        # Each warp's 16 rows, each step's 32 bytes: four words a thread.
-        words = np.concatenate(
-            [
-                np.concatenate(
-                    [
-                        a_fragment(a[16 * w : 16 * w + 16, s * k : s * k + k], kind)
-                        for s in range(steps)
-                    ],
-                    axis=1,
-                )
-                for w in range(4)
-            ]
-        )
-        inputs.append(np.ascontiguousarray(words).reshape(-1))
+        inputs.append(_fragments(a, kind, k))
         loads = " ".join(f"ld.global.b32 %f{i}, [%at+{4 * i}];" for i in range(4 * steps))
         fragments = (
             f".reg .b32 %f<{4 * steps}>; mul.wide.u32 %at, %t, {16 * steps}; add.u64 %at, %in2, %at; "
@@ -157,20 +168,11 @@ def _add(
         )
     stores = " ".join(f"st.global.f32 [%to+{4 * r}], %d{r};" for r in range(registers))
     zeros = " ".join(f"mov.f32 %d{r}, 0f7FC00000;" for r in range(registers))
-    copies = "".join(
-        f"mov.u32 %i, %t; {label}: mul.wide.u32 %at, %i, 4; add.u64 %at, {source}, %at; "
-        f"ld.global.b32 %v, [%at]; mov.u32 %s, {room}; mad.lo.u32 %s, %i, 4, %s; "
-        f"st.shared.b32 [%s], %v; add.u32 %i, %i, 128; setp.lt.u32 %p, %i, {size // 4}; @%p bra {label}; "
-        for label, source, room, size in (
-            ("COPY_A", "%in0", "room_a", _ROOM_A),
-            ("COPY_B", "%in1", "room_b", _ROOM_B),
-        )
-    )
     FAMILY.kernel(
         name,
         f".shared .align 1024 .b8 room_a[{_ROOM_A}]; .shared .align 1024 .b8 room_b[{_ROOM_B}]; "
         f".reg .f32 %d<{registers}>; .reg .b64 %a, %b, %at, %to; .reg .b32 %s, %i, %v; .reg .pred %p; "
-        f"{copies} {fragments} {zeros} fence.proxy.async.shared::cta; bar.sync 0; "
+        f"{_COPIES} {fragments} {zeros} fence.proxy.async.shared::cta; bar.sync 0; "
         f"wgmma.fence.sync.aligned; {' '.join(multiplies)} wgmma.commit_group.sync.aligned; "
         "wgmma.wait_group.sync.aligned 0; "
         f"mul.wide.u32 %to, %t, {4 * registers}; add.u64 %to, %out, %to; {stores}",
