@@ -42,6 +42,8 @@ def test_every_field_of_a_description_is_told() -> None:
 def test_every_folder_and_file_is_told() -> None:
     text = DOCUMENT.read_text()
     root = Path(ptxemu.__file__).parent
-    folders = [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
-    assert folders
-    assert all(f"`{name}/`" in text for name in folders)
+    folders = {f"`{path.parent.name}/`" for path in root.glob("*/__init__.py")}
+    files = {f"`{path.name}`" for path in root.glob("*.py") if not path.stem.startswith("__")}
+    assert "`_warps/`" in folders
+    assert "`_machine.py`" in files
+    assert not [name for name in folders | files if name not in text]
