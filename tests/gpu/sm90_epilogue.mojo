@@ -28,11 +28,11 @@ from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.epilogue.params import residual_refusal
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
 from operations.nvidia.sm90.gemm.config import (
     Sm90Config,
     can_implement,
-    residual_refusal,
 )
 from operations.nvidia.sm90.gemm.dispatch import choose
 from operations.nvidia.sm90.gemm.epilogue_config import (
@@ -356,7 +356,9 @@ def check_types[
             var ran = 0
             for i in range(FEATURES):
                 var what = feature(i)
-                if what.has_residual and residual_refusal(config):
+                if what.has_residual and residual_refusal(
+                    config.epilogue.num_epi_load_stages
+                ):
                     continue
                 for parts in range(1, 3):
                     if parts > 1 and (

@@ -18,7 +18,9 @@ comptime CHAIN = get_defined_int["CHAIN"]()
 
 def ask[Visitor: EpilogueVisitor, //](visitor: Visitor):
     """Asks a chain whether it can run."""
-    print(visitor.can_implement(candidate(0), problem(64)).or_else("yes"))
+    print(visitor.refusal(
+            layout_of[DType.bfloat16](CANDIDATES[0].config), problem(64)
+        ).or_else("yes"))
 
 
 def main() raises:

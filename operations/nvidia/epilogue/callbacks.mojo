@@ -18,13 +18,13 @@ What the graph compiler fused comes last: it is a visitor of the rounded values,
 neighbouring filters of one pixel at a time (`conv.access.OutputTarget`).
 """
 
-from max.gpu.host import DeviceContext
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 
 from ...conv.memory import Writes
 from ...conv.problem import ConvProblem
 from ..im2col.tiles import Tile, TileGeometry
+from ..stream import Stream
 from ..tma.copy import SharedAddress
 from .chain import Chain
 from .layout import Fragments, VisitLayout
@@ -207,11 +207,11 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
         """
         return self
 
-    def conclude(self, ctx: DeviceContext, shape: LaunchShape) raises:
+    def conclude(self, mut queue: Stream, shape: LaunchShape) raises:
         """Enqueues what follows the kernel.
 
         Args:
-            ctx: The device; nothing is waited for.
+            queue: Where to run; nothing is waited for.
             shape: The launch; this visitor has been `prepared` for it.
 
         Raises:

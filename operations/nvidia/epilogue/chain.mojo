@@ -1,10 +1,10 @@
 """Visitors one behind the other, composed at compile time."""
 
-from max.gpu.host import DeviceContext
 from std.collections import Optional
 
 from ...conv.memory import Writes
 from ...conv.problem import ConvProblem
+from ..stream import Stream
 from .layout import Fragments, VisitLayout
 from .callbacks import (
     EpilogueVisitor,
@@ -111,10 +111,10 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
             ),
         )
 
-    def conclude(self, ctx: DeviceContext, shape: LaunchShape) raises:
+    def conclude(self, mut queue: Stream, shape: LaunchShape) raises:
         """See `EpilogueVisitor`."""
-        self.first.conclude(ctx, shape)
-        self.second.conclude(ctx, shape)
+        self.first.conclude(queue, shape)
+        self.second.conclude(queue, shape)
 
     @always_inline
     def reads_residual(self) -> Bool:

@@ -13,13 +13,8 @@ tile along the pixels has its own place in a row.
 """
 
 from max.gpu import block_idx, thread_idx
-from max.gpu.host import DeviceContext
 from max.gpu.memory import external_memory
-from max.gpu.primitives.grid_controls import (
-    PDLLevel,
-    pdl_launch_attributes,
-    wait_on_dependent_grids,
-)
+from max.gpu.primitives.grid_controls import wait_on_dependent_grids
 from max.gpu.primitives.warp import shuffle_xor, vote
 from max.gpu.sync import barrier
 from std.collections import Optional
@@ -30,6 +25,7 @@ from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..limits import PATTERN_BYTES, WARP
 from ..pipeline.chunks import shared_pointer
+from ..stream import LaunchGrid, Stream
 from ..tma.copy import SharedAddress
 from .activations import keep_branch
 from .callbacks import EpilogueVisitor, LaunchShape, Subtile, Visited
@@ -139,20 +135,23 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
             self.sums, self.squares, workspace, UInt32(shape.problem.filters)
         )
 
-    def conclude(self, ctx: DeviceContext, shape: LaunchShape) raises:
+    def conclude(self, mut queue: Stream, shape: LaunchShape) raises:
         """Adds up the reducers' rows."""
         comptime bytes = 4 * ROWS_BLOCK * ROWS_BLOCK
-        ctx.enqueue_function[add_rows](
+        queue.enqueue(
+            queue.ctx.compile_function[add_rows](),
+            LaunchGrid(
+                ceildiv(Self.KINDS * shape.problem.filters, ROWS_BLOCK),
+                ROWS_BLOCK * ROWS_BLOCK,
+                shared_bytes=bytes,
+                overlap=True,
+            ),
             self.rows.as_imm(),
             self.sums,
             self.squares,
             UInt32(shape.reducers),
             self.filters,
             UInt32(Self.KINDS),
-            grid_dim=ceildiv(Self.KINDS * shape.problem.filters, ROWS_BLOCK),
-            block_dim=ROWS_BLOCK * ROWS_BLOCK,
-            shared_mem_bytes=bytes,
-            attributes=pdl_launch_attributes(PDLLevel.ON),
         )
 
     # The consumer.

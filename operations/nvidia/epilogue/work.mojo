@@ -2,7 +2,7 @@
 choose configurations."""
 
 from ...conv.epilogue import Activation
-from ...conv.fields import ACTIVATION_NONE
+from ...conv.operands import Operands
 from .activations import FAST, DeviceActivation
 
 
@@ -22,26 +22,20 @@ struct FusedWork(ImplicitlyCopyable, Movable):
         self = Self(visits=False, residual=False, looped=False)
 
     @staticmethod
-    def of(
-        visits: Bool, residual: Bool, activation: Int, final_activation: Int
-    ) -> Self:
+    def of(operands: Operands) -> Self:
         """Of an op's epilogue.
 
         Args:
-            visits: Whether there is a scale or a bias.
-            residual: Whether a residual is read.
-            activation: An `ACTIVATION_*` code.
-            final_activation: An `ACTIVATION_*` code.
+            operands: Of the op.
         """
-        var formula = DeviceActivation.of(Activation(activation, 0, 0)).formula
+        var formula = DeviceActivation.of(
+            Activation(operands.activation, 0, 0)
+        ).formula
         var looped = formula != DeviceActivation.NONE
         for fast in materialize[FAST]():
             looped = looped and formula != fast
         return Self(
-            visits=visits
-            or residual
-            or activation != ACTIVATION_NONE
-            or final_activation != ACTIVATION_NONE,
-            residual=residual,
+            visits=operands.visits(),
+            residual=operands.residual,
             looped=looped,
         )

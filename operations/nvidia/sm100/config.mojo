@@ -484,8 +484,8 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             )
         return String()
 
-    def can_implement(self, problem: ConvProblem) -> Optional[String]:
-        """Why the kernel cannot take a problem.
+    def problem_refusal(self, problem: ConvProblem) -> Optional[String]:
+        """Why the kernel cannot take a problem, or None.
 
         Args:
             problem: The convolution, valid (`ConvProblem.validate`).

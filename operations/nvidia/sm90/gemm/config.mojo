@@ -329,10 +329,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-def can_implement[
+def problem_refusal[
     in_type: DType, out_type: DType
 ](config: Sm90Config, problem: ConvProblem) -> Optional[String]:
-    """Why the kernel cannot take a problem.
+    """Why the kernel cannot take a problem, or None.
 
     Parameters:
         in_type: Of activation and filter.
