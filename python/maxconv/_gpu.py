@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, HALF_DTYPES, INPUT_BYTES
 from ._fields import (
     COPY_BYTES,
     DIAGONAL_CHANNELS,
@@ -13,7 +14,6 @@ from ._fields import (
     Kernel,
     Precision,
 )
-from .arguments import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from .problem import ConvProblem
 
 __all__ = ["gpu_kernels", "known_filter"]
-
-#: What the stem's kernel takes, and the diagonal one.
-_HALF_DTYPES = ("bfloat16", "float16")
 
 
 def gpu_kernels(
@@ -53,7 +50,8 @@ def gpu_kernels(
     channels, filters = _per_group(problem.channels, problem), _per_group(problem.filters, problem)
     dense = problem.groups == 1
     exact = dtype == "float32" and precision is Precision.FLOAT32
-    half = dtype in _HALF_DTYPES and out_dtype in _HALF_DTYPES
+    # What the stem's kernel takes, and the diagonal one.
+    half = dtype in HALF_DTYPES and out_dtype in HALF_DTYPES
     diagonal = (
         half
         and (channels is None or channels <= DIAGONAL_CHANNELS)

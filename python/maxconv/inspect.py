@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import library
+from ._dtypes import BLACKWELL_BYTES, FLOAT8, FLOAT8_WIDE, INT8
 from ._fields import GPU_KERNELS, Kernel
-from .arguments import BLACKWELL_BYTES, FLOAT8, FLOAT8_WIDE, INT8
 from .progress import progress
 from .targets import BLACKWELL, HOPPER, TARGETS
 
