@@ -12,24 +12,20 @@ MAX is not imported by importing this module.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from ._fields import BLACKWELL_DTYPES, Precision
+from ._dtypes import DTYPE_BYTES
+from ._fields import Precision
 
 if TYPE_CHECKING:
     from max.graph.dim import Dim
 
 __all__ = [
     "AXES",
-    "BLACKWELL_BYTES",
-    "DTYPE_BYTES",
-    "FLOAT8",
-    "FLOAT8_WIDE",
-    "INPUT_BYTES",
-    "INT8",
     "LAYOUTS",
     "Padding",
     "Size",
@@ -39,12 +35,15 @@ __all__ = [
     "check_dtype",
     "check_filter_layout",
     "check_integer",
+    "check_number",
     "check_precision",
     "check_residual",
+    "check_same_device",
     "check_same_dtype",
     "check_size",
     "filter_shape_parts",
-    "resolve_padding",
+    "read_padding",
+    "renamed",
     "show",
     "spatial_tuple",
 ]
@@ -56,25 +55,6 @@ Size: TypeAlias = "int | Dim"
 #: ``"same"`` or ``"valid"``.
 Padding: TypeAlias = str | int | Sequence[int]
 
-#: Storage types of activations, filters and outputs, and their sizes in bytes.
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-#: The 8-bit type of activations and filters: a sign, 4 bits of exponent, 3 of mantissa; NaN, but no
-#: infinity.
-FLOAT8 = "float8_e4m3fn"
-
-#: The other one: 5 bits of exponent, 2 of mantissa; infinities and NaN, as float16 has them.
-FLOAT8_WIDE = "float8_e5m2"
-
-#: Integers of 8 bits.
-INT8 = "int8"
-
-#: Storage types of activations and filters for GPUs of compute capability 10.0 and 10.3 alone.
-BLACKWELL_BYTES: Mapping[str, int] = dict.fromkeys(BLACKWELL_DTYPES, 1)
-
-#: Storage types of activations and filters.
-INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **BLACKWELL_BYTES}
-
 #: Names of filter layouts by spatial rank. In each row: the kernels' own, MAX's default, PyTorch's.
 LAYOUTS: Mapping[int, tuple[str, str, str]] = {
     1: ("KSC", "SCF", "FCS"),
@@ -84,6 +64,18 @@ LAYOUTS: Mapping[int, tuple[str, str, str]] = {
 
 #: Names of the spatial dimensions by spatial rank.
 AXES: Mapping[int, tuple[str, ...]] = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
+
+
+@contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Has messages name arguments as the caller knows them: ``renamed(filter="weight")``."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, _, rest = str(error).partition(":")
+        if name not in names:
+            raise
+        raise type(error)(f"{names[name]}:{rest}") from None
 
 
 def show(value: object) -> str:
@@ -149,54 +141,34 @@ def check_at_least(name: str, values: int | tuple[int, ...], least: int) -> None
         )
 
 
-def resolve_padding(
-    padding: Padding,
-    *,
-    filter_size: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the zeros put before and after each spatial dimension as ``(before, after)``.
+def read_padding(padding: Padding, rank: int) -> tuple[int, ...] | None:
+    """Returns the zeros ``(before, after)`` of each spatial dimension; ``None`` is ``"same"``.
 
     Args:
         padding: ``(d_before, d_after, h_before, h_after, w_before, w_after)`` or the last two or
             four of these (the order of MAX); one integer for every side; ``"valid"`` for none;
-            ``"same"`` for an output of the input's size, which takes stride 1 and puts an odd zero
-            after, as PyTorch does.
-        filter_size: Taps a spatial dimension.
-        stride: Stride a spatial dimension.
-        dilation: Dilation a spatial dimension.
+            ``"same"`` for an output of the input's size.
+        rank: Spatial dimensions.
 
     Raises:
         TypeError: ``padding`` is none of these types.
-        ValueError: An unknown name, a wrong length, a negative entry, or ``"same"`` with a stride
-            above 1.
+        ValueError: An unknown name, or a wrong length.
     """
-    rank = len(filter_size)
     if isinstance(padding, str):
         if padding == "valid":
-            return (0,) * rank, (0,) * rank
+            return (0,) * (2 * rank)
         if padding != "same":
             raise ValueError(
                 f"padding: {padding!r} is not a name of a padding; 'same', 'valid', an integer or "
-                f"{2 * rank} integers "
-                "are allowed"
+                f"{2 * rank} integers are allowed"
             )
-        if any(s != 1 for s in stride):
-            raise ValueError(
-                f"padding: 'same' with stride {show(tuple(stride))} is undefined; stride 1 is "
-                "allowed"
-            )
-        total = tuple(d * (r - 1) for r, d in zip(filter_size, dilation, strict=True))
-        before = tuple(t // 2 for t in total)
-        return before, tuple(t - b for t, b in zip(total, before, strict=True))
+        return None
     if isinstance(padding, int | np.integer) and not isinstance(padding, bool):
-        padding = (int(padding),) * (2 * rank)
+        return (int(padding),) * (2 * rank)
     if not isinstance(padding, Sequence):
         raise TypeError(
             f"padding: {padding!r} is a {type(padding).__name__}; 'same', 'valid', an integer or a "
-            "tuple of "
-            f"{2 * rank} integers is allowed"
+            f"tuple of {2 * rank} integers is allowed"
         )
     if len(padding) != 2 * rank:
         names = ", ".join(f"{axis}_{side}" for axis in AXES[rank] for side in ("before", "after"))
@@ -204,9 +176,7 @@ def resolve_padding(
             f"padding: {show(tuple(padding))} has {len(padding)} entries; {2 * rank} are allowed: "
             f"({names})"
         )
-    values = tuple(check_integer("padding", entry, tuple(padding)) for entry in padding)
-    check_at_least("padding", values, 0)
-    return values[0::2], values[1::2]
+    return tuple(check_integer("padding", entry, tuple(padding)) for entry in padding)
 
 
 def check_filter_layout(layout: object, rank: int) -> str:
@@ -284,6 +254,13 @@ def check_dtype(name: str, dtype: object, allowed: Mapping[str, int] = DTYPE_BYT
     return text
 
 
+def check_number(name: str, value: object) -> float:
+    """Returns ``value`` as a ``float``; raises ``TypeError`` where it is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: {value!r} is a {type(value).__name__}; a number is allowed")
+    return float(value)
+
+
 def check_precision(precision: object) -> Precision:
     """Reads the ``precision`` argument.
 
@@ -347,6 +324,12 @@ def check_residual(shape: Sequence[Any], output_shape: Sequence[Any]) -> None:
             f"residual: shape {show(tuple(sizes))} must equal the output's shape "
             f"{show(tuple(outputs))}"
         )
+
+
+def check_same_device(name: str, device: object, needed: object, whose: str = "input") -> None:
+    """Raises ``ValueError`` unless ``device`` is the one that the input (or ``whose``) is on."""
+    if device != needed:
+        raise ValueError(f"{name}: device {device} is not the {whose}'s; {needed} is needed")
 
 
 def check_device(name: str, device: object, supported: Sequence[str] = ("cpu", "gpu")) -> None:

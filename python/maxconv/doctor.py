@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from . import library
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._version import __version__
-from .arguments import DTYPE_BYTES, INPUT_BYTES
 from .problem import ConvProblem
 from .problems import (
     find_problem,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import GEOMETRY_LENGTH, Kernel
-from .arguments import DTYPE_BYTES, INPUT_BYTES, check_dtype
+from .arguments import check_dtype
 from .targets import TARGETS
 
 if TYPE_CHECKING:

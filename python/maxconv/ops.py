@@ -24,48 +24,31 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-import numpy as np
 from max.driver import DLPackArray
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike, ops
+from max.graph import Graph, TensorValue, TensorValueLike
 from max.graph.type import ConvInputLayout, FilterLayout
 
-from ._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Precision, encode_scalars
-from ._gpu import gpu_kernels, known_filter
-from ._graph import (
-    constant,
-    host_constant,
-    is_computed,
-    not_negative,
-    repeat,
-    require_kernels,
-)
-from ._operands import (
-    FilterOperand,
-    bias_operand,
-    filter_operand,
-    input_operand,
-    residual_operand,
-    scale_operand,
-    to_channels_first,
-)
+from ._arguments import ConvArguments
+from ._dtypes import DTYPE_BYTES
+from ._emit import OP, Tensors, convolution
+from ._graph import repeat, require_kernels, to_channels_first
+from ._operands import bias_operand, filter_operand, input_operand, read_call, scale_operand
 from ._transpose import split_phases
-from .activations import NONE, ActivationLike, ActivationSpec, parse
-from .arguments import BLACKWELL_BYTES, DTYPE_BYTES, Padding, check_dtype, check_precision
-from .packing import PackedFilter, cast_array
-from .problem import ConvProblem
+from .activations import ActivationLike
+from .arguments import Padding, spatial_tuple
+from .packing import PackedFilter
 
-__all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d"]
+__all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d", "convolve", "convolve_transpose"]
 
 #: A filter: a graph value, an array (numpy or anything with ``__dlpack__``), or a packed filter.
 FilterLike: TypeAlias = TensorValueLike | DLPackArray | PackedFilter
 
-#: What sums are multiplied with: a number, or one float32 for each filter.
-ScaleLike: TypeAlias = float | TensorValueLike | DLPackArray | None
+#: A bias or a residual: a graph value or an array.
+TensorLike: TypeAlias = TensorValueLike | DLPackArray | None
 
-_OP = "maxconv.conv"
-# This one lets MAX fuse what stands before it, at the price of computing it anew for every tap.
-_OP_FUSED_INPUT = "maxconv.conv_fused_input"
+#: What sums are multiplied with: a number, or one float32 for each filter.
+ScaleLike: TypeAlias = float | TensorLike
 
 
 def conv1d(
@@ -75,12 +58,12 @@ def conv1d(
     dilation: int | tuple[int] = (1,),
     padding: Padding = (0, 0),
     groups: int = 1,
-    bias: TensorValueLike | DLPackArray | None = None,
+    bias: TensorLike = None,
     input_layout: ConvInputLayout | str = ConvInputLayout.NHWC,
     filter_layout: FilterLayout | str = "SCF",
     *,
     activation: ActivationLike = None,
-    residual: TensorValueLike | DLPackArray | None = None,
+    residual: TensorLike = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
     out_dtype: DType | None = None,
@@ -90,24 +73,16 @@ def conv1d(
 ) -> TensorValue:
     """Convolves a signal.
 
+    The other arguments are those of ``conv2d``, without its second spatial dimension.
+
     Args:
         x: The signal, ``[N, W, C]``.
-        filter: The filter in ``filter_layout``; see ``conv2d``.
-        stride: Output sample ``q`` reads from input sample ``q * stride - padding`` on.
+        filter: The filter in ``filter_layout``, with ``C / groups`` channels.
+        stride: Output sample ``q`` reads from input sample ``q * stride - before`` on.
         dilation: Input samples from one tap to the next.
         padding: ``(before, after)``, one integer for both, ``"same"`` or ``"valid"``.
-        groups: See ``conv2d``.
-        bias: See ``conv2d``.
         input_layout: ``NHWC`` (or ``"NWC"``), or ``NCHW`` (or ``"NCW"``) for channels first.
         filter_layout: ``"SCF"``, ``"FCS"`` (PyTorch's) or ``"KSC"``.
-        activation: See ``conv2d``.
-        residual: See ``conv2d``.
-        beta: See ``conv2d``.
-        final_activation: See ``conv2d``.
-        out_dtype: See ``conv2d``.
-        config: See ``conv2d``.
-        precision: See ``conv2d``.
-        scale: See ``conv2d``.
 
     Returns:
         ``[N, Q, K]``, or ``[N, K, Q]`` where the channels of ``x`` are first.
@@ -117,10 +92,20 @@ def conv1d(
         ValueError: An argument has a value that is not allowed, or the graph was not given
             maxconv's kernels.
     """
-    return _convolve(
-        1, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
-    )  # fmt: skip
+    arguments = ConvArguments.read(
+        1,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        groups=groups,
+        activation=activation,
+        final_activation=final_activation,
+        beta=_beta(beta, residual),
+        precision=precision,
+        out_dtype=out_dtype,
+        config=config,
+    )
+    return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
 
 def conv2d(
@@ -130,12 +115,12 @@ def conv2d(
     dilation: int | tuple[int, int] = (1, 1),
     padding: Padding = (0, 0, 0, 0),
     groups: int = 1,
-    bias: TensorValueLike | DLPackArray | None = None,
+    bias: TensorLike = None,
     input_layout: ConvInputLayout | str = ConvInputLayout.NHWC,
     filter_layout: FilterLayout | str = FilterLayout.RSCF,
     *,
     activation: ActivationLike = None,
-    residual: TensorValueLike | DLPackArray | None = None,
+    residual: TensorLike = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
     out_dtype: DType | None = None,
@@ -176,12 +161,11 @@ def conv2d(
         final_activation: As ``activation``, but applied last.
         out_dtype: Type of the result: float32, bfloat16 or float16. By default that of ``x``; where
             ``x`` has 8 bits it must be given.
-        config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"grouped"``; on
-            a CPU also ``"pointwise"``, ``"depthwise"``, ``"few_filters"``; on a GPU also
-            ``"depthwise"``, on one of compute capability 9.0 ``"sm90"`` and ``"stem"``, on one of
-            10.0 or 10.3 ``"sm100"``. On a GPU ``"grouped"`` and ``"depthwise"`` multiply on the
-            tensor cores what these take, and the rest on CUDA cores. It raises in the call
-            where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+        config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"depthwise"``,
+            ``"grouped"``; on a CPU also ``"pointwise"`` and ``"few_filters"``; on a GPU of compute
+            capability 9.0 ``"sm90"``, ``"diagonal"`` and ``"stem"``, on one of 10.0 or 10.3
+            ``"sm100"``. It raises in the call where it cannot; ``"auto"`` or ``None`` leaves the
+            choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With
@@ -200,10 +184,20 @@ def conv2d(
         ValueError: An argument has a value that is not allowed, or the graph was not given
             maxconv's kernels. What only the sizes of a call can tell is raised by that call.
     """
-    return _convolve(
-        2, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
-    )  # fmt: skip
+    arguments = ConvArguments.read(
+        2,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        groups=groups,
+        activation=activation,
+        final_activation=final_activation,
+        beta=_beta(beta, residual),
+        precision=precision,
+        out_dtype=out_dtype,
+        config=config,
+    )
+    return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
 
 def conv3d(
@@ -213,12 +207,12 @@ def conv3d(
     dilation: int | tuple[int, int, int] = (1, 1, 1),
     padding: Padding = (0, 0, 0, 0, 0, 0),
     groups: int = 1,
-    bias: TensorValueLike | DLPackArray | None = None,
+    bias: TensorLike = None,
     input_layout: ConvInputLayout | str = ConvInputLayout.NHWC,
     filter_layout: FilterLayout | str = FilterLayout.QRSCF,
     *,
     activation: ActivationLike = None,
-    residual: TensorValueLike | DLPackArray | None = None,
+    residual: TensorLike = None,
     beta: float = 1.0,
     final_activation: ActivationLike = None,
     out_dtype: DType | None = None,
@@ -228,25 +222,17 @@ def conv3d(
 ) -> TensorValue:
     """Convolves a volume or a video.
 
+    The other arguments are those of ``conv2d``, with a spatial dimension in front.
+
     Args:
         x: The volume, ``[N, D, H, W, C]``.
-        filter: The filter in ``filter_layout``; see ``conv2d``.
+        filter: The filter in ``filter_layout``, with ``C / groups`` channels.
         stride: One integer, or ``(d, h, w)``.
         dilation: One integer, or ``(d, h, w)``.
         padding: ``(d_before, d_after, h_before, h_after, w_before, w_after)``, one integer for all
             sides, ``"same"`` or ``"valid"``.
-        groups: See ``conv2d``.
-        bias: See ``conv2d``.
         input_layout: ``NHWC`` (or ``"NDHWC"``), or ``NCHW`` (or ``"NCDHW"``) for channels first.
         filter_layout: ``QRSCF`` (MAX's default), ``FCQRS`` (PyTorch's) or ``"KTRSC"``.
-        activation: See ``conv2d``.
-        residual: See ``conv2d``.
-        beta: See ``conv2d``.
-        final_activation: See ``conv2d``.
-        out_dtype: See ``conv2d``.
-        config: See ``conv2d``.
-        precision: See ``conv2d``.
-        scale: See ``conv2d``.
 
     Returns:
         ``[N, Z, P, Q, K]``, or ``[N, K, Z, P, Q]`` where the channels of ``x`` are first.
@@ -256,10 +242,20 @@ def conv3d(
         ValueError: An argument has a value that is not allowed, or the graph was not given
             maxconv's kernels.
     """
-    return _convolve(
-        3, x, filter, stride, dilation, padding, groups, bias, input_layout, filter_layout,
-        activation, residual, beta, final_activation, out_dtype, config, precision, scale,
-    )  # fmt: skip
+    arguments = ConvArguments.read(
+        3,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        groups=groups,
+        activation=activation,
+        final_activation=final_activation,
+        beta=_beta(beta, residual),
+        precision=precision,
+        out_dtype=out_dtype,
+        config=config,
+    )
+    return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
 
 def conv2d_transpose(
@@ -269,7 +265,7 @@ def conv2d_transpose(
     dilation: int | tuple[int, int] = (1, 1),
     padding: Padding = (0, 0, 0, 0),
     output_paddings: int | tuple[int, int] = (0, 0),
-    bias: TensorValueLike | DLPackArray | None = None,
+    bias: TensorLike = None,
     input_layout: ConvInputLayout | str = ConvInputLayout.NHWC,
     filter_layout: FilterLayout | str = FilterLayout.RSCF,
     *,
@@ -303,11 +299,11 @@ def conv2d_transpose(
         filter_layout: ``RSCF``, ``FCRS`` (which is PyTorch's ``[C, K / groups, R, S]``) or
             ``"KRSC"``.
         groups: Both channels and filters are divided into so many independent groups.
-        activation: See ``conv2d``.
+        activation: What ``conv2d`` takes, like the rest.
         out_dtype: Type of the result; by default that of ``x``.
-        config: See ``conv2d``.
-        precision: See ``conv2d``.
-        scale: See ``conv2d``.
+        config: The kernel that must run each of the convolutions.
+        precision: What is left of float32 operands when they are multiplied.
+        scale: What the sums are multiplied with.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first, with
@@ -318,234 +314,128 @@ def conv2d_transpose(
         ValueError: An argument has a value that is not allowed, or the graph was not given
             maxconv's kernels.
     """
-    require_kernels(Graph.current, _OP)
-    value, first = input_operand(x, input_layout, 2)
-    dtype = check_dtype("input", value.dtype)
-    split = split_phases(
-        value.shape,
-        filter,
-        filter_layout,
+    if isinstance(padding, str):
+        raise ValueError(
+            f"padding: {padding!r} is not defined for a transposed convolution; an integer or 4 "
+            "integers are allowed"
+        )
+    arguments = ConvArguments.read(
+        2,
         stride=stride,
         dilation=dilation,
         padding=padding,
-        output_paddings=output_paddings,
         groups=groups,
-        dtype=dtype,
-        device=value.device,
+        activation=activation,
+        precision=precision,
+        out_dtype=out_dtype,
+        config=config,
     )
-    function = parse("activation", activation)
-    target = _out_dtype(out_dtype, dtype)
-    kernel, rounding = _kernel(config, value.device, dtype), check_precision(precision)
-    added = bias_operand(bias, split.filters, dtype=dtype, device=value.device)
-    factors = scale_operand(scale, split.filters, value.device)
+    extra = spatial_tuple("output_paddings", output_paddings, 2)
+    return convolve_transpose(x, filter, arguments, extra, bias, scale, input_layout, filter_layout)
+
+
+def _beta(beta: float, residual: object) -> float:
+    if residual is None and beta != 1.0 and isinstance(beta, int | float):
+        raise ValueError(f"beta: {beta} multiplies the residual, but there is none; 1 is allowed")
+    return beta
+
+
+def convolve(
+    x: TensorValueLike,
+    filter: FilterLike,
+    arguments: ConvArguments,
+    bias: TensorLike,
+    residual: TensorLike,
+    scale: ScaleLike,
+    input_layout: ConvInputLayout | str,
+    filter_layout: FilterLayout | str,
+) -> TensorValue:
+    """Adds a convolution of any rank to the current graph.
+
+    Args:
+        x: The input.
+        filter: The filter.
+        arguments: What is no tensor; ``beta`` counts only beside a residual.
+        bias: The bias.
+        residual: The residual.
+        scale: The scale.
+        input_layout: The order of the dimensions of input, residual and result.
+        filter_layout: The order of the filter's dimensions.
+
+    Returns:
+        The result, laid out as the input is.
+
+    Raises:
+        TypeError: A tensor or a layout is of a wrong Python type.
+        ValueError: A tensor or a layout is not allowed, the sizes are those of no convolution, or
+            the graph was not given maxconv's kernels.
+    """
+    require_kernels(Graph.current, OP)
+    call = read_call(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
+    result = convolution(
+        call.problem, arguments, call.tensors, kernel=call.kernel, out_dtype=call.out_dtype
+    )
+    return to_channels_first(result) if call.channels_first else result
+
+
+def convolve_transpose(
+    x: TensorValueLike,
+    filter: TensorValueLike | DLPackArray,
+    arguments: ConvArguments,
+    output_paddings: tuple[int, ...],
+    bias: TensorLike,
+    scale: ScaleLike,
+    input_layout: ConvInputLayout | str,
+    filter_layout: FilterLayout | str,
+) -> TensorValue:
+    """Adds the convolutions that make up a transposed one to the current graph.
+
+    Args:
+        x: The input.
+        filter: The filter of the convolution of which this is the transpose.
+        arguments: What is no tensor; the padding has a size, and there is no residual.
+        output_paddings: Rows and columns of which the padding cuts less at the end.
+        bias: The bias.
+        scale: The scale.
+        input_layout: The order of the dimensions of input and result.
+        filter_layout: The order of the filter's dimensions.
+
+    Returns:
+        The result, laid out as the input is.
+
+    Raises:
+        TypeError: A tensor or a layout is of a wrong Python type.
+        ValueError: A tensor, a layout or ``output_paddings`` is not allowed, the sizes are those of
+            no transposed convolution, or the graph was not given maxconv's kernels.
+    """
+    require_kernels(Graph.current, OP)
+    value, first = input_operand(x, input_layout, arguments.rank, DTYPE_BYTES)
+    dtype, device = value.dtype.name, value.device
+    out_dtype, kernel = arguments.output_dtype(dtype), arguments.kernel(device, dtype)
+    split = split_phases(
+        value.shape, filter, filter_layout, arguments, output_paddings, dtype=dtype, device=device
+    )
+    added = bias_operand(bias, split.filters, dtype=dtype, device=device)
+    factors = scale_operand(scale, split.filters, device)
     if split.merged:
         times = math.prod(split.stride)
         added = None if added is None else repeat(added, times)
         factors = None if factors is None else repeat(factors, times)
     outputs = []
     for phase in split.phases:
-        operand = filter_operand(
-            phase.filter, "KRSC", split.groups, rank=2, dtype=dtype, device=value.device
-        )
-        problem = ConvProblem.from_parts(
-            value.shape,
-            filters=operand.filters,
-            filter_size=operand.filter_size,
-            group_channels=operand.group_channels,
-            dilation=phase.dilation,
-            padding=phase.padding,
-            groups=operand.groups,
+        part = phase.filter
+        elements, layout = filter_operand(part, arguments.groups, dtype=dtype, device=device)
+        problem = part.problem(value, phase.arguments, arguments.groups)
+        tensors = Tensors(
+            x=value,
+            filter=elements,
+            filter_layout=layout,
+            bias=added,
+            residual=None,
+            scale=factors,
         )
         outputs.append(
-            _emit(
-                problem,
-                value,
-                operand,
-                added,
-                function,
-                out_dtype=target,
-                kernel=kernel,
-                precision=rounding,
-                scale=factors,
-            )
+            convolution(problem, phase.arguments, tensors, kernel=kernel, out_dtype=out_dtype)
         )
     result = split.assemble(outputs)
     return to_channels_first(result) if first else result
-
-
-def _convolve(
-    rank: int,
-    x: TensorValueLike,
-    filter: FilterLike,
-    stride: object,
-    dilation: object,
-    padding: Padding,
-    groups: int,
-    bias: object,
-    input_layout: object,
-    filter_layout: object,
-    activation: ActivationLike,
-    residual: object,
-    beta: float,
-    final_activation: ActivationLike,
-    out_dtype: DType | None,
-    config: str | None,
-    precision: str,
-    scale: ScaleLike,
-) -> TensorValue:
-    """Checks the arguments of a convolution of any rank and adds it to the current graph."""
-    require_kernels(Graph.current, _OP)
-    value, first = input_operand(x, input_layout, rank)
-    target = _out_dtype(out_dtype, value.dtype.name)
-    dtype = value.dtype.name
-    operand = filter_operand(
-        filter, filter_layout, groups, rank=rank, dtype=dtype, device=value.device
-    )
-    problem = ConvProblem.from_parts(
-        value.shape,
-        filters=operand.filters,
-        filter_size=operand.filter_size,
-        group_channels=operand.group_channels,
-        stride=stride,
-        dilation=dilation,
-        padding=padding,
-        groups=operand.groups,
-    )
-    beside = dtype if dtype in DTYPE_BYTES else target
-    result = _emit(
-        problem,
-        value,
-        operand,
-        bias_operand(bias, problem.filters, dtype=beside, device=value.device),
-        parse("activation", activation),
-        out_dtype=target,
-        kernel=_kernel(config, value.device, dtype),
-        precision=check_precision(precision),
-        scale=scale_operand(scale, problem.filters, value.device),
-        residual=residual_operand(
-            residual, problem.output_shape, dtype=target, device=value.device, first=first
-        ),
-        beta=_beta(beta, residual),
-        final=parse("final_activation", final_activation),
-    )
-    return to_channels_first(result) if first else result
-
-
-def _emit(
-    problem: ConvProblem,
-    x: TensorValue,
-    filter: FilterOperand,
-    bias: TensorValue | None,
-    activation: ActivationSpec,
-    *,
-    out_dtype: str,
-    kernel: Kernel,
-    precision: Precision,
-    scale: TensorValue | None = None,
-    residual: TensorValue | None = None,
-    beta: float = 1.0,
-    final: ActivationSpec | None = None,
-) -> TensorValue:
-    """Adds the op to the current graph; everything is checked."""
-    last = final or NONE
-    geometry = problem.geometry(
-        filter_layout=filter.layout,
-        kernel=kernel,
-        activation=activation.kind,
-        final_activation=last.kind,
-        has_bias=bias is not None,
-        has_residual=residual is not None,
-        precision=precision,
-    )
-    scalars = encode_scalars(
-        beta=beta,
-        activation_parameters=activation.parameters,
-        final_parameters=last.parameters,
-    )
-    target = DType[out_dtype]
-    bias_type = x.dtype if x.dtype.name in DTYPE_BYTES else DType.float32
-    values = [
-        x,
-        filter.value,
-        _absent(bias_type, 1, x.device) if bias is None else bias,
-        _absent(target, x.rank, x.device) if residual is None else residual,
-        _absent(DType.float32, 1, x.device) if scale is None else scale,
-        host_constant(geometry),
-        host_constant(scalars),
-    ]
-    exact = x.dtype == DType.float32 and precision is Precision.FLOAT32
-    # These kernels read the input where it lies, so nothing can be fused before them; what runs on
-    # a GPU's tensor cores is the one for Hopper or Blackwell, if it can.
-    reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (
-        x.device.is_gpu() and not exact
-    )
-    fuse = problem.taps == 1 and not reads and is_computed(x)
-    op = _OP_FUSED_INPUT if fuse else _OP
-    result = TensorType(target, _result_shape(problem), x.device)
-    parameters: dict[str, bool | int | str | DType] = {}
-    if scale is not None:
-        parameters["scaled"] = True
-    if x.device.is_gpu():
-        wanted = gpu_kernels(
-            problem, kernel, dtype=x.dtype.name, out_dtype=out_dtype, precision=precision
-        )
-        parameters["kernels"] = sum(1 << k for k in wanted)
-        parameters |= known_filter(problem, wanted)
-    return ops.custom(op, x.device, values, [result], parameters)[0].tensor
-
-
-def _result_shape(problem: ConvProblem) -> list[Dim]:
-    """Returns the output's shape, 0 where a symbolic input may turn out smaller than the filter.
-
-    MAX allocates the output before the op can say so, and fails on a negative size.
-    """
-    shape = [Dim(size) for size in problem.output_shape]
-    for i, size in enumerate(problem.input_size):
-        padded = problem.pad_before[i] + problem.pad_after[i]
-        if not isinstance(size, int) and padded + 2 * problem.stride[i] <= problem.span[i]:
-            shape[1 + i] = not_negative(shape[1 + i])
-    return shape
-
-
-def _absent(dtype: DType, rank: int, device: DeviceRef) -> TensorValue:
-    """Returns an empty operand in the place of one that the caller left out."""
-    empty = cast_array(np.empty((0,) * rank, np.float32), "float32", dtype.name)
-    return constant(empty, dtype.name, device)
-
-
-def _out_dtype(out_dtype: DType | None, dtype: str) -> str:
-    if out_dtype is not None:
-        return check_dtype("out_dtype", out_dtype)
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(
-            f"out_dtype: None stands for the input's {dtype}, which is no type of outputs; "
-            f"{', '.join(DTYPE_BYTES)} are allowed"
-        )
-    return dtype
-
-
-def _kernel(config: str | None, device: DeviceRef, dtype: str) -> Kernel:
-    if config is None:
-        return Kernel.AUTO
-    known, whose = GPU_KERNELS if device.is_gpu() else CPU_KERNELS, ""
-    if dtype in BLACKWELL_BYTES:
-        known, whose = (Kernel.AUTO, Kernel.SM100), f" for {dtype}"
-    kernels = {k.name.lower(): k for k in known}
-    names = ", ".join(kernels)
-    if not isinstance(config, str):
-        raise TypeError(
-            f"config: {config!r} is a {type(config).__name__}; None or one of {names} is allowed"
-        )
-    if config.lower() not in kernels:
-        raise ValueError(
-            f"config: {config!r} is not a kernel of device {device}{whose}; {names} are allowed"
-        )
-    return kernels[config.lower()]
-
-
-def _beta(beta: float, residual: object) -> float:
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise TypeError(f"beta: {beta!r} is a {type(beta).__name__}; a number is allowed")
-    if residual is None and beta != 1.0:
-        raise ValueError(f"beta: {beta} multiplies the residual, but there is none; 1 is allowed")
-    return float(beta)

@@ -24,12 +24,9 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from ._dtypes import BIT_CARRIED, CARRIERS, FLOAT8, FLOAT8_WIDE, INPUT_BYTES, INT8
 from ._fields import PANEL
 from .arguments import (
-    FLOAT8,
-    FLOAT8_WIDE,
-    INPUT_BYTES,
-    INT8,
     LAYOUTS,
     check_at_least,
     check_dtype,
@@ -48,9 +45,8 @@ __all__ = [
     "float32_to_bfloat16",
     "float32_to_float8",
     "float32_to_float8_wide",
-    "krsc_elements",
-    "pack_elements",
     "pack_filter",
+    "packed_elements",
     "packed_length",
     "panel_groups",
     "read_array",
@@ -58,16 +54,6 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
-
-#: numpy's type for the elements of each storage type; those that it lacks by their bits.
-_STORAGE: dict[str, type[np.generic]] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": np.uint16,
-    FLOAT8: np.uint8,
-    FLOAT8_WIDE: np.uint8,
-    INT8: np.int8,
-}
 
 #: The largest value of each type of 8 bits, and the largest that is rounded to it.
 _LARGEST: dict[str, tuple[float, float]] = {
@@ -175,8 +161,8 @@ def read_array(name: str, array: object, *, integers: bool = False) -> tuple[Arr
             f"{name}: a {type(array).__name__} is not an array; a numpy array or an object with "
             "__dlpack__ is allowed"
         )
-    if kind in ("bfloat16", FLOAT8, FLOAT8_WIDE):
-        return values.view(_STORAGE[kind]), kind
+    if kind in BIT_CARRIED:
+        return values.view(CARRIERS[kind]), kind
     if integers and kind == INT8:
         return values, kind
     if kind not in ("float64", "float32", "float16"):
@@ -198,13 +184,9 @@ def _from_dlpack(array: Any) -> tuple[Array, str]:
 
     buffer = Buffer.from_dlpack(array)
     kind = buffer.dtype.name
-    if buffer.dtype == DType.bfloat16:
-        buffer = buffer.view(DType.uint16)
-    elif buffer.dtype in (DType.float8_e4m3fn, DType.float8_e5m2):
-        buffer = buffer.view(DType.uint8)
-    elif buffer.dtype == DType.int8:
-        pass
-    elif not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16:
+    if kind in BIT_CARRIED:
+        buffer = buffer.view(DType[np.dtype(CARRIERS[kind]).name])
+    elif kind != INT8 and (not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16):
         # numpy cannot represent every other type; the caller refuses them by name.
         return np.empty(0), kind
     return buffer.to_numpy(), kind
@@ -233,7 +215,7 @@ def cast_array(values: Array, kind: str, dtype: str) -> Array:
         return float32_to_bfloat16(values)
     if dtype in _LARGEST:
         return _narrowed(values, dtype)
-    return values.astype(_STORAGE[dtype])
+    return values.astype(CARRIERS[dtype])
 
 
 def _narrowed(values: Array, dtype: str) -> Array:
@@ -320,10 +302,10 @@ class PackedFilter:
                 f"filters of {self.taps} taps and {self.group_channels} channels take in layout "
                 "PACKED"
             )
-        if self.data.dtype != _STORAGE[dtype]:
+        if self.data.dtype != CARRIERS[dtype]:
             raise ValueError(
                 f"data: dtype {self.data.dtype} does not hold {dtype}; "
-                f"{np.dtype(_STORAGE[dtype])} is needed"
+                f"{np.dtype(CARRIERS[dtype])} is needed"
             )
         self.data.flags.writeable = False
 
@@ -382,18 +364,11 @@ def to_krsc(values: Array, layout: str) -> Array:
     Args:
         values: The filter in ``layout``.
         layout: A name in ``LAYOUTS``.
-
-    Raises:
-        ValueError: The name is unknown, or the filter's rank is another one.
     """
-    layout, rank = _layout_of(layout)
-    filter_shape_parts(values.shape, layout, rank)
-    own, default, _ = LAYOUTS[rank]
+    own, default, _ = LAYOUTS[len(layout) - 2]
     if layout == own:
         return values
-    if layout == default:
-        return np.moveaxis(values, -1, 0)
-    return np.moveaxis(values, 1, -1)
+    return np.moveaxis(values, -1, 0) if layout == default else np.moveaxis(values, 1, -1)
 
 
 def pack_filter(
@@ -418,46 +393,13 @@ def pack_filter(
         ValueError: An unknown layout, a wrong rank, an empty filter, filters that are not divisible
             by ``groups``, an unsupported type, or a value beyond a type of 8 bits.
     """
-    layout, _ = _layout_of(filter_layout)
+    layout, rank = _layout_of(filter_layout)
     values, kind = read_array("filter", array, integers=True)
     default = "float32" if kind == "float64" else kind
     target = check_dtype("dtype", dtype or default, INPUT_BYTES)
-    return pack_elements(values, kind, layout, groups=groups, dtype=target)
-
-
-def pack_elements(
-    values: Array, kind: str, layout: str, *, groups: int, dtype: str
-) -> PackedFilter:
-    """Packs what ``read_array`` returned; otherwise as ``pack_filter``."""
-    krsc, count = _checked_krsc(values, layout, groups)
-    filters, *filter_size, group_channels = krsc.shape
-    if group_channels == 1 and filters == count:
-        packed: Array = np.moveaxis(krsc[..., 0], 0, -1)
-    else:
-        shared = panel_groups(filters=filters, group_channels=group_channels, groups=count)
-        packed = _panels(krsc, count // shared)
-    flat = cast_array(np.ascontiguousarray(packed).reshape(-1), kind, dtype)
-    # Where no element moved, the filter would share its memory with the caller's array.
-    data = flat.copy() if np.may_share_memory(flat, values) else flat
-    return PackedFilter(filters, group_channels, tuple(filter_size), count, dtype, data)
-
-
-def krsc_elements(values: Array, kind: str, layout: str, *, groups: int, dtype: str) -> Array:
-    """Returns what ``read_array`` returned as ``[K, *taps, C / groups]``: the order of GPU kernels.
-
-    Raises:
-        TypeError: As ``pack_filter``.
-        ValueError: As ``pack_filter``.
-    """
-    krsc, _ = _checked_krsc(values, layout, groups)
-    return cast_array(np.ascontiguousarray(krsc), kind, dtype)
-
-
-def _checked_krsc(values: Array, layout: str, groups: object) -> tuple[Array, int]:
-    """Returns a view ``[K, *taps, C / groups]`` of a filter, and ``groups``; checks both."""
     count = check_integer("groups", groups)
     check_at_least("groups", count, 1)
-    filters, _, group_channels = filter_shape_parts(values.shape, layout, len(layout) - 2)
+    filters, taps, group_channels = filter_shape_parts(values.shape, layout, rank)
     filters, group_channels = cast(int, filters), cast(int, group_channels)
     if min(filters, group_channels) < 1:
         raise ValueError(
@@ -465,7 +407,31 @@ def _checked_krsc(values: Array, layout: str, groups: object) -> tuple[Array, in
         )
     if filters % count:
         raise ValueError(f"filter: {filters} filters are not divisible by groups={count}")
-    return to_krsc(values, layout), count
+    flat = packed_elements(to_krsc(values, layout), kind, groups=count, dtype=target)
+    # Where no element moved, the filter would share its memory with the caller's array.
+    data = flat.copy() if np.may_share_memory(flat, values) else flat
+    return PackedFilter(filters, group_channels, taps, count, target, data)
+
+
+def packed_elements(krsc: Array, kind: str, *, groups: int, dtype: str) -> Array:
+    """Returns the elements of a filter in the kernels' own order, flat.
+
+    Args:
+        krsc: ``[K, *taps, C / groups]``, as ``read_array`` and ``to_krsc`` return it.
+        kind: The name of its type.
+        groups: A divisor of ``K``.
+        dtype: The storage type of the result, a key of ``INPUT_BYTES``.
+
+    Raises:
+        ValueError: A value is beyond a type of 8 bits.
+    """
+    filters, group_channels = krsc.shape[0], krsc.shape[-1]
+    if group_channels == 1 and filters == groups:
+        packed: Array = np.moveaxis(krsc[..., 0], 0, -1)
+    else:
+        shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
+        packed = _panels(krsc, groups // shared)
+    return cast_array(np.ascontiguousarray(packed).reshape(-1), kind, dtype)
 
 
 def _panels(krsc: Array, groups: int) -> Array:

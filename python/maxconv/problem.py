@@ -8,18 +8,18 @@ per-dimension tuple is outermost first. Sizes are ``int`` or, where MAX knows th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ._arguments import ConvArguments
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
 from .arguments import (
     AXES,
-    DTYPE_BYTES,
-    INPUT_BYTES,
     LAYOUTS,
     Padding,
     Size,
@@ -29,7 +29,6 @@ from .arguments import (
     check_integer,
     check_size,
     filter_shape_parts,
-    resolve_padding,
     show,
     spatial_tuple,
 )
@@ -47,6 +46,16 @@ def _sizes(name: str, values: object, length: int) -> tuple[Size, ...]:
             f"{name}: {show(tuple(values))} has {len(values)} entries; {length} are needed"
         )
     return tuple(check_size(name, value) for value in values)
+
+
+def _checked_rank(filter_size: Sequence[int]) -> int:
+    rank = len(filter_size)
+    if rank not in AXES:
+        raise ValueError(
+            f"filter: {show(tuple(filter_size))} has {rank} spatial dimensions; 1, 2 or 3 are "
+            "allowed"
+        )
+    return rank
 
 
 def output_size(
@@ -97,12 +106,7 @@ class ConvProblem:
 
     def __post_init__(self) -> None:
         """Checks and normalizes the fields."""
-        rank = len(self.filter_size)
-        if rank not in AXES:
-            raise ValueError(
-                f"filter: {show(tuple(self.filter_size))} has {rank} spatial dimensions; 1, 2 or "
-                "3 are allowed"
-            )
+        rank = _checked_rank(self.filter_size)
         fields: dict[str, object] = {
             "batch": check_size("input", self.batch),
             "input_size": _sizes("input", self.input_size, rank),
@@ -117,10 +121,78 @@ class ConvProblem:
             values = spatial_tuple(label, getattr(self, name), rank)
             check_at_least(label, values, 0 if "pad" in name else 1)
             fields[name] = values
+        self._set(fields)
+        check_at_least("groups", self.groups, 1)
+        self._check_sizes()
+
+    def _set(self, fields: Mapping[str, object]) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-        self._check_channels()
-        self._check_extents()
+
+    @classmethod
+    def of(
+        cls,
+        arguments: ConvArguments,
+        input_shape: Sequence[Any],
+        *,
+        filters: Size,
+        filter_size: tuple[int, ...],
+        group_channels: Size,
+        groups: int | None = None,
+    ) -> ConvProblem:
+        """Builds a problem from arguments that were checked when they came in.
+
+        Only what depends on sizes is checked here.
+
+        Args:
+            arguments: The arguments.
+            input_shape: ``[N, *spatial, C]`` (channels last).
+            filters: As ``filter_shape_parts`` returned it, like the next two.
+            filter_size: Taps a spatial dimension.
+            group_channels: Channels that a filter reads.
+            groups: Where the filter knows them, and the arguments do not.
+
+        Raises:
+            TypeError: An entry of ``input_shape`` is no size.
+            ValueError: The sizes are those of no convolution.
+        """
+        rank = arguments.rank
+        if len(input_shape) != rank + 2:
+            raise ValueError(
+                f"input: shape {show(tuple(input_shape))} has rank {len(input_shape)}; a "
+                f"convolution with {rank} spatial dimension{'s' * (rank > 1)} takes rank "
+                f"{rank + 2}: [batch, {', '.join(AXES[rank])}, channels]"
+            )
+        count = arguments.groups if groups is None else groups
+        batch, *input_size, channels = (check_size("input", entry) for entry in input_shape)
+        if isinstance(channels, int) and isinstance(group_channels, int):
+            # Divisibility first: its message is the more useful one where both are wrong.
+            if channels % count == 0 and channels != group_channels * count:
+                raise ValueError(
+                    f"filter: {group_channels} channels a group do not match the input's "
+                    f"{channels} channels in groups={count}; {channels // count} are needed"
+                )
+        elif isinstance(group_channels, int):
+            # The filter says what the symbolic dimension must turn out to be; the kernel compares.
+            channels = group_channels * count
+        before, after = arguments.pads(filter_size)
+        problem = object.__new__(cls)
+        problem._set(
+            {
+                "batch": batch,
+                "input_size": tuple(input_size),
+                "channels": channels,
+                "filters": filters,
+                "filter_size": filter_size,
+                "stride": arguments.stride,
+                "dilation": arguments.dilation,
+                "pad_before": before,
+                "pad_after": after,
+                "groups": count,
+            }
+        )
+        problem._check_sizes()
+        return problem
 
     @classmethod
     def from_arguments(
@@ -143,7 +215,7 @@ class ConvProblem:
             filter_layout: A name in ``LAYOUTS[rank]`` or a ``max.graph.FilterLayout``.
             stride: An integer, or one a spatial dimension.
             dilation: An integer, or one a spatial dimension.
-            padding: See ``resolve_padding``.
+            padding: See ``maxconv.conv2d``.
             groups: An integer.
             rank: Spatial dimensions: 1, 2 or 3.
 
@@ -153,15 +225,15 @@ class ConvProblem:
         """
         layout = check_filter_layout(filter_layout, rank)
         filters, taps, group_channels = filter_shape_parts(filter_shape, layout, rank)
-        return cls.from_parts(
+        arguments = ConvArguments.read(
+            rank, stride=stride, dilation=dilation, padding=padding, groups=groups
+        )
+        return cls.of(
+            arguments,
             input_shape,
             filters=filters,
             filter_size=taps,
             group_channels=group_channels,
-            stride=stride,
-            dilation=dilation,
-            padding=padding,
-            groups=groups,
         )
 
     @classmethod
@@ -177,53 +249,38 @@ class ConvProblem:
         padding: Padding = 0,
         groups: object = 1,
     ) -> ConvProblem:
-        """Builds a problem from a filter's extents; otherwise as ``from_arguments``."""
-        rank = len(filter_size)
-        if len(input_shape) != rank + 2:
-            axes = ", ".join(AXES[rank])
-            raise ValueError(
-                f"input: shape {show(tuple(input_shape))} has rank {len(input_shape)}; a "
-                f"convolution with {rank} "
-                f"spatial dimension{'s' * (rank > 1)} takes rank {rank + 2}: [batch, {axes}, "
-                "channels]"
-            )
-        count = check_integer("groups", groups)
-        check_at_least("groups", count, 1)
-        strides = spatial_tuple("stride", stride, rank)
-        check_at_least("stride", strides, 1)
-        dilations = spatial_tuple("dilation", dilation, rank)
-        check_at_least("dilation", dilations, 1)
-        before, after = resolve_padding(
-            padding, filter_size=filter_size, stride=strides, dilation=dilations
+        """Builds a problem from the extents of a filter.
+
+        Args:
+            input_shape: ``[N, *spatial, C]`` (channels last).
+            filters: Output channels.
+            filter_size: Taps a spatial dimension, of which there are 1, 2 or 3.
+            group_channels: Input channels that a filter reads.
+            stride: An integer, or one a spatial dimension.
+            dilation: An integer, or one a spatial dimension.
+            padding: See ``maxconv.conv2d``.
+            groups: An integer.
+
+        Raises:
+            TypeError: An argument is of a wrong Python type.
+            ValueError: An argument has a value that is not allowed.
+        """
+        rank = _checked_rank(filter_size)
+        taps = spatial_tuple("filter", filter_size, rank)
+        check_at_least("filter", taps, 1)
+        arguments = ConvArguments.read(
+            rank, stride=stride, dilation=dilation, padding=padding, groups=groups
         )
-        sizes = [check_size("input", entry) for entry in input_shape]
-        channels = sizes[-1]
-        if isinstance(channels, int) and isinstance(group_channels, int):
-            # Divisibility first: its message is the more useful one where both are wrong.
-            if channels % count == 0 and channels != group_channels * count:
-                raise ValueError(
-                    f"filter: {group_channels} channels a group do not match the input's "
-                    f"{channels} channels in "
-                    f"groups={count}; {channels // count} are needed"
-                )
-        elif isinstance(group_channels, int):
-            # The filter says what the symbolic dimension must turn out to be; the kernel compares.
-            channels = group_channels * count
-        return cls(
-            batch=sizes[0],
-            input_size=tuple(sizes[1:-1]),
-            channels=channels,
-            filters=filters,
-            filter_size=filter_size,
-            stride=strides,
-            dilation=dilations,
-            pad_before=before,
-            pad_after=after,
-            groups=count,
+        return cls.of(
+            arguments,
+            input_shape,
+            filters=check_size("filter", filters),
+            filter_size=taps,
+            group_channels=check_size("filter", group_channels),
         )
 
-    def _check_channels(self) -> None:
-        check_at_least("groups", self.groups, 1)
+    def _check_sizes(self) -> None:
+        """Checks what depends on the sizes of input and filter, as far as they are known."""
         for name, what, count in (
             ("input", "channels", self.channels),
             ("filter", "filters", self.filters),
@@ -238,8 +295,6 @@ class ConvProblem:
                 )
         if isinstance(self.batch, int) and self.batch < 0:
             raise ValueError(f"input: batch {self.batch} is negative; at least 0 is needed")
-
-    def _check_extents(self) -> None:
         for i, axis in enumerate(AXES[self.spatial_rank]):
             size = self.input_size[i]
             if not isinstance(size, int):

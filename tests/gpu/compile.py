@@ -29,7 +29,7 @@ def torch_op(dtype: str) -> Graph:
     from maxconv.torch import _engine
 
     kind = getattr(torch, dtype)
-    if kind is _engine.FLOAT8:
+    if kind is torch.float8_e4m3fn:
         signature = _engine.Signature(2, kind, torch.float32, 0, torch.bfloat16, True)
     else:
         signature = _engine.Signature(2, kind, kind, 0)

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from maxconv import activations
+from maxconv._arguments import ConvArguments
 from maxconv._fields import GEOMETRY, Activation, Kernel, Layout
 from maxconv.arguments import (
     LAYOUTS,
@@ -23,7 +24,7 @@ from maxconv.arguments import (
     check_residual,
     check_same_dtype,
     filter_shape_parts,
-    resolve_padding,
+    read_padding,
     spatial_tuple,
 )
 from maxconv.problem import ConvProblem, GemmShape, output_size
@@ -416,10 +417,13 @@ def test_small_readers() -> None:
     assert check_filter_layout("KTRSC", 3) == "KTRSC"
     with pytest.raises(ValueError, match=r"filter_layout: 'CFRS' .* KRSC, RSCF, FCRS are allowed"):
         check_filter_layout(FilterLayout.CFRS, 2)
-    before, after = resolve_padding(
-        (1, 2, 3, 4, 5, 6), filter_size=(1, 1, 1), stride=(1,) * 3, dilation=(1,) * 3
-    )
-    assert (before, after) == ((1, 3, 5), (2, 4, 6))
+    sides = read_padding((1, 2, 3, 4, 5, 6), 3)
+    arguments = ConvArguments((1,) * 3, (1,) * 3, sides, groups=1)
+    assert arguments.pads((1, 1, 1)) == ((1, 3, 5), (2, 4, 6))
+    # One number a dimension is both of its sides'.
+    assert ConvArguments((1, 1), (1, 1), (3, 4), groups=1).pads((1, 1)) == ((3, 4), (3, 4))
+    assert read_padding("same", 2) is None
+    assert ConvArguments((1, 1), (2, 1), None, groups=1).pads((4, 2)) == ((3, 0), (3, 1))
 
 
 # --- Activations --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from maxconv import doctor
-from maxconv.arguments import DTYPE_BYTES
+from maxconv._dtypes import DTYPE_BYTES
 from maxconv.problems import NamedProblem, find_problem, load_problems
 
 from .environment import checkout, machine, usable_threads

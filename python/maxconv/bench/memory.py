@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from maxconv.arguments import DTYPE_BYTES
+from maxconv._dtypes import DTYPE_BYTES
 from maxconv.packing import packed_length
 from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from ._engine import DTYPES
+from ._dtypes import DTYPES
 from ._patterns import module_of
 from ._tracing import has_hooks
 from .functional import conv1d, conv2d, conv3d

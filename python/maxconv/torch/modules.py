@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
+from .._arguments import ConvArguments
 from ..activations import ActivationLike, ActivationSpec, parse
 from ..arguments import check_precision
 from ._activations import apply
+from ._arguments import Ints, is_channels_last, read
 from ._filters import OPERANDS
-from ._op import Resolved, output_shape
-from .functional import Ints, convolve, is_channels_last, resolve
+from ._op import output_shape
+from .functional import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d"]
 
@@ -133,7 +135,7 @@ class _Conv(_ConvNd):
             beta: Factor of the residual.
 
         Raises:
-            TypeError: See ``maxconv.torch.conv2d``, for this and what follows.
+            TypeError: A tensor is none, or dtypes are unsupported or do not go together.
             ValueError: A value, a shape or a device is not allowed.
             RuntimeError: A tensor requires grad while grad mode is on.
         """
@@ -148,14 +150,15 @@ class _Conv(_ConvNd):
             input = functional.pad(input, amounts, mode=self.padding_mode)
             padding = 0
         final = self.final_activation
-        resolved = self._resolve(padding, beta, final)
-        if residual is None or not self.unequal_residual or self._fits(input, residual, resolved):
+        arguments = self._arguments(padding, beta, final)
+        if residual is None or not self.unequal_residual or self._fits(input, residual, arguments):
             return convolve(
                 input,
                 self.weight,
                 self.bias,
                 residual,
-                resolved,
+                None,
+                arguments,
                 constant=True,
                 channels_last=channels_last,
             )
@@ -164,18 +167,20 @@ class _Conv(_ConvNd):
             self.weight,
             self.bias,
             None,
-            self._resolve(padding, 1.0, None),
+            None,
+            self._arguments(padding, 1.0, None),
             constant=True,
             channels_last=channels_last,
         )
         add: Any = getattr(output, self.unequal_residual)
         return apply(final, add(residual, alpha=beta))
 
-    def _resolve(self, padding: Ints | str, beta: float, final: ActivationSpec | None) -> Resolved:
+    def _arguments(
+        self, padding: Ints | str, beta: float, final: ActivationSpec | None
+    ) -> ConvArguments:
         # In every call: models are known to set stride, padding or dilation after they are built.
-        return resolve(
+        return read(
             self.rank,
-            self.weight,
             self.stride,
             padding,
             self.dilation,
@@ -187,12 +192,12 @@ class _Conv(_ConvNd):
             None,
         )
 
-    def _fits(self, input: Tensor, residual: object, resolved: Resolved) -> bool:
+    def _fits(self, input: Tensor, residual: object, arguments: ConvArguments) -> bool:
         if not isinstance(residual, Tensor):
             return False
         batched = input.dim() == self.rank + 2
         shape = tuple(input.shape) if batched else (1, *input.shape)
-        expected = output_shape(shape, self.weight.shape, resolved)
+        expected = output_shape(shape, self.weight.shape, arguments)
         expected = expected if batched else expected[1:]
         return residual.dtype == input.dtype and tuple(residual.shape) == expected
 
@@ -220,7 +225,10 @@ class _Conv(_ConvNd):
 
 
 class Conv1d(_Conv, nn.Conv1d):
-    """``nn.Conv1d`` for inference, with an activation and a residual fused; see ``Conv2d``."""
+    """``nn.Conv1d`` for inference, with an activation and a residual fused.
+
+    What ``Conv2d`` says of arguments, state and packing holds with one spatial dimension.
+    """
 
     rank = 1
     _base = nn.Conv1d
@@ -252,7 +260,10 @@ class Conv2d(_Conv, nn.Conv2d):
 
 
 class Conv3d(_Conv, nn.Conv3d):
-    """``nn.Conv3d`` for inference, with an activation and a residual fused; see ``Conv2d``."""
+    """``nn.Conv3d`` for inference, with an activation and a residual fused.
+
+    What ``Conv2d`` says of arguments, state and packing holds with three spatial dimensions.
+    """
 
     rank = 3
     _base = nn.Conv3d
