@@ -9,7 +9,7 @@ import difflib
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ __all__ = [
     "PROBLEMS",
     "NamedProblem",
     "find_problem",
+    "load_families",
     "load_problems",
     "parse_integers",
     "parse_padding",
@@ -38,7 +39,7 @@ _OPTIONAL = frozenset({"bench", "stride", "dilation", "padding", "groups"})
 
 @dataclass(frozen=True)
 class NamedProblem:
-    """A convolution with a name; ``family`` is the benchmark's table that it stands in, if any."""
+    """A convolution with a name; ``family`` is its family in a benchmark, if it has one."""
 
     name: str
     problem: ConvProblem
@@ -52,15 +53,41 @@ def load_problems(path: Path = PROBLEMS) -> Mapping[str, NamedProblem]:
         ValueError: An entry misses a field, has one that is unknown, repeats a name, or is no
             convolution; the message names the file and the entry.
     """
-    return _parse(path.read_text(encoding="utf-8"), path.name)
+    return _parse(path.read_text(encoding="utf-8"), path.name)[0]
+
+
+def load_families(device: str, path: Path = PROBLEMS) -> Mapping[str, tuple[NamedProblem, ...]]:
+    """Returns the problems that the benchmark times by default, by family.
+
+    Args:
+        device: ``"cpu"``: the problems with a ``bench:`` family. ``"gpu"``: the lists under
+            ``gpu:``.
+        path: The file with the named problems.
+
+    Raises:
+        ValueError: See ``load_problems``; or the device is another.
+    """
+    problems, gpu = _parse(path.read_text(encoding="utf-8"), path.name)
+    if device == "gpu":
+        return gpu
+    if device != "cpu":
+        raise ValueError(f"device: {device!r} has no families; 'cpu' and 'gpu' are allowed")
+    families: dict[str, tuple[NamedProblem, ...]] = {}
+    for named in problems.values():
+        if named.family is not None:
+            families[named.family] = (*families.get(named.family, ()), named)
+    return families
+
+
+_Parsed = tuple[Mapping[str, NamedProblem], Mapping[str, tuple[NamedProblem, ...]]]
 
 
 @functools.lru_cache(maxsize=4)
-def _parse(text: str, file: str) -> Mapping[str, NamedProblem]:
+def _parse(text: str, file: str) -> _Parsed:
     """Reads the text of a file of this name; YAML is slow, and all ask for the same one."""
-    entries = yaml.safe_load(text)["problems"]
+    document = yaml.safe_load(text)
     named: dict[str, NamedProblem] = {}
-    for entry in entries:
+    for entry in document["problems"]:
         name = entry.get("name", "an entry without a name")
         where = f"{file}: {name}"
         if missing := _REQUIRED.difference(entry):
@@ -69,12 +96,21 @@ def _parse(text: str, file: str) -> Mapping[str, NamedProblem]:
             raise ValueError(f"{where}: {', '.join(sorted(unknown))} is no field of a problem")
         if name in named:
             raise ValueError(f"{where}: the name stands there twice")
+        if "@" in name:
+            raise ValueError(f"{where}: a name has no @; NAME@BATCH is another batch of NAME")
         try:
             problem = _problem(entry)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
         named[name] = NamedProblem(name, problem, entry.get("bench"))
-    return MappingProxyType(named)
+    gpu: dict[str, tuple[NamedProblem, ...]] = {}
+    for family, members in document.get("gpu", {}).items():
+        try:
+            found = (_find(named, name) for name in members)
+            gpu[family] = tuple(replace(entry, family=family) for entry in found)
+        except ValueError as error:
+            raise ValueError(f"{file}: gpu: {family}: {error}") from error
+    return MappingProxyType(named), MappingProxyType(gpu)
 
 
 def _problem(entry: Mapping[str, Any]) -> ConvProblem:
@@ -92,16 +128,29 @@ def _problem(entry: Mapping[str, Any]) -> ConvProblem:
 
 
 def find_problem(name: str) -> NamedProblem:
-    """Returns the problem of a name.
+    """Returns the problem of a name; ``NAME@BATCH`` is that of ``NAME`` with another batch.
 
     Raises:
         ValueError: There is none; the message lists the names that are close.
     """
-    named = load_problems()
-    if name not in named:
-        close = difflib.get_close_matches(name, named, cutoff=0.4) or list(named)
+    return _find(load_problems(), name)
+
+
+def _find(named: Mapping[str, NamedProblem], name: str) -> NamedProblem:
+    base, at, batch = name.partition("@")
+    if base not in named:
+        close = difflib.get_close_matches(base, named, cutoff=0.4) or list(named)
         raise ValueError(f"problem: {name!r} is not a named problem; near it: {', '.join(close)}")
-    return named[name]
+    entry = named[base]
+    if not at:
+        return entry
+    if not batch.isdecimal() or int(batch) < 1 or batch != str(int(batch)):
+        raise ValueError(
+            f"problem: {name!r} has no batch behind the @; a positive integer is needed"
+        )
+    if int(batch) == entry.problem.batch:
+        raise ValueError(f"problem: {name!r} is {base!r}: one shape has one name")
+    return replace(entry, name=name, problem=replace(entry.problem, batch=int(batch)))
 
 
 def parse_problem(

@@ -208,7 +208,8 @@ def test_resnet50_equals_torch(
     classifier: Model, shape: tuple[int, ...], rng: np.random.Generator
 ) -> None:
     import torch
-    from tests.interop.resnet import resnet50 as torch_resnet50
+
+    from maxconv.bench.resnet import resnet50 as torch_resnet50
 
     weights = {name: torch.from_numpy(a) for name, a in resnet50.random_weights().items()}
     model = torch_resnet50()

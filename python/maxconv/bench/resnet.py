@@ -34,6 +34,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the block's output for ``[N, C, H, W]``."""
         identity = x
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -69,6 +70,7 @@ class ResNet(nn.Module):
         return stage
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns ``[N, classes]`` for images ``[N, 3, H, W]``."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return cast(Tensor, self.fc(torch.flatten(self.avgpool(x), 1)))

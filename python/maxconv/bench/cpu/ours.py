@@ -30,20 +30,25 @@ from maxconv.library import library_path
 from maxconv.packing import cast_array
 from maxconv.problem import ConvProblem
 
-from .entrant import Entrant
-from .workload import Float32, Workload, aligned, convolutions, to_buffer, to_float32
+from ..entrant import FUSED, MAXCONV, Entrant, Float32, HostRun, Key
+from .workload import Workload, aligned, convolutions, to_buffer, to_float32
 
 __all__ = ["Call", "GraphKind", "Kinds", "OwnGraphs", "Through", "kinds", "through_functions"]
+
+#: Variants of maxconv beside its main one.
+PACKED_EACH_CALL = "filter packed in each call"
+BY_THE_COMPILER = "fused by the graph compiler"
 
 _DIMENSIONS = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
 @dataclass(frozen=True)
-class Call:
-    """A model with its operands."""
+class Call(HostRun):
+    """A model with its operands, and how many convolutions it makes."""
 
     model: Model
     operands: tuple[Buffer, ...]
+    convolutions: int = 1
 
     def __call__(self) -> list[Buffer]:
         """Runs the model."""
@@ -81,12 +86,13 @@ Kinds = tuple[GraphKind, ...]
 def kinds(problem: ConvProblem) -> Kinds:
     """Returns the graphs that a problem is timed with."""
     rank, count = problem.spatial_rank, convolutions(problem)
-    variants = [(False, count)]
-    if rank == 2:
-        variants.append((True, count))
-    if count > 1:
-        variants.append((False, 1))
-    return tuple(GraphKind(rank, problem.taps == 1, *variant) for variant in variants)
+    counts = dict.fromkeys((count, 1))
+    by_compiler = (False, True) if rank == 2 else (False,)
+    return tuple(
+        GraphKind(rank, problem.taps == 1, compiler_fuses, several)
+        for several in counts
+        for compiler_fuses in by_compiler
+    )
 
 
 def build(kind: GraphKind, dtype: str, module: Module) -> Graph:
@@ -163,31 +169,32 @@ class OwnGraphs:
         kind = replace(wanted[0], convolutions=1)
         return _Operands.make(work).plain(self.models(wanted)[kind], 1)
 
-    def contenders(self, work: Workload) -> dict[str, Entrant]:
-        """Returns what a problem is timed with, by name.
+    def contenders(self, work: Workload) -> dict[Key, Entrant]:
+        """Returns what a problem is timed with.
 
-        ``ours`` has a packed filter; ``ours_raw`` a filter in MAX's order, which each convolution
-        packs; ``ours_fused`` is ``ours`` with bias, ReLU and residual as operands, and
-        ``ours_lambda`` (two dimensions only) with these as operations that the graph compiler
-        fuses.
+        The main variant has a packed filter, and where the work is fused bias, ReLU and residual as
+        operands. In the others a filter in MAX's order is packed by each convolution; and (two
+        dimensions only) bias, ReLU and residual are operations that the graph compiler fuses.
         """
         operands, count = _Operands.make(work), work.convolutions
-        wanted = kinds(work.named.problem)
-        models, (plain, *others) = self.models(wanted), wanted
-        model = models[plain]
-        entrants = {
-            "ours": Entrant(operands.plain(model, count)),
-            "ours_raw": Entrant(operands.raw_filter(model, count)),
-            "ours_fused": Entrant(operands.fused(model, count), fused=True),
-        }
-        for kind in others:
+        models = self.models(kinds(work.named.problem))
+        calls: dict[Key, dict[int, Call]] = {}
+        for kind, model in models.items():
+            number = kind.convolutions
             if kind.compiler_fuses:
-                call = operands.compiler_fused(models[kind], count)
-                entrants["ours_lambda"] = Entrant(call, fused=True)
+                made = {Key(MAXCONV, FUSED, BY_THE_COMPILER): operands.compiler_fused}
             else:
-                single = operands.plain(models[kind], 1)
-                entrants["ours"] = replace(entrants["ours"], single=single)
-        return entrants
+                made = {
+                    Key(MAXCONV): operands.plain,
+                    Key(MAXCONV, variant=PACKED_EACH_CALL): operands.raw_filter,
+                    Key(MAXCONV, FUSED): operands.fused,
+                }
+            for key, make in made.items():
+                calls.setdefault(key, {})[number] = make(model, number)
+        return {
+            key: Entrant(made[count], made[1] if count > 1 else None)
+            for key, made in sorted(calls.items())
+        }
 
 
 @dataclass(frozen=True)
@@ -265,7 +272,8 @@ class _Operands:
             has_residual=fused,
         )
         fields = (Buffer.from_numpy(geometry), Buffer.from_numpy(encode_scalars()))
-        return Call(model, (*[self.x] * count, filter, bias, residual, *fields, self.shape))
+        operands = (*[self.x] * count, filter, bias, residual, *fields, self.shape)
+        return Call(model, operands, count)
 
 
 @dataclass(frozen=True)

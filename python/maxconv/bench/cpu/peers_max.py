@@ -21,14 +21,18 @@ from typing import TYPE_CHECKING, Any
 from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem
 
-from .entrant import Entrant
-from .environment import child_environment
-from .workload import MAX_TOLERANCE, Mismatch, Workload, check, to_buffer
+from ..device import MAX_TOLERANCE
+from ..entrant import BARE, MAX, Entrant, Key, Mismatch
+from ..environment import child_environment
+from .workload import Workload, to_buffer
 
 if TYPE_CHECKING:
     from max.graph import Module
 
-__all__ = ["Attempt", "Tried", "Unit", "load", "run_child", "serve", "try_all"]
+__all__ = ["KEYS", "Attempt", "Tried", "Unit", "load", "run_child", "serve", "try_all"]
+
+#: MAX's contender, by whether its filter is a constant of the graph.
+KEYS = {True: Key(MAX), False: Key(MAX, variant="filter as an input")}
 
 _TIMEOUT_S = 1800.0
 _REASON_LENGTH = 160
@@ -211,10 +215,9 @@ def serve(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
             yield {"event": "run", "name": name}
             try:
-                expected = reference(work)[0]
-                for run, _ in entrants[name].runs():
-                    for output in run.outputs():
-                        check(output, expected, MAX_TOLERANCE[work.dtype])
+                expected = reference(work)[BARE]
+                for _, run in entrants[name].runs():
+                    run.error(expected, MAX_TOLERANCE[work.dtype])
             except Mismatch as error:
                 yield {"event": "failed", "name": name, "reason": f"wrong result: {error}"}
             except Exception as error:
@@ -258,7 +261,7 @@ def load(works: Sequence[Workload], *, constant: bool) -> dict[str, Entrant]:
         x = to_buffer(work.x.reshape(shape), work.dtype)
         filters = [] if constant else [to_buffer(work.max_filter.reshape(filter_shape), work.dtype)]
         several, single = (
-            Call(models[_symbol(name, count)], (*[x] * count, *filters))
+            Call(models[_symbol(name, count)], (*[x] * count, *filters), count)
             for count in (work.convolutions, 1)
         )
         entrants[name] = Entrant(several, single if work.convolutions > 1 else None)

@@ -17,7 +17,7 @@ from maxconv.packing import packed_length
 from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem, find_problem
 
-from .environment import child_environment
+from ..environment import child_environment
 
 __all__ = ["ALLOWANCE", "Memory", "largest", "measure", "measure_here", "smallest"]
 

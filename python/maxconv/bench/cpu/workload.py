@@ -8,39 +8,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from maxconv.packing import Array, bfloat16_to_float32, cast_array, float32_to_bfloat16
 from maxconv.problem import ConvProblem
 from maxconv.problems import NamedProblem
 
+from ..entrant import Float32
+
 if TYPE_CHECKING:
     from max.driver import Buffer
 
 __all__ = [
-    "MAX_TOLERANCE",
     "SEVERAL",
     "SMALL_FLOPS",
     "SMALL_NBYTES",
-    "TOLERANCE",
-    "Mismatch",
     "Workload",
     "aligned",
-    "check",
     "convolutions",
     "to_buffer",
     "to_float32",
 ]
-
-#: How far an element may lie from the reference, as a share of ``1 + |reference|``. The data makes
-#: outputs of about 1. float32 sums of 10^4 products in another order differ by some 10^-6. A type
-#: of 16 bits rounds by half a unit of its last place, 2^-9 or 2^-12, and up to three times where
-#: convolution, activation and addition are operations of their own.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
-
-#: The same for MAX's own convolutions, which sum in the storage type: less exact in 16 bits, but no
-#: other computation.
-MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
 
 #: Convolutions of a call where they are small, ...
 SEVERAL = 8
@@ -52,12 +39,6 @@ SMALL_FLOPS = 500_000_000
 SMALL_NBYTES = 16 << 20
 
 _ALIGNMENT = 64
-
-Float32 = npt.NDArray[np.float32]
-
-
-class Mismatch(ValueError):
-    """A contender's output differs from the reference."""
 
 
 def convolutions(problem: ConvProblem) -> int:
@@ -154,20 +135,3 @@ def to_float32(buffer: Buffer) -> Float32:
     if buffer.dtype == DType.bfloat16:
         return bfloat16_to_float32(buffer.view(DType.uint16).to_numpy())
     return np.asarray(buffer.to_numpy(), dtype=np.float32)
-
-
-def check(output: Float32, reference: Float32, tolerance: float) -> float:
-    """Returns how far an output lies from the reference, in parts of ``1 + |reference|``.
-
-    Raises:
-        Mismatch: Farther than ``tolerance``, or of another size.
-    """
-    if output.size != reference.size:
-        raise Mismatch(f"the output has {output.size} elements, not {reference.size}")
-    expected = reference.reshape(-1)
-    errors = np.abs(output.reshape(-1) - expected) / (1 + np.abs(expected))
-    worst = float(np.max(errors, initial=0.0))
-    # A NaN compares as false, and must not pass.
-    if not worst <= tolerance:
-        raise Mismatch(f"the output is off by {worst:.2g}; {tolerance:.2g} is allowed")
-    return worst
