@@ -6,6 +6,7 @@ from std.sys.info import size_of
 
 from ..conv.access import MemoryActivation, MemoryOutput
 from ..conv.operands import OperandTypes
+from .epilogue.conv_visitor import ConvVisitor
 from .generic.depthwise import DepthwiseKernel
 from .generic.depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
@@ -32,7 +33,6 @@ from .sm100.launch import Gemm as BlackwellGemm
 from .sm90.diagonal.kernel import DiagonalKernel
 from .sm90.diagonal.plan import DIAGONAL_CANDIDATES, diagonal_candidate
 from .sm90.gemm.candidates import CANDIDATES
-from .sm90.gemm.epilogue_visitor import ConvVisitor
 from .sm90.gemm.kernel import ConvKernel
 from .sm90.gemm.launch import Gemm as HopperGemm
 from .sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
@@ -233,7 +233,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     Self.dtype,
                     Self.dtype,
                     Self.Output,
-                    Self.out_type,
+                    ConvVisitor[Self.out_type],
                     config,
                 ]
                 self.write[Kernel.run](

@@ -37,7 +37,7 @@ from operations.nvidia.convolve import convolve as convolve_chosen
 from operations.nvidia.device import device_of
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES
 from operations.nvidia.sm90.gemm.config import problem_refusal
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import GemmOperands, launch_gemm
 from operations.nvidia.sm90.gemm.plan import GemmCandidates, GemmPlan, plan_gemm
 from operations.nvidia.sm90.gemm.split_k import split_refusal

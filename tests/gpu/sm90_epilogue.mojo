@@ -28,20 +28,20 @@ from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.epilogue.params import residual_refusal
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
 from operations.nvidia.sm90.gemm.config import (
     Sm90Config,
     can_implement,
-    residual_refusal,
 )
 from operations.nvidia.sm90.gemm.dispatch import choose
 from operations.nvidia.sm90.gemm.epilogue_config import (
     SUBTILE_FILTERS,
     EpilogueConfig,
 )
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
-from operations.nvidia.sm90.gemm.model import FusedWork
+from operations.nvidia.epilogue.work import FusedWork
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from epilogues import (
     BIAS_TYPE,
@@ -356,7 +356,9 @@ def check_types[
             var ran = 0
             for i in range(FEATURES):
                 var what = feature(i)
-                if what.has_residual and residual_refusal(config):
+                if what.has_residual and residual_refusal(
+                    config.epilogue.num_epi_load_stages
+                ):
                     continue
                 for parts in range(1, 3):
                     if parts > 1 and (

@@ -26,12 +26,12 @@ from operations.conv.fields import (
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, offered_fused
 from operations.nvidia.sm90.gemm.config import can_implement
-from operations.nvidia.sm90.gemm.epilogue_auxiliary import (
+from operations.nvidia.epilogue.auxiliary import (
     AuxiliaryOutput,
     RowOutput,
 )
-from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.epilogue_steps import (
+from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.epilogue.steps import (
     Activate,
     AddResidual,
     ChannelBias,
@@ -39,8 +39,8 @@ from operations.nvidia.sm90.gemm.epilogue_steps import (
     Discard,
     Rounded,
 )
-from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.sums import sum_channels
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
 from operations.nvidia.sm90.gemm.visit import (
     choose_visited,

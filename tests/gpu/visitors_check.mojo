@@ -7,14 +7,14 @@ from operations.conv.access import MemoryOutput
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES
 from operations.nvidia.sm90.gemm.config import Sm90Config, can_implement
-from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.epilogue_chain import Chain
-from operations.nvidia.sm90.gemm.epilogue_params import (
+from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.epilogue.chain import Chain
+from operations.nvidia.sm90.gemm.config import (
     layout_of,
     visitor_refusal,
 )
-from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, ChannelScale
-from operations.nvidia.sm90.gemm.epilogue_sums import ChannelSums, sum_channels
+from operations.nvidia.epilogue.steps import ChannelBias, ChannelScale
+from operations.nvidia.epilogue.sums import ChannelSums, sum_channels
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
 from operations.nvidia.sm90.gemm.visit import with_room
 from buffers import (

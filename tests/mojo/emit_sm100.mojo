@@ -36,7 +36,7 @@ from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm100.candidates import CANDIDATES, SHARED, candidate
 from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
-from operations.nvidia.sm100.lambdas import (
+from operations.nvidia.epilogue.fused_output import (
     ElementwiseComputeLambda,
     ElementwiseLambda,
     FusedWork,

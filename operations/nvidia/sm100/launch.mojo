@@ -6,14 +6,20 @@ from std.collections import Optional
 from std.sys.info import size_of
 
 from ...conv.access import ActivationSource, OutputTarget
-from ...conv.epilogue import Epilogue
 from ...conv.fields import KERNEL_SM100
 from ...conv.known import KnownFilter, KnownProblem
-from ...conv.memory import Reads
+from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.operands import Arguments, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel, Device
 from ...conv.search import refusal_of_all
+from ..epilogue.callbacks import EpilogueVisitor
+from ..epilogue.conv_visitor import ConvVisitor
+from ..epilogue.fused_output import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+)
+from ..epilogue.params import EpilogueParams
 from ..im2col.traversal import ROW_BYTES, Traversal
 from ..legality import (
     alignment_refusal,
@@ -28,9 +34,7 @@ from ..tma.descriptor import TensorMap
 from ..tma.operands import activation_map, filter_map, output_map
 from .candidates import candidates
 from .config import Conv2dConfig
-from .epilogue_params import EpilogueParams
 from .kernel import NUM_THREADS, Conv2dFpropKernel
-from .lambdas import ElementwiseComputeLambda, ElementwiseLambda
 from .plan import GemmCandidates, GemmPlan, plan_gemm
 
 
@@ -121,20 +125,21 @@ struct Gemm(ConvKernel):
                         GemmOperands(
                             arguments.activation.data(),
                             arguments.filter,
-                            rebind[Epilogue[bias_type, Output.dtype]](
-                                arguments.epilogue
+                            rebind[Reads[Output.dtype]](
+                                arguments.epilogue.residual
                             ),
                             arguments.output,
                         ),
+                        ConvVisitor[bias_type, scaled].of(arguments.epilogue),
                         queue,
                     )
 
 
 @fieldwise_init
-struct GemmOperands[
-    act_type: DType, filter_type: DType, Output: OutputTarget, bias_type: DType
-](ImplicitlyCopyable, Movable):
-    """The operands of a launch.
+struct GemmOperands[act_type: DType, filter_type: DType, Output: OutputTarget](
+    ImplicitlyCopyable, Movable
+):
+    """The pointers of a launch, beside the visitor's.
 
     Parameters:
         act_type: Of the activation: bfloat16, float16, float8_e4m3fn,
@@ -143,29 +148,24 @@ struct GemmOperands[
         filter_type: Of the filter: the activation's, or the other float8.
         Output: The output, of bfloat16, float16 or float32, and what the graph
             compiler fused behind it.
-        bias_type: Of the bias.
     """
 
     var activation: Reads[Self.act_type]
     """`[N, *input, C]`."""
     var filter: Reads[Self.filter_type]
     """`[K, *filter, C / groups]`."""
-    var epilogue: Epilogue[Self.bias_type, Self.Output.dtype]
-    """What is fused; a residual that is multiplied with 0 is none, and is not
-    read."""
+    var residual: Reads[Self.Output.dtype]
+    """`[N, *output, K]`; not read unless the visitor does."""
     var output: Self.Output
-    """`[N, *output, K]`; left as it is if `elementwise_lambda_fn` is given."""
-
-    def adds_residual(self) -> Bool:
-        """Whether a residual is read."""
-        return self.epilogue.has_residual and self.epilogue.beta != 0
+    """`[N, *output, K]`; left as it is if `elementwise_lambda_fn` is given, or
+    the visitor discards it."""
 
 
 def launch_gemm[
     act_type: DType,
     filter_type: DType,
     Output: OutputTarget,
-    bias_type: DType,
+    Visitor: EpilogueVisitor,
     //,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
@@ -175,9 +175,13 @@ def launch_gemm[
 ](
     plan: GemmPlan,
     problem: ConvProblem,
-    operands: GemmOperands[act_type, filter_type, Output, bias_type],
+    operands: GemmOperands[act_type, filter_type, Output],
+    visitor: Visitor,
     mut queue: Stream,
     *,
+    workspace: Writes[DType.float32] = Writes[DType.float32](
+        unsafe_from_address=CACHE_LINE
+    ),
     overlap: Bool = True,
 ) raises:
     """Encodes the descriptors and enqueues a configuration.
@@ -186,7 +190,7 @@ def launch_gemm[
         act_type: Of the activation.
         filter_type: Of the filter.
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are rounded.
         config: The configuration.
         elementwise_lambda_fn: Stores values, instead of the kernel.
         elementwise_compute_lambda_fn: Changes values before they are stored.
@@ -196,8 +200,11 @@ def launch_gemm[
     Args:
         plan: Of this configuration, for the problem.
         problem: The convolution.
-        operands: The operands.
+        operands: The pointers.
+        visitor: What is fused; its operands in device memory.
         queue: Where to run.
+        workspace: As many elements as `visitor.workspace_elements` says for
+            `Conv2dConfig.launch_shape`.
         overlap: Whether blocks may start, and wait, before what was enqueued
             last has ended.
 
@@ -208,59 +215,59 @@ def launch_gemm[
         act_type,
         filter_type,
         Output,
-        bias_type,
+        Visitor,
         config,
         elementwise_lambda_fn=elementwise_lambda_fn,
         elementwise_compute_lambda_fn=elementwise_compute_lambda_fn,
         register_based_epilogue=register_based_epilogue,
     ]
-    comptime bytes = config.shared_bytes()
+    comptime bytes = Kernel.shared_bytes()
     comptime size = config.cluster_size()
     comptime shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
-    var params = EpilogueParams[Output, bias_type](
-        problem, operands.epilogue, operands.output
-    )
-    var refusal = params.refusal()
+    var refusal = config.visitor_refusal(visitor, problem)
     if refusal:
         raise Error(t"sm100: {refusal.value()}; problem {problem}")
-    var maps = GemmMaps[config, stores_output=not Kernel.Work.stores](
-        queue.ctx, problem, operands
+    comptime stores = not (Kernel.Work.stores or Visitor.discards)
+    var maps = GemmMaps[config, stores_output=stores](
+        queue.ctx, problem, operands, visitor.reads_residual()
     )
-    if operands.adds_residual():
-        queue.enqueue(
-            queue.ctx.compile_function[Kernel.run_with_residual](
-                func_attribute=shared
-            ),
-            LaunchGrid(
-                plan.blocks,
-                NUM_THREADS,
-                shared_bytes=bytes,
-                cluster=size,
-                overlap=overlap,
-            ),
-            maps.activation,
-            maps.filter,
-            maps.output,
-            maps.residual,
-            params,
-            plan.geometry,
-        )
-    else:
+    var shape = config.launch_shape(problem)
+    var prepared = visitor.prepared(shape, workspace)
+    var params = EpilogueParams[Output, Visitor](
+        problem, prepared, operands.output
+    )
+    var grid = LaunchGrid(
+        plan.blocks,
+        NUM_THREADS,
+        shared_bytes=bytes,
+        cluster=size,
+        overlap=overlap,
+    )
+    comptime if Visitor.adds_residual:
+        if visitor.reads_residual():
+            queue.enqueue(
+                queue.ctx.compile_function[Kernel.run_with_residual](
+                    func_attribute=shared
+                ),
+                grid,
+                maps.activation,
+                maps.filter,
+                maps.output,
+                maps.residual,
+                params,
+                plan.geometry,
+            )
+    if not visitor.reads_residual():
         queue.enqueue(
             queue.ctx.compile_function[Kernel.run](func_attribute=shared),
-            LaunchGrid(
-                plan.blocks,
-                NUM_THREADS,
-                shared_bytes=bytes,
-                cluster=size,
-                overlap=overlap,
-            ),
+            grid,
             maps.activation,
             maps.filter,
             maps.output,
             params,
             plan.geometry,
         )
+    prepared.conclude(queue, shape)
 
 
 struct GemmMaps[
@@ -290,25 +297,24 @@ struct GemmMaps[
     """Not to be used unless a residual is added."""
 
     def __init__[
-        Output: OutputTarget, bias_type: DType
+        Output: OutputTarget
     ](
         out self,
         ctx: DeviceContext,
         problem: ConvProblem,
-        operands: GemmOperands[
-            Self.act_type, Self.filter_type, Output, bias_type
-        ],
+        operands: GemmOperands[Self.act_type, Self.filter_type, Output],
+        adds_residual: Bool,
     ) raises:
         """Encodes them.
 
         Parameters:
             Output: How the output is reached.
-            bias_type: Of the bias.
 
         Args:
             ctx: The device.
             problem: The convolution.
-            operands: The operands.
+            operands: The pointers.
+            adds_residual: Whether a residual is read.
 
         Raises:
             What the driver refused.
@@ -334,10 +340,8 @@ struct GemmMaps[
                 ctx, problem, operands.output.data().as_imm()
             )
         self.residual = self.output
-        if operands.adds_residual():
-            self.residual = Self._matrix_map(
-                ctx, problem, operands.epilogue.residual
-            )
+        if adds_residual:
+            self.residual = Self._matrix_map(ctx, problem, operands.residual)
 
     @staticmethod
     def _matrix_map[

@@ -7,6 +7,7 @@ from ...conv.operands import Operands
 from ...conv.problem import ConvProblem
 from ...conv.registry import Device
 from ...conv.search import Candidates, Found, cheapest
+from ..epilogue.params import residual_refusal
 from ..im2col.tiles import TileGeometry
 from ..im2col.traversal import Traversal
 from .candidates import Candidate, candidates
@@ -127,7 +128,7 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
         ref config = self.table[self.rows[index]].config
         var refusal = config.problem_refusal(self.problem)
         if not refusal and self.residual:
-            refusal = config.residual_refusal()
+            refusal = residual_refusal(config.num_epi_load_stages)
         if refusal or config.split_k() == 1:
             return refusal
         var waves = predict(config, self.problem, self.device.units).waves

@@ -13,6 +13,9 @@ from ....conv.memory import CACHE_LINE, Reads, Writes
 from ....conv.operands import Arguments, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.registry import ConvKernel, Device
+from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
+from ...epilogue.conv_visitor import ConvVisitor
+from ...epilogue.params import EpilogueParams
 from ...im2col.traversal import ROW_BYTES, Traversal
 from ...legality import (
     alignment_refusal,
@@ -32,9 +35,6 @@ from ...tma.descriptor import (
 from ...tma.operands import activation_map, filter_map, output_map
 from .candidates import CANDIDATES
 from .config import Sm90Config
-from .epilogue_callbacks import EpilogueVisitor, LaunchShape
-from .epilogue_params import EpilogueParams
-from .epilogue_visitor import ConvVisitor
 from .kernel import ConvKernel as GemmKernel
 from .plan import GemmPlan, gemm_refusal, plan_gemm
 
@@ -179,7 +179,7 @@ def launch_gemm[
         operands: The pointers.
         visitor: What is fused; its operands in device memory.
         queue: Where to run.
-        workspace: As many values as `visitor.workspace` says for
+        workspace: As many elements as `visitor.workspace_elements` says for
             `launch_shape`.
         overlap: Whether blocks may start, and wait, before what was enqueued
             last has ended.
@@ -222,7 +222,7 @@ def launch_shape(
         problem: The convolution.
         plan: Of this configuration, for the problem.
     """
-    return LaunchShape(config, problem, plan.blocks)
+    return LaunchShape(problem, plan.blocks * config.consumers)
 
 
 struct GemmMaps[config: Sm90Config]:

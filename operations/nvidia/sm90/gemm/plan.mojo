@@ -3,6 +3,7 @@ share a tile, the grid and the geometry."""
 
 from std.collections import Optional
 
+from ...epilogue.work import FusedWork
 from ....conv.operands import Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.registry import Device
@@ -13,7 +14,7 @@ from ...split_k import MAX_SPLIT_K
 from .candidates import candidates
 from .config import Sm90Config, problem_refusal
 from .grid import Grid, tile_clusters
-from .model import FusedWork, predicted_seconds
+from .model import predicted_seconds
 from .split_k import split_refusal
 
 comptime SPLITS = 4

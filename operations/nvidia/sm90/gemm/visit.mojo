@@ -5,8 +5,8 @@ in front of the normalization, and each channel's sum and sum of squares, in one
 kernel (and a small one behind it):
 
     from operations.conv.access import MemoryOutput
-    from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, Rounded
-    from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
+    from operations.nvidia.epilogue.steps import ChannelBias, Rounded
+    from operations.nvidia.epilogue.sums import sum_channels
     from operations.nvidia.sm90.gemm.visit import launch_visited, plan_visited
 
     var visitor = (
@@ -41,12 +41,11 @@ from ....conv.operands import Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.registry import Device
 from ....conv.search import Candidates, cheapest
+from ...epilogue.callbacks import EpilogueVisitor
 from ...limits import MAX_SHARED_BYTES
 from ...stream import Stream
 from .candidates import CANDIDATES, candidates
-from .config import Sm90Config
-from .epilogue_callbacks import EpilogueVisitor
-from .epilogue_params import layout_of, visitor_refusal
+from .config import Sm90Config, layout_of, visitor_refusal
 from .launch import GemmOperands, launch_gemm, launch_shape
 from .plan import GemmCandidates, GemmPlan
 
@@ -211,7 +210,7 @@ def visitor_workspace[
         visitor: The visitor.
     """
     var config = visited_config[Visitor, out_type](plan.candidate)
-    return visitor.workspace(launch_shape(config, problem, plan))
+    return visitor.workspace_elements(launch_shape(config, problem, plan))
 
 
 def launch_visited[

@@ -8,19 +8,17 @@ all known at compile time.
 
 from std.collections import Optional
 
-from ...epilogue.activations import DeviceActivation, keep_branch
-from ....conv.epilogue import Activation
-from ....conv.memory import Reads
-from ....conv.problem import ConvProblem
-from .config import Sm90Config
-from .epilogue_callbacks import (
+from .activations import DeviceActivation
+from ...conv.epilogue import Activation
+from ...conv.memory import Reads
+from ...conv.problem import ConvProblem
+from .callbacks import (
     EpilogueVisitor,
-    Residual,
     Subtile,
-    VisitLayout,
     Visited,
 )
-from .epilogue_visitor import ChannelState, ChannelVector
+from .channels import ChannelState, ChannelVector
+from .layout import Fragments, VisitLayout
 
 
 @fieldwise_init
@@ -57,34 +55,31 @@ struct ChannelScale[dtype: DType](EpilogueVisitor):
         """The name in messages."""
         return "ChannelScale"
 
+    def refusal(
+        self, layout: VisitLayout, problem: ConvProblem
+    ) -> Optional[String]:
+        """See `EpilogueVisitor`."""
+        return self.vector.refusal("scale", layout)
+
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Loads the thread's scales."""
-        return self.vector.begin[parts=layout.parts](
-            at.place, at.tile.filter, at.filter_end()
-        )
+        return self.vector.begin(at)
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
-        return values * self.vector.values[parts=layout.parts, size=size](
-            state,
-            at.place,
-            subtile.part,
-            group,
-            at.tile.filter,
-            at.filter_end(),
-        )
+        return values * self.vector.values[size](state, at, subtile, group)
 
 
 struct ChannelBias[dtype: DType](EpilogueVisitor):
@@ -111,34 +106,31 @@ struct ChannelBias[dtype: DType](EpilogueVisitor):
         """The name in messages."""
         return "ChannelBias"
 
+    def refusal(
+        self, layout: VisitLayout, problem: ConvProblem
+    ) -> Optional[String]:
+        """See `EpilogueVisitor`."""
+        return self.vector.refusal("bias", layout)
+
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Loads the thread's biases."""
-        return self.vector.begin[parts=layout.parts](
-            at.place, at.tile.filter, at.filter_end()
-        )
+        return self.vector.begin(at)
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
-        return values + self.vector.values[parts=layout.parts, size=size](
-            state,
-            at.place,
-            subtile.part,
-            group,
-            at.tile.filter,
-            at.filter_end(),
-        )
+        return values + self.vector.values[size](state, at, subtile, group)
 
 
 # One function of every value.
@@ -170,27 +162,27 @@ struct Activate[code: Int](EpilogueVisitor):
         return "Activate"
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Keeps nothing."""
         return Stateless()
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
         comptime formula = DeviceActivation.of(
             Activation(Self.code, 0, 0)
         ).formula
-        comptime exact = layout.residual_type == DType.float32
+        comptime exact = Values.layout.out_type == DType.float32
         return self.activation.evaluate[formula, exact=exact](values)
 
 
@@ -215,26 +207,25 @@ struct AddResidual(EpilogueVisitor):
         return self.beta != 0
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Keeps nothing."""
         return Stateless()
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
         var result = values
-        if residual.present:
-            keep_branch()
+        if residual.is_present():
             result = residual.read[size](group).fma(
                 SIMD[DType.float32, size](self.beta), values
             )
@@ -258,20 +249,20 @@ struct Rounded[dtype: DType](EpilogueVisitor):
         return "Rounded"
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Keeps nothing."""
         return Stateless()
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
@@ -292,20 +283,20 @@ struct Discard(EpilogueVisitor):
         return "Discard"
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Keeps nothing."""
         return Stateless()
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""

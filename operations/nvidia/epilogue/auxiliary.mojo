@@ -4,25 +4,16 @@ a second tensor, such as the values in front of an activation."""
 from std.collections import Optional
 from std.sys.info import size_of
 
-from ....conv.access import MemoryOutput, OutputTarget
-from ....conv.fields import COPY_BYTES
-from ....conv.memory import Writes
-from ....conv.problem import ConvProblem
-from ...im2col.tiles import OutputShape
-from ...tma.copy import SharedAddress
-from .config import Sm90Config
-from .epilogue_callbacks import (
-    EpilogueVisitor,
-    LaunchShape,
-    Residual,
-    Subtile,
-    VisitLayout,
-    Visited,
-)
-from .epilogue_config import HALF_BYTES, SUBTILE_FILTERS
-from .epilogue_fragment import write_fragment
-from .epilogue_rows import RowStore
-from .epilogue_steps import Stateless
+from ...conv.access import MemoryOutput, OutputTarget
+from ...conv.fields import COPY_BYTES
+from ...conv.memory import Writes
+from ...conv.problem import ConvProblem
+from ..im2col.tiles import OutputShape
+from ..im2col.traversal import ROW_BYTES
+from ..tma.copy import SharedAddress
+from .callbacks import EpilogueVisitor, LaunchShape, Subtile, Visited
+from .layout import Fragments, VisitLayout
+from .steps import Stateless
 
 
 @fieldwise_init
@@ -35,17 +26,14 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
     `ComputedOutput`) this is the visitor. `AuxiliaryOutput` is that of a tensor
     in memory.
 
-    The values pass through shared memory of this visitor's: each sub-tile's is
-    written, and read behind the consumer's barrier; two take turns, so that
-    none is overwritten while it is read, and three where a barrier comes one
-    sub-tile late.
+    The values pass through shared memory of this visitor's: each sub-tile is
+    written, and read behind the consumer's barrier.
 
     Parameters:
         Output: The tensor, `[N, *output, K]`.
     """
 
     comptime State = Stateless
-    comptime shares = True
     comptime dtype = Self.Output.dtype
 
     var output: Self.Output
@@ -65,18 +53,23 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         """The name in messages."""
         return "RowOutput"
 
-    def can_implement(
-        self, config: Sm90Config, problem: ConvProblem
+    def refusal(
+        self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
         """See `EpilogueVisitor`."""
         comptime assert (
             Self.dtype.is_half_float() or Self.dtype == DType.float32
         ), "an auxiliary output is of bfloat16, float16 or float32"
         comptime bytes = size_of[Self.dtype]()
-        if not config.swapped and bytes != HALF_BYTES:
+        if bytes == 4 and not (layout.keeps_filters() or layout.whole_pixels()):
             return String(
                 t"an auxiliary output of {Self.dtype} needs filters as the"
                 t" multiply's rows"
+            )
+        if layout.whole_pixels() and layout.filters * bytes > ROW_BYTES:
+            return String(
+                t"an auxiliary output of {Self.dtype} passes through rows of up"
+                t" to {ROW_BYTES} bytes; here {layout.filters} filters"
             )
         if problem.group_filters() * bytes % COPY_BYTES != 0:
             return String(
@@ -95,17 +88,17 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
     @staticmethod
     def _buffer_bytes(layout: VisitLayout) -> Int:
         """Shared memory of a sub-tile."""
-        return layout.pixels * SUBTILE_FILTERS * size_of[Self.dtype]()
-
-    @staticmethod
-    def _buffers(layout: VisitLayout) -> Int:
-        """Sub-tiles in shared memory."""
-        return 3 if layout.delayed else 2
+        return layout.pixels * layout.filters * size_of[Self.dtype]()
 
     @staticmethod
     def shared_bytes(layout: VisitLayout) -> Int:
         """See `EpilogueVisitor`."""
-        return Self._buffers(layout) * Self._buffer_bytes(layout)
+        return layout.buffers() * Self._buffer_bytes(layout)
+
+    @staticmethod
+    def shares(layout: VisitLayout) -> Bool:
+        """See `EpilogueVisitor`."""
+        return True
 
     def prepared(
         self, shape: LaunchShape, workspace: Writes[DType.float32]
@@ -116,53 +109,48 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
     @staticmethod
     @always_inline
     def _buffer[
-        layout: VisitLayout
-    ](at: Visited[layout], subtile: Subtile) -> SharedAddress:
+        Values: Fragments
+    ](at: Visited[Values], subtile: Subtile) -> SharedAddress:
         """Where a sub-tile is in shared memory."""
-        comptime buffers = UInt32(Self._buffers(layout))
-        comptime bytes = UInt32(Self._buffer_bytes(layout))
+        comptime buffers = UInt32(Values.layout.buffers())
+        comptime bytes = UInt32(Self._buffer_bytes(Values.layout))
         return at.memory + subtile.count % buffers * bytes
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Keeps nothing."""
         return Stateless()
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
-        write_fragment[Self.dtype, layout.pixels](
-            Self._buffer(at, subtile), at.place, group, values
-        )
+        at.place.write[Self.dtype](Self._buffer(at, subtile), group, values)
         return values
 
     @always_inline
     def postreduce[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """See `EpilogueVisitor`."""
-        comptime Rows = RowStore[Self.Output, layout.pixels, layout.swapped]
-        var rows = Rows(at.place)
-        comptime for panel in range(Rows.held):
-            rows.store[panel](
-                self.output,
-                self.shape,
-                at.geometry,
-                rows.load[panel](Self._buffer(at, subtile)),
-                at.pixel(subtile),
-                at.filter(subtile),
-                at.filter_end(),
-            )
+        at.place.store_rows(
+            self.output,
+            self.shape,
+            at.geometry,
+            Self._buffer(at, subtile),
+            at.pixel(subtile),
+            at.filter(subtile),
+            at.filter_end(),
+        )
 
 
 comptime AuxiliaryOutput[dtype: DType] = RowOutput[MemoryOutput[dtype]]

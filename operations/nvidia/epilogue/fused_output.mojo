@@ -1,5 +1,5 @@
-"""What stands behind the epilogue of the Blackwell kernel: what the graph
-compiler fused, or functions of the caller's, as MAX's kernels take them.
+"""What stands behind an epilogue: what the graph compiler fused, or functions of
+the caller's, as MAX's kernels take them.
 
 A function of the caller's sees values that are rounded to the output's type,
 `width` filters of one pixel, and their place `[m, n]` in the implicit GEMM: the
@@ -16,7 +16,7 @@ from std.collections import Optional
 from std.utils import IndexList
 
 from ...conv.access import OutputTarget
-from .epilogue_params import EpilogueParams
+from ..im2col.tiles import OutputShape
 
 comptime ElementwiseLambda = def[
     dtype: DType, width: SIMDLength, *, alignment: Int = 1
@@ -31,20 +31,18 @@ comptime ElementwiseComputeLambda = def[
 `ElementwiseLambda`."""
 
 
-struct FusedWork[
+struct FusedOutput[
     Output: OutputTarget,
-    bias_type: DType,
-    elementwise_lambda_fn: Optional[ElementwiseLambda],
-    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda],
+    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
 ]:
-    """The work behind the epilogue.
+    """An output with the work behind the epilogue.
 
     Given both functions, `elementwise_compute_lambda_fn` computes first, and
     `elementwise_lambda_fn` stores what it returned.
 
     Parameters:
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
         elementwise_lambda_fn: Stores values, instead of the kernel.
         elementwise_compute_lambda_fn: Changes values before they are stored.
     """
@@ -58,7 +56,6 @@ struct FusedWork[
         Self.Output.computes or Self.has_lambda
     )
     """Whether the work changes values before they are stored."""
-    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
 
     @staticmethod
     def refusal() -> String:
@@ -93,7 +90,8 @@ struct FusedWork[
     def compute[
         width: Int
     ](
-        params: Self.Params,
+        output: Self.Output,
+        shape: OutputShape,
         row: UInt32,
         filter: UInt32,
         value: SIMD[Self.Output.dtype, width],
@@ -104,7 +102,8 @@ struct FusedWork[
             width: How many; the first filter is a multiple of as many.
 
         Args:
-            params: The epilogue's.
+            output: The output.
+            shape: Its shape.
             row: The pixel, counted over all images.
             filter: The first filter.
             value: The rounded values.
@@ -114,15 +113,16 @@ struct FusedWork[
                 IndexList[2](Int(row), Int(filter)), value
             )
         else:
-            var n, at = params.shape.index(row)
-            return params.output.compute[width](n, at, Int(filter), value)
+            var n, at = shape.index(row)
+            return output.compute[width](n, at, Int(filter), value)
 
     @staticmethod
     @always_inline
     def store[
         width: Int
     ](
-        params: Self.Params,
+        output: Self.Output,
+        shape: OutputShape,
         row: UInt32,
         filter: UInt32,
         filters: UInt32,
@@ -134,7 +134,8 @@ struct FusedWork[
             width: As for `compute`.
 
         Args:
-            params: As for `compute`.
+            output: As for `compute`.
+            shape: As for `compute`.
             row: As for `compute`.
             filter: As for `compute`.
             filters: Of the problem.
@@ -147,8 +148,8 @@ struct FusedWork[
                 place, Self._lambda_value[width](place, value)
             )
         else:
-            var n, at = params.shape.index(row)
-            params.output.store[width](
+            var n, at = shape.index(row)
+            output.store[width](
                 n,
                 at,
                 Int(filter),

@@ -2,142 +2,21 @@
 is known at run time, but for a scale.
 """
 
+from std.collections import Optional
 from std.utils import StaticTuple
 
-from ...epilogue.activations import (
+from ...conv.epilogue import Epilogue
+from ...conv.problem import ConvProblem
+from .activations import (
+    FAST,
     DeviceActivation,
     keep_branch,
     run_time,
     silu_of_half,
 )
-from ....conv.epilogue import Epilogue
-from ....conv.memory import Reads
-from .epilogue_callbacks import (
-    LOOPED,
-    EpilogueVisitor,
-    Residual,
-    Subtile,
-    VisitLayout,
-    Visited,
-)
-from .epilogue_config import SUBTILE_FILTERS
-from .epilogue_fragment import MATRIX_ROWS, Place
-
-comptime MAX_PARTS = 4
-"""Sub-tiles along the filters of a consumer's part, at most."""
-
-comptime FAST = [DeviceActivation.LIMITS, DeviceActivation.SILU]
-"""Activations with a form of their own; without one, the limits are infinite.
-"""
-
-comptime ChannelState = SIMD[DType.float32, 2 * MAX_PARTS]
-"""What a thread knows of its filters: two of each part, where filters are the
-multiply's rows."""
-
-
-struct ChannelVector[dtype: DType](TrivialRegisterPassable):
-    """One value a filter, in device memory.
-
-    Parameters:
-        dtype: Of the values.
-    """
-
-    var data: Reads[Self.dtype]
-
-    @always_inline
-    def __init__(out self, data: Reads[Self.dtype]):
-        """Values in device memory.
-
-        Args:
-            data: The first filter's.
-        """
-        self.data = data
-
-    @always_inline
-    def _load(self, filter: UInt32, filters: UInt32) -> Float32:
-        """A filter's value, 0 beyond the last."""
-        if filter < filters:
-            return self.data[unsafe_offset=Int(filter)].cast[DType.float32]()
-        return 0
-
-    @always_inline
-    def begin[
-        swapped: Bool, parts: Int
-    ](
-        self, place: Place[swapped], filter: UInt32, filters: UInt32
-    ) -> ChannelState:
-        """Loads ahead what the thread will need, if that is little.
-
-        Parameters:
-            swapped: As in `Place`.
-            parts: Sub-tiles along the filters.
-
-        Args:
-            place: The thread's.
-            filter: The first filter of the consumer's part.
-            filters: One beyond the last filter that there is.
-        """
-        var state = ChannelState(0)
-        comptime if swapped:
-            comptime for part in range(parts):
-                comptime for half in range(2):
-                    state[2 * part + half] = self._load(
-                        filter
-                        + place.filter()
-                        + UInt32(part * SUBTILE_FILTERS + 8 * half),
-                        filters,
-                    )
-        return state
-
-    @always_inline
-    def values[
-        swapped: Bool, parts: Int, size: Int
-    ](
-        self,
-        state: ChannelState,
-        place: Place[swapped],
-        part: UInt32,
-        group: UInt32,
-        filter: UInt32,
-        filters: UInt32,
-    ) -> SIMD[DType.float32, size]:
-        """The values that belong to a fragment.
-
-        Parameters:
-            swapped: As in `Place`.
-            parts: As in `begin`.
-            size: Values of the fragment.
-
-        Args:
-            state: What `begin` returned.
-            place: The thread's.
-            part: The sub-tile's place along the filters.
-            group: Of the fragment's first values, as in `Place.matrices`.
-            filter: As in `begin`.
-            filters: As in `begin`.
-        """
-        var result = SIMD[DType.float32, size](0)
-        comptime if swapped:
-            var pair = SIMD[DType.float32, 2](state[0], state[1])
-            comptime for other in range(1, parts):
-                if part == UInt32(other):
-                    pair = SIMD[DType.float32, 2](
-                        state[2 * other], state[2 * other + 1]
-                    )
-            comptime for i in range(size):
-                comptime half = Place[swapped].filter_of(i) // 8
-                result[i] = pair[half]
-        else:
-            comptime for i in range(size):
-                result[i] = self._load(
-                    filter
-                    + part * SUBTILE_FILTERS
-                    + place.filter()
-                    + group * MATRIX_ROWS
-                    + UInt32(Place[swapped].filter_of(i)),
-                    filters,
-                )
-        return result
+from .callbacks import LOOPED, EpilogueVisitor, Subtile, Visited
+from .channels import ChannelState, ChannelVector
+from .layout import Fragments, ResidualTile, VisitLayout
 
 
 @fieldwise_init
@@ -194,8 +73,8 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
         """
         if epilogue.has_scale != Self.scaled:
             raise Error(
-                t"sm90: has_scale is {epilogue.has_scale}, but the kernel was"
-                t" compiled with scaled={Self.scaled}"
+                t"epilogue: has_scale is {epilogue.has_scale}, but the kernel"
+                t" was compiled with scaled={Self.scaled}"
             )
         var scale = StaticTuple[ChannelVector[DType.float32], Self.VECTORS - 1](
             fill=ChannelVector(epilogue.scale)
@@ -209,6 +88,18 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
             DeviceActivation.of(epilogue.activation),
             DeviceActivation.of(epilogue.final_activation),
         )
+
+    def refusal(
+        self, layout: VisitLayout, problem: ConvProblem
+    ) -> Optional[String]:
+        """See `EpilogueVisitor`."""
+        comptime if Self.scaled:
+            var refused = self.scale[0].refusal("scale", layout)
+            if refused:
+                return refused
+        if self.has_bias:
+            return self.bias.refusal("bias", layout)
+        return None
 
     @always_inline
     def reads_residual(self) -> Bool:
@@ -244,37 +135,33 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
         )
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Loads the thread's bias and scale."""
         var state = Self.State(fill=ChannelState(0))
         if self.has_bias:
-            state[0] = self.bias.begin[parts=layout.parts](
-                at.place, at.tile.filter, at.filter_end()
-            )
+            state[0] = self.bias.begin(at)
         comptime if Self.scaled:
-            state[Self.VECTORS - 1] = self.scale[0].begin[parts=layout.parts](
-                at.place, at.tile.filter, at.filter_end()
-            )
+            state[Self.VECTORS - 1] = self.scale[0].begin(at)
         return state
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
-        comptime exact = layout.residual_type == DType.float32
-        var bias = self._bias[size=size](state, at, subtile, group)
+        comptime exact = Values.layout.out_type == DType.float32
         comptime if form != LOOPED and not (exact or Self.scaled):
             comptime if FAST[form] == DeviceActivation.SILU:
                 # One rounding, and the same value, as half of the sum.
+                var bias = self._bias[size=size](state, at, subtile, group)
                 var half = values.fma(
                     SIMD[DType.float32, size](0.5), bias * 0.5
                 )
@@ -283,15 +170,14 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
                 )
         var v = values
         comptime if Self.scaled:
-            v *= self.scale[0].values[parts=layout.parts, size=size](
-                state[Self.VECTORS - 1],
-                at.place,
-                subtile.part,
-                group,
-                at.tile.filter,
-                at.filter_end(),
+            v *= self.scale[0].values[size](
+                state[Self.VECTORS - 1], at, subtile, group
             )
-        v += bias
+        comptime if Values.layout.whole_pixels():
+            if self.has_bias:
+                v += self.bias.values[size](state[0], at, subtile, group)
+        else:
+            v += self._bias[size](state, at, subtile, group)
         comptime if form == LOOPED:
             # One copy of all formulas serves both activations.
             var activation = self.activation
@@ -308,40 +194,32 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
 
     @always_inline
     def _bias[
-        layout: VisitLayout, size: Int
+        Values: Fragments, //, size: Int
     ](
         self,
         state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
     ) -> SIMD[DType.float32, size]:
         """The bias of a fragment, or zeros."""
-        # Without a bias the state is 0: no need to ask.
-        if layout.swapped or self.has_bias:
-            return self.bias.values[parts=layout.parts, size=size](
-                state[0],
-                at.place,
-                subtile.part,
-                group,
-                at.tile.filter,
-                at.filter_end(),
-            )
+        # Without a bias what is kept is 0: no need to ask.
+        if Values.layout.keeps_filters() or self.has_bias:
+            return self.bias.values[size](state[0], at, subtile, group)
         return SIMD[DType.float32, size](0)
 
     @always_inline
     def _add[
-        layout: VisitLayout, size: Int
+        Source: ResidualTile, size: Int
     ](
         self,
         v: SIMD[DType.float32, size],
-        residual: Residual[layout],
+        residual: Source,
         group: UInt32,
     ) -> SIMD[DType.float32, size]:
         """The residual on top, if there is one."""
         var result = v
-        if residual.present:
-            keep_branch()
+        if residual.is_present():
             result = residual.read[size](group).fma(
                 SIMD[DType.float32, size](self.beta), v
             )

@@ -1,4 +1,4 @@
-"""What a visitor of the Hopper epilogue is: work on a tile's values between
+"""What a visitor of a GPU's epilogue is: work on a tile's values between
 multiply and store, all in float32.
 
     consumer, once:      start
@@ -21,61 +21,34 @@ neighbouring filters of one pixel at a time (`conv.access.OutputTarget`).
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 
-from ....conv.memory import Writes
-from ....conv.problem import ConvProblem
-from ...im2col.tiles import Tile, TileGeometry
-from ...stream import Stream
-from ...tma.copy import SharedAddress
-from .config import Sm90Config
-from .epilogue_chain import Chain
-from .epilogue_config import CONSUMER_THREADS, SUBTILE_FILTERS
-from .epilogue_fragment import Place, read_fragment
+from ...conv.memory import Writes
+from ...conv.problem import ConvProblem
+from ..im2col.tiles import Tile, TileGeometry
+from ..stream import Stream
+from ..tma.copy import SharedAddress
+from .chain import Chain
+from .layout import Fragments, VisitLayout
 
 comptime LOOPED = -1
 """The form of a visitor that takes whatever its others do not."""
 
 
 @fieldwise_init
-struct VisitLayout(ImplicitlyCopyable, Movable):
-    """How a consumer's values are cut up, for a visitor to compile to."""
-
-    var swapped: Bool
-    """Whether filters are the multiply's rows."""
-    var parts: Int
-    """Sub-tiles along the filters of a consumer's part of a tile."""
-    var pixels: Int
-    """Of a sub-tile."""
-    var residual_type: DType
-    """Of the residual: the output's."""
-    var delayed: Bool
-    """Whether a sub-tile's `postreduce` may come after the next one's
-    `reduce`."""
-
-    def values(self) -> Int:
-        """Values of a sub-tile that one thread holds."""
-        return self.pixels * SUBTILE_FILTERS // CONSUMER_THREADS
-
-
-@fieldwise_init
 struct LaunchShape(ImplicitlyCopyable, Movable):
     """A launch as a visitor's host side sees it."""
 
-    var config: Sm90Config
     var problem: ConvProblem
-    var blocks: Int
-    """Of the grid."""
-
-    def consumers(self) -> Int:
-        """Consumers of the whole grid."""
-        return self.blocks * self.config.consumers
+    var reducers: Int
+    """How many sum up values in an order of their own: `Visited.reducer` is
+    below."""
 
 
 @fieldwise_init
-struct Visited[layout: VisitLayout](TrivialRegisterPassable):
+struct Visited[Values: Fragments](TrivialRegisterPassable):
     """A thread, and the part of a tile that its consumer stores.
 
     Parameters:
-        layout: How the part is cut up.
+        Values: Where its values lie.
     """
 
     var geometry: TileGeometry
@@ -83,16 +56,14 @@ struct Visited[layout: VisitLayout](TrivialRegisterPassable):
     var tile: Tile
     """The consumer's part; its `pixel` and `filter` are the consumer's first.
     """
-    var place: Place[Self.layout.swapped]
+    var place: Self.Values
     """Where in a sub-tile the thread's values lie."""
-    var thread: UInt32
-    """Of the consumer."""
-    var consumer: UInt32
-    """Of the grid's."""
+    var reducer: UInt32
+    """Whose sums these values belong to: a consumer of the grid, or, where it
+    is not known beforehand who stores a tile, the tile's place along the
+    pixels."""
     var memory: SharedAddress
     """The consumer's shared memory for the visitor."""
-    var name: UInt32
-    """The named barrier of the consumer's threads."""
 
     @always_inline
     def filter_end(self) -> UInt32:
@@ -106,7 +77,9 @@ struct Visited[layout: VisitLayout](TrivialRegisterPassable):
         Args:
             subtile: The sub-tile.
         """
-        return self.tile.pixel + subtile.block * UInt32(Self.layout.pixels)
+        return self.tile.pixel + subtile.block * UInt32(
+            Self.Values.layout.pixels
+        )
 
     @always_inline
     def filter(self, subtile: Subtile) -> UInt32:
@@ -115,7 +88,9 @@ struct Visited[layout: VisitLayout](TrivialRegisterPassable):
         Args:
             subtile: The sub-tile.
         """
-        return self.tile.filter + subtile.part * SUBTILE_FILTERS
+        return self.tile.filter + subtile.part * UInt32(
+            Self.Values.layout.filters
+        )
 
 
 @fieldwise_init
@@ -130,38 +105,10 @@ struct Subtile(TrivialRegisterPassable):
     """Sub-tiles that the consumer visited before it, in all tiles."""
 
 
-@fieldwise_init
-struct Residual[layout: VisitLayout](TrivialRegisterPassable):
-    """A sub-tile's residual in shared memory.
-
-    Parameters:
-        layout: As in `Visited`.
-    """
-
-    var present: Bool
-    """Whether there is one."""
-    var buffer: SharedAddress
-    var place: Place[Self.layout.swapped]
-
-    @always_inline
-    def read[size: Int](self, group: UInt32) -> SIMD[DType.float32, size]:
-        """The residual of a fragment, if it is `present`.
-
-        Parameters:
-            size: Values of the fragment.
-
-        Args:
-            group: As in `EpilogueVisitor.visit`.
-        """
-        return read_fragment[
-            Self.layout.residual_type, Self.layout.pixels, size
-        ](self.buffer, self.place, group)
-
-
 trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
     """Work between multiply and store. A value of it is what a launch passes to
     the device: the host writes operands (pointers to device memory) into it,
-    `can_implement` says whether they go with configuration and problem, and
+    `refusal` says whether they go with configuration and problem, and
     `prepared`, once a launch, adds what only the launch knows.
     """
 
@@ -188,9 +135,6 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
     comptime starts: Bool = False
     """Whether it has a `start`."""
 
-    comptime shares: Bool = False
-    """Whether it needs the barrier between `reduce` and `postreduce`."""
-
     comptime device_type: AnyType = Self
 
     def _to_device_type(
@@ -211,13 +155,13 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
 
     # The host.
 
-    def can_implement(
-        self, config: Sm90Config, problem: ConvProblem
+    def refusal(
+        self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """Why it cannot work with a configuration on a problem.
+        """Why it cannot work on a problem.
 
         Args:
-            config: The configuration.
+            layout: How a consumer's values are cut up.
             problem: The convolution, valid.
 
         Returns:
@@ -230,12 +174,22 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
         """Shared memory that each consumer has for it, a multiple of 1024.
 
         Args:
-            layout: As in `Visited`.
+            layout: How a consumer's values are cut up.
         """
         return 0
 
-    def workspace(self, shape: LaunchShape) -> Int:
-        """Values of float32 in device memory that a launch has for it.
+    @staticmethod
+    def shares(layout: VisitLayout) -> Bool:
+        """Whether it needs the barrier between `reduce` and `postreduce`.
+
+        Args:
+            layout: How a consumer's values are cut up.
+        """
+        return False
+
+    def workspace_elements(self, shape: LaunchShape) -> Int:
+        """Elements of float32 in device memory that a launch needs for it, for
+        the caller to provide.
 
         Args:
             shape: The launch.
@@ -248,8 +202,8 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
         """What is passed to the device.
 
         Args:
-            shape: The launch; `can_implement` has agreed.
-            workspace: As many values as `workspace` said.
+            shape: The launch; there was no `refusal`.
+            workspace: As many elements as `workspace_elements` said.
         """
         return self
 
@@ -294,22 +248,22 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
     # The consumer.
 
     @always_inline
-    def start[layout: VisitLayout](self, at: Visited[layout]):
+    def start[Values: Fragments](self, at: Visited[Values]):
         """Before the consumer's first tile.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
 
         Args:
             at: The thread; of no tile.
         """
         pass
 
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """What can be fetched before a tile is multiplied.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
 
         Args:
             at: The thread and its tile.
@@ -318,12 +272,12 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def previsit[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """Before a sub-tile's first fragment.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
 
         Args:
             state: The thread's.
@@ -333,20 +287,20 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
         pass
 
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """What becomes of a fragment's values.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
             form: Below `forms`, or `LOOPED`.
             size: Values of the fragment.
 
@@ -354,7 +308,8 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
             state: The thread's.
             at: The thread and its tile.
             subtile: The sub-tile.
-            group: Of the fragment's first values, as in `Place.matrices`.
+            group: Which fragment of the sub-tile, as the generation counts
+                them.
             residual: The sub-tile's.
             values: What the visitor before made of them; the sums at first.
         """
@@ -362,12 +317,12 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def reduce[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """After a sub-tile's last fragment.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
 
         Args:
             state: The thread's.
@@ -378,12 +333,12 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def postreduce[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """After a barrier of the consumer's threads behind `reduce`.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
 
         Args:
             state: The thread's.
@@ -394,12 +349,12 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def end[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout]):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values]):
         """After a tile's last sub-tile.
 
         Parameters:
-            layout: As in `Visited`.
+            Values: The generation's.
 
         Args:
             state: The thread's.

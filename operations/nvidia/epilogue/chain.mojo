@@ -2,16 +2,14 @@
 
 from std.collections import Optional
 
-from ....conv.memory import Writes
-from ....conv.problem import ConvProblem
-from ...stream import Stream
-from .config import Sm90Config
-from .epilogue_callbacks import (
+from ...conv.memory import Writes
+from ...conv.problem import ConvProblem
+from ..stream import Stream
+from .layout import Fragments, VisitLayout
+from .callbacks import (
     EpilogueVisitor,
     LaunchShape,
-    Residual,
     Subtile,
-    VisitLayout,
     Visited,
 )
 
@@ -48,7 +46,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     )
     comptime discards = Self.Second.discards
     comptime starts = Self.First.starts or Self.Second.starts
-    comptime shares = Self.First.shares or Self.Second.shares
 
     var first: Self.First
     var second: Self.Second
@@ -74,15 +71,15 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
             " each form of one would be compiled with each of the other"
         )
 
-    def can_implement(
-        self, config: Sm90Config, problem: ConvProblem
+    def refusal(
+        self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
         """See `EpilogueVisitor`."""
         Self._check()
-        var refusal = self.first.can_implement(config, problem)
+        var refusal = self.first.refusal(layout, problem)
         if refusal:
             return refusal
-        return self.second.can_implement(config, problem)
+        return self.second.refusal(layout, problem)
 
     @staticmethod
     def shared_bytes(layout: VisitLayout) -> Int:
@@ -91,9 +88,16 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
             layout
         )
 
-    def workspace(self, shape: LaunchShape) -> Int:
+    @staticmethod
+    def shares(layout: VisitLayout) -> Bool:
+        """See `EpilogueVisitor`."""
+        return Self.First.shares(layout) or Self.Second.shares(layout)
+
+    def workspace_elements(self, shape: LaunchShape) -> Int:
         """See `EpilogueVisitor`; the first's comes first."""
-        return self.first.workspace(shape) + self.second.workspace(shape)
+        return self.first.workspace_elements(
+            shape
+        ) + self.second.workspace_elements(shape)
 
     def prepared(
         self, shape: LaunchShape, workspace: Writes[DType.float32]
@@ -102,7 +106,8 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
         return Self(
             self.first.prepared(shape, workspace),
             self.second.prepared(
-                shape, workspace.unsafe_offset(self.first.workspace(shape))
+                shape,
+                workspace.unsafe_offset(self.first.workspace_elements(shape)),
             ),
         )
 
@@ -136,20 +141,20 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
 
     @always_inline
     @staticmethod
-    def _behind[layout: VisitLayout](at: Visited[layout]) -> Visited[layout]:
+    def _behind[Values: Fragments](at: Visited[Values]) -> Visited[Values]:
         """The second visitor's view of a thread: its own shared memory."""
         var other = at
-        other.memory += UInt32(Self.First.shared_bytes(layout))
+        other.memory += UInt32(Self.First.shared_bytes(Values.layout))
         return other
 
     @always_inline
-    def start[layout: VisitLayout](self, at: Visited[layout]):
+    def start[Values: Fragments](self, at: Visited[Values]):
         """See `EpilogueVisitor`."""
         self.first.start(at)
         self.second.start(Self._behind(at))
 
     @always_inline
-    def begin[layout: VisitLayout](self, at: Visited[layout]) -> Self.State:
+    def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """See `EpilogueVisitor`."""
         return Self.State(
             self.first.begin(at), self.second.begin(Self._behind(at))
@@ -157,22 +162,22 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
 
     @always_inline
     def previsit[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """See `EpilogueVisitor`."""
         self.first.previsit(state.first, at, subtile)
         self.second.previsit(state.second, Self._behind(at), subtile)
 
     @always_inline
     def visit[
-        layout: VisitLayout, form: Int, size: Int
+        Values: Fragments, form: Int, size: Int
     ](
         self,
         mut state: Self.State,
-        at: Visited[layout],
+        at: Visited[Values],
         subtile: Subtile,
         group: UInt32,
-        residual: Residual[layout],
+        residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`."""
@@ -188,24 +193,24 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
 
     @always_inline
     def reduce[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """See `EpilogueVisitor`."""
         self.first.reduce(state.first, at, subtile)
         self.second.reduce(state.second, Self._behind(at), subtile)
 
     @always_inline
     def postreduce[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout], subtile: Subtile):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """See `EpilogueVisitor`."""
         self.first.postreduce(state.first, at, subtile)
         self.second.postreduce(state.second, Self._behind(at), subtile)
 
     @always_inline
     def end[
-        layout: VisitLayout
-    ](self, mut state: Self.State, at: Visited[layout]):
+        Values: Fragments
+    ](self, mut state: Self.State, at: Visited[Values]):
         """See `EpilogueVisitor`."""
         self.first.end(state.first, at)
         self.second.end(state.second, Self._behind(at))
