@@ -13,9 +13,9 @@ the configuration. A line of two words says why it cannot.
 from std.sys import argv
 
 from operations.conv.problem import ConvProblem
-from operations.sm100.candidates import CANDIDATES, candidate, offered
-from operations.sm100.dispatch import is_considered
-from operations.sm100.model import predict
+from operations.nvidia.sm100.candidates import CANDIDATES, candidate, offered
+from operations.nvidia.sm100.dispatch import is_considered
+from operations.nvidia.sm100.model import predict
 
 
 def problem_of() raises -> ConvProblem:

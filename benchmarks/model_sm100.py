@@ -7,7 +7,7 @@ bfloat16.
 
 For each problem: the configuration that dispatch picks, its tiles and waves over 148
 multiprocessors, what bounds it, and the part of the peak that is left. The model itself is
-``operations/sm100/model.mojo``, which dispatch asks too.
+``operations/nvidia/sm100/model.mojo``, which dispatch asks too.
 """
 
 from __future__ import annotations

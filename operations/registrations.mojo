@@ -9,7 +9,7 @@ from extensibility import (
     register,
 )
 from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
-from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 from std.collections import Optional
 from std.utils import IndexList
@@ -20,30 +20,30 @@ from .conv.access import (
     GraphActivation,
     MemoryActivation,
     MemoryOutput,
+    OutputTarget,
     StoredOutput,
 )
-from .conv.dispatch import convolve
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
+    KERNEL_DEPTHWISE,
+    KERNEL_DIAGONAL,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
-from .conv.known import KnownFilter
+from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FILTER, KnownProblem
 from .conv.memory import Reads, operand
+from .conv.operands import Arguments
 from .conv.problem import SPATIAL, ConvProblem, Geometry
+from .conv.registry import Device, has_kernel
+from .cpu.dispatch import convolve
 from .cpu.scheduler import CpuContext
-from .explain import (
-    Answer,
-    explain_on_cpu,
-    explain_on_gpu,
-    explain_on_other_gpu,
-)
-from .gpu.config import is_blackwell, is_hopper
-from .gpu.dispatch import ALL_KERNELS
-from .gpu.dispatch import convolve as convolve_gpu
+from .explain import explain
+from .nvidia.convolve import convolve_any_layout
+from .nvidia.device import device_of, target_capability
+from .nvidia.registry import GPU_REGISTRY
 
 
 comptime SHAPELESS_RANK = SPATIAL + 2
@@ -84,8 +84,7 @@ def tensor_shape(
 
 def _convolve[
     target: StaticString,
-    kernels: Int,
-    known: KnownFilter,
+    known: KnownProblem,
     scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
@@ -140,7 +139,7 @@ def _convolve[
             rebind[CpuContext](ctx),
         )
     elif is_gpu[target]():
-        _convolve_gpu[kernels, known, scaled](
+        _convolve_gpu[known, scaled](
             output, x, operand(filter), epilogue, problem, decoded, ctx
         )
     else:
@@ -200,24 +199,28 @@ def _convolve_cpu[
 
 
 def _convolve_gpu[
-    filter_type: DType, //, kernels: Int, known: KnownFilter, scaled: Bool
+    filter_type: DType,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    known: KnownProblem,
+    scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
+    epilogue: Epilogue[bias_type, residual_type],
     problem: ConvProblem,
     geometry: Geometry,
     ctx: DeviceContext,
 ) raises:
     """Takes the activation out of its tensor: a pointer, or what is fused."""
     comptime assert x.dtype == filter_type
+    var data = rebind[Reads[filter_type]](operand(x))
     comptime if x._has_input_fusion:
-        _store_gpu[kernels, known, scaled](
+        _store_gpu[known, scaled](
             output,
-            GraphActivation[filter_type, x.rank](
-                rebind[Reads[filter_type]](operand(x)), x.in_fusion
-            ),
+            GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
             epilogue,
             problem,
@@ -225,11 +228,9 @@ def _convolve_gpu[
             ctx,
         )
     else:
-        _store_gpu[kernels, known, scaled](
+        _store_gpu[known, scaled](
             output,
-            MemoryActivation[filter_type](
-                rebind[Reads[filter_type]](operand(x))
-            ),
+            MemoryActivation[filter_type](data),
             filter,
             epilogue,
             problem,
@@ -240,62 +241,91 @@ def _convolve_gpu[
 
 def _store_gpu[
     Source: ActivationSource,
+    bias_type: DType,
+    residual_type: DType,
     //,
-    kernels: Int,
-    known: KnownFilter,
+    known: KnownProblem,
     scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
     filter: Reads[Source.dtype],
-    epilogue: Epilogue,
+    epilogue: Epilogue[bias_type, residual_type],
     problem: ConvProblem,
     geometry: Geometry,
     ctx: DeviceContext,
 ) raises:
     """Takes the output out of its tensor: a pointer, or what is fused."""
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
-    var kernel = geometry[GEOMETRY_KERNEL]
-    var exact = geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
     comptime if output._has_output_store_fusion:
-        convolve_gpu[kernels, known, scaled=scaled](
-            ctx,
+        _launch_gpu[known, scaled](
+            Arguments(
+                activation,
+                filter,
+                epilogue,
+                StoredOutput[output.dtype, output.rank](
+                    data, output.out_fusion
+                ),
+            ),
             problem,
-            activation,
-            filter,
-            layout,
-            kernel,
-            epilogue,
-            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
-            exact,
+            geometry,
+            ctx,
         )
     elif output._has_compute_fusion:
-        convolve_gpu[kernels, known, scaled=scaled](
-            ctx,
-            problem,
-            activation,
-            filter,
-            layout,
-            kernel,
-            epilogue,
-            ComputedOutput[output.dtype, output.rank](
-                data, output.compute_fusion
+        _launch_gpu[known, scaled](
+            Arguments(
+                activation,
+                filter,
+                epilogue,
+                ComputedOutput[output.dtype, output.rank](
+                    data, output.compute_fusion
+                ),
             ),
-            exact,
+            problem,
+            geometry,
+            ctx,
         )
     else:
-        convolve_gpu[kernels, known, scaled=scaled](
-            ctx,
+        _launch_gpu[known, scaled](
+            Arguments(
+                activation, filter, epilogue, MemoryOutput[output.dtype](data)
+            ),
             problem,
-            activation,
-            filter,
-            layout,
-            kernel,
-            epilogue,
-            MemoryOutput[output.dtype](data),
-            exact,
+            geometry,
+            ctx,
         )
+
+
+def _launch_gpu[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    known: KnownProblem,
+    scaled: Bool,
+](
+    arguments: Arguments[Source, Output, bias_type, residual_type],
+    problem: ConvProblem,
+    geometry: Geometry,
+    ctx: DeviceContext,
+) raises:
+    """Compiles the kernels that the problem may need: ops that need the same
+    ones share what is compiled."""
+    comptime kernels = GPU_REGISTRY.needed(
+        type_of(arguments).types(scaled), target_capability(), known
+    )
+    comptime filter = known.filter() if has_kernel(
+        kernels, KERNEL_DIAGONAL
+    ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
+    convolve_any_layout[kernels, filter, scaled](
+        ctx,
+        problem,
+        arguments,
+        layout=geometry[GEOMETRY_FILTER_LAYOUT],
+        requested=geometry[GEOMETRY_KERNEL],
+        exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
+    )
 
 
 @register("maxconv.conv")
@@ -307,11 +337,14 @@ struct Conv:
         target: StaticString,
         dtype: DType,
         rank: Int,
-        kernels: Int = ALL_KERNELS,
-        taps: Int = 0,
-        stride: Int = 0,
-        group_channels: Int = 0,
         scaled: Bool = False,
+        kernel: Int = ANY_KERNEL,
+        exact: Bool = False,
+        groups: Int = UNKNOWN,
+        channels: Int = UNKNOWN,
+        filters: Int = UNKNOWN,
+        taps: Int = UNKNOWN,
+        stride: Int = UNKNOWN,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -329,11 +362,16 @@ struct Conv:
             target: Where: cpu or gpu.
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
-            kernels: The kernels that a GPU's op is compiled with, a bit each.
-            taps: `KnownFilter.taps`, which a GPU's op is compiled for.
-            stride: `KnownFilter.stride`.
-            group_channels: `KnownFilter.group_channels`.
             scaled: Whether each filter's sums are multiplied with its `scale`.
+            kernel: What the graph knows of the problem, like those that follow
+                (`KnownProblem`): a GPU's op is compiled for that alone. Here
+                the `KERNEL_*` code that is asked for.
+            exact: Whether products of float32 are not rounded to tf32.
+            groups: Of the problem.
+            channels: Input channels of a group.
+            filters: Of a group.
+            taps: Along w.
+            stride: Along w.
 
         Args:
             output: `[N, *output, K]`.
@@ -350,7 +388,11 @@ struct Conv:
             Naming the argument, its value and what is allowed.
         """
         _convolve[
-            target, kernels, KnownFilter(taps, stride, group_channels), scaled
+            target,
+            KnownProblem(
+                kernel, exact, groups, channels, filters, taps, stride
+            ),
+            scaled,
         ](
             output,
             x,
@@ -374,11 +416,14 @@ struct ConvFusedInput:
         target: StaticString,
         dtype: DType,
         rank: Int,
-        kernels: Int = ALL_KERNELS,
-        taps: Int = 0,
-        stride: Int = 0,
-        group_channels: Int = 0,
         scaled: Bool = False,
+        kernel: Int = ANY_KERNEL,
+        exact: Bool = False,
+        groups: Int = UNKNOWN,
+        channels: Int = UNKNOWN,
+        filters: Int = UNKNOWN,
+        taps: Int = UNKNOWN,
+        stride: Int = UNKNOWN,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -396,7 +441,11 @@ struct ConvFusedInput:
         All other parameters and operands are those of `Conv.execute`.
         """
         _convolve[
-            target, kernels, KnownFilter(taps, stride, group_channels), scaled
+            target,
+            KnownProblem(
+                kernel, exact, groups, channels, filters, taps, stride
+            ),
+            scaled,
         ](
             output,
             x,
@@ -454,32 +503,19 @@ struct Explain:
             output[i] = Int(operand(out_shape)[unsafe_offset=i])
         var problem = ConvProblem(decoded, input, output)
         problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
-        var requested = decoded[GEOMETRY_KERNEL]
-        var exact = decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32
         var capability = Int(operand(device)[unsafe_offset=0])
         var multiprocessors = Int(operand(device)[unsafe_offset=1])
-        var fused = operand(device)[unsafe_offset=2] != 0
-        var answer: Answer
-        if capability > 0:
-            answer = explain_on_other_gpu[dtype](
-                requested,
-                problem,
-                exact,
-                fused,
-                capability,
-                multiprocessors,
-            )
-        else:
+        if capability == 0:
             comptime if is_gpu[target]():
-                answer = explain_on_gpu[dtype, is_hopper(), is_blackwell()](
-                    requested,
-                    problem,
-                    exact,
-                    fused,
-                    ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-                )
-            else:
-                answer = explain_on_cpu[dtype](requested, problem)
+                capability = target_capability()
+                multiprocessors = device_of(ctx).units
+        var answer = explain[dtype](
+            problem,
+            requested=decoded[GEOMETRY_KERNEL],
+            exact=decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
+            fused_output=operand(device)[unsafe_offset=2] != 0,
+            device=Device(capability, multiprocessors),
+        )
         kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
         var text = answer.reason.as_bytes()
         for i in range(reason.size()):

@@ -23,7 +23,11 @@ from operations.conv.fields import (
 )
 from operations.conv.memory import Reads
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
-from operations.gpu.dispatch import convolve
+from operations.conv.known import UNKNOWN_FILTER
+from operations.conv.operands import Arguments
+from operations.conv.registry import ALL_KERNELS
+from operations.nvidia.convolve import convolve
+from operations.nvidia.stream import Stream
 from buffers import data_of, elements_of, put_random, reads_of
 from timing import input_sets, time_graph, time_stream
 
@@ -114,15 +118,20 @@ struct Operands(Movable):
             ),
             final_activation=Activation(ACTIVATION_NONE, 0, 0),
         )
-        convolve(
-            ctx,
+        var stream = Stream(ctx)
+        convolve[
+            kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=False
+        ](
+            stream,
             p,
-            MemoryActivation[TYPE](reads_of(self.x[index])),
-            reads_of(self.w[index]),
-            LAYOUT_KRSC,
-            KERNEL_AUTO,
-            epilogue,
-            MemoryOutput[TYPE](data_of(self.y[index])),
+            Arguments(
+                MemoryActivation[TYPE](reads_of(self.x[index])),
+                reads_of(self.w[index]),
+                epilogue,
+                MemoryOutput[TYPE](data_of(self.y[index])),
+            ),
+            requested=KERNEL_AUTO,
+            exact=False,
         )
 
 

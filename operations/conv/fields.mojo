@@ -44,7 +44,7 @@ comptime LAYOUT_KRSC = 1
 comptime LAYOUT_RSCF = 2
 comptime LAYOUT_FCRS = 3
 
-# Kernels that a caller can ask for.
+# Kernels that a caller can ask for; their names and where they run, by code; what a CPU and a GPU have, in the order in which they are asked.
 comptime KERNEL_AUTO = 0
 comptime KERNEL_REFERENCE = 1
 comptime KERNEL_IMPLICIT_GEMM = 2
@@ -55,6 +55,51 @@ comptime KERNEL_FEW_FILTERS = 6
 comptime KERNEL_SM90 = 7
 comptime KERNEL_STEM = 8
 comptime KERNEL_SM100 = 9
+comptime KERNEL_DIAGONAL = 10
+comptime KERNEL_NAMES: List[StaticString] = [
+    "auto",
+    "reference",
+    "implicit_gemm",
+    "pointwise",
+    "depthwise",
+    "grouped",
+    "few_filters",
+    "sm90",
+    "stem",
+    "sm100",
+    "diagonal",
+]
+comptime KERNEL_HOMES: List[StaticString] = [
+    "every device",
+    "every device",
+    "every device",
+    "CPUs",
+    "every device",
+    "every device",
+    "CPUs",
+    "GPUs of compute capability 9.0 (H100, H200)",
+    "GPUs of compute capability 9.0 (H100, H200)",
+    "GPUs of compute capability 10.0 and 10.3 (B200, B300)",
+    "GPUs of compute capability 9.0 (H100, H200)",
+]
+comptime CPU_KERNELS = [
+    KERNEL_DEPTHWISE,
+    KERNEL_GROUPED,
+    KERNEL_FEW_FILTERS,
+    KERNEL_POINTWISE,
+    KERNEL_IMPLICIT_GEMM,
+    KERNEL_REFERENCE,
+]
+comptime GPU_KERNELS = [
+    KERNEL_STEM,
+    KERNEL_DIAGONAL,
+    KERNEL_DEPTHWISE,
+    KERNEL_SM90,
+    KERNEL_SM100,
+    KERNEL_GROUPED,
+    KERNEL_IMPLICIT_GEMM,
+    KERNEL_REFERENCE,
+]
 
 # Activations of the epilogue.
 comptime ACTIVATION_NONE = 0

@@ -1,12 +1,59 @@
-"""What is known of a filter when an op is compiled, so that it is compiled with
-the configurations for that filter alone."""
+"""What is known of a problem when an op is compiled, so that it is compiled with
+the kernels and the configurations for that problem alone."""
 
+from .fields import KERNEL_AUTO
 from .problem import ConvProblem
+
+comptime UNKNOWN = 0
+"""Stands for a number that only a call tells."""
+
+comptime ANY_KERNEL = -1
+"""Stands for a `config=` that only a call tells."""
+
+
+@fieldwise_init
+struct KnownProblem(ImplicitlyCopyable, Movable):
+    """What a graph knows of a problem; `UNKNOWN` stands for the rest."""
+
+    var kernel: Int
+    """The `KERNEL_*` code that is asked for, or `ANY_KERNEL`."""
+    var exact: Bool
+    """Whether products of float32 are known not to be rounded to tf32."""
+    var groups: Int
+    var channels: Int
+    """Input channels of a group."""
+    var filters: Int
+    """Of a group."""
+    var taps: Int
+    """Along w."""
+    var stride: Int
+    """Along w."""
+
+    @staticmethod
+    def nothing() -> KnownProblem:
+        """Nothing is known: an op takes any problem."""
+        return KnownProblem(
+            ANY_KERNEL, False, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
+        )
+
+    def filter(self) -> KnownFilter:
+        """What is known of the filter."""
+        return KnownFilter(self.taps, self.stride, self.channels)
+
+    def may_be_multiple(self, count: Int, bytes: Int, of: Int) -> Bool:
+        """Whether a group's channels or filters may fill whole units.
+
+        Args:
+            count: `channels` or `filters`.
+            bytes: Of an element.
+            of: Bytes of a unit.
+        """
+        return count == UNKNOWN or count * bytes % of == 0
 
 
 @fieldwise_init
 struct KnownFilter(ImplicitlyCopyable, Movable):
-    """What is known of a filter; 0 stands for what only a call tells."""
+    """What is known of a filter; `UNKNOWN` stands for the rest."""
 
     var taps: Int
     """Along w."""
@@ -37,10 +84,10 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
             taps: Along w.
             stride: Along w.
         """
-        return (self.taps == 0 or self.taps == taps) and (
-            self.stride == 0 or self.stride == stride
+        return (self.taps == UNKNOWN or self.taps == taps) and (
+            self.stride == UNKNOWN or self.stride == stride
         )
 
 
-comptime UNKNOWN_FILTER = KnownFilter(0, 0, 0)
+comptime UNKNOWN_FILTER = KnownFilter(UNKNOWN, UNKNOWN, UNKNOWN)
 """A filter of which nothing is known: an op takes any."""

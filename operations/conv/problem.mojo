@@ -40,6 +40,8 @@ comptime PROBLEM_NUMBERS = 4 + 6 * SPATIAL
 @fieldwise_init
 struct ConvProblem(
     DevicePassable,
+    Equatable,
+    Hashable,
     ImplicitlyCopyable,
     Movable,
     Writable,

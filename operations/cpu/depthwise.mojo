@@ -8,7 +8,7 @@ loaded once for all the outputs that it reaches.
 
 
 from ..conv.memory import Reads, Writes
-from ..conv.config import LANES
+from .config import LANES
 from ..conv.problem import ConvProblem
 from .image_row import COLUMNS, ColumnTile, InputRow, RowTaps, Span
 

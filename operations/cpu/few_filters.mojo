@@ -14,7 +14,7 @@ from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 from std.utils import IndexList
 
-from ..conv.config import LANES, vector_registers
+from .config import LANES, vector_registers
 from ..conv.fields import PANEL
 from ..conv.memory import Reads, Writes
 from ..conv.problem import SPATIAL, ConvProblem

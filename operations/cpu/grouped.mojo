@@ -8,7 +8,7 @@ channel of the lane's group, which a shuffle of the loaded channels puts there. 
 
 from std.utils import IndexList
 
-from ..conv.config import LANES
+from .config import LANES
 from ..conv.fields import PANEL
 from ..conv.memory import Reads, Writes
 from ..conv.problem import ConvProblem

@@ -10,7 +10,7 @@ from extensibility import ManagedTensorSlice
 from std.math import ceildiv
 from std.utils import IndexList
 
-from ..conv.config import CPU_TILE
+from .config import CPU_TILE
 from ..conv.memory import Reads, Writes, operand
 from ..conv.problem import SPATIAL, ConvProblem
 from .mma import MAX_RUNS, MIN_RUN, Run, TileOperand, tile_rows

@@ -14,7 +14,7 @@ from extensibility import ManagedTensorSlice
 from std.sys.info import size_of
 
 from ..conv.memory import CACHE_LINE, Reads, operand
-from ..conv.config import CPU_TILE
+from .config import CPU_TILE
 from ..conv.epilogue import Epilogue
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem

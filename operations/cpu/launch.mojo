@@ -4,7 +4,7 @@ from extensibility import ManagedTensorSlice
 from std.math import ceildiv
 from std.runtime import parallelism_level
 
-from ..conv.config import LANES
+from .config import LANES
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
     KERNEL_DEPTHWISE,
@@ -15,7 +15,7 @@ from ..conv.fields import (
 )
 from ..conv.memory import HostBuffer, Reads
 from ..conv.problem import ConvProblem
-from ..conv.reference import reference_pixel
+from .reference import reference_pixel
 from .direct import run_row
 from .few_filters import UnpackedFilter
 from .image_row import Span

@@ -10,7 +10,7 @@ from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ..conv.memory import CACHE_LINE, Reads, Writes
-from ..conv.config import CPU_TILE, LANES
+from .config import CPU_TILE, LANES
 from ..conv.fields import PANEL
 
 

@@ -5,7 +5,7 @@ from std.atomic import Atomic
 from std.math import ceildiv
 from std.sys.info import CompilationTarget
 
-from ..conv.config import CPU_TILE, SOURCE_FLOAT32
+from .config import CPU_TILE, SOURCE_FLOAT32
 from ..conv.fields import PANEL
 from ..conv.problem import ConvProblem
 from .image import copies_pay, longest_slice, strip_elements

@@ -1,7 +1,7 @@
 """A worker's scratch memory, the CPU's counterpart of shared memory."""
 
 from ..conv.memory import CACHE_LINE, Writes
-from ..conv.config import CPU_TILE, LANES
+from .config import CPU_TILE, LANES
 from ..conv.problem import ConvProblem
 from .few_filters import UnpackedFilter
 from .image_row import SPAN_SUMS

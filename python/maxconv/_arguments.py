@@ -228,10 +228,11 @@ class ConvArguments:
         """
         if self.config is None:
             return Kernel.AUTO
-        known, whose = GPU_KERNELS if device.is_gpu() else CPU_KERNELS, ""
+        known: tuple[Kernel, ...] = GPU_KERNELS if device.is_gpu() else CPU_KERNELS
+        whose = ""
         if dtype in BLACKWELL_BYTES:
-            known, whose = (Kernel.AUTO, Kernel.SM100), f" for {dtype}"
-        kernels = {kernel.name.lower(): kernel for kernel in known}
+            known, whose = (Kernel.SM100,), f" for {dtype}"
+        kernels = {kernel.name.lower(): kernel for kernel in (Kernel.AUTO, *known)}
         names = ", ".join(kernels)
         if not isinstance(self.config, str):
             raise TypeError(

@@ -6,7 +6,7 @@ that a graph knows, ``operand_types`` for one that is known when the graph runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -25,7 +25,6 @@ from ._fields import (
     Precision,
     encode_scalars,
 )
-from ._gpu import gpu_kernels, known_filter
 from ._graph import constant, host_constant, is_computed, not_negative
 from .problem import ConvProblem
 
@@ -36,6 +35,7 @@ __all__ = [
     "convolution",
     "emit",
     "encode",
+    "known_problem",
     "operand_types",
     "shape_carrier",
     "symbolic_output",
@@ -154,8 +154,7 @@ def emit(
     operands: Operands[TensorValue],
     output: TensorType,
     *,
-    kernels: Collection[Kernel] | None = None,
-    known: Mapping[str, int] | None = None,
+    known: Mapping[str, bool | int] | None = None,
     fused_input: bool = False,
 ) -> TensorValue:
     """Adds the op to the current graph; checks nothing.
@@ -163,8 +162,7 @@ def emit(
     Args:
         operands: Its operands; ``None`` where there is no bias, residual or scale.
         output: The type of the result, ``[N, *spatial, K]``.
-        kernels: The GPU kernels that it is compiled with; ``None`` for all, and on a CPU.
-        known: What ``known_filter`` says of the filter.
+        known: What ``known_problem`` says: a GPU's op is compiled for that alone.
         fused_input: Whether MAX may fuse into the op what computes the activation.
     """
     x, device = operands.x, operands.x.device
@@ -181,8 +179,6 @@ def emit(
     # An op without a scale is spared the multiplication.
     if operands.scale is not None:
         parameters["scaled"] = True
-    if kernels is not None:
-        parameters["kernels"] = sum(1 << kernel for kernel in kernels)
     op = _OP_FUSED_INPUT if fused_input else OP
     return ops.custom(op, device, list(whole), [output], parameters)[0].tensor
 
@@ -223,10 +219,6 @@ def convolution(
     reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (
         device.is_gpu() and not exact
     )
-    wanted = known = None
-    if device.is_gpu():
-        wanted = gpu_kernels(problem, kernel, dtype=dtype, out_dtype=out_dtype, precision=precision)
-        known = known_filter(problem, wanted)
     return emit(
         Operands(
             x=x,
@@ -238,10 +230,35 @@ def convolution(
             scalars=host_constant(scalars),
         ),
         TensorType(DType[out_dtype], _output_shape(problem), device),
-        kernels=wanted,
-        known=known,
+        known=known_problem(problem, kernel, precision) if device.is_gpu() else None,
         fused_input=problem.taps == 1 and not reads and is_computed(x),
     )
+
+
+def known_problem(
+    problem: ConvProblem, kernel: Kernel = Kernel.AUTO, precision: Precision = Precision.TF32
+) -> dict[str, bool | int]:
+    """Returns what a graph knows of a problem, as parameters of the op.
+
+    The op's registry compiles a GPU's op with the kernels, and their configurations, that such a
+    problem may need (``KnownProblem`` in operations/conv/known.mojo). Symbolic sizes are left out.
+
+    Args:
+        problem: The convolution.
+        kernel: What was asked for.
+        precision: Of the products of float32.
+    """
+    known: dict[str, bool | int] = {
+        "kernel": int(kernel),
+        "exact": precision is Precision.FLOAT32,
+        "groups": problem.groups,
+        "taps": problem.filter_size[-1],
+        "stride": problem.stride[-1],
+    }
+    for name, count in (("channels", problem.channels), ("filters", problem.filters)):
+        if isinstance(count, int):
+            known[name] = count // problem.groups
+    return known
 
 
 def operand_types(

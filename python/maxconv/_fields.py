@@ -48,7 +48,7 @@ __all__ = [
 #: a filter packed on one machine is right on another.
 PANEL = 16
 
-#: Bytes that a GPU's copy engine moves at a time: pixels of a group's channels, and of its filters
+#: Bytes that a GPU's TMA moves at a time: pixels of a group's channels, and of its filters
 #: in the output, are multiples of it, and so are the addresses.
 COPY_BYTES = 16
 
@@ -125,8 +125,7 @@ class Layout(IntEnum):
 class Kernel(IntEnum):
     """Which kernel runs; every one but ``AUTO`` raises where it cannot take the problem.
 
-    ``CPU_KERNELS`` and ``GPU_KERNELS`` say what exists where; ``SM90`` and ``STEM`` take a GPU of
-    compute capability 9.0, ``SM100`` one of 10.0 or 10.3.
+    ``CPU_KERNELS`` and ``GPU_KERNELS`` say what exists where.
     """
 
     AUTO = 0
@@ -139,15 +138,38 @@ class Kernel(IntEnum):
     SM90 = 7
     STEM = 8
     SM100 = 9
+    DIAGONAL = 10
 
 
-#: What runs on a CPU, and what on a GPU; asking for another one raises in the call.
-CPU_KERNELS = tuple(
-    kernel for kernel in Kernel if kernel not in (Kernel.SM90, Kernel.STEM, Kernel.SM100)
+#: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
+CPU_KERNELS = (
+    Kernel.DEPTHWISE,
+    Kernel.GROUPED,
+    Kernel.FEW_FILTERS,
+    Kernel.POINTWISE,
+    Kernel.IMPLICIT_GEMM,
+    Kernel.REFERENCE,
 )
-GPU_KERNELS = tuple(
-    kernel for kernel in Kernel if kernel not in (Kernel.POINTWISE, Kernel.FEW_FILTERS)
+GPU_KERNELS = (
+    Kernel.STEM,
+    Kernel.DIAGONAL,
+    Kernel.DEPTHWISE,
+    Kernel.SM90,
+    Kernel.SM100,
+    Kernel.GROUPED,
+    Kernel.IMPLICIT_GEMM,
+    Kernel.REFERENCE,
 )
+
+#: Where a kernel runs that not every device of its kind has.
+KERNEL_HOMES = {
+    Kernel.POINTWISE: "CPUs",
+    Kernel.FEW_FILTERS: "CPUs",
+    Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
+    Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
+    Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",
+    Kernel.SM100: "GPUs of compute capability 10.0 and 10.3 (B200, B300)",
+}
 
 
 class Activation(IntEnum):
@@ -249,8 +271,19 @@ def encode_scalars(
     return np.array([beta, *activation_parameters, *final_parameters], dtype=np.float32)
 
 
-def _list(values: Iterable[object]) -> str:
-    return f"[{', '.join(map(str, values))}]"
+def _texts(values: Iterable[object]) -> tuple[str, ...]:
+    return tuple(map(str, values))
+
+
+def _statement(name: str, value: object) -> list[str]:
+    """Returns the lines of a constant, a list where it is a tuple, as ``mojo format`` has them."""
+    if not isinstance(value, tuple):
+        return [f"comptime {name} = {value}"]
+    kind = ": List[StaticString]" if value[0].startswith('"') else ""
+    line = f"comptime {name}{kind} = [{', '.join(value)}]"
+    if len(line) <= 80:
+        return [line]
+    return [f"comptime {name}{kind} = [", *(f"    {entry}," for entry in value), "]"]
 
 
 def mojo_source() -> str:
@@ -267,7 +300,17 @@ def mojo_source() -> str:
             + [("SCALARS_LENGTH", SCALARS_LENGTH)],
         ),
         ("Filter layouts.", [(f"LAYOUT_{m.name}", m.value) for m in Layout]),
-        ("Kernels that a caller can ask for.", [(f"KERNEL_{m.name}", m.value) for m in Kernel]),
+        (
+            "Kernels that a caller can ask for; their names and where they run, by code; what a"
+            " CPU and a GPU have, in the order in which they are asked.",
+            [
+                *((f"KERNEL_{m.name}", m.value) for m in Kernel),
+                ("KERNEL_NAMES", _texts(f'"{m.name.lower()}"' for m in Kernel)),
+                ("KERNEL_HOMES", _texts(f'"{KERNEL_HOMES.get(m, "every device")}"' for m in Kernel)),
+                ("CPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in CPU_KERNELS)),
+                ("GPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in GPU_KERNELS)),
+            ],
+        ),
         ("Activations of the epilogue.", [(f"ACTIVATION_{m.name}", m.value) for m in Activation]),
         ("Products of float32.", [(f"PRECISION_{m.name}", m.value) for m in Precision]),
         ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
@@ -283,15 +326,15 @@ def mojo_source() -> str:
             "What Hopper's diagonal kernel takes: channels of a group, taps along h and w.",
             [
                 ("DIAGONAL_CHANNELS", DIAGONAL_CHANNELS),
-                ("DIAGONAL_TAPS", _list(DIAGONAL_TAPS)),
+                ("DIAGONAL_TAPS", _texts(DIAGONAL_TAPS)),
             ],
         ),
         (
             "Kernels of one generation: compute capabilities times ten, and types that are theirs.",
             [
-                ("HOPPER_CAPABILITIES", _list(HOPPER_CAPABILITIES)),
-                ("BLACKWELL_CAPABILITIES", _list(BLACKWELL_CAPABILITIES)),
-                ("BLACKWELL_DTYPES", _list(f"DType.{name}" for name in BLACKWELL_DTYPES)),
+                ("HOPPER_CAPABILITIES", _texts(HOPPER_CAPABILITIES)),
+                ("BLACKWELL_CAPABILITIES", _texts(BLACKWELL_CAPABILITIES)),
+                ("BLACKWELL_DTYPES", _texts(f"DType.{name}" for name in BLACKWELL_DTYPES)),
             ],
         ),
     ]
@@ -303,7 +346,8 @@ def mojo_source() -> str:
     ]
     for title, names in groups:
         lines += ["", f"# {title}"]
-        lines += [f"comptime {name} = {value}" for name, value in names]
+        for name, value in names:
+            lines += _statement(name, value)
     return "\n".join(lines) + "\n"
 
 

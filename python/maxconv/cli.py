@@ -33,7 +33,6 @@ COMMANDS = {
     "bench": Command("maxconv.bench", "time convolutions against MAX's own and torch", "bench"),
     "doctor": Command("maxconv.doctor", "show versions, hardware, and which kernel runs and why"),
     "inspect": Command("maxconv.inspect", "show the GPU kernels' PTX, or what they take"),
-    "emulate": Command("maxconv.emulate", "run a kernel from a PTX file on the CPU", "plot"),
 }
 
 

@@ -42,8 +42,8 @@ def explain_choice(
 ) -> tuple[str, str]:
     """Returns the kernel that runs a problem, and the reason.
 
-    The answer comes from the dispatch itself (``operations/conv/dispatch.mojo``, and
-    ``operations/gpu/dispatch.mojo``), through a graph that is compiled once a process for each
+    The answer comes from the dispatch itself (``operations/cpu/dispatch.mojo``, and
+    ``operations/nvidia/dispatch.mojo``), through a graph that is compiled once a process for each
     storage type, and once more for ``"gpu"``.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import library
 from ._dtypes import BLACKWELL_BYTES, FLOAT8, FLOAT8_WIDE, INT8
-from ._fields import GPU_KERNELS, Kernel
+from ._fields import GPU_KERNELS
 from .progress import progress
 from .targets import BLACKWELL, HOPPER, TARGETS
 
@@ -28,7 +28,7 @@ _DTYPES = {
     "fp8_wide": FLOAT8_WIDE,
     "i8": INT8,
 }
-_NAMES = tuple(kernel.name.lower() for kernel in GPU_KERNELS if kernel is not Kernel.AUTO)
+_NAMES = tuple(kernel.name.lower() for kernel in GPU_KERNELS)
 
 #: What writes the kernels of one generation of tensor cores.
 _GENERATIONS = {HOPPER: "emitter.write_hopper()", BLACKWELL: "emitter.write_blackwell()"}
@@ -36,7 +36,7 @@ _GENERATIONS = {HOPPER: "emitter.write_hopper()", BLACKWELL: "emitter.write_blac
 _PROGRAM = """
 from std.sys import argv
 
-from operations.gpu.inspect import Emitter
+from operations.nvidia.inspect import Emitter
 
 
 def main() raises:

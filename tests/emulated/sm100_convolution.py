@@ -1,4 +1,4 @@
-"""The Blackwell convolution on the emulator, launched as ``operations/sm100/launch.mojo`` does."""
+"""The Blackwell convolution on the emulator, as ``nvidia/sm100/launch.mojo`` launches it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tests.blackwell import Kernel, Program, pairs
 from tests.emulated.convolution import bfloat16, floats
 
-from maxconv.emulator import DevicePointer, Machine, TensorMap
 from maxconv.problem import ConvProblem
-from maxconv.tma import DataType, L2Promotion, Swizzle
+from ptxemu import DevicePointer, Machine, TensorMap
+from ptxemu.tma import DataType, L2Promotion, Swizzle
 
 #: What stands for the pointers in the parameters (``tests/mojo/emit_sm100.mojo``).
 OUTPUT, BIAS, SCALE = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
@@ -60,7 +60,7 @@ def decoded(bits: Array, dtype: str) -> Values:
 
 
 def map_type(dtype: str) -> DataType:
-    """What ``operations/tma`` takes elements for."""
+    """What ``operations/nvidia/tma`` takes elements for."""
     types = {
         "bfloat16": DataType.BFLOAT16,
         "float16": DataType.FLOAT16,

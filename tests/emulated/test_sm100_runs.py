@@ -18,14 +18,14 @@ from tests import blackwell
 from tests.blackwell import Kernel, Program
 from tests.emulated.sm100_convolution import Case, Fused, run
 
-from maxconv.emulator import (
+from maxconv.problem import ConvProblem
+from ptxemu import (
     DeadlockError,
     EmulatorError,
     FenceError,
     RaceError,
     UnfinishedError,
 )
-from maxconv.problem import ConvProblem
 
 CANDIDATES = 9
 RELU, LEAKY_RELU = 1, 3

@@ -3,7 +3,7 @@
 from max.gpu.host import DeviceContext
 from std.math import erf, exp, tanh
 
-from operations.conv.activations import DeviceActivation
+from operations.nvidia.epilogue.activations import DeviceActivation
 from epilogues import activate
 from kernels import THREADS
 

@@ -10,7 +10,7 @@ from std.math import isnan
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from operations.conv.activations import DeviceActivation
+from operations.nvidia.epilogue.activations import DeviceActivation
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
     ACTIVATION_CLAMP,

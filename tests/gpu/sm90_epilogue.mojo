@@ -27,15 +27,22 @@ from operations.conv.access import (
 from operations.conv.epilogue import Epilogue
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
-from operations.conv.walk import Walk
-from operations.sm90.candidates import CANDIDATES, candidate
-from operations.sm90.config import Sm90Config, can_implement, residual_refusal
-from operations.sm90.dispatch import choose
-from operations.sm90.epilogue_config import EpilogueConfig
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.launch import LaunchPlan
-from operations.sm90.model import FusedWork
-from operations.sm90.split import split_refusal
+from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
+from operations.nvidia.sm90.gemm.config import (
+    Sm90Config,
+    can_implement,
+    residual_refusal,
+)
+from operations.nvidia.sm90.gemm.dispatch import choose
+from operations.nvidia.sm90.gemm.epilogue_config import (
+    SUBTILE_FILTERS,
+    EpilogueConfig,
+)
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.sm90.gemm.model import FusedWork
+from operations.nvidia.sm90.gemm.split_k import split_refusal
 from epilogues import (
     BIAS_TYPE,
     Doubled,
@@ -73,8 +80,8 @@ comptime REPEATS = 3
 
 
 def _variant(
-    stages_c: Int,
-    stages_d: Int,
+    num_epi_load_stages: Int,
+    num_output_stages: Int,
     *,
     reuse_c: Bool = False,
     delay_store: Bool = False,
@@ -86,26 +93,23 @@ def _variant(
 ) -> Sm90Config:
     """A configuration with an epilogue of its own."""
     return Sm90Config(
-        tile_m=tile_m,
-        tile_n=128,
+        block_tile_shape=IndexList[2](tile_m, 128),
+        cluster_shape=IndexList[3](1, 1, 1),
         consumers=2,
         cooperative=True,
         swapped=swapped,
-        blocks_m=1,
-        blocks_n=1,
         halo=halo,
-        activation_stages=3,
-        filter_stages=3,
+        num_act_pipeline_stages=3,
+        num_filter_pipeline_stages=3,
         stationary=False,
-        splits=False,
         epilogue=EpilogueConfig(
-            subtile_pixels=64,
-            stages_c=stages_c,
-            stages_d=stages_d,
+            output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
+            num_epi_load_stages=num_epi_load_stages,
+            num_output_stages=num_output_stages,
             fragment_size=fragment_size,
             reuse_c=reuse_c,
             delay_store=delay_store,
-            engine_store=halo == 0,
+            tma_store=halo == 0,
             whole_rows=whole_rows,
         ),
     )
@@ -142,26 +146,23 @@ def configuration(index: Int) -> Sm90Config:
         return _variant(3, 3, reuse_c=True, tile_m=192)
     # Ping-pong hides the epilogue behind the other consumer's multiplies.
     return Sm90Config(
-        tile_m=128,
-        tile_n=128,
+        block_tile_shape=IndexList[2](128, 128),
+        cluster_shape=IndexList[3](2, 1, 1),
         consumers=2,
         cooperative=False,
         swapped=True,
-        blocks_m=2,
-        blocks_n=1,
         halo=8,
-        activation_stages=4,
-        filter_stages=6,
+        num_act_pipeline_stages=4,
+        num_filter_pipeline_stages=6,
         stationary=False,
-        splits=False,
         epilogue=EpilogueConfig(
-            subtile_pixels=64,
-            stages_c=3,
-            stages_d=2,
+            output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
+            num_epi_load_stages=3,
+            num_output_stages=2,
             fragment_size=16,
             reuse_c=True,
             delay_store=False,
-            engine_store=False,
+            tma_store=False,
             whole_rows=True,
         ),
     )
@@ -361,7 +362,7 @@ def check_types[
                     if parts > 1 and (
                         i % 4 != 3
                         or split_refusal[in_type](
-                            config, Walk(named.problem), parts
+                            config, Traversal(named.problem), parts
                         )
                     ):
                         continue

@@ -24,11 +24,14 @@ from operations.conv.fields import (
     ACTIVATION_RELU,
 )
 from operations.conv.problem import ConvProblem
-from operations.sm90.candidates import CANDIDATES, offered_fused
-from operations.sm90.config import can_implement
-from operations.sm90.epilogue_auxiliary import AuxiliaryOutput, RowOutput
-from operations.sm90.epilogue_callbacks import EpilogueVisitor
-from operations.sm90.epilogue_steps import (
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, offered_fused
+from operations.nvidia.sm90.gemm.config import can_implement
+from operations.nvidia.sm90.gemm.epilogue_auxiliary import (
+    AuxiliaryOutput,
+    RowOutput,
+)
+from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
+from operations.nvidia.sm90.gemm.epilogue_steps import (
     Activate,
     AddResidual,
     ChannelBias,
@@ -36,10 +39,10 @@ from operations.sm90.epilogue_steps import (
     Discard,
     Rounded,
 )
-from operations.sm90.epilogue_sums import sum_channels
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.launch import LaunchPlan
-from operations.sm90.visit import (
+from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.sm90.gemm.visit import (
     choose_visited,
     convolve_visited,
     visited_candidate,

@@ -204,7 +204,7 @@ def test_named_problems(network: Network, name: str) -> None:
 
 
 def drawn(seed: int) -> ConvProblem:
-    """A random problem of any rank; half of them have channels that the copy engine takes."""
+    """A random problem of any rank; half of them have channels that TMA takes."""
     draw = random.Random(seed)
     rank, groups = draw.choice([1, 2, 2, 3]), draw.choice([1, 1, 1, 2, 3, 4])
     step, most = draw.choice([(1, 20), (8, 12)])
@@ -274,7 +274,7 @@ def test_refusals(network: Network) -> None:
     ):
         network.run(operands, kernel=Kernel.DEPTHWISE)
     with pytest.raises(
-        ValueError, match=r"config: pointwise cannot take .* a kernel of CPUs; a GPU"
+        ValueError, match=r"config: pointwise cannot take .* runs on CPUs only"
     ):
         network.run(operands, kernel=Kernel.POINTWISE)
     with pytest.raises(ValueError, match="config: sm90 cannot take this convolution: "):

@@ -5,15 +5,18 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from operations.conv.access import MemoryOutput
 from operations.conv.problem import ConvProblem
-from operations.sm90.candidates import CANDIDATES
-from operations.sm90.config import Sm90Config, can_implement
-from operations.sm90.epilogue_callbacks import EpilogueVisitor
-from operations.sm90.epilogue_chain import Chain
-from operations.sm90.epilogue_params import layout_of, visitor_refusal
-from operations.sm90.epilogue_steps import ChannelBias, ChannelScale
-from operations.sm90.epilogue_sums import ChannelSums, sum_channels
-from operations.sm90.launch import LaunchPlan
-from operations.sm90.visit import with_room
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES
+from operations.nvidia.sm90.gemm.config import Sm90Config, can_implement
+from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
+from operations.nvidia.sm90.gemm.epilogue_chain import Chain
+from operations.nvidia.sm90.gemm.epilogue_params import (
+    layout_of,
+    visitor_refusal,
+)
+from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, ChannelScale
+from operations.nvidia.sm90.gemm.epilogue_sums import ChannelSums, sum_channels
+from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.sm90.gemm.visit import with_room
 from buffers import (
     BLOCKS,
     GUARD,

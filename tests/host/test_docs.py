@@ -12,6 +12,7 @@ import pytest
 import tomli
 from tests.documents import ROOT, Block, anchors, blocks, commands, documents, links, shell_blocks
 
+import ptxemu.cli
 from maxconv import cli, library
 
 README = ROOT / "README.md"
@@ -69,6 +70,15 @@ def _command_line(words: Sequence[str]) -> str | None:
     return None
 
 
+def _ptxemu(words: Sequence[str]) -> str | None:
+    """Parses arguments of `ptxemu`, without running them."""
+    try:
+        ptxemu.cli.build_parser().parse_args(list(words))
+    except SystemExit as end:
+        return "ptxemu does not take these arguments" if end.code else None
+    return None
+
+
 def _pip(words: Sequence[str]) -> str | None:
     if not words or words[0] != "install":
         return "only `pip install` is known"
@@ -103,6 +113,8 @@ def _python(words: Sequence[str]) -> str | None:
     module, arguments = words[1], words[2:]
     if module == "maxconv":
         return _command_line(arguments)
+    if module == "ptxemu":
+        return _ptxemu(arguments)
     if module == "pip":
         return _pip(arguments)
     if importlib.util.find_spec(module) is None:
@@ -133,6 +145,7 @@ def _folder(words: Sequence[str]) -> str | None:
 
 KNOWN: dict[str, Callable[[Sequence[str]], str | None]] = {
     "maxconv": _command_line,
+    "ptxemu": _ptxemu,
     "pip": _pip,
     "pixi": _pixi,
     "python": _python,
@@ -257,6 +270,7 @@ def test_the_reader_of_documents(tmp_path: Path) -> None:
         "pixi run tests",
         "python -m maxconv doctor --cure",
         "maxconv cure",
+        "python -m ptxemu ring.ptx --cure",
         "python -m pytest tests/nowhere",
         "python graphs/nowhere.py",
         "pixi run demo --cure",
@@ -279,6 +293,7 @@ def test_a_command_that_does_not_work_is_noticed(command: str) -> None:
         "pixi install",
         "maxconv doctor --conv 1x56x56x64:64x3x3 --stride 2",
         "python -m maxconv --help",
+        "ptxemu ring.ptx --config ring.json --seed 1 2",
         "python -m pytest tests/host/test_docs.py::test_the_documents_are_there",
         "mojo format operations",
         ".ci/check",

@@ -31,7 +31,7 @@ REASONS = [
         "the epilogue's visitors need 32768 bytes of shared memory, and the configuration leaves "
         "15360",
     ),
-    ("residual", "stages_c: 0 stages, but there is a residual"),
+    ("residual", "num_epi_load_stages: 0 stages, but there is a residual"),
     ("no_residual", "nothing"),
     ("none", "nothing"),
     ("scale", "sm90: has_scale is False, but the kernel was compiled with scaled=True"),

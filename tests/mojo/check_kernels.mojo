@@ -16,7 +16,7 @@ from extensibility import InputTensor, OutputTensor
 from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from std.utils import IndexList
 
-from operations.conv.config import (
+from operations.cpu.config import (
     SOURCE_CONVERTED,
     SOURCE_FLOAT32,
     can_implement,

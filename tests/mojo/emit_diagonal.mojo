@@ -27,12 +27,12 @@ from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
 from operations.conv.known import KnownFilter
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.sm90.diagonal import DiagonalKernel
-from operations.sm90.diagonal_geometry import DiagonalGeometry
-from operations.sm90.diagonal_launch import convolve
-from operations.sm90.diagonal_plan import (
+from operations.nvidia.sm90.diagonal.kernel import DiagonalKernel
+from operations.nvidia.sm90.diagonal.geometry import DiagonalGeometry
+from operations.nvidia.sm90.diagonal.launch import convolve
+from operations.nvidia.sm90.diagonal.plan import (
     DIAGONAL_CANDIDATES,
-    DiagonalPlan,
+    DiagonalTiling,
     choose_diagonal,
     diagonal_candidate,
 )
@@ -138,7 +138,7 @@ def main() raises:
         var problem = problem_of(numbers)
         var index = choose_diagonal(problem)
         var config = diagonal_candidate(index)
-        var plan = DiagonalPlan(config, problem, numbers[7])
+        var plan = DiagonalTiling(config, problem, numbers[7])
         print(
             index,
             plan.blocks,

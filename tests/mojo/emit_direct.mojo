@@ -12,9 +12,11 @@ from std.compile import compile_info
 from std.sys import argv
 
 from operations.conv.access import MemoryOutput
-from operations.gpu import depthwise_geometry, depthwise_strips
-from operations.gpu.depthwise_strip_kernel import StripKernel
-from operations.sm90 import diagonal_plan, stem, stem_geometry
+from operations.nvidia.generic import depthwise_geometry, depthwise_strips
+from operations.nvidia.generic.depthwise_strip_kernel import StripKernel
+from operations.nvidia.sm90.diagonal import plan as diagonal_plan
+from operations.nvidia.sm90.stem import geometry as stem_geometry
+from operations.nvidia.sm90.stem import kernel as stem
 
 comptime TYPE = DType.bfloat16
 """Of the operands."""

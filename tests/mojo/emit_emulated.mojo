@@ -28,12 +28,12 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.conv.walk import Walk
-from operations.sm90.candidates import candidate
-from operations.sm90.epilogue_params import EpilogueParams
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.grid import Grid
-from operations.sm90.kernel import ConvKernel
+from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.sm90.gemm.candidates import candidate
+from operations.nvidia.sm90.gemm.epilogue_params import EpilogueParams
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.grid import Grid
+from operations.nvidia.sm90.gemm.kernel import ConvKernel
 
 comptime EMULATED = [6, 7]
 """Candidates: a block alone, and two that share loads."""
@@ -156,8 +156,8 @@ def print_launch[
         ConvVisitor[Dtype].of(epilogue),
         MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT)),
     )
-    var grid = Grid.of[Dtype](config, Walk(problem), multiprocessors)
-    var geometry = grid.geometry[Dtype](config, Walk(problem))
+    var grid = Grid.of[Dtype](config, Traversal(problem), multiprocessors)
+    var geometry = grid.geometry[Dtype](config, Traversal(problem))
     print(
         index,
         config.threads(),
@@ -165,9 +165,9 @@ def print_launch[
         grid.clusters * config.cluster_size(),
         config.cluster_size(),
         Int(grid.keeps_filters),
-        config.activation_stage_pixels() // config.blocks_n,
+        config.act_tile_dim0(),
         config.epilogue.pixels(size_of[Dtype]()),
-        config.tile_n // config.blocks_m,
+        config.filter_tile_dim0(),
         bytes_of(params),
         bytes_of(geometry),
     )

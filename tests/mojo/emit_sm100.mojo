@@ -32,18 +32,18 @@ from std.utils import IndexList
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
-from operations.conv.walk import Walk
-from operations.sm100.candidates import CANDIDATES, SHARED, candidate
-from operations.sm100.config import Conv2dConfig
-from operations.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
-from operations.sm100.lambdas import (
+from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.sm100.candidates import CANDIDATES, SHARED, candidate
+from operations.nvidia.sm100.config import Conv2dConfig
+from operations.nvidia.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
+from operations.nvidia.sm100.lambdas import (
     ElementwiseComputeLambda,
     ElementwiseLambda,
     FusedWork,
 )
-from operations.sm100.mma import instruction_descriptor
-from operations.sm100.scheduler import ClusterPlace, tile_of
-from operations.tma.operands import (
+from operations.nvidia.sm100.mma import instruction_descriptor
+from operations.nvidia.sm100.scheduler import ClusterPlace, tile_of
+from operations.nvidia.tma.operands import (
     activation_view,
     activation_walk,
     filter_view,
@@ -101,10 +101,10 @@ def listed[size: Int](values: IndexList[size]) -> String:
     return text
 
 
-def print_walk[rank: Int](walk: Walk):
+def print_walk[rank: Int](traversal: Traversal):
     """What the activation's descriptor is made of."""
-    var view = activation_view[rank](walk)
-    var box = activation_walk[rank - 2](walk, 0)
+    var view = activation_view[rank](traversal)
+    var box = activation_walk[rank - 2](traversal, 0)
     print(
         (
             t"act_extents={listed(view.extents)} act_steps={listed(view.steps)}"
@@ -176,7 +176,7 @@ struct Emitted[
             t" registers={Int(Self.register_based)} threads={NUM_THREADS}"
             t" shared={chosen.shared_bytes()} group={chosen.cta_group}"
             t" cluster_m={chosen.cluster_shape[0]}"
-            t" cluster_n={chosen.cluster_shape[1]} parts={chosen.parts()}"
+            t" cluster_n={chosen.cluster_shape[1]} parts={chosen.split_k()}"
             t" tile_m={chosen.mma_shape[0]} tile_n={chosen.mma_shape[1]}"
             t" k_group={chosen.k_group_size}"
             t" stages={chosen.num_pipeline_stages}"
@@ -212,7 +212,7 @@ struct Emitted[
             Self.describe(name, captures)
             return
         var problem = problem_of()
-        var walk = Walk(problem)
+        var traversal = Traversal(problem)
         var epilogue = epilogue_of[Self.bias_type, Self.Output.dtype]()
         var params = Self.Kernel.Params(
             problem, epilogue, Self.Output.of(problem)
@@ -221,7 +221,7 @@ struct Emitted[
         var output = output_view(problem)
         print(
             (
-                t"name={name} blocks={Self.config.blocks(walk)}"
+                t"name={name} blocks={Self.config.blocks(traversal)}"
                 t" filter_extents={listed(filter.extents)}"
                 t" filter_steps={listed(filter.steps)}"
                 t" out_extents={listed(output.extents)}"
@@ -229,15 +229,15 @@ struct Emitted[
             ),
             end=" ",
         )
-        if walk.rank == 3:
-            print_walk[3](walk)
-        elif walk.rank == 4:
-            print_walk[4](walk)
-        elif walk.rank == 5:
-            print_walk[5](walk)
+        if traversal.rank == 3:
+            print_walk[3](traversal)
+        elif traversal.rank == 4:
+            print_walk[4](traversal)
+        elif traversal.rank == 5:
+            print_walk[5](traversal)
         print(
             t"params={hexadecimal(params)}"
-            t" geometry={hexadecimal(Self.config.geometry(walk))}"
+            t" geometry={hexadecimal(Self.config.geometry(traversal))}"
             t" refusal={Self.config.can_implement(problem).or_else(String())}"
         )
 
@@ -522,10 +522,10 @@ def print_refusals():
 def print_tiles() raises:
     """What each block of the grid computes, a line each."""
     comptime Type = DType.bfloat16
-    var walk = Walk(problem_of())
+    var traversal = Traversal(problem_of())
     comptime for index in range(CANDIDATES):
         comptime config = candidate[Type, Type, Type](index)
-        var geometry = config.geometry(walk)
+        var geometry = config.geometry(traversal)
         for work in range(geometry.tiles()):
             for rank in range(UInt32(config.cluster_size())):
                 var place = ClusterPlace[config].of(rank)

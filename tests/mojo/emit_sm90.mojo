@@ -14,10 +14,14 @@ from std.compile import compile_info
 from std.sys import argv, is_defined
 
 from operations.conv.access import MemoryOutput
-from operations.sm90.candidates import CANDIDATES, candidate, offered
-from operations.sm90.config import Sm90Config
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.kernel import ConvKernel
+from operations.nvidia.sm90.gemm.candidates import (
+    CANDIDATES,
+    candidate,
+    offered,
+)
+from operations.nvidia.sm90.gemm.config import Sm90Config
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.kernel import ConvKernel
 
 
 comptime WIDE = is_defined["WIDE"]()
@@ -69,7 +73,7 @@ def emit[in_type: DType]() raises:
                 config.shared_bytes(),
                 Int(config.moves_registers()),
                 Int(config.cluster_size() > 1),
-                Int(config.splits),
+                Int(config.splits()),
                 config.refusal().or_else(""),
             )
 

@@ -17,12 +17,12 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_SILU
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.sm90.candidates import candidate
-from operations.sm90.config import Sm90Config
-from operations.sm90.epilogue_auxiliary import AuxiliaryOutput
-from operations.sm90.epilogue_callbacks import EpilogueVisitor
-from operations.sm90.epilogue_params import visitor_refusal
-from operations.sm90.epilogue_steps import (
+from operations.nvidia.sm90.gemm.candidates import candidate
+from operations.nvidia.sm90.gemm.config import Sm90Config
+from operations.nvidia.sm90.gemm.epilogue_auxiliary import AuxiliaryOutput
+from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
+from operations.nvidia.sm90.gemm.epilogue_params import visitor_refusal
+from operations.nvidia.sm90.gemm.epilogue_steps import (
     Activate,
     AddResidual,
     ChannelBias,
@@ -30,10 +30,10 @@ from operations.sm90.epilogue_steps import (
     Discard,
     Rounded,
 )
-from operations.sm90.epilogue_sums import sum_channels
-from operations.sm90.epilogue_visitor import ConvVisitor
-from operations.sm90.kernel import ConvKernel
-from operations.sm90.visit import visited_candidate
+from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.kernel import ConvKernel
+from operations.nvidia.sm90.gemm.visit import visited_candidate
 
 comptime TYPE = DType.bfloat16
 """Of all tensors."""
@@ -128,7 +128,7 @@ def refuse_all() raises:
     var unswapped = candidate(10)
     unswapped.swapped = False
     var without = candidate(10)
-    without.epilogue.stages_c = 0
+    without.epilogue.num_epi_load_stages = 0
     refuse("sums", sums, unswapped)
     refuse("auxiliary_type", wide, unswapped)
     refuse[DType.float32]("auxiliary_filters", second, filters=20)

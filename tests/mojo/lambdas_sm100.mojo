@@ -11,9 +11,12 @@ from std.utils import IndexList
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import ConvProblem
-from operations.sm100.candidates import candidate
-from operations.sm100.lambdas import ElementwiseComputeLambda, ElementwiseLambda
-from operations.sm100.launch import convolve
+from operations.nvidia.sm100.candidates import candidate
+from operations.nvidia.sm100.lambdas import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+)
+from operations.nvidia.sm100.launch import convolve
 
 comptime Type = DType.bfloat16
 

@@ -6,8 +6,8 @@ from std.compile import compile_info
 from std.sys import get_defined_int
 
 from operations.conv.access import MemoryOutput
-from operations.sm100.config import Conv2dConfig
-from operations.sm100.kernel import Conv2dFpropKernel
+from operations.nvidia.sm100.config import Conv2dConfig
+from operations.nvidia.sm100.kernel import Conv2dFpropKernel
 
 comptime Type = DType.bfloat16
 

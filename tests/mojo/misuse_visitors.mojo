@@ -6,11 +6,11 @@ from std.sys import get_defined_int
 
 from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
-from operations.sm90.candidates import candidate
-from operations.sm90.epilogue_auxiliary import AuxiliaryOutput
-from operations.sm90.epilogue_callbacks import EpilogueVisitor
-from operations.sm90.epilogue_steps import Discard, Rounded
-from operations.sm90.epilogue_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.candidates import candidate
+from operations.nvidia.sm90.gemm.epilogue_auxiliary import AuxiliaryOutput
+from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
+from operations.nvidia.sm90.gemm.epilogue_steps import Discard, Rounded
+from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
 from emit_visitors import epilogue, problem, writes
 
 comptime CHAIN = get_defined_int["CHAIN"]()

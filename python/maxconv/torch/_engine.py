@@ -28,7 +28,7 @@ from torch.utils.dlpack import from_dlpack
 
 from .. import _emit
 from .._emit import Operands
-from .._fields import GPU_KERNELS, Kernel
+from .._fields import Kernel
 from ..arguments import check_device
 from ..library import kernel_library
 from ..progress import progress
@@ -71,8 +71,8 @@ def _graph(signature: Signature, name: str = "", module: Module | None = None) -
         scaled=signature.scaled,
     )
     output = _emit.symbolic_output(signature.rank, out_dtype, device)
-    # Nobody asks for the reference by name here.
-    kernels = [k for k in GPU_KERNELS if k not in (Kernel.AUTO, Kernel.REFERENCE)]
+    # Nobody asks for a kernel by name here.
+    known = None if on_host else {"kernel": int(Kernel.AUTO)}
     with Graph(
         name or f"maxconv_conv{signature.rank}d",
         input_types=[*types, _emit.shape_carrier(output)],
@@ -81,7 +81,7 @@ def _graph(signature: Signature, name: str = "", module: Module | None = None) -
     ) as graph:
         *values, _ = (value.tensor for value in graph.inputs)
         operands = types.with_values(values)
-        graph.output(_emit.emit(operands, output, kernels=None if on_host else kernels))
+        graph.output(_emit.emit(operands, output, known=known))
     return graph
 
 

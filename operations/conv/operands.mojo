@@ -1,0 +1,176 @@
+"""The operands of a convolution: what a plan may know of them, and the pointers
+that a launch passes on."""
+
+from std.sys.info import size_of
+
+from .access import ActivationSource, OutputTarget
+from .epilogue import Epilogue
+from .fields import ACTIVATION_NONE, COPY_BYTES
+from .memory import Reads
+
+
+@fieldwise_init
+struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
+    """What of the operands is known when an op is compiled."""
+
+    var input: DType
+    """Of activation and filter."""
+    var output: DType
+    """Of the output, before what the graph compiler fused behind the op."""
+    var residual: DType
+    """Of the residual."""
+    var fused_input: Bool
+    """Whether loads compute what stands in front of the op in the graph."""
+    var fused_output: Bool
+    """Whether stores compute what stands behind the op in the graph."""
+    var scaled: Bool
+    """Whether each filter has a scale."""
+
+    @staticmethod
+    def unfused(
+        input: DType, output: DType, *, fused_output: Bool = False
+    ) -> OperandTypes:
+        """Types of an op that nothing stands in front of.
+
+        Args:
+            input: Of activation and filter.
+            output: Of output and residual.
+            fused_output: Whether something stands behind it.
+        """
+        return OperandTypes(input, output, output, False, fused_output, False)
+
+    @staticmethod
+    def of[
+        Source: ActivationSource, Output: OutputTarget
+    ](residual: DType, scaled: Bool) -> OperandTypes:
+        """Types of an op's operands.
+
+        Parameters:
+            Source: How the activation is reached.
+            Output: How the output is reached.
+
+        Args:
+            residual: Of the residual.
+            scaled: Whether each filter has a scale.
+        """
+        return OperandTypes(
+            Source.dtype,
+            Output.dtype,
+            residual,
+            Source.fused,
+            Output.computes or Output.stores,
+            scaled,
+        )
+
+
+@fieldwise_init
+struct Operands(Equatable, Hashable, ImplicitlyCopyable, Movable):
+    """What beside the problem decides which kernel can take it and how: all
+    that a plan depends on, and no pointer."""
+
+    var types: OperandTypes
+    var aligned: Bool
+    """Whether the addresses of all operands that lie in memory are multiples
+    of `COPY_BYTES`."""
+    var exact: Bool
+    """Whether products of float32 must not be rounded to tf32."""
+    var bias: Bool
+    """Whether there is a bias."""
+    var residual: Bool
+    """Whether a residual is read: one that is multiplied with 0 is not."""
+    var activation: Int
+    """An `ACTIVATION_*` code."""
+    var final_activation: Int
+    """An `ACTIVATION_*` code."""
+
+    @staticmethod
+    def bare(types: OperandTypes, *, exact: Bool = False) -> Operands:
+        """Aligned operands and nothing to be done behind the sums.
+
+        Args:
+            types: Of the operands.
+            exact: See the field.
+        """
+        return Operands(
+            types,
+            aligned=True,
+            exact=exact,
+            bias=False,
+            residual=False,
+            activation=ACTIVATION_NONE,
+            final_activation=ACTIVATION_NONE,
+        )
+
+    def visits(self) -> Bool:
+        """Whether the op's own epilogue changes sums."""
+        return (
+            self.types.scaled
+            or self.bias
+            or self.residual
+            or self.activation != ACTIVATION_NONE
+            or self.final_activation != ACTIVATION_NONE
+        )
+
+
+@fieldwise_init
+struct Arguments[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](ImplicitlyCopyable, Movable):
+    """The operands of one call.
+
+    Parameters:
+        Source: How the activation is reached: in memory, or computed.
+        Output: How the output is reached: in memory, or through what is fused.
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+    """
+
+    var activation: Self.Source
+    """`[N, D, H, W, C]`."""
+    var filter: Reads[Self.Source.dtype]
+    """In the layout that the target's kernels read."""
+    var epilogue: Epilogue[Self.bias_type, Self.residual_type]
+    var output: Self.Output
+    """`[N, Z, P, Q, K]`."""
+
+    @staticmethod
+    def types(scaled: Bool) -> OperandTypes:
+        """What is known of the operands when an op is compiled.
+
+        Args:
+            scaled: Whether each filter has a scale.
+        """
+        return OperandTypes.of[Self.Source, Self.Output](
+            Self.residual_type, scaled
+        )
+
+    def operands(self, *, exact: Bool) -> Operands:
+        """What a plan may know.
+
+        Args:
+            exact: Whether products of float32 must not be rounded to tf32.
+        """
+        ref epilogue = self.epilogue
+        var addresses = Int(self.filter)
+        comptime if not Self.Source.fused:
+            addresses |= Int(self.activation.data())
+        comptime if not Self.Output.stores:
+            addresses |= Int(self.output.data())
+        if epilogue.has_scale:
+            addresses |= Int(epilogue.scale)
+        if epilogue.has_bias:
+            addresses |= Int(epilogue.bias)
+        if epilogue.has_residual:
+            addresses |= Int(epilogue.residual)
+        return Operands(
+            Self.types(epilogue.has_scale),
+            aligned=addresses % COPY_BYTES == 0,
+            exact=exact,
+            bias=epilogue.has_bias,
+            residual=epilogue.has_residual and epilogue.beta != 0,
+            activation=epilogue.activation.code,
+            final_activation=epilogue.final_activation.code,
+        )

@@ -1,0 +1,547 @@
+"""The registry: a device's kernels, and the one way from a problem to a launch.
+
+    problem, operands, device
+        -> choose: the first kernel that suits the problem and does not refuse
+        -> plan:   a value without pointers, kept by `PlanCache`
+        -> launch: the plan, the call's pointers, and where to run
+"""
+
+from std.collections import Optional
+from std.sys.info import size_of
+from std.utils import StaticTuple
+
+from .access import ActivationSource, OutputTarget
+from .fields import (
+    KERNEL_AUTO,
+    KERNEL_HOMES,
+    KERNEL_NAMES,
+    KERNEL_REFERENCE,
+)
+from .known import ANY_KERNEL, KnownFilter, KnownProblem
+from .operands import Arguments, Operands, OperandTypes
+from .problem import ConvProblem
+
+comptime PlanValue = ImplicitlyCopyable & Deinitable & Writable
+"""A plan: everything that a launch needs beside pointers."""
+
+comptime ALL_KERNELS = -1
+"""A set of kernels that holds each: bit `k` stands for the kernel of code `k`.
+"""
+
+
+def kernel_name(kernel: Int) -> StaticString:
+    """The name of a kernel, as the Python layer spells it.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+    """
+    return materialize[KERNEL_NAMES]()[kernel]
+
+
+def has_kernel(kernels: Int, kernel: Int) -> Bool:
+    """Whether a set holds a kernel.
+
+    Args:
+        kernels: The set, a bit each.
+        kernel: A `KERNEL_*` code.
+    """
+    return (kernels >> kernel) & 1 == 1
+
+
+@fieldwise_init
+struct Device(Equatable, Hashable, ImplicitlyCopyable, Movable):
+    """What of a device decides how a problem runs there."""
+
+    var capability: Int
+    """A GPU's compute capability times ten; 0 for a CPU."""
+    var units: Int
+    """A GPU's multiprocessors; a CPU's threads."""
+
+
+trait ConvKernel:
+    """A kernel of the registry. It holds nothing: its methods state what it
+    takes, plan, and launch."""
+
+    comptime code: Int
+    """Its `KERNEL_*` code."""
+    comptime Plan: PlanValue
+    """How it runs a problem, without pointers."""
+    comptime Queue: AnyType
+    """Where it is launched: a stream, or threads."""
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Why the kernel does not run on a device, or None.
+
+        Args:
+            capability: Of the device, as in `Device`.
+        """
+        ...
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Why the kernel is not built for operands of these types, or None.
+
+        Args:
+            types: Of the operands.
+        """
+        ...
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether the kernel may be chosen for a problem of which this is
+        known. An op is compiled with the kernels that may be.
+
+        Args:
+            known: Of the problem.
+            types: Of the operands, which `type_refusal` takes.
+        """
+        ...
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Why the kernel cannot take a problem, or None.
+
+        Parameters:
+            types: Of the operands; `type_refusal` is None.
+
+        Args:
+            problem: The convolution, valid (`ConvProblem.validate`).
+            operands: Its operands.
+            device: The device.
+        """
+        ...
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether the kernel is faster than those behind it in the registry,
+        where it can take the problem. A quick question, asked before `refusal`.
+
+        Args:
+            problem: The convolution.
+            operands: Its operands.
+            device: The device.
+        """
+        ...
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> Self.Plan:
+        """How the kernel runs a problem.
+
+        Parameters:
+            types: Of the operands; `type_refusal` is None.
+
+        Args:
+            problem: The convolution, with at least one output; nothing refuses
+                it.
+            operands: Its operands.
+            device: The device.
+
+        Raises:
+            If nothing can be planned, which `refusal` should have said.
+        """
+        ...
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Self.Queue,
+    ) raises:
+        """Encodes what depends on pointers, and starts the kernel. Allocates no
+        device memory, waits for nothing, and asks no model.
+
+        Parameters:
+            Source: How the activation is reached.
+            Output: How the output is reached.
+            bias_type: Of the bias.
+            residual_type: Of the residual.
+            known: What is known of the filter: which configurations to compile.
+            scaled: Whether each filter has a scale.
+
+        Args:
+            plan: What `plan` returned for the problem and such operands.
+            problem: The convolution.
+            arguments: The operands of this call.
+            queue: Where to run.
+
+        Raises:
+            What the driver refused.
+        """
+        ...
+
+
+comptime PLAN_WORDS = 64
+"""Room for the largest plan, in words of 8 bytes."""
+
+
+struct Planned(ImplicitlyCopyable, Movable):
+    """A kernel, and how it runs a problem: a plan of whichever kernel, in a
+    form that a cache can hold."""
+
+    var kernel: Int
+    """A `KERNEL_*` code."""
+    var words: StaticTuple[UInt64, PLAN_WORDS]
+
+    def __init__[Plan: PlanValue](out self, kernel: Int, plan: Plan):
+        """Holds a kernel's plan.
+
+        Parameters:
+            Plan: Its type, which holds nothing but numbers.
+
+        Args:
+            kernel: A `KERNEL_*` code.
+            plan: The plan.
+        """
+        comptime assert (
+            Plan.__copy_ctor_is_trivial
+        ), "a plan holds nothing but numbers"
+        comptime assert (
+            size_of[Plan]() <= PLAN_WORDS * 8
+        ), "a plan is larger than PLAN_WORDS"
+        self.kernel = kernel
+        self.words = StaticTuple[UInt64, PLAN_WORDS](fill=0)
+        Pointer(to=self.words).unsafe_bitcast[Plan]()[] = plan
+
+    def get[Plan: PlanValue](self) -> Plan:
+        """The plan.
+
+        Parameters:
+            Plan: The type of the kernel's plan.
+        """
+        return Pointer(to=self.words).unsafe_bitcast[Plan]()[]
+
+
+struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
+    """A device's kernels, in the order in which they are asked.
+
+    Parameters:
+        Queue: Where they are launched: a stream, or threads.
+        Kernels: The kernels.
+    """
+
+    @staticmethod
+    def codes() -> List[Int]:
+        """The `KERNEL_*` codes, in order."""
+        var codes = List[Int]()
+        comptime for i in range(Self.Kernels.length):
+            codes.append(Self.Kernels[i].code)
+        return codes^
+
+    @staticmethod
+    def names() -> String:
+        """The names, in order, for messages."""
+        var names = String()
+        comptime for i in range(Self.Kernels.length):
+            comptime if i > 0:
+                names += ", "
+            names += kernel_name(Self.Kernels[i].code)
+        return names^
+
+    @staticmethod
+    def needed(
+        types: OperandTypes, capability: Int, known: KnownProblem
+    ) -> Int:
+        """The kernels that an op is compiled with, a bit each.
+
+        Args:
+            types: Of the operands.
+            capability: Of the device, as in `Device`.
+            known: What is known of the problem.
+        """
+        var kernels = 0
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            if (
+                _may_be_asked(Kernel.code, known)
+                and not Kernel.device_refusal(capability)
+                and not Kernel.type_refusal(types)
+                and (
+                    known.kernel == Kernel.code or Kernel.may_run(known, types)
+                )
+            ):
+                kernels |= 1 << Kernel.code
+        return kernels
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](
+        kernel: Int, problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
+        """Why a kernel cannot take a problem, or None.
+
+        Parameters:
+            types: Of the operands.
+
+        Args:
+            kernel: A `KERNEL_*` code.
+            problem: The convolution, valid.
+            operands: Its operands.
+            device: The device.
+        """
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            if kernel == Kernel.code:
+                return _refusal_of[Kernel, types](problem, operands, device)
+        var name = kernel_name(kernel)
+        var home = materialize[KERNEL_HOMES]()[kernel]
+        return String(t"{name} runs on {home} only; here {Self.names()} do")
+
+    @staticmethod
+    def choose[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
+        requested: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+    ) raises -> Int:
+        """The kernel that runs a problem.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
+        Args:
+            requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
+            problem: The convolution, valid.
+            operands: Its operands.
+            device: The device.
+
+        Returns:
+            A `KERNEL_*` code.
+
+        Raises:
+            Why the requested kernel, or every one, cannot take the problem.
+        """
+        comptime count = len(KERNEL_NAMES)
+        if requested < KERNEL_AUTO or requested >= count:
+            raise Error(
+                t"config: kernel code {requested} is not 0 to {count - 1}"
+            )
+        if requested != KERNEL_AUTO:
+            var refusal = Self.refusal[types](
+                requested, problem, operands, device
+            )
+            if refusal:
+                raise Error(
+                    t"config: {kernel_name(requested)} cannot take this"
+                    t" convolution: {refusal.value()}"
+                )
+            if not has_kernel(kernels, requested):
+                raise Error(
+                    t"config: the op was compiled without"
+                    t" {kernel_name(requested)}"
+                )
+            return requested
+        var reason = String(t"none is built for {types.input} on this device")
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime built = has_kernel(
+                kernels, Kernel.code
+            ) and not Kernel.type_refusal(types)
+            comptime if built:
+                # A refusal costs time to write: only what suits is asked.
+                if Kernel.suits(
+                    problem, operands, device
+                ) and not Kernel.device_refusal(device.capability):
+                    var refusal = Kernel.refusal[types](
+                        problem, operands, device
+                    )
+                    if not refusal:
+                        return Kernel.code
+                    reason = refusal.value()
+        raise Error(
+            t"no kernel takes this convolution of {types.input}: {reason}"
+        )
+
+    @staticmethod
+    def plan[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
+        kernel: Int, problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> Planned:
+        """How a kernel runs a problem.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
+        Args:
+            kernel: What `choose` returned.
+            problem: The convolution, with at least one output.
+            operands: Its operands.
+            device: The device.
+
+        Raises:
+            If the op was compiled without the kernel.
+        """
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime built = has_kernel(
+                kernels, Kernel.code
+            ) and not Kernel.type_refusal(types)
+            comptime if built:
+                if kernel == Kernel.code:
+                    return Planned(
+                        kernel, Kernel.plan[types](problem, operands, device)
+                    )
+        raise Error(
+            t"config: the op was compiled without {kernel_name(kernel)}"
+        )
+
+    @staticmethod
+    def explain[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
+        kernel: Int,
+        requested: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+    ) raises -> String:
+        """Why a kernel was chosen, for people.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
+        Args:
+            kernel: What `choose` returned.
+            requested: What was asked for.
+            problem: The convolution.
+            operands: Its operands.
+            device: The device.
+
+        Returns:
+            How it runs, and why no kernel in front of it does: a sentence
+            without its full stop.
+
+        Raises:
+            If the op was compiled without the kernel.
+        """
+        if problem.gemm_m() == 0 or problem.filters == 0:
+            return String("there is no output to compute")
+        var refusals = String()
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime built = has_kernel(
+                kernels, Kernel.code
+            ) and not Kernel.type_refusal(types)
+            if kernel == Kernel.code:
+                comptime if built:
+                    var plan = Kernel.plan[types](problem, operands, device)
+                    if requested != KERNEL_AUTO:
+                        return String(t"asked for by config=; {plan}")
+                    return String(t"{plan}{refusals}")
+            elif requested == KERNEL_AUTO and Kernel.suits(
+                problem, operands, device
+            ) and not Kernel.device_refusal(device.capability):
+                var refusal = _refusal_of[Kernel, types](
+                    problem, operands, device
+                )
+                if refusal:
+                    refusals += String(t"; {refusal.value()}")
+        raise Error(
+            t"config: the op was compiled without {kernel_name(kernel)}"
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        capability: Int,
+        kernels: Int,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        planned: Planned,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Self.Queue,
+    ) raises:
+        """Starts a kernel.
+
+        Parameters:
+            Source: How the activation is reached.
+            Output: How the output is reached.
+            bias_type: Of the bias.
+            residual_type: Of the residual.
+            capability: Of the device that this is compiled for.
+            kernels: What to compile.
+            known: What is known of the filter.
+            scaled: Whether each filter has a scale.
+
+        Args:
+            planned: What `plan` returned for the problem and such operands.
+            problem: The convolution.
+            arguments: The operands of this call.
+            queue: Where to run.
+
+        Raises:
+            What the driver refused.
+        """
+        comptime types = type_of(arguments).types(scaled)
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime if has_kernel(kernels, Kernel.code):
+                comptime built = not Kernel.device_refusal(
+                    capability
+                ) and not Kernel.type_refusal(types)
+                comptime if built:
+                    if planned.kernel == Kernel.code:
+                        Kernel.launch[known=known, scaled=scaled](
+                            planned.get[Kernel.Plan](),
+                            problem,
+                            arguments,
+                            rebind[Kernel.Queue](queue),
+                        )
+                        return
+        raise Error(
+            t"config: the op was compiled without {kernel_name(planned.kernel)}"
+        )
+
+
+def _may_be_asked(kernel: Int, known: KnownProblem) -> Bool:
+    """Whether a call may ask for a kernel: for the reference by name only."""
+    if known.kernel == KERNEL_AUTO:
+        return kernel != KERNEL_REFERENCE
+    return known.kernel == ANY_KERNEL or known.kernel == kernel
+
+
+def _refusal_of[
+    Kernel: ConvKernel, types: OperandTypes
+](problem: ConvProblem, operands: Operands, device: Device) -> Optional[String]:
+    """Why a kernel cannot take a problem, its device and types included, or
+    None."""
+    var refusal = Kernel.device_refusal(device.capability)
+    if refusal:
+        return refusal
+    refusal = Kernel.type_refusal(types)
+    if refusal:
+        return refusal
+    comptime if Kernel.type_refusal(types):
+        return None
+    else:
+        return Kernel.refusal[types](problem, operands, device)

@@ -1,0 +1,259 @@
+"""The host side of the depthwise kernels for any GPU: plan and launch."""
+
+from max.gpu.host import FuncAttribute
+from std.collections import Optional
+from std.math import ceildiv
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_DEPTHWISE
+from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device
+from ..device import is_hopper, target_capability
+from ..legality import alignment_refusal, has_diagonal_types
+from ..limits import MAX_INDEX
+from ..stream import LaunchGrid, Stream
+from .depthwise import DepthwiseKernel
+from .depthwise_geometry import (
+    DEPTHWISE_CANDIDATES,
+    FILTER_BYTES,
+    RESIDENT,
+    THREADS,
+    DepthwiseGeometry,
+    choose_depthwise,
+    depthwise_candidate,
+    depthwise_geometry,
+    items_of,
+)
+from .depthwise_strip_kernel import StripKernel
+from .depthwise_strips import (
+    MULTIPROCESSOR_BYTES,
+    STRIP_CANDIDATES,
+    StripGeometry,
+    StripPlan,
+    choose_strips,
+    strip_candidate,
+)
+
+comptime NO_STRIPS = -1
+"""Stands for a strip candidate where pixels are read from memory."""
+
+
+@fieldwise_init
+struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of a depthwise kernel: strips of rows pass through a ring in
+    shared memory, or each pixel is read straight from memory."""
+
+    var strip: Int
+    """Which strip candidate, or `NO_STRIPS`."""
+    var strips: StripPlan
+    """How the strips are cut."""
+    var candidate: Int
+    """Which candidate without strips."""
+    var geometry: DepthwiseGeometry
+    """What that candidate is told."""
+    var width: Int
+    """Neighbouring filters of a thread."""
+    var filter_bytes: Int
+    """Shared memory of its filters."""
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        if self.strip == NO_STRIPS:
+            writer.write(
+                t"depthwise of any filter, {self.geometry.lanes.value} lanes of"
+                t" {self.width} filters"
+            )
+        else:
+            writer.write(self.strips)
+
+
+struct Depthwise(ConvKernel):
+    """One input channel a group, on CUDA cores."""
+
+    comptime code = KERNEL_DEPTHWISE
+    comptime Plan = DepthwisePlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every GPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses all but float32 and 16 bits."""
+        if types.input.is_half_float() or types.input == DType.float32:
+            return None
+        return String(
+            t"depthwise takes float32, bfloat16 and float16; here {types.input}"
+        )
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether groups may have one channel."""
+        return known.channels == UNKNOWN or known.channels == 1
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses wider groups, filters that do not fit shared memory, and more
+        outputs than are counted."""
+        var refusal = alignment_refusal(Self.code, operands)
+        if refusal:
+            return refusal
+        if problem.group_channels() != 1:
+            return String(
+                t"depthwise takes one input channel a group; here"
+                t" {problem.group_channels()}"
+            )
+        var config = depthwise_candidate[types.input](
+            choose_depthwise[types.input](problem)
+        )
+        if config.filter_bytes(problem.taps()) > FILTER_BYTES:
+            return String(
+                t"depthwise keeps filters in {FILTER_BYTES} bytes of shared"
+                t" memory, too few for {problem.taps()} taps"
+            )
+        if items_of(problem) >= MAX_INDEX // 2:
+            return String(
+                t"depthwise counts items with 30 bits; here {items_of(problem)}"
+            )
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether groups have one channel."""
+        return problem.group_channels() == 1
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> DepthwisePlan:
+        """Strips, where a candidate takes the filter and no other kernel is
+        faster; otherwise pixels from memory."""
+        comptime dtype = types.input
+        var strip = NO_STRIPS
+        var strips = StripPlan.nothing()
+        if _has_strips(types, device.capability):
+            strip = choose_strips[dtype](problem)
+            if strip != NO_STRIPS:
+                strips = StripPlan(
+                    strip_candidate[dtype](strip), problem, device.units
+                )
+        var candidate = choose_depthwise[dtype](problem)
+        var config = depthwise_candidate[dtype](candidate)
+        return DepthwisePlan(
+            strip,
+            strips,
+            candidate,
+            depthwise_geometry(config, problem, RESIDENT * device.units),
+            config.width,
+            config.filter_bytes(problem.taps()),
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues a kernel."""
+        comptime types = type_of(arguments).types(scaled)
+        comptime if _has_strips(types, target_capability()):
+            if plan.strip != NO_STRIPS:
+                _launch_strips[known](plan, problem, arguments, queue)
+                return
+        ref geometry = plan.geometry
+        comptime for index in range(DEPTHWISE_CANDIDATES):
+            if plan.candidate == index:
+                comptime kernel = DepthwiseKernel[
+                    Source,
+                    bias_type,
+                    residual_type,
+                    Output,
+                    depthwise_candidate[Source.dtype](index),
+                ].run
+                queue.enqueue(
+                    queue.ctx.compile_function[kernel](),
+                    LaunchGrid(
+                        ceildiv(Int(geometry.items), Int(geometry.block_items))
+                        * Int(geometry.slabs.value),
+                        THREADS,
+                        shared_bytes=plan.filter_bytes,
+                    ),
+                    arguments.activation,
+                    arguments.filter,
+                    arguments.epilogue,
+                    arguments.output,
+                    geometry,
+                )
+
+
+def _has_strips(types: OperandTypes, capability: Int) -> Bool:
+    """Whether the strip kernel is built: where the activation lies in memory,
+    and Hopper's diagonal kernel takes no such types."""
+    return not types.fused_input and not (
+        is_hopper(capability) and has_diagonal_types(types)
+    )
+
+
+def _launch_strips[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    known: KnownFilter,
+](
+    plan: DepthwisePlan,
+    problem: ConvProblem,
+    arguments: Arguments[Source, Output, bias_type, residual_type],
+    mut queue: Stream,
+) raises:
+    """Enqueues the plan's strip candidate."""
+    comptime dtype = Source.dtype
+    comptime for index in range(STRIP_CANDIDATES):
+        comptime config = strip_candidate[dtype](index)
+        comptime if config.may_run(known):
+            if plan.strip == index:
+                comptime kernel = StripKernel[
+                    dtype, bias_type, residual_type, Output, config
+                ].run
+                comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                    UInt32(MULTIPROCESSOR_BYTES)
+                )
+                queue.enqueue(
+                    queue.ctx.compile_function[kernel](func_attribute=most),
+                    LaunchGrid(
+                        plan.strips.blocks,
+                        plan.strips.threads(),
+                        shared_bytes=plan.strips.shared_bytes,
+                    ),
+                    arguments.activation.data(),
+                    arguments.filter,
+                    arguments.epilogue,
+                    arguments.output,
+                    StripGeometry.of(problem, plan.strips),
+                )
+                return
+    raise Error(t"{plan}: the op was compiled without it; problem {problem}")

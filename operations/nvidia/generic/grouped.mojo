@@ -1,0 +1,169 @@
+"""The general kernel for groups of few filters: neighbouring threads compute
+neighbouring filters, whatever their groups.
+
+A tile of the implicit GEMM would hold one group's few filters and leave its
+other columns empty. Here a warp's threads read their groups' channels, which
+lie side by side, and each keeps the sums of a few pixels, so that a filter's
+element is loaded once for all of them.
+"""
+
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import DeviceContext
+from max.gpu.memory import external_memory
+from std.math import ceildiv
+from std.utils import StaticTuple
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.epilogue import Epilogue
+from ...conv.memory import Reads
+from ...conv.problem import ConvProblem
+from .geometry import GpuGeometry, spatial
+from .rows import MAX_BLOCKS, THREADS, Rows
+
+comptime COLUMNS = 32
+"""Filters of a block's tile: a warp's threads."""
+
+comptime THREAD_PIXELS = 4
+"""Pixels of a thread."""
+
+comptime LINES = THREADS // COLUMNS
+"""Warps of a block."""
+
+comptime PIXELS = LINES * THREAD_PIXELS
+"""Pixels of a block's tile."""
+
+
+@fieldwise_init
+struct GroupedKernel[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+]:
+    """The kernel.
+
+    Parameters:
+        Source: The activation's type.
+        Output: The output's type.
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+    """
+
+    comptime Sums = StaticTuple[Float32, THREAD_PIXELS]
+
+    @staticmethod
+    @__llvm_metadata(
+        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS))
+    )
+    def run(
+        activation: Self.Source,
+        filter: Reads[Self.Source.dtype],
+        epilogue: Epilogue[Self.bias_type, Self.residual_type],
+        output: Self.Output,
+        geometry: GpuGeometry,
+    ):
+        """A block: tiles in turn, filters innermost.
+
+        Args:
+            activation: The activation.
+            filter: `[K, T, R, S, C / groups]`.
+            epilogue: The epilogue.
+            output: The output.
+            geometry: The problem.
+        """
+        var rows = Rows[PIXELS](
+            external_memory[
+                UInt8, address_space=AddressSpace.SHARED, alignment=16
+            ]().unsafe_origin_cast[MutUntrackedOrigin]()
+        )
+        var line, column = divmod(Int(thread_idx.x), COLUMNS)
+        var filter_tiles = ceildiv(Int(geometry.filters), COLUMNS)
+        var tiles = ceildiv(geometry.pixels, PIXELS) * filter_tiles
+        for index in range(Int(block_idx.x), tiles, Int(grid_dim.x)):
+            var pixel_tile, filter_tile = divmod(index, filter_tiles)
+            var pixel = pixel_tile * PIXELS
+            if Int(thread_idx.x) < PIXELS:
+                rows.fill(
+                    geometry, Int(thread_idx.x), pixel + Int(thread_idx.x)
+                )
+            barrier()
+            var k = filter_tile * COLUMNS + column
+            if k < Int(geometry.filters):
+                var sums = Self._sum(
+                    activation, filter, geometry, rows, line, k
+                )
+                Self._store(
+                    sums, epilogue, output, geometry, rows, pixel, line, k
+                )
+            barrier()
+
+    @staticmethod
+    @always_inline
+    def _sum(
+        activation: Self.Source,
+        filter: Reads[Self.Source.dtype],
+        geometry: GpuGeometry,
+        rows: Rows[PIXELS],
+        line: Int,
+        k: Int,
+    ) -> Self.Sums:
+        """The sums of one filter and every `LINES`-th pixel from `line` on."""
+        var group, _ = geometry.group_filters.split(UInt32(k))
+        var channels = Int(geometry.group_channels.value)
+        var first = Int(group) * channels
+        var weights = filter.unsafe_offset(k * Int(geometry.depth))
+        var sums = Self.Sums(fill=0)
+        for tap in range(Int(geometry.depth) // channels):
+            var shift = geometry.tap(UInt32(tap))
+            var delta = geometry.offset(shift) + first
+            comptime for i in range(THREAD_PIXELS):
+                var row = line + i * LINES
+                var at = rows.origin(row) + shift
+                if geometry.inside(at):
+                    var offset = rows.offset(row) + delta
+                    for c in range(channels):
+                        var a = activation.load[1](
+                            Int(at[3]), spatial(at), first + c, offset + c
+                        ).cast[DType.float32]()
+                        var b = weights[unsafe_offset=tap * channels + c].cast[
+                            DType.float32
+                        ]()
+                        sums[i] = a[0].fma(b, sums[i])
+        return sums
+
+    @staticmethod
+    @always_inline
+    def _store(
+        sums: Self.Sums,
+        epilogue: Epilogue[Self.bias_type, Self.residual_type],
+        output: Self.Output,
+        geometry: GpuGeometry,
+        rows: Rows[PIXELS],
+        pixel: Int,
+        line: Int,
+        k: Int,
+    ):
+        """Applies the epilogue to the thread's sums and stores them."""
+        for i in range(THREAD_PIXELS):
+            var row = line + i * LINES
+            if pixel + row < geometry.pixels:
+                var offset = (pixel + row) * Int(geometry.filters) + k
+                var at = rows.output(row)
+                var sum = sums[0]
+                comptime for j in range(1, THREAD_PIXELS):
+                    if i == j:
+                        sum = sums[j]
+                var value = epilogue.apply[1](sum, k, offset)
+                output.store[1](
+                    Int(at[3]),
+                    spatial(at),
+                    k,
+                    offset,
+                    value.cast[Self.Output.dtype](),
+                )

@@ -1,0 +1,121 @@
+"""The host side of the grouped kernel: plan and launch."""
+
+from std.collections import Optional
+from std.math import ceildiv
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_GROUPED, TILE_FILTERS
+from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device
+from ..legality import cuda_core_refusal
+from ..stream import LaunchGrid, Stream
+from .geometry import GpuGeometry, geometry_refusal
+from .grouped import COLUMNS, PIXELS, GroupedKernel
+from .rows import MAX_BLOCKS, THREADS, Rows
+
+
+@fieldwise_init
+struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the grouped kernel."""
+
+    var geometry: GpuGeometry
+    var group_filters: Int
+    var blocks: Int
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(
+            t"groups of {self.group_filters} filters: neighbouring threads"
+            t" compute neighbouring filters"
+        )
+
+
+struct Grouped(ConvKernel):
+    """Groups of few filters, on CUDA cores."""
+
+    comptime code = KERNEL_GROUPED
+    comptime Plan = GroupedPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every GPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses the types that only tensor cores multiply."""
+        return cuda_core_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether groups may have fewer filters than fill a tile."""
+        return known.groups != 1 and (
+            known.filters == UNKNOWN or known.filters < TILE_FILTERS
+        )
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what 32 bits do not count."""
+        return geometry_refusal(problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether groups have fewer filters than fill a tile of the implicit
+        GEMM."""
+        return problem.groups > 1 and problem.group_filters() < TILE_FILTERS
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GroupedPlan:
+        """Tiles of pixels by neighbouring filters, whichever groups'."""
+        var tiles = ceildiv(problem.gemm_m(), PIXELS) * ceildiv(
+            problem.filters, COLUMNS
+        )
+        return GroupedPlan(
+            GpuGeometry(problem),
+            problem.group_filters(),
+            min(tiles, MAX_BLOCKS),
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues the kernel."""
+        comptime kernel = GroupedKernel[
+            Source, Output, bias_type, residual_type
+        ].run
+        queue.enqueue(
+            queue.ctx.compile_function[kernel](),
+            LaunchGrid(plan.blocks, THREADS, shared_bytes=Rows[PIXELS].bytes()),
+            arguments.activation,
+            arguments.filter,
+            arguments.epilogue,
+            arguments.output,
+            plan.geometry,
+        )

@@ -1,0 +1,111 @@
+"""This block's shared memory, 16 bytes at a time: what one thread moves in an
+instruction; and the swizzle, by which such chunks lie in rows."""
+
+from max.gpu import thread_idx
+from std.sys.info import size_of
+
+from ..tma.copy import SharedAddress, fence_async_proxy
+
+comptime CHUNK_BYTES = 16
+"""Bytes of an access, and the alignment of its address."""
+
+
+@always_inline
+def shared_pointer[
+    dtype: DType
+](address: SharedAddress) -> Pointer[
+    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+]:
+    """Shared memory at an address.
+
+    Parameters:
+        dtype: Of the elements.
+
+    Args:
+        address: Of the first.
+    """
+    return Pointer[
+        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+    ](unsafe_from_address=Int(address))
+
+
+@always_inline
+def load_chunk[
+    dtype: DType
+](address: SharedAddress) -> SIMD[dtype, CHUNK_BYTES // size_of[dtype]()]:
+    """Reads 16 bytes of shared memory.
+
+    Parameters:
+        dtype: Of an element.
+
+    Args:
+        address: A multiple of 16.
+    """
+    return shared_pointer[dtype](address).unsafe_load[
+        width=CHUNK_BYTES // size_of[dtype](), alignment=CHUNK_BYTES
+    ](0)
+
+
+@always_inline
+def store_chunk[
+    dtype: DType
+](
+    address: SharedAddress,
+    values: SIMD[dtype, CHUNK_BYTES // size_of[dtype]()],
+):
+    """Writes 16 bytes of shared memory.
+
+    Parameters:
+        dtype: Of an element.
+
+    Args:
+        address: A multiple of 16.
+        values: The elements.
+    """
+    shared_pointer[dtype](address).unsafe_store[alignment=CHUNK_BYTES](
+        0, values
+    )
+
+
+@always_inline
+def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
+    """The offset of a chunk in rows that TMA swizzles (PTX ISA,
+    "Swizzling modes"): the span's chunks are exchanged with the row's number,
+    so that neighbouring rows' chunks lie in different banks.
+
+    Parameters:
+        row_bytes: Of a row, and the swizzle's span: 32, 64 or 128.
+
+    Args:
+        row: The row; the first lies at a multiple of 8 spans.
+        chunk: The chunk in the row.
+    """
+    comptime chunks = row_bytes // CHUNK_BYTES
+    comptime rows_of_pattern = 128 // row_bytes
+    var moved = chunk ^ (row // UInt32(rows_of_pattern) % UInt32(chunks))
+    return row * UInt32(row_bytes) + moved * CHUNK_BYTES
+
+
+@always_inline
+def clear_rows[
+    row_bytes: Int, rows: Int, threads: Int
+](data: SharedAddress, loaded: UInt32):
+    """Writes zeros to the ends of swizzled rows, for what reads whole rows of
+    which loads bring the first bytes alone. All threads of the block; a barrier
+    among them must follow.
+
+    Parameters:
+        row_bytes: As in `swizzled`.
+        rows: How many.
+        threads: Of the block.
+
+    Args:
+        data: The first row, at a multiple of 8 spans.
+        loaded: Bytes at the start of each row to leave alone, a multiple of 16.
+    """
+    for row in range(UInt32(thread_idx.x), UInt32(rows), UInt32(threads)):
+        for chunk in range(
+            loaded // CHUNK_BYTES, UInt32(row_bytes // CHUNK_BYTES)
+        ):
+            store_chunk[DType.uint32](data + swizzled[row_bytes](row, chunk), 0)
+    fence_async_proxy()

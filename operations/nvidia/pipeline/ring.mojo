@@ -1,0 +1,140 @@
+"""A ring of shared-memory stages between a producer and consumers.
+
+Each stage has a `full` barrier (its data has come) and an `empty` one (every
+consumer is done with it). Producer and consumers each traversal the ring on their
+own, with a `RingPosition`.
+"""
+
+from .barrier import BARRIER_BYTES, Barrier
+from ..tma.copy import SharedAddress
+
+
+@fieldwise_init
+struct RingPosition[stages: Int](TrivialRegisterPassable):
+    """A stage of the ring, and the parity of the round that it is in.
+
+    Parameters:
+        stages: Of the ring.
+    """
+
+    var stage: UInt32
+    var parity: UInt32
+
+    @always_inline
+    def __init__(out self):
+        """The first stage of the first round."""
+        self.stage = 0
+        self.parity = 0
+
+    @always_inline
+    def step(mut self):
+        """Moves to the next stage."""
+        self.stage += 1
+        if self.stage == UInt32(Self.stages):
+            self.stage = 0
+            self.parity ^= 1
+
+    @always_inline
+    def skip(mut self, count: UInt32):
+        """Moves on by several stages.
+
+        Args:
+            count: How many.
+        """
+        var rounds, stage = divmod(self.stage + count, UInt32(Self.stages))
+        self.stage = stage
+        self.parity ^= rounds & 1
+
+
+@fieldwise_init
+struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
+    """Barriers and data of a ring.
+
+    Parameters:
+        stages: How many stages.
+        stage_bytes: Bytes of data in a stage.
+    """
+
+    var barriers: SharedAddress
+    """`full` of every stage, then `empty` of every stage."""
+    var data: SharedAddress
+    """The stages, one after the other."""
+
+    @staticmethod
+    @always_inline
+    def barrier_bytes() -> Int:
+        """Bytes of the ring's barriers."""
+        return 2 * Self.stages * BARRIER_BYTES
+
+    @always_inline
+    def full(self, stage: UInt32) -> Barrier:
+        """The barrier that completes when a stage has its data.
+
+        Args:
+            stage: The stage.
+        """
+        return Barrier(self.barriers + stage * BARRIER_BYTES)
+
+    @always_inline
+    def empty(self, stage: UInt32) -> Barrier:
+        """The barrier that completes when a stage may be overwritten.
+
+        Args:
+            stage: The stage.
+        """
+        return Barrier(
+            self.barriers + (stage + UInt32(Self.stages)) * BARRIER_BYTES
+        )
+
+    @always_inline
+    def address(self, stage: UInt32) -> SharedAddress:
+        """Where a stage's data lies.
+
+        Args:
+            stage: The stage.
+        """
+        return self.data + stage * UInt32(Self.stage_bytes)
+
+    @always_inline
+    def init(self, thread: UInt32, producers: Int, releases: Int):
+        """Initializes the barriers, each thread those of a stage; before any
+        other use.
+
+        Args:
+            thread: From 0 on; at least as many as stages call this.
+            producers: Arrivals that fill a stage (each producer arrives
+                once, with the bytes that it expects).
+            releases: Arrivals that empty a stage.
+        """
+        comptime assert Self.stages <= 32, "more stages than a warp's threads"
+        if thread < UInt32(Self.stages):
+            self.full(thread).init(producers)
+            self.empty(thread).init(releases)
+
+    @always_inline
+    def acquire(
+        self, at: RingPosition[Self.stages], bytes: Int = Self.stage_bytes
+    ) -> Barrier:
+        """Waits until a stage may be overwritten, and has its `full` barrier
+        expect bytes.
+
+        Args:
+            at: The producer's position.
+            bytes: That the copies bring.
+
+        Returns:
+            The barrier that the copies complete.
+        """
+        self.empty(at.stage).wait(at.parity ^ 1)
+        var barrier = self.full(at.stage)
+        barrier.arrive_expecting(bytes)
+        return barrier
+
+    @always_inline
+    def wait(self, at: RingPosition[Self.stages]):
+        """Waits until a stage has its data.
+
+        Args:
+            at: The consumer's position.
+        """
+        self.full(at.stage).wait(at.parity)

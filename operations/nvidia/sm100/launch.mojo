@@ -1,0 +1,357 @@
+"""The host side of the Blackwell implicit GEMM: plan, descriptors, launch; one
+launcher for all of the kernel's entry points."""
+
+from max.gpu.host import DeviceContext, FuncAttribute
+from std.collections import Optional
+from std.sys.info import size_of
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.epilogue import Epilogue
+from ...conv.fields import KERNEL_SM100
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.memory import Reads
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device
+from ...conv.search import refusal_of_all
+from ..im2col.traversal import ROW_BYTES, Traversal
+from ..legality import (
+    alignment_refusal,
+    blackwell_refusal,
+    may_be_tiled,
+    memory_refusal,
+    precision_refusal,
+    tensor_core_refusal,
+)
+from ..stream import LaunchGrid, Stream
+from ..tma.descriptor import TensorMap
+from ..tma.operands import activation_map, filter_map, output_map
+from .candidates import candidates
+from .config import Conv2dConfig
+from .epilogue_params import EpilogueParams
+from .kernel import NUM_THREADS, Conv2dFpropKernel
+from .lambdas import ElementwiseComputeLambda, ElementwiseLambda
+from .plan import GemmCandidates, GemmPlan, plan_gemm
+
+
+struct Gemm(ConvKernel):
+    """The implicit GEMM on Blackwell's tensor cores."""
+
+    comptime code = KERNEL_SM100
+    comptime Plan = GemmPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses all but Blackwell."""
+        return blackwell_refusal(Self.code, capability)
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses types that tcgen05 does not multiply, and work in front."""
+        var refusal = tensor_core_refusal(Self.code, types)
+        return refusal if refusal else memory_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether TMA may take the pixels."""
+        return may_be_tiled(known, types)
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what no candidate takes."""
+        var refusal = precision_refusal(Self.code, operands)
+        if not refusal:
+            refusal = alignment_refusal(Self.code, operands)
+        if refusal or problem.gemm_m() == 0 or problem.filters == 0:
+            return refusal
+        return refusal_of_all(
+            GemmCandidates[types.input, types.output](problem, operands, device)
+        )
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether to choose it where it can run: always."""
+        return True
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GemmPlan:
+        """The candidate that the model finds fastest."""
+        return plan_gemm[types.input, types.output](problem, operands, device)
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: GemmPlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Encodes the descriptors and enqueues the plan's candidate."""
+        comptime assert residual_type == Output.dtype
+        comptime in_type = Source.dtype
+        comptime types = type_of(arguments).types(scaled)
+        comptime table = candidates[in_type, in_type, Output.dtype]()
+        comptime for index in range(len(table)):
+            comptime if table[index].offered(types):
+                if plan.candidate == index:
+                    # Stores of one pixel's neighbouring filters lie side by
+                    # side only after shared memory.
+                    launch_gemm[
+                        table[index].config,
+                        register_based_epilogue=not Output.stores,
+                    ](
+                        plan,
+                        problem,
+                        GemmOperands(
+                            arguments.activation.data(),
+                            arguments.filter,
+                            rebind[Epilogue[bias_type, Output.dtype]](
+                                arguments.epilogue
+                            ),
+                            arguments.output,
+                        ),
+                        queue,
+                    )
+
+
+@fieldwise_init
+struct GemmOperands[
+    act_type: DType, filter_type: DType, Output: OutputTarget, bias_type: DType
+](ImplicitlyCopyable, Movable):
+    """The operands of a launch.
+
+    Parameters:
+        act_type: Of the activation: bfloat16, float16, float8_e4m3fn,
+            float8_e5m2, int8, uint8, or float32, of which the products take
+            the 19 bits of tf32.
+        filter_type: Of the filter: the activation's, or the other float8.
+        Output: The output, of bfloat16, float16 or float32, and what the graph
+            compiler fused behind it.
+        bias_type: Of the bias.
+    """
+
+    var activation: Reads[Self.act_type]
+    """`[N, *input, C]`."""
+    var filter: Reads[Self.filter_type]
+    """`[K, *filter, C / groups]`."""
+    var epilogue: Epilogue[Self.bias_type, Self.Output.dtype]
+    """What is fused; a residual that is multiplied with 0 is none, and is not
+    read."""
+    var output: Self.Output
+    """`[N, *output, K]`; left as it is if `elementwise_lambda_fn` is given."""
+
+    def adds_residual(self) -> Bool:
+        """Whether a residual is read."""
+        return self.epilogue.has_residual and self.epilogue.beta != 0
+
+
+def launch_gemm[
+    act_type: DType,
+    filter_type: DType,
+    Output: OutputTarget,
+    bias_type: DType,
+    //,
+    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    *,
+    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
+    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
+    register_based_epilogue: Bool = True,
+](
+    plan: GemmPlan,
+    problem: ConvProblem,
+    operands: GemmOperands[act_type, filter_type, Output, bias_type],
+    mut queue: Stream,
+    *,
+    overlap: Bool = True,
+) raises:
+    """Encodes the descriptors and enqueues a configuration.
+
+    Parameters:
+        act_type: Of the activation.
+        filter_type: Of the filter.
+        Output: The output, and what the graph compiler fused behind it.
+        bias_type: Of the bias.
+        config: The configuration.
+        elementwise_lambda_fn: Stores values, instead of the kernel.
+        elementwise_compute_lambda_fn: Changes values before they are stored.
+        register_based_epilogue: Whether what is fused behind is computed in
+            registers, or after shared memory.
+
+    Args:
+        plan: Of this configuration, for the problem.
+        problem: The convolution.
+        operands: The operands.
+        queue: Where to run.
+        overlap: Whether blocks may start, and wait, before what was enqueued
+            last has ended.
+
+    Raises:
+        Why the epilogue's operands cannot be taken, or what the driver refused.
+    """
+    comptime Kernel = Conv2dFpropKernel[
+        act_type,
+        filter_type,
+        Output,
+        bias_type,
+        config,
+        elementwise_lambda_fn=elementwise_lambda_fn,
+        elementwise_compute_lambda_fn=elementwise_compute_lambda_fn,
+        register_based_epilogue=register_based_epilogue,
+    ]
+    comptime bytes = config.shared_bytes()
+    comptime size = config.cluster_size()
+    comptime shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
+    var params = EpilogueParams[Output, bias_type](
+        problem, operands.epilogue, operands.output
+    )
+    var refusal = params.refusal()
+    if refusal:
+        raise Error(t"sm100: {refusal.value()}; problem {problem}")
+    var maps = GemmMaps[config, stores_output=not Kernel.Work.stores](
+        queue.ctx, problem, operands
+    )
+    if operands.adds_residual():
+        queue.enqueue(
+            queue.ctx.compile_function[Kernel.run_with_residual](
+                func_attribute=shared
+            ),
+            LaunchGrid(
+                plan.blocks,
+                NUM_THREADS,
+                shared_bytes=bytes,
+                cluster=size,
+                overlap=overlap,
+            ),
+            maps.activation,
+            maps.filter,
+            maps.output,
+            maps.residual,
+            params,
+            plan.geometry,
+        )
+    else:
+        queue.enqueue(
+            queue.ctx.compile_function[Kernel.run](func_attribute=shared),
+            LaunchGrid(
+                plan.blocks,
+                NUM_THREADS,
+                shared_bytes=bytes,
+                cluster=size,
+                overlap=overlap,
+            ),
+            maps.activation,
+            maps.filter,
+            maps.output,
+            params,
+            plan.geometry,
+        )
+
+
+struct GemmMaps[
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    //,
+    config: Conv2dConfig[act_type, filter_type, out_type],
+    *,
+    stores_output: Bool,
+]:
+    """The descriptors of a launch.
+
+    Parameters:
+        act_type: Of the activation.
+        filter_type: Of the filter.
+        out_type: Of the output.
+        config: The configuration.
+        stores_output: Whether the kernel stores the output.
+    """
+
+    var activation: TensorMap
+    var filter: TensorMap
+    var output: TensorMap
+    """Not to be used unless `stores_output`."""
+    var residual: TensorMap
+    """Not to be used unless a residual is added."""
+
+    def __init__[
+        Output: OutputTarget, bias_type: DType
+    ](
+        out self,
+        ctx: DeviceContext,
+        problem: ConvProblem,
+        operands: GemmOperands[
+            Self.act_type, Self.filter_type, Output, bias_type
+        ],
+    ) raises:
+        """Encodes them.
+
+        Parameters:
+            Output: How the output is reached.
+            bias_type: Of the bias.
+
+        Args:
+            ctx: The device.
+            problem: The convolution.
+            operands: The operands.
+
+        Raises:
+            What the driver refused.
+        """
+        self.activation = activation_map(
+            ctx,
+            Traversal(problem),
+            operands.activation,
+            Self.config.act_tile_dim0(),
+            ROW_BYTES // size_of[Self.act_type](),
+            0,
+        )
+        self.filter = filter_map(
+            ctx,
+            problem,
+            operands.filter,
+            Self.config.filter_tile_dim0(),
+            ROW_BYTES // size_of[Self.filter_type](),
+        )
+        self.output = self.filter
+        comptime if Self.stores_output:
+            self.output = Self._matrix_map(
+                ctx, problem, operands.output.data().as_imm()
+            )
+        self.residual = self.output
+        if operands.adds_residual():
+            self.residual = Self._matrix_map(
+                ctx, problem, operands.epilogue.residual
+            )
+
+    @staticmethod
+    def _matrix_map[
+        dtype: DType
+    ](
+        ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
+    ) raises -> TensorMap:
+        """The output, or the residual, in sub-tiles."""
+        comptime swizzle = Self.config.output_swizzle()
+        return output_map(
+            ctx,
+            problem,
+            data,
+            Self.config.output_tile_shape[0],
+            Self.config.output_tile_shape[1],
+            swizzle,
+        )

@@ -1,0 +1,273 @@
+"""A problem, and its cut into steps, as the diagonal kernel sees them."""
+
+from std.bit import log2_floor
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+
+from ...divisor import Divisor
+from ....conv.problem import ConvProblem
+from .plan import (
+    MATRIX,
+    PIXEL_BYTES,
+    SLAB,
+    STEP_ROWS,
+    DiagonalConfig,
+    DiagonalTiling,
+)
+
+
+@fieldwise_init
+struct DiagonalStep(TrivialRegisterPassable):
+    """Where a step lies, and how many follow it down its image."""
+
+    var image: UInt32
+    """The first image."""
+    var plane: UInt32
+    var row: UInt32
+    """The first output row."""
+    var column: UInt32
+    """The first output column."""
+    var channel: UInt32
+    """The first channel of the slab."""
+    var run: UInt32
+    """Steps of the block's schedule from this one to the image's end."""
+    var next: UInt32
+    """Output rows from a step of the schedule to the next."""
+
+
+@fieldwise_init
+struct DiagonalSchedule(TrivialRegisterPassable):
+    """Which steps a block takes, and in which order: down its images, or
+    up."""
+
+    var first: UInt32
+    """The first step, counted along the schedule."""
+    var end: UInt32
+    """Behind the last."""
+    var up: Bool
+    """Whether up."""
+
+    @always_inline
+    def step(self, geometry: DiagonalGeometry, index: UInt32) -> DiagonalStep:
+        """Where a step lies.
+
+        Args:
+            geometry: The problem.
+            index: Of the step, counted along the schedule.
+        """
+        var step = geometry.step(
+            self.first + self.end - 1 - index if self.up else index
+        )
+        if self.up:
+            step.run = geometry.row_steps.value - step.run + 1
+            step.next = UInt32(0) - STEP_ROWS
+        return step
+
+
+@fieldwise_init
+struct DiagonalGeometry(
+    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+):
+    """A problem as the diagonal kernel sees it."""
+
+    var channels: UInt32
+    var group_log: UInt32
+    """The logarithm of a group's channels, to base 2."""
+    var step_d: Int32
+    var start_d: Int32
+    var start_h: Int32
+    var start_w: Int32
+    var planes: Divisor
+    """Output planes."""
+    var groups: Divisor
+    var slab_steps: Divisor
+    """Steps of a slab: of all images."""
+    var row_steps: Divisor
+    var batch_images: UInt32
+    """Images of the problem."""
+    var images: UInt32
+    """Of a step."""
+    var sets: UInt32
+    """Of a step."""
+    var whole_sets: UInt32
+    """Those whose second half is not the first again."""
+    var set_bytes: UInt32
+    """From set to set, in a stage."""
+    var half_bytes: UInt32
+    """From a set's first half to its second, in a stage."""
+    var set_output_bytes: UInt32
+    """As `set_bytes`, of the outputs."""
+    var half_output_bytes: UInt32
+    """As `half_bytes`, of the outputs."""
+    var out_rows: UInt32
+    var out_columns: UInt32
+    var columns: UInt32
+    """Output columns of a step."""
+    var together: Divisor
+    """Slabs that blocks next to each other have, or one."""
+    var steps: UInt32
+    """Steps of every block, rounded down."""
+    var longer: UInt32
+    """Blocks (of a slab, if several are together) that have a step more: the
+    first ones."""
+    var batch: UInt32
+    """Steps whose outputs are stored together, at most."""
+    var stages: UInt32
+    var staged_columns: UInt32
+    """Input pixels of a staged row."""
+    var load_bytes: UInt32
+    var image_bytes: UInt32
+    """Bytes of an image in a stage."""
+    var stage_bytes: UInt32
+    var output_row_bytes: UInt32
+    """Bytes of a row of a step's outputs."""
+    var image_output_bytes: UInt32
+    """Bytes of an image's outputs of a step."""
+    var step_bytes: UInt32
+    """Bytes of a step's outputs."""
+    var batch_bytes: UInt32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "DiagonalGeometry"
+
+    @staticmethod
+    def of(
+        config: DiagonalConfig, problem: ConvProblem, plan: DiagonalTiling
+    ) -> DiagonalGeometry:
+        """What the kernel is told.
+
+        Args:
+            config: The configuration.
+            problem: The convolution.
+            plan: Its cut.
+        """
+        # A set is of two images, or of two times 8 columns of one.
+        var pairs = plan.images > 1 and plan.columns == MATRIX
+        var half_bytes = MATRIX * config.stride * PIXEL_BYTES
+        var half_output_bytes = MATRIX * PIXEL_BYTES
+        var set_bytes = 2 * half_bytes
+        var set_output_bytes = 2 * half_output_bytes
+        if plan.images > 1:
+            set_bytes = plan.image_bytes()
+            set_output_bytes = plan.image_output_bytes()
+        if pairs:
+            half_bytes = set_bytes
+            half_output_bytes = set_output_bytes
+            set_bytes *= 2
+            set_output_bytes *= 2
+        var slab_blocks = plan.blocks // plan.together
+        var slab_steps = plan.steps // plan.together
+        return DiagonalGeometry(
+            channels=UInt32(problem.channels),
+            group_log=UInt32(log2_floor(problem.group_channels())),
+            step_d=Int32(problem.stride[0]),
+            start_d=Int32(-problem.pad_before[0]),
+            start_h=Int32(-problem.pad_before[1]),
+            start_w=Int32(-problem.pad_before[2]),
+            planes=Divisor(problem.output[0]),
+            groups=Divisor(plan.groups),
+            slab_steps=Divisor(plan.slab_steps()),
+            row_steps=Divisor(plan.row_steps),
+            batch_images=UInt32(problem.batch),
+            images=UInt32(plan.images),
+            sets=UInt32(plan.sets()),
+            whole_sets=UInt32(plan.images * plan.columns // (2 * MATRIX)),
+            set_bytes=UInt32(set_bytes),
+            half_bytes=UInt32(half_bytes),
+            set_output_bytes=UInt32(set_output_bytes),
+            half_output_bytes=UInt32(half_output_bytes),
+            out_rows=UInt32(problem.output[1]),
+            out_columns=UInt32(problem.output[2]),
+            columns=UInt32(plan.columns),
+            together=Divisor(plan.together),
+            steps=UInt32(slab_steps // slab_blocks),
+            longer=UInt32(slab_steps % slab_blocks),
+            batch=UInt32(plan.batch),
+            stages=UInt32(plan.stages),
+            staged_columns=UInt32(plan.staged_columns),
+            load_bytes=UInt32(plan.load_bytes()),
+            image_bytes=UInt32(plan.image_bytes()),
+            stage_bytes=UInt32(plan.stage_bytes()),
+            output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
+            image_output_bytes=UInt32(plan.image_output_bytes()),
+            step_bytes=UInt32(plan.step_bytes()),
+            batch_bytes=UInt32(plan.batch * plan.step_bytes()),
+        )
+
+    @always_inline
+    def schedule[flips: Bool](self, block: UInt32) -> DiagonalSchedule:
+        """The steps of a block. Neighbours begin where they meet, and end
+        where they meet: the rows that both of them need come from memory once.
+
+        Parameters:
+            flips: Whether every other block goes up; otherwise all go down.
+
+        Args:
+            block: The block.
+        """
+        var part, slab = self.together.split(block)
+        var first = (
+            slab * self.slab_steps.value
+            + part * self.steps
+            + min(part, self.longer)
+        )
+        return DiagonalSchedule(
+            first,
+            first + self.steps + UInt32(part < self.longer),
+            flips and part % 2 == 1,
+        )
+
+    @always_inline
+    def slab_end(self, index: UInt32) -> UInt32:
+        """Behind the last step of a slab.
+
+        Args:
+            index: Of a step of it.
+        """
+        return (self.slab_steps.split(index)[0] + 1) * self.slab_steps.value
+
+    @always_inline
+    def step(self, index: UInt32) -> DiagonalStep:
+        """Where a step lies.
+
+        Args:
+            index: Of the step.
+        """
+        # Slabs change the slowest: their filters stay in registers.
+        var slab, within = self.slab_steps.split(index)
+        var rest, down = self.row_steps.split(within)
+        var across, group = self.groups.split(rest)
+        var image, plane = self.planes.split(across)
+        return DiagonalStep(
+            image * self.images,
+            plane,
+            down * STEP_ROWS,
+            group * self.columns,
+            slab * SLAB,
+            self.row_steps.value - down,
+            STEP_ROWS,
+        )
+
+    @always_inline
+    def output_offset(
+        self, image: UInt32, step: DiagonalStep, p: UInt32, q: UInt32
+    ) -> Int:
+        """Elements in front of an output pixel.
+
+        Args:
+            image: The image.
+            step: A step of its plane.
+            p: The row.
+            q: The column.
+        """
+        var plane = Int(image) * Int(self.planes.value) + Int(step.plane)
+        var line = plane * Int(self.out_rows) + Int(p)
+        return (line * Int(self.out_columns) + Int(q)) * Int(self.channels)

@@ -1,0 +1,243 @@
+"""The host side of the Hopper diagonal kernel: plan, descriptors, launch."""
+
+from max.gpu.host import DeviceContext, FuncAttribute
+from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from std.collections import Optional
+from std.utils import IndexList
+
+from ....conv.access import ActivationSource, OutputTarget
+from ....conv.epilogue import Epilogue
+from ....conv.fields import DIAGONAL_CHANNELS, KERNEL_DIAGONAL
+from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ....conv.memory import Reads
+from ....conv.operands import Arguments, Operands, OperandTypes
+from ....conv.problem import SPATIAL, ConvProblem
+from ....conv.registry import ConvKernel, Device
+from ...legality import (
+    alignment_refusal,
+    has_diagonal_types,
+    hopper_refusal,
+    memory_refusal,
+)
+from ...limits import MAX_SHARED_BYTES
+from ...stream import LaunchGrid, Stream
+from ...tma.descriptor import TensorMap, TensorView, encode_tiled
+from .geometry import DiagonalGeometry
+from .kernel import DiagonalKernel
+from .plan import (
+    DIAGONAL_CANDIDATES,
+    SLAB,
+    STAGE_ROWS,
+    STEP_ROWS,
+    DiagonalTiling,
+    choose_diagonal,
+    diagonal_candidate,
+    diagonal_refusal,
+)
+
+
+@fieldwise_init
+struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the diagonal kernel."""
+
+    var candidate: Int
+    var tiling: DiagonalTiling
+    var geometry: DiagonalGeometry
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(t"{diagonal_candidate(self.candidate)}: {self.tiling}")
+
+
+struct Diagonal(ConvKernel):
+    """Depthwise convolutions and groups of few channels on Hopper's tensor
+    cores: taps are matrices with blocks on their diagonal."""
+
+    comptime code = KERNEL_DIAGONAL
+    comptime Plan = DiagonalPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses all but Hopper."""
+        return hopper_refusal(Self.code, capability)
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses all but 16 bits, and work fused in front."""
+        if not has_diagonal_types(types):
+            return String(
+                t"diagonal takes and gives bfloat16 or float16, and a residual"
+                t" of the output's type; here {types.input}, {types.output} and"
+                t" {types.residual}"
+            )
+        return memory_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether a configuration may be for the filter."""
+        if known.groups == 1 and known.channels > 1:
+            return False
+        if known.channels != UNKNOWN and known.filters != UNKNOWN:
+            if known.channels != known.filters:
+                return False
+        comptime for index in range(DIAGONAL_CANDIDATES):
+            comptime config = diagonal_candidate(index)
+            if config.may_run(known.filter()):
+                return True
+        return False
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what no configuration takes."""
+        var refusal = alignment_refusal(Self.code, operands)
+        if refusal:
+            return refusal
+        return diagonal_refusal(problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether groups have few channels: most of a stage of the implicit
+        GEMM would hold zeros."""
+        return (
+            problem.groups > 1 or problem.channels == 1
+        ) and problem.group_channels() <= DIAGONAL_CHANNELS
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> DiagonalPlan:
+        """The configuration for the filter, and the cut that saves time."""
+        var candidate = choose_diagonal(problem)
+        var config = diagonal_candidate(candidate)
+        var tiling = DiagonalTiling(config, problem, device.units)
+        return DiagonalPlan(
+            candidate, tiling, DiagonalGeometry.of(config, problem, tiling)
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Encodes the descriptors and enqueues the plan's configuration."""
+        comptime dtype = Source.dtype
+        ref tiling = plan.tiling
+        var input = _map(
+            queue.ctx,
+            arguments.activation.data(),
+            problem,
+            problem.input,
+            tiling.staged_columns,
+            STAGE_ROWS,
+            1,
+        )
+        # Where nothing is read or written through it, any will do.
+        var to = input
+        comptime if not (Output.computes or Output.stores):
+            to = _output_map(
+                queue.ctx, arguments.output.data().as_imm(), problem, tiling
+            )
+        var residual = input
+        if arguments.epilogue.has_residual:
+            residual = _output_map(
+                queue.ctx, arguments.epilogue.residual, problem, tiling
+            )
+        comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(MAX_SHARED_BYTES)
+        )
+        comptime for index in range(DIAGONAL_CANDIDATES):
+            comptime config = diagonal_candidate(index)
+            comptime if config.may_run(known):
+                if plan.candidate == index:
+                    comptime kernel = DiagonalKernel[
+                        dtype, bias_type, Output, config
+                    ].run
+                    queue.enqueue(
+                        queue.ctx.compile_function[kernel](func_attribute=most),
+                        LaunchGrid(
+                            tiling.blocks,
+                            config.threads(),
+                            shared_bytes=tiling.shared_bytes(),
+                            overlap=True,
+                        ),
+                        input,
+                        to,
+                        residual,
+                        arguments.filter,
+                        rebind[Epilogue[bias_type, Output.dtype]](
+                            arguments.epilogue
+                        ),
+                        arguments.output,
+                        plan.geometry,
+                    )
+                    return
+        raise Error(
+            t"{plan}: the op was compiled without it; problem {problem}"
+        )
+
+
+def _map[
+    dtype: DType
+](
+    ctx: DeviceContext,
+    data: Reads[dtype],
+    problem: ConvProblem,
+    size: IndexList[SPATIAL],
+    columns: Int,
+    rows: Int,
+    images: Int,
+) raises -> TensorMap:
+    """Rows of some columns of a slab of images of a tensor `[N, *size, C]`, a
+    box."""
+    return encode_tiled[dtype, 5](
+        ctx,
+        data,
+        TensorView[5](
+            IndexList[5](
+                problem.channels, size[2], size[1], size[0], problem.batch
+            )
+        ),
+        IndexList[5](SLAB, columns, rows, 1, images),
+        TensorMapSwizzle.SWIZZLE_128B,
+    )
+
+
+def _output_map[
+    dtype: DType
+](
+    ctx: DeviceContext,
+    data: Reads[dtype],
+    problem: ConvProblem,
+    tiling: DiagonalTiling,
+) raises -> TensorMap:
+    """The outputs of a step, or their residuals, a box."""
+    return _map(
+        ctx,
+        data,
+        problem,
+        problem.output,
+        tiling.columns,
+        STEP_ROWS,
+        tiling.images,
+    )

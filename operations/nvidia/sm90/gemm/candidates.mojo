@@ -1,0 +1,195 @@
+"""The table of configurations that are compiled, and for which operands."""
+
+from std.utils import IndexList
+
+from ....conv.operands import OperandTypes
+from ...split_k import MAX_SPLIT_K
+from .config import Sm90Config
+from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
+
+
+@fieldwise_init
+struct Candidate(ImplicitlyCopyable, Movable):
+    """A row of the table: a configuration, and the ops that are compiled with
+    it."""
+
+    var config: Sm90Config
+    var wide_outputs: Bool
+    """Whether it is for 16-bit inputs with float32 outputs too."""
+    var other_inputs: Bool
+    """Whether it is for float32 and 8-bit inputs too: a few are, all were tuned
+    for 16 bits."""
+    var fused_outputs: Bool
+    """Whether it is for outputs that the graph compiler fused something behind
+    too: few are, as every such op compiles them anew."""
+
+    def offered(self, types: OperandTypes) -> Bool:
+        """Whether ops with such operands are compiled with it.
+
+        Args:
+            types: Of the operands.
+        """
+        if types.fused_output and not self.fused_outputs:
+            return False
+        if types.input.is_half_float():
+            return types.output.is_half_float() or self.wide_outputs
+        return self.other_inputs
+
+
+def _rows(
+    tile_m: Int,
+    tile_n: Int,
+    act_stages: Int,
+    filter_stages: Int,
+    epilogue_stages: Int,
+    *,
+    subtile_pixels: Int = 64,
+    consumers: Int = 2,
+    cooperative: Bool = True,
+    cluster_m: Int = 1,
+    cluster_n: Int = 1,
+    halo: Int = 0,
+    stationary: Bool = False,
+    splits: Bool = False,
+) -> Sm90Config:
+    """A configuration whose filters are the multiply's rows; TMA
+    stores tiles without a halo."""
+    return Sm90Config(
+        block_tile_shape=IndexList[2](tile_m, tile_n),
+        cluster_shape=IndexList[3](
+            cluster_m, cluster_n, MAX_SPLIT_K if splits else 1
+        ),
+        consumers=consumers,
+        cooperative=cooperative,
+        swapped=True,
+        halo=halo,
+        num_act_pipeline_stages=act_stages,
+        num_filter_pipeline_stages=filter_stages,
+        stationary=stationary,
+        epilogue=EpilogueConfig(
+            output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
+            num_epi_load_stages=epilogue_stages,
+            num_output_stages=min(2, epilogue_stages),
+            fragment_size=16 if cooperative else 8,
+            reuse_c=True,
+            delay_store=False,
+            tma_store=halo == 0,
+            whole_rows=halo > 0 and not cooperative,
+        ),
+    )
+
+
+def _table() -> List[Candidate]:
+    """The rows; what a plan calls a candidate is its index here."""
+    return [
+        Candidate(
+            _rows(256, 128, 3, 5, 2, cluster_m=2, halo=8),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(256, 128, 4, 4, 2, cluster_m=2),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        # Its epilogue of 4-byte values would spill registers.
+        Candidate(
+            _rows(224, 128, 3, 5, 7, cluster_n=2, halo=16, subtile_pixels=32),
+            wide_outputs=False,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(192, 128, 5, 5, 3, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(96, 128, 7, 7, 3, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(256, 64, 3, 8, 3, cooperative=False, halo=8),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(
+                160,
+                64,
+                4,
+                9,
+                5,
+                cooperative=False,
+                halo=8,
+                stationary=True,
+                subtile_pixels=32,
+            ),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(64, 64, 8, 8, 4, consumers=1, splits=True),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(64, 128, 8, 8, 2, splits=True),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(128, 128, 5, 5, 4, cooperative=False),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+    ]
+
+
+comptime CANDIDATES = _table()
+"""The table, for the compiler; `candidates()` at run time."""
+
+
+def candidates() -> List[Candidate]:
+    """The table."""
+    return _table()

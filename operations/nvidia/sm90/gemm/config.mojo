@@ -1,0 +1,424 @@
+"""Configurations of the Hopper kernel, and the only statement of what each
+can take.
+
+A configuration is a compile-time value; the geometry it is asked about is a
+run-time one.
+"""
+
+from std.collections import Optional
+from std.sys.info import size_of
+from std.utils import IndexList
+
+from ....conv.fields import COPY_BYTES
+from ....conv.problem import ConvProblem
+from ...im2col.traversal import ROW_BYTES, Traversal
+from ...limits import (
+    MAX_BOX,
+    MAX_INDEX,
+    MAX_MMA_N,
+    MAX_SHARED_BYTES,
+    PATTERN_BYTES,
+    WARPGROUP,
+)
+from ...pipeline.barrier import BARRIER_BYTES
+from ..wgmma import MMA_M
+from .epilogue_config import EpilogueConfig, HALF_BYTES
+
+comptime BLOCK_REGISTERS = 64 * 1024
+"""Registers of a multiprocessor, which one block has to itself."""
+
+comptime SPARE_REGISTERS = 96
+"""Registers of a consumer's thread beside its accumulators."""
+
+
+@fieldwise_init
+struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
+    """How a block of the Hopper kernel is built.
+
+    As an implicit GEMM, M are output pixels, N filters, K products. Cooperative
+    consumers share a tile, each taking a part of its pixels or of its filters;
+    otherwise (ping-pong) each has a tile of its own, and one multiplies while
+    the other stores.
+    """
+
+    var block_tile_shape: IndexList[2]
+    """M and N of a tile; its K is a row of `ROW_BYTES` of any type."""
+    var cluster_shape: IndexList[3]
+    """Blocks of a cluster along M, which share filters, along N, which share
+    activations, and along K, at most, which share a tile: each adds up a part
+    of its sum. The launch says how many along K there are."""
+    var consumers: Int
+    """Warpgroups that multiply."""
+    var cooperative: Bool
+    var swapped: Bool
+    """Whether filters are the multiply's rows and pixels its columns, instead
+    of the other way round."""
+    var halo: Int
+    """Pixels that an activation stage holds beyond the tile, so that all taps
+    of a filter row read one stage; 0: a stage holds one tap's pixels."""
+    var num_act_pipeline_stages: Int
+    var num_filter_pipeline_stages: Int
+    var stationary: Bool
+    """Whether it is known when compiling that the filter ring holds the whole
+    filter, loaded once: for problems whose filters fit one tile. Others may
+    keep their filters too, as `Grid` finds."""
+    var epilogue: EpilogueConfig
+    """How each consumer stores its part."""
+
+    def splits(self) -> Bool:
+        """Whether blocks of a cluster may share a tile's sum."""
+        return self.cluster_shape[2] > 1
+
+    def threads(self) -> Int:
+        """Threads of a block: one warpgroup produces."""
+        return (1 + self.consumers) * WARPGROUP
+
+    def splits_filters(self) -> Bool:
+        """Whether cooperative consumers share a tile by its filters; otherwise
+        by its pixels."""
+        return (
+            self.swapped
+            and self.block_tile_shape[1] % (self.consumers * MMA_M) == 0
+        )
+
+    def consumer_pixels(self) -> Int:
+        """Pixels of the accumulator that one consumer holds."""
+        if not self.cooperative or self.splits_filters():
+            return self.block_tile_shape[0]
+        return self.block_tile_shape[0] // self.consumers
+
+    def consumer_filters(self) -> Int:
+        """Filters of the accumulator that one consumer holds."""
+        if self.cooperative and self.splits_filters():
+            return self.block_tile_shape[1] // self.consumers
+        return self.block_tile_shape[1]
+
+    def mma_rows(self) -> Int:
+        """Rows of a consumer's multiply."""
+        return (
+            self.consumer_filters() if self.swapped else self.consumer_pixels()
+        )
+
+    def mma_columns(self) -> Int:
+        """Columns of a consumer's multiply."""
+        return (
+            self.consumer_pixels() if self.swapped else self.consumer_filters()
+        )
+
+    def accumulators(self) -> Int:
+        """Accumulator registers of a consumer's thread."""
+        return self.mma_rows() * self.mma_columns() // WARPGROUP
+
+    def cluster_size(self) -> Int:
+        """Blocks of a cluster that share loads: all, but of a tile that blocks
+        share."""
+        return self.cluster_shape[0] * self.cluster_shape[1]
+
+    def cluster_pixels(self) -> Int:
+        """Pixels of the tiles of a whole cluster."""
+        return self.cluster_shape[0] * self.block_tile_shape[0]
+
+    def cluster_filters(self) -> Int:
+        """Filters of the tiles of a whole cluster."""
+        return self.cluster_shape[1] * self.block_tile_shape[1]
+
+    def act_tile_dim0(self) -> Int:
+        """Pixels that one load brings: blocks along N share a stage's."""
+        return self.act_stage_pixels() // self.cluster_shape[1]
+
+    def filter_tile_dim0(self) -> Int:
+        """Filters that one load brings: blocks along M share a stage's."""
+        return self.block_tile_shape[1] // self.cluster_shape[0]
+
+    def tile_consumers(self) -> Int:
+        """Consumers that read a stage: all of them, or the one whose tile it
+        belongs to."""
+        return self.consumers if self.cooperative else 1
+
+    def activation_releases(self) -> Int:
+        """Arrivals that empty an activation stage: each consumer of each block
+        that the stage was copied to."""
+        return self.tile_consumers() * self.cluster_shape[1]
+
+    def filter_releases(self) -> Int:
+        """Arrivals that empty a filter stage."""
+        return self.tile_consumers() * self.cluster_shape[0]
+
+    def even_registers(self) -> Int:
+        """Registers of a thread if all have the same, in multiples of 8."""
+        return BLOCK_REGISTERS // self.threads() // 8 * 8
+
+    def moves_registers(self) -> Bool:
+        """Whether consumers need more than their even part, and get what the
+        producer gives back."""
+        return self.accumulators() + SPARE_REGISTERS > self.even_registers()
+
+    def producer_registers(self) -> Int:
+        """Registers of a producer's thread, if they are moved."""
+        return 40
+
+    def consumer_registers(self) -> Int:
+        """Registers of a consumer's thread: what the producer leaves, in
+        multiples of 8, if they are moved."""
+        if not self.moves_registers():
+            return self.even_registers()
+        var left = BLOCK_REGISTERS // WARPGROUP - self.producer_registers()
+        return min(240, left // self.consumers // 8 * 8)
+
+    def act_stage_pixels(self) -> Int:
+        """Pixels of an activation stage."""
+        return self.block_tile_shape[0] + self.halo
+
+    def act_stage_bytes(self) -> Int:
+        """Bytes of an activation stage."""
+        return self.act_stage_pixels() * ROW_BYTES
+
+    def filter_tile_bytes(self) -> Int:
+        """Bytes of a filter stage."""
+        return self.block_tile_shape[1] * ROW_BYTES
+
+    def epilogue_bytes(self) -> Int:
+        """Bytes of one consumer's residual and output buffers."""
+        return self.epilogue.buffers() * self.epilogue.buffer_bytes()
+
+    def header_bytes(self) -> Int:
+        """Bytes of the barriers, rounded up to where tiles may begin."""
+        var barriers = 2 * (
+            self.num_act_pipeline_stages
+            + self.num_filter_pipeline_stages
+            + self.epilogue.num_epi_load_stages * self.consumers
+        )
+        var bytes = barriers * BARRIER_BYTES
+        return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
+
+    def shared_bytes(self) -> Int:
+        """Shared memory of a block."""
+        return (
+            self.header_bytes()
+            + self.num_act_pipeline_stages * self.act_stage_bytes()
+            + self.num_filter_pipeline_stages * self.filter_tile_bytes()
+            + self.consumers * self.epilogue_bytes()
+        )
+
+    def refusal(self) -> Optional[String]:
+        """Why no kernel can be built so, or None."""
+        if self.consumers < 1 or self.consumers > 2:
+            return String(t"consumers: {self.consumers} is not 1 or 2")
+        if not self.cooperative and self.consumers != 2:
+            return String(t"consumers: ping-pong takes 2, not {self.consumers}")
+        if self.mma_rows() < MMA_M or self.mma_rows() % MMA_M != 0:
+            return String(
+                t"rows: {self.mma_rows()} of a consumer's multiply are no"
+                t" multiple of {MMA_M}"
+            )
+        if self.mma_columns() % 8 != 0 or self.mma_columns() > MAX_MMA_N:
+            return String(
+                t"columns: {self.mma_columns()} of a consumer's multiply are"
+                t" no multiple of 8 up to {MAX_MMA_N}"
+            )
+        if self.consumer_pixels() % self.epilogue.output_tile_shape[0] != 0:
+            return String(
+                t"output_tile_shape: M {self.epilogue.output_tile_shape[0]} do"
+                t" not divide a consumer's {self.consumer_pixels()} pixels"
+            )
+        if not self.swapped and self.epilogue.output_tile_shape[0] != MMA_M:
+            return String(
+                t"output_tile_shape: M {self.epilogue.output_tile_shape[0]} is"
+                t" not {MMA_M}, the multiply's rows"
+            )
+        var refused = self.epilogue.refusal()
+        if refused:
+            return refused
+        if self.block_tile_shape[1] % 64 != 0:
+            return String(
+                t"block_tile_shape: N {self.block_tile_shape[1]} is no multiple"
+                t" of 64"
+            )
+        if self.cooperative and (
+            self.consumer_pixels() * self.consumer_filters() * self.consumers
+            != self.block_tile_shape[0] * self.block_tile_shape[1]
+        ):
+            return String(
+                t"block_tile_shape:"
+                t" {self.block_tile_shape[0]}x{self.block_tile_shape[1]} cannot"
+                t" be cut into {self.consumers} equal parts"
+            )
+        if self.accumulators() + SPARE_REGISTERS > self.consumer_registers():
+            return String(
+                t"block_tile_shape: {self.accumulators()} accumulators of a"
+                t" thread leave under {SPARE_REGISTERS} of its"
+                t" {self.consumer_registers()} registers"
+            )
+        if self.halo % 8 != 0 or self.halo < 0:
+            return String(t"halo: {self.halo} is no multiple of 8")
+        if self.act_stage_pixels() % (8 * self.cluster_shape[1]) != 0:
+            return String(
+                t"cluster_shape: {self.cluster_shape[1]} blocks along N cannot"
+                t" each load an equal multiple of 8 of"
+                t" {self.act_stage_pixels()} pixels"
+            )
+        if self.block_tile_shape[1] % (8 * self.cluster_shape[0]) != 0:
+            return String(
+                t"cluster_shape: {self.cluster_shape[0]} blocks along M cannot"
+                t" each load an equal multiple of 8 of"
+                t" {self.block_tile_shape[1]} filters"
+            )
+        if self.block_tile_shape[1] // self.cluster_shape[0] > MAX_BOX:
+            return String(
+                t"block_tile_shape: a box holds at most {MAX_BOX} filters"
+            )
+        if (
+            min(self.num_act_pipeline_stages, self.num_filter_pipeline_stages)
+            < 2
+        ):
+            return String(
+                "num_act_pipeline_stages, num_filter_pipeline_stages: a ring"
+                " needs at least 2"
+            )
+        if self.stationary and self.cluster_shape[0] > 1:
+            return String("stationary: blocks that share filters reload them")
+        if self.splits() and (
+            self.stationary or not self.cooperative or self.cluster_size() > 1
+        ):
+            return String(
+                "cluster_shape: no blocks along K with a stationary filter,"
+                " ping-pong or shared loads"
+            )
+        if (
+            self.splits()
+            and self.accumulators() % (4 * self.cluster_shape[2]) != 0
+        ):
+            return String(
+                t"cluster_shape: {self.cluster_shape[2]} blocks along K cannot"
+                t" each add up an equal share of"
+                t" {self.accumulators()} accumulators"
+            )
+        if self.halo > 0 and self.epilogue.tma_store:
+            return String("tma_store: TMA stores no tile with a halo")
+        if self.shared_bytes() > MAX_SHARED_BYTES:
+            return String(
+                t"shared memory: {self.shared_bytes()} bytes, but a block has"
+                t" {MAX_SHARED_BYTES}"
+            )
+        return None
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the configuration on one line.
+
+        Args:
+            writer: Where to.
+        """
+        var schedule = "cooperative" if self.cooperative else "ping-pong"
+        var order = " swapped" if self.swapped else ""
+        writer.write(
+            t"{self.block_tile_shape[0]}x{self.block_tile_shape[1]}{order} {schedule} {self.consumers},"
+            t" cluster {self.cluster_shape[0]}x{self.cluster_shape[1]}, halo"
+            t" {self.halo}, stages"
+            t" {self.num_act_pipeline_stages}+{self.num_filter_pipeline_stages}{' stationary' if self.stationary else ''}{' split-K' if self.splits() else ''},"
+            t" {self.epilogue}"
+        )
+
+
+def problem_refusal[
+    in_type: DType, out_type: DType
+](config: Sm90Config, problem: ConvProblem) -> Optional[String]:
+    """Why the kernel cannot take a problem, or None.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        config: The configuration.
+        problem: The convolution, valid (`ConvProblem.validate`).
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    var refusal = config.refusal()
+    if refusal:
+        return refusal
+    comptime assert out_type.is_half_float() or out_type == DType.float32
+    if not config.swapped and size_of[out_type]() != HALF_BYTES:
+        return String(
+            t"the multiply's rows must be filters for {out_type} outputs"
+        )
+    if problem.filters * size_of[out_type]() % COPY_BYTES != 0:
+        return String(
+            t"TMA takes pixels of multiples of {COPY_BYTES} bytes;"
+            t" here {problem.filters} output channels"
+        )
+    if problem.group_filters() * size_of[out_type]() % COPY_BYTES != 0:
+        return String(
+            t"TMA takes pixels of multiples of {COPY_BYTES} bytes;"
+            t" here {problem.group_filters()} output channels in each group"
+        )
+    var traversal = Traversal(problem)
+    refusal = traversal.refusal[in_type](config.halo)
+    if refusal:
+        return refusal
+    refusal = _halo_refusal(config, traversal)
+    if refusal:
+        return refusal
+    refusal = _stationary_refusal[in_type](config, traversal)
+    if refusal:
+        return refusal
+    var pixels = traversal.pixels(config.halo)
+    if pixels + config.cluster_pixels() >= MAX_INDEX:
+        return String(t"{pixels} output pixels; coordinates have 31 bits")
+    return None
+
+
+def residual_refusal(config: Sm90Config) -> Optional[String]:
+    """Why the kernel cannot add a residual.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The reason, or None if the kernel can.
+    """
+    if config.epilogue.num_epi_load_stages == 0:
+        return String("num_epi_load_stages: 0 stages, but there is a residual")
+    return None
+
+
+def _halo_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
+    """Why a stage with a halo does not serve a filter row."""
+    if config.halo == 0:
+        return None
+    if traversal.stride[2] != 1:
+        return String(
+            t"a halo needs stride 1 along w; here {traversal.stride[2]}"
+        )
+    if traversal.span(2) - 1 > config.halo:
+        return String(
+            t"a halo of {config.halo} pixels does not hold the filter's span of"
+            t" {traversal.span(2)} along w"
+        )
+    return None
+
+
+def _stationary_refusal[
+    in_type: DType
+](config: Sm90Config, traversal: Traversal) -> Optional[String]:
+    """Why the filter ring does not hold the whole filter."""
+    if not config.stationary:
+        return None
+    if traversal.groups != 1:
+        return String(
+            t"a stationary filter has one group; here {traversal.groups}"
+        )
+    var steps = traversal.taps() * traversal.slices[in_type]()
+    if steps > config.num_filter_pipeline_stages:
+        return String(
+            t"a stationary filter has at most"
+            t" {config.num_filter_pipeline_stages} stages; here {steps}"
+        )
+    if traversal.filters > config.cluster_filters():
+        return String(
+            t"a stationary filter has at most"
+            t" {config.cluster_filters()} filters; here"
+            t" {traversal.filters}"
+        )
+    return None

@@ -1,0 +1,77 @@
+"""Which of a consumer's accumulators a thread's values of a sub-tile are."""
+
+from ...epilogue.activations import keep_branch
+from .epilogue_callbacks import VisitLayout
+from .epilogue_config import SUBTILE_FILTERS
+from .mma import Accumulators
+
+
+@always_inline
+def values_of[
+    rows: Int,
+    columns: Int,
+    //,
+    layout: VisitLayout,
+    subtile: Int,
+    first: Int,
+    size: Int,
+](sums: Accumulators[rows, columns]) -> SIMD[DType.float32, size]:
+    """Some of a thread's values of a sub-tile, which are neighbours in the
+    accumulators.
+
+    Parameters:
+        rows: Of the multiply.
+        columns: Of the multiply.
+        layout: How the consumer's part is cut up.
+        subtile: The sub-tile, in the order of visits.
+        first: The first value.
+        size: How many.
+
+    Args:
+        sums: The consumer's values, settled.
+    """
+    comptime block = subtile // layout.parts
+    comptime part = subtile % layout.parts
+    comptime row = part if layout.swapped else (
+        block * layout.pixels // SUBTILE_FILTERS
+    )
+    comptime column = (
+        block if layout.swapped else part
+    ) * layout.values() + first
+    var values = SIMD[DType.float32, size](0)
+    comptime for i in range(size):
+        values[i] = sums.values[row][column + i]
+    return values
+
+
+@always_inline
+def select_values[
+    rows: Int,
+    columns: Int,
+    //,
+    layout: VisitLayout,
+    subtiles: Int,
+    size: Int,
+](sums: Accumulators[rows, columns], index: UInt32) -> SIMD[
+    DType.float32, size
+]:
+    """As `values_of`, a fragment that is known at run time only.
+
+    Parameters:
+        rows: As in `values_of`.
+        columns: As in `values_of`.
+        layout: As in `values_of`.
+        subtiles: Of a consumer's part.
+        size: Values of a fragment.
+
+    Args:
+        sums: As in `values_of`.
+        index: The fragment, counted over all sub-tiles.
+    """
+    comptime count = layout.values() // size
+    var values = SIMD[DType.float32, size](0)
+    comptime for i in range(subtiles * count):
+        if index == UInt32(i):
+            keep_branch()
+            values = values_of[layout, i // count, i % count * size, size](sums)
+    return values

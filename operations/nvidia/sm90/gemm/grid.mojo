@@ -1,0 +1,127 @@
+"""How many clusters of a configuration run, and whether they keep filters."""
+
+from std.math import ceildiv
+
+from ...im2col.tiles import TileGeometry
+from ...im2col.traversal import Traversal
+from .config import Sm90Config
+
+comptime LARGE_CLUSTER = 8
+"""Blocks of a cluster from which on some multiprocessors are left over."""
+
+comptime LARGE_CLUSTER_PLACES = 14
+"""Clusters of that many blocks that run at the same time."""
+
+
+@fieldwise_init
+struct Grid(ImplicitlyCopyable, Movable):
+    """The clusters of a launch, each of which takes tiles in turn, filters
+    innermost."""
+
+    var tiles: Int
+    """Of the problem, counted in whole clusters."""
+    var clusters: Int
+    """That are launched; each takes one tile in as many."""
+    var places: Int
+    """Clusters that run at the same time."""
+    var keeps_filters: Bool
+    """Whether all tiles of a cluster have the same filters, which are loaded
+    once."""
+
+    @staticmethod
+    def of[
+        in_type: DType
+    ](
+        config: Sm90Config,
+        traversal: Traversal,
+        multiprocessors: Int,
+        parts: Int = 1,
+    ) -> Grid:
+        """The grid of a problem: filters are kept where the ring holds those of
+        a tile, and where to launch a multiple of the tiles along the filters
+        costs no wave.
+
+        Parameters:
+            in_type: Of activation and filter.
+
+        Args:
+            config: The configuration.
+            traversal: The problem's; `can_implement` has agreed.
+            multiprocessors: Of the device.
+            parts: Of a tile's sum: each a tile of its own here.
+        """
+        var tiles = tile_clusters(config, traversal)
+        var along_filters = _filter_clusters(config, traversal)
+        var places = cluster_places(
+            config.cluster_size() * parts, multiprocessors
+        )
+        if parts > 1:
+            return Grid(tiles, tiles, places, False)
+        var clusters = min(tiles, places)
+        var steps = traversal.taps() * traversal.slices[in_type]()
+        var even = clusters // along_filters * along_filters
+        if (
+            steps <= config.num_filter_pipeline_stages
+            and even > 0
+            and ceildiv(tiles, even) == ceildiv(tiles, clusters)
+        ):
+            return Grid(tiles, even, places, True)
+        return Grid(tiles, clusters, places, False)
+
+    def geometry[
+        in_type: DType
+    ](self, config: Sm90Config, traversal: Traversal) -> TileGeometry:
+        """What the kernel is passed, for whole sums.
+
+        Parameters:
+            in_type: Of activation and filter.
+
+        Args:
+            config: The configuration.
+            traversal: The problem's.
+        """
+        var cut = TileGeometry.of[in_type](
+            traversal,
+            config.halo,
+            config.cluster_pixels(),
+            config.cluster_filters(),
+        )
+        cut.keeps_filters = self.keeps_filters
+        cut.narrow[in_type](traversal)
+        return cut
+
+    def waves(self) -> Int:
+        """Tiles that are computed one after the other, at most."""
+        return ceildiv(self.tiles, min(self.clusters, self.places))
+
+
+def cluster_places(size: Int, multiprocessors: Int) -> Int:
+    """Clusters that run at the same time.
+
+    Args:
+        size: Blocks of a cluster.
+        multiprocessors: Of the device.
+    """
+    var places = multiprocessors // size
+    if size < LARGE_CLUSTER:
+        return places
+    # The multiprocessors of a cluster are neighbours: some are left over.
+    return min(places, LARGE_CLUSTER_PLACES)
+
+
+def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:
+    """Tiles of a problem, in whole clusters.
+
+    Args:
+        config: The configuration.
+        traversal: The problem's.
+    """
+    return _filter_clusters(config, traversal) * ceildiv(
+        traversal.pixels(config.halo), config.cluster_pixels()
+    )
+
+
+def _filter_clusters(config: Sm90Config, traversal: Traversal) -> Int:
+    """Tiles along the filters of all groups, in whole clusters."""
+    var cluster_filters = config.cluster_filters()
+    return ceildiv(traversal.filters, cluster_filters) * traversal.groups

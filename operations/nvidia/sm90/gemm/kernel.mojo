@@ -1,0 +1,601 @@
+"""The Hopper implicit GEMM: persistent, warp-specialized.
+
+    producers, one thread each:      for each tile, for each step of its sum:
+                                         fill a stage of their ring
+    loaders, one thread a consumer:  for each tile with a residual:
+                                         fill buffers with it
+    consumers, a warpgroup each:     for each tile, for each step of its sum:
+                                         multiply a stage, release it
+                                     store the tile
+"""
+
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
+from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.primitives.grid_controls import (
+    launch_dependent_grids,
+    wait_on_dependent_grids,
+)
+from std.sys.info import size_of
+from std.utils import StaticTuple
+
+from ....conv.access import OutputTarget
+from ....conv.memory import Writes
+from ...im2col.tiles import Tap, Tile, TileGeometry
+from ...im2col.traversal import ROW_BYTES
+from ...pipeline.barrier import (
+    arrive_threads,
+    sync_cluster_relaxed,
+    publish_barriers,
+    sync_cluster,
+    sync_threads,
+)
+from ...pipeline.ring import RingPosition
+from ...tma.copy import SharedAddress, prefetch_map
+from ...tma.descriptor import TensorMap
+from ...limits import WARP, WARPGROUP
+from .config import Sm90Config
+from .epilogue import CollectiveEpilogue, FIRST_NAME
+from .epilogue_callbacks import EpilogueVisitor
+from .epilogue_params import EpilogueParams
+from .mma import Accumulators
+from .scheduler import TileScheduler
+from .smem import SharedStorage
+from .split_k import await_sums, sum_splits
+from .tile_io import load_activation, load_filter
+
+comptime PRODUCER = 0
+"""The warpgroup of producers and loaders; consumers follow."""
+
+comptime FILTER_WARP = UInt32(3)
+"""The warp of producers whose first thread loads filters; that of the first
+warp loads activations, those between are the consumers' loaders."""
+
+
+@fieldwise_init
+struct ConvKernel[
+    in_type: DType,
+    Output: OutputTarget,
+    Visitor: EpilogueVisitor,
+    config: Sm90Config,
+]:
+    """The kernel of a configuration.
+
+    Parameters:
+        in_type: Of activation and filter: bfloat16 or float16.
+        Output: The output, of bfloat16, float16 or float32, as is the
+            residual, and what the graph compiler fused behind it.
+        Visitor: What is made of the values before they are stored.
+        config: The configuration.
+    """
+
+    comptime Storage = SharedStorage[Self.config]
+    comptime ActivationPosition = RingPosition[
+        Self.config.num_act_pipeline_stages
+    ]
+    comptime FilterPosition = RingPosition[
+        Self.config.num_filter_pipeline_stages
+    ]
+    comptime Scheduler = TileScheduler[Self.config]
+    comptime Accumulated = Accumulators[
+        Self.config.mma_rows(), Self.config.mma_columns()
+    ]
+    comptime Epilogue = CollectiveEpilogue[
+        Self.Output, Self.Visitor, Self.config
+    ]
+    comptime Params = EpilogueParams[Self.Output, Self.Visitor]
+    comptime CLUSTER_M = Self.config.cluster_shape[0]
+    comptime CLUSTER_N = Self.config.cluster_shape[1]
+    comptime act_consumer_arv_count = Self.config.activation_releases()
+    comptime filter_consumer_arv_count = Self.config.filter_releases()
+    comptime act_stage_pixels = Self.config.act_stage_pixels()
+    comptime filter_stage_filters = Self.config.block_tile_shape[1]
+    comptime epilogue_bytes = Self.config.epilogue_bytes()
+    comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
+    """Channels that a row of a stage holds."""
+    comptime TURN_NAME = FIRST_NAME + Self.config.consumers
+    """The named barrier by which the first ping-pong consumer gets its turn to
+    multiply; the second's follows."""
+
+    @staticmethod
+    def shared_bytes() -> Int:
+        """Shared memory of a block."""
+        return (
+            Self.config.shared_bytes()
+            + Self.config.consumers * Self.Epilogue.visitor_bytes()
+        )
+
+    @staticmethod
+    @__llvm_metadata(
+        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+            Int32(Self.config.threads())
+        ),
+    )
+    @__llvm_arg_metadata(activation, `nvvm.grid_constant`)
+    @__llvm_arg_metadata(filter, `nvvm.grid_constant`)
+    @__llvm_arg_metadata(output, `nvvm.grid_constant`)
+    @__llvm_arg_metadata(residual, `nvvm.grid_constant`)
+    def run(
+        activation: TensorMap,
+        filter: TensorMap,
+        output: TensorMap,
+        residual: TensorMap,
+        params: Self.Params,
+        geometry: TileGeometry,
+    ):
+        """A block: its threads take their roles. The launch says how many
+        blocks a cluster has: `cluster_size`, or as many as share a tile.
+
+        Args:
+            activation: Descriptor of the activation, im2col.
+            filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
+            output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
+            residual: Descriptor of the residual, `[N*Z*P, Q, K]`, im2col, if
+                there is one.
+            params: The epilogue's.
+            geometry: The problem.
+        """
+        var storage = Self.Storage()
+        var group, thread = divmod(UInt32(thread_idx.x), UInt32(WARPGROUP))
+        if thread_idx.x == 0:
+            prefetch_map(activation)
+            prefetch_map(filter)
+            comptime if not Self.Visitor.discards:
+                prefetch_map(output)
+            if params.visitor.reads_residual():
+                prefetch_map(residual)
+        if geometry.slice_channels < UInt32(Self.ROW_CHANNELS):
+            storage.clear_rows(UInt32(Self._row_bytes(geometry)))
+            sync_threads[Self.config.threads()](0)
+        Self._init_barriers(storage)
+        # What came before may still run: nothing of its memory until here.
+        launch_dependent_grids()
+        wait_on_dependent_grids()
+        if group == PRODUCER:
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_dealloc[Self.config.producer_registers()]()
+            var warp, lane = divmod(thread, UInt32(WARP))
+            if thread == 0:
+                Self._produce_activations(activation, geometry, storage)
+            elif lane == 0 and warp == FILTER_WARP:
+                Self._produce_filters(filter, geometry, storage)
+            # Only then do the blocks of a tile know its sum: a residual
+            # that waited for a buffer would keep them waiting.
+            comptime if Self.config.splits():
+                await_sums(geometry)
+            if (
+                thread > 0
+                and lane == 0
+                and warp <= UInt32(Self.config.consumers)
+                and params.visitor.reads_residual()
+            ):
+                Self._load_residual(residual, geometry, storage, warp - 1)
+        else:
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_alloc[Self.config.consumer_registers()]()
+            Self._consume(
+                output,
+                params,
+                geometry,
+                storage,
+                group - 1,
+                thread,
+            )
+        # No block may leave while another copies to it or arrives at it.
+        comptime if Self.config.cluster_size() > 1:
+            sync_cluster()
+
+    @staticmethod
+    @always_inline
+    def _init_barriers(storage: Self.Storage):
+        """Initializes both rings, for the whole cluster to see."""
+        var thread = UInt32(thread_idx.x)
+        if thread < UInt32(WARP):
+            storage.activation.init(
+                thread,
+                producers=1,
+                releases=Self.act_consumer_arv_count,
+            )
+            storage.filter.init(
+                thread, producers=1, releases=Self.filter_consumer_arv_count
+            )
+            comptime if Self.config.epilogue.num_epi_load_stages > 0:
+                comptime for consumer in range(Self.config.consumers):
+                    Self._epilogue(
+                        storage, UInt32(consumer), 0
+                    ).buffers.residuals.init(
+                        thread,
+                        producers=1,
+                        releases=Self.Epilogue.Buffers.releases(),
+                    )
+            publish_barriers()
+        comptime if Self.config.cluster_size() > 1:
+            sync_cluster_relaxed()
+        else:
+            sync_threads[Self.config.threads()](0)
+
+    @staticmethod
+    @always_inline
+    def _produce_activations(
+        ref activation: TensorMap, geometry: TileGeometry, storage: Self.Storage
+    ):
+        """Fills the activation ring, tile after tile."""
+        var scheduler = Self.Scheduler()
+        var activations = Self.ActivationPosition()
+        comptime part = UInt32(Self.config.act_tile_dim0())
+        var bytes = Self.act_stage_pixels * Self._row_bytes(geometry)
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            var first = geometry.load_start(
+                geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
+            )
+            var tap = Self._first_tap(geometry, tile)
+            for _ in range(tile.rounds):
+                load_activation[Self.config](
+                    activation,
+                    storage.activation.address(activations.stage),
+                    storage.activation.acquire(activations, bytes),
+                    geometry,
+                    scheduler,
+                    first,
+                    tap,
+                )
+                activations.step()
+                tap.step(Self.config.halo, geometry)
+            scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _produce_filters(
+        ref filter: TensorMap, geometry: TileGeometry, storage: Self.Storage
+    ):
+        """Fills the filter ring, tile after tile, or once if the block keeps
+        its filters."""
+        var scheduler = Self.Scheduler()
+        var filters = Self.FilterPosition()
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            var tap = Self._first_tap(geometry, tile)
+            for _ in range(tile.rounds):
+                comptime if Self.config.halo > 0:
+                    for w in range(geometry.taps_w):
+                        tap.w = w
+                        Self._load_filter(
+                            filter,
+                            storage,
+                            geometry,
+                            scheduler,
+                            filters,
+                            tile.filter,
+                            tap,
+                        )
+                else:
+                    Self._load_filter(
+                        filter,
+                        storage,
+                        geometry,
+                        scheduler,
+                        filters,
+                        tile.filter,
+                        tap,
+                    )
+                tap.step(Self.config.halo, geometry)
+            if Self._keeps_filters(geometry):
+                return
+            scheduler.advance()
+
+    @staticmethod
+    @always_inline
+    def _keeps_filters(geometry: TileGeometry) -> Bool:
+        """Whether the block's filters are loaded once."""
+        return Self.config.stationary or geometry.keeps_filters
+
+    @staticmethod
+    @always_inline
+    def _row_bytes(geometry: TileGeometry) -> Int:
+        """Bytes that a load brings of each row of a stage."""
+        return Int(geometry.slice_channels) * size_of[Self.in_type]()
+
+    @staticmethod
+    @always_inline
+    def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
+        """The first step of a tile, or of the block's share of it."""
+        var tap = Tap()
+        comptime if Self.config.splits():
+            if tile.first > 0:
+                tap.skip(Self.config.halo, geometry, tile.first)
+        return tap
+
+    @staticmethod
+    @always_inline
+    def _load_filter(
+        ref filter: TensorMap,
+        storage: Self.Storage,
+        geometry: TileGeometry,
+        ranks: Self.Scheduler,
+        mut filters: Self.FilterPosition,
+        first: UInt32,
+        tap: Tap,
+    ):
+        """Loads the next filter stage."""
+        load_filter[Self.config](
+            filter,
+            storage.filter.address(filters.stage),
+            storage.filter.acquire(
+                filters,
+                Self.filter_stage_filters * Self._row_bytes(geometry),
+            ),
+            geometry,
+            ranks,
+            first,
+            tap,
+        )
+        filters.step()
+
+    @staticmethod
+    @always_inline
+    def _epilogue(
+        storage: Self.Storage, consumer: UInt32, thread: UInt32
+    ) -> Self.Epilogue:
+        """The epilogue of a consumer."""
+        comptime barrier_bytes = Self.Epilogue.Buffers.Residuals.barrier_bytes()
+        return Self.Epilogue(
+            storage.residual_barriers + consumer * UInt32(barrier_bytes),
+            storage.buffers + consumer * UInt32(Self.epilogue_bytes),
+            storage.buffers
+            + UInt32(Self.config.consumers * Self.epilogue_bytes)
+            + consumer * UInt32(Self.Epilogue.visitor_bytes()),
+            consumer,
+            thread,
+        )
+
+    @staticmethod
+    @always_inline
+    def _start(consumer: UInt32) -> Tuple[UInt32, UInt32]:
+        """The first pixel and filter of a consumer's part of a tile."""
+        comptime if not Self.config.cooperative:
+            return UInt32(0), UInt32(0)
+        comptime if Self.config.splits_filters():
+            comptime filters = Self.config.consumer_filters()
+            return UInt32(0), consumer * UInt32(filters)
+        comptime pixels = Self.config.consumer_pixels()
+        return consumer * UInt32(pixels), UInt32(0)
+
+    @staticmethod
+    @always_inline
+    def _load_residual(
+        ref residual: TensorMap,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        consumer: UInt32,
+    ):
+        """The loader of a consumer: fills its residual buffers, tile after
+        tile."""
+        var epilogue = Self._epilogue(storage, consumer, 0)
+        var pixel, filter = Self._start(consumer)
+        var scheduler = Self.Scheduler()
+        comptime if not Self.config.cooperative:
+            scheduler.advance(consumer)
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            tile.pixel += pixel
+            tile.filter += filter
+            if tile.split == 0:
+                epilogue.load(residual, geometry, tile)
+            scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
+
+    @staticmethod
+    @always_inline
+    def _consume(
+        ref output: TensorMap,
+        params: Self.Params,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        consumer: UInt32,
+        thread: UInt32,
+    ):
+        """A consumer: multiplies and stores its tiles."""
+        var epilogue = Self._epilogue(storage, consumer, thread)
+        var scheduler = Self.Scheduler()
+        var activations = Self.ActivationPosition()
+        var filters = Self.FilterPosition()
+        var pixel, filter = Self._start(consumer)
+        epilogue.start(params, geometry)
+        comptime if not Self.config.cooperative:
+            if consumer == 1:
+                scheduler.advance()
+                Self._skip_tile(geometry, activations, filters)
+                Self._give_turn(1)
+        while scheduler.valid(geometry):
+            var tile = scheduler.tile(geometry)
+            tile.pixel += pixel
+            tile.filter += filter
+            var ahead = epilogue.begin(params, geometry, tile)
+            var accumulators = Self.Accumulated()
+            comptime if not Self.config.cooperative:
+                Self._await_turn(consumer)
+            Self._multiply_tile(
+                accumulators,
+                geometry.steps(Self.config.halo, tile.rounds),
+                geometry,
+                storage,
+                scheduler,
+                activations,
+                filters,
+                pixel,
+                filter,
+                consumer,
+                thread,
+            )
+            var whole = True
+            comptime if Self.config.splits():
+                whole = sum_splits[Self.config](
+                    accumulators,
+                    storage.activation.data,
+                    geometry,
+                    tile,
+                    consumer,
+                    thread,
+                )
+            if whole:
+                epilogue.store(
+                    output, params, ahead, accumulators, geometry, tile
+                )
+            comptime if Self.config.cooperative:
+                scheduler.advance()
+            else:
+                scheduler.advance(2)
+                Self._skip_tile(geometry, activations, filters)
+        epilogue.buffers.finish()
+
+    @staticmethod
+    @always_inline
+    def _multiply_tile(
+        mut accumulators: Self.Accumulated,
+        steps: UInt32,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        ranks: Self.Scheduler,
+        mut activations: Self.ActivationPosition,
+        mut filters: Self.FilterPosition,
+        pixel: UInt32,
+        filter: UInt32,
+        consumer: UInt32,
+        thread: UInt32,
+    ):
+        """Multiplies the `steps` filter stages of a tile, or of the block's share.
+        One multiply is always in flight: a stage is released when the multiply
+        after its own has been started. This consumer's part of the tile begins
+        at `pixel` and `filter`."""
+        var tap = UInt32(0)
+        if Self._keeps_filters(geometry):
+            filters = Self.FilterPosition()
+        storage.activation.wait(activations)
+        storage.filter.wait(filters)
+        Self._multiply_stage[overwrite=True](
+            accumulators,
+            storage.activation.address(activations.stage),
+            storage.filter.address(filters.stage),
+            pixel,
+            filter,
+        )
+        for _ in range(UInt32(1), steps):
+            var done_activation = activations.stage
+            var done_filter = filters.stage
+            var moved = True
+            filters.step()
+            comptime if Self.config.halo > 0:
+                tap += 1
+                moved = tap == geometry.taps_w
+            if moved:
+                tap = 0
+                activations.step()
+                storage.activation.wait(activations)
+            storage.filter.wait(filters)
+            var shift = UInt32(0)
+            comptime if Self.config.halo > 0:
+                shift = tap * geometry.dilation_w * ROW_BYTES
+            Self._multiply_stage(
+                accumulators,
+                storage.activation.address(activations.stage) + shift,
+                storage.filter.address(filters.stage),
+                pixel,
+                filter,
+            )
+            accumulators.wait[1]()
+            Self._release_filter(storage, ranks, done_filter, thread)
+            if moved:
+                Self._release_activation(
+                    storage, ranks, done_activation, thread
+                )
+        comptime if not Self.config.cooperative:
+            Self._give_turn(consumer)
+        accumulators.wait[0]()
+        Self._release_filter(storage, ranks, filters.stage, thread)
+        Self._release_activation(storage, ranks, activations.stage, thread)
+        filters.step()
+        activations.step()
+
+    @staticmethod
+    @always_inline
+    def _multiply_stage[
+        *, overwrite: Bool = False
+    ](
+        mut accumulators: Self.Accumulated,
+        activation: SharedAddress,
+        filter: SharedAddress,
+        first_pixel: UInt32,
+        first_filter: UInt32,
+    ):
+        """Starts multiplying this consumer's part of a stage."""
+        var pixels = activation + first_pixel * ROW_BYTES
+        var filters = filter + first_filter * ROW_BYTES
+        comptime if Self.config.swapped:
+            accumulators.multiply[Self.in_type, overwrite=overwrite](
+                filters, pixels
+            )
+        else:
+            accumulators.multiply[Self.in_type, overwrite=overwrite](
+                pixels, filters
+            )
+
+    @staticmethod
+    @always_inline
+    def _release_activation(
+        storage: Self.Storage,
+        ranks: Self.Scheduler,
+        stage: UInt32,
+        thread: UInt32,
+    ):
+        """Tells every block that copies into this stage that this consumer is
+        done with it."""
+        var empty = storage.activation.empty(stage)
+        comptime if Self.CLUSTER_N > 1:
+            if thread < UInt32(Self.CLUSTER_N):
+                empty.arrive_at(ranks.rank_m + thread * UInt32(Self.CLUSTER_M))
+        else:
+            if thread == 0:
+                empty.arrive()
+
+    @staticmethod
+    @always_inline
+    def _release_filter(
+        storage: Self.Storage,
+        ranks: Self.Scheduler,
+        stage: UInt32,
+        thread: UInt32,
+    ):
+        """As `_release_activation`, of a filter stage. That of a filter that is
+        kept is released too: no one waits for it, and not to ask is faster."""
+        comptime if Self.config.stationary:
+            return
+        var empty = storage.filter.empty(stage)
+        comptime if Self.CLUSTER_M > 1:
+            if thread < UInt32(Self.CLUSTER_M):
+                empty.arrive_at(ranks.rank_n * UInt32(Self.CLUSTER_M) + thread)
+        else:
+            if thread == 0:
+                empty.arrive()
+
+    @staticmethod
+    @always_inline
+    def _skip_tile(
+        geometry: TileGeometry,
+        mut activations: Self.ActivationPosition,
+        mut filters: Self.FilterPosition,
+    ):
+        """Moves past the stages of the other consumer's tile."""
+        var rounds = geometry.rounds(Self.config.halo)
+        filters.skip(geometry.steps(Self.config.halo, rounds))
+        activations.skip(rounds)
+
+    @staticmethod
+    @always_inline
+    def _await_turn(consumer: UInt32):
+        """Waits until the other consumer has started its last multiply."""
+        sync_threads[2 * WARPGROUP](Int(consumer) + Self.TURN_NAME)
+
+    @staticmethod
+    @always_inline
+    def _give_turn(consumer: UInt32):
+        """Lets the other consumer multiply."""
+        arrive_threads[2 * WARPGROUP](Int(consumer ^ 1) + Self.TURN_NAME)

@@ -1,0 +1,107 @@
+"""The multiply: a warpgroup's accumulators += tile x tile, both read from
+shared memory (wgmma).
+
+Tiles are rows of 128 bytes, swizzled over 8 rows, the products' dimension
+innermost ("K-major").
+"""
+
+from max.gpu.compute.mma import (
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
+from std.sys._assembly import inlined_assembly
+from std.sys.info import size_of
+from std.utils import StaticTuple
+
+from ...im2col.traversal import ROW_BYTES
+from ...limits import MMA_K_BYTES, WARPGROUP
+from ...tma.copy import SharedAddress
+from ..wgmma import MMA_M, matrix_descriptor
+
+
+struct Accumulators[rows: Int, columns: Int](Movable):
+    """A warpgroup's part of an output tile, in registers.
+
+    Of thread t, register r of 64-row block b holds row `64*b + 16*(t/32) +
+    (t%32)/4 + 8*((r/2)%2)` and column `8*(r/4) + 2*(t%4) + r%2`.
+
+    Parameters:
+        rows: A multiple of 64.
+        columns: A multiple of 8, up to 256.
+    """
+
+    comptime blocks = Self.rows // MMA_M
+    comptime width = MMA_M * Self.columns // WARPGROUP
+    comptime Block = StaticTuple[Float32, Self.width]
+
+    var values: StaticTuple[Self.Block, Self.blocks]
+
+    @always_inline
+    def __init__(out self):
+        """Registers whose values do not matter."""
+        self.values = StaticTuple[Self.Block, Self.blocks]()
+        comptime for b in range(Self.blocks):
+            self.values[b] = Self.Block(fill=0)
+
+    @always_inline
+    def multiply[
+        dtype: DType, *, overwrite: Bool = False
+    ](mut self, row_tile: SharedAddress, column_tile: SharedAddress):
+        """Starts multiplying one stage, and closes the group that `wait`
+        waits for.
+
+        Parameters:
+            dtype: Of activation and filter.
+            overwrite: Whether to replace the values instead of adding to them.
+
+        Args:
+            row_tile: The stage's tile whose rows are the accumulators' rows.
+            column_tile: The tile whose rows are the accumulators' columns.
+        """
+        comptime steps = ROW_BYTES // MMA_K_BYTES
+        comptime depth = MMA_K_BYTES // size_of[dtype]()
+        wgmma_fence_aligned()
+        comptime for k in range(steps):
+            comptime for b in range(Self.blocks):
+                self.values[b] = wgmma_async[
+                    MMA_M,
+                    Self.columns,
+                    depth,
+                    a_type=dtype,
+                    b_type=dtype,
+                    scale_d=0 if overwrite and k == 0 else 1,
+                ](
+                    matrix_descriptor[dtype](
+                        row_tile
+                        + UInt32(b * MMA_M * ROW_BYTES + k * MMA_K_BYTES)
+                    ),
+                    matrix_descriptor[dtype](
+                        column_tile + UInt32(k * MMA_K_BYTES)
+                    ),
+                    self.values[b],
+                )
+        wgmma_commit_group_sync()
+
+    @always_inline
+    def wait[pending: Int](mut self):
+        """Waits until all but the latest multiplies are done; after
+        `wait[0]` the values may be read.
+
+        Parameters:
+            pending: Multiplies that may still run.
+        """
+        wgmma_wait_group_sync[pending]()
+        comptime if pending == 0:
+            self._pin()
+
+    @always_inline
+    def _pin(mut self):
+        """Keeps the compiler from reading a value before the wait, of whose
+        effect on registers it knows nothing."""
+        comptime for b in range(Self.blocks):
+            comptime for r in range(Self.width):
+                self.values[b][r] = inlined_assembly[
+                    "", Float32, constraints="=f,0,~{memory}"
+                ](self.values[b][r])

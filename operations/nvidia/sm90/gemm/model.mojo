@@ -1,0 +1,282 @@
+"""How long a configuration should take: waves of tiles, and bytes."""
+
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from ...epilogue.activations import DeviceActivation
+from ....conv.epilogue import Activation
+from ....conv.operands import Operands
+from ....conv.problem import SPATIAL, ConvProblem
+from ...im2col.traversal import ROW_BYTES, SECTOR_BYTES, Traversal
+from ..wgmma import MMA_M
+from .config import Sm90Config
+from .epilogue_visitor import FAST
+from .grid import Grid
+
+# The model's constants, fitted to timings of 15 configurations on 88 problems
+# on an H200, on 32 of them with fused work too; what a row beyond the channels,
+# a cluster's launch, a turn and a store cost, to 22 pointwise ones.
+
+comptime CLOCK = 1.87e9
+"""Cycles of a second."""
+
+comptime LAUNCH_SECONDS = 2.6e-6
+"""From a launch's begin to its first multiply, and from its last to its end.
+"""
+
+comptime MEMORY_BYTES_PER_SECOND = 4.0e12
+"""Of device memory."""
+
+comptime TILE_ELEMENTS_PER_CYCLE = 32.0
+"""Output elements of a tile that take one stage of products in a cycle."""
+
+comptime SHARED_BYTES_PER_CYCLE = 128.0
+"""Of shared memory."""
+
+comptime WRITE_SHARE = 0.6
+"""Of the bytes that TMA writes to shared memory, the part that
+costs a multiply's reads their cycle."""
+
+comptime L2_BYTES_PER_CYCLE = 180.0
+"""Loaded bytes that cost a stage a cycle, though loads run ahead."""
+
+comptime LOAD_CYCLES = 2500.0
+"""From a stage's release to its next data, where few stages hide it: with a
+halo."""
+
+comptime PARTIAL_ROW_CYCLES = 10.0
+"""To load a row that ends beyond the channels."""
+
+comptime ODD_ROW_CYCLES = 28.0
+"""The same, where rows do not begin at multiples of `SECTOR_BYTES`."""
+
+comptime MULTICAST_SHARE = 0.5
+"""Of the bytes of a load that two blocks share, what it costs each."""
+
+comptime STORE_CYCLES = 630.0
+"""Of 64 pixels by 64 filters that cooperative consumers store."""
+
+comptime HIDDEN_STORE_CYCLES = 350.0
+"""Of the same, while the other of two ping-pong consumers multiplies."""
+
+comptime ROW_STORE_CYCLES = 600.0
+"""Of the same, more if the consumer's threads store and not TMA."""
+
+comptime FUSED_STORE_CYCLES = 800.0
+"""Of the same, more if the graph compiler fused something behind the output
+and a tile's consumers would store rows without waiting for each other."""
+
+comptime VISIT_CYCLES = 200.0
+"""Of the same, more if anything is made of the values."""
+
+comptime RESIDUAL_CYCLES = 1000.0
+"""Of the same, more for a residual."""
+
+comptime HIDDEN_RESIDUAL_CYCLES = 450.0
+"""Of the same, while the other of two ping-pong consumers multiplies."""
+
+comptime LOOP_CYCLES = 1500.0
+"""Of the same, more if the activation is none of `FAST`."""
+
+comptime TURN_CYCLES = 790.0
+"""Of a ping-pong tile, beside its multiplies."""
+
+comptime OVERLAP_SHARE = 0.18
+"""What the shorter of computation and memory traffic adds to the longer."""
+
+comptime CLUSTER_SECONDS = 1.2e-6
+"""What it costs a launch that blocks share loads."""
+
+comptime CLUSTER_SYNC_SECONDS = 1.1e-6
+"""To have the blocks of a tile meet."""
+
+comptime SUM_SECONDS = 0.7e-6 / 128
+"""To add up, in every thread, a part of one accumulator."""
+
+
+@fieldwise_init
+struct FusedWork(ImplicitlyCopyable, Movable):
+    """What of an epilogue takes time."""
+
+    var visits: Bool
+    """Whether anything is made of the values."""
+    var residual: Bool
+    var looped: Bool
+    """Whether the activation is none of `FAST`."""
+
+    def __init__(out self):
+        """Nothing is fused."""
+        self = Self(visits=False, residual=False, looped=False)
+
+    @staticmethod
+    def of(operands: Operands) -> Self:
+        """Of an op's epilogue.
+
+        Args:
+            operands: Of the op.
+        """
+        var formula = DeviceActivation.of(
+            Activation(operands.activation, 0, 0)
+        ).formula
+        var looped = formula != DeviceActivation.NONE
+        for fast in materialize[FAST]():
+            looped = looped and formula != fast
+        return Self(
+            visits=operands.visits(),
+            residual=operands.residual,
+            looped=looped,
+        )
+
+    def cycles(self, cooperative: Bool) -> Float64:
+        """Of 64 pixels by 64 filters, beside their store.
+
+        Args:
+            cooperative: Whether consumers share a tile.
+        """
+        var result = 0.0
+        if self.visits:
+            result += VISIT_CYCLES
+        if self.residual:
+            result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
+        if self.looped:
+            result += LOOP_CYCLES
+        return result
+
+
+def predicted_seconds[
+    in_type: DType, out_type: DType
+](
+    config: Sm90Config,
+    problem: ConvProblem,
+    multiprocessors: Int,
+    parts: Int,
+    work: FusedWork,
+    fused_output: Bool = False,
+) -> Float64:
+    """The model's time of a problem: waves of tiles, or the bytes of device
+    memory.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        config: The configuration.
+        problem: The convolution; `can_implement` has agreed.
+        multiprocessors: Of the device.
+        parts: Of a tile's sum; `split_refusal` has agreed.
+        work: What the epilogue has to do.
+        fused_output: Whether the graph compiler fused something behind the
+            output.
+
+    Returns:
+        Seconds.
+    """
+    var traversal = Traversal(problem)
+    var grid = Grid.of[in_type](config, traversal, multiprocessors, parts)
+    var steps = ceildiv(traversal.taps() * traversal.slices[in_type](), parts)
+    var tile = Float64(steps) * _step_cycles[in_type](
+        config, traversal, grid.keeps_filters
+    )
+    var units = Float64(
+        config.consumer_pixels() * config.consumer_filters()
+    ) / Float64(MMA_M * MMA_M)
+    var extra = work.cycles(config.cooperative) * units
+    var last = 0.0
+    if config.cooperative:
+        tile += STORE_CYCLES * units + extra
+        if fused_output and not config.epilogue.tma_store:
+            tile += FUSED_STORE_CYCLES * units
+    else:
+        # One consumer stores while the other multiplies, but for the last.
+        var store = HIDDEN_STORE_CYCLES * units + extra
+        if not config.epilogue.tma_store:
+            store += ROW_STORE_CYCLES * units
+        tile = max(tile + TURN_CYCLES, (tile + store) / 2)
+        last = extra
+    var launch = LAUNCH_SECONDS
+    if config.cluster_size() > 1:
+        launch += CLUSTER_SECONDS
+    if parts > 1:
+        var sums = Float64(parts * config.accumulators())
+        launch += CLUSTER_SYNC_SECONDS + SUM_SECONDS * sums
+    var computation = (Float64(grid.waves()) * tile + last) / CLOCK + launch
+    var output = problem.gemm_m() * problem.filters * size_of[out_type]()
+    var bytes = _input_elements(problem) * size_of[in_type]() + output
+    if work.residual:
+        bytes += output
+    var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
+    return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
+
+
+def _input_elements(problem: ConvProblem) -> Int:
+    """Elements of activation and filter."""
+    var pixels = problem.batch
+    for axis in range(SPATIAL):
+        pixels *= problem.input[axis]
+    return pixels * problem.channels + problem.filters * problem.gemm_k()
+
+
+def _step_cycles[
+    in_type: DType
+](config: Sm90Config, traversal: Traversal, keeps_filters: Bool) -> Float64:
+    """The model's time of one stage of a tile: the multiply's, or shared
+    memory's."""
+    var activation = Float64(config.act_stage_bytes())
+    if config.halo > 0:
+        activation /= Float64(traversal.filter[2])
+    var filter = Float64(config.filter_tile_bytes())
+    if keeps_filters:
+        filter = 0.0
+    var read = (
+        config.mma_rows()
+        // MMA_M
+        * (MMA_M + config.mma_columns())
+        * ROW_BYTES
+        * config.tile_consumers()
+    )
+    var multiply = (
+        Float64(config.block_tile_shape[0] * config.block_tile_shape[1])
+        / TILE_ELEMENTS_PER_CYCLE
+    )
+    var shared = (
+        WRITE_SHARE * (activation + filter) + Float64(read)
+    ) / SHARED_BYTES_PER_CYCLE
+    if config.cluster_shape[1] > 1:
+        activation *= MULTICAST_SHARE
+    if config.cluster_shape[0] > 1:
+        filter *= MULTICAST_SHARE
+    var step = (
+        max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
+    )
+    if config.halo > 0:
+        # A stage serves a filter row, and one of the ring is being read.
+        var stages = Float64(
+            (config.num_act_pipeline_stages - 1) * traversal.filter[2]
+        )
+        step = max(step, LOAD_CYCLES / stages)
+    if traversal.slice_channels[in_type]() * size_of[in_type]() == ROW_BYTES:
+        step = max(
+            step,
+            _partial_rows_cycles[in_type](config, traversal, keeps_filters),
+        )
+    return step
+
+
+def _partial_rows_cycles[
+    in_type: DType
+](config: Sm90Config, traversal: Traversal, keeps_filters: Bool) -> Float64:
+    """What loads of rows that end beyond the channels cost a step, on average:
+    those of one slice of a tap."""
+    var bytes = traversal.channels * size_of[in_type]()
+    if bytes % ROW_BYTES == 0:
+        return 0.0
+    var rows = Float64(config.act_tile_dim0())
+    if config.halo > 0:
+        rows /= Float64(traversal.filter[2])
+    if not keeps_filters:
+        rows += Float64(config.filter_tile_dim0())
+    var cycles = (
+        PARTIAL_ROW_CYCLES if bytes % SECTOR_BYTES == 0 else ODD_ROW_CYCLES
+    )
+    return cycles * rows / Float64(traversal.slices[in_type]())

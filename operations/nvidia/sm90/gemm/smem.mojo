@@ -1,0 +1,77 @@
+"""Where a block's shared memory is: rings, then output buffers."""
+
+from max.gpu.memory import external_memory
+
+from ...im2col.traversal import ROW_BYTES
+from ...pipeline.chunks import clear_rows
+from ...pipeline.ring import Ring
+from ...tma.copy import SharedAddress
+from ...limits import PATTERN_BYTES
+from .config import Sm90Config
+
+
+@fieldwise_init
+struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
+    """A block's shared memory.
+
+    Parameters:
+        config: The configuration.
+    """
+
+    comptime ActivationRing = Ring[
+        Self.config.num_act_pipeline_stages, Self.config.act_stage_bytes()
+    ]
+    comptime FilterRing = Ring[
+        Self.config.num_filter_pipeline_stages, Self.config.filter_tile_bytes()
+    ]
+
+    var activation: Self.ActivationRing
+    var filter: Self.FilterRing
+    var residual_barriers: SharedAddress
+    """Of each consumer's residual ring, consumer by consumer."""
+    var buffers: SharedAddress
+    """Each consumer's `EpilogueConfig.buffers`, consumer by consumer."""
+
+    @always_inline
+    def __init__(out self):
+        """The block's dynamic shared memory."""
+        var base = external_memory[
+            UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
+        ]()
+        var address = SharedAddress(Int(base))
+        comptime header_bytes = Self.config.header_bytes()
+        var activation = address + UInt32(header_bytes)
+        comptime activation_bytes = (
+            Self.config.num_act_pipeline_stages * Self.config.act_stage_bytes()
+        )
+        var filter = activation + UInt32(activation_bytes)
+        comptime filter_bytes = (
+            Self.config.num_filter_pipeline_stages
+            * Self.config.filter_tile_bytes()
+        )
+        self.activation = Self.ActivationRing(address, activation)
+        self.filter = Self.FilterRing(
+            address + UInt32(Self.ActivationRing.barrier_bytes()), filter
+        )
+        self.residual_barriers = address + UInt32(
+            Self.ActivationRing.barrier_bytes()
+            + Self.FilterRing.barrier_bytes()
+        )
+        self.buffers = filter + UInt32(filter_bytes)
+
+    @always_inline
+    def clear_rows(self, loaded: UInt32):
+        """Clears what loads leave of the rings' rows, which the multiply reads
+        too; every thread, and all wait for each other before the first load.
+
+        Args:
+            loaded: Bytes that a load brings of each row, a multiple of 16.
+        """
+        comptime rows = (
+            Self.config.num_act_pipeline_stages * Self.config.act_stage_pixels()
+            + Self.config.num_filter_pipeline_stages
+            * Self.config.block_tile_shape[1]
+        )
+        clear_rows[ROW_BYTES, rows, Self.config.threads()](
+            self.activation.data, loaded
+        )

@@ -1,0 +1,260 @@
+"""Runs the Hopper kernel with an epilogue of one's own, composed of visitors.
+
+A convolution in training, whose output is normalized over the batch: the values
+in front of the normalization, and each channel's sum and sum of squares, in one
+kernel (and a small one behind it):
+
+    from operations.conv.access import MemoryOutput
+    from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, Rounded
+    from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
+    from operations.nvidia.sm90.gemm.visit import launch_visited, plan_visited
+
+    var visitor = (
+        ChannelBias(bias)
+        .then(Rounded[DType.bfloat16]())
+        .then(sum_channels(sums, squares))
+    )
+    var plan = plan_visited[DType.bfloat16, MemoryOutput[DType.bfloat16]](
+        problem, visitor, device_of(ctx)
+    )
+    var stream = Stream(ctx)
+    launch_visited(
+        plan,
+        problem,
+        GemmOperands(activation, filter, residual, MemoryOutput(output)),
+        visitor,
+        stream,
+        workspace,
+    )
+
+With `.then(Discard())` behind it only the sums are kept, and with
+`.then(AuxiliaryOutput[DType.bfloat16](MemoryOutput(before)))` in front of an
+`Activate` the backward pass gets what it needs beside what the next layer does.
+"""
+
+from std.collections import Optional
+
+from ....conv.access import OutputTarget
+from ....conv.fields import ACTIVATION_NONE
+from ....conv.memory import Writes
+from ....conv.operands import Operands, OperandTypes
+from ....conv.problem import ConvProblem
+from ....conv.registry import Device
+from ....conv.search import Candidates, cheapest
+from ...limits import MAX_SHARED_BYTES
+from ...stream import Stream
+from .candidates import CANDIDATES, candidates
+from .config import Sm90Config
+from .epilogue_callbacks import EpilogueVisitor
+from .epilogue_params import layout_of, visitor_refusal
+from .launch import GemmOperands, launch_gemm, launch_shape
+from .plan import GemmCandidates, GemmPlan
+
+comptime MIN_STAGES = 2
+"""Of a ring: one is filled while another is multiplied."""
+
+
+def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
+    """A configuration with as many stages less as leave a block some shared
+    memory; if there are none left to drop, `visitor_refusal` will say so.
+
+    Args:
+        config: The configuration.
+        bytes: Of the block, for visitors.
+    """
+    var result = config
+    while result.shared_bytes() + bytes > MAX_SHARED_BYTES:
+        var more_filters = (
+            result.num_filter_pipeline_stages >= result.num_act_pipeline_stages
+        )
+        # A stationary filter's ring holds all of it.
+        if more_filters and not result.stationary:
+            if result.num_filter_pipeline_stages == MIN_STAGES:
+                return config
+            result.num_filter_pipeline_stages -= 1
+        else:
+            if result.num_act_pipeline_stages == MIN_STAGES:
+                return config
+            result.num_act_pipeline_stages -= 1
+    return result
+
+
+def visited_config[
+    Visitor: EpilogueVisitor, out_type: DType
+](index: Int) -> Sm90Config:
+    """A candidate's configuration, with room for a visitor.
+
+    Parameters:
+        Visitor: Of the visitor.
+        out_type: Of the output.
+
+    Args:
+        index: Of the candidate.
+    """
+    var config = candidates()[index].config
+    return with_room(
+        config,
+        config.consumers * Visitor.shared_bytes(layout_of[out_type](config)),
+    )
+
+
+struct VisitedCandidates[
+    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
+](Candidates):
+    """The candidates of the implicit GEMM, each with room for a visitor.
+
+    Parameters:
+        Visitor: Of the visitor.
+        in_type: Of activation and filter.
+        out_type: Of the output.
+    """
+
+    var base: GemmCandidates[Self.in_type, Self.out_type]
+    var visitor: Self.Visitor
+
+    def __init__(
+        out self, problem: ConvProblem, visitor: Self.Visitor, device: Device
+    ):
+        """The rows of the table that visitors are compiled with.
+
+        Args:
+            problem: The convolution.
+            visitor: The visitor.
+            device: The device.
+        """
+        # Few rows, as for what the graph compiler fuses: a visitor compiles
+        # them anew.
+        var types = OperandTypes.unfused(
+            Self.in_type, Self.out_type, fused_output=True
+        )
+        var operands = Operands.bare(types)
+        operands.bias = True
+        operands.residual = visitor.reads_residual()
+        self.base = GemmCandidates[Self.in_type, Self.out_type](
+            problem, operands, device
+        )
+        self.base.fused_output = False
+        for i in range(len(self.base.rows)):
+            self.base.configs[i] = visited_config[Self.Visitor, Self.out_type](
+                self.base.rows[i]
+            )
+        self.visitor = visitor
+
+    def count(self) -> Int:
+        """As many as there are rows and ways to share a tile."""
+        return self.base.count()
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """Why a candidate cannot run the problem with the visitor.
+
+        Args:
+            index: Of the candidate.
+        """
+        if self.base.split_k(index) > 1:
+            return String("split_k: a visitor's tiles are not shared")
+        var refusal = self.base.refusal(index)
+        if refusal:
+            return refusal
+        return visitor_refusal[Self.out_type](
+            self.visitor, self.base.config(index), self.base.problem
+        )
+
+    def cost(self, index: Int) -> Float64:
+        """The model's time, in seconds.
+
+        Args:
+            index: Of a candidate that does not refuse.
+        """
+        return self.base.cost(index)
+
+
+def plan_visited[
+    Visitor: EpilogueVisitor, //, in_type: DType, out_type: DType
+](problem: ConvProblem, visitor: Visitor, device: Device) raises -> GemmPlan:
+    """The candidate that the model finds fastest among those that can take a
+    problem with a visitor.
+
+    Parameters:
+        Visitor: Of the visitor.
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        problem: The convolution, valid and with at least one output.
+        visitor: The visitor.
+        device: The device.
+
+    Returns:
+        The plan.
+
+    Raises:
+        Why no candidate can.
+    """
+    var table = VisitedCandidates[Visitor, in_type, out_type](
+        problem, visitor, device
+    )
+    return table.base.plan(cheapest(table))
+
+
+def visitor_workspace[
+    Visitor: EpilogueVisitor, //, out_type: DType
+](plan: GemmPlan, problem: ConvProblem, visitor: Visitor) -> Int:
+    """Float32 values of device memory that a launch needs beside its operands.
+
+    Parameters:
+        Visitor: Of the visitor.
+        out_type: Of the output.
+
+    Args:
+        plan: What `plan_visited` returned.
+        problem: The convolution.
+        visitor: The visitor.
+    """
+    var config = visited_config[Visitor, out_type](plan.candidate)
+    return visitor.workspace(launch_shape(config, problem, plan))
+
+
+def launch_visited[
+    in_type: DType, Output: OutputTarget, Visitor: EpilogueVisitor, //
+](
+    plan: GemmPlan,
+    problem: ConvProblem,
+    operands: GemmOperands[in_type, Output],
+    visitor: Visitor,
+    mut stream: Stream,
+    workspace: Writes[DType.float32],
+) raises:
+    """Enqueues a convolution with an epilogue of visitors.
+
+    Parameters:
+        in_type: Of activation and filter.
+        Output: The output, and what the graph compiler fused behind it.
+        Visitor: Of the visitor.
+
+    Args:
+        plan: What `plan_visited` returned.
+        problem: The convolution.
+        operands: The pointers.
+        visitor: What happens to the values; its operands in device memory.
+        stream: Where to run.
+        workspace: As many values as `visitor_workspace` says; of a visitor that
+            needs none, any address.
+
+    Raises:
+        What the driver refused.
+    """
+    comptime types = OperandTypes.unfused(
+        in_type, Output.dtype, fused_output=True
+    )
+    comptime for index in range(len(CANDIDATES)):
+        comptime if CANDIDATES[index].offered(types):
+            if plan.candidate == index:
+                comptime config = visited_config[Visitor, Output.dtype](index)
+                launch_gemm[config](
+                    plan,
+                    problem,
+                    operands,
+                    visitor,
+                    stream,
+                    workspace=workspace,
+                )

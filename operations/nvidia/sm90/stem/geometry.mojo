@@ -1,0 +1,482 @@
+"""Stems, the convolutions of few input channels: which of them the Hopper stem
+kernel takes, and how it cuts them.
+
+TMA cannot take pixels whose bytes are no multiple of 16. Threads
+stage the input pixels of an output tile instead: channels in quads (4 channels,
+8 bytes, the missing ones and the pixels outside the image 0). The filter's
+taps are quads too, and 4 quads are the 16 products of a multiply: thread t of
+the four that share a row of the multiply reads quads t, t + 4, t + 8 and so on.
+"""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from ...divisor import Divisor
+from ....conv.problem import ConvProblem
+from ...im2col.traversal import ROW_BYTES
+from ...limits import MAX_SHARED_BYTES, PATTERN_BYTES
+from ..wgmma import MMA_M
+
+comptime QUAD = 4
+"""Channels that are staged together."""
+
+comptime QUAD_BYTES = 8
+"""Bytes of a quad."""
+
+comptime STEP_QUADS = 4
+"""Quads that one multiply takes."""
+
+comptime ATOM_STEPS = 4
+"""Multiplies whose filters share a row of shared memory."""
+
+comptime CONSUMERS = 3
+"""Warpgroups that multiply."""
+
+comptime STAGES = 2
+"""Tiles of input pixels that shared memory holds."""
+
+comptime NO_QUAD = UInt32(1) << 30
+"""The offset of a quad that is no tap: beyond every address, so that the
+zeros are read instead."""
+
+
+@fieldwise_init
+struct StemConfig(ImplicitlyCopyable, Movable, Writable):
+    """How the stem kernel is built."""
+
+    var steps: Int
+    """Multiplies whose activations a thread holds at a time: a chunk."""
+    var tile_n: Int
+    """Filters of a multiply, 32 or 64."""
+
+    def atoms(self) -> Int:
+        """Rows of `ROW_BYTES` that a chunk of one filter takes."""
+        return ceildiv(self.steps, ATOM_STEPS)
+
+    def chunk_bytes(self) -> Int:
+        """Shared memory of a chunk of `tile_n` filters."""
+        return self.atoms() * self.tile_n * ROW_BYTES
+
+    def chunk_offsets(self) -> Int:
+        """Entries of the table of offsets that a thread reads for a chunk."""
+        return self.atoms() * ATOM_STEPS
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the configuration on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(
+            t"stem of {self.steps} steps a chunk, {self.tile_n} filters a tile"
+        )
+
+
+comptime STEM_CANDIDATES = 3
+"""Configurations to choose from."""
+
+
+def stem_candidate(index: Int) -> StemConfig:
+    """A configuration to choose from.
+
+    Args:
+        index: From 0 to `STEM_CANDIDATES - 1`.
+    """
+    if index == 0:
+        return StemConfig(steps=3, tile_n=32)
+    if index == 1:
+        return StemConfig(steps=3, tile_n=64)
+    return StemConfig(steps=13, tile_n=64)
+
+
+@fieldwise_init
+struct StemGeometry(
+    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+):
+    """A problem as the stem kernel sees it.
+
+    A tile is `tile_rows` by `tile_columns` output pixels of one plane of one
+    image; a block computes `tiles_n` multiplies' filters of each of its tiles.
+    """
+
+    var channels: UInt32
+    var quad_shift: UInt32
+    """The logarithm of the quads of a pixel."""
+    var depth: Int32
+    var height: Int32
+    var width: Int32
+    var step_d: Int32
+    var step_h: Int32
+    var step_w: Int32
+    """Input pixels between neighbouring output pixels: the strides."""
+    var start_d: Int32
+    var start_h: Int32
+    var start_w: Int32
+    """The first output pixel's first input pixel: minus the padding."""
+    var dilation_d: Int32
+    var dilation_h: Int32
+    var dilation_w: Int32
+    var taps_d: UInt32
+    var taps_h: Divisor
+    var taps_w: Divisor
+    var out_planes: Divisor
+    var out_rows: UInt32
+    var out_columns: UInt32
+    var filters: UInt32
+    var tile_rows: UInt32
+    var tile_columns: Divisor
+    var tiles_h: Divisor
+    var tiles_w: Divisor
+    var tiles: UInt32
+    """Tiles of all images, counted once for each block of filters."""
+    var filter_blocks: Divisor
+    var tiles_n: UInt32
+    var staged_rows: Divisor
+    var staged_quads: Divisor
+    """Quads of a staged row."""
+    var stage_quads: UInt32
+    """Quads of a staged tile."""
+    var chunks: UInt32
+
+    comptime device_type: AnyType = Self
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """The name in messages."""
+        return "StemGeometry"
+
+    @always_inline
+    def tap_quads(self) -> UInt32:
+        """Quads of the filter."""
+        return (self.taps_d * self.taps_h.value * self.taps_w.value) << (
+            self.quad_shift
+        )
+
+    @always_inline
+    def tile_pixels(self) -> UInt32:
+        """Output pixels of a whole tile."""
+        return self.tile_rows * self.tile_columns.value
+
+    @always_inline
+    def multiplies(self) -> UInt32:
+        """Multiplies' rows that a tile fills."""
+        return (self.tile_pixels() + UInt32(MMA_M - 1)) // UInt32(MMA_M)
+
+    @always_inline
+    def tile(self, index: UInt32) -> StemTile:
+        """Where a tile lies.
+
+        Args:
+            index: Of the tile.
+        """
+        var across, w = self.tiles_w.split(index)
+        var down, h = self.tiles_h.split(across)
+        var image, plane = self.out_planes.split(down)
+        return StemTile(
+            image,
+            plane,
+            h * self.tile_rows,
+            w * self.tile_columns.value,
+        )
+
+    @always_inline
+    def tap_offset(self, quad: UInt32) -> UInt32:
+        """Bytes from an output pixel's first staged quad to one of its taps;
+        `NO_QUAD` behind the last.
+
+        Args:
+            quad: Counted over the taps, in the filter's order.
+        """
+        if quad >= self.tap_quads():
+            return NO_QUAD
+        var tap = quad >> self.quad_shift
+        var part = quad & ((UInt32(1) << self.quad_shift) - 1)
+        var row, s = self.taps_w.split(tap)
+        var plane, r = self.taps_h.split(row)
+        var staged = plane * self.staged_rows.value + r * UInt32(
+            self.dilation_h
+        )
+        var column = (s * UInt32(self.dilation_w)) << self.quad_shift
+        return (staged * self.staged_quads.value + column + part) * QUAD_BYTES
+
+    @always_inline
+    def pixel_offset(self, row: UInt32, column: UInt32) -> UInt32:
+        """Bytes from a stage's begin to an output pixel's first quad.
+
+        Args:
+            row: Of the tile.
+            column: Of the tile.
+        """
+        return (
+            row * UInt32(self.step_h) * self.staged_quads.value
+            + ((column * UInt32(self.step_w)) << self.quad_shift)
+        ) * QUAD_BYTES
+
+
+@fieldwise_init
+struct StemTile(TrivialRegisterPassable):
+    """The first output pixel of a tile."""
+
+    var image: UInt32
+    var plane: UInt32
+    var row: UInt32
+    var column: UInt32
+
+
+@fieldwise_init
+struct StemTiling(ImplicitlyCopyable, Movable, Writable):
+    """How a problem is cut, and what shared memory that takes."""
+
+    var chunks: Int
+    """Chunks of a filter's products."""
+    var filter_blocks: Int
+    """Blocks that share a tile's filters."""
+    var tiles_n: Int
+    """Multiplies' filters of a block."""
+    var filter_bytes: Int
+    var table_bytes: Int
+    var tile_rows: Int
+    var tile_columns: Int
+    var tiles: Int
+    var staged_rows: Int
+    var staged_quads: Int
+    """Quads of a staged row."""
+    var stage_quads: Int
+    """Quads of a staged tile."""
+
+    def __init__(out self, config: StemConfig, problem: ConvProblem):
+        """Cuts the filters; the pixels are cut one by one.
+
+        Args:
+            config: The configuration.
+            problem: The convolution, with at least one filter.
+        """
+        self.chunks = chunks_of(config, problem)
+        var all_n = ceildiv(problem.filters, config.tile_n)
+        var tile_bytes = self.chunks * config.chunk_bytes()
+        var most = max(1, MAX_FILTER_BYTES // tile_bytes)
+        self.tiles_n = ceildiv(all_n, ceildiv(all_n, most))
+        self.filter_blocks = ceildiv(all_n, self.tiles_n)
+        self.filter_bytes = self.tiles_n * tile_bytes
+        self.table_bytes = STEP_QUADS * self.chunks * config.chunk_offsets() * 4
+        self.tile_rows = 0
+        self.tile_columns = 0
+        self.tiles = 0
+        self.staged_rows = 0
+        self.staged_quads = 0
+        self.stage_quads = 0
+        self._cut_pixels(problem, 1, 1)
+
+    def _cut_pixels(mut self, problem: ConvProblem, rows: Int, columns: Int):
+        """Cuts planes of the output into tiles of `rows` by `columns`."""
+        self.tile_rows = rows
+        self.tile_columns = columns
+        self.tiles = (
+            problem.batch
+            * problem.output[0]
+            * ceildiv(problem.output[1], rows)
+            * ceildiv(problem.output[2], columns)
+        )
+        self.staged_rows = (rows - 1) * problem.stride[1] + problem.span(1)
+        self.staged_quads = (
+            (columns - 1) * problem.stride[2] + problem.span(2)
+        ) * quads_of(problem)
+        self.stage_quads = (
+            problem.filter[0] * self.staged_rows * self.staged_quads
+        )
+
+    def choose_pixels[
+        out_type: DType
+    ](mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int):
+        """Cuts the pixels as the model finds fastest.
+
+        Parameters:
+            out_type: Of the output.
+
+        Args:
+            config: The configuration.
+            problem: The convolution, with at least one output.
+            multiprocessors: Of the device.
+        """
+        var workers = max(1, multiprocessors // self.filter_blocks)
+        var multiply = max(
+            multiply_cycles(config, problem),
+            Float64(MMA_M * config.tile_n * size_of[out_type]())
+            / STORE_BYTES_PER_CYCLE,
+        ) * Float64(self.tiles_n)
+        var best = self
+        var least = Float64.MAX
+        for parts in range(1, min(MAX_ROW_CUTS, problem.output[2]) + 1):
+            for rows in range(1, min(MAX_TILE_ROWS, problem.output[1]) + 1):
+                self._cut_pixels(
+                    problem, rows, ceildiv(problem.output[2], parts)
+                )
+                if self.shared_bytes() > MAX_SHARED_BYTES:
+                    break
+                var staging = STAGE_CYCLES * Float64(self.stage_quads)
+                var multiplying = multiply * Float64(
+                    ceildiv(rows * self.tile_columns, MMA_M)
+                )
+                var cycles = staging + Float64(
+                    ceildiv(self.tiles, workers)
+                ) * max(staging, multiplying)
+                if cycles < least:
+                    least = cycles
+                    best = self
+            # Narrower tiles stage more: only as far as needed.
+            if least < Float64.MAX and parts >= ENOUGH_ROW_CUTS:
+                break
+        self = best
+
+    def stage_bytes(self) -> Int:
+        """Shared memory of a staged tile."""
+        return ceildiv(self.stage_quads * QUAD_BYTES, 16) * 16
+
+    def shared_bytes(self) -> Int:
+        """Shared memory of a block: barriers, filters, table, stages, zeros."""
+        return (
+            BARRIERS_BYTES
+            + self.filter_bytes
+            + self.table_bytes
+            + STAGES * self.stage_bytes()
+            + QUAD_BYTES
+        )
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the cut on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(
+            t"{self.tiles} tiles of {self.tile_rows}x{self.tile_columns}"
+            t" pixels, {self.filter_blocks} blocks of {self.tiles_n} tiles of"
+            t" filters, {self.chunks} chunks, {self.shared_bytes()} bytes of"
+            t" shared memory"
+        )
+
+
+comptime BARRIERS_BYTES = PATTERN_BYTES
+"""Shared memory in front of the filters, which are swizzled."""
+
+comptime MAX_FILTER_BYTES = 112 * 1024
+"""Shared memory that a block's filters take, unless one tile takes more."""
+
+comptime MAX_TILE_ROWS = 24
+comptime MAX_ROW_CUTS = 256
+"""Rows of a tile, and parts that a row of the output is cut into, at most."""
+
+comptime ENOUGH_ROW_CUTS = 6
+"""Parts that are tried where fewer would do."""
+
+# The model's constants, in cycles of a multiprocessor.
+
+comptime FULL_MULTIPLY_CYCLES = 32.0
+"""Of 64 pixels by 64 filters by 16 products."""
+
+comptime STORE_BYTES_PER_CYCLE = 18.0
+"""Of device memory, a multiprocessor's part."""
+
+comptime STAGE_CYCLES = 1.1
+"""Of a staged quad."""
+
+
+def quads_of(problem: ConvProblem) -> Int:
+    """Quads of a pixel.
+
+    Args:
+        problem: The convolution.
+    """
+    return 1 if problem.channels <= QUAD else 2
+
+
+def chunks_of(config: StemConfig, problem: ConvProblem) -> Int:
+    """Chunks of a filter's products.
+
+    Args:
+        config: The configuration.
+        problem: The convolution.
+    """
+    return ceildiv(
+        problem.taps() * quads_of(problem), STEP_QUADS * config.steps
+    )
+
+
+def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
+    """The model's time of the multiplies of 64 pixels by `tile_n` filters.
+
+    Args:
+        config: The configuration.
+        problem: The convolution.
+    """
+    var steps = chunks_of(config, problem) * config.steps
+    return FULL_MULTIPLY_CYCLES * Float64(steps * config.tile_n) / 64.0
+
+
+def choose_stem(problem: ConvProblem) -> Int:
+    """The candidate whose multiplies take the least time; of equals the last,
+    which gathers the most at a time.
+
+    Args:
+        problem: The convolution.
+    """
+    var best = 0
+    var least = Float64.MAX
+    for index in range(STEM_CANDIDATES):
+        var config = stem_candidate(index)
+        var cycles = multiply_cycles(config, problem) * Float64(
+            ceildiv(problem.filters, config.tile_n)
+        )
+        if cycles <= least:
+            best = index
+            least = cycles
+    return best
+
+
+def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
+    """What the kernel is told.
+
+    Args:
+        problem: The convolution.
+        plan: Its cut.
+    """
+    return StemGeometry(
+        channels=UInt32(problem.channels),
+        quad_shift=UInt32(quads_of(problem) - 1),
+        depth=Int32(problem.input[0]),
+        height=Int32(problem.input[1]),
+        width=Int32(problem.input[2]),
+        step_d=Int32(problem.stride[0]),
+        step_h=Int32(problem.stride[1]),
+        step_w=Int32(problem.stride[2]),
+        start_d=Int32(-problem.pad_before[0]),
+        start_h=Int32(-problem.pad_before[1]),
+        start_w=Int32(-problem.pad_before[2]),
+        dilation_d=Int32(problem.dilation[0]),
+        dilation_h=Int32(problem.dilation[1]),
+        dilation_w=Int32(problem.dilation[2]),
+        taps_d=UInt32(problem.filter[0]),
+        taps_h=Divisor(problem.filter[1]),
+        taps_w=Divisor(problem.filter[2]),
+        out_planes=Divisor(problem.output[0]),
+        out_rows=UInt32(problem.output[1]),
+        out_columns=UInt32(problem.output[2]),
+        filters=UInt32(problem.filters),
+        tile_rows=UInt32(plan.tile_rows),
+        tile_columns=Divisor(plan.tile_columns),
+        tiles_h=Divisor(ceildiv(problem.output[1], plan.tile_rows)),
+        tiles_w=Divisor(ceildiv(problem.output[2], plan.tile_columns)),
+        tiles=UInt32(plan.tiles),
+        filter_blocks=Divisor(plan.filter_blocks),
+        tiles_n=UInt32(plan.tiles_n),
+        staged_rows=Divisor(plan.staged_rows),
+        staged_quads=Divisor(plan.staged_quads),
+        stage_quads=UInt32(plan.stage_quads),
+        chunks=UInt32(plan.chunks),
+    )

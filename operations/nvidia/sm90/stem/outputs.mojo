@@ -1,0 +1,185 @@
+"""The epilogue and the stores of the Hopper stem kernel."""
+
+from ....conv.access import OutputTarget
+from ....conv.epilogue import Epilogue
+from ...limits import WARPGROUP
+from ..wgmma import MMA_M
+from .geometry import StemConfig, StemGeometry
+from .pixels import GROUP_FILTERS, PART_FILTERS, StemFilters, StemRows
+
+
+@fieldwise_init
+struct StemOutputs[
+    bias_type: DType,
+    residual_type: DType,
+    Output: OutputTarget,
+    config: StemConfig,
+]:
+    """What a thread does with its sums.
+
+    Parameters:
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+        Output: How the output is reached.
+        config: The configuration.
+    """
+
+    comptime accumulators = MMA_M * Self.config.tile_n // WARPGROUP
+    comptime Accumulated = SIMD[DType.float32, Self.accumulators]
+    comptime parts = Self.config.tile_n // PART_FILTERS
+    comptime Residual = SIMD[Self.residual_type, Self.accumulators]
+    comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
+
+    @staticmethod
+    @always_inline
+    def load_residual(
+        epilogue: Self.FusedWork,
+        geometry: StemGeometry,
+        rows: StemRows,
+        filters: StemFilters,
+    ) -> Self.Residual:
+        """Loads the thread's residual; in front of a multiply, so that it
+        comes while that runs."""
+        var residual = Self.Residual(0)
+        if filters.together and epilogue.has_residual:
+            comptime for half in range(2):
+                comptime for part in range(Self.parts):
+                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
+                    var offset = rows.pixel[half]().element(
+                        geometry
+                    ) + filters.safe(part)
+                    residual = residual.insert[offset=at](
+                        epilogue.load_residual[GROUP_FILTERS, GROUP_FILTERS](
+                            offset
+                        )
+                    )
+        return residual
+
+    @staticmethod
+    @always_inline
+    def _finish(
+        epilogue: Self.FusedWork,
+        filters: StemFilters,
+        values: Self.Accumulated,
+        residual: Self.Residual,
+    ) -> SIMD[Self.Output.dtype, Self.accumulators]:
+        """The epilogue of the thread's outputs, and the rounding."""
+        comptime width = Self.accumulators // 2
+        var bias = SIMD[DType.float32, width](0)
+        if epilogue.has_bias:
+            comptime for part in range(Self.parts):
+                bias = bias.insert[offset=part * GROUP_FILTERS](
+                    epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
+                        filters.safe(part)
+                    )
+                )
+        var result = values
+        if epilogue.has_scale:
+            comptime for part in range(2 * Self.parts):
+                comptime at = part * GROUP_FILTERS
+                result = result.insert[offset=at](
+                    epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
+                        result.slice[GROUP_FILTERS, offset=at](),
+                        filters.safe(part % Self.parts),
+                    )
+                )
+        comptime for half in range(2):
+            comptime at = half * width
+            result = result.insert[offset=at](
+                epilogue.finish[width](
+                    result.slice[width, offset=at](),
+                    bias,
+                    residual.slice[width, offset=at](),
+                )
+            )
+        return result.cast[Self.Output.dtype]()
+
+    @staticmethod
+    @always_inline
+    def store(
+        epilogue: Self.FusedWork,
+        output: Self.Output,
+        geometry: StemGeometry,
+        rows: StemRows,
+        filters: StemFilters,
+        sums: Self.Accumulated,
+        residual: Self.Residual,
+    ):
+        """Stores the thread's filters of its two pixels: groups of neighbours
+        at once, or, where pixels do not begin at multiples of as many, one by
+        one."""
+        var values = Self.Accumulated(0)
+        comptime for half in range(2):
+            comptime for part in range(Self.parts):
+                comptime for i in range(GROUP_FILTERS):
+                    comptime at = (half * Self.parts + part) * GROUP_FILTERS + i
+                    values[at] = sums[
+                        4 * (4 * part + i // 2) + 2 * half + i % 2
+                    ]
+        if not filters.together:
+            Self._store_singly(
+                epilogue, output, geometry, rows, filters, values
+            )
+            return
+        var rounded = Self._finish(epilogue, filters, values, residual)
+        comptime if not Self.Output.stores:
+            # All fused work, then all stores: what it loads comes together.
+            comptime for half in range(2):
+                comptime for part in range(Self.parts):
+                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
+                    var pixel = rows.pixel[half]()
+                    rounded = rounded.insert[offset=at](
+                        output.compute[GROUP_FILTERS](
+                            Int(pixel.image),
+                            pixel.position(),
+                            filters.safe(part),
+                            rounded.slice[GROUP_FILTERS, offset=at](),
+                        )
+                    )
+        comptime for half in range(2):
+            comptime for part in range(Self.parts):
+                comptime at = (half * Self.parts + part) * GROUP_FILTERS
+                var pixel = rows.pixel[half]()
+                if pixel.exists and filters.exist(part):
+                    var offset = pixel.element(geometry) + filters.safe(part)
+                    var group = rounded.slice[GROUP_FILTERS, offset=at]()
+                    comptime if Self.Output.stores:
+                        output.store[GROUP_FILTERS](
+                            Int(pixel.image),
+                            pixel.position(),
+                            filters.safe(part),
+                            offset,
+                            group,
+                        )
+                    else:
+                        output.data().unsafe_store[alignment=16](offset, group)
+
+    @staticmethod
+    @always_inline
+    def _store_singly(
+        epilogue: Self.FusedWork,
+        output: Self.Output,
+        geometry: StemGeometry,
+        rows: StemRows,
+        filters: StemFilters,
+        values: Self.Accumulated,
+    ):
+        """Stores one filter of one pixel after the other."""
+        for at in range(Self.accumulators):
+            var value = values[0]
+            comptime for j in range(1, Self.accumulators):
+                value = values[j] if at == j else value
+            var group, i = divmod(at, GROUP_FILTERS)
+            var half, part = divmod(group, Self.parts)
+            var pixel = rows.low if half == 0 else rows.high
+            var filter = Int(filters.first) + part * PART_FILTERS + i
+            if pixel.exists and filter < Int(geometry.filters):
+                var offset = pixel.element(geometry) + filter
+                var result = epilogue.apply[1](value, filter, offset)
+                output.store[1](
+                    Int(pixel.image),
+                    pixel.position(),
+                    filter,
+                    offset,
+                    result.cast[Self.Output.dtype](),
+                )
