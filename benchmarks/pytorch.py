@@ -29,9 +29,9 @@ from torch.nn import functional
 
 import maxconv.torch as mt
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, encode_scalars
-from maxconv.library import kernel_library
-from maxconv.packing import pack_filter
-from maxconv.problem import ConvProblem
+from maxconv._library import kernel_library
+from maxconv._packing import pack_filter
+from maxconv._problem import ConvProblem
 
 ROOT = Path(__file__).resolve().parents[1]
 PAUSE_S = 0.02

@@ -8,13 +8,13 @@ from typing import Any
 
 from tests.documents import ROOT
 
+from maxconv._problems import load_problems
 from maxconv.bench.environment import Machine
 from maxconv.bench.memory import Memory
 from maxconv.bench.record import Functions, Record, Result
 from maxconv.bench.statistics import Timing, summarize
 from maxconv.bench.timing import FULL
 from maxconv.bench.workload import TOLERANCE, convolutions
-from maxconv.problems import load_problems
 
 NAMED = load_problems()
 SCHEMA = json.loads((ROOT / "benchmarks" / "record.schema.json").read_text(encoding="utf-8"))

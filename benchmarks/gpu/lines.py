@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
 
 PROBLEMS = Path(__file__).parent / "problems.yaml"
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from lines import PROBLEMS
 
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
 
 Times = dict[str, dict[str, dict[str, float]]]
 

@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
-from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
-from .activations import NONE, ActivationSpec, parse
-from .arguments import (
+from ._checks import (
     Padding,
     check_at_least,
     check_dtype,
@@ -20,6 +17,9 @@ from .arguments import (
     show,
     spatial_tuple,
 )
+from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
+from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
+from .activations import NONE, ActivationSpec, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from ._fields import (
     encode_scalars,
 )
 from ._graph import constant, host_constant, is_computed, not_negative
-from .problem import ConvProblem
+from ._problem import ConvProblem
 
 __all__ = [
     "OP",

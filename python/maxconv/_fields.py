@@ -306,7 +306,10 @@ def mojo_source() -> str:
             [
                 *((f"KERNEL_{m.name}", m.value) for m in Kernel),
                 ("KERNEL_NAMES", _texts(f'"{m.name.lower()}"' for m in Kernel)),
-                ("KERNEL_HOMES", _texts(f'"{KERNEL_HOMES.get(m, "every device")}"' for m in Kernel)),
+                (
+                    "KERNEL_HOMES",
+                    _texts(f'"{KERNEL_HOMES.get(m, "every device")}"' for m in Kernel),
+                ),
                 ("CPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in CPU_KERNELS)),
                 ("GPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in GPU_KERNELS)),
             ],

@@ -12,12 +12,12 @@ from tests.bench_records import NAMED, record
 from tests.documents import ROOT
 
 import maxconv
-from maxconv import cli
+from maxconv import _cli as cli
+from maxconv._problems import NamedProblem
 from maxconv.bench import command, environment, report
 from maxconv.bench.memory import Memory
 from maxconv.bench.record import Functions, Record, load
 from maxconv.bench.timing import FULL, QUICK
-from maxconv.problems import NamedProblem
 
 # The command line.
 

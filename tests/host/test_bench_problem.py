@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.bench_records import NAMED
 
+from maxconv._problems import NamedProblem
 from maxconv.bench import runner
 from maxconv.bench.entrant import Entrant
 from maxconv.bench.memory import ALLOWANCE, Memory, largest, smallest
@@ -30,7 +31,6 @@ from maxconv.bench.workload import (
     check,
     convolutions,
 )
-from maxconv.problems import NamedProblem
 
 # Data and its check.
 

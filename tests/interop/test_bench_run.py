@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tests.documents import ROOT
 
-from maxconv import cli
+from maxconv import _cli as cli
+from maxconv._problems import find_problem
 from maxconv.bench import peers_max
 from maxconv.bench.ours import Call, OwnGraphs
 from maxconv.bench.record import load
 from maxconv.bench.report import render_text
 from maxconv.bench.workload import Workload, to_buffer
-from maxconv.problems import find_problem
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import maxconv
-from maxconv import arguments as checks
+from maxconv import _checks as checks
 from maxconv._arguments import ConvArguments
 from maxconv.activations import leaky_relu
 

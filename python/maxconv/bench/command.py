@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from maxconv import doctor
+from maxconv import _doctor as doctor
 from maxconv._dtypes import DTYPE_BYTES
-from maxconv.problems import NamedProblem, find_problem, load_problems
+from maxconv._problems import NamedProblem, find_problem, load_problems
 
 from .environment import checkout, machine, usable_threads
 from .record import Record, load, results_name

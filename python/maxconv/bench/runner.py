@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from maxconv.problems import NamedProblem
-from maxconv.progress import progress
+from maxconv._problems import NamedProblem
+from maxconv._progress import progress
 
 from . import peers_max, peers_torch
 from .entrant import Entrant
@@ -109,7 +109,7 @@ def measure_problems(
 
     Raises:
         Mismatch: A contender's output differs from the reference.
-        maxconv.library.LibraryError: maxconv's kernels cannot be compiled.
+        maxconv.LibraryError: maxconv's kernels cannot be compiled.
     """
     families: dict[str, list[NamedProblem]] = {}
     for named in problems:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import ConvArguments
-from ..activations import ActivationLike, parse
-from ..arguments import (
+from .._checks import (
     check_device,
     check_integer,
     check_number,
@@ -23,6 +22,7 @@ from ..arguments import (
     read_padding,
     spatial_tuple,
 )
+from ..activations import ActivationLike, parse
 from ._dtypes import BLACKWELL, BLACKWELL_DTYPES, BY_NAME, DTYPES, FLOAT8, NAMES, listed
 
 __all__ = [

@@ -17,10 +17,10 @@ from max.driver import Buffer
 from torch import Tensor, library
 
 from .._arguments import ConvArguments, Flat
+from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
 from .._emit import Operands, encode
 from .._fields import Layout, Precision
-from ..arguments import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
-from ..problem import ConvProblem, output_size
+from .._problem import ConvProblem, output_size
 from ._dtypes import BY_NAME, DTYPES
 from ._engine import HOST, Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS

@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._arguments import ConvArguments
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
-from .arguments import (
+from ._checks import (
     AXES,
     LAYOUTS,
     Padding,
@@ -32,6 +30,8 @@ from .arguments import (
     show,
     spatial_tuple,
 )
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
 
 __all__ = ["ConvProblem", "GemmShape", "output_size"]
 
