@@ -215,7 +215,7 @@ class ConvProblem:
             filter_layout: A name in ``LAYOUTS[rank]`` or a ``max.graph.FilterLayout``.
             stride: An integer, or one a spatial dimension.
             dilation: An integer, or one a spatial dimension.
-            padding: See ``maxconv.conv2d``.
+            padding: What ``maxconv.conv2d`` takes.
             groups: An integer.
             rank: Spatial dimensions: 1, 2 or 3.
 
@@ -258,7 +258,7 @@ class ConvProblem:
             group_channels: Input channels that a filter reads.
             stride: An integer, or one a spatial dimension.
             dilation: An integer, or one a spatial dimension.
-            padding: See ``maxconv.conv2d``.
+            padding: What ``maxconv.conv2d`` takes.
             groups: An integer.
 
         Raises:
