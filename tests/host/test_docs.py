@@ -13,7 +13,8 @@ import tomli
 from tests.documents import ROOT, Block, anchors, blocks, commands, documents, links, shell_blocks
 
 import ptxemu.cli
-from maxconv import cli, library
+from maxconv import _cli as cli
+from maxconv import _library as library
 
 README = ROOT / "README.md"
 DOCUMENTS = documents()
