@@ -20,7 +20,7 @@ Parameters and geometry come as hexadecimal bytes, in which pointers are
 `OUTPUT`, `BIAS_AT` and `SCALE_AT`, for the reader to replace.
 """
 
-from sm100_emitted import Emitted, candidate, epilogue_of, problem_of
+from sm100_emitted import Emitted, epilogue_of, problem_of
 from sm100_outputs import OUTPUT, Placed, Plain, TestOutput
 from std.collections import Optional
 from std.sys import argv, is_defined
@@ -34,16 +34,9 @@ from operations.nvidia.epilogue.fused_output import (
     FusedOutput,
 )
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm100.candidates import candidates
+from operations.nvidia.sm100.candidates import CANDIDATES, SHARED, candidate
 from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.scheduler import ClusterPlace, tile_of
-
-comptime CANDIDATES = len(
-    candidates[DType.bfloat16, DType.bfloat16, DType.bfloat16]()
-)
-
-comptime SHARED = 7
-"""The candidate whose tiles four blocks share."""
 
 
 def emit_op[

@@ -15,7 +15,6 @@ from sm100_emitted import (
     BIAS_AT,
     SCALE_AT,
     Emitted,
-    candidate,
     problem_of,
 )
 from sm100_outputs import Placed, Plain, TestOutput
@@ -43,6 +42,7 @@ from operations.nvidia.epilogue.sums import (
     add_rows,
     sum_channels,
 )
+from operations.nvidia.sm100.candidates import candidate
 from operations.nvidia.sm100.config import Conv2dConfig
 
 comptime SUMS_AT = 0x5555000000000000

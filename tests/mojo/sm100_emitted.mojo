@@ -24,7 +24,6 @@ from operations.nvidia.epilogue.fused_output import (
     ElementwiseLambda,
 )
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm100.candidates import candidates
 from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
 from operations.nvidia.sm100.mma import instruction_descriptor
@@ -38,13 +37,6 @@ from operations.nvidia.tma.operands import (
 comptime BIAS_AT = 0x2222000000000000
 comptime SCALE_AT = 0x3333000000000000
 comptime WORKSPACE_AT = 0x4444000000000000
-
-
-def candidate[
-    act_type: DType, filter_type: DType, out_type: DType
-](index: Int) -> Conv2dConfig[act_type, filter_type, out_type]:
-    """A configuration of the table."""
-    return candidates[act_type, filter_type, out_type]()[index].config
 
 
 def number(index: Int) raises -> Int:
