@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.documents import ROOT
 
+from maxconv._problems import NamedProblem, find_problem, load_problems
 from maxconv.bench.cpu.memory import Memory
 from maxconv.bench.cpu.workload import convolutions
 from maxconv.bench.device import CPU, DEVICES, TOLERANCE
@@ -16,7 +17,6 @@ from maxconv.bench.entrant import BARE, FUSED, Key
 from maxconv.bench.environment import Machine
 from maxconv.bench.record import Functions, Measurement, Network, Record, Result
 from maxconv.bench.statistics import Timing, summarize
-from maxconv.problems import NamedProblem, find_problem, load_problems
 
 NAMED = load_problems()
 SCHEMA = json.loads((ROOT / "benchmarks" / "record.schema.json").read_text(encoding="utf-8"))

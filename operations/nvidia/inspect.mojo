@@ -32,7 +32,7 @@ from .sm100.kernel import Conv2dFpropKernel
 from .sm100.launch import Gemm as BlackwellGemm
 from .sm90.diagonal.kernel import DiagonalKernel
 from .sm90.diagonal.plan import DIAGONAL_CANDIDATES, diagonal_candidate
-from .sm90.gemm.candidates import CANDIDATES
+from .sm90.gemm.candidates import CANDIDATES, TABLE
 from .sm90.gemm.kernel import ConvKernel
 from .sm90.gemm.launch import Gemm as HopperGemm
 from .sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
@@ -201,9 +201,9 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         comptime if Self.is_wanted("sm90") and not HopperGemm.type_refusal(
             Self.types
         ):
-            comptime for index in range(len(CANDIDATES)):
-                comptime if CANDIDATES[index].offered(Self.types):
-                    comptime config = CANDIDATES[index].config
+            comptime for index in range(CANDIDATES):
+                comptime if TABLE[index].offered(Self.types):
+                    comptime config = TABLE[index].config
                     comptime kernel = ConvKernel[
                         Self.dtype,
                         Self.Output,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
-from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
-from .activations import NONE, ActivationSpec, parse
-from .arguments import (
+from ._checks import (
     Padding,
     check_at_least,
     check_dtype,
@@ -21,6 +17,9 @@ from .arguments import (
     show,
     spatial_tuple,
 )
+from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
+from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
+from .activations import NONE, ActivationSpec, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +74,7 @@ class ConvArguments:
     """A key of ``DTYPE_BYTES``, or ``None`` for the input's type."""
     config: object = None
     """The kernel that must run, as the caller wrote it; ``kernel`` reads it."""
+    _flat: Flat | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -140,8 +140,8 @@ class ConvArguments:
     def of_flat(cls, flat: Flat) -> ConvArguments:
         """Returns the arguments of a flat form.
 
-        Where that form was made of arguments that still exist, these are returned: they were
-        checked. Others are checked now.
+        Where somebody holds arguments of that form that are ``remembered``, it returns these: they
+        were checked. Others are checked now.
 
         Raises:
             ValueError: A value is not allowed.
@@ -165,7 +165,7 @@ class ConvArguments:
 
     def flatten(self) -> Flat:
         """Returns the arguments in the form that boundaries take; ``config`` is none of them."""
-        return (
+        return self._flat or (
             self.stride,
             self.padding or (),
             self.dilation,
@@ -176,12 +176,12 @@ class ConvArguments:
             self.out_dtype,
         )
 
-    @cached_property
-    def flat(self) -> Flat:
-        """What ``flatten`` returns, of which ``of_flat`` makes these very arguments again."""
+    def remembered(self) -> ConvArguments:
+        """Returns these arguments, and lets ``of_flat`` find them by their flat form."""
         flat = self.flatten()
+        object.__setattr__(self, "_flat", flat)
         _flattened[flat] = self
-        return flat
+        return self
 
     @property
     def rank(self) -> int:
@@ -247,5 +247,5 @@ class ConvArguments:
         return kernels[self.config.lower()]
 
 
-#: The arguments that each flat form was made of, as long as anybody has them.
+#: Arguments that are remembered, by their flat form, as long as somebody holds them.
 _flattened: WeakValueDictionary[Flat, ConvArguments] = WeakValueDictionary()

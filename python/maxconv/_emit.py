@@ -26,7 +26,7 @@ from ._fields import (
     encode_scalars,
 )
 from ._graph import constant, host_constant, is_computed, not_negative
-from .problem import ConvProblem
+from ._problem import ConvProblem
 
 __all__ = [
     "OP",
@@ -73,11 +73,9 @@ class Operands(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Goes through those that are there."""
-        every = (
-            *(self.x, self.filter, self.bias, self.residual, self.scale),
-            *(self.geometry, self.scalars),
-        )
-        return (operand for operand in every if operand is not None)
+        inputs = (self.x, self.filter, self.bias, self.residual, self.scale)
+        every = (*inputs, self.geometry, self.scalars)
+        return iter([operand for operand in every if operand is not None])
 
     def with_values(self, values: Iterable[S]) -> Operands[S]:
         """Returns operands of which the same are there, with these values in the op's order."""

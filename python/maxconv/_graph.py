@@ -15,7 +15,7 @@ from max.graph import AlgebraicDim, DeviceRef, Dim, Graph, Shape, TensorValue, o
 from max.graph.value import HasTensorValue
 
 from ._dtypes import BIT_CARRIED, CARRIERS
-from .packing import Array
+from ._packing import Array
 
 __all__ = [
     "constant",
@@ -65,7 +65,7 @@ def import_kernels(graph: Graph, op: str) -> None:
             f"graph: the subgraph {graph.name!r} does not know {op}; compile the model around it "
             "with custom_extensions=[maxconv.library_path()]"
         )
-    from .library import library_path
+    from ._library import library_path
 
     graph._import_kernels([library_path()])
 

@@ -11,11 +11,7 @@ import numpy as np
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
-from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
-from ._emit import Tensors
-from ._fields import PANEL, Kernel, Layout
-from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
-from .arguments import (
+from ._checks import (
     LAYOUTS,
     Size,
     check_bias,
@@ -27,8 +23,12 @@ from .arguments import (
     check_same_dtype,
     filter_shape_parts,
 )
-from .packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
-from .problem import ConvProblem
+from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
+from ._emit import Tensors
+from ._fields import PANEL, Kernel, Layout
+from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
+from ._packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
+from ._problem import ConvProblem
 
 __all__ = [
     "FilterArgument",

@@ -17,10 +17,10 @@ import numpy as np
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
+from ._checks import AXES, check_at_least, check_size, show
 from ._graph import constant
 from ._operands import FilterArgument, KnownFilter, filter_argument, permuted_to_krsc
-from .arguments import AXES, check_at_least, check_size, show
-from .packing import Array, PackedFilter, cast_array, to_krsc
+from ._packing import Array, PackedFilter, cast_array, to_krsc
 
 __all__ = ["Phase", "Split", "split_axis", "split_phases"]
 

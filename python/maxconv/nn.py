@@ -32,10 +32,7 @@ from max.graph import DeviceRef, Graph, TensorValue
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from ._arguments import ConvArguments
-from ._emit import OP
-from ._graph import import_kernels
-from .activations import ActivationLike
-from .arguments import (
+from ._checks import (
     LAYOUTS,
     Padding,
     check_at_least,
@@ -46,8 +43,11 @@ from .arguments import (
     show,
     spatial_tuple,
 )
-from .ops import convolve, convolve_transpose
-from .packing import cast_array
+from ._emit import OP
+from ._graph import import_kernels
+from ._ops import convolve, convolve_transpose
+from ._packing import cast_array
+from .activations import ActivationLike
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tests.blackwell import Kernel, Program, pairs
 from tests.emulated.convolution import bfloat16, floats
 
-from maxconv.problem import ConvProblem
+from maxconv._problem import ConvProblem
 from ptxemu import DevicePointer, Machine, TensorMap
 from ptxemu.tma import DataType, L2Promotion, Swizzle
 

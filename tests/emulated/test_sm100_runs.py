@@ -18,7 +18,7 @@ from tests import blackwell
 from tests.blackwell import Kernel, Program
 from tests.emulated.sm100_convolution import Case, Fused, run
 
-from maxconv.problem import ConvProblem
+from maxconv._problem import ConvProblem
 from ptxemu import (
     DeadlockError,
     EmulatorError,

@@ -19,7 +19,7 @@ from max import driver
 from max.graph import Graph
 from tests.gpu import network
 
-from maxconv.explain import explain_graph
+from maxconv._explain import explain_graph
 
 
 def torch_op(dtype: str) -> Graph:
@@ -37,7 +37,7 @@ def torch_op(dtype: str) -> Graph:
 
 
 def explained(dtype: str) -> Graph:
-    """Returns the graph behind ``maxconv.explain.explain_choice`` on a GPU."""
+    """Returns the graph behind ``maxconv.explain_choice`` on a GPU."""
     from max.graph import DeviceRef
 
     return explain_graph(dtype, DeviceRef.GPU())

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 import maxconv
-from maxconv import explain
+from maxconv import _explain as explain
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel
-from maxconv.packing import cast_array
+from maxconv._packing import cast_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -35,11 +35,11 @@ from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.registry import Device
 from operations.nvidia.convolve import convolve as convolve_chosen
 from operations.nvidia.device import device_of
-from operations.nvidia.sm90.gemm.candidates import CANDIDATES
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE, candidate
 from operations.nvidia.sm90.gemm.config import problem_refusal
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
-from operations.nvidia.sm90.gemm.launch import GemmOperands, launch_gemm
-from operations.nvidia.sm90.gemm.plan import GemmCandidates, GemmPlan, plan_gemm
+from operations.nvidia.sm90.gemm.launch import GemmOperands
+from operations.nvidia.sm90.gemm.plan import GemmCandidates, plan_gemm
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from operations.nvidia.stream import Stream
 from buffers import (
@@ -54,6 +54,7 @@ from buffers import (
 )
 from kernels import THREADS, compare, convolve
 from problems import Case, read_cases
+from prepared import Prepared
 from timing import input_sets, time_graph, time_stream
 
 comptime TIMED = DType.bfloat16
@@ -145,7 +146,9 @@ struct Check[in_type: DType, out_type: DType](Movable):
             block_dim=THREADS,
         )
 
-    def run[index: Int](self, ctx: DeviceContext, split_k: Int) raises -> String:
+    def run[
+        index: Int
+    ](self, ctx: DeviceContext, split_k: Int) raises -> String:
         """Runs a candidate.
 
         Parameters:
@@ -182,7 +185,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
         var nothing = nothing_fused[Self.out_type]()
         var output = MemoryOutput(data_of(self.found, GUARD))
         var stream = Stream(ctx)
-        comptime if index == len(CANDIDATES):
+        comptime if index == CANDIDATES:
             convolve_chosen[
                 kernels=1 << KERNEL_SM90, known=UNKNOWN_FILTER, scaled=False
             ](
@@ -198,21 +201,18 @@ struct Check[in_type: DType, out_type: DType](Movable):
                 exact=False,
             )
         else:
-            comptime config = CANDIDATES[index].config
-            launch_gemm[config](
-                GemmPlan.__init__[Self.in_type](
-                    config, self.problem, device_of(ctx), split_k=split_k
-                ),
+            Prepared[candidate(index)](
+                ctx,
                 self.problem,
-                GemmOperands(
+                GemmOperands[Self.in_type, MemoryOutput[Self.out_type]](
                     reads_of(self.activation),
                     reads_of(self.filter),
                     nothing.residual,
                     output,
                 ),
                 ConvVisitor[Self.out_type].of(nothing),
-                stream,
-            )
+                split_k,
+            ).launch(ctx)
 
     def _compare(self, ctx: DeviceContext) raises:
         """Counts what is wrong, guards included."""
@@ -238,7 +238,7 @@ def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
         named: The problem.
     """
     comptime out_type = DType.float32
-    comptime config = CANDIDATES[MEASURED].config
+    comptime config = candidate(MEASURED)
     if problem_refusal[in_type, out_type](config, named.problem):
         return
     var check = Check[in_type, out_type](ctx, named.problem)
@@ -277,42 +277,47 @@ def time_of[
         mode: Of the command line.
         split_k: Blocks that share a tile.
     """
-    comptime config = CANDIDATES[index].config
+    comptime config = candidate(index)
     var x, w, y = elements_of(problem)
     var set_bytes = (x + w) * size_of[in_type]() + y * size_of[TIMED]()
     var sets = input_sets(set_bytes)
     var operands = List[DeviceBuffer[in_type]]()
     var outputs = List[DeviceBuffer[TIMED]]()
+    comptime Launch = Prepared[
+        in_type=in_type,
+        Output=MemoryOutput[TIMED],
+        Visitor=ConvVisitor[TIMED],
+        config,
+    ]
     var nothing = nothing_fused[TIMED]()
-    var plan = GemmPlan.__init__[in_type](
-        config, problem, device_of(ctx), split_k=split_k
-    )
+    var launches = List[Launch]()
     for i in range(sets):
         var activation = ctx.enqueue_create_buffer[in_type](x)
         var filter = ctx.enqueue_create_buffer[in_type](w)
+        var output = ctx.enqueue_create_buffer[TIMED](y)
         put_random(ctx, activation, 2 * i)
         put_random(ctx, filter, 2 * i + 1001)
+        launches.append(
+            Launch(
+                ctx,
+                problem,
+                GemmOperands[in_type, MemoryOutput[TIMED]](
+                    reads_of(activation),
+                    reads_of(filter),
+                    nothing.residual,
+                    MemoryOutput(data_of(output)),
+                ),
+                ConvVisitor[TIMED].of(nothing),
+                split_k,
+            )
+        )
         operands.append(activation)
         operands.append(filter)
-        outputs.append(ctx.enqueue_create_buffer[TIMED](y))
+        outputs.append(output)
     var overlap = mode.endswith("+")
 
     def enqueue(target: DeviceContext, index: Int) raises {imm}:
-        var set = index % sets
-        var stream = Stream(target)
-        launch_gemm[config](
-            plan,
-            problem,
-            GemmOperands(
-                reads_of(operands[2 * set]),
-                reads_of(operands[2 * set + 1]),
-                nothing.residual,
-                MemoryOutput(data_of(outputs[set])),
-            ),
-            ConvVisitor[TIMED].of(nothing),
-            stream,
-            overlap=overlap,
-        )
+        launches[index % sets].launch(target, overlap)
 
     var ms: Float64
     if mode.startswith("stream"):
@@ -348,9 +353,9 @@ def check_case[
     var wrong = 0
     var check = Check[in_type, out_type](ctx, named.problem)
     comptime types = OperandTypes.unfused(in_type, out_type)
-    comptime for index in range(len(CANDIDATES)):
-        comptime config = CANDIDATES[index].config
-        comptime if CANDIDATES[index].offered(types):
+    comptime for index in range(CANDIDATES):
+        comptime config = candidate(index)
+        comptime if TABLE[index].offered(types):
             if selected(index) and not problem_refusal[in_type, out_type](
                 config, named.problem
             ):
@@ -361,8 +366,8 @@ def check_case[
                         if result != "ok":
                             wrong += 1
                             print(named.name, in_type, index, split_k, result)
-    if selected(len(CANDIDATES)):
-        var result = check.run[len(CANDIDATES)](ctx, 1)
+    if selected(CANDIDATES):
+        var result = check.run[CANDIDATES](ctx, 1)
         ran += 1
         if result != "ok":
             wrong += 1
@@ -387,8 +392,8 @@ def time_case[
         var is_chosen = chosen.candidate == row and chosen.split_k == split_k
         if table.refusal(i) or not (selected(row) or is_chosen):
             continue
-        comptime for index in range(len(CANDIDATES)):
-            comptime if CANDIDATES[index].offered(types):
+        comptime for index in range(CANDIDATES):
+            comptime if TABLE[index].offered(types):
                 if row == index:
                     var ms = time_of[in_type, index](ctx, p, mode, split_k)
                     print(
@@ -400,7 +405,7 @@ def time_case[
                         "ms",
                         round(operations_of(p) / ms / 1e9),
                         "TFLOP/s |",
-                        CANDIDATES[index].config,
+                        candidate(index),
                         "| chosen" if is_chosen else "",
                     )
 
@@ -408,8 +413,8 @@ def time_case[
 def main() raises:
     var mode = String(argv()[1])
     var ctx = DeviceContext()
-    comptime for index in range(len(CANDIDATES)):
-        var refusal = CANDIDATES[index].config.refusal()
+    comptime for index in range(CANDIDATES):
+        var refusal = candidate(index).refusal()
         if refusal:
             raise Error(t"candidate {index}: {refusal.value()}")
     var wrong = 0

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from maxconv._explain import explain_choice
 from maxconv._fields import GPU_KERNELS, Kernel
-from maxconv.explain import explain_choice
-from maxconv.problems import load_problems
+from maxconv._problems import load_problems
 
 if TYPE_CHECKING:
     from max.driver import Device

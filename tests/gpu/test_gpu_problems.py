@@ -32,8 +32,8 @@ from maxconv._fields import (
     encode_geometry,
     encode_scalars,
 )
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -313,7 +313,7 @@ class PackedOperands(Operands):
     """Operands whose filter has as many elements as a packed one."""
 
     def filter(self, layout: Layout) -> Floats:
-        from maxconv.packing import packed_length
+        from maxconv._packing import packed_length
 
         p = self.problem
         length = packed_length(

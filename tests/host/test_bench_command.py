@@ -12,12 +12,12 @@ from tests.bench_records import record
 from tests.documents import ROOT
 
 import maxconv
-from maxconv import cli
+from maxconv import _cli as cli
+from maxconv._problems import NamedProblem, load_families
 from maxconv.bench import command, environment, report
 from maxconv.bench.cpu.memory import Memory
 from maxconv.bench.device import CPU, DEVICES, GPU, Device
 from maxconv.bench.record import Functions, Record, load
-from maxconv.problems import NamedProblem, load_families
 
 # The command line.
 

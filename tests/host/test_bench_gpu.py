@@ -21,7 +21,9 @@ from tests.bench_records import SCHEMA
 from tests.documents import ROOT
 from torch import Tensor
 
-from maxconv import cli, library
+from maxconv import _cli as cli
+from maxconv import _library as library
+from maxconv._problems import NamedProblem, find_problem, load_families, parse_problem
 from maxconv.bench import command, environment
 from maxconv.bench.device import GPU, LAUNCHES, ROTATED_NBYTES
 from maxconv.bench.entrant import BARE, CONTENDERS, FUSED, WORKS, Key, Mismatch
@@ -32,7 +34,6 @@ from maxconv.bench.gpu.clock import GraphRun, LaunchRun, OnHost, distance, input
 from maxconv.bench.gpu.operands import Operands, filled
 from maxconv.bench.gpu.program import LIBRARIES, PROGRAM, Program, ProgramError
 from maxconv.bench.record import Measurement, Result, load
-from maxconv.problems import NamedProblem, find_problem, load_families, parse_problem
 
 FAKE = ROOT / "tests" / "fake_kernels.py"
 QUICK = dataclasses.replace(GPU.full, pause_s=0, longest_pause_s=0, rounds=2, calls=1, slow_s=1e9)
@@ -318,7 +319,7 @@ def test_a_machine_without_max_runs_what_was_built(built: Path, tmp_path: Path) 
         "        if name.partition('.')[0] in ('max', 'mojo', 'matplotlib'):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "from maxconv import cli\n"
+        "from maxconv import _cli as cli\n"
         "from maxconv.bench.gpu import clock, operands, run\n"
         "from maxconv.bench.environment import machine\n"
         "clock.Cuda, run.check_gpu, run.this_machine = clock.OnHost, lambda: None, machine\n"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.bench_records import NAMED
 
+from maxconv._problems import NamedProblem
 from maxconv.bench import measure as measuring
 from maxconv.bench.cpu.memory import ALLOWANCE, Memory, largest, smallest
 from maxconv.bench.cpu.workload import (
@@ -34,7 +35,6 @@ from maxconv.bench.entrant import (
 )
 from maxconv.bench.record import Measurement, Result
 from maxconv.bench.statistics import Timing, summarize
-from maxconv.problems import NamedProblem
 
 # Data and its check.
 

@@ -13,7 +13,8 @@ import tomli
 from tests.documents import ROOT, Block, anchors, blocks, commands, documents, links, shell_blocks
 
 import ptxemu.cli
-from maxconv import cli, library
+from maxconv import _cli as cli
+from maxconv import _library as library
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel
 
 README = ROOT / "README.md"

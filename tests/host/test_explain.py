@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from maxconv import cli
+from maxconv import _cli as cli
+from maxconv._explain import DEVICES, explain_choice
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel
-from maxconv.explain import DEVICES, explain_choice
-from maxconv.problem import ConvProblem
-from maxconv.problems import find_problem, load_problems
-from maxconv.targets import HOPPER, TARGETS
+from maxconv._problem import ConvProblem
+from maxconv._problems import find_problem, load_problems
+from maxconv._targets import HOPPER, TARGETS
 
 HERE = [device for device in DEVICES if device != "gpu"]
 

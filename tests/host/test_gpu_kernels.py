@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from maxconv import library
+from maxconv import _library as library
 from maxconv._emit import known_problem
 from maxconv._fields import Kernel, Precision
-from maxconv.problem import ConvProblem
+from maxconv._problem import ConvProblem
 
 ROOT = Path(__file__).resolve().parents[2]
 

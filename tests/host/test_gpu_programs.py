@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests import ptx
 
-from maxconv import library
+from maxconv import _library as library
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from tests.documents import ROOT, commands, shell_blocks
 
 import ptxemu.cli
-from maxconv import cli
+from maxconv import _cli as cli
 from maxconv._version import __version__
 
 SCHEMA = ROOT.parent / "shared" / "pixi" / "schema.json"
@@ -162,4 +162,4 @@ def test_the_console_scripts_are_the_command_lines() -> None:
 
 def test_pixi_finds_the_package_in_the_tree() -> None:
     path = PIXI["activation"]["env"]["PYTHONPATH"]
-    assert (Path(path.replace("$PIXI_PROJECT_ROOT", str(ROOT))) / "maxconv" / "cli.py").is_file()
+    assert (Path(path.replace("$PIXI_PROJECT_ROOT", str(ROOT))) / "maxconv" / "_cli.py").is_file()

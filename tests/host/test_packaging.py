@@ -86,7 +86,7 @@ def test_the_metadata(wheel: dict[str, bytes]) -> None:
         assert f"{line}\n" in metadata
     assert "Requires-Python: <3.14,>=3.10\n" in metadata
     entry_points = wheel[f"{info}/entry_points.txt"].decode()
-    assert "maxconv = maxconv.cli:main" in entry_points
+    assert "maxconv = maxconv._cli:main" in entry_points
     assert "ptxemu = ptxemu.cli:main" in entry_points
 
 
@@ -114,7 +114,7 @@ def test_an_editable_installation_uses_the_tree(tree: Path, tmp_path: Path) -> N
     }
     (folder,) = "".join(links).split()
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import maxconv.library as l, ptxemu; "
+        "import sys; sys.path.insert(0, sys.argv[1]); import maxconv._library as l, ptxemu; "
         "print(l.OPERATIONS, (l.OPERATIONS / '__init__.mojo').is_file(), ptxemu.__file__)"
     )
     # Isolated from PYTHONPATH and the current folder; what is installed comes behind `folder`.

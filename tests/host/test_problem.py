@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,7 @@ from hypothesis import strategies as st
 
 from maxconv import activations
 from maxconv._arguments import ConvArguments
-from maxconv._fields import GEOMETRY, Activation, Kernel, Layout
-from maxconv.arguments import (
+from maxconv._checks import (
     LAYOUTS,
     check_at_least,
     check_bias,
@@ -27,7 +27,8 @@ from maxconv.arguments import (
     read_padding,
     spatial_tuple,
 )
-from maxconv.problem import ConvProblem, GemmShape, output_size
+from maxconv._fields import GEOMETRY, Activation, Kernel, Layout
+from maxconv._problem import ConvProblem, GemmShape, output_size
 
 
 def problem(**changes: Any) -> ConvProblem:
@@ -42,7 +43,7 @@ def problem(**changes: Any) -> ConvProblem:
 
 def test_importing_the_package_imports_neither_max_nor_torch() -> None:
     code = (
-        "import sys, maxconv, maxconv.problem, maxconv.packing, maxconv.activations\n"
+        "import sys, maxconv, maxconv._problem, maxconv._packing, maxconv.activations\n"
         "assert maxconv.__version__ and 'conv2d' in dir(maxconv)\n"
         "print([m for m in ('max', 'torch') if m in sys.modules])"
     )
@@ -58,6 +59,15 @@ def test_every_public_name_resolves() -> None:
         assert getattr(maxconv, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'conv4d'"):
         _ = maxconv.conv4d
+
+
+def test_what_no_user_should_import_begins_with_an_underscore() -> None:
+    import maxconv
+
+    (package,) = map(Path, maxconv.__path__)
+    public = {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
+    assert public == {"activations", "nn"}
+    assert not [path for path in (package / "torch").glob("*.py") if path.stem[0] != "_"]
 
 
 # --- Geometry -----------------------------------------------------------------------------------

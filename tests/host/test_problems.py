@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from maxconv.problem import ConvProblem
-from maxconv.problems import (
+from maxconv._problem import ConvProblem
+from maxconv._problems import (
     PROBLEMS,
     find_problem,
     load_families,

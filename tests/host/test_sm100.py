@@ -17,8 +17,9 @@ import pytest
 from tests import blackwell, ptx
 from tests.blackwell import Kernel
 
-from maxconv import inspect, library
-from maxconv.targets import BLACKWELL, HOPPER
+from maxconv import _inspect as inspect
+from maxconv import _library as library
+from maxconv._targets import BLACKWELL, HOPPER
 
 SHARED_BYTES = 227 * 1024
 TMEM_COLUMNS = 512

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tests.documents import ROOT
 
-from maxconv import cli
+from maxconv import _cli as cli
+from maxconv._problems import find_problem
 from maxconv.bench.cpu import peers_max
 from maxconv.bench.cpu.ours import PACKED_EACH_CALL, Call, OwnGraphs
 from maxconv.bench.cpu.peers_torch import IN_TORCH, REORDERED
@@ -19,7 +20,6 @@ from maxconv.bench.cpu.workload import Workload, to_buffer
 from maxconv.bench.entrant import BARE, FUSED, Key
 from maxconv.bench.record import load
 from maxconv.bench.report import render_text
-from maxconv.problems import find_problem
 
 
 @pytest.mark.slow

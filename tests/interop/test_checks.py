@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import maxconv
-from maxconv import arguments as checks
+from maxconv import _checks as checks
 from maxconv._arguments import ConvArguments
 from maxconv.activations import leaky_relu
 
@@ -179,6 +179,6 @@ def test_flat_arguments_are_the_arguments() -> None:
     again = ConvArguments.of_flat(given.flatten())
     assert again == given and again is not given
     # Once the arguments say so, they are found again, and nothing is checked.
-    assert ConvArguments.of_flat(given.flat) is given
+    assert ConvArguments.of_flat(given.remembered().flatten()) is given
     same = ConvArguments.read(3, padding="same")
     assert ConvArguments.of_flat(same.flatten()) == same

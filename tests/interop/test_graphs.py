@@ -20,7 +20,8 @@ from PIL import Image
 from tests.documents import ROOT
 from tests.reference import conv_reference
 
-from maxconv import cli, demo
+from maxconv import _cli as cli
+from maxconv import _demo as demo
 from maxconv.graphs import denoise, resnet50
 
 Floats = npt.NDArray[np.float32]

@@ -10,9 +10,9 @@ from tests.interop.torch_tensors import check, draw, last
 from torch import Tensor, nn
 
 import maxconv.torch as mt
+from maxconv._library import kernel_library
+from maxconv._problem import ConvProblem
 from maxconv.activations import leaky_relu
-from maxconv.library import kernel_library
-from maxconv.problem import ConvProblem
 
 pytestmark = pytest.mark.torch
 

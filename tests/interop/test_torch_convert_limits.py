@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import maxconv.torch as mt
 from maxconv.bench.resnet import Bottleneck, randomize
-from maxconv.torch.modules import _Conv
+from maxconv.torch._modules import _Conv
 
 pytestmark = pytest.mark.torch
 

@@ -82,3 +82,28 @@ def candidates[
         Row(Config.pipelined(128, cluster_k=4), HALF_INPUTS, False),
         Row(Config.pipelined(64, cluster_k=2), NO_INPUTS, False),
     ]
+
+
+comptime CANDIDATES = len(
+    candidates[DType.bfloat16, DType.bfloat16, DType.bfloat16]()
+)
+"""Rows of the table."""
+
+comptime SHARED = 7
+"""The row whose tiles four blocks share, for problems with few tiles."""
+
+
+def candidate[
+    act_type: DType, filter_type: DType, out_type: DType
+](index: Int) -> Conv2dConfig[act_type, filter_type, out_type]:
+    """A row's configuration.
+
+    Parameters:
+        act_type: Of the activation.
+        filter_type: Of the filter.
+        out_type: Of the output.
+
+    Args:
+        index: From 0 to `CANDIDATES - 1`.
+    """
+    return candidates[act_type, filter_type, out_type]()[index].config

@@ -11,8 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from maxconv.problems import NamedProblem, find_problem, load_families, load_problems
-from maxconv.targets import HOPPER, TARGETS
+from maxconv._problems import NamedProblem, find_problem, load_families, load_problems
+from maxconv._targets import HOPPER, TARGETS
 
 from .device import DEVICES, TOLERANCE, Device
 from .entrant import CONTENDERS, WORKS

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import maxconv
-from maxconv import doctor
+from maxconv import _doctor as doctor
 
 __all__ = [
     "Checkout",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from maxconv.problems import NamedProblem
+from maxconv._problems import NamedProblem
 
 from .device import MAX_TOLERANCE, TOLERANCE
 from .entrant import CALL, FIGURES, KERNEL, MAX, Entrant, Key, Mismatch

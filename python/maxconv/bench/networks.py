@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import maxconv.torch as mt
-from maxconv.progress import progress
+from maxconv._progress import progress
 
 from .cpu.peers_torch import session
 from .device import DEVICES

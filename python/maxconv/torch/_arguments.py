@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .._arguments import ConvArguments
-from ..activations import ActivationLike, parse
-from ..arguments import (
+from .._checks import (
     check_device,
     check_integer,
     check_number,
     check_precision,
+    check_same_device,
     read_padding,
     spatial_tuple,
 )
+from ..activations import ActivationLike, parse
 from ._dtypes import BLACKWELL, BLACKWELL_DTYPES, BY_NAME, DTYPES, FLOAT8, NAMES, listed
 
 __all__ = [
     "Ints",
-    "check_input",
+    "check_ranks",
     "check_tensors",
-    "check_weight",
     "expanded_scale",
     "is_channels_last",
     "read",
@@ -81,7 +81,7 @@ def read(
         return _read_once(*arguments)
     except TypeError:
         # A list has no hash; any other TypeError comes again, and is the caller's.
-        return _read(*arguments)
+        return _read(*arguments).remembered()
 
 
 def _read(
@@ -113,7 +113,9 @@ def _read(
     )
 
 
-_read_once = lru_cache(maxsize=4096, typed=True)(_read)
+@lru_cache(maxsize=4096, typed=True)
+def _read_once(*arguments: Any) -> ConvArguments:
+    return _read(*arguments).remembered()
 
 
 def _spatial(name: str, value: object, rank: int) -> tuple[int, ...]:
@@ -123,24 +125,33 @@ def _spatial(name: str, value: object, rank: int) -> tuple[int, ...]:
     return spatial_tuple(name, value, rank)
 
 
-def check_input(input: Tensor, arguments: ConvArguments) -> None:
-    """Checks the input's rank and dtype, and that the output has a dtype.
+def check_ranks(input: Tensor, weight: Tensor, arguments: ConvArguments) -> None:
+    """Checks the ranks of input and weight, the input's dtype, and that the output has one.
 
     Raises:
-        TypeError: It is no tensor, or of an unsupported dtype.
-        ValueError: It is of another rank than an image with or without a batch.
+        TypeError: One is no tensor, or the input's dtype is unsupported.
+        ValueError: One is of another rank.
     """
     rank = arguments.rank
-    if not isinstance(input, Tensor):
-        raise TypeError(f"input: a {type(input).__name__} is not a tensor; a torch.Tensor is")
+    for name, tensor in (("input", input), ("weight", weight)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: a {type(tensor).__name__} is not a tensor; a torch.Tensor is")
+    if weight.dim() != rank + 2:
+        raise ValueError(
+            f"weight: shape {tuple(weight.shape)} has rank {weight.dim()}; conv{rank}d takes rank "
+            f"{rank + 2}: [K, C / groups, {_TAPS[rank]}]"
+        )
     if input.dim() not in (rank + 1, rank + 2):
         sizes = _INPUT_SIZES[rank]
         raise ValueError(
             f"input: shape {tuple(input.shape)} has rank {input.dim()}; conv{rank}d takes rank "
             f"{rank + 2}: [N, C, {sizes}], or {rank + 1}: [C, {sizes}]"
         )
-    if input.dtype in DTYPES:
-        return
+    if input.dtype not in DTYPES:
+        _check_input_dtype(input, arguments.out_dtype)
+
+
+def _check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
     allowed: tuple[torch.dtype, ...] = DTYPES
     if input.is_cuda:
         allowed = (*DTYPES, FLOAT8)
@@ -154,30 +165,14 @@ def check_input(input: Tensor, arguments: ConvArguments) -> None:
         raise TypeError(
             f"input: dtype {input.dtype} is not supported; {listed(allowed)} are allowed"
         )
-    if arguments.out_dtype is None:
+    if out_dtype is None:
         raise TypeError(
             f"out_dtype: None stands for the input's {input.dtype}, which is no dtype of outputs; "
             f"{listed()} are allowed"
         )
 
 
-def check_weight(weight: Tensor, rank: int) -> None:
-    """Checks the weight's rank.
-
-    Raises:
-        TypeError: It is no tensor.
-        ValueError: It is of another rank than ``rank + 2``.
-    """
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"weight: a {type(weight).__name__} is not a tensor; a torch.Tensor is")
-    if weight.dim() != rank + 2:
-        raise ValueError(
-            f"weight: shape {tuple(weight.shape)} has rank {weight.dim()}; conv{rank}d takes rank "
-            f"{rank + 2}: [K, C / groups, {_TAPS[rank]}]"
-        )
-
-
-def expanded_scale(scale: Tensor | float | None, weight: Tensor, input: Tensor) -> Tensor | None:
+def expanded_scale(scale: Tensor | float, weight: Tensor, input: Tensor) -> Tensor:
     """Returns a scale with one element a filter, if it has one for all; checks nothing."""
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         return torch.full((weight.shape[0],), scale, dtype=torch.float32, device=input.device)
@@ -204,6 +199,7 @@ def check_tensors(
     dtype, single = input.dtype, torch.float32
     of_output = dtype if out_dtype is None else BY_NAME[out_dtype]
     beside = dtype if dtype in DTYPES else of_output
+    on_host, grad = input.is_cpu, torch.is_grad_enabled()
     for name, tensor, allowed, other in (
         ("input", input, dtype, dtype),
         ("weight", weight, dtype, dtype),
@@ -222,7 +218,17 @@ def check_tensors(
                 f"{name}: dtype {tensor.dtype} does not match; {_whose(name, dtype, of_output)}"
                 f"{' or '.join(map(str, dict.fromkeys((allowed, other))))} is allowed"
             )
-        _check_place(name, tensor, input)
+        if not (on_host and tensor.is_cpu):
+            _check_device(name, tensor, input)
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"{name}: layout {tensor.layout} is not supported; torch.strided is allowed"
+            )
+        if grad and tensor.requires_grad:
+            raise RuntimeError(
+                f"{name}: requires grad, but maxconv computes no gradients (forward only); call it "
+                "under torch.no_grad() or torch.inference_mode(), or detach() the tensor"
+            )
     if residual is not None and residual.dim() != input.dim():
         raise ValueError(
             f"residual: shape {tuple(residual.shape)} has rank {residual.dim()}; the output has "
@@ -238,22 +244,11 @@ def _whose(name: str, dtype: torch.dtype, of_output: torch.dtype) -> str:
     return f"the {'input' if of_input else 'output'}'s "
 
 
-def _check_place(name: str, tensor: Tensor, input: Tensor) -> None:
+def _check_device(name: str, tensor: Tensor, input: Tensor) -> None:
     if not (tensor.is_cpu or tensor.is_meta):
         check_device(name, tensor.device, ("cpu", "cuda"))
     if tensor.is_cuda != input.is_cuda or (tensor.is_cuda and tensor.device != input.device):
-        raise ValueError(
-            f"{name}: device {tensor.device} is not the input's; {input.device} is needed"
-        )
-    if tensor.layout is not torch.strided:
-        raise ValueError(
-            f"{name}: layout {tensor.layout} is not supported; torch.strided is allowed"
-        )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(
-            f"{name}: requires grad, but maxconv computes no gradients (forward only); call it "
-            "under torch.no_grad() or torch.inference_mode(), or detach() the tensor"
-        )
+        check_same_device(name, tensor.device, input.device)
 
 
 def is_channels_last(tensor: Tensor, unbatched: bool = False) -> bool:

@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from .. import _emit
+from .._checks import check_device
 from .._emit import Operands
 from .._fields import Kernel
-from ..arguments import check_device
-from ..library import kernel_library
-from ..progress import progress
+from .._library import kernel_library
+from .._progress import progress
 from ._dtypes import BYTES, DTYPES, NAMES, listed
 
 __all__ = ["HOST", "Signature", "absent", "as_buffer", "prepare", "run", "shape_operand"]
@@ -135,7 +135,7 @@ def prepare(
     Raises:
         ValueError: Another ``rank`` or ``device``, or MAX finds no such GPU.
         TypeError: Another ``dtype``.
-        maxconv.library.LibraryError: The kernels cannot be compiled.
+        maxconv.LibraryError: The kernels cannot be compiled.
     """
     if rank not in (1, 2, 3):
         raise ValueError(f"rank: {rank} is not a spatial rank; 1, 2 or 3 is allowed")

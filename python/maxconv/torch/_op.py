@@ -17,10 +17,10 @@ from max.driver import Buffer
 from torch import Tensor, library
 
 from .._arguments import ConvArguments, Flat
+from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
 from .._emit import Operands, encode
 from .._fields import Layout, Precision
-from ..arguments import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
-from ..problem import ConvProblem, output_size
+from .._problem import ConvProblem, output_size
 from ._dtypes import BY_NAME, DTYPES
 from ._engine import HOST, Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS
@@ -30,6 +30,10 @@ __all__ = ["call", "output_shape"]
 #: Permutations of ``[N, C, *spatial]`` to ``[N, *spatial, C]`` and back, by spatial rank.
 _CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
 _CHANNELS_FIRST: Final = {1: (0, 2, 1), 2: (0, 3, 1, 2), 3: (0, 4, 1, 2, 3)}
+
+# Codes whose enumerations' members are slow to hash: these are part of a call's key.
+_PACKED, _KRSC, _FCRS = int(Layout.PACKED), int(Layout.KRSC), int(Layout.FCRS)
+_TF32 = int(Precision.TF32)
 
 # What is no tensor is a ConvArguments, flat; ``call`` writes it, ``_unflatten`` reads it.
 _SCHEMA: Final = (
@@ -41,13 +45,21 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class _Plan:
-    """The operands of a call that depend on shapes and arguments only."""
+    """What of a call depends on shapes, types and arguments only."""
 
+    signature: Signature
     output: tuple[int, ...]
     """Channels last."""
+    out_dtype: torch.dtype
+    empty: bool
+    """Whether the output has no elements; the call then ends here."""
     geometry: Buffer
     scalars: Buffer
     shape: Buffer
+    no_bias: Buffer | None
+    """What stands for a bias that is not there."""
+    no_residual: Buffer | None
+    """The same for the residual."""
 
 
 def call(
@@ -57,7 +69,6 @@ def call(
     residual: Tensor | None,
     scale: Tensor | None,
     arguments: ConvArguments,
-    *,
     channels_last: bool,
     constant: bool,
 ) -> Tensor:
@@ -76,9 +87,9 @@ def call(
     Raises:
         ValueError: The sizes are those of no convolution.
     """
-    # A compiler cannot follow what keeps the flat form.
-    flat = arguments.flatten() if torch.compiler.is_compiling() else arguments.flat
-    output: Tensor = _operator(input, weight, bias, residual, scale, *flat, channels_last, constant)
+    output: Tensor = _operator(
+        input, weight, bias, residual, scale, *arguments.flatten(), channels_last, constant
+    )
     return output
 
 
@@ -87,14 +98,18 @@ def _unflatten(values: tuple[Any, ...]) -> tuple[Flat, bool, bool]:
 
     The arguments are as ``ConvArguments.of_flat`` takes them.
     """
-    (
-        *(stride, padding, dilation, groups, activations, scalars, precision, out_dtype),
-        channels_last,
-        constant,
-    ) = values
-    first, last = activations
-    sizes = (tuple(stride), tuple(padding), tuple(dilation))
-    flat = (*sizes, groups, (first, last), tuple(scalars), precision, out_dtype)
+    stride, padding, dilation, groups, activations, scalars, *others = values
+    precision, out_dtype, channels_last, constant = others
+    flat = (
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        groups,
+        tuple(activations),
+        tuple(scalars),
+        precision,
+        out_dtype,
+    )
     return flat, channels_last, constant
 
 
@@ -138,15 +153,27 @@ def output_shape(
 
 @lru_cache(maxsize=4096)
 def _plan(
-    input_shape: torch.Size,
-    weight_shape: torch.Size,
-    bias_shape: torch.Size | None,
-    residual_shape: torch.Size | None,
-    scale_shape: torch.Size | None,
-    layout: Layout,
-    precision: Precision,
+    shapes: tuple[torch.Size | None, ...],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    device: int,
+    layout: int,
+    precision: int,
     flat: Flat,
 ) -> _Plan:
+    """Checks the sizes of a call, and prepares what all calls like it have in common.
+
+    Args:
+        shapes: Of input, weight, bias, residual and scale.
+        dtype: Of the input.
+        bias_dtype: Of the bias.
+        device: As in ``Signature``.
+        layout: The ``Layout`` of the filter's elements.
+        precision: The ``Precision`` of float32.
+        flat: The arguments.
+    """
+    input_shape, weight_shape, bias_shape, residual_shape, scale_shape = shapes
+    assert input_shape is not None and weight_shape is not None
     arguments = ConvArguments.of_flat(flat)
     problem = _problem(input_shape, weight_shape, arguments)
     output = cast("tuple[int, ...]", problem.output_shape)
@@ -159,13 +186,29 @@ def _plan(
     geometry, scalars = encode(
         problem,
         arguments,
-        filter_layout=layout,
+        filter_layout=Layout(layout),
         has_bias=bias_shape is not None,
         has_residual=residual_shape is not None,
-        precision=precision,
+        precision=Precision(precision),
     )
+    out_dtype = dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+    of_bias = bias_dtype or (dtype if dtype in DTYPES else torch.float32)
+    empty, rank = 0 in output, arguments.rank
     return _Plan(
-        output, Buffer.from_numpy(geometry), Buffer.from_numpy(scalars), shape_operand(output)
+        # Of equal types one graph serves, however they are asked for.
+        Signature(
+            *(rank, dtype, of_bias, device),
+            out_dtype=None if out_dtype == dtype else out_dtype,
+            scaled=scale_shape is not None,
+        ),
+        output,
+        out_dtype,
+        empty,
+        Buffer.from_numpy(geometry),
+        Buffer.from_numpy(scalars),
+        shape_operand(output),
+        None if empty or bias_shape is not None else absent(1, of_bias, device),
+        None if empty or residual_shape is not None else absent(rank + 2, out_dtype, device),
     )
 
 
@@ -184,13 +227,13 @@ def _channels_last(tensor: Tensor, rank: int) -> Tensor:
     return tensor.permute(_CHANNELS_LAST[rank]).contiguous()
 
 
-def _raw_filter(weight: Tensor, rank: int) -> tuple[Tensor, Layout]:
+def _raw_filter(weight: Tensor, rank: int) -> tuple[Tensor, int]:
     """Returns a weight's elements in the order of its memory, and what that order is."""
     if not weight.is_contiguous():
         last = weight.permute(_CHANNELS_LAST[rank])
         if last.is_contiguous():
-            return last.reshape(-1), Layout.KRSC
-    return weight.contiguous().reshape(-1), Layout.FCRS
+            return last.reshape(-1), _KRSC
+    return weight.contiguous().reshape(-1), _FCRS
 
 
 def _conv(
@@ -203,51 +246,47 @@ def _conv(
 ) -> Tensor:
     """Runs the convolution."""
     flat, channels_last, constant = _unflatten(others)
-    stride, _, _, groups, _, _, precision, out_dtype = flat
-    rank, dtype, device = len(stride), input.dtype, input.get_device()
+    groups, precision = flat[3], flat[6]
+    rank, dtype, device = len(flat[0]), input.dtype, input.get_device()
     # One plan for all where it makes no difference.
-    rounding = Precision.TF32
+    rounding = _TF32
     if device != HOST and dtype == torch.float32:
-        rounding = _torch_precision() if precision is None else Precision(precision)
+        rounding = int(_torch_precision()) if precision is None else precision
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
-    layout = Layout.PACKED if device == HOST else Layout.KRSC
+    layout = _PACKED if device == HOST else _KRSC
     if filter_buffer is None:
         raw, layout = _raw_filter(weight.detach(), rank)
     plan = _plan(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        None if residual is None else residual.shape,
-        None if scale is None else scale.shape,
+        (
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            None if residual is None else residual.shape,
+            None if scale is None else scale.shape,
+        ),
+        dtype,
+        None if bias is None else bias.dtype,
+        device,
         layout,
         rounding,
         flat,
     )
-    kind = dtype if out_dtype is None else BY_NAME[out_dtype]
-    if 0 in plan.output:
-        return _new_output(input, plan.output, channels_last, kind)
-    if bias is None:
-        bias_dtype = dtype if dtype in DTYPES else torch.float32
-        bias_buffer = absent(1, bias_dtype, device)
-    else:
-        bias_dtype, held = bias.dtype, OPERANDS.bias(bias) if constant else None
+    if plan.empty:
+        return _new_output(input, plan.output, channels_last, plan.out_dtype)
+    bias_buffer = plan.no_bias
+    if bias is not None:
+        held = OPERANDS.bias(bias) if constant else None
         bias_buffer = as_buffer(bias.detach().contiguous()) if held is None else held
     operands = Operands(
-        x=as_buffer(_channels_last(input, rank)),
-        filter=as_buffer(raw) if filter_buffer is None else filter_buffer,
-        bias=bias_buffer,
-        residual=absent(rank + 2, kind, device)
-        if residual is None
-        else as_buffer(_channels_last(residual, rank)),
-        scale=None if scale is None else as_buffer(scale.detach().contiguous()),
-        geometry=plan.geometry,
-        scalars=plan.scalars,
+        as_buffer(_channels_last(input, rank)),
+        as_buffer(raw) if filter_buffer is None else filter_buffer,
+        bias_buffer,
+        plan.no_residual if residual is None else as_buffer(_channels_last(residual, rank)),
+        None if scale is None else as_buffer(scale.detach().contiguous()),
+        plan.geometry,
+        plan.scalars,
     )
-    # Of equal types one graph serves, however they are asked for.
-    signature = Signature(
-        rank, dtype, bias_dtype, device, None if kind == dtype else kind, scale is not None
-    )
-    output = run(signature, operands, plan.shape).permute(_CHANNELS_FIRST[rank])
+    output = run(plan.signature, operands, plan.shape).permute(_CHANNELS_FIRST[rank])
     if channels_last:
         return output
     # contiguous() lets dimensions of size one have any stride; a view that makes them does not.

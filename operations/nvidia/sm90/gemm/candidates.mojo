@@ -186,10 +186,22 @@ def _table() -> List[Candidate]:
     ]
 
 
-comptime CANDIDATES = _table()
-"""The table, for the compiler; `candidates()` at run time."""
+comptime TABLE = _table()
+"""The table, for the compiler."""
+
+comptime CANDIDATES = len(TABLE)
+"""Its rows."""
 
 
 def candidates() -> List[Candidate]:
-    """The table."""
+    """The table, at run time."""
     return _table()
+
+
+def candidate(index: Int) -> Sm90Config:
+    """A row's configuration.
+
+    Args:
+        index: From 0 to `CANDIDATES - 1`.
+    """
+    return _table()[index].config

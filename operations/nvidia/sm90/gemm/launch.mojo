@@ -33,7 +33,7 @@ from ...tma.descriptor import (
     encode_im2col,
 )
 from ...tma.operands import activation_map, filter_map, output_map
-from .candidates import CANDIDATES
+from .candidates import CANDIDATES, TABLE
 from .config import Sm90Config
 from .kernel import ConvKernel as GemmKernel
 from .plan import GemmPlan, gemm_refusal, plan_gemm
@@ -117,10 +117,10 @@ struct Gemm(ConvKernel):
             arguments.output,
         )
         var visitor = ConvVisitor[bias_type, scaled].of(arguments.epilogue)
-        comptime for index in range(len(CANDIDATES)):
-            comptime if CANDIDATES[index].offered(types):
+        comptime for index in range(CANDIDATES):
+            comptime if TABLE[index].offered(types):
                 if plan.candidate == index:
-                    launch_gemm[CANDIDATES[index].config](
+                    launch_gemm[TABLE[index].config](
                         plan, problem, operands, visitor, queue
                     )
 

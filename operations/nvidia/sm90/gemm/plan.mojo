@@ -11,7 +11,7 @@ from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from ...split_k import MAX_SPLIT_K
-from .candidates import candidates
+from .candidates import candidate, candidates
 from .config import Sm90Config, problem_refusal
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
@@ -81,7 +81,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         var microseconds = round(self.seconds * 1e7) / 10
-        writer.write(candidates()[self.candidate].config)
+        writer.write(candidate(self.candidate))
         if self.split_k > 1:
             writer.write(t", split-K {self.split_k}")
         writer.write(t": {microseconds} us by the model")

@@ -7,44 +7,44 @@ kernel (and a small one behind it):
     from operations.conv.access import MemoryOutput
     from operations.nvidia.epilogue.steps import ChannelBias, Rounded
     from operations.nvidia.epilogue.sums import sum_channels
-    from operations.nvidia.sm90.gemm.visit import launch_visited, plan_visited
+    from operations.nvidia.sm90.gemm.launch import GemmOperands
+    from operations.nvidia.sm90.gemm.visit import convolve_visited
 
     var visitor = (
         ChannelBias(bias)
         .then(Rounded[DType.bfloat16]())
         .then(sum_channels(sums, squares))
     )
-    var plan = plan_visited[DType.bfloat16, MemoryOutput[DType.bfloat16]](
-        problem, visitor, device_of(ctx)
-    )
-    var stream = Stream(ctx)
-    launch_visited(
-        plan,
+    convolve_visited(
+        ctx,
         problem,
-        GemmOperands(activation, filter, residual, MemoryOutput(output)),
+        GemmOperands(activation, filter, no_residual, MemoryOutput(output)),
         visitor,
-        stream,
-        workspace,
     )
+
+`convolve_visited` plans and allocates in every call; `plan_visited`,
+`visitor_workspace` and `launch_visited` are its steps, of which a loop repeats
+the last alone, on any stream.
 
 With `.then(Discard())` behind it only the sums are kept, and with
 `.then(AuxiliaryOutput[DType.bfloat16](MemoryOutput(before)))` in front of an
 `Activate` the backward pass gets what it needs beside what the next layer does.
 """
 
+from max.gpu.host import DeviceContext
 from std.collections import Optional
 
 from ....conv.access import OutputTarget
-from ....conv.fields import ACTIVATION_NONE
 from ....conv.memory import Writes
 from ....conv.operands import Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.registry import Device
 from ....conv.search import Candidates, cheapest
+from ...device import device_of
 from ...epilogue.callbacks import EpilogueVisitor
 from ...limits import MAX_SHARED_BYTES
 from ...stream import Stream
-from .candidates import CANDIDATES, candidates
+from .candidates import CANDIDATES, TABLE, candidate
 from .config import Sm90Config, layout_of, visitor_refusal
 from .launch import GemmOperands, launch_gemm, launch_shape
 from .plan import GemmCandidates, GemmPlan
@@ -90,7 +90,7 @@ def visited_config[
     Args:
         index: Of the candidate.
     """
-    var config = candidates()[index].config
+    var config = candidate(index)
     return with_room(
         config,
         config.consumers * Visitor.shared_bytes(layout_of[out_type](config)),
@@ -245,8 +245,8 @@ def launch_visited[
     comptime types = OperandTypes.unfused(
         in_type, Output.dtype, fused_output=True
     )
-    comptime for index in range(len(CANDIDATES)):
-        comptime if CANDIDATES[index].offered(types):
+    comptime for index in range(CANDIDATES):
+        comptime if TABLE[index].offered(types):
             if plan.candidate == index:
                 comptime config = visited_config[Visitor, Output.dtype](index)
                 launch_gemm[config](
@@ -257,3 +257,48 @@ def launch_visited[
                     stream,
                     workspace=workspace,
                 )
+
+
+def convolve_visited[
+    in_type: DType, Output: OutputTarget, Visitor: EpilogueVisitor, //
+](
+    ctx: DeviceContext,
+    problem: ConvProblem,
+    operands: GemmOperands[in_type, Output],
+    visitor: Visitor,
+) raises:
+    """Plans and enqueues a convolution with an epilogue of visitors, with a
+    workspace of its own.
+
+    Parameters:
+        in_type: Of activation and filter.
+        Output: The output, and what the graph compiler fused behind it.
+        Visitor: Of the visitor.
+
+    Args:
+        ctx: The device; nothing is waited for.
+        problem: The convolution, valid and with at least one output.
+        operands: The pointers.
+        visitor: What happens to the values; its operands in device memory.
+
+    Raises:
+        Why no candidate can take problem and visitor, or what the driver
+        refused.
+    """
+    comptime out_type = Output.dtype
+    var plan = plan_visited[in_type, out_type](problem, visitor, device_of(ctx))
+    var elements = visitor_workspace[out_type](plan, problem, visitor)
+    var buffer = ctx.enqueue_create_buffer[DType.float32](max(1, elements))
+    var stream = Stream(ctx)
+    launch_visited(
+        plan,
+        problem,
+        operands,
+        visitor,
+        stream,
+        buffer.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin](),
+    )
+    # Freed in the stream's order, behind the kernels.
+    _ = buffer^

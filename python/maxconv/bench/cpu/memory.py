@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from maxconv._dtypes import DTYPE_BYTES
-from maxconv.packing import packed_length
-from maxconv.problem import ConvProblem
-from maxconv.problems import NamedProblem, find_problem
+from maxconv._packing import packed_length
+from maxconv._problem import ConvProblem
+from maxconv._problems import NamedProblem, find_problem
 
 from ..environment import child_environment
 

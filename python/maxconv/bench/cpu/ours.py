@@ -26,9 +26,9 @@ from maxconv._fields import (
     encode_scalars,
 )
 from maxconv._graph import constant
-from maxconv.library import library_path
-from maxconv.packing import cast_array
-from maxconv.problem import ConvProblem
+from maxconv._library import library_path
+from maxconv._packing import cast_array
+from maxconv._problem import ConvProblem
 
 from ..entrant import FUSED, MAXCONV, Entrant, Float32, HostRun, Key
 from .workload import Workload, aligned, convolutions, to_buffer, to_float32

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxconv.problem import ConvProblem
-from maxconv.problems import NamedProblem, find_problem
+from maxconv._problem import ConvProblem
+from maxconv._problems import NamedProblem, find_problem
 
 from ..device import MAX_TOLERANCE
 from ..entrant import BARE, MAX, Entrant, Key, Mismatch

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from maxconv.problems import NamedProblem
-from maxconv.progress import progress
+from maxconv._problems import NamedProblem
+from maxconv._progress import progress
 
 from ..entrant import MAX, MAXCONV, Entrant, Key
 from ..environment import usable_threads

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from maxconv.packing import Array, bfloat16_to_float32, cast_array, float32_to_bfloat16
-from maxconv.problem import ConvProblem
-from maxconv.problems import NamedProblem
+from maxconv._packing import Array, bfloat16_to_float32, cast_array, float32_to_bfloat16
+from maxconv._problem import ConvProblem
+from maxconv._problems import NamedProblem
 
 from ..entrant import Float32
 

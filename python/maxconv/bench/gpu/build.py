@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from maxconv import library
-from maxconv.progress import progress
+from maxconv import _library as library
+from maxconv._progress import progress
 
 from ..entrant import MAXCONV
 from ..environment import Checkout, child_environment, source_digest, versions

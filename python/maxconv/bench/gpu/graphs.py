@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from maxconv.problem import ConvProblem
+from maxconv._problem import ConvProblem
 
 from ..device import LAUNCHES
 from ..entrant import BARE, FUSED, MAX, MAXCONV, Entrant, Key

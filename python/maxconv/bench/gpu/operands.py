@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maxconv._dtypes import DTYPE_BYTES
-from maxconv.problems import NamedProblem
+from maxconv._problems import NamedProblem
 
 from ..entrant import BARE, FUSED
 from .clock import Clock, input_sets

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxconv.problems import NamedProblem
+from maxconv._problems import NamedProblem
 
 from ..device import LAUNCHES
 from ..entrant import MAXCONV, WORKS, Entrant, Key

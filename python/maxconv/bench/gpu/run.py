@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from maxconv.problems import NamedProblem
-from maxconv.progress import progress
+from maxconv._problems import NamedProblem
+from maxconv._progress import progress
 
 from ..entrant import MAXCONV, WORKS, Entrant, Key
 from ..environment import Machine, driver_version, machine

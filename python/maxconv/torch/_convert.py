@@ -10,10 +10,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from ._fuse import fuse
+from ._modules import _Conv
+from ._report import ConversionReport, Left, Replaced, Untraced
 from ._sites import refusal, replacement
 from ._tracing import is_block, trace
-from .modules import _Conv
-from .report import ConversionReport, Left, Replaced, Untraced
 
 __all__ = ["convert"]
 

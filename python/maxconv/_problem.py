@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._arguments import ConvArguments
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
-from .arguments import (
+from ._checks import (
     AXES,
     LAYOUTS,
     Padding,
@@ -32,6 +30,8 @@ from .arguments import (
     show,
     spatial_tuple,
 )
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
 
 __all__ = ["ConvProblem", "GemmShape", "output_size"]
 
@@ -215,7 +215,7 @@ class ConvProblem:
             filter_layout: A name in ``LAYOUTS[rank]`` or a ``max.graph.FilterLayout``.
             stride: An integer, or one a spatial dimension.
             dilation: An integer, or one a spatial dimension.
-            padding: See ``maxconv.conv2d``.
+            padding: What ``maxconv.conv2d`` takes.
             groups: An integer.
             rank: Spatial dimensions: 1, 2 or 3.
 
@@ -258,7 +258,7 @@ class ConvProblem:
             group_channels: Input channels that a filter reads.
             stride: An integer, or one a spatial dimension.
             dilation: An integer, or one a spatial dimension.
-            padding: See ``maxconv.conv2d``.
+            padding: What ``maxconv.conv2d`` takes.
             groups: An integer.
 
         Raises:

@@ -12,19 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import library
+from . import _library as library
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._version import __version__
-from .problem import ConvProblem
-from .problems import (
+from ._problem import ConvProblem
+from ._problems import (
     find_problem,
     load_problems,
     parse_integers,
     parse_padding,
     parse_problem,
 )
-from .progress import progress
-from .targets import TARGETS
+from ._progress import progress
+from ._targets import TARGETS
+from ._version import __version__
 
 __all__ = ["add_arguments", "cpu_features", "cpu_model", "run", "versions"]
 
@@ -118,7 +118,7 @@ def _problem(args: argparse.Namespace) -> ConvProblem | None:
 
 
 def _explain(name: str, problem: ConvProblem, args: argparse.Namespace) -> dict[str, Any]:
-    from .explain import explain_choice
+    from ._explain import explain_choice
 
     dtype, target, multiprocessors = args.dtype, args.target, args.multiprocessors
     with progress("compiling the graph that asks the kernels"):

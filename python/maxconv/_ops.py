@@ -30,14 +30,14 @@ from max.graph import Graph, TensorValue, TensorValueLike
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from ._arguments import ConvArguments
+from ._checks import Padding, spatial_tuple
 from ._dtypes import DTYPE_BYTES
 from ._emit import OP, Tensors, convolution
 from ._graph import repeat, require_kernels, to_channels_first
 from ._operands import bias_operand, filter_operand, input_operand, read_call, scale_operand
+from ._packing import PackedFilter
 from ._transpose import split_phases
 from .activations import ActivationLike
-from .arguments import Padding, spatial_tuple
-from .packing import PackedFilter
 
 __all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d", "convolve", "convolve_transpose"]
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ._library import LibraryError
 from ._version import __version__
-from .library import LibraryError
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
@@ -29,10 +29,10 @@ class Command:
 
 #: The subcommands by name. A module is imported only when its command is used.
 COMMANDS = {
-    "demo": Command("maxconv.demo", "add noise to a photograph and remove it again"),
+    "demo": Command("maxconv._demo", "add noise to a photograph and remove it again"),
     "bench": Command("maxconv.bench", "time convolutions against MAX's own and torch", "bench"),
-    "doctor": Command("maxconv.doctor", "show versions, hardware, and which kernel runs and why"),
-    "inspect": Command("maxconv.inspect", "show the GPU kernels' PTX, or what they take"),
+    "doctor": Command("maxconv._doctor", "show versions, hardware, and which kernel runs and why"),
+    "inspect": Command("maxconv._inspect", "show the GPU kernels' PTX, or what they take"),
 }
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ._checks import check_dtype
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import GEOMETRY_LENGTH, Kernel
-from .arguments import check_dtype
-from .targets import TARGETS
+from ._targets import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from max.driver import Device
     from max.graph import DeviceRef, Graph, TensorType, TensorValue
 
-    from .problem import ConvProblem
+    from ._problem import ConvProblem
 
 __all__ = ["DEVICES", "explain_choice", "explain_graph", "explain_op", "operand_types"]
 
@@ -88,7 +88,7 @@ def explain_graph(dtype: str, device: DeviceRef) -> Graph:
     """
     from max.graph import Graph
 
-    from .library import kernel_library
+    from ._library import kernel_library
 
     types = operand_types()
     with Graph(f"explain_{dtype}", input_types=types, kernel_library=kernel_library()) as graph:
@@ -129,7 +129,7 @@ def explain_op(
     host = DeviceRef.CPU()
     types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
     kernel, reason = ops.custom(
-        "maxconv.explain", device, operands, types, parameters={"dtype": DType[dtype]}
+        "maxconv._explain", device, operands, types, parameters={"dtype": DType[dtype]}
     )
     return kernel.tensor, reason.tensor
 

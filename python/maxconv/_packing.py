@@ -24,9 +24,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._dtypes import BIT_CARRIED, CARRIERS, FLOAT8, FLOAT8_WIDE, INPUT_BYTES, INT8
-from ._fields import PANEL
-from .arguments import (
+from ._checks import (
     LAYOUTS,
     check_at_least,
     check_dtype,
@@ -34,6 +32,8 @@ from .arguments import (
     check_integer,
     filter_shape_parts,
 )
+from ._dtypes import BIT_CARRIED, CARRIERS, FLOAT8, FLOAT8_WIDE, INPUT_BYTES, INT8
+from ._fields import PANEL
 
 __all__ = [
     "Array",

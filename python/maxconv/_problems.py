@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from .arguments import Padding
-from .problem import ConvProblem
+from ._checks import Padding
+from ._problem import ConvProblem
 
 __all__ = [
     "PROBLEMS",

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import library
+from . import _library as library
 from ._dtypes import BLACKWELL_BYTES, FLOAT8, FLOAT8_WIDE, INT8
 from ._fields import GPU_KERNELS
-from .progress import progress
-from .targets import BLACKWELL, HOPPER, TARGETS
+from ._progress import progress
+from ._targets import BLACKWELL, HOPPER, TARGETS
 
 __all__ = ["Resources", "add_arguments", "assemble", "emit", "run"]
 

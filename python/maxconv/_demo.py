@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 
-from maxconv.progress import progress
+from maxconv._progress import progress
 
 if TYPE_CHECKING:
     from max.driver import Buffer

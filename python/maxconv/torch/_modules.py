@@ -10,13 +10,13 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from .._arguments import ConvArguments
+from .._checks import check_precision
 from ..activations import ActivationLike, ActivationSpec, parse
-from ..arguments import check_precision
 from ._activations import apply
 from ._arguments import Ints, is_channels_last, read
 from ._filters import OPERANDS
+from ._functional import convolve
 from ._op import output_shape
-from .functional import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d"]
 

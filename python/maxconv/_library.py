@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .progress import progress
+from ._progress import progress
 
 if TYPE_CHECKING:
     from max.graph import KernelLibrary

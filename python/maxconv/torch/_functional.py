@@ -10,9 +10,8 @@ from ..activations import ActivationLike
 from . import _op
 from ._arguments import (
     Ints,
-    check_input,
+    check_ranks,
     check_tensors,
-    check_weight,
     expanded_scale,
     is_channels_last,
     read,
@@ -205,12 +204,10 @@ def convolve(
         ValueError: A tensor's shape or device is not allowed.
         RuntimeError: A tensor requires grad while grad mode is on.
     """
-    rank = arguments.rank
-    check_input(input, arguments)
-    check_weight(weight, rank)
-    factors = expanded_scale(scale, weight, input)
+    check_ranks(input, weight, arguments)
+    factors = None if scale is None else expanded_scale(scale, weight, input)
     check_tensors(input, weight, bias, residual, factors, arguments.out_dtype)
-    unbatched = input.dim() == rank + 1
+    unbatched = input.dim() == arguments.rank + 1
     if channels_last is None:
         channels_last = is_channels_last(input, unbatched) or is_channels_last(weight)
     if unbatched:
@@ -223,7 +220,7 @@ def convolve(
         residual,
         factors,
         arguments,
-        channels_last=channels_last,
-        constant=constant,
+        channels_last,
+        constant,
     )
     return output.squeeze(0) if unbatched else output
