@@ -3,10 +3,11 @@ that is asked, or on a GPU that need not be here."""
 
 from std.sys.info import size_of
 
-from .cpu.config import SOURCE_CONVERTED, SOURCE_FLOAT32
-from .cpu.dispatch import choose_kernel as choose_cpu
-from .cpu.dispatch import explain_choice as explain_cpu
+from .conv.operands import Operands as CpuOperands
+from .conv.operands import OperandTypes
 from .conv.problem import ConvProblem
+from .conv.registry import Device
+from .cpu.registry import CPU_REGISTRY
 from .nvidia.config import (
     Operands,
     is_blackwell_capability,
@@ -29,15 +30,16 @@ struct Answer(Copyable, Movable):
 
 def explain_on_cpu[
     dtype: DType
-](requested: Int, problem: ConvProblem) raises -> Answer:
-    """Asks the dispatch of CPUs.
+](requested: Int, problem: ConvProblem, threads: Int) raises -> Answer:
+    """Asks the registry of CPUs.
 
     Parameters:
-        dtype: Of activation and filter.
+        dtype: Of activation, filter and output.
 
     Args:
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice to it.
         problem: The convolution, valid.
+        threads: How many threads there are.
 
     Returns:
         The choice for an op that nothing is fused in front of.
@@ -45,11 +47,13 @@ def explain_on_cpu[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    comptime source = (
-        SOURCE_FLOAT32 if dtype == DType.float32 else SOURCE_CONVERTED
+    var operands = CpuOperands.bare(OperandTypes.unfused(dtype, dtype))
+    var device = Device(0, threads)
+    var kernel = CPU_REGISTRY.choose(requested, problem, operands, device)
+    return Answer(
+        kernel,
+        CPU_REGISTRY.explain(requested, kernel, problem, operands, device),
     )
-    var kernel = choose_cpu(requested, problem, source)
-    return Answer(kernel, explain_cpu(kernel, requested, problem, source))
 
 
 def explain_on_gpu[

@@ -8,7 +8,6 @@ from extensibility import (
     _FusedInputTensor,
     register,
 )
-from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from max.gpu.host import DeviceAttribute, DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 from std.collections import Optional
@@ -22,7 +21,6 @@ from .conv.access import (
     MemoryOutput,
     StoredOutput,
 )
-from .cpu.dispatch import convolve
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
@@ -31,10 +29,12 @@ from .conv.fields import (
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
-from .conv.known import KnownFilter
+from .conv.known import KnownFilter, KnownProblem
 from .conv.memory import Reads, operand
-from .conv.problem import SPATIAL, ConvProblem, Geometry
-from .cpu.scheduler import CpuContext
+from .conv.operands import Arguments
+from .conv.problem import ConvProblem, Geometry
+from .cpu.convolve import convolve
+from .cpu.pool import CpuContext, MaxPool
 from .explain import (
     Answer,
     explain_on_cpu,
@@ -44,42 +44,6 @@ from .explain import (
 from .nvidia.config import is_blackwell, is_hopper
 from .nvidia.dispatch import ALL_KERNELS
 from .nvidia.dispatch import convolve as convolve_gpu
-
-
-comptime SHAPELESS_RANK = SPATIAL + 2
-
-
-@always_inline
-def _shapeless_input(
-    x: ManagedTensorSlice, problem: ConvProblem
-) -> InputTensor[
-    static_spec=_get_unknown_tensor_spec[x.dtype, SHAPELESS_RANK]()
-]:
-    """The activation with all its dimensions known at run time only."""
-    return {
-        x.unsafe_ptr(),
-        tensor_shape(problem.batch, problem.input, problem.channels),
-    }
-
-
-@always_inline
-def _shapeless_output(
-    output: ManagedTensorSlice[mut=True, ...], problem: ConvProblem
-) -> OutputTensor[
-    static_spec=_get_unknown_tensor_spec[output.dtype, SHAPELESS_RANK]()
-]:
-    """The output with all its dimensions known at run time only."""
-    return {
-        output.unsafe_ptr(),
-        tensor_shape(problem.batch, problem.output, problem.filters),
-    }
-
-
-def tensor_shape(
-    batch: Int, size: IndexList[SPATIAL], channels: Int
-) -> IndexList[SHAPELESS_RANK]:
-    """`[batch, *size, channels]`."""
-    return IndexList[SHAPELESS_RANK](batch, size[0], size[1], size[2], channels)
 
 
 def _convolve[
@@ -130,7 +94,7 @@ def _convolve[
         factors,
     )
     comptime if is_cpu[target]():
-        _convolve_cpu(
+        _convolve_cpu[scaled](
             output,
             x,
             operand(filter),
@@ -150,7 +114,7 @@ def _convolve[
 
 
 def _convolve_cpu[
-    filter_type: DType
+    filter_type: DType, //, scaled: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -160,27 +124,13 @@ def _convolve_cpu[
     geometry: Geometry,
     ctx: CpuContext,
 ) raises:
-    """Takes from unfused tensors their static shapes, so that all ops of a
-    type share one compiled kernel."""
-    comptime fused_output = (
-        output._has_compute_fusion or output._has_output_store_fusion
-    )
-    comptime if fused_output and x._has_input_fusion:
-        convolve(output, x, filter, epilogue, problem, geometry, ctx)
-    elif fused_output:
-        convolve(
+    """Takes the activation out of its tensor: a pointer, or what is fused."""
+    comptime assert x.dtype == filter_type
+    var data = rebind[Reads[filter_type]](operand(x))
+    comptime if x._has_input_fusion:
+        _store_cpu[scaled](
             output,
-            _shapeless_input(x, problem),
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-    elif x._has_input_fusion:
-        convolve(
-            _shapeless_output(output, problem),
-            x,
+            GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
             epilogue,
             problem,
@@ -188,14 +138,73 @@ def _convolve_cpu[
             ctx,
         )
     else:
-        convolve(
-            _shapeless_output(output, problem),
-            _shapeless_input(x, problem),
+        _store_cpu[scaled](
+            output,
+            MemoryActivation[filter_type](data),
             filter,
             epilogue,
             problem,
             geometry,
             ctx,
+        )
+
+
+def _store_cpu[
+    Source: ActivationSource, //, scaled: Bool
+](
+    output: ManagedTensorSlice[mut=True, ...],
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    geometry: Geometry,
+    ctx: CpuContext,
+) raises:
+    """Takes the output out of its tensor: a pointer, or what is fused."""
+    var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
+    var kernel = geometry[GEOMETRY_KERNEL]
+    var pool = MaxPool(ctx)
+    comptime known = KnownProblem.nothing()
+    comptime if output._has_output_store_fusion:
+        convolve[known=known, scaled=scaled](
+            Arguments(
+                activation,
+                filter,
+                epilogue,
+                StoredOutput[output.dtype, output.rank](
+                    data, output.out_fusion
+                ),
+            ),
+            problem,
+            layout,
+            kernel,
+            pool,
+        )
+    elif output._has_compute_fusion:
+        convolve[known=known, scaled=scaled](
+            Arguments(
+                activation,
+                filter,
+                epilogue,
+                ComputedOutput[output.dtype, output.rank](
+                    data, output.compute_fusion
+                ),
+            ),
+            problem,
+            layout,
+            kernel,
+            pool,
+        )
+    else:
+        convolve[known=known, scaled=scaled](
+            Arguments(
+                activation, filter, epilogue, MemoryOutput[output.dtype](data)
+            ),
+            problem,
+            layout,
+            kernel,
+            pool,
         )
 
 
@@ -479,7 +488,10 @@ struct Explain:
                     ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
                 )
             else:
-                answer = explain_on_cpu[dtype](requested, problem)
+                var pool = MaxPool(rebind[CpuContext](ctx))
+                answer = explain_on_cpu[dtype](
+                    requested, problem, pool.threads()
+                )
         kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
         var text = answer.reason.as_bytes()
         for i in range(reason.size()):

@@ -5,7 +5,7 @@ from max.gpu.host import DeviceContext
 from std.collections import Optional
 
 from ..conv.access import ActivationSource, OutputTarget
-from ..cpu.config import kernel_name
+from ..conv.registry import kernel_name
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
     BLACKWELL_CAPABILITIES,

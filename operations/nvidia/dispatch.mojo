@@ -5,7 +5,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext
 from std.math import ceildiv
 
 from ..conv.access import ActivationSource, OutputTarget
-from ..cpu.config import kernel_name
+from ..conv.registry import kernel_name
 from ..conv.epilogue import Epilogue
 from ..conv.fields import (
     KERNEL_AUTO,
@@ -49,7 +49,7 @@ from .generic.grouped_launch import convolve as convolve_grouped
 from .generic.grouped_launch import diagonal_of
 from .generic.packing import pack_filter
 from .generic.reference import convolve as convolve_reference
-from .trace import is_traced, trace
+from ..conv.trace import is_traced, trace
 
 comptime ALL_KERNELS = -1
 """What an op is compiled with unless it is told: bit `k` stands for the kernel

@@ -1,0 +1,23 @@
+"""The CPU's kernels."""
+
+from ..conv.registry import Registry
+from .direct.depthwise import Depthwise
+from .direct.few_filters import FewFilters
+from .direct.grouped import Grouped
+from .gemm.launch import ImplicitGemm, Pointwise
+from .pool import MaxPool, Pool
+from .reference import Reference
+
+comptime CpuRegistry[P: Pool] = Registry[
+    P,
+    Depthwise[P],
+    Grouped[P],
+    FewFilters[P],
+    Pointwise[P],
+    ImplicitGemm[P],
+    Reference[P],
+]
+"""The kernels on a pool's threads, in the order of `CPU_KERNELS`."""
+
+comptime CPU_REGISTRY = CpuRegistry[MaxPool]
+"""The kernels on the threads of MAX's runtime."""
