@@ -70,13 +70,20 @@ trait ConvKernel:
     """Where it is launched: a stream, or threads."""
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
-        """Why the kernel is not built for these types or this device, or None.
-        An op is compiled with the kernels that do not refuse.
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Why the kernel does not run on a device, or None.
+
+        Args:
+            capability: Of the device, as in `Device`.
+        """
+        ...
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Why the kernel is not built for operands of these types, or None.
 
         Args:
             types: Of the operands.
-            capability: Of the device, as in `Device`.
         """
         ...
 
@@ -92,10 +99,15 @@ trait ConvKernel:
         ...
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
-        """Why the kernel cannot take a problem, beside `type_refusal`, or None.
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Why the kernel cannot take a problem, or None.
+
+        Parameters:
+            types: Of the operands; `type_refusal` is None.
 
         Args:
             problem: The convolution, valid (`ConvProblem.validate`).
@@ -117,10 +129,15 @@ trait ConvKernel:
         ...
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> Self.Plan:
         """How the kernel runs a problem.
+
+        Parameters:
+            types: Of the operands; `type_refusal` is None.
 
         Args:
             problem: The convolution, with at least one output; nothing refuses
@@ -252,18 +269,27 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         var kernels = 0
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
-            if _is_wanted(Kernel.code, known) and not Kernel.type_refusal(
-                types, capability
+            if (
+                _may_be_asked(Kernel.code, known)
+                and not Kernel.device_refusal(capability)
+                and not Kernel.type_refusal(types)
+                and (
+                    known.kernel == Kernel.code or Kernel.may_run(known, types)
+                )
             ):
-                if known.kernel == Kernel.code or Kernel.may_run(known, types):
-                    kernels |= 1 << Kernel.code
+                kernels |= 1 << Kernel.code
         return kernels
 
     @staticmethod
-    def refusal(
+    def refusal[
+        types: OperandTypes
+    ](
         kernel: Int, problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
         """Why a kernel cannot take a problem, or None.
+
+        Parameters:
+            types: Of the operands.
 
         Args:
             kernel: A `KERNEL_*` code.
@@ -274,27 +300,31 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             if kernel == Kernel.code:
-                return _refusal_of[Kernel](problem, operands, device)
+                return _refusal_of[Kernel, types](problem, operands, device)
         var name = kernel_name(kernel)
         var home = materialize[KERNEL_HOMES]()[kernel]
         return String(t"{name} runs on {home} only; here {Self.names()} do")
 
     @staticmethod
-    def choose(
+    def choose[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
         requested: Int,
         problem: ConvProblem,
         operands: Operands,
         device: Device,
-        kernels: Int = ALL_KERNELS,
     ) raises -> Int:
         """The kernel that runs a problem.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
 
         Args:
             requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
             problem: The convolution, valid.
             operands: Its operands.
             device: The device.
-            kernels: What the op is compiled with.
 
         Returns:
             A `KERNEL_*` code.
@@ -308,7 +338,9 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 t"config: kernel code {requested} is not 0 to {count - 1}"
             )
         if requested != KERNEL_AUTO:
-            var refusal = Self.refusal(requested, problem, operands, device)
+            var refusal = Self.refusal[types](
+                requested, problem, operands, device
+            )
             if refusal:
                 raise Error(
                     t"config: {kernel_name(requested)} cannot take this"
@@ -320,28 +352,38 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     t" {kernel_name(requested)}"
                 )
             return requested
-        var reason = String(
-            t"none is built for {operands.types.input} to"
-            t" {operands.types.output}"
-        )
+        var reason = String(t"none is built for {types.input} on this device")
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
-            # A refusal costs time to write: only what suits is asked.
-            if has_kernel(kernels, Kernel.code) and Kernel.suits(
-                problem, operands, device
-            ):
-                if not Kernel.type_refusal(operands.types, device.capability):
-                    var refusal = Kernel.refusal(problem, operands, device)
+            comptime built = has_kernel(
+                kernels, Kernel.code
+            ) and not Kernel.type_refusal(types)
+            comptime if built:
+                # A refusal costs time to write: only what suits is asked.
+                if Kernel.suits(
+                    problem, operands, device
+                ) and not Kernel.device_refusal(device.capability):
+                    var refusal = Kernel.refusal[types](
+                        problem, operands, device
+                    )
                     if not refusal:
                         return Kernel.code
                     reason = refusal.value()
-        raise Error(t"no kernel takes this convolution: {reason}")
+        raise Error(
+            t"no kernel takes this convolution of {types.input}: {reason}"
+        )
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
         kernel: Int, problem: ConvProblem, operands: Operands, device: Device
     ) raises -> Planned:
         """How a kernel runs a problem.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
 
         Args:
             kernel: What `choose` returned.
@@ -350,27 +392,41 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             device: The device.
 
         Raises:
-            If the registry lacks the kernel.
+            If the op was compiled without the kernel.
         """
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
-            if kernel == Kernel.code:
-                return Planned(kernel, Kernel.plan(problem, operands, device))
-        raise Error(t"config: {kernel_name(kernel)} is not in the registry")
+            comptime built = has_kernel(
+                kernels, Kernel.code
+            ) and not Kernel.type_refusal(types)
+            comptime if built:
+                if kernel == Kernel.code:
+                    return Planned(
+                        kernel, Kernel.plan[types](problem, operands, device)
+                    )
+        raise Error(
+            t"config: the op was compiled without {kernel_name(kernel)}"
+        )
 
     @staticmethod
-    def explain(
-        requested: Int,
+    def explain[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
         kernel: Int,
+        requested: Int,
         problem: ConvProblem,
         operands: Operands,
         device: Device,
     ) raises -> String:
         """Why a kernel was chosen, for people.
 
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
         Args:
-            requested: What was asked for.
             kernel: What `choose` returned.
+            requested: What was asked for.
             problem: The convolution.
             operands: Its operands.
             device: The device.
@@ -380,24 +436,33 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             without its full stop.
 
         Raises:
-            If the registry lacks the kernel.
+            If the op was compiled without the kernel.
         """
-        if problem.gemm_m() == 0 or problem.filters == 0:
-            return String("there is no output")
         if requested != KERNEL_AUTO:
             return String("asked for by config=")
+        if problem.gemm_m() == 0 or problem.filters == 0:
+            return String("there is no output to compute")
         var refusals = String()
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
+            comptime built = has_kernel(
+                kernels, Kernel.code
+            ) and not Kernel.type_refusal(types)
             if kernel == Kernel.code:
-                return String(
-                    t"{Kernel.plan(problem, operands, device)}{refusals}"
+                comptime if built:
+                    var plan = Kernel.plan[types](problem, operands, device)
+                    return String(t"{plan}{refusals}")
+            elif Kernel.suits(
+                problem, operands, device
+            ) and not Kernel.device_refusal(device.capability):
+                var refusal = _refusal_of[Kernel, types](
+                    problem, operands, device
                 )
-            if Kernel.suits(problem, operands, device):
-                var refusal = _refusal_of[Kernel](problem, operands, device)
                 if refusal:
                     refusals += String(t"; {refusal.value()}")
-        raise Error(t"config: {kernel_name(kernel)} is not in the registry")
+        raise Error(
+            t"config: the op was compiled without {kernel_name(kernel)}"
+        )
 
     @staticmethod
     def launch[
@@ -441,7 +506,9 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             comptime if has_kernel(kernels, Kernel.code):
-                comptime built = not Kernel.type_refusal(types, capability)
+                comptime built = not Kernel.device_refusal(
+                    capability
+                ) and not Kernel.type_refusal(types)
                 comptime if built:
                     if planned.kernel == Kernel.code:
                         Kernel.launch[known=known, scaled=scaled](
@@ -456,19 +523,25 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         )
 
 
-def _is_wanted(kernel: Int, known: KnownProblem) -> Bool:
-    """Whether a kernel may be asked for: the reference is chosen by name only.
-    """
+def _may_be_asked(kernel: Int, known: KnownProblem) -> Bool:
+    """Whether a call may ask for a kernel: for the reference by name only."""
     if known.kernel == KERNEL_AUTO:
         return kernel != KERNEL_REFERENCE
     return known.kernel == ANY_KERNEL or known.kernel == kernel
 
 
 def _refusal_of[
-    Kernel: ConvKernel
+    Kernel: ConvKernel, types: OperandTypes
 ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[String]:
-    """Why a kernel cannot take a problem, its types included, or None."""
-    var refusal = Kernel.type_refusal(operands.types, device.capability)
+    """Why a kernel cannot take a problem, its device and types included, or
+    None."""
+    var refusal = Kernel.device_refusal(device.capability)
     if refusal:
         return refusal
-    return Kernel.refusal(problem, operands, device)
+    refusal = Kernel.type_refusal(types)
+    if refusal:
+        return refusal
+    comptime if Kernel.type_refusal(types):
+        return None
+    else:
+        return Kernel.refusal[types](problem, operands, device)

@@ -43,7 +43,7 @@ from operations.nvidia.sm90.gemm.dispatch import (
 )
 from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
-from operations.nvidia.sm90.gemm.split import split_refusal
+from operations.nvidia.sm90.gemm.split_k import split_refusal
 from buffers import (
     BLOCKS,
     GUARD,

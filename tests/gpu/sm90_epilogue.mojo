@@ -42,7 +42,7 @@ from operations.nvidia.sm90.gemm.epilogue_config import (
 from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import LaunchPlan
 from operations.nvidia.sm90.gemm.model import FusedWork
-from operations.nvidia.sm90.gemm.split import split_refusal
+from operations.nvidia.sm90.gemm.split_k import split_refusal
 from epilogues import (
     BIAS_TYPE,
     Doubled,

@@ -13,6 +13,7 @@ from ..sm90.diagonal.launch import convolve as convolve_diagonal
 from ..sm90.diagonal.launch import explain_diagonal, has_diagonal_types
 from ..sm90.diagonal.plan import choose_diagonal
 from ..config import is_hopper
+from ..limits import MAX_INDEX
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
@@ -33,9 +34,6 @@ from .depthwise_strips import (
     choose_strips,
     strip_candidate,
 )
-
-comptime MAX_COUNT = 1 << 31
-"""Beyond what 31 bits count."""
 
 
 def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
@@ -61,7 +59,7 @@ def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
             t"depthwise keeps filters in {FILTER_BYTES} bytes of shared memory,"
             t" too few for {problem.taps()} taps"
         )
-    if items_of(problem) >= MAX_COUNT // 2:
+    if items_of(problem) >= MAX_INDEX // 2:
         return String(
             t"depthwise counts items with 30 bits; here {items_of(problem)}"
         )

@@ -9,6 +9,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..divisor import Divisor
+from ..split_k import SplitK
 from ...conv.problem import SPATIAL, ConvProblem
 from .traversal import ROW_BYTES, Traversal
 
@@ -61,12 +62,8 @@ struct TileGeometry(
     """Tiles of a whole cluster along the filters of a group."""
     var clusters_n: Divisor
     """The same, of all groups."""
-    var parts: Divisor
-    """Of a tile's sum."""
-    var part_rounds: UInt32
-    """Activation stages of a part."""
-    var longer_parts: UInt32
-    """Parts, the first ones, that have one more."""
+    var split_k: SplitK
+    """How blocks share a tile's sum."""
     var keeps_filters: Bool
     """Whether all tiles of a block have the same filters, loaded once."""
 
@@ -132,23 +129,32 @@ struct TileGeometry(
             clusters_m=UInt32(ceildiv(traversal.pixels(halo), cluster_pixels)),
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * traversal.groups),
-            parts=Divisor(1),
-            part_rounds=0,
-            longer_parts=0,
+            split_k=SplitK(),
             keeps_filters=False,
         )
 
-    def split(mut self, halo: Int, parts: Int):
-        """Cuts tiles into parts.
+    def split(mut self, halo: Int, count: Int):
+        """Divides the tiles' sums among blocks.
 
         Args:
             halo: As in `of`.
-            parts: Of a tile; `split_refusal` has agreed.
+            count: Blocks that share a tile; the configuration's refusal has
+                been asked.
         """
-        self.parts = Divisor(parts)
-        self.part_rounds, self.longer_parts = divmod(
-            self.rounds(halo), UInt32(parts)
-        )
+        self.split_k = SplitK(self.rounds(halo), count)
+
+    def narrow[in_type: DType](mut self, traversal: Traversal):
+        """Has stages take equal slices of the channels, that end with them: no
+        load reaches beyond the channels. What it leaves of a stage's rows must
+        have been cleared (`pipeline.chunks.clear_rows`).
+
+        Parameters:
+            in_type: Of the activation.
+
+        Args:
+            traversal: The problem's.
+        """
+        self.slice_channels = UInt32(traversal.slice_channels[in_type]())
 
     @always_inline
     def rounds(self, halo: Int) -> UInt32:
@@ -300,6 +306,15 @@ struct Tap(TrivialRegisterPassable):
         self.d += 1
 
     @always_inline
+    def channel(self, geometry: TileGeometry) -> Int:
+        """The first channel of the step's slice.
+
+        Args:
+            geometry: The problem.
+        """
+        return Int(self.slice * geometry.slice_channels)
+
+    @always_inline
     def position(self, geometry: TileGeometry) -> UInt32:
         """The tap's index in the filter.
 
@@ -312,19 +327,19 @@ struct Tap(TrivialRegisterPassable):
 
 @fieldwise_init
 struct Tile(TrivialRegisterPassable):
-    """An output tile, or a part of its sum."""
+    """An output tile, or a block's share of its sum."""
 
     var pixel: UInt32
     """The first, counted along the traversal."""
     var filter: UInt32
     """The first, counted over all groups."""
     var group: UInt32
-    var part: UInt32
-    """Which part of the sum: the block's rank in the cluster."""
+    var split: UInt32
+    """Which of the blocks that share the tile."""
     var first: UInt32
-    """Activation stages in front of the part's."""
+    """Activation stages in front of the block's."""
     var rounds: UInt32
-    """Activation stages of the part."""
+    """Activation stages of the block."""
 
     @always_inline
     def __init__(out self):
@@ -332,7 +347,7 @@ struct Tile(TrivialRegisterPassable):
         self.pixel = 0
         self.filter = 0
         self.group = 0
-        self.part = 0
+        self.split = 0
         self.first = 0
         self.rounds = 0
 

@@ -1,9 +1,10 @@
 """This block's shared memory, 16 bytes at a time: what one thread moves in an
-instruction."""
+instruction; and the swizzle, by which such chunks lie in rows."""
 
+from max.gpu import thread_idx
 from std.sys.info import size_of
 
-from ..tma.copy import SharedAddress
+from ..tma.copy import SharedAddress, fence_async_proxy
 
 comptime CHUNK_BYTES = 16
 """Bytes of an access, and the alignment of its address."""
@@ -83,3 +84,28 @@ def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
     comptime rows_of_pattern = 128 // row_bytes
     var moved = chunk ^ (row // UInt32(rows_of_pattern) % UInt32(chunks))
     return row * UInt32(row_bytes) + moved * CHUNK_BYTES
+
+
+@always_inline
+def clear_rows[
+    row_bytes: Int, rows: Int, threads: Int
+](data: SharedAddress, loaded: UInt32):
+    """Writes zeros to the ends of swizzled rows, for what reads whole rows of
+    which loads bring the first bytes alone. All threads of the block; a barrier
+    among them must follow.
+
+    Parameters:
+        row_bytes: As in `swizzled`.
+        rows: How many.
+        threads: Of the block.
+
+    Args:
+        data: The first row, at a multiple of 8 spans.
+        loaded: Bytes at the start of each row to leave alone, a multiple of 16.
+    """
+    for row in range(UInt32(thread_idx.x), UInt32(rows), UInt32(threads)):
+        for chunk in range(
+            loaded // CHUNK_BYTES, UInt32(row_bytes // CHUNK_BYTES)
+        ):
+            store_chunk[DType.uint32](data + swizzled[row_bytes](row, chunk), 0)
+    fence_async_proxy()

@@ -15,10 +15,15 @@ from ...conv.fields import COPY_BYTES
 from ...conv.problem import ConvProblem
 from ..im2col.tiles import TileGeometry
 from ..im2col.traversal import ROW_BYTES, Traversal
+from ..limits import (
+    MAX_CLUSTER,
+    MAX_INDEX,
+    MAX_MMA_N,
+    MAX_SHARED_BYTES,
+    MMA_K_BYTES,
+    PATTERN_BYTES,
+)
 from ..pipeline.barrier import BARRIER_BYTES
-
-comptime WARP = 32
-"""Threads of a warp."""
 
 comptime TMEM_LANES = 128
 """Rows of a block's tensor memory."""
@@ -26,26 +31,8 @@ comptime TMEM_LANES = 128
 comptime TMEM_COLUMNS = 512
 """Columns of 32 bits of a block's tensor memory; all are allocated."""
 
-comptime MMA_K_BYTES = 32
-"""Bytes of a row that one instruction multiplies."""
-
-comptime MAX_MMA_N = 256
-"""Columns of an instruction, at most (PTX ISA, "tcgen05.mma", shapes)."""
-
-comptime PATTERN_BYTES = 1024
-"""Bytes after which the 128-byte swizzle repeats: 8 rows."""
-
-comptime MAX_SHARED_BYTES = 227 * 1024
-"""Shared memory that a block may have."""
-
-comptime MAX_CLUSTER = 8
-"""Blocks of a cluster that every device can place."""
-
 comptime MAX_GROUPS = 16
 """Stages of the input ring, at most: more would wait for nothing."""
-
-comptime MAX_GRID = 2147483647
-"""Blocks of a grid along x."""
 
 comptime CLC_RESPONSE_BYTES = 16
 """Bytes of the answer to a request for the next cluster's work."""
@@ -212,7 +199,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         return self.mma_shape[1] // self.output_tile_shape[1]
 
     def own_subtiles(self) -> Int:
-        """Sub-tiles that a block stores, at most: every `parts`-th."""
+        """Sub-tiles that a block stores, at most: every `split_k`-th."""
         return ceildiv(self.subtiles(), self.split_k())
 
     def partial_bytes(self) -> Int:
@@ -259,7 +246,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
     def num_barriers(self) -> Int:
         """Barriers in shared memory: two a stage of each pipeline (inputs,
         accumulators, the scheduler's answers and its throttle, residuals, other
-        blocks' parts), and one in front of the tensor memory's release."""
+        blocks' sums), and one in front of the tensor memory's release."""
         return 1 + 2 * (
             self.num_group_pipeline_stages()
             + self.num_accum_pipeline_stages
@@ -517,11 +504,13 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
                 t" sum has {steps} steps"
             )
         var pixels = traversal.pixels(0)
-        if pixels + self.cluster_pixels() > MAX_GRID:
+        if pixels + self.cluster_pixels() >= MAX_INDEX:
             return String(t"{pixels} output pixels; coordinates have 31 bits")
         var blocks = self.blocks(traversal)
-        if blocks > MAX_GRID:
-            return String(t"{blocks} blocks; a grid has at most {MAX_GRID}")
+        if blocks >= MAX_INDEX:
+            return String(
+                t"{blocks} blocks; a grid has at most {MAX_INDEX - 1}"
+            )
         return None
 
     def residual_refusal(self) -> Optional[String]:

@@ -24,12 +24,13 @@ from ..tma.copy import (
     wait_stores_read,
 )
 from ..tma.descriptor import TensorMap
-from .config import TMEM_COLUMNS, WARP, Conv2dConfig
+from ..limits import WARP
+from .config import TMEM_COLUMNS, Conv2dConfig
 from .epilogue_load import subtile_at, subtiles_of
 from .epilogue_params import EpilogueParams
 from .lambdas import ElementwiseComputeLambda, ElementwiseLambda, FusedWork
 from .mma import accumulator_type
-from .split import PartialSums
+from .split_k import PartialSums
 from .scheduler import ClusterPlace
 from .smem import SharedStorage
 from .tmem import (
@@ -93,7 +94,7 @@ struct TileEpilogue[
     comptime stage_stride_cols = (
         TMEM_COLUMNS // Self.config.num_accum_pipeline_stages
     )
-    comptime parts = Self.config.split_k()
+    comptime split_k = Self.config.split_k()
     comptime Values = SIMD[DType.float32, Self.size]
     comptime sum_type = accumulator_type[Self.act_type]()
     comptime Sums = SIMD[Self.sum_type, Self.size]
@@ -111,7 +112,7 @@ struct TileEpilogue[
     var output: RingPosition[Self.config.num_output_stages]
     var residual: RingPosition[Self.Storage.residual_stages]
     var partials: PartialSums[Self.config]
-    """Not used unless tiles have several parts."""
+    """Not used without split-K."""
 
     @always_inline
     def __init__(
@@ -157,12 +158,12 @@ struct TileEpilogue[
         self.storage.accumulators().wait(self.accumulator)
         order_after_barrier()
         var count = subtiles_of[Self.config](geometry, tile)
-        comptime if Self.parts > 1:
-            self._send_parts(count)
+        comptime if Self.split_k > 1:
+            self._send_sums(count)
             self.partials.wait()
-        for subtile in range(self.place.part, count, UInt32(Self.parts)):
+        for subtile in range(self.place.split, count, UInt32(Self.split_k)):
             var sums = self._read(subtile)
-            comptime if Self.parts > 1:
+            comptime if Self.split_k > 1:
                 sums = self.partials.add(subtile, sums)
             else:
                 if subtile + 1 == count:
@@ -176,7 +177,7 @@ struct TileEpilogue[
                 filter,
                 sums.cast[DType.float32](),
             )
-        comptime if Self.parts > 1:
+        comptime if Self.split_k > 1:
             self.partials.release()
             # There may have been no sub-tile of this block's.
             self._release_accumulator()
@@ -192,7 +193,7 @@ struct TileEpilogue[
         )
 
     @always_inline
-    def _send_parts(self, count: UInt32):
+    def _send_sums(self, count: UInt32):
         """Sends the sub-tiles that other blocks store, of `count`."""
         self.partials.acquire()
         for subtile in range(count):

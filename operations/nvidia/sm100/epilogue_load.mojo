@@ -23,7 +23,7 @@ def subtiles_of[
 ](geometry: TileGeometry, tile: Tile) -> UInt32:
     """Sub-tiles of a tile that hold filters of its group; at least one, so
     that every tile's accumulator is released alike. A block that shares the
-    tile stores every `parts`-th of them, from its own part's number on.
+    tile stores every `split_k`-th of them, from its own part's number on.
 
     Parameters:
         act_type: Of the activation.
@@ -93,8 +93,8 @@ def load_residuals[
     while queue.work.valid:
         var tile = tile_of(geometry, place, queue.work.index)
         var count = subtiles_of[config](geometry, tile)
-        comptime parts = config.split_k()
-        for subtile in range(place.part, count, UInt32(parts)):
+        comptime split_k = config.split_k()
+        for subtile in range(place.split, count, UInt32(split_k)):
             var filter = tile.filter + subtile * UInt32(
                 config.output_tile_shape[1]
             )

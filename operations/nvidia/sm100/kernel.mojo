@@ -36,13 +36,14 @@ from ..pipeline.barrier import (
 from ..pipeline.ring import RingPosition
 from ..tma.copy import prefetch_map
 from ..tma.descriptor import TensorMap
-from .config import TMEM_COLUMNS, WARP, Conv2dConfig
+from ..limits import WARP
+from .config import TMEM_COLUMNS, Conv2dConfig
 from .epilogue import EPILOGUE_THREADS, EPILOGUE_WARPS, TileEpilogue
 from .epilogue_load import load_residuals
 from .epilogue_params import EpilogueParams
 from .lambdas import ElementwiseComputeLambda, ElementwiseLambda, FusedWork
 from .mma import commit_multiplies, multiply_step
-from .scheduler import ClusterPlace, WorkQueue, part_of, schedule, tile_of
+from .scheduler import ClusterPlace, WorkQueue, share_of, schedule, tile_of
 from .smem import SharedStorage
 from .tile_io import input_barrier, load_activation, load_filter
 from .tmem import (
@@ -111,7 +112,7 @@ struct Conv2dFpropKernel[
     comptime cta_group = Self.config.cta_group
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
-    comptime PARTS = Self.config.split_k()
+    comptime SPLIT_K = Self.config.split_k()
     comptime CLUSTER_SIZE = Self.config.cluster_size()
     comptime num_group_pipeline_stages = Self.config.num_group_pipeline_stages()
     comptime NUM_TMEM_COLS = TMEM_COLUMNS
@@ -132,8 +133,8 @@ struct Conv2dFpropKernel[
     comptime clc_throttle_consumer_arv_count = 1
     comptime epi_load_producer_arv_count = 1
     comptime epi_load_consumer_arv_count = EPILOGUE_WARPS
-    comptime exchange_producer_arv_count = (Self.PARTS - 1) * EPILOGUE_WARPS
-    comptime exchange_consumer_arv_count = (Self.PARTS - 1) * EPILOGUE_WARPS
+    comptime exchange_producer_arv_count = (Self.SPLIT_K - 1) * EPILOGUE_WARPS
+    comptime exchange_consumer_arv_count = (Self.SPLIT_K - 1) * EPILOGUE_WARPS
     """Of the warps of the blocks that share this block's tiles."""
     comptime tmem_dealloc_arv_count = Self.cta_group * EPILOGUE_WARPS
 
@@ -315,7 +316,7 @@ struct Conv2dFpropKernel[
                     producers=Self.epi_load_producer_arv_count,
                     releases=Self.epi_load_consumer_arv_count,
                 )
-            comptime if Self.PARTS > 1:
+            comptime if Self.SPLIT_K > 1:
                 storage.exchange().init(
                     thread,
                     producers=Self.exchange_producer_arv_count,
@@ -354,7 +355,7 @@ struct Conv2dFpropKernel[
                 geometry.pixel(tile.pixel + place.n * part), tile.group
             )
             var tap = Tap()
-            comptime if Self.PARTS > 1:
+            comptime if Self.SPLIT_K > 1:
                 tap.skip(0, geometry, tile.first)
             var left = tile.rounds
             while left > 0:
@@ -465,7 +466,7 @@ struct Conv2dFpropKernel[
         var inputs = Self.InputPosition()
         var sums = Self.AccumPosition()
         var accumulators = storage.accumulators()
-        var _first, rounds = part_of(geometry, place)
+        var _first, rounds = share_of(geometry, place)
         while queue.work.valid:
             if place.leads():
                 accumulators.empty(sums.stage).wait(sums.parity ^ 1)

@@ -11,7 +11,8 @@ from std.sys.info import size_of
 
 from ..im2col.traversal import ROW_BYTES
 from ..tma.copy import SharedAddress
-from .config import MMA_K_BYTES, PATTERN_BYTES, Conv2dConfig
+from ..limits import MMA_K_BYTES, PATTERN_BYTES
+from .config import Conv2dConfig
 
 comptime MMA_STEPS = ROW_BYTES // MMA_K_BYTES
 """Instructions of a step of the sum."""

@@ -10,7 +10,8 @@ from std.sys.info import size_of
 
 from ...conv.problem import ConvProblem
 from ..im2col.traversal import Traversal
-from .config import MMA_K_BYTES, SUM_BYTES, Conv2dConfig
+from ..limits import MMA_K_BYTES
+from .config import SUM_BYTES, Conv2dConfig
 
 comptime CLOCK = 1.85e9
 """Cycles of a second (B200, boost)."""
@@ -98,10 +99,10 @@ def predict[
         residual: Whether one is added.
     """
     var traversal = Traversal(problem)
-    comptime parts = config.split_k()
+    comptime split_k = config.split_k()
     # The longest part's.
     var steps = Float64(
-        ceildiv(traversal.taps() * traversal.slices[act_type](), parts)
+        ceildiv(traversal.taps() * traversal.slices[act_type](), split_k)
     )
     var columns = Float64(config.mma_shape[1])
     var size = config.cluster_size()
@@ -121,15 +122,18 @@ def predict[
     var values = rows * columns
     var bytes = values * Float64(size_of[out_type]())
     if residual:
-        load += bytes / Float64(parts) / LOAD_BYTES_PER_CYCLE
+        load += bytes / Float64(split_k) / LOAD_BYTES_PER_CYCLE
     # Blocks that share a tile store a part of it each.
     var store = values * Float64(SUM_BYTES) / TMEM_BYTES_PER_CYCLE + (
         columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
         + bytes / STORE_BYTES_PER_CYCLE
-    ) / Float64(parts)
-    comptime if parts > 1:
+    ) / Float64(split_k)
+    comptime if split_k > 1:
         var sent = (
-            values * Float64(SUM_BYTES) * Float64(parts - 1) / Float64(parts)
+            values
+            * Float64(SUM_BYTES)
+            * Float64(split_k - 1)
+            / Float64(split_k)
         )
         store += EXCHANGE_CYCLES + sent * (
             1 / STORE_BYTES_PER_CYCLE + 1 / LOAD_BYTES_PER_CYCLE

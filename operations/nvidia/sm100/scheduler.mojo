@@ -15,7 +15,8 @@ from ..im2col.tiles import Tile, TileGeometry
 from ..pipeline.barrier import sync_warp
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress, fence_async_proxy
-from .config import CLC_RESPONSE_BYTES, WARP, Conv2dConfig
+from ..limits import WARP
+from .config import CLC_RESPONSE_BYTES, Conv2dConfig
 from .smem import SharedStorage
 
 
@@ -29,7 +30,7 @@ struct ClusterPlace[
 ](TrivialRegisterPassable):
     """A block's place in its cluster: ranks count along M first, so that the
     blocks of a pair have ranks that differ in the last bit, then along N, then
-    the parts of a tile's sum.
+    the blocks that share a tile.
 
     Parameters:
         act_type: Of the activation.
@@ -45,7 +46,8 @@ struct ClusterPlace[
     var rank: UInt32
     var m: UInt32
     var n: UInt32
-    var part: UInt32
+    var split: UInt32
+    """Which of the blocks that share a tile."""
 
     @always_inline
     def __init__(out self):
@@ -61,24 +63,24 @@ struct ClusterPlace[
         Args:
             rank: The block's in its cluster.
         """
-        var part, shared = divmod(rank, UInt32(Self.config.sharers()))
+        var split, shared = divmod(rank, UInt32(Self.config.sharers()))
         var n, m = divmod(shared, UInt32(Self.blocks_m))
-        return Self(rank, m, n, part)
+        return Self(rank, m, n, split)
 
     @always_inline
     def first(self) -> UInt32:
-        """The rank of the first block that adds up the same part."""
+        """The rank of the first block that adds up the same share."""
         comptime if Self.config.split_k() == 1:
             return 0
-        return self.part * UInt32(Self.config.sharers())
+        return self.split * UInt32(Self.config.sharers())
 
     @always_inline
     def behind(self, count: UInt32) -> UInt32:
-        """The rank of the block that has, of the same tile, the part `count`
-        behind this block's, counted around.
+        """The rank of the block that has, of the same tile, the share of the
+        sum `count` behind this block's, counted around.
 
         Args:
-            count: From 0 to `parts`.
+            count: From 0 to `split_k`.
         """
         comptime size = UInt32(Self.config.cluster_size())
         return (self.rank + count * UInt32(Self.config.sharers())) % size
@@ -177,7 +179,7 @@ def tile_of[
         n, m = divmod(rest, width)
         m += first
     var group, n_of_group = geometry.group_clusters.split(n)
-    var first, rounds = part_of(geometry, place)
+    var first, rounds = share_of(geometry, place)
     return Tile(
         pixel=(m * UInt32(config.cluster_shape[0]) + place.m)
         * UInt32(config.block_tile_shape[0]),
@@ -185,22 +187,22 @@ def tile_of[
         + (n_of_group * UInt32(config.cluster_shape[1]) + place.n)
         * UInt32(config.mma_shape[1]),
         group=group,
-        part=place.part,
+        split=place.split,
         first=first,
         rounds=rounds,
     )
 
 
 @always_inline
-def part_of[
+def share_of[
     act_type: DType,
     filter_type: DType,
     out_type: DType,
     //,
     config: Conv2dConfig[act_type, filter_type, out_type],
 ](geometry: TileGeometry, place: ClusterPlace[config]) -> Tuple[UInt32, UInt32]:
-    """A block's part of every tile's sum: the steps in front of it, and its
-    own. Earlier parts have the steps that are left over.
+    """What of every tile's sum a block adds up: the steps in front of its own,
+    and its own.
 
     Parameters:
         act_type: Of the activation.
@@ -214,11 +216,7 @@ def part_of[
     """
     comptime if config.split_k() == 1:
         return UInt32(0), geometry.rounds(0)
-    var first = place.part * geometry.part_rounds + min(
-        place.part, geometry.longer_parts
-    )
-    var longer = UInt32(1) if place.part < geometry.longer_parts else UInt32(0)
-    return first, geometry.part_rounds + longer
+    return geometry.split_k.share(place.split)
 
 
 @fieldwise_init

@@ -1,5 +1,5 @@
 """Where a block's shared memory is: the scheduler's answers, barriers, input
-tiles, output and residual buffers, other blocks' parts of its sums."""
+tiles, output and residual buffers, other blocks' partial sums."""
 
 from max.gpu.memory import external_memory
 from std.sys.info import size_of
@@ -7,7 +7,8 @@ from std.sys.info import size_of
 from ..pipeline.barrier import BARRIER_BYTES, Barrier
 from ..pipeline.ring import Ring
 from ..tma.copy import SharedAddress
-from .config import CLC_RESPONSE_BYTES, PATTERN_BYTES, Conv2dConfig
+from ..limits import PATTERN_BYTES
+from .config import CLC_RESPONSE_BYTES, Conv2dConfig
 
 
 @fieldwise_init
@@ -131,8 +132,8 @@ struct SharedStorage[
 
     @always_inline
     def exchange(self) -> Self.ExchangeRing:
-        """Of other blocks' parts of this block's sub-tiles; only if sums have
-        parts."""
+        """Of other blocks' partial sums of this block's sub-tiles; only with
+        split-K."""
         return Self.ExchangeRing(
             self.base + UInt32(Self.exchange_offset),
             self.base + UInt32(Self.partials_offset),

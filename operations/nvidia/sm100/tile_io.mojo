@@ -1,12 +1,12 @@
 """Loads of activation and filter tiles into the input ring's stages."""
 
 from std.sys.info import size_of
-from std.utils import IndexList
 
+from ..im2col.loads import load_filters, load_pixels
 from ..im2col.tiles import LoadStart, Tap, TileGeometry
 from ..im2col.traversal import ROW_BYTES
 from ..pipeline.exchange import peer_address
-from ..tma.copy import SharedAddress, load_im2col, load_tile
+from ..tma.copy import SharedAddress
 from ..tma.descriptor import TensorMap
 from .config import Conv2dConfig
 from .scheduler import ClusterPlace
@@ -74,40 +74,19 @@ def load_activation[
     comptime channels = ROW_BYTES // size_of[act_type]()
     comptime part_bytes = config.act_tile_dim0() * ROW_BYTES
     comptime multicast = config.cluster_shape[1] > 1
-    comptime pair = config.cta_group == 2
     var part = tile
     comptime if multicast:
         part += place.n * UInt32(part_bytes)
-    var peers = place.activation_mask()
-    var channel = Int(tap.slice) * channels
-    var w = Int(tap.w * geometry.dilation_w)
-    var h = Int(tap.h * geometry.dilation_h)
-    var d = Int(tap.d * geometry.dilation_d)
-    var at = IndexList[5](
-        channel, Int(first.w), Int(first.h), Int(first.d), Int(first.image)
+    load_pixels[multicast=multicast, pair=config.cta_group == 2](
+        part,
+        map,
+        barrier,
+        geometry,
+        first,
+        tap,
+        Int(tap.slice) * channels,
+        place.activation_mask(),
     )
-    if geometry.rank == 4:
-        load_im2col[4, multicast=multicast, pair=pair](
-            part,
-            map,
-            barrier,
-            IndexList[4](at[0], at[1], at[2], at[4]),
-            IndexList[2](w, h),
-            peers,
-        )
-    elif geometry.rank == 5:
-        load_im2col[5, multicast=multicast, pair=pair](
-            part, map, barrier, at, IndexList[3](w, h, d), peers
-        )
-    else:
-        load_im2col[3, multicast=multicast, pair=pair](
-            part,
-            map,
-            barrier,
-            IndexList[3](at[0], at[1], at[4]),
-            IndexList[1](w),
-            peers,
-        )
 
 
 @always_inline
@@ -154,12 +133,13 @@ def load_filter[
         var index = place.m // UInt32(config.cta_group)
         part += index * UInt32(part_filters * ROW_BYTES)
         filter += index * UInt32(part_filters)
-    load_tile[3, multicast=multicast, pair=config.cta_group == 2](
+    load_filters[multicast=multicast, pair=config.cta_group == 2](
         part,
         map,
         barrier,
-        IndexList[3](
-            Int(tap.slice) * channels, Int(tap.position(geometry)), Int(filter)
-        ),
+        geometry,
+        filter,
+        tap,
+        Int(tap.slice) * channels,
         place.filter_mask(),
     )

@@ -11,7 +11,8 @@ from std.sys._assembly import inlined_assembly
 
 from ..pipeline.chunks import shared_pointer
 from ..tma.copy import SharedAddress
-from .config import TMEM_COLUMNS, WARP
+from ..limits import WARP
+from .config import TMEM_COLUMNS
 
 
 @always_inline

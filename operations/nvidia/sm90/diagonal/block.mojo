@@ -8,9 +8,10 @@ from ...epilogue.activations import DeviceActivation
 from ....conv.epilogue import Epilogue
 from ....conv.fields import ACTIVATION_SILU
 from ...pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
+from ...pipeline.chunks import swizzled
 from ...tma.copy import SharedAddress, load_tile
 from ...tma.descriptor import TensorMap
-from ..gemm.config import PATTERN_BYTES
+from ...limits import PATTERN_BYTES
 from .geometry import (
     DiagonalSchedule,
     DiagonalGeometry,
@@ -29,9 +30,6 @@ from .plan import (
     WARPS_LOG,
     DiagonalConfig,
 )
-
-comptime CHUNK_BYTES = 16
-"""Bytes of 8 channels: what the swizzle moves."""
 
 
 @fieldwise_init
@@ -242,17 +240,6 @@ struct DiagonalStorage(TrivialRegisterPassable):
         publish_barriers()
 
 
-@always_inline
-def chunk(pixel: UInt32, group: UInt32) -> UInt32:
-    """The offset in a row of 8 channels of a pixel, as the swizzle has it.
-
-    Args:
-        pixel: The pixel.
-        group: Which 8 channels of the slab.
-    """
-    return pixel * PIXEL_BYTES + (group ^ (pixel % 8)) * CHUNK_BYTES
-
-
 struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
     """What a thread computes of the steps of a slab.
 
@@ -320,7 +307,9 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.offsets = type_of(self.offsets)(fill=0)
         comptime for row in range(Self.load_rows):
             comptime for s in range(Self.config.taps):
-                self.offsets[row * Self.config.taps + s] = chunk(
+                self.offsets[row * Self.config.taps + s] = swizzled[
+                    PIXEL_BYTES
+                ](
                     pixel + UInt32(row) * geometry.staged_columns + UInt32(s),
                     self.group ^ beside,
                 )
@@ -330,9 +319,9 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.slab = step.channel
         self.active = step.channel + self.group * MATRIX < geometry.channels
         self.sets = 0
-        self.output = lane // 8 % 2 * geometry.output_row_bytes + chunk(
-            lane % 8, self.group
-        )
+        self.output = lane // 8 % 2 * geometry.output_row_bytes + swizzled[
+            PIXEL_BYTES
+        ](lane % 8, self.group)
 
     @always_inline
     def enter(

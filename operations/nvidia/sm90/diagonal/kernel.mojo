@@ -27,6 +27,7 @@ from std.utils.numerics import isnan
 from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
+from ...limits import WARP
 from ...pipeline.barrier import sync_threads, sync_warp
 from ...tma.copy import (
     SharedAddress,
@@ -220,7 +221,7 @@ struct DiagonalKernel[
         schedule: DiagonalSchedule,
     ):
         """Computes the block's steps, run by run and batch by batch."""
-        var warp, lane = divmod(UInt32(thread_idx.x), UInt32(32))
+        var warp, lane = divmod(UInt32(thread_idx.x), UInt32(WARP))
         var loads_stages = False
         var loads_residual = False
         comptime if not Self.apart:
@@ -265,7 +266,7 @@ struct DiagonalKernel[
             var step = schedule.step(geometry, index)
             if step.channel != worker.slab:
                 # Computed anew: neither is kept for it.
-                warp, lane = divmod(thread_anew(), UInt32(32))
+                warp, lane = divmod(thread_anew(), UInt32(WARP))
                 worker = Self.Worker(geometry, step, warp, lane)
                 loaded = Self.Taps.load(
                     filter, worker.channel(), geometry.group_log, lane

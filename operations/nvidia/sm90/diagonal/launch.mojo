@@ -12,7 +12,7 @@ from ....conv.known import KnownFilter
 from ....conv.memory import Reads
 from ....conv.problem import SPATIAL, ConvProblem
 from ...tma.descriptor import TensorMap, TensorView, encode_tiled
-from ..gemm.config import MAX_SHARED_BYTES
+from ...limits import MAX_SHARED_BYTES
 from .kernel import DiagonalKernel
 from .geometry import DiagonalGeometry
 from .plan import (

@@ -6,12 +6,12 @@ from std.utils import IndexList
 
 from ....conv.access import OutputTarget
 from ....conv.problem import SPATIAL
+from ...limits import WARP
+from ...pipeline.chunks import load_chunk, swizzled
 from ...tma.copy import SharedAddress
-from .block import chunk
 from .geometry import DiagonalGeometry, DiagonalStep
 from .mma import keep_rolled
-from .plan import MATRIX, STEP_ROWS, WARPS
-from ..stem.staging import load_shared
+from .plan import MATRIX, PIXEL_BYTES, STEP_ROWS, WARPS
 
 
 @always_inline
@@ -61,13 +61,15 @@ def _store_fused(
     for i in range(images):
         for row in range(rows):
             var p = step.row + row
-            for column in range(first, columns, UInt32(32)):
+            for column in range(first, columns, UInt32(WARP)):
                 var q = step.column + column
-                var values = load_shared[out_type, MATRIX](
-                    from_
-                    + i * geometry.image_output_bytes
-                    + row * geometry.output_row_bytes
-                    + chunk(column, group)
+                var values = rebind[SIMD[out_type, MATRIX]](
+                    load_chunk[out_type](
+                        from_
+                        + i * geometry.image_output_bytes
+                        + row * geometry.output_row_bytes
+                        + swizzled[PIXEL_BYTES](column, group)
+                    )
                 )
                 var image = step.image + i
                 var offset = geometry.output_offset(image, step, p, q)

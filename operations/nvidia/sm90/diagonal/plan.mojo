@@ -25,7 +25,7 @@ from std.utils import IndexList
 from ....conv.fields import DIAGONAL_CHANNELS, DIAGONAL_TAPS
 from ....conv.known import KnownFilter
 from ....conv.problem import SPATIAL, ConvProblem
-from ..gemm.config import MAX_BOX, MAX_SHARED_BYTES, PATTERN_BYTES
+from ...limits import MAX_BOX, MAX_INDEX, MAX_SHARED_BYTES, PATTERN_BYTES, WARP
 
 comptime SLAB = 64
 """Channels of a block."""
@@ -57,7 +57,7 @@ comptime WARPS = SLAB // MATRIX
 comptime WARPS_LOG = 3
 """The logarithm of `WARPS`, to base 2."""
 
-comptime THREADS = 32 * WARPS
+comptime THREADS = WARP * WARPS
 """Threads of a block that compute."""
 
 comptime BUFFERS = 3
@@ -75,9 +75,6 @@ comptime BARRIERS_BYTES = PATTERN_BYTES
 
 comptime BLOCK_BYTES = 1024
 """Shared memory that a block takes beside its own."""
-
-comptime MAX_COUNT = 1 << 31
-"""Beyond what steps and coordinates are counted with."""
 
 
 @fieldwise_init
@@ -183,9 +180,9 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
             )
         for axis in range(SPATIAL):
             var most = max(problem.padded(axis), 1)
-            if problem.input[axis] < 1 or most >= MAX_COUNT:
+            if problem.input[axis] < 1 or most >= MAX_INDEX:
                 return String(
-                    t"diagonal takes 1 to {MAX_COUNT - 1} padded input pixels"
+                    t"diagonal takes 1 to {MAX_INDEX - 1} padded input pixels"
                     t" along an axis; here input {problem.input}"
                 )
         var steps = (
@@ -195,7 +192,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
             * problem.output[2]
             * ceildiv(problem.channels, SLAB)
         )
-        if steps >= MAX_COUNT:
+        if steps >= MAX_INDEX:
             return String(t"diagonal counts pixels with 31 bits; here {steps}")
         return None
 

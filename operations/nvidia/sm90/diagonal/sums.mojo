@@ -3,8 +3,9 @@ multiplies."""
 
 from std.utils import StaticTuple
 
+from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import SharedAddress
-from .block import CHUNK_BYTES, DiagonalWorker
+from .block import DiagonalWorker
 from .geometry import DiagonalGeometry
 from .mma import (
     DiagonalFilter,

@@ -2,7 +2,8 @@
 
 from std.utils import IndexList
 
-from .config import MAX_SPLIT_K, Sm90Config
+from ...split_k import MAX_SPLIT_K
+from .config import Sm90Config
 from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
 
 comptime CANDIDATES = 15

@@ -12,29 +12,17 @@ from std.utils import IndexList
 from ....conv.fields import COPY_BYTES
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import ROW_BYTES, Traversal
+from ...limits import (
+    MAX_BOX,
+    MAX_INDEX,
+    MAX_MMA_N,
+    MAX_SHARED_BYTES,
+    PATTERN_BYTES,
+    WARPGROUP,
+)
 from ...pipeline.barrier import BARRIER_BYTES
+from ..wgmma import MMA_M
 from .epilogue_config import EpilogueConfig, HALF_BYTES
-
-comptime WARPGROUP = 128
-"""Threads of a warpgroup."""
-
-comptime MMA_M = 64
-"""Rows that one warpgroup's multiply takes at a time."""
-
-comptime MAX_MMA_N = 256
-"""Columns of a warpgroup's multiply, at most."""
-
-comptime MAX_BOX = 256
-"""Elements of a box along one dimension, at most."""
-
-comptime PATTERN_BYTES = 1024
-"""Bytes after which the 128-byte swizzle repeats: 8 rows."""
-
-comptime MAX_SPLIT_K = 8
-"""Blocks of a cluster that share a tile's sum, at most."""
-
-comptime MAX_SHARED_BYTES = 227 * 1024
-"""Shared memory that a block may have."""
 
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
@@ -376,7 +364,7 @@ def can_implement[
     if refusal:
         return refusal
     var pixels = traversal.pixels(config.halo)
-    if pixels + config.cluster_pixels() >= 1 << 31:
+    if pixels + config.cluster_pixels() >= MAX_INDEX:
         return String(t"{pixels} output pixels; coordinates have 31 bits")
     return None
 

@@ -9,12 +9,13 @@ from ....conv.memory import Reads
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import Traversal
 from .candidates import CANDIDATES, candidate, offered, offered_fused
-from .config import MAX_SPLIT_K, Sm90Config, can_implement
+from ...split_k import MAX_SPLIT_K
+from .config import Sm90Config, can_implement
 from .epilogue_visitor import ConvVisitor
 from .grid import tile_clusters
 from .launch import LaunchPlan
 from .model import FusedWork, predicted_seconds
-from .split import split_refusal
+from .split_k import split_refusal
 
 
 @fieldwise_init

@@ -4,7 +4,7 @@ memory, and who may write which of them when."""
 from ...pipeline.barrier import sync_threads, sync_warp
 from ...pipeline.ring import Ring, RingPosition
 from ...tma.copy import SharedAddress, fence_async_proxy, wait_stores_read
-from .config import WARPGROUP
+from ...limits import WARPGROUP
 from .epilogue_config import CONSUMER_WARPS, EpilogueConfig
 
 comptime FIRST_NAME = 1
@@ -25,8 +25,9 @@ struct EpilogueBuffers[
     """
 
     comptime stages = Self.config.output_buffers()
+    comptime buffer_bytes = Self.config.buffer_bytes()
     comptime residual_stages = max(1, Self.config.num_epi_load_stages)
-    comptime Residuals = Ring[Self.residual_stages, Self.config.buffer_bytes()]
+    comptime Residuals = Ring[Self.residual_stages, Self.buffer_bytes]
 
     var residuals: Self.Residuals
     var residual: RingPosition[Self.residual_stages]
@@ -63,7 +64,7 @@ struct EpilogueBuffers[
         self.residual = RingPosition[Self.residual_stages]()
         self.releasing = RingPosition[Self.residual_stages]()
         comptime offset = 0 if Self.config.reuse_c else (
-            Self.config.num_epi_load_stages * Self.config.buffer_bytes()
+            Self.config.num_epi_load_stages * Self.buffer_bytes
         )
         self.outputs = buffers + UInt32(offset)
         self.output = RingPosition[Self.stages]()
@@ -121,7 +122,7 @@ struct EpilogueBuffers[
         """The next output buffer, once it may be overwritten."""
         self._await_output()
         var buffer = self.outputs + self.output.stage * UInt32(
-            Self.config.buffer_bytes()
+            Self.buffer_bytes
         )
         self.output.step()
         return buffer

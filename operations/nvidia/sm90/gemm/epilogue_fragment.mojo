@@ -11,7 +11,8 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.sys.intrinsics import _RegisterPackType
 
-from ...pipeline.chunks import shared_pointer
+from ...limits import WARP
+from ...pipeline.chunks import shared_pointer, swizzled
 from ...tma.copy import SharedAddress
 from .epilogue_config import ROW_BYTES, SUBTILE_FILTERS
 
@@ -79,7 +80,7 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
         Args:
             thread: Of the warpgroup.
         """
-        self.warp, self.lane = divmod(thread, UInt32(32))
+        self.warp, self.lane = divmod(thread, UInt32(WARP))
 
     @always_inline
     def filter(self) -> UInt32:
@@ -127,16 +128,14 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
             # A warp holds 16 filters, two chunks of every row.
             var row = (self.lane // 16) * 8 + self.lane % 8
             var chunk = self.warp * 2 + (self.lane // 8) % 2
-            return (
-                row * ROW_BYTES
-                + (chunk ^ (row % 8)) * 16
-                + group * UInt32(MATRIX_ROWS * ROW_BYTES)
+            return swizzled[ROW_BYTES](row, chunk) + group * UInt32(
+                MATRIX_ROWS * ROW_BYTES
             )
         else:
             # A warp holds 16 pixels; the swizzle moves pairs of chunks.
             var row = self.warp * 16 + self.lane % 16
             var chunk = self.lane // 16
-            return (row * ROW_BYTES + (chunk ^ (row % 8)) * 16) ^ (group * 32)
+            return swizzled[ROW_BYTES](row, chunk) ^ (group * 32)
 
     @always_inline
     def word[pixels: Int, value: Int](self, group: UInt32) -> UInt32:
@@ -158,8 +157,7 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
         var panel, column = divmod(filter, UInt32(32))
         return (
             panel * UInt32(pixels * ROW_BYTES)
-            + row * ROW_BYTES
-            + ((column // 4) ^ (row % 8)) * 16
+            + swizzled[ROW_BYTES](row, column // 4)
             + column % 4 * 4
         )
 

@@ -7,7 +7,8 @@ from std.sys.info import size_of
 from ....conv.access import OutputTarget
 from ....conv.problem import ConvProblem
 from ...im2col.tiles import OutputShape
-from .config import MAX_SHARED_BYTES, Sm90Config, residual_refusal
+from ...limits import MAX_SHARED_BYTES
+from .config import Sm90Config, residual_refusal
 from .epilogue_callbacks import EpilogueVisitor, VisitLayout
 from .epilogue_config import SUBTILE_FILTERS
 

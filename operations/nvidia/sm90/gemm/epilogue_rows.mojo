@@ -15,7 +15,8 @@ from std.utils import IndexList, StaticTuple
 from ....conv.access import OutputTarget
 from ....conv.problem import SPATIAL
 from ...im2col.tiles import OutputShape, TileGeometry
-from ...pipeline.chunks import load_chunk
+from ...limits import WARP
+from ...pipeline.chunks import load_chunk, swizzled
 from ...tma.copy import SharedAddress
 from .epilogue_config import CONSUMER_WARPS, ROW_BYTES
 from .epilogue_fragment import (
@@ -24,9 +25,6 @@ from .epilogue_fragment import (
     panel_filters,
     panels,
 )
-
-comptime WARP = 32
-"""Threads of a warp."""
 
 comptime CHUNKS = ROW_BYTES // 16
 """Pieces of 16 bytes of a buffer's row."""
@@ -145,7 +143,7 @@ struct RowStore[
         comptime for i in range(Self.steps):
             var row = self.row + UInt32(i * Self.rows)
             chunks[i] = load_chunk[Self.dtype](
-                rows + row * ROW_BYTES + (self.chunk ^ (row % CHUNKS)) * 16
+                rows + swizzled[ROW_BYTES](row, self.chunk)
             )
         return chunks
 

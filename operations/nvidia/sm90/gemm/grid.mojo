@@ -87,7 +87,7 @@ struct Grid(ImplicitlyCopyable, Movable):
             config.cluster_filters(),
         )
         cut.keeps_filters = self.keeps_filters
-        cut.slice_channels = UInt32(traversal.slice_channels[in_type]())
+        cut.narrow[in_type](traversal)
         return cut
 
     def waves(self) -> Int:

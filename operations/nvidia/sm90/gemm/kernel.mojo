@@ -32,26 +32,23 @@ from ...pipeline.barrier import (
 from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, prefetch_map
 from ...tma.descriptor import TensorMap
-from .config import Sm90Config, WARPGROUP
+from ...limits import WARP, WARPGROUP
+from .config import Sm90Config
 from .epilogue import CollectiveEpilogue, FIRST_NAME
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import EpilogueParams
 from .mma import Accumulators
 from .scheduler import TileScheduler
 from .smem import SharedStorage
-from .split import await_sums, sum_parts
+from .split_k import await_sums, sum_splits
 from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
 
-comptime WARP = 32
-"""Threads of a warp. The first thread of the warpgroup's first warp loads
-activations, that of its last filters, those between are the consumers' loaders.
-"""
-
 comptime FILTER_WARP = UInt32(3)
-"""The warp whose first thread loads filters."""
+"""The warp of producers whose first thread loads filters; that of the first
+warp loads activations, those between are the consumers' loaders."""
 
 
 @fieldwise_init
@@ -86,6 +83,13 @@ struct ConvKernel[
         Self.Output, Self.Visitor, Self.config
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
+    comptime CLUSTER_M = Self.config.cluster_shape[0]
+    comptime CLUSTER_N = Self.config.cluster_shape[1]
+    comptime act_consumer_arv_count = Self.config.activation_releases()
+    comptime filter_consumer_arv_count = Self.config.filter_releases()
+    comptime act_stage_pixels = Self.config.act_stage_pixels()
+    comptime filter_stage_filters = Self.config.block_tile_shape[1]
+    comptime epilogue_bytes = Self.config.epilogue_bytes()
     comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
     """Channels that a row of a stage holds."""
     comptime TURN_NAME = FIRST_NAME + Self.config.consumers
@@ -119,7 +123,7 @@ struct ConvKernel[
         geometry: TileGeometry,
     ):
         """A block: its threads take their roles. The launch says how many
-        blocks a cluster has: `cluster_size`, or one a part of a tile's sum.
+        blocks a cluster has: `cluster_size`, or as many as share a tile.
 
         Args:
             activation: Descriptor of the activation, im2col.
@@ -189,10 +193,10 @@ struct ConvKernel[
             storage.activation.init(
                 thread,
                 producers=1,
-                releases=Self.config.activation_releases(),
+                releases=Self.act_consumer_arv_count,
             )
             storage.filter.init(
-                thread, producers=1, releases=Self.config.filter_releases()
+                thread, producers=1, releases=Self.filter_consumer_arv_count
             )
             comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
@@ -218,7 +222,7 @@ struct ConvKernel[
         var scheduler = Self.Scheduler()
         var activations = Self.ActivationPosition()
         comptime part = UInt32(Self.config.act_tile_dim0())
-        var bytes = Self.config.act_stage_pixels() * Self._row_bytes(geometry)
+        var bytes = Self.act_stage_pixels * Self._row_bytes(geometry)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             var first = geometry.load_start(
@@ -294,7 +298,7 @@ struct ConvKernel[
     @staticmethod
     @always_inline
     def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
-        """The first step of a tile, or of a part of one."""
+        """The first step of a tile, or of the block's share of it."""
         var tap = Tap()
         comptime if Self.config.splits():
             if tile.first > 0:
@@ -318,7 +322,7 @@ struct ConvKernel[
             storage.filter.address(filters.stage),
             storage.filter.acquire(
                 filters,
-                Self.config.block_tile_shape[1] * Self._row_bytes(geometry),
+                Self.filter_stage_filters * Self._row_bytes(geometry),
             ),
             geometry,
             ranks,
@@ -336,9 +340,9 @@ struct ConvKernel[
         comptime barrier_bytes = Self.Epilogue.Buffers.Residuals.barrier_bytes()
         return Self.Epilogue(
             storage.residual_barriers + consumer * UInt32(barrier_bytes),
-            storage.buffers + consumer * UInt32(Self.config.epilogue_bytes()),
+            storage.buffers + consumer * UInt32(Self.epilogue_bytes),
             storage.buffers
-            + UInt32(Self.config.consumers * Self.config.epilogue_bytes())
+            + UInt32(Self.config.consumers * Self.epilogue_bytes)
             + consumer * UInt32(Self.Epilogue.visitor_bytes()),
             consumer,
             thread,
@@ -351,8 +355,10 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             return UInt32(0), UInt32(0)
         comptime if Self.config.splits_filters():
-            return UInt32(0), consumer * UInt32(Self.config.consumer_filters())
-        return consumer * UInt32(Self.config.consumer_pixels()), UInt32(0)
+            comptime filters = Self.config.consumer_filters()
+            return UInt32(0), consumer * UInt32(filters)
+        comptime pixels = Self.config.consumer_pixels()
+        return consumer * UInt32(pixels), UInt32(0)
 
     @staticmethod
     @always_inline
@@ -373,7 +379,7 @@ struct ConvKernel[
             var tile = scheduler.tile(geometry)
             tile.pixel += pixel
             tile.filter += filter
-            if tile.part == 0:
+            if tile.split == 0:
                 epilogue.load(residual, geometry, tile)
             scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
 
@@ -422,7 +428,7 @@ struct ConvKernel[
             )
             var whole = True
             comptime if Self.config.splits():
-                whole = sum_parts[Self.config](
+                whole = sum_splits[Self.config](
                     accumulators,
                     storage.activation.data,
                     geometry,
@@ -456,7 +462,7 @@ struct ConvKernel[
         consumer: UInt32,
         thread: UInt32,
     ):
-        """Multiplies the `steps` filter stages of a tile, or of a part of one.
+        """Multiplies the `steps` filter stages of a tile, or of the block's share.
         One multiply is always in flight: a stage is released when the multiply
         after its own has been started. This consumer's part of the tile begins
         at `pixel` and `filter`."""
@@ -543,11 +549,9 @@ struct ConvKernel[
         """Tells every block that copies into this stage that this consumer is
         done with it."""
         var empty = storage.activation.empty(stage)
-        comptime if Self.config.cluster_shape[1] > 1:
-            if thread < UInt32(Self.config.cluster_shape[1]):
-                empty.arrive_at(
-                    ranks.rank_m + thread * UInt32(Self.config.cluster_shape[0])
-                )
+        comptime if Self.CLUSTER_N > 1:
+            if thread < UInt32(Self.CLUSTER_N):
+                empty.arrive_at(ranks.rank_m + thread * UInt32(Self.CLUSTER_M))
         else:
             if thread == 0:
                 empty.arrive()
@@ -565,11 +569,9 @@ struct ConvKernel[
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
-        comptime if Self.config.cluster_shape[0] > 1:
-            if thread < UInt32(Self.config.cluster_shape[0]):
-                empty.arrive_at(
-                    ranks.rank_n * UInt32(Self.config.cluster_shape[0]) + thread
-                )
+        comptime if Self.CLUSTER_M > 1:
+            if thread < UInt32(Self.CLUSTER_M):
+                empty.arrive_at(ranks.rank_n * UInt32(Self.CLUSTER_M) + thread)
         else:
             if thread == 0:
                 empty.arrive()

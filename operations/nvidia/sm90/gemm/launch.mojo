@@ -30,7 +30,7 @@ from .epilogue_callbacks import EpilogueVisitor, LaunchShape
 from .epilogue_params import EpilogueParams, visitor_refusal
 from .grid import Grid
 from .kernel import ConvKernel
-from .split import split_refusal
+from .split_k import split_refusal
 
 
 @fieldwise_init

@@ -6,7 +6,6 @@ innermost ("K-major").
 """
 
 from max.gpu.compute.mma import (
-    WGMMADescriptor,
     wgmma_async,
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
@@ -17,21 +16,9 @@ from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ...im2col.traversal import ROW_BYTES
+from ...limits import MMA_K_BYTES, WARPGROUP
 from ...tma.copy import SharedAddress
-from .config import MMA_M, PATTERN_BYTES, WARPGROUP
-
-comptime MMA_K_BYTES = 32
-"""Bytes of a row that one instruction multiplies."""
-
-
-@always_inline
-def _operand[dtype: DType](address: SharedAddress) -> WGMMADescriptor[dtype]:
-    """The matrix descriptor of a tile (PTX ISA, "Matrix descriptor format"):
-    address, distance of 8-row groups, 128-byte swizzle."""
-    comptime distance = UInt64(PATTERN_BYTES >> 4) << 32
-    comptime swizzle = UInt64(1) << 62
-    var bits = UInt64((address & 0x3FFFF) >> 4) | distance | swizzle
-    return WGMMADescriptor[dtype](Int64(bits))
+from ..wgmma import MMA_M, matrix_descriptor
 
 
 struct Accumulators[rows: Int, columns: Int](Movable):
@@ -86,11 +73,13 @@ struct Accumulators[rows: Int, columns: Int](Movable):
                     b_type=dtype,
                     scale_d=0 if overwrite and k == 0 else 1,
                 ](
-                    _operand[dtype](
+                    matrix_descriptor[dtype](
                         row_tile
                         + UInt32(b * MMA_M * ROW_BYTES + k * MMA_K_BYTES)
                     ),
-                    _operand[dtype](column_tile + UInt32(k * MMA_K_BYTES)),
+                    matrix_descriptor[dtype](
+                        column_tile + UInt32(k * MMA_K_BYTES)
+                    ),
                     self.values[b],
                 )
         wgmma_commit_group_sync()

@@ -7,7 +7,8 @@ from ...epilogue.activations import DeviceActivation
 from ....conv.epilogue import Epilogue
 from ....conv.problem import SPATIAL, ConvProblem
 from ...im2col.traversal import ROW_BYTES, SECTOR_BYTES, Traversal
-from .config import MMA_M, Sm90Config
+from ..wgmma import MMA_M
+from .config import Sm90Config
 from .epilogue_visitor import FAST
 from .grid import Grid
 

@@ -17,6 +17,11 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         config: The configuration.
     """
 
+    comptime CLUSTER_M = UInt32(Self.config.cluster_shape[0])
+    comptime CLUSTER_N = UInt32(Self.config.cluster_shape[1])
+    comptime BM = UInt32(Self.config.block_tile_shape[0])
+    comptime BN = UInt32(Self.config.block_tile_shape[1])
+
     var index: UInt32
     var rank_m: UInt32
     var rank_n: UInt32
@@ -26,20 +31,20 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         """The block's first tile."""
         comptime size = UInt32(Self.config.cluster_size())
         var cluster, rank = divmod(UInt32(block_idx.x), size)
-        var rank_n, rank_m = divmod(rank, UInt32(Self.config.cluster_shape[0]))
+        var rank_n, rank_m = divmod(rank, Self.CLUSTER_M)
         self.index = cluster
         self.rank_m = rank_m
         self.rank_n = rank_n
 
     @always_inline
     def valid(self, geometry: TileGeometry) -> Bool:
-        """Whether there is a tile left, or a part of one.
+        """Whether there is a tile left, or a share of one.
 
         Args:
             geometry: The problem.
         """
         comptime if Self.config.splits():
-            return self.index < geometry.tiles() * geometry.parts.value
+            return self.index < geometry.tiles() * geometry.split_k.count.value
         return self.index < geometry.tiles()
 
     @always_inline
@@ -50,30 +55,21 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
             geometry: The problem.
         """
         var index = self.index
-        var part = UInt32(0)
+        var split = UInt32(0)
         var first = UInt32(0)
         var rounds = geometry.rounds(Self.config.halo)
         comptime if Self.config.splits():
-            index, part = geometry.parts.split(self.index)
-            if geometry.parts.value > 1:
-                first = part * geometry.part_rounds + min(
-                    part, geometry.longer_parts
-                )
-                rounds = geometry.part_rounds
-                if part < geometry.longer_parts:
-                    rounds += 1
+            index, split = geometry.split_k.count.split(self.index)
+            if geometry.split_k.count.value > 1:
+                first, rounds = geometry.split_k.share(split)
         var m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
-        var filter = (
-            n_of_group * UInt32(Self.config.cluster_shape[1]) + self.rank_n
-        )
+        var filter = n_of_group * Self.CLUSTER_N + self.rank_n
         return Tile(
-            pixel=(m * UInt32(Self.config.cluster_shape[0]) + self.rank_m)
-            * UInt32(Self.config.block_tile_shape[0]),
-            filter=group * geometry.group_filters
-            + filter * UInt32(Self.config.block_tile_shape[1]),
+            pixel=(m * Self.CLUSTER_M + self.rank_m) * Self.BM,
+            filter=group * geometry.group_filters + filter * Self.BN,
             group=group,
-            part=part,
+            split=split,
             first=first,
             rounds=rounds,
         )

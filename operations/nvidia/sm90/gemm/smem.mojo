@@ -1,13 +1,13 @@
 """Where a block's shared memory is: rings, then output buffers."""
 
-from max.gpu import thread_idx
 from max.gpu.memory import external_memory
 
 from ...im2col.traversal import ROW_BYTES
-from ...pipeline.chunks import CHUNK_BYTES, store_chunk, swizzled
+from ...pipeline.chunks import clear_rows
 from ...pipeline.ring import Ring
-from ...tma.copy import SharedAddress, fence_async_proxy
-from .config import PATTERN_BYTES, Sm90Config
+from ...tma.copy import SharedAddress
+from ...limits import PATTERN_BYTES
+from .config import Sm90Config
 
 
 @fieldwise_init
@@ -39,7 +39,8 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
         ]()
         var address = SharedAddress(Int(base))
-        var activation = address + UInt32(Self.config.header_bytes())
+        comptime header_bytes = Self.config.header_bytes()
+        var activation = address + UInt32(header_bytes)
         comptime activation_bytes = (
             Self.config.num_act_pipeline_stages * Self.config.act_stage_bytes()
         )
@@ -60,8 +61,8 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
 
     @always_inline
     def clear_rows(self, loaded: UInt32):
-        """Writes zeros to what loads leave of the rings' rows, which the
-        multiply reads too; every thread, and all meet before the first load.
+        """Clears what loads leave of the rings' rows, which the multiply reads
+        too; every thread, and all wait for each other before the first load.
 
         Args:
             loaded: Bytes that a load brings of each row, a multiple of 16.
@@ -71,13 +72,6 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             + Self.config.num_filter_pipeline_stages
             * Self.config.block_tile_shape[1]
         )
-        for row in range(
-            UInt32(thread_idx.x), UInt32(rows), UInt32(Self.config.threads())
-        ):
-            for chunk in range(
-                loaded // CHUNK_BYTES, UInt32(ROW_BYTES // CHUNK_BYTES)
-            ):
-                store_chunk[DType.uint32](
-                    self.activation.data + swizzled[ROW_BYTES](row, chunk), 0
-                )
-        fence_async_proxy()
+        clear_rows[ROW_BYTES, rows, Self.config.threads()](
+            self.activation.data, loaded
+        )

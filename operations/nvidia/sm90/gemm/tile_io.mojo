@@ -1,11 +1,10 @@
 """Loads of activation and filter tiles into their rings' stages."""
 
-from std.utils import IndexList
-
+from ...im2col.loads import load_filters, load_pixels
 from ...im2col.tiles import LoadStart, Tap, TileGeometry
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import Barrier
-from ...tma.copy import SharedAddress, load_im2col, load_tile
+from ...tma.copy import SharedAddress
 from ...tma.descriptor import TensorMap
 from .config import Sm90Config
 from .scheduler import TileScheduler
@@ -39,51 +38,24 @@ def load_activation[
         tap: The step; its `w` is 0 if the stage serves a whole filter row.
     """
     comptime part_bytes = config.act_tile_dim0() * ROW_BYTES
+    comptime cluster_m = config.cluster_shape[0]
     comptime multicast = config.cluster_shape[1] > 1
     var part = stage
     var peers = UInt16(0)
     comptime if multicast:
         part += ranks.rank_n * UInt32(part_bytes)
         comptime for n in range(config.cluster_shape[1]):
-            peers |= UInt16(1) << UInt16(
-                ranks.rank_m + UInt32(n * config.cluster_shape[0])
-            )
-    var channel = Int(tap.slice * geometry.slice_channels)
-    var w = Int(tap.w * geometry.dilation_w)
-    var h = Int(tap.h * geometry.dilation_h)
-    if geometry.rank == 4:
-        load_im2col[4, multicast=multicast](
-            part,
-            map,
-            barrier.address,
-            IndexList[4](channel, Int(first.w), Int(first.h), Int(first.image)),
-            IndexList[2](w, h),
-            peers,
-        )
-    elif geometry.rank == 5:
-        load_im2col[5, multicast=multicast](
-            part,
-            map,
-            barrier.address,
-            IndexList[5](
-                channel,
-                Int(first.w),
-                Int(first.h),
-                Int(first.d),
-                Int(first.image),
-            ),
-            IndexList[3](w, h, Int(tap.d * geometry.dilation_d)),
-            peers,
-        )
-    else:
-        load_im2col[3, multicast=multicast](
-            part,
-            map,
-            barrier.address,
-            IndexList[3](channel, Int(first.w), Int(first.image)),
-            IndexList[1](w),
-            peers,
-        )
+            peers |= UInt16(1) << UInt16(ranks.rank_m + UInt32(n * cluster_m))
+    load_pixels[multicast=multicast](
+        part,
+        map,
+        barrier.address,
+        geometry,
+        first,
+        tap,
+        tap.channel(geometry),
+        peers,
+    )
 
 
 @always_inline
@@ -114,23 +86,23 @@ def load_filter[
         tap: The step.
     """
     comptime part_filters = config.filter_tile_dim0()
-    comptime multicast = config.cluster_shape[0] > 1
+    comptime cluster_m = config.cluster_shape[0]
+    comptime multicast = cluster_m > 1
     var part = stage
     var filter = first
     var peers = UInt16(0)
     comptime if multicast:
         part += ranks.rank_m * UInt32(part_filters * ROW_BYTES)
         filter += ranks.rank_m * UInt32(part_filters)
-        comptime row = UInt16((1 << config.cluster_shape[0]) - 1)
-        peers = row << UInt16(ranks.rank_n * UInt32(config.cluster_shape[0]))
-    load_tile[3, multicast=multicast](
+        comptime row = UInt16((1 << cluster_m) - 1)
+        peers = row << UInt16(ranks.rank_n * UInt32(cluster_m))
+    load_filters[multicast=multicast](
         part,
         map,
         barrier.address,
-        IndexList[3](
-            Int(tap.slice * geometry.slice_channels),
-            Int(tap.position(geometry)),
-            Int(filter),
-        ),
+        geometry,
+        filter,
+        tap,
+        tap.channel(geometry),
         peers,
     )

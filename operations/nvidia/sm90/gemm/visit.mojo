@@ -30,7 +30,8 @@ from ....conv.access import OutputTarget
 from ....conv.memory import CACHE_LINE, Reads
 from ....conv.problem import ConvProblem
 from .candidates import CANDIDATES, candidate, offered, offered_fused
-from .config import MAX_SHARED_BYTES, Sm90Config, can_implement
+from ...limits import MAX_SHARED_BYTES
+from .config import Sm90Config, can_implement
 from .epilogue_callbacks import EpilogueVisitor
 from .epilogue_params import layout_of, visitor_refusal
 from .launch import LaunchPlan

@@ -14,7 +14,9 @@ from std.sys.info import size_of
 
 from ...divisor import Divisor
 from ....conv.problem import ConvProblem
-from ..gemm.config import MAX_SHARED_BYTES, MMA_M, PATTERN_BYTES, ROW_BYTES
+from ...im2col.traversal import ROW_BYTES
+from ...limits import MAX_SHARED_BYTES, PATTERN_BYTES
+from ..wgmma import MMA_M
 
 comptime QUAD = 4
 """Channels that are staged together."""
@@ -310,7 +312,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
         ) * Float64(self.tiles_n)
         var best = self
         var least = Float64.MAX
-        for parts in range(1, min(MAX_PARTS, problem.output[2]) + 1):
+        for parts in range(1, min(MAX_ROW_CUTS, problem.output[2]) + 1):
             for rows in range(1, min(MAX_TILE_ROWS, problem.output[1]) + 1):
                 self._cut_pixels(
                     problem, rows, ceildiv(problem.output[2], parts)
@@ -328,7 +330,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
                     least = cycles
                     best = self
             # Narrower tiles stage more: only as far as needed.
-            if least < Float64.MAX and parts >= ENOUGH_PARTS:
+            if least < Float64.MAX and parts >= ENOUGH_ROW_CUTS:
                 break
         self = best
 
@@ -367,10 +369,10 @@ comptime MAX_FILTER_BYTES = 112 * 1024
 """Shared memory that a block's filters take, unless one tile takes more."""
 
 comptime MAX_TILE_ROWS = 24
-comptime MAX_PARTS = 256
+comptime MAX_ROW_CUTS = 256
 """Rows of a tile, and parts that a row of the output is cut into, at most."""
 
-comptime ENOUGH_PARTS = 6
+comptime ENOUGH_ROW_CUTS = 6
 """Parts that are tried where fewer would do."""
 
 # The model's constants, in cycles of a multiprocessor.

@@ -40,8 +40,9 @@ from ...pipeline.barrier import (
 )
 from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, fence_async_proxy
-from ..gemm.config import MMA_M, PATTERN_BYTES, ROW_BYTES, WARPGROUP
-from ..gemm.mma import _operand
+from ...im2col.traversal import ROW_BYTES
+from ...limits import PATTERN_BYTES, WARP, WARPGROUP
+from ..wgmma import MMA_M, matrix_descriptor
 from .geometry import (
     ATOM_STEPS,
     BARRIERS_BYTES,
@@ -56,11 +57,7 @@ from .geometry import (
     StemTile,
 )
 from .mma import Fragment, multiply_fragment
-from .pixels import (
-    WARP,
-    StemFilters,
-    StemRows,
-)
+from .pixels import StemFilters, StemRows
 from .outputs import StemOutputs
 from .staging import (
     load_element_if,
@@ -542,7 +539,7 @@ struct StemKernel[
                 )
                 sums = multiply_fragment[Self.in_type, Self.config.tile_n](
                     activations[k],
-                    _operand[Self.in_type](filters + UInt32(at)),
+                    matrix_descriptor[Self.in_type](filters + UInt32(at)),
                     sums,
                 )
             wgmma_commit_group_sync()

@@ -8,7 +8,7 @@ from ....conv.epilogue import Epilogue
 from ....conv.fields import STEM_CHANNELS
 from ....conv.memory import Reads
 from ....conv.problem import ConvProblem
-from ..gemm.config import MAX_SHARED_BYTES
+from ...limits import MAX_INDEX, MAX_SHARED_BYTES
 from .kernel import THREADS, StemKernel
 from .geometry import (
     STEM_CANDIDATES,
@@ -17,9 +17,6 @@ from .geometry import (
     stem_candidate,
     stem_geometry,
 )
-
-comptime MAX_COUNT = 1 << 31
-"""Beyond what 32 bits count."""
 
 
 def can_implement[
@@ -54,11 +51,11 @@ def can_implement[
         * problem.input[1]
         * problem.input[2]
     )
-    if image >= MAX_COUNT:
+    if image >= MAX_INDEX:
         return String(
             t"stem counts an image's elements with 31 bits; here {image}"
         )
-    if problem.gemm_m() >= MAX_COUNT:
+    if problem.gemm_m() >= MAX_INDEX:
         return String(
             t"stem counts pixels with 31 bits; here {problem.gemm_m()}"
         )

@@ -2,7 +2,8 @@
 
 from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
-from ..gemm.config import MMA_M, WARPGROUP
+from ...limits import WARPGROUP
+from ..wgmma import MMA_M
 from .geometry import StemConfig, StemGeometry
 from .pixels import GROUP_FILTERS, PART_FILTERS, StemFilters, StemRows
 

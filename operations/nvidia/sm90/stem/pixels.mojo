@@ -3,9 +3,8 @@
 from std.utils import IndexList
 
 from ....conv.problem import SPATIAL
+from ...limits import WARP
 from .geometry import StemGeometry, StemTile
-
-comptime WARP = 32
 
 comptime GROUP_FILTERS = 8
 """Neighbouring filters of a pixel that a thread stores."""

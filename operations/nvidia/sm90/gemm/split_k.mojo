@@ -1,5 +1,5 @@
-"""Tiles whose sum is cut into parts: each block of a cluster adds up some of
-the stages, and together they add up the parts, always in the same order.
+"""Split-K on Hopper: each block of a cluster multiplies some of a tile's stages,
+and together they add up their sums, always in the same order.
 
 Every block writes its accumulators to its shared memory, adds up its share of
 them over all blocks, and leaves the sums with the first block, which stores the
@@ -19,8 +19,10 @@ from ...pipeline.exchange import (
     peer_address,
     store_peer,
 )
+from ...limits import WARPGROUP
+from ...split_k import MAX_SPLIT_K
 from ...tma.copy import SharedAddress
-from .config import MAX_SPLIT_K, Sm90Config, WARPGROUP
+from .config import Sm90Config
 from .mma import Accumulators
 
 comptime CONSUMERS_NAME = 15
@@ -29,8 +31,8 @@ comptime CONSUMERS_NAME = 15
 
 def split_refusal[
     in_type: DType
-](config: Sm90Config, traversal: Traversal, parts: Int) -> Optional[String]:
-    """Why tiles cannot be cut so.
+](config: Sm90Config, traversal: Traversal, split_k: Int) -> Optional[String]:
+    """Why so many blocks cannot share a tile.
 
     Parameters:
         in_type: Of the activation.
@@ -38,20 +40,24 @@ def split_refusal[
     Args:
         config: The configuration.
         traversal: The problem's; `can_implement` has agreed.
-        parts: Of a tile.
+        split_k: Blocks that share a tile.
 
     Returns:
         The reason, or None.
     """
-    if parts == 1:
+    if split_k == 1:
         return None
     if not config.splits():
-        return String(t"parts: the configuration cuts no tile into {parts}")
-    if parts != 2 and parts != 4 and parts != MAX_SPLIT_K:
-        return String(t"parts: {parts} is not 1, 2, 4 or {MAX_SPLIT_K}")
+        return String(
+            t"split_k: {split_k} blocks share no tile of this configuration"
+        )
+    if split_k != 2 and split_k != 4 and split_k != MAX_SPLIT_K:
+        return String(t"split_k: {split_k} is not 1, 2, 4 or {MAX_SPLIT_K}")
     var rounds = rounds_of[in_type](config, traversal)
-    if parts > rounds:
-        return String(t"parts: {parts}, but a tile's sum has {rounds} stages")
+    if split_k > rounds:
+        return String(
+            t"split_k: {split_k}, but a tile's sum has {rounds} stages"
+        )
     return None
 
 
@@ -70,7 +76,7 @@ def rounds_of[in_type: DType](config: Sm90Config, traversal: Traversal) -> Int:
 
 
 @always_inline
-def sum_parts[
+def sum_splits[
     config: Sm90Config
 ](
     mut accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
@@ -80,15 +86,15 @@ def sum_parts[
     consumer: UInt32,
     thread: UInt32,
 ) -> Bool:
-    """Adds up the parts of a consumer's tile, with the other blocks of the
+    """Adds up the sums of a consumer's tile, with the other blocks of the
     cluster. Threads that are no consumer's call `await_sums` meanwhile.
 
     Parameters:
         config: The configuration.
 
     Args:
-        accumulators: This block's part, settled; in the first block the sum
-            afterwards.
+        accumulators: This block's sum, waited for; in the first block the
+            whole afterwards.
         rings: Where the rings' stages begin; all have been read.
         geometry: The problem.
         tile: The tile.
@@ -99,8 +105,8 @@ def sum_parts[
         Whether the accumulators hold the sum; otherwise they are not to be
         stored.
     """
-    var parts = geometry.parts.value
-    if parts == 1:
+    var count = geometry.split_k.count.value
+    if count == 1:
         return True
     comptime bytes = config.accumulators() * WARPGROUP * 4
     var own = rings + consumer * UInt32(bytes) + thread * QUAD_BYTES
@@ -108,11 +114,11 @@ def sum_parts[
     sync_threads[config.consumers * WARPGROUP](CONSUMERS_NAME)
     _write(accumulators, own)
     sync_cluster()
-    comptime for count in [2, 4, MAX_SPLIT_K]:
-        if parts == UInt32(count):
-            _add_share[count, config.accumulators() // QUAD](own, tile.part)
+    comptime for known in [2, 4, MAX_SPLIT_K]:
+        if count == UInt32(known):
+            _add_share[known, config.accumulators() // QUAD](own, tile.split)
     sync_cluster()
-    if tile.part != 0:
+    if tile.split != 0:
         return False
     _read(accumulators, own)
     return True
@@ -120,12 +126,12 @@ def sum_parts[
 
 @always_inline
 def await_sums(geometry: TileGeometry):
-    """What threads that are no consumer's do while `sum_parts` runs.
+    """What threads that are no consumer's do while `sum_splits` runs.
 
     Args:
         geometry: The problem.
     """
-    if geometry.parts.value > 1:
+    if geometry.split_k.count.value > 1:
         sync_cluster()
         sync_cluster()
 
@@ -168,13 +174,13 @@ def _read[
 
 
 @always_inline
-def _add_share[parts: Int, quads: Int](own: SharedAddress, part: UInt32):
+def _add_share[count: Int, quads: Int](own: SharedAddress, split: UInt32):
     """Adds up this block's share of the accumulators, in the first block."""
-    comptime assert quads % parts == 0
-    comptime share = quads // parts
+    comptime assert quads % count == 0
+    comptime share = quads // count
     comptime for i in range(share):
-        var address = _quad_address(own, part * UInt32(share) + UInt32(i))
+        var address = _quad_address(own, split * UInt32(share) + UInt32(i))
         var sum = load_peer(peer_address(address, 0))
-        comptime for block in range(1, parts):
+        comptime for block in range(1, count):
             sum += load_peer(peer_address(address, UInt32(block)))
         store_peer(peer_address(address, 0), sum)

@@ -1,11 +1,11 @@
-"""Tiles that several blocks of a cluster share: each adds up a part of the
-tile's sum in its own tensor memory, and stores some of its sub-tiles.
+"""Split-K on Blackwell: each block of a cluster sums some of a tile's steps in
+its own tensor memory, and stores some of its sub-tiles.
 
-Of the sub-tiles that another block stores, a block writes its part into that
+Of the sub-tiles that another block stores, a block writes its sums into that
 block's shared memory; to its own sub-tiles it adds what the others have
 written, always in the same order; sums of integers as integers. Of a tile a
-block gets all parts before its first sub-tile, in one phase of a barrier, and
-releases them together.
+block gets all partial sums before its first sub-tile, in one phase of a
+barrier, and releases them together.
 """
 
 from std.memory import bitcast
@@ -21,7 +21,8 @@ from ..pipeline.exchange import (
 )
 from ..pipeline.ring import RingPosition
 from ..tma.copy import SharedAddress
-from .config import WARP, Conv2dConfig
+from ..limits import WARP
+from .config import Conv2dConfig
 from .mma import accumulator_type
 from .scheduler import ClusterPlace
 from .smem import SharedStorage
@@ -35,19 +36,19 @@ struct PartialSums[
     //,
     config: Conv2dConfig[act_type, filter_type, out_type],
 ](TrivialRegisterPassable):
-    """One thread of the epilogue in the exchange of parts. All threads of its
+    """One thread of the epilogue in the exchange of sums. All threads of its
     warp call each method together.
 
     Parameters:
         act_type: Of the activation.
         filter_type: Of the filter.
         out_type: Of the output.
-        config: The configuration, with several `parts`.
+        config: The configuration, with `split_k` above 1.
     """
 
     comptime size = Self.config.output_tile_shape[1]
     """Filters of a sub-tile."""
-    comptime parts = UInt32(Self.config.split_k())
+    comptime split_k = UInt32(Self.config.split_k())
     comptime sum_type = accumulator_type[Self.act_type]()
     comptime Values = SIMD[Self.sum_type, Self.size]
 
@@ -83,7 +84,7 @@ struct PartialSums[
         Args:
             subtile: Its number in the tile.
         """
-        return subtile % Self.parts == self.place.part
+        return subtile % Self.split_k == self.place.split
 
     @always_inline
     def acquire(self):
@@ -95,16 +96,16 @@ struct PartialSums[
 
     @always_inline
     def send(self, subtile: UInt32, values: Self.Values):
-        """Writes this block's part of another block's sub-tile to it.
+        """Writes this block's sums of another block's sub-tile to it.
 
         Args:
             subtile: Its number in the tile; not `is_own`.
             values: This thread's pixel of it.
         """
-        var slot, owner = divmod(subtile, Self.parts)
-        var ahead = (owner + Self.parts - self.place.part) % Self.parts
+        var slot, owner = divmod(subtile, Self.split_k)
+        var ahead = (owner + Self.split_k - self.place.split) % Self.split_k
         var buffer = peer_address(
-            self._buffer(Self.parts - ahead, slot), self.place.behind(ahead)
+            self._buffer(Self.split_k - ahead, slot), self.place.behind(ahead)
         )
         comptime for quad in range(Self.size // QUAD):
             var four = Quad()
@@ -119,22 +120,22 @@ struct PartialSums[
 
     @always_inline
     def wait(self):
-        """Waits until the others have sent their parts of a tile."""
+        """Waits until the others have sent their sums of a tile."""
         self.storage.exchange().full(0).wait[sees_cluster=True](
             self.position.parity
         )
 
     @always_inline
     def add(self, subtile: UInt32, values: Self.Values) -> Self.Values:
-        """The whole sums of a sub-tile: this block's part, then those behind
+        """The whole sums of a sub-tile: this block's, then those behind
         it, counted around.
 
         Args:
             subtile: Its number in the tile; `is_own`.
-            values: This block's part, of this thread's pixel.
+            values: This block's sums, of this thread's pixel.
         """
         var sums = values
-        var slot = subtile // Self.parts
+        var slot = subtile // Self.split_k
         comptime for behind in range(1, Self.config.split_k()):
             var buffer = self._buffer(UInt32(behind), slot)
             comptime for quad in range(Self.size // QUAD):
@@ -156,14 +157,14 @@ struct PartialSums[
         tiles, a thread at each."""
         sync_warp()
         var lane = self.thread % WARP
-        if lane + 1 < Self.parts:
+        if lane + 1 < Self.split_k:
             Barrier(barrier).arrive_at[publishes=True](
                 self.place.behind(lane + 1)
             )
 
     @always_inline
     def _buffer(self, behind: UInt32, slot: UInt32) -> SharedAddress:
-        """Where a block finds a sub-tile of the part `behind` its own."""
+        """Where a block finds a sub-tile of the block `behind` it."""
         comptime slots = UInt32(Self.config.own_subtiles())
         var index = (behind - 1) * slots + slot
         return (

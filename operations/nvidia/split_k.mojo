@@ -1,0 +1,56 @@
+"""Split-K: blocks of a cluster share a tile, and each sums some of its steps.
+
+How the blocks add up their sums is a generation's: by turns through shared
+memory (`sm90.gemm.split_k`), or sub-tile by sub-tile (`sm100.split_k`).
+"""
+
+from .divisor import Divisor
+from .limits import MAX_CLUSTER
+
+comptime MAX_SPLIT_K = MAX_CLUSTER
+"""Blocks that share a tile, at most."""
+
+
+@fieldwise_init
+struct SplitK(TrivialRegisterPassable):
+    """How the steps of a tile's sum are divided among the blocks that share
+    it: evenly, the first blocks having what is left over."""
+
+    var count: Divisor
+    """Blocks that share a tile."""
+    var rounds: UInt32
+    """Activation stages of a block."""
+    var longer: UInt32
+    """Blocks, the first ones, that have one more."""
+
+    def __init__(out self):
+        """Every block has a tile of its own."""
+        self.count = Divisor(1)
+        self.rounds = 0
+        self.longer = 0
+
+    def __init__(out self, rounds: UInt32, count: Int):
+        """Divides the sum.
+
+        Args:
+            rounds: Activation stages of a tile's sum, at least `count`.
+            count: Blocks that share a tile.
+        """
+        self.count = Divisor(count)
+        self.rounds, self.longer = divmod(rounds, UInt32(count))
+
+    @always_inline
+    def share(self, split: UInt32) -> Tuple[UInt32, UInt32]:
+        """What of a tile's sum a block adds up.
+
+        Args:
+            split: Which of the tile's blocks.
+
+        Returns:
+            The activation stages in front of its own, and its own.
+        """
+        var first = split * self.rounds + min(split, self.longer)
+        var rounds = self.rounds
+        if split < self.longer:
+            rounds += 1
+        return first, rounds
