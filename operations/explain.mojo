@@ -47,12 +47,15 @@ def explain_on_cpu[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    var operands = CpuOperands.bare(OperandTypes.unfused(dtype, dtype))
+    comptime types = OperandTypes.unfused(dtype, dtype)
+    var operands = CpuOperands.bare(types, exact=True)
     var device = Device(0, threads)
-    var kernel = CPU_REGISTRY.choose(requested, problem, operands, device)
+    var kernel = CPU_REGISTRY.choose[types](requested, problem, operands, device)
     return Answer(
         kernel,
-        CPU_REGISTRY.explain(requested, kernel, problem, operands, device),
+        CPU_REGISTRY.explain[types](
+            kernel, requested, problem, operands, device
+        ),
     )
 
 

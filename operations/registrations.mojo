@@ -168,6 +168,8 @@ def _store_cpu[
     comptime known = KnownProblem.nothing()
     comptime if output._has_output_store_fusion:
         convolve[known=known, scaled=scaled](
+            pool,
+            problem,
             Arguments(
                 activation,
                 filter,
@@ -176,13 +178,13 @@ def _store_cpu[
                     data, output.out_fusion
                 ),
             ),
-            problem,
-            layout,
-            kernel,
-            pool,
+            layout=layout,
+            requested=kernel,
         )
     elif output._has_compute_fusion:
         convolve[known=known, scaled=scaled](
+            pool,
+            problem,
             Arguments(
                 activation,
                 filter,
@@ -191,20 +193,18 @@ def _store_cpu[
                     data, output.compute_fusion
                 ),
             ),
-            problem,
-            layout,
-            kernel,
-            pool,
+            layout=layout,
+            requested=kernel,
         )
     else:
         convolve[known=known, scaled=scaled](
+            pool,
+            problem,
             Arguments(
                 activation, filter, epilogue, MemoryOutput[output.dtype](data)
             ),
-            problem,
-            layout,
-            kernel,
-            pool,
+            layout=layout,
+            requested=kernel,
         )
 
 

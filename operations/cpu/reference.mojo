@@ -43,7 +43,12 @@ struct Reference[P: Pool](ConvKernel):
     comptime Queue = Self.P
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
         """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
@@ -53,9 +58,11 @@ struct Reference[P: Pool](ConvKernel):
         return True
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
         """See `ConvKernel`: it takes every problem."""
         return None
 
@@ -65,7 +72,9 @@ struct Reference[P: Pool](ConvKernel):
         return False
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ReferencePlan:
         """See `ConvKernel`."""

@@ -1,5 +1,6 @@
 """The CPU's kernels."""
 
+from ..conv.fields import CPU_KERNELS
 from ..conv.registry import Registry
 from .direct.depthwise import Depthwise
 from .direct.few_filters import FewFilters
@@ -21,3 +22,13 @@ comptime CpuRegistry[P: Pool] = Registry[
 
 comptime CPU_REGISTRY = CpuRegistry[MaxPool]
 """The kernels on the threads of MAX's runtime."""
+
+
+def check_registry():
+    """Does not compile unless Python's list of the kernels is the registry's.
+    """
+    comptime assert len(CPU_REGISTRY.codes()) == len(CPU_KERNELS)
+    comptime for i in range(len(CPU_KERNELS)):
+        comptime assert (
+            CPU_REGISTRY.codes()[i] == CPU_KERNELS[i]
+        ), "CPU_KERNELS of python/maxconv/_fields.py is not the registry's"

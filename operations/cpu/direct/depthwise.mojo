@@ -225,7 +225,12 @@ struct Depthwise[P: Pool](ConvKernel):
     comptime Queue = Self.P
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
         """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
@@ -237,9 +242,11 @@ struct Depthwise[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
         """See `ConvKernel`."""
         if problem.is_depthwise():
             return None
@@ -254,7 +261,9 @@ struct Depthwise[P: Pool](ConvKernel):
         return problem.is_depthwise()
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DepthwisePlan:
         """See `ConvKernel`."""

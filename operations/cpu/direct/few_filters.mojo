@@ -356,7 +356,12 @@ struct FewFilters[P: Pool](ConvKernel):
     comptime Queue = Self.P
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
         """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
@@ -368,9 +373,11 @@ struct FewFilters[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
         """See `ConvKernel`."""
         if problem.groups > 1 or problem.is_depthwise():
             return String(
@@ -410,7 +417,9 @@ struct FewFilters[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> FewFiltersPlan:
         """See `ConvKernel`."""

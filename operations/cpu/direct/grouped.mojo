@@ -190,7 +190,12 @@ struct Grouped[P: Pool](ConvKernel):
     comptime Queue = Self.P
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
         """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
@@ -200,9 +205,11 @@ struct Grouped[P: Pool](ConvKernel):
         return known.groups != 1
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
         """See `ConvKernel`."""
         if problem.panel_groups() > 1:
             return None
@@ -218,7 +225,9 @@ struct Grouped[P: Pool](ConvKernel):
         return problem.panel_groups() > 1
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GroupedPlan:
         """See `ConvKernel`."""

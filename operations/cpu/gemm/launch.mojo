@@ -27,20 +27,20 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     var threads: Int
 
     def __init__(
-        out self, problem: ConvProblem, operands: Operands, device: Device
+        out self, problem: ConvProblem, types: OperandTypes, device: Device
     ) raises:
         """Searches for the cut.
 
         Args:
             problem: The convolution, with at least one output.
-            operands: Its operands.
+            types: Of its operands.
             device: The CPU.
 
         Raises:
             If there is no output.
         """
         self.threads = device.units
-        self.blocking = choose_blocking(problem, operands.types, device.units)
+        self.blocking = choose_blocking(problem, types, device.units)
         var sums = self.blocking.sums(problem.gemm_k()) * CPU_TILE.elements()
         self.schedule = Schedule(
             problem,
@@ -115,7 +115,12 @@ struct ImplicitGemm[P: Pool](ConvKernel):
     comptime Queue = Self.P
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
         """See `ConvKernel`: it takes all types."""
         return None
 
@@ -125,9 +130,11 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         return True
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
         """See `ConvKernel`."""
         return _panels_refusal(Self.code, problem)
 
@@ -137,11 +144,13 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         return True
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
         """See `ConvKernel`."""
-        return GemmPlan(problem, operands, device)
+        return GemmPlan(problem, types, device)
 
     @staticmethod
     def launch[
@@ -174,7 +183,12 @@ struct Pointwise[P: Pool](ConvKernel):
     comptime Queue = Self.P
 
     @staticmethod
-    def type_refusal(types: OperandTypes, capability: Int) -> Optional[String]:
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
         """See `ConvKernel`."""
         var refusal = fused_input_refusal(Self.code, types)
         if refusal or reads_in_place(types.input, types.fused_input):
@@ -190,9 +204,11 @@ struct Pointwise[P: Pool](ConvKernel):
         return known.filter().may_have(taps=1, stride=1)
 
     @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
         """See `ConvKernel`."""
         var refusal = _panels_refusal(Self.code, problem)
         if refusal or problem.is_pointwise():
@@ -209,11 +225,13 @@ struct Pointwise[P: Pool](ConvKernel):
         return problem.is_pointwise()
 
     @staticmethod
-    def plan(
+    def plan[
+        types: OperandTypes
+    ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
         """See `ConvKernel`."""
-        return GemmPlan(problem, operands, device)
+        return GemmPlan(problem, types, device)
 
     @staticmethod
     def launch[
