@@ -24,11 +24,12 @@ from operations.conv.fields import (
 )
 from operations.conv.known import KnownProblem
 from operations.conv.memory import HostBuffer, Writes
-from operations.conv.operands import Arguments
+from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.packing import FilterStrides, pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.registry import Device, kernel_name
 from operations.cpu.convolve import convolve
+from operations.cpu.gemm.launch import ImplicitGemm
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
 
@@ -281,7 +282,26 @@ def is_right[
     return right
 
 
+def check_smallest_task() raises:
+    """A problem whose sums leave L2 however it is cut is cut all the same.
+
+    Raises:
+        If its plan has no task.
+    """
+    comptime types = OperandTypes.unfused(DType.float32, DType.float32)
+    var numbers: List[Int] = [1, 2048, 33280, 2]
+    numbers += [1, 8, 8, 1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1]
+    var plan = ImplicitGemm[MaxPool].plan[types](
+        ConvProblem.of_numbers(numbers),
+        Operands.bare(types, exact=True),
+        Device(0, 1),
+    )
+    if plan.schedule.tasks == 0:
+        raise Error(t"no tasks: {plan}")
+
+
 def main() raises:
+    check_smallest_task()
     var pool = MaxPool(CpuContext(api="cpu"))
     while True:
         var line: String

@@ -125,8 +125,10 @@ def _span[
 ):
     """Computes a span of at least `width` channels; the last vector overlaps
     the one before where they do not divide."""
+    # A copy: as far as the compiler knows, a sum's store may change an argument.
+    var local = row
     var tile = ColumnTile(span)
-    while tile.next(row, span):
+    while tile.next(local, span):
         var sums = to.unsafe_offset((tile.q - span.q) * column_stride)
         var channel = span.begin
         while channel < span.end:
@@ -134,11 +136,11 @@ def _span[
             var here = sums.unsafe_offset(channel - span.begin)
             if tile.inside:
                 _tile[x_type, filter_type, width, False, taps, stride](
-                    row, filter, tile.q, channel, here, column_stride
+                    local, filter, tile.q, channel, here, column_stride
                 )
             else:
                 _tile[x_type, filter_type, width, True, taps, stride](
-                    row, filter, tile.q, channel, here, column_stride
+                    local, filter, tile.q, channel, here, column_stride
                 )
             channel += width
 

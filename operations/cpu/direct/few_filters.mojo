@@ -291,12 +291,14 @@ def _span[
     to: Writes[DType.float32],
 ):
     """Computes a span of `filters` filters."""
+    # A copy: as far as the compiler knows, a sum's store may change an argument.
+    var local = row
     comptime pixels = tile_pixels(filters)
     var tile = ColumnTile(span)
-    while tile.next(row, span):
+    while tile.next(local, span):
         for i in range(0, COLUMNS, pixels):
             _tile[x_type, pixels, filters](
-                row,
+                local,
                 filter,
                 tile.q + i,
                 tile.inside,

@@ -116,19 +116,21 @@ def _span[
     to: Writes[DType.float32],
 ):
     """Computes a span of groups `width` filters wide."""
+    # A copy: as far as the compiler knows, a sum's store may change an argument.
+    var local = row
     for first in range(span.begin, span.end, PART):
         var tile = ColumnTile(span)
-        while tile.next(row, span):
+        while tile.next(local, span):
             var sums = to.unsafe_offset(
                 (tile.q - span.q) * span.filters() + first - span.begin
             )
             if tile.inside:
                 _tile[x_type, filter_type, width, False](
-                    row, filter, tile.q, first, sums, span.filters()
+                    local, filter, tile.q, first, sums, span.filters()
                 )
             else:
                 _tile[x_type, filter_type, width, True](
-                    row, filter, tile.q, first, sums, span.filters()
+                    local, filter, tile.q, first, sums, span.filters()
                 )
 
 

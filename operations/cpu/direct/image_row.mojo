@@ -5,10 +5,9 @@ Shared by the kernels that convolve directly, without a matrix: a tile is
 """
 
 from std.math import ceildiv
-from std.utils import IndexList
 
 from ...conv.memory import Reads
-from ...conv.problem import SPATIAL, ConvProblem
+from ...conv.problem import ConvProblem
 from ..pixel import Pixel
 
 comptime COLUMNS = 8
@@ -57,11 +56,15 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
         dtype: Of the activation.
     """
 
-    var activation: Reads[Self.dtype]
     var problem: ConvProblem
-    var origin: Pixel
-    """The input pixel, perhaps outside the image, that tap 0 of the row's first
-    pixel reads."""
+    var start: Reads[Self.dtype]
+    """What tap 0 of the row's first pixel reads, perhaps outside the image."""
+    var w: Int
+    """Where along w that lies."""
+    var slice_stride: Int
+    """Elements between what two slices of the filter read."""
+    var row_stride: Int
+    """Elements between what two rows of a slice read."""
     var depth: TapRange
     """The filter's slices that lie inside the image."""
     var height: TapRange
@@ -77,11 +80,15 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
             problem: The convolution.
             index: The row, counted over images and depths.
         """
-        self.activation = activation
+        var origin = Pixel(problem, index * problem.output[2]).input(problem)
+        var input_row = problem.input[2] * problem.channels
         self.problem = problem
-        self.origin = Pixel(problem, index * problem.output[2]).input(problem)
-        self.depth = TapRange(problem, 0, self.origin.at[0])
-        self.height = TapRange(problem, 1, self.origin.at[1])
+        self.start = activation.unsafe_offset(origin.input_offset(problem))
+        self.w = origin.at[2]
+        self.slice_stride = problem.dilation[0] * problem.input[1] * input_row
+        self.row_stride = problem.dilation[1] * input_row
+        self.depth = TapRange(problem, 0, origin.at[0])
+        self.height = TapRange(problem, 1, origin.at[1])
 
     @always_inline
     def input(self, q: Int, t: Int, r: Int) -> InputRow[Self.dtype]:
@@ -95,14 +102,16 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
         Returns:
             The input row, from what tap 0 reads on.
         """
-        ref problem = self.problem
-        var pixel = self.origin.tap(problem, t, r, 0)
-        pixel.at[2] += q * problem.stride[2]
+        var column = q * self.problem.stride[2]
         return InputRow(
-            self.activation.unsafe_offset(pixel.input_offset(problem)),
-            pixel.at[2],
-            problem.input[2],
-            problem.channels,
+            self.start.unsafe_offset(
+                t * self.slice_stride
+                + r * self.row_stride
+                + column * self.problem.channels
+            ),
+            self.w + column,
+            self.problem.input[2],
+            self.problem.channels,
         )
 
 
@@ -158,7 +167,7 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
         ref problem = row.problem
         self.q = max(span.q, min(self.following, span.q_end - COLUMNS))
         self.following = self.q + COLUMNS
-        var first = row.origin.at[2] + self.q * problem.stride[2]
+        var first = row.w + self.q * problem.stride[2]
         var last = first + (COLUMNS - 1) * problem.stride[2] + problem.span(2)
         self.inside = (
             first >= 0

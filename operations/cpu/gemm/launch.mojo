@@ -28,16 +28,13 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
 
     def __init__(
         out self, problem: ConvProblem, types: OperandTypes, device: Device
-    ) raises:
+    ):
         """Searches for the cut.
 
         Args:
             problem: The convolution, with at least one output.
             types: Of its operands.
             device: The CPU.
-
-        Raises:
-            If there is no output.
         """
         self.threads = device.units
         self.blocking = choose_blocking(problem, types, device.units)
