@@ -20,10 +20,10 @@ from pathlib import Path
 
 from gpu.lines import line_of
 
-from maxconv import library
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
-from maxconv.targets import BLACKWELL, TARGETS
+from maxconv import _library as library
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
+from maxconv._targets import BLACKWELL, TARGETS
 
 SOURCE = Path(__file__).with_suffix(".mojo")
 

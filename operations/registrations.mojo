@@ -8,7 +8,7 @@ from extensibility import (
     _FusedInputTensor,
     register,
 )
-from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 from std.collections import Optional
 from std.utils import IndexList
@@ -19,6 +19,7 @@ from .conv.access import (
     GraphActivation,
     MemoryActivation,
     MemoryOutput,
+    OutputTarget,
     StoredOutput,
 )
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
@@ -26,30 +27,28 @@ from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
+    KERNEL_DEPTHWISE,
+    KERNEL_DIAGONAL,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
-from .conv.known import KnownFilter, KnownProblem
+from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FILTER, KnownProblem
 from .conv.memory import Reads, operand
 from .conv.operands import Arguments
 from .conv.problem import ConvProblem, Geometry
-from .cpu.convolve import convolve
+from .conv.registry import Device, has_kernel
+from .cpu.convolve import convolve as convolve_on_cpu
 from .cpu.pool import CpuContext, MaxPool
-from .explain import (
-    Answer,
-    explain_on_cpu,
-    explain_on_gpu,
-    explain_on_other_gpu,
-)
-from .nvidia.config import is_blackwell, is_hopper
-from .nvidia.dispatch import ALL_KERNELS
-from .nvidia.dispatch import convolve as convolve_gpu
+from .cpu.registry import CPU_REGISTRY
+from .explain import explain
+from .nvidia.convolve import convolve_any_layout
+from .nvidia.device import device_of, target_capability
+from .nvidia.registry import GPU_REGISTRY
 
 
 def _convolve[
     target: StaticString,
-    kernels: Int,
-    known: KnownFilter,
+    known: KnownProblem,
     scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
@@ -93,42 +92,33 @@ def _convolve[
         operand(residual),
         factors,
     )
-    comptime if is_cpu[target]():
-        _convolve_cpu[scaled](
-            output,
-            x,
-            operand(filter),
-            epilogue,
-            problem,
-            decoded,
-            rebind[CpuContext](ctx),
-        )
-    elif is_gpu[target]():
-        _convolve_gpu[kernels, known, scaled](
-            output, x, operand(filter), epilogue, problem, decoded, ctx
-        )
-    else:
-        raise Error(
-            t"maxconv.conv: device {target} is not supported; allowed: cpu, gpu"
-        )
+    _load[target, known, scaled](
+        output, x, operand(filter), epilogue, problem, decoded, ctx
+    )
 
 
-def _convolve_cpu[
-    filter_type: DType, //, scaled: Bool
+def _load[
+    filter_type: DType,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    target: StaticString,
+    known: KnownProblem,
+    scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue,
+    epilogue: Epilogue[bias_type, residual_type],
     problem: ConvProblem,
     geometry: Geometry,
-    ctx: CpuContext,
+    ctx: DeviceContext,
 ) raises:
     """Takes the activation out of its tensor: a pointer, or what is fused."""
     comptime assert x.dtype == filter_type
     var data = rebind[Reads[filter_type]](operand(x))
     comptime if x._has_input_fusion:
-        _store_cpu[scaled](
+        _store[target, known, scaled](
             output,
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
@@ -138,7 +128,7 @@ def _convolve_cpu[
             ctx,
         )
     else:
-        _store_cpu[scaled](
+        _store[target, known, scaled](
             output,
             MemoryActivation[filter_type](data),
             filter,
@@ -149,27 +139,27 @@ def _convolve_cpu[
         )
 
 
-def _store_cpu[
-    Source: ActivationSource, //, scaled: Bool
+def _store[
+    Source: ActivationSource,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    target: StaticString,
+    known: KnownProblem,
+    scaled: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
     filter: Reads[Source.dtype],
-    epilogue: Epilogue,
+    epilogue: Epilogue[bias_type, residual_type],
     problem: ConvProblem,
     geometry: Geometry,
-    ctx: CpuContext,
+    ctx: DeviceContext,
 ) raises:
     """Takes the output out of its tensor: a pointer, or what is fused."""
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
-    var kernel = geometry[GEOMETRY_KERNEL]
-    var pool = MaxPool(ctx)
-    comptime known = KnownProblem.nothing()
     comptime if output._has_output_store_fusion:
-        convolve[known=known, scaled=scaled](
-            pool,
-            problem,
+        _launch[target, known, scaled](
             Arguments(
                 activation,
                 filter,
@@ -178,13 +168,12 @@ def _store_cpu[
                     data, output.out_fusion
                 ),
             ),
-            layout=layout,
-            requested=kernel,
+            problem,
+            geometry,
+            ctx,
         )
     elif output._has_compute_fusion:
-        convolve[known=known, scaled=scaled](
-            pool,
-            problem,
+        _launch[target, known, scaled](
             Arguments(
                 activation,
                 filter,
@@ -193,117 +182,64 @@ def _store_cpu[
                     data, output.compute_fusion
                 ),
             ),
-            layout=layout,
-            requested=kernel,
+            problem,
+            geometry,
+            ctx,
         )
     else:
-        convolve[known=known, scaled=scaled](
-            pool,
-            problem,
+        _launch[target, known, scaled](
             Arguments(
                 activation, filter, epilogue, MemoryOutput[output.dtype](data)
             ),
-            layout=layout,
-            requested=kernel,
-        )
-
-
-def _convolve_gpu[
-    filter_type: DType, //, kernels: Int, known: KnownFilter, scaled: Bool
-](
-    output: ManagedTensorSlice[mut=True, ...],
-    x: ManagedTensorSlice,
-    filter: Reads[filter_type],
-    epilogue: Epilogue,
-    problem: ConvProblem,
-    geometry: Geometry,
-    ctx: DeviceContext,
-) raises:
-    """Takes the activation out of its tensor: a pointer, or what is fused."""
-    comptime assert x.dtype == filter_type
-    comptime if x._has_input_fusion:
-        _store_gpu[kernels, known, scaled](
-            output,
-            GraphActivation[filter_type, x.rank](
-                rebind[Reads[filter_type]](operand(x)), x.in_fusion
-            ),
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-    else:
-        _store_gpu[kernels, known, scaled](
-            output,
-            MemoryActivation[filter_type](
-                rebind[Reads[filter_type]](operand(x))
-            ),
-            filter,
-            epilogue,
             problem,
             geometry,
             ctx,
         )
 
 
-def _store_gpu[
+def _launch[
     Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
     //,
-    kernels: Int,
-    known: KnownFilter,
+    target: StaticString,
+    known: KnownProblem,
     scaled: Bool,
 ](
-    output: ManagedTensorSlice[mut=True, ...],
-    activation: Source,
-    filter: Reads[Source.dtype],
-    epilogue: Epilogue,
+    arguments: Arguments[Source, Output, bias_type, residual_type],
     problem: ConvProblem,
     geometry: Geometry,
     ctx: DeviceContext,
 ) raises:
-    """Takes the output out of its tensor: a pointer, or what is fused."""
-    var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    """Compiles the kernels that the problem may need: ops that need the same
+    ones share what is compiled."""
+    comptime types = type_of(arguments).types(scaled)
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
-    var kernel = geometry[GEOMETRY_KERNEL]
-    var exact = geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
-    comptime if output._has_output_store_fusion:
-        convolve_gpu[kernels, known, scaled=scaled](
-            ctx,
-            problem,
-            activation,
-            filter,
-            layout,
-            kernel,
-            epilogue,
-            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
-            exact,
+    var requested = geometry[GEOMETRY_KERNEL]
+    comptime if is_cpu[target]():
+        var pool = MaxPool(rebind[CpuContext](ctx))
+        convolve_on_cpu[CPU_REGISTRY.needed(types, 0, known), scaled](
+            pool, problem, arguments, layout=layout, requested=requested
         )
-    elif output._has_compute_fusion:
-        convolve_gpu[kernels, known, scaled=scaled](
+    elif is_gpu[target]():
+        comptime kernels = GPU_REGISTRY.needed(
+            types, target_capability(), known
+        )
+        comptime filter = known.filter() if has_kernel(
+            kernels, KERNEL_DIAGONAL
+        ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
+        convolve_any_layout[kernels, filter, scaled](
             ctx,
             problem,
-            activation,
-            filter,
-            layout,
-            kernel,
-            epilogue,
-            ComputedOutput[output.dtype, output.rank](
-                data, output.compute_fusion
-            ),
-            exact,
+            arguments,
+            layout=layout,
+            requested=requested,
+            exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
         )
     else:
-        convolve_gpu[kernels, known, scaled=scaled](
-            ctx,
-            problem,
-            activation,
-            filter,
-            layout,
-            kernel,
-            epilogue,
-            MemoryOutput[output.dtype](data),
-            exact,
+        raise Error(
+            t"maxconv.conv: device {target} is not supported; allowed: cpu, gpu"
         )
 
 
@@ -316,11 +252,14 @@ struct Conv:
         target: StaticString,
         dtype: DType,
         rank: Int,
-        kernels: Int = ALL_KERNELS,
-        taps: Int = 0,
-        stride: Int = 0,
-        group_channels: Int = 0,
         scaled: Bool = False,
+        kernel: Int = ANY_KERNEL,
+        exact: Bool = False,
+        groups: Int = UNKNOWN,
+        channels: Int = UNKNOWN,
+        filters: Int = UNKNOWN,
+        taps: Int = UNKNOWN,
+        stride: Int = UNKNOWN,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -338,11 +277,16 @@ struct Conv:
             target: Where: cpu or gpu.
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
-            kernels: The kernels that a GPU's op is compiled with, a bit each.
-            taps: `KnownFilter.taps`, which a GPU's op is compiled for.
-            stride: `KnownFilter.stride`.
-            group_channels: `KnownFilter.group_channels`.
             scaled: Whether each filter's sums are multiplied with its `scale`.
+            kernel: What the graph knows of the problem, like those that follow
+                (`KnownProblem`): a GPU's op is compiled for that alone. Here
+                the `KERNEL_*` code that is asked for.
+            exact: Whether products of float32 are not rounded to tf32.
+            groups: Of the problem.
+            channels: Input channels of a group.
+            filters: Of a group.
+            taps: Along w.
+            stride: Along w.
 
         Args:
             output: `[N, *output, K]`.
@@ -359,7 +303,11 @@ struct Conv:
             Naming the argument, its value and what is allowed.
         """
         _convolve[
-            target, kernels, KnownFilter(taps, stride, group_channels), scaled
+            target,
+            KnownProblem(
+                kernel, exact, groups, channels, filters, taps, stride
+            ),
+            scaled,
         ](
             output,
             x,
@@ -383,11 +331,14 @@ struct ConvFusedInput:
         target: StaticString,
         dtype: DType,
         rank: Int,
-        kernels: Int = ALL_KERNELS,
-        taps: Int = 0,
-        stride: Int = 0,
-        group_channels: Int = 0,
         scaled: Bool = False,
+        kernel: Int = ANY_KERNEL,
+        exact: Bool = False,
+        groups: Int = UNKNOWN,
+        channels: Int = UNKNOWN,
+        filters: Int = UNKNOWN,
+        taps: Int = UNKNOWN,
+        stride: Int = UNKNOWN,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -405,7 +356,11 @@ struct ConvFusedInput:
         All other parameters and operands are those of `Conv.execute`.
         """
         _convolve[
-            target, kernels, KnownFilter(taps, stride, group_channels), scaled
+            target,
+            KnownProblem(
+                kernel, exact, groups, channels, filters, taps, stride
+            ),
+            scaled,
         ](
             output,
             x,
@@ -463,35 +418,21 @@ struct Explain:
             output[i] = Int(operand(out_shape)[unsafe_offset=i])
         var problem = ConvProblem(decoded, input, output)
         problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
-        var requested = decoded[GEOMETRY_KERNEL]
-        var exact = decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32
         var capability = Int(operand(device)[unsafe_offset=0])
-        var multiprocessors = Int(operand(device)[unsafe_offset=1])
-        var fused = operand(device)[unsafe_offset=2] != 0
-        var answer: Answer
-        if capability > 0:
-            answer = explain_on_other_gpu[dtype](
-                requested,
-                problem,
-                exact,
-                fused,
-                capability,
-                multiprocessors,
-            )
-        else:
+        var units = Int(operand(device)[unsafe_offset=1])
+        if capability == 0:
             comptime if is_gpu[target]():
-                answer = explain_on_gpu[dtype, is_hopper(), is_blackwell()](
-                    requested,
-                    problem,
-                    exact,
-                    fused,
-                    ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-                )
+                capability = target_capability()
+                units = device_of(ctx).units
             else:
-                var pool = MaxPool(rebind[CpuContext](ctx))
-                answer = explain_on_cpu[dtype](
-                    requested, problem, pool.threads()
-                )
+                units = MaxPool(rebind[CpuContext](ctx)).threads()
+        var answer = explain[dtype](
+            problem,
+            requested=decoded[GEOMETRY_KERNEL],
+            exact=decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
+            fused_output=operand(device)[unsafe_offset=2] != 0,
+            device=Device(capability, units),
+        )
         kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
         var text = answer.reason.as_bytes()
         for i in range(reason.size()):

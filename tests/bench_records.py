@@ -4,87 +4,134 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tests.documents import ROOT
 
+from maxconv._problems import NamedProblem, find_problem, load_problems
+from maxconv.bench.cpu.memory import Memory
+from maxconv.bench.cpu.workload import convolutions
+from maxconv.bench.device import CPU, DEVICES, TOLERANCE
+from maxconv.bench.entrant import BARE, FUSED, Key
 from maxconv.bench.environment import Machine
-from maxconv.bench.memory import Memory
-from maxconv.bench.record import Functions, Record, Result
+from maxconv.bench.record import Functions, Measurement, Network, Record, Result
 from maxconv.bench.statistics import Timing, summarize
-from maxconv.bench.timing import FULL
-from maxconv.bench.workload import TOLERANCE, convolutions
-from maxconv.problems import load_problems
 
 NAMED = load_problems()
 SCHEMA = json.loads((ROOT / "benchmarks" / "record.schema.json").read_text(encoding="utf-8"))
 PROTOCOL = (ROOT / "benchmarks" / "protocol.md").read_text(encoding="utf-8")
-#: Contenders that are timed with one convolution a call as well.
-SINGLES = SCHEMA["$defs"]["result"]["properties"]["singles"]["propertyNames"]["enum"]
+
+OURS, TORCH, MAX = Key("maxconv"), Key("torch"), Key("max")
+OURS_FUSED, TORCH_FUSED = Key("maxconv", FUSED), Key("torch", FUSED)
+PACKED = Key("maxconv", BARE, "filter packed in each call")
+REORDERED = Key("torch", BARE, "filter reordered before")
+AS_INPUT = Key("max", BARE, "filter as an input")
 
 
 def timing(seconds: float) -> Timing:
     return summarize([seconds * factor for factor in (0.9, 1.0, 1.2)])
 
 
-def result(name: str, times: dict[str, float], **changes: Any) -> Result:
-    """Returns a problem's result; `times` are in milliseconds, by contender.
+def measurement(key: Key, milliseconds: float, **changes: Any) -> Measurement:
+    """Returns a contender's figures. A call costs 0.05 ms more than the kernel's time."""
+    kernel, call = timing(milliseconds / 1e3), timing((milliseconds + 0.05) / 1e3)
+    made = Measurement(*key, kernel, call, error=1e-6)
+    return dataclasses.replace(made, **changes)
 
-    A call costs 0.05 ms: so much more a convolution takes that is alone in it.
-    """
-    problem = NAMED[name].problem
+
+def result(
+    name: str, times: Mapping[Key, float], missing: Mapping[Key, str] | None = None, **changes: Any
+) -> Result:
+    """Returns a problem's result; `times` are in milliseconds."""
+    named: NamedProblem = find_problem(name)
+    problem = named.problem
+    measurements = [measurement(key, time) for key, time in times.items()]
+    measurements += [Measurement(*key, missing=why) for key, why in (missing or {}).items()]
     made = Result(
         name=name,
-        family=NAMED[name].family,
+        family=named.family,
         problem=str(problem),
         rank=problem.spatial_rank,
         depthwise=problem.is_depthwise,
         flops=problem.flops,
         nbytes=problem.nbytes(),
         convolutions=convolutions(problem),
-        timings={contender: timing(time / 1e3) for contender, time in times.items()},
-        singles={
-            contender: timing((time + 0.05) / 1e3)
-            for contender, time in times.items()
-            if contender in SINGLES and convolutions(problem) > 1
-        },
-        errors=dict.fromkeys(times, 1e-6),
+        measurements=measurements,
     )
     return dataclasses.replace(made, **changes)
 
 
 def record(**changes: Any) -> Record:
-    ours = {"ours": 1.0, "ours_raw": 1.25, "ours_fused": 1.02}
+    """Returns a made-up run on a CPU."""
+    ours = {OURS: 1.0, PACKED: 1.25, OURS_FUSED: 1.02}
     made = Record(
         date="2026-07-27T12:00:00+00:00",
         command="python -m maxconv bench",
         commit="0123456789abcdef0123456789abcdef01234567",
         modified=False,
+        device="cpu",
         dtype="float32",
-        threads=2,
-        machine=Machine("Fast One", ("avx2", "fma"), 2, "Linux", 0.1),
+        activation="relu",
+        machine=Machine("Fast One", ("avx2", "fma"), 2, "Linux", 0.1, 2),
         versions=dict.fromkeys(("maxconv", "max", "mojo", "torch", "python"), "1.2.3"),
-        protocol=FULL,
+        protocol=CPU.full,
         tolerance=TOLERANCE["float32"],
         results=[
             result(
                 "resnet50.conv2_3x3",
-                {**ours, "ours_lambda": 1.1, "max": 1.5, "torch": 1.3, "torch_prepacked": 0.8}
-                | {"torch_fused": 1.0},
+                {**ours, MAX: 1.5, TORCH: 1.3, REORDERED: 0.8, TORCH_FUSED: 1.0},
             ),
             result(
                 "resnet50.conv2_expand",
-                {**ours, "ours_fused": 1.04, "ours_lambda": 1.0, "max_input": 2.0, "torch": 1.25},
-                missing={"max": "Failed to compile", "torch_prepacked": "no kernel"},
+                {**ours, OURS_FUSED: 1.04, AS_INPUT: 2.0, TORCH: 1.25},
+                {MAX: "Failed to compile", REORDERED: "no kernel"},
             ),
-            result("mobilenet.dw_14", {**ours, "max": 30.0, "torch": 2.0, "torch_prepacked": 2.5}),
+            result("mobilenet.dw_14", {**ours, MAX: 30.0, TORCH: 2.0, REORDERED: 2.5}),
             result(
                 "audio.dilated",
-                {**ours, "torch": 1.0},
-                missing=dict.fromkeys(("max", "max_input"), "the process dies of SIGSEGV"),
+                {**ours, TORCH: 1.0},
+                dict.fromkeys((MAX, AS_INPUT), "the process dies of SIGSEGV"),
             ),
+        ],
+        networks=[
+            Network(
+                "resnet50",
+                1,
+                [measurement(OURS, 50.0, kernel=None), measurement(TORCH, 60.0, kernel=None)],
+                {"cold": 22.0, "warm": 1.9},
+            )
         ],
         memory=[Memory("vae.up_256", 16 << 20, 8 << 20, 2 << 20, 3 << 19)],
         functions=Functions(("resnet50.conv2_3x3", "audio.dilated"), True, 0.002, 0.0021),
     )
     return dataclasses.replace(made, **changes)
+
+
+def gpu_record(**changes: Any) -> Record:
+    """Returns a made-up run on a GPU."""
+    cudnn, compiled = Key("cudnn", FUSED), Key("torch.compile", FUSED)
+    fused = {OURS_FUSED: 0.032, TORCH_FUSED: 0.105, compiled: 0.061, cudnn: 0.05}
+    gpu = DEVICES["gpu"]
+    return record(
+        command="python -m maxconv bench --device gpu",
+        device="gpu",
+        dtype="bfloat16",
+        activation="silu",
+        machine=Machine("Host", (), 16, "Linux", 0.1, 16, "NVIDIA H200", "580.1", 132),
+        versions={**record().versions, "cudnn": "9.19"},
+        protocol=gpu.full,
+        tolerance=TOLERANCE["bfloat16"],
+        results=[
+            result("resnet50.conv2_3x3@64", {OURS: 0.0258, TORCH: 0.0426, **fused}),
+            result(
+                "mobilenet.dw_56_128@64",
+                {OURS: 0.0313, TORCH: 0.0463, OURS_FUSED: 0.0488, TORCH_FUSED: 0.183},
+                {cudnn: "none of 0 plans runs", MAX: "not here: No module named 'max'"},
+            ),
+        ],
+        networks=[],
+        memory=[],
+        functions=None,
+        **changes,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maxconv import library
+from maxconv import _library as library
 
 if TYPE_CHECKING:
     import pytest

@@ -438,8 +438,6 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         Raises:
             If the op was compiled without the kernel.
         """
-        if requested != KERNEL_AUTO:
-            return String("asked for by config=")
         if problem.gemm_m() == 0 or problem.filters == 0:
             return String("there is no output to compute")
         var refusals = String()
@@ -451,10 +449,14 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             if kernel == Kernel.code:
                 comptime if built:
                     var plan = Kernel.plan[types](problem, operands, device)
+                    if requested != KERNEL_AUTO:
+                        return String(t"asked for by config=; {plan}")
                     return String(t"{plan}{refusals}")
-            elif Kernel.suits(
-                problem, operands, device
-            ) and not Kernel.device_refusal(device.capability):
+            elif (
+                requested == KERNEL_AUTO
+                and Kernel.suits(problem, operands, device)
+                and not Kernel.device_refusal(device.capability)
+            ):
                 var refusal = _refusal_of[Kernel, types](
                     problem, operands, device
                 )

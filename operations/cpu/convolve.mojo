@@ -3,7 +3,7 @@ launch."""
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import LAYOUT_PACKED
-from ..conv.known import UNKNOWN_FILTER, KnownProblem
+from ..conv.known import UNKNOWN_FILTER
 from ..conv.memory import HostBuffer
 from ..conv.operands import Arguments, Operands, OperandTypes
 from ..conv.packing import pack_filter
@@ -22,8 +22,7 @@ def convolve[
     residual_type: DType,
     P: Pool,
     //,
-    *,
-    known: KnownProblem,
+    kernels: Int,
     scaled: Bool,
 ](
     mut pool: P,
@@ -41,7 +40,7 @@ def convolve[
         bias_type: Of the bias.
         residual_type: Of the residual.
         P: The pool's type.
-        known: What is known of the problem: which kernels to compile.
+        kernels: Which kernels to compile, a bit each.
         scaled: Whether each filter has a scale.
 
     Args:
@@ -55,7 +54,6 @@ def convolve[
         If the requested kernel, or every one, cannot take the problem: why.
     """
     comptime types = type_of(arguments).types(scaled)
-    comptime kernels = CpuRegistry[P].needed(types, 0, known)
     check_registry()
     var planned = plan_convolution[types, kernels](
         pool, problem, arguments.operands(exact=True), requested
@@ -111,10 +109,14 @@ def plan_convolution[
         requested, problem, operands, device
     )
     if is_traced():
-        var why = Kernels.explain[types, kernels](
-            kernel, requested, problem, operands, device
+        trace_choice(
+            problem,
+            types,
+            kernel,
+            Kernels.explain[types, kernels](
+                kernel, requested, problem, operands, device
+            ),
         )
-        trace_choice(problem, types, kernel, why)
     if problem.gemm_m() == 0 or problem.filters == 0:
         return Planned(kernel, 0)
     var planned = Kernels.plan[types, kernels](

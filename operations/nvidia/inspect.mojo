@@ -2,37 +2,20 @@
 
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
+from std.sys.info import size_of
 
 from ..conv.access import MemoryActivation, MemoryOutput
-from .sm100.candidates import CANDIDATES as BLACKWELL_CANDIDATES
-from .sm100.candidates import candidate as blackwell_candidate
-from .sm100.kernel import Conv2dFpropKernel
-from .sm90.gemm.candidates import CANDIDATES, candidate, offered
-from .sm90.diagonal.kernel import DiagonalKernel
-from .sm90.diagonal.launch import has_diagonal_types
-from .sm90.diagonal.plan import (
-    DIAGONAL_CANDIDATES,
-    NARROW_CANDIDATES,
-    diagonal_candidate,
-)
-from .sm90.gemm.epilogue_visitor import ConvVisitor
-from .sm90.gemm.kernel import ConvKernel
-from .sm90.stem.kernel import StemKernel
-from .sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
-from .config import (
-    has_depthwise_types,
-    has_sm100_types,
-    has_sm90_types,
-    has_stem_types,
-    needs_sm100,
-)
+from ..conv.operands import OperandTypes
+from .epilogue.conv_visitor import ConvVisitor
 from .generic.depthwise import DepthwiseKernel
 from .generic.depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
     depthwise_candidate,
 )
+from .generic.depthwise_launch import Depthwise
 from .generic.depthwise_strip_kernel import StripKernel
 from .generic.depthwise_strips import STRIP_CANDIDATES, strip_candidate
+from .generic.grouped import PIXELS, GroupedKernel
 from .generic.implicit_gemm import (
     NARROW,
     SMALL,
@@ -41,9 +24,20 @@ from .generic.implicit_gemm import (
     DirectKernel,
     DirectTile,
 )
-from .generic.grouped import PIXELS, GroupedKernel
 from .generic.reference import reference_kernel
 from .generic.rows import Rows
+from .legality import has_diagonal_types, is_blackwell_type
+from .sm100.candidates import candidates as blackwell_candidates
+from .sm100.kernel import Conv2dFpropKernel
+from .sm100.launch import Gemm as BlackwellGemm
+from .sm90.diagonal.kernel import DiagonalKernel
+from .sm90.diagonal.plan import DIAGONAL_CANDIDATES, diagonal_candidate
+from .sm90.gemm.candidates import CANDIDATES, TABLE
+from .sm90.gemm.kernel import ConvKernel
+from .sm90.gemm.launch import Gemm as HopperGemm
+from .sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
+from .sm90.stem.kernel import StemKernel
+from .sm90.stem.launch import Stem
 
 
 @fieldwise_init
@@ -61,8 +55,9 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
 
     comptime Source = MemoryActivation[Self.dtype]
     comptime out_type = (
-        Self.dtype if has_depthwise_types[Self.dtype]() else DType.bfloat16
+        DType.bfloat16 if size_of[Self.dtype]() == 1 else Self.dtype
     )
+    comptime types = OperandTypes.unfused(Self.dtype, Self.out_type)
     comptime Output = MemoryOutput[Self.out_type]
 
     var folder: String
@@ -81,10 +76,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
     def has_diagonal() -> Bool:
         """Whether depthwise convolutions, and groups of few channels, run on
         tensor cores."""
-        return (
-            Self.arch == "sm_90a"
-            and has_diagonal_types[Self.dtype, Self.out_type, Self.out_type]()
-        )
+        return Self.arch == "sm_90a" and has_diagonal_types(Self.types)
 
     def write[
         declaration: TrivialRegisterPassable, //, kernel: declaration
@@ -136,7 +128,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         Raises:
             If a file cannot be written.
         """
-        comptime if needs_sm100[Self.dtype]():
+        comptime if is_blackwell_type(Self.dtype):
             return
         comptime if Self.is_wanted("reference"):
             comptime kernel = reference_kernel[
@@ -155,9 +147,9 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                 Self.Source, Self.Output, Self.out_type, Self.out_type
             ].run
             self.write[kernel]("grouped", Rows[PIXELS].bytes())
-        comptime if Self.is_wanted("depthwise") and has_depthwise_types[
-            Self.dtype
-        ]():
+        comptime if Self.is_wanted("depthwise") and not Depthwise.type_refusal(
+            Self.types
+        ):
             comptime for index in range(DEPTHWISE_CANDIDATES):
                 comptime kernel = DepthwiseKernel[
                     Self.Source,
@@ -185,9 +177,9 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         Raises:
             If a file cannot be written.
         """
-        comptime if Self.is_wanted("stem") and has_stem_types[
-            Self.dtype, Self.out_type
-        ]():
+        comptime if Self.is_wanted("stem") and not Stem.type_refusal(
+            Self.types
+        ):
             comptime for index in range(STEM_CANDIDATES):
                 comptime kernel = StemKernel[
                     Self.dtype,
@@ -197,13 +189,8 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     stem_candidate(index),
                 ].run
                 self.write[kernel](String(t"stem-{index}"), -1)
-        comptime if Self.has_diagonal():
+        comptime if Self.is_wanted("diagonal") and Self.has_diagonal():
             comptime for index in range(DIAGONAL_CANDIDATES):
-                # Wider groups are nothing that is depthwise.
-                comptime if not Self.is_wanted("grouped") and not (
-                    Self.is_wanted("depthwise") and index < NARROW_CANDIDATES
-                ):
-                    continue
                 comptime kernel = DiagonalKernel[
                     Self.dtype,
                     Self.dtype,
@@ -211,12 +198,12 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     diagonal_candidate(index),
                 ].run
                 self.write[kernel](String(t"diagonal-{index}"), -1)
-        comptime if Self.is_wanted("sm90") and has_sm90_types[
-            Self.dtype, Self.out_type
-        ]():
+        comptime if Self.is_wanted("sm90") and not HopperGemm.type_refusal(
+            Self.types
+        ):
             comptime for index in range(CANDIDATES):
-                comptime if offered[Self.dtype, Self.out_type](index):
-                    comptime config = candidate(index)
+                comptime if TABLE[index].offered(Self.types):
+                    comptime config = TABLE[index].config
                     comptime kernel = ConvKernel[
                         Self.dtype,
                         Self.Output,
@@ -234,18 +221,19 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
         Raises:
             If a file cannot be written.
         """
-        comptime if Self.is_wanted("sm100") and has_sm100_types[
-            Self.dtype, Self.out_type
-        ]():
-            comptime for index in range(BLACKWELL_CANDIDATES):
-                comptime config = blackwell_candidate[
-                    Self.dtype, Self.dtype, Self.out_type
-                ](index)
+        comptime if Self.is_wanted("sm100") and not BlackwellGemm.type_refusal(
+            Self.types
+        ):
+            comptime table = blackwell_candidates[
+                Self.dtype, Self.dtype, Self.out_type
+            ]()
+            comptime for index in range(len(table)):
+                comptime config = table[index].config
                 comptime Kernel = Conv2dFpropKernel[
                     Self.dtype,
                     Self.dtype,
                     Self.Output,
-                    Self.out_type,
+                    ConvVisitor[Self.out_type],
                     config,
                 ]
                 self.write[Kernel.run](

@@ -20,40 +20,45 @@ from ._version import __version__
 if TYPE_CHECKING:
     from max.graph.type import ConvInputLayout, FilterLayout
 
-    from .library import OPERATIONS, kernel_library, library_path
-    from .ops import conv1d, conv2d, conv2d_transpose, conv3d
-    from .packing import PackedFilter, pack_filter
-    from .problem import ConvProblem
+    from ._explain import explain_choice
+    from ._library import OPERATIONS, LibraryError, kernel_library, library_path
+    from ._ops import conv1d, conv2d, conv2d_transpose, conv3d
+    from ._packing import PackedFilter, pack_filter
+    from ._problem import ConvProblem
 
 __all__ = [
     "OPERATIONS",
     "ConvInputLayout",
     "ConvProblem",
     "FilterLayout",
+    "LibraryError",
     "PackedFilter",
     "__version__",
     "conv1d",
     "conv2d",
     "conv2d_transpose",
     "conv3d",
+    "explain_choice",
     "kernel_library",
     "library_path",
     "pack_filter",
 ]
 
 _MODULES = {
-    "OPERATIONS": "maxconv.library",
+    "OPERATIONS": "maxconv._library",
     "ConvInputLayout": "max.graph.type",
-    "ConvProblem": "maxconv.problem",
+    "ConvProblem": "maxconv._problem",
     "FilterLayout": "max.graph.type",
-    "PackedFilter": "maxconv.packing",
-    "conv1d": "maxconv.ops",
-    "conv2d": "maxconv.ops",
-    "conv2d_transpose": "maxconv.ops",
-    "conv3d": "maxconv.ops",
-    "kernel_library": "maxconv.library",
-    "library_path": "maxconv.library",
-    "pack_filter": "maxconv.packing",
+    "LibraryError": "maxconv._library",
+    "PackedFilter": "maxconv._packing",
+    "conv1d": "maxconv._ops",
+    "conv2d": "maxconv._ops",
+    "conv2d_transpose": "maxconv._ops",
+    "conv3d": "maxconv._ops",
+    "explain_choice": "maxconv._explain",
+    "kernel_library": "maxconv._library",
+    "library_path": "maxconv._library",
+    "pack_filter": "maxconv._packing",
 }
 
 

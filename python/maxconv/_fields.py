@@ -161,6 +161,9 @@ GPU_KERNELS = (
     Kernel.REFERENCE,
 )
 
+#: Where the other kernels run.
+EVERYWHERE = "every device"
+
 #: Where a kernel runs that not every device of its kind has.
 KERNEL_HOMES = {
     Kernel.POINTWISE: "CPUs",
@@ -306,7 +309,7 @@ def mojo_source() -> str:
             [
                 *((f"KERNEL_{m.name}", m.value) for m in Kernel),
                 ("KERNEL_NAMES", _texts(f'"{m.name.lower()}"' for m in Kernel)),
-                ("KERNEL_HOMES", _texts(f'"{KERNEL_HOMES.get(m, "every device")}"' for m in Kernel)),
+                ("KERNEL_HOMES", _texts(f'"{KERNEL_HOMES.get(m, EVERYWHERE)}"' for m in Kernel)),
                 ("CPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in CPU_KERNELS)),
                 ("GPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in GPU_KERNELS)),
             ],

@@ -14,7 +14,8 @@ from max.dtype import DType
 from max.graph import AlgebraicDim, DeviceRef, Dim, Graph, Shape, TensorValue, ops
 from max.graph.value import HasTensorValue
 
-from .packing import Array
+from ._dtypes import BIT_CARRIED, CARRIERS
+from ._packing import Array
 
 __all__ = [
     "constant",
@@ -26,7 +27,9 @@ __all__ = [
     "is_graph_value",
     "is_loaded_once",
     "not_negative",
+    "repeat",
     "require_kernels",
+    "to_channels_first",
 ]
 
 # A weight reaches its convolution through a few casts and permutations; a deeper value is no
@@ -34,11 +37,7 @@ __all__ = [
 _MAX_DEPTH = 16
 
 # Types that numpy lacks, and those of their bits.
-_BITS = {
-    DType.bfloat16: DType.uint16,
-    DType.float8_e4m3fn: DType.uint8,
-    DType.float8_e5m2: DType.uint8,
-}
+_BITS = {DType[name]: DType[np.dtype(CARRIERS[name]).name] for name in BIT_CARRIED}
 
 
 def require_kernels(graph: Graph, op: str) -> None:
@@ -66,7 +65,7 @@ def import_kernels(graph: Graph, op: str) -> None:
             f"graph: the subgraph {graph.name!r} does not know {op}; compile the model around it "
             "with custom_extensions=[maxconv.library_path()]"
         )
-    from .library import library_path
+    from ._library import library_path
 
     graph._import_kernels([library_path()])
 
@@ -159,3 +158,8 @@ def not_negative(size: Dim) -> Dim:
 def flatten(value: TensorValue) -> TensorValue:
     """Returns a value as rank 1."""
     return value if value.rank == 1 else ops.reshape(value, (-1,))
+
+
+def to_channels_first(value: TensorValue) -> TensorValue:
+    """Permutes ``[N, *spatial, C]`` to ``[N, C, *spatial]``."""
+    return ops.permute(value, [0, value.rank - 1, *range(1, value.rank - 1)])

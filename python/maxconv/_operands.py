@@ -2,89 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 from max.graph import DeviceRef, TensorValue, ops
 
-from ._fields import PANEL, Layout
-from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
-from .arguments import (
-    BLACKWELL_BYTES,
-    DTYPE_BYTES,
-    FLOAT8,
-    INPUT_BYTES,
+from ._arguments import ConvArguments
+from ._checks import (
     LAYOUTS,
     Size,
     check_bias,
     check_device,
     check_dtype,
     check_filter_layout,
-    check_integer,
     check_residual,
+    check_same_device,
     check_same_dtype,
     filter_shape_parts,
 )
-from .packing import Array, PackedFilter, cast_array, krsc_elements, pack_elements, read_array
+from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
+from ._emit import Tensors
+from ._fields import PANEL, Kernel, Layout
+from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
+from ._packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
+from ._problem import ConvProblem
 
 __all__ = [
-    "FilterLike",
-    "FilterOperand",
+    "FilterArgument",
+    "GraphCall",
+    "KnownFilter",
     "bias_operand",
-    "channels_first",
+    "filter_argument",
     "filter_operand",
-    "graph_value",
     "input_operand",
-    "residual_operand",
+    "permuted_to_krsc",
+    "read_call",
     "scale_operand",
-    "to_channels_first",
-    "to_channels_last",
 ]
-
-#: A filter: a graph value, an array (numpy or ``__dlpack__``), or a ``PackedFilter``.
-FilterLike: TypeAlias = Any
 
 
 @dataclass(frozen=True)
-class FilterOperand:
-    """A filter on its way to the op: flat, and what its shape was."""
+class GraphCall:
+    """A call of a graph function, read and checked."""
 
-    value: TensorValue
-    layout: Layout
+    problem: ConvProblem
+    tensors: Tensors
+    kernel: Kernel
+    """What must run."""
+    out_dtype: str
+    """The output's type."""
+    channels_first: bool
+    """Whether the caller's tensors have the channels first."""
+
+
+def read_call(
+    x: object,
+    filter: object,
+    arguments: ConvArguments,
+    bias: object,
+    residual: object,
+    scale: object,
+    input_layout: object,
+    filter_layout: object,
+) -> GraphCall:
+    """Reads the tensors of a call: as values of the current graph, in the op's layouts.
+
+    Args:
+        x: The argument, like all that follow.
+        filter: A graph value, an array, or a ``PackedFilter``.
+        arguments: What is no tensor, checked.
+        bias: A graph value, an array, or ``None``.
+        residual: The same.
+        scale: The same, or a number.
+        input_layout: The order of the dimensions of input and residual.
+        filter_layout: The order of the filter's dimensions.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: An argument has a value that is not allowed, or the sizes are those of no
+            convolution.
+    """
+    value, first = input_operand(x, input_layout, arguments.rank)
+    dtype, device = value.dtype.name, value.device
+    out_dtype = arguments.output_dtype(dtype)
+    given = filter_argument(filter, filter_layout, rank=arguments.rank, dtype=dtype, device=device)
+    groups = given.known_groups(arguments.groups)
+    problem = given.problem(value, arguments, groups)
+    elements, layout = filter_operand(given, groups, dtype=dtype, device=device)
+    beside = dtype if dtype in DTYPE_BYTES else out_dtype
+    tensors = Tensors(
+        x=value,
+        filter=elements,
+        filter_layout=layout,
+        bias=bias_operand(bias, problem.filters, dtype=beside, device=device),
+        residual=_residual_operand(
+            residual, problem.output_shape, dtype=out_dtype, device=device, first=first
+        ),
+        scale=scale_operand(scale, problem.filters, device),
+    )
+    return GraphCall(problem, tensors, arguments.kernel(device, dtype), out_dtype, first)
+
+
+@dataclass(frozen=True)
+class KnownFilter:
+    """A filter whose elements are known when the graph is built."""
+
+    values: Array
+    """As ``read_array`` returned them."""
+    kind: str
+    """The name of their type."""
+
+
+@dataclass(frozen=True)
+class FilterArgument:
+    """The argument ``filter``, checked, and not yet in the op's order."""
+
+    held: PackedFilter | KnownFilter | TensorValue
+    layout: str
+    """A name in ``LAYOUTS``; a ``PackedFilter`` has none."""
     filters: Size
     filter_size: tuple[int, ...]
     group_channels: Size
-    groups: int
+
+    @property
+    def rank(self) -> int:
+        """Spatial dimensions."""
+        return len(self.filter_size)
+
+    def known_groups(self, groups: int) -> int:
+        """Returns the groups: a ``PackedFilter`` knows them, and 1 then stands for what it knows.
+
+        Raises:
+            ValueError: ``groups`` contradicts it.
+        """
+        if not isinstance(self.held, PackedFilter):
+            return groups
+        if groups not in (1, self.held.groups):
+            raise ValueError(
+                f"groups: {groups} is not what the filter was packed for; {self.held.groups} is "
+                "allowed"
+            )
+        return self.held.groups
+
+    def problem(self, x: TensorValue, arguments: ConvArguments, groups: int) -> ConvProblem:
+        """Returns the convolution of ``[N, *spatial, C]`` with this filter.
+
+        Raises:
+            ValueError: The sizes are those of no convolution.
+        """
+        return ConvProblem.of(
+            arguments,
+            x.shape,
+            filters=self.filters,
+            filter_size=self.filter_size,
+            group_channels=self.group_channels,
+            groups=groups,
+        )
 
 
-def graph_value(name: str, value: object, why: str) -> TensorValue:
-    """Returns a tensor value of the current graph; ``why`` ends the ``TypeError``'s message."""
-    if not is_graph_value(value):
-        raise TypeError(f"{name}: a {type(value).__name__} is not a graph value; {why}")
-    return TensorValue(cast(Any, value))
-
-
-def filter_operand(
-    filter: FilterLike,
-    filter_layout: object,
-    groups: object,
-    *,
-    rank: int,
-    dtype: str,
-    device: DeviceRef,
-) -> FilterOperand:
-    """Reads the ``filter``, ``filter_layout`` and ``groups`` arguments.
-
-    A filter whose elements are known is packed here. One that is loaded with the model is packed by
-    the graph, which MAX runs once, at load time. Any other is packed by the op, in every call. For
-    a GPU "packed" is ``[K, *taps, C / groups]``, for a CPU it is what ``pack_filter`` makes.
+def filter_argument(
+    filter: object, filter_layout: object, *, rank: int, dtype: str, device: DeviceRef
+) -> FilterArgument:
+    """Reads the arguments ``filter`` and ``filter_layout``.
 
     Args:
-        filter: The argument.
-        filter_layout: The argument; a ``PackedFilter`` has its own.
-        groups: The argument; a ``PackedFilter`` knows it, and 1 then stands for what it knows.
+        filter: A graph value, an array (numpy or ``__dlpack__``), or a ``PackedFilter``.
+        filter_layout: The argument; a ``PackedFilter`` disregards it.
         rank: Spatial dimensions.
         dtype: The activation's type.
         device: The activation's device.
@@ -93,75 +179,74 @@ def filter_operand(
         TypeError: An argument is of a wrong Python type.
         ValueError: An argument has a value that is not allowed.
     """
-    count = check_integer("groups", groups)
+    held: PackedFilter | KnownFilter | TensorValue
     if isinstance(filter, PackedFilter):
         if filter.spatial_rank != rank:
             raise ValueError(
                 f"filter: the packed filter has {filter.spatial_rank} spatial dimensions; "
                 f"{rank} are needed"
             )
-        if count not in (1, filter.groups):
-            raise ValueError(
-                f"groups: {count} is not what the filter was packed for; {filter.groups} is allowed"
-            )
         check_same_dtype("filter", filter.dtype, (dtype,), "is the input's")
-        if device.is_gpu():
-            return _krsc(filter.unpack(), dtype, filter.groups, device)
-        return _packed(filter, device)
+        return FilterArgument(filter, "", filter.filters, filter.filter_size, filter.group_channels)
     layout = check_filter_layout(filter_layout, rank)
-    if not is_graph_value(filter):
-        array, kind = read_array("filter", filter, integers=True)
-        return _known(array, kind, layout, count, dtype, device)
-    value = TensorValue(filter)
-    kind = check_dtype("filter", value.dtype, INPUT_BYTES)
-    check_same_dtype("filter", kind, (dtype,), "is the input's")
-    if value.device != device:
-        raise ValueError(f"filter: device {value.device} is not the input's; {device} is needed")
-    filters, filter_size, group_channels = filter_shape_parts(value.shape, layout, rank)
-    sizes = (filters, group_channels)
-    if count >= 1 and all(isinstance(size, int) for size in sizes):
-        elements = constant_array(value)
+    if is_graph_value(filter):
+        held = value = TensorValue(cast(Any, filter))
+        kind = check_dtype("filter", value.dtype, INPUT_BYTES)
+        check_same_dtype("filter", kind, (dtype,), "is the input's")
+        check_same_device("filter", value.device, device)
+        parts = filter_shape_parts(value.shape, layout, rank)
+        known = isinstance(parts[0], int) and isinstance(parts[2], int)
+        elements = constant_array(value) if known else None
         if elements is not None:
-            return _known(elements, dtype, layout, count, dtype, device)
-        if cast(int, filters) % count == 0 and is_loaded_once(value):
-            if device.is_gpu():
-                value = _permuted_to_krsc(value, layout, rank)
-                return FilterOperand(
-                    flatten(value), Layout.KRSC, filters, filter_size, group_channels, count
-                )
-            packed_value = _pack_in_graph(value, layout, count, rank)
-            return FilterOperand(
-                packed_value, Layout.PACKED, filters, filter_size, group_channels, count
-            )
-    code = Layout(1 + LAYOUTS[rank].index(layout))
-    return FilterOperand(flatten(value), code, filters, filter_size, group_channels, count)
+            held = KnownFilter(elements, kind)
+    else:
+        held = KnownFilter(*read_array("filter", filter, integers=True))
+        parts = filter_shape_parts(held.values.shape, layout, rank)
+    return FilterArgument(held, layout, *parts)
 
 
-def _known(
-    values: Array, kind: str, layout: str, groups: int, dtype: str, device: DeviceRef
-) -> FilterOperand:
-    """Packs a filter whose elements are known now."""
-    if device.is_gpu():
-        elements = krsc_elements(values, kind, layout, groups=groups, dtype=dtype)
-        return _krsc(elements, dtype, groups, device)
-    return _packed(pack_elements(values, kind, layout, groups=groups, dtype=dtype), device)
+def filter_operand(
+    filter: FilterArgument, groups: int, *, dtype: str, device: DeviceRef
+) -> tuple[TensorValue, Layout]:
+    """Returns a filter's elements, flat, and their order.
+
+    A filter whose elements are known is packed here. One that is loaded with the model is packed by
+    the graph, which MAX runs once, at load time. Any other is packed by the op, in every call. For
+    a GPU "packed" is ``[K, *taps, C / groups]``, for a CPU it is what ``pack_filter`` makes.
+
+    Args:
+        filter: What ``filter_argument`` returned.
+        groups: A divisor of the filters, if their number is known.
+        dtype: The activation's type.
+        device: The activation's device.
+
+    Raises:
+        ValueError: An element is beyond a type of 8 bits.
+    """
+    held, on_gpu = filter.held, device.is_gpu()
+    if isinstance(held, PackedFilter):
+        elements, kind, layout = held.data, held.dtype, Layout.PACKED
+        if on_gpu:
+            elements, layout = held.unpack().reshape(-1), Layout.KRSC
+        return constant(elements, kind, device), layout
+    if isinstance(held, KnownFilter):
+        krsc = to_krsc(held.values, filter.layout)
+        if on_gpu:
+            elements = cast_array(np.ascontiguousarray(krsc), held.kind, dtype)
+            return constant(elements.reshape(-1), dtype, device), Layout.KRSC
+        elements = packed_elements(krsc, held.kind, groups=groups, dtype=dtype)
+        return constant(elements, dtype, device), Layout.PACKED
+    known = isinstance(filter.filters, int) and isinstance(filter.group_channels, int)
+    if known and is_loaded_once(held):
+        if on_gpu:
+            return flatten(permuted_to_krsc(held, filter.layout)), Layout.KRSC
+        return _packed_in_graph(held, filter, groups), Layout.PACKED
+    return flatten(held), Layout(1 + LAYOUTS[filter.rank].index(filter.layout))
 
 
-def _krsc(elements: Array, dtype: str, groups: int, device: DeviceRef) -> FilterOperand:
-    """Makes a constant of ``[K, *taps, C / groups]``."""
-    filters, *filter_size, group_channels = elements.shape
-    return FilterOperand(
-        constant(elements.reshape(-1), dtype, device),
-        Layout.KRSC,
-        filters,
-        tuple(filter_size),
-        group_channels,
-        groups,
-    )
-
-
-def _permuted_to_krsc(value: TensorValue, layout: str, rank: int) -> TensorValue:
+def permuted_to_krsc(value: TensorValue, layout: str) -> TensorValue:
     """Permutes a filter to ``[K, *taps, C / groups]`` with a graph operation."""
+    rank = value.rank - 2
     own, default, _ = LAYOUTS[rank]
     if layout == own:
         return value
@@ -170,23 +255,11 @@ def _permuted_to_krsc(value: TensorValue, layout: str, rank: int) -> TensorValue
     return ops.permute(value, [0, *range(2, rank + 2), 1])
 
 
-def _packed(filter: PackedFilter, device: DeviceRef) -> FilterOperand:
-    return FilterOperand(
-        constant(filter.data, filter.dtype, device),
-        Layout.PACKED,
-        filter.filters,
-        filter.filter_size,
-        filter.group_channels,
-        filter.groups,
-    )
-
-
-def _pack_in_graph(value: TensorValue, layout: str, groups: int, rank: int) -> TensorValue:
+def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) -> TensorValue:
     """Packs a filter with graph operations, of which MAX makes at most a pad and a permutation."""
-    filters, filter_size, group_channels = filter_shape_parts(value.shape, layout, rank)
-    filters, group_channels = cast(int, filters), cast(int, group_channels)
-    taps = int(np.prod(filter_size))
-    own, default, _ = LAYOUTS[rank]
+    filters, group_channels = cast(int, filter.filters), cast(int, filter.group_channels)
+    taps, layout = math.prod(filter.filter_size), filter.layout
+    own, default, _ = LAYOUTS[filter.rank]
     if group_channels == 1 and filters == groups:
         by_filter = layout != default
         tapwise = ops.reshape(value, (filters, taps) if by_filter else (taps, filters))
@@ -239,8 +312,7 @@ def bias_operand(
     check_bias(value.shape, filters)
     allowed = (dtype, "float32")
     check_same_dtype("bias", value.dtype.name, allowed, "is allowed for this input")
-    if value.device != device:
-        raise ValueError(f"bias: device {value.device} is not the input's; {device} is needed")
+    check_same_device("bias", value.device, device)
     return value
 
 
@@ -261,8 +333,7 @@ def scale_operand(scale: object, filters: Size, device: DeviceRef) -> TensorValu
     if is_graph_value(scale):
         value = TensorValue(cast(Any, scale))
         check_same_dtype("scale", value.dtype.name, ("float32",), "is allowed")
-        if value.device != device:
-            raise ValueError(f"scale: device {value.device} is not the input's; {device} is needed")
+        check_same_device("scale", value.device, device)
     else:
         if isinstance(scale, int | float) and not isinstance(scale, bool):
             scale = np.array([scale], np.float64)
@@ -274,7 +345,7 @@ def scale_operand(scale: object, filters: Size, device: DeviceRef) -> TensorValu
     return value
 
 
-def residual_operand(
+def _residual_operand(
     residual: object, output_shape: Sequence[Size], *, dtype: str, device: DeviceRef, first: bool
 ) -> TensorValue | None:
     """Reads the ``residual`` argument.
@@ -295,10 +366,7 @@ def residual_operand(
     if is_graph_value(residual):
         value = TensorValue(cast(Any, residual))
         check_same_dtype("residual", value.dtype.name, (dtype,), "is the output's")
-        if value.device != device:
-            raise ValueError(
-                f"residual: device {value.device} is not the output's; {device} is needed"
-            )
+        check_same_device("residual", value.device, device, "output")
     else:
         values, kind = read_array("residual", residual)
         value = constant(cast_array(values, kind, dtype), dtype, device)
@@ -306,20 +374,33 @@ def residual_operand(
     if first:
         shape.insert(1, shape.pop())
     check_residual(value.shape, shape)
-    return to_channels_last(value) if first else value
+    return _to_channels_last(value) if first else value
 
 
-def input_operand(x: object, input_layout: object, rank: int) -> tuple[TensorValue, bool]:
+def input_operand(
+    x: object, input_layout: object, rank: int, dtypes: Mapping[str, int] = INPUT_BYTES
+) -> tuple[TensorValue, bool]:
     """Reads the input and its layout; returns it with the channels last, and if they came first.
+
+    Args:
+        x: The argument.
+        input_layout: The argument.
+        rank: Spatial dimensions.
+        dtypes: The storage types that are allowed.
 
     Raises:
         TypeError: ``x`` is not a graph value, or ``input_layout`` no layout.
-        ValueError: An unknown layout, or an unsupported rank, type or device.
+        ValueError: An unknown layout, or an unsupported type or device.
     """
-    value = graph_value("input", x, "make it one with max.graph.ops.constant")
-    first = channels_first(input_layout, rank)
+    if not is_graph_value(x):
+        raise TypeError(
+            f"input: a {type(x).__name__} is not a graph value; make it one with "
+            "max.graph.ops.constant"
+        )
+    value = TensorValue(cast(Any, x))
+    first = _channels_first(input_layout, rank)
     check_device("input", value.device)
-    dtype = check_dtype("input", value.dtype, INPUT_BYTES)
+    dtype = check_dtype("input", value.dtype, dtypes)
     if dtype not in DTYPE_BYTES and not value.device.is_gpu():
         raise ValueError(
             f"input: dtype {dtype} on device {value.device} is not supported; there "
@@ -328,11 +409,11 @@ def input_operand(x: object, input_layout: object, rank: int) -> tuple[TensorVal
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:
-        return to_channels_last(value), True
+        return _to_channels_last(value), True
     return value, first
 
 
-def channels_first(input_layout: object, rank: int) -> bool:
+def _channels_first(input_layout: object, rank: int) -> bool:
     """Reads the ``input_layout`` argument: NHWC and NCHW, or these with the rank's own dimensions.
 
     Raises:
@@ -355,11 +436,6 @@ def channels_first(input_layout: object, rank: int) -> bool:
     return name in first
 
 
-def to_channels_last(value: TensorValue) -> TensorValue:
+def _to_channels_last(value: TensorValue) -> TensorValue:
     """Permutes ``[N, C, *spatial]`` to ``[N, *spatial, C]``."""
     return ops.permute(value, [0, *range(2, value.rank), 1])
-
-
-def to_channels_first(value: TensorValue) -> TensorValue:
-    """Permutes ``[N, *spatial, C]`` to ``[N, C, *spatial]``."""
-    return ops.permute(value, [0, value.rank - 1, *range(1, value.rank - 1)])

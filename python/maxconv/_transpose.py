@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
-from max.graph import DeviceRef, Shape, TensorValue, ops
+from max.graph import DeviceRef, TensorValue, ops
 
-from ._graph import constant, constant_array, is_graph_value
-from .arguments import (
-    AXES,
-    check_at_least,
-    check_dtype,
-    check_filter_layout,
-    check_integer,
-    check_same_dtype,
-    check_size,
-    filter_shape_parts,
-    resolve_padding,
-    show,
-    spatial_tuple,
-)
-from .packing import Array, PackedFilter, cast_array, pack_elements, read_array, to_krsc
+from ._arguments import ConvArguments
+from ._checks import AXES, check_at_least, check_size, show
+from ._graph import constant
+from ._operands import FilterArgument, KnownFilter, filter_argument, permuted_to_krsc
+from ._packing import Array, PackedFilter, cast_array, to_krsc
 
 __all__ = ["Phase", "Split", "split_axis", "split_phases"]
 
@@ -62,11 +52,8 @@ class AxisSplit:
 class Phase:
     """A convolution of stride 1 that gives one phase of the output, or all of them side by side."""
 
-    filter: TensorValue | PackedFilter
-    filter_size: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[int, ...]
-    """``(h_before, h_after, w_before, w_after)``."""
+    filter: FilterArgument
+    arguments: ConvArguments
     cut: tuple[tuple[int, int], ...]
     """Elements to cut from the start and the end of its output, a dimension."""
 
@@ -80,7 +67,6 @@ class Split:
     stride: tuple[int, ...]
     surplus: tuple[int, ...]
     filters: int
-    groups: int
 
     @property
     def merged(self) -> bool:
@@ -127,26 +113,20 @@ def split_phases(
     input_shape: Sequence[Any],
     filter: object,
     filter_layout: object,
+    arguments: ConvArguments,
+    output_paddings: tuple[int, ...],
     *,
-    stride: object,
-    dilation: object,
-    padding: object,
-    output_paddings: object,
-    groups: object,
     dtype: str,
     device: DeviceRef,
 ) -> Split:
-    """Checks the arguments of a transposed convolution and splits it.
+    """Reads what only a transposed convolution has, and splits it.
 
     Args:
         input_shape: ``[N, H, W, C]``.
         filter: The argument: a graph value or an array, of ``C`` filters.
         filter_layout: The argument.
-        stride: The argument.
-        dilation: The argument.
-        padding: The argument.
-        output_paddings: The argument.
-        groups: The argument.
+        arguments: Those of the transposed convolution; its padding has a size.
+        output_paddings: One a spatial dimension.
         dtype: The input's type, to which an array is converted.
         device: The input's device.
 
@@ -154,40 +134,31 @@ def split_phases(
         TypeError: An argument is of a wrong Python type.
         ValueError: An argument has a value that is not allowed.
     """
-    rank = 2
-    layout = check_filter_layout(filter_layout, rank)
-    count = check_integer("groups", groups)
-    check_at_least("groups", count, 1)
-    parts, source = _filter_source(filter, layout, count, dtype, device)
-    channels, filter_size, group_filters = parts
-    _check_input(input_shape, channels, count)
-    strides = spatial_tuple("stride", stride, rank)
-    check_at_least("stride", strides, 1)
-    dilations = spatial_tuple("dilation", dilation, rank)
-    check_at_least("dilation", dilations, 1)
-    if isinstance(padding, str):
-        raise ValueError(
-            f"padding: {padding!r} is not defined for a transposed convolution; an integer or 4 "
-            "integers are allowed"
+    rank, count = arguments.rank, arguments.groups
+    if isinstance(filter, PackedFilter):
+        raise TypeError(
+            "filter: a PackedFilter is not in the order that a transposed convolution reads; an "
+            "array or a graph value is allowed"
         )
-    before, after = resolve_padding(
-        cast(Any, padding), filter_size=filter_size, stride=strides, dilation=dilations
-    )
-    extra = spatial_tuple("output_paddings", output_paddings, rank)
-    check_at_least("output_paddings", extra, 0)
-    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+    given = filter_argument(filter, filter_layout, rank=rank, dtype=dtype, device=device)
+    source = _filter_source(given, count, dtype)
+    _check_input(input_shape, given.filters, count)
+    strides, dilations = arguments.stride, arguments.dilation
+    before, after = arguments.pads(given.filter_size)
+    check_at_least("output_paddings", output_paddings, 0)
+    if any(e >= max(s, d) for e, s, d in zip(output_paddings, strides, dilations, strict=True)):
         raise ValueError(
-            f"output_paddings: {show(extra)} has an entry that is not below the stride "
+            f"output_paddings: {show(output_paddings)} has an entry that is not below the stride "
             f"{show(strides)} or the dilation {show(dilations)}"
         )
     axes = [
         split_axis(
-            taps=filter_size[i],
+            taps=given.filter_size[i],
             stride=strides[i],
             dilation=dilations[i],
             pad_before=before[i],
             pad_after=after[i],
-            output_padding=extra[i],
+            output_padding=output_paddings[i],
         )
         for i in range(rank)
     ]
@@ -197,12 +168,11 @@ def split_phases(
     same = len({_geometry(*pair) for pair in combined}) == 1
     # Groups would have to be interleaved with the phases; they stay apart instead.
     if same and count == 1 and len(combined) > 1:
-        phases = [_phase(combined, source)]
+        phases = [_phase(combined, source, arguments)]
     else:
-        phases = [_phase([pair], source) for pair in combined]
-    return Split(
-        tuple(phases), strides, tuple(axis.surplus for axis in axes), group_filters * count, count
-    )
+        phases = [_phase([pair], source, arguments) for pair in combined]
+    surplus = tuple(axis.surplus for axis in axes)
+    return Split(tuple(phases), strides, surplus, source.filters)
 
 
 def _geometry(*axes: AxisPhase) -> tuple[tuple[int, ...], ...]:
@@ -210,16 +180,26 @@ def _geometry(*axes: AxisPhase) -> tuple[tuple[int, ...], ...]:
 
 
 def _phase(
-    members: Sequence[tuple[AxisPhase, AxisPhase]], source: _ArrayFilter | _GraphFilter
+    members: Sequence[tuple[AxisPhase, AxisPhase]],
+    source: _ArrayFilter | _GraphFilter,
+    arguments: ConvArguments,
 ) -> Phase:
     """Returns the convolution of one phase, or of several with the same geometry."""
     axes = members[0]
+    filter = source.part([(row.taps, column.taps) for row, column in members])
+    shape = filter.shape if isinstance(filter, TensorValue) else filter.values.shape
+    filters, *filter_size, group_channels = (check_size("filter", size) for size in shape)
     return Phase(
-        filter=source.part([(row.taps, column.taps) for row, column in members]),
-        filter_size=tuple(max(len(axis.taps), 1) for axis in axes),
-        dilation=tuple(axis.dilation for axis in axes),
-        padding=tuple(max(pad, 0) for a in axes for pad in (a.pad_before, a.pad_after)),
-        cut=tuple((max(-a.pad_before, 0), max(-a.pad_after, 0)) for a in axes),
+        FilterArgument(
+            filter, "KRSC", filters, tuple(int(size) for size in filter_size), group_channels
+        ),
+        replace(
+            arguments,
+            stride=(1,) * len(axes),
+            dilation=tuple(axis.dilation for axis in axes),
+            padding=tuple(max(pad, 0) for a in axes for pad in (a.pad_before, a.pad_after)),
+        ),
+        tuple((max(-a.pad_before, 0), max(-a.pad_after, 0)) for a in axes),
     )
 
 
@@ -232,17 +212,19 @@ class _ArrayFilter:
     """``[K, R, S, C / groups]`` with known elements, of which parts are taken."""
 
     forward: Array
-    groups: int
     dtype: str
 
-    def part(self, taps: Sequence[_Taps]) -> PackedFilter:
+    @property
+    def filters(self) -> int:
+        return int(self.forward.shape[0])
+
+    def part(self, taps: Sequence[_Taps]) -> KnownFilter:
         """Returns the filters of these parts one after the other; no tap becomes a zero."""
         pieces = []
         for rows, columns in taps:
             piece = self.forward[:, list(rows)][:, :, list(columns)]
             pieces.append(np.pad(piece, [(0, int(size == 0)) for size in piece.shape]))
-        whole = np.concatenate(pieces)
-        return pack_elements(whole, self.dtype, "KRSC", groups=self.groups, dtype=self.dtype)
+        return KnownFilter(np.concatenate(pieces), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -250,6 +232,10 @@ class _GraphFilter:
     """``[K, R, S, C / groups]`` in a graph, of which parts are taken."""
 
     forward: TensorValue
+
+    @property
+    def filters(self) -> int:
+        return int(self.forward.shape[0])
 
     def part(self, taps: Sequence[_Taps]) -> TensorValue:
         """Returns the filters of these parts one after the other; no tap becomes a zero."""
@@ -270,50 +256,28 @@ class _GraphFilter:
         return value
 
 
-def _filter_source(
-    filter: object, layout: str, groups: int, dtype: str, device: DeviceRef
-) -> tuple[tuple[int, tuple[int, ...], int], _ArrayFilter | _GraphFilter]:
-    """Returns ``(filters, taps, channels a group)`` of the filter, and where parts come from."""
-    if isinstance(filter, PackedFilter):
-        raise TypeError(
-            "filter: a PackedFilter is not in the order that a transposed convolution reads; an "
-            "array or a graph value is allowed"
-        )
-    value = kind = elements = None
-    if is_graph_value(filter):
-        value = TensorValue(cast(Any, filter))
-        kind = check_dtype("filter", value.dtype)
-        check_same_dtype("filter", kind, (dtype,), "is the input's")
-        if value.device != device:
-            raise ValueError(
-                f"filter: device {value.device} is not the input's; {device} is needed"
-            )
-        shape: Sequence[Any] = value.shape
-        if Shape.is_static(value.shape):
-            elements = constant_array(value)
-    else:
-        elements, kind = read_array("filter", filter)
-        shape = elements.shape
-    parts = filter_shape_parts(shape, layout, 2)
-    channels, filter_size, group_filters = parts
+def _filter_source(filter: FilterArgument, groups: int, dtype: str) -> _ArrayFilter | _GraphFilter:
+    """Returns where parts of a filter come from: channels and filters swapped in each group."""
+    channels, group_filters = filter.filters, filter.group_channels
     if not isinstance(channels, int) or not isinstance(group_filters, int):
-        raise ValueError(f"filter: shape {show(shape)} is symbolic; a static shape is allowed")
+        assert isinstance(filter.held, TensorValue)
+        shape = show(tuple(filter.held.shape))
+        raise ValueError(f"filter: shape {shape} is symbolic; a static shape is allowed")
     if channels % groups:
         raise ValueError(f"filter: {channels} filters are not divisible by groups={groups}")
-    split = (groups, channels // groups, *filter_size, group_filters)
-    whole = (groups * group_filters, *filter_size, channels // groups)
-    if elements is not None:
-        grouped = to_krsc(cast_array(elements, kind, dtype), layout).reshape(split)
-        forward = grouped.transpose(0, 4, 2, 3, 1).reshape(whole)
-        return (channels, filter_size, group_filters), _ArrayFilter(forward, groups, dtype)
-    assert value is not None
-    order = {"KRSC": None, "RSCF": [3, 0, 1, 2], "FCRS": [0, 2, 3, 1]}[layout]
-    krsc = value if order is None else ops.permute(value, order)
+    split = (groups, channels // groups, *filter.filter_size, group_filters)
+    whole = (groups * group_filters, *filter.filter_size, channels // groups)
+    if isinstance(filter.held, KnownFilter):
+        values = cast_array(filter.held.values, filter.held.kind, dtype)
+        grouped = to_krsc(values, filter.layout).reshape(split)
+        return _ArrayFilter(grouped.transpose(0, 4, 2, 3, 1).reshape(whole), dtype)
+    assert isinstance(filter.held, TensorValue)
+    krsc = permuted_to_krsc(filter.held, filter.layout)
     turned = ops.permute(ops.reshape(krsc, split), [0, 4, 2, 3, 1])
-    return (channels, filter_size, group_filters), _GraphFilter(ops.reshape(turned, whole))
+    return _GraphFilter(ops.reshape(turned, whole))
 
 
-def _check_input(shape: Sequence[Any], channels: int, groups: int) -> None:
+def _check_input(shape: Sequence[Any], channels: object, groups: int) -> None:
     if len(shape) != 4:
         raise ValueError(
             f"input: shape {show(tuple(shape))} has rank {len(shape)}; a transposed convolution "

@@ -20,7 +20,7 @@ as PyTorch draws them.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from max.driver import Buffer, Device
@@ -31,29 +31,28 @@ from max.experimental.tensor import Tensor, defaults
 from max.graph import DeviceRef, Graph, TensorValue
 from max.graph.type import ConvInputLayout, FilterLayout
 
-from . import ops
-from ._graph import import_kernels
-from .activations import ActivationLike, parse
-from .arguments import (
+from ._arguments import ConvArguments
+from ._checks import (
     LAYOUTS,
     Padding,
     check_at_least,
     check_dtype,
     check_filter_layout,
     check_integer,
-    check_precision,
-    resolve_padding,
+    renamed,
     show,
     spatial_tuple,
 )
-from .packing import cast_array
+from ._emit import OP
+from ._graph import import_kernels
+from ._ops import convolve, convolve_transpose
+from ._packing import cast_array
+from .activations import ActivationLike
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"]
 
-_FUNCTIONS: dict[int, Any] = {1: ops.conv1d, 2: ops.conv2d, 3: ops.conv3d}
 
-
-class _Parameters(Module[..., Tensor]):
+class _Holder(Module[..., Tensor]):
     """What convolutions and transposed convolutions hold alike."""
 
     spatial_rank: ClassVar[int]
@@ -63,80 +62,84 @@ class _Parameters(Module[..., Tensor]):
     weight: Tensor
     bias: Tensor | Literal[0]
 
-    def _initialize(
+    #: What is no tensor, as it was when the module was made.
+    arguments: ConvArguments
+
+    def _place(
         self,
-        kernel_size: int | tuple[int, ...],
-        in_channels: int,
-        out_channels: int,
         dtype: DType | None,
-        stride: int | tuple[int, ...],
-        dilation: int | tuple[int, ...],
-        num_groups: int,
         device: Device | DeviceRef | None,
         has_bias: bool,
         permute: bool,
         name: str | None,
         filter_layout: FilterLayout | str | None,
-        activation: ActivationLike,
-        config: str | None,
-        precision: str,
     ) -> None:
-        rank = self.spatial_rank
-        _, default, torchs = LAYOUTS[rank]
-        self.kernel_size = spatial_tuple("kernel_size", kernel_size, rank)
-        self.stride = spatial_tuple("stride", stride, rank)
-        self.dilation = spatial_tuple("dilation", dilation, rank)
-        for label in ("kernel_size", "stride", "dilation"):
-            check_at_least(label, getattr(self, label), 1)
-        check_at_least("num_groups", check_integer("num_groups", num_groups), 1)
-        for label, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            check_at_least(label, check_integer(label, value), 1)
-            if value % num_groups:
-                raise ValueError(f"{label}: {value} is not divisible by num_groups={num_groups}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.num_groups = num_groups
+        """Keeps where the parameters are and how they are laid out."""
+        _, default, torchs = LAYOUTS[self.spatial_rank]
         self.dtype = dtype
         self.device = device
         self.has_bias = has_bias
         self.permute = permute
         self.name = name
         self.filter_layout = check_filter_layout(
-            (torchs if permute else default) if filter_layout is None else filter_layout, rank
+            (torchs if permute else default) if filter_layout is None else filter_layout,
+            self.spatial_rank,
         )
-        self.activation = parse("activation", activation)
-        self.config = config
-        check_precision(precision)
-        self.precision = precision
+
+    def _draw(
+        self, kernel_size: int | tuple[int, ...], in_channels: int, out_channels: int
+    ) -> None:
+        """Makes the parameters; ``arguments`` and what ``_place`` keeps are there."""
+        rank, groups = self.spatial_rank, self.arguments.groups
+        self.kernel_size = spatial_tuple("kernel_size", kernel_size, rank)
+        check_at_least("kernel_size", self.kernel_size, 1)
+        for label, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+            check_at_least(label, check_integer(label, value), 1)
+            if value % groups:
+                raise ValueError(f"{label}: {value} is not divisible by num_groups={groups}")
+        self.in_channels, self.out_channels = in_channels, out_channels
         filters, channels = out_channels, in_channels
         if self._transposed:
             filters, channels = channels, filters
-        own = {
-            LAYOUTS[rank][0]: (filters, *self.kernel_size, channels // num_groups),
-            default: (*self.kernel_size, channels // num_groups, filters),
-            torchs: (filters, channels // num_groups, *self.kernel_size),
-        }
-        shape = own[self.filter_layout]
-        reach = (math.prod(self.kernel_size) * channels // num_groups) ** -0.5
-        self.weight = _drawn(shape, reach, dtype, device)
-        self.bias = _drawn((out_channels,), reach, dtype, device) if has_bias else 0
+        own, default, torchs = LAYOUTS[rank]
+        shape = {
+            own: (filters, *self.kernel_size, channels // groups),
+            default: (*self.kernel_size, channels // groups, filters),
+            torchs: (filters, channels // groups, *self.kernel_size),
+        }[self.filter_layout]
+        reach = (math.prod(self.kernel_size) * channels // groups) ** -0.5
+        self.weight = _drawn(shape, reach, self.dtype, self.device)
+        self.bias = _drawn((out_channels,), reach, self.dtype, self.device) if self.has_bias else 0
 
-    def _operands(self, x: Tensor) -> dict[str, Any]:
-        """Returns the arguments that both kinds of convolution take, in the current graph."""
-        import_kernels(Graph.current, "maxconv.conv")
-        bias = self.bias
-        return {
-            "x": TensorValue(x),
-            "filter": TensorValue(self.weight.to(x.device)),
-            "stride": self.stride,
-            "dilation": self.dilation,
-            "bias": TensorValue(bias.to(x.device)) if isinstance(bias, Tensor) else None,
-            "input_layout": ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC,
-            "filter_layout": self.filter_layout,
-            "groups": self.num_groups,
-            "activation": self.activation,
-            "config": self.config,
-            "precision": self.precision,
-        }
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """One a spatial dimension."""
+        return self.arguments.stride
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """One a spatial dimension."""
+        return self.arguments.dilation
+
+    @property
+    def padding(self) -> tuple[int, ...] | str:
+        """``(before, after)`` of each spatial dimension, or ``"same"``."""
+        return "same" if self.arguments.padding is None else self.arguments.padding
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of channels and filters."""
+        return self.arguments.groups
+
+    @property
+    def _input_layout(self) -> ConvInputLayout:
+        return ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC
+
+    def _parameters(self, x: Tensor) -> tuple[TensorValue, TensorValue | None]:
+        """Returns weight and bias in the current graph, which is given maxconv's kernels."""
+        import_kernels(Graph.current, OP)
+        weight, bias = TensorValue(self.weight.to(x.device)), self.bias
+        return weight, TensorValue(bias.to(x.device)) if isinstance(bias, Tensor) else None
 
 
 def _drawn(
@@ -160,8 +163,8 @@ def _paddings(padding: Padding, rank: int) -> Padding:
     return padding
 
 
-class _Conv(_Parameters):
-    """A convolution of any rank; see ``Conv2d``."""
+class _Conv(_Holder):
+    """What the convolutions of all ranks share."""
 
     def __init__(
         self,
@@ -185,19 +188,21 @@ class _Conv(_Parameters):
         config: str | None = None,
         precision: str = "tf32",
     ) -> None:
-        self._initialize(
-            kernel_size, in_channels, out_channels, dtype, stride, dilation, num_groups, device,
-            has_bias, permute, name, filter_layout, activation, config, precision,
-        )  # fmt: skip
-        self.padding = _paddings(padding, self.spatial_rank)
-        resolve_padding(
-            self.padding,
-            filter_size=self.kernel_size,
-            stride=self.stride,
-            dilation=self.dilation,
-        )
-        self.final_activation = parse("final_activation", final_activation)
-        self.beta = beta
+        with renamed(groups="num_groups"):
+            self.arguments = ConvArguments.read(
+                self.spatial_rank,
+                stride=stride,
+                dilation=dilation,
+                padding=_paddings(padding, self.spatial_rank),
+                groups=num_groups,
+                activation=activation,
+                final_activation=final_activation,
+                beta=beta,
+                precision=precision,
+                config=config,
+            )
+        self._place(dtype, device, has_bias, permute, name, filter_layout)
+        self._draw(kernel_size, in_channels, out_channels)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Convolves ``x``.
@@ -215,21 +220,26 @@ class _Conv(_Parameters):
             ValueError: A shape or a type does not fit; see ``maxconv.conv2d``.
         """
         with ensure_context():
-            result = _FUNCTIONS[self.spatial_rank](
-                **self._operands(x),
-                padding=self.padding,
-                final_activation=self.final_activation,
-                residual=None if residual is None else TensorValue(residual),
-                beta=1.0 if residual is None else self.beta,
+            weight, bias = self._parameters(x)
+            result = convolve(
+                TensorValue(x),
+                weight,
+                self.arguments,
+                bias,
+                None if residual is None else TensorValue(residual),
+                None,
+                self._input_layout,
+                self.filter_layout,
             )
             return Tensor.from_graph_value(result)
 
 
 class Conv1d(_Conv):
-    """A convolution of signals, ``[N, W, C]``; see ``Conv2d``.
+    """A convolution of signals, ``[N, W, C]``.
 
-    The weight is ``[S, C / num_groups, K]``, or ``[K, C / num_groups, S]`` with ``permute``. A
-    ``padding`` of two integers is ``(before, after)``.
+    The arguments are those of ``Conv2d``, with one spatial dimension. The weight is
+    ``[S, C / num_groups, K]``, or ``[K, C / num_groups, S]`` with ``permute``. A ``padding`` of two
+    integers is ``(before, after)``.
     """
 
     spatial_rank = 1
@@ -256,11 +266,12 @@ class Conv2d(_Conv):
         name: Kept, and not used.
         filter_layout: The weight's layout where it is not what ``permute`` says: ``"FCRS"`` takes
             PyTorch's weights for channels-last images.
-        activation: See ``maxconv.conv2d``.
-        final_activation: Applied after the residual; see ``maxconv.conv2d``.
+        activation: A name, or what ``maxconv.activations`` makes: applied before the residual is
+            added.
+        final_activation: The same, applied after it.
         beta: What the residual of a call is multiplied with.
-        config: See ``maxconv.conv2d``.
-        precision: Of float32 products on a GPU; see ``maxconv.conv2d``.
+        config: The kernel that must run, by the names that ``maxconv.conv2d`` lists.
+        precision: ``"tf32"`` or ``"float32"``: what a GPU leaves of float32 operands.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
@@ -271,16 +282,16 @@ class Conv2d(_Conv):
 
 
 class Conv3d(_Conv):
-    """A convolution of volumes or videos, ``[N, D, H, W, C]``; see ``Conv2d``.
+    """A convolution of volumes or videos, ``[N, D, H, W, C]``.
 
-    The weight is ``[T, R, S, C / num_groups, K]``, or ``[K, C / num_groups, T, R, S]`` with
-    ``permute``.
+    The arguments are those of ``Conv2d``, with three spatial dimensions. The weight is
+    ``[T, R, S, C / num_groups, K]``, or ``[K, C / num_groups, T, R, S]`` with ``permute``.
     """
 
     spatial_rank = 3
 
 
-class ConvTranspose2d(_Parameters):
+class ConvTranspose2d(_Holder):
     """A transposed convolution of images.
 
     The arguments are those of ``Conv2d``, and ``output_padding``: rows and columns of which
@@ -316,24 +327,26 @@ class ConvTranspose2d(_Parameters):
         config: str | None = None,
         precision: str = "tf32",
     ) -> None:
-        self._initialize(
-            kernel_size, in_channels, out_channels, dtype, stride, dilation, num_groups, device,
-            has_bias, permute, name, filter_layout, activation, config, precision,
-        )  # fmt: skip
-        self.padding = _paddings(padding, 2)
-        if isinstance(self.padding, str):
+        sides = _paddings(padding, 2)
+        if isinstance(sides, str):
             raise ValueError(
-                f"padding: {show(self.padding)} is not defined for a transposed convolution; "
+                f"padding: {show(sides)} is not defined for a transposed convolution; "
                 "integers are allowed"
             )
-        resolve_padding(
-            self.padding,
-            filter_size=self.kernel_size,
-            stride=self.stride,
-            dilation=self.dilation,
-        )
-        rows, columns = spatial_tuple("output_padding", output_padding, 2)
-        self.output_padding = (rows, columns)
+        with renamed(groups="num_groups"):
+            self.arguments = ConvArguments.read(
+                2,
+                stride=stride,
+                dilation=dilation,
+                padding=sides,
+                groups=num_groups,
+                activation=activation,
+                precision=precision,
+                config=config,
+            )
+        self.output_padding = spatial_tuple("output_padding", output_padding, 2)
+        self._place(dtype, device, has_bias, permute, name, filter_layout)
+        self._draw(kernel_size, in_channels, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the transposed convolution of ``x``.
@@ -349,7 +362,15 @@ class ConvTranspose2d(_Parameters):
             ValueError: A shape or a type does not fit; see ``maxconv.conv2d_transpose``.
         """
         with ensure_context():
-            result = ops.conv2d_transpose(
-                **self._operands(x), padding=self.padding, output_paddings=self.output_padding
+            weight, bias = self._parameters(x)
+            result = convolve_transpose(
+                TensorValue(x),
+                weight,
+                self.arguments,
+                self.output_padding,
+                bias,
+                None,
+                self._input_layout,
+                self.filter_layout,
             )
             return Tensor.from_graph_value(result)

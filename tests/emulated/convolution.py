@@ -9,10 +9,10 @@ from typing import Any, SupportsInt
 
 import numpy as np
 import numpy.typing as npt
-from tests.isa.case import Case, Map, Struct
+from tests.ptxemu.isa.case import Case, Map, Struct
 
-from maxconv.emulator import DevicePointer, Machine, TensorMap, Trace
-from maxconv.tma import DataType, L2Promotion, Swizzle, packed_strides
+from ptxemu import DevicePointer, Machine, TensorMap, Trace
+from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 
 HEIGHT, WIDTH, CHANNELS, FILTERS = 8, 12, 64, 64
 #: How many times the height and the filters a convolution of one tap has.

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from tests.emulated.convolution import bfloat16, floats
 
-from maxconv.emulator import DevicePointer, Machine, TensorMap
-from maxconv.tma import DataType, Swizzle, packed_strides
+from ptxemu import DevicePointer, Machine, TensorMap
+from ptxemu.tma import DataType, Swizzle, packed_strides
 
 Array = npt.NDArray[np.float32]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from tests.emulated.convolution import bfloat16
-from tests.isa.case import Case, Map, Struct
+from tests.ptxemu.isa.case import Case, Map, Struct
 
-from maxconv.tma import DataType, Swizzle, TiledDescriptor
+from ptxemu.tma import DataType, Swizzle, TiledDescriptor
 
 #: The sizes of ``tests/mojo/matmul_sm90_max.mojo``.
 M, WHOLE_M, N, K = 200, 256, 256, 192

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.emulated.convolution import NARROW, Kernel, Operands, run
 
-from maxconv.emulator import EmulatorError, Machine
+from ptxemu import EmulatorError, Machine
 
 Emitted = tuple[Path, list[Kernel]]
 

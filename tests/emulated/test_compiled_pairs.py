@@ -10,7 +10,7 @@ import pytest
 from tests.emulated.convolution import Kernel, Operands, run
 from tests.emulated.test_compiled import replaced
 
-from maxconv.emulator import EmulatorError
+from ptxemu import EmulatorError
 
 Emitted = tuple[Path, list[Kernel]]
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emulated.convolution import Kernel, Operands, run
-from tests.emulated.warps import entry
 
-from maxconv.emulator import EmulatorError, Machine, Trace
-from maxconv.emulator.trace import BARRIER, ENGINE, RUNNING, WARP, Span
+from ptxemu import EmulatorError, Trace
+from ptxemu.trace import BARRIER, ENGINE, RUNNING, WARP, Span
 
 Emitted = tuple[Path, list[Kernel]]
 
@@ -146,19 +145,3 @@ def test_a_stopped_kernel_has_a_trace_too(emitted: Emitted) -> None:
     assert all(span.end is not None for span in trace.spans)
     kind = type(trace.error).__name__
     assert [i.track.kind for i in trace.instants if i.name.startswith(kind)] == [WARP]
-
-
-def test_lanes_apart_have_tracks_of_their_own() -> None:
-    """Two sides of a branch run at the same time, until they meet on the first track again."""
-    body = """.reg .b32 %t, %x; .reg .pred %c; mov.u32 %t, %laneid; setp.lt.u32 %c, %t, 7;
-    mov.b32 %x, 0; @%c bra A; B: add.s32 %x, %x, 1; setp.lt.u32 %c, %x, 40; @%c bra B; bra END;
-    A: add.s32 %x, %x, 1; setp.lt.u32 %c, %x, 60; @%c bra A;
-    END: bar.sync 0; bar.sync 0; ret;"""
-    trace = Trace()
-    machine = Machine(seed=1)
-    machine.load(entry(body, ["u64 unused"])).launch(block=64, args=[0], trace=trace)
-    tracks = {span.track.title for span in trace.spans if span.track.kind == WARP}
-    assert tracks == {"warp 0", "warp 0 (2)", "warp 1", "warp 1 (2)"}
-    waits = [span for span in trace.spans if span.name == "wait: barrier 0"]
-    assert waits
-    assert all(not span.track.slot for span in waits)

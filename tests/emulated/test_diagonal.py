@@ -11,8 +11,8 @@ import pytest
 from tests import ptx
 from tests.emulated.convolution import BIAS, Array, bfloat16, floats
 
-from maxconv.emulator import DevicePointer, EmulatorError, Machine, TensorMap
-from maxconv.tma import DataType, L2Promotion, Swizzle, packed_strides
+from ptxemu import DevicePointer, EmulatorError, Machine, TensorMap
+from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 
 #: Taps, stride, batch, height, width, channels, padding, multiprocessors, channels of a group.
 #: Depthwise: one image whose last set is half a set; slabs side by side, and one after the other;

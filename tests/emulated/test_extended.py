@@ -9,8 +9,7 @@ import pytest
 from tests import ptx
 from tests.emulated import max_sm90
 from tests.emulated.convolution import Kernel, Operands, run
-from tests.isa.case import emulate
-from tests.isa.families import FAMILIES
+from tests.ptxemu.isa.case import emulate
 
 pytestmark = pytest.mark.extended
 
@@ -37,11 +36,3 @@ def test_max_multiplies(matmuls: list[max_sm90.Kernel], seed: int) -> None:
         problem = max_sm90.case(kernel, seed)
         found = emulate(kernel.ptx, problem, seed, barrier_fences=False, register_fences=False)
         assert not problem.difference(found)
-
-
-@pytest.mark.parametrize("seed", range(100, 115))
-@pytest.mark.parametrize("name", ["memory", "barriers", "copies", "clusters", "wgmma", "warp"])
-def test_the_order_of_events_changes_nothing(name: str, seed: int) -> None:
-    family = FAMILIES[name]
-    wrong = [case.difference(emulate(family.ptx, case, seed)) for case in family.cases]
-    assert not [text for text in wrong if text]

@@ -15,7 +15,7 @@ from tests import blackwell, ptx
 from tests.emulated.max_sm100 import Kernel, Operands, Problem, expected, run
 from tests.multiply_loop import Compiled
 
-from maxconv.emulator import EmulatorError, IllegalInstructionError, RaceError
+from ptxemu import EmulatorError, IllegalInstructionError, RaceError
 
 Kernels = dict[str, Kernel]
 

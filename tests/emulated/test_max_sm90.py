@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests import ptx
 from tests.emulated.max_sm90 import Kernel, case
-from tests.isa.case import emulate
+from tests.ptxemu.isa.case import emulate
 
-from maxconv.emulator import FenceError, MemoryFaultError
+from ptxemu import FenceError, MemoryFaultError
 
 #: Rules of the ISA that MAX's kernel does without, as the last tests show.
 RELAXED = {"barrier_fences": False, "register_fences": False}
@@ -32,7 +32,7 @@ def test_the_configurations_differ(kernels: dict[str, Kernel]) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("title", ["1x1 n128", "2x1 n128", "1x2 n64"])
 def test_max_multiplies(kernels: dict[str, Kernel], title: str, seed: int) -> None:
-    """Bit for bit what float64 says, rounded; so on an H200 (``tests/isa/compiled.py``)."""
+    """Bit for bit what float64 says, rounded; so on an H200 (``tests/ptxemu/isa/compiled.py``)."""
     problem = case(kernels[title], seed)
     assert not problem.difference(emulate(kernels[title].ptx, problem, seed, **RELAXED))
 

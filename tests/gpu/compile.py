@@ -19,7 +19,7 @@ from max import driver
 from max.graph import Graph
 from tests.gpu import network
 
-from maxconv.explain import explain_graph
+from maxconv._explain import explain_graph
 
 
 def torch_op(dtype: str) -> Graph:
@@ -29,7 +29,7 @@ def torch_op(dtype: str) -> Graph:
     from maxconv.torch import _engine
 
     kind = getattr(torch, dtype)
-    if kind is _engine.FLOAT8:
+    if kind is torch.float8_e4m3fn:
         signature = _engine.Signature(2, kind, torch.float32, 0, torch.bfloat16, True)
     else:
         signature = _engine.Signature(2, kind, kind, 0)
@@ -37,7 +37,7 @@ def torch_op(dtype: str) -> Graph:
 
 
 def explained(dtype: str) -> Graph:
-    """Returns the graph behind ``maxconv.explain.explain_choice`` on a GPU."""
+    """Returns the graph behind ``maxconv.explain_choice`` on a GPU."""
     from max.graph import DeviceRef
 
     return explain_graph(dtype, DeviceRef.GPU())

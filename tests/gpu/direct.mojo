@@ -38,14 +38,20 @@ from operations.conv.fields import (
     ACTIVATION_NONE,
     ACTIVATION_RELU,
     ACTIVATION_SILU,
+    KERNEL_AUTO,
+    KERNEL_DEPTHWISE,
+    KERNEL_DIAGONAL,
+    KERNEL_STEM,
 )
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.nvidia.generic import depthwise_launch, grouped_launch
-from operations.nvidia.config import operands_of
-from operations.nvidia.sm90.stem import launch as stem_launch
-from operations.nvidia.sm90.diagonal.launch import explain_diagonal
-from operations.nvidia.sm90.diagonal.plan import choose_diagonal
+from operations.conv.known import UNKNOWN_FILTER
+from operations.conv.operands import Arguments, Operands as Facts, OperandTypes
+from operations.conv.registry import kernel_name
+from operations.nvidia.convolve import convolve
+from operations.nvidia.device import device_of
+from operations.nvidia.registry import GPU_REGISTRY
+from operations.nvidia.stream import Stream
 from buffers import (
     BLOCKS,
     GUARD,
@@ -63,9 +69,7 @@ from timing import input_sets, time_graph
 comptime REPEATS = 5
 """Launches of a checked kernel."""
 
-comptime STEM = 0
-comptime DEPTHWISE = 1
-comptime GROUPED = 2
+comptime KERNELS = [KERNEL_DEPTHWISE, KERNEL_STEM, KERNEL_DIAGONAL]
 """Kernels that a problem is offered to."""
 
 comptime BARE = 0
@@ -77,13 +81,6 @@ comptime KINDS = 5
 """Without an epilogue; with one; with one and work of the graph; without, of
 activations some of which are not finite; with bias, SiLU and residual, within
 the rounding of the output's type."""
-
-
-def kernel_name(kernel: Int) -> StaticString:
-    """The name in messages."""
-    if kernel == STEM:
-        return "stem"
-    return "depthwise" if kernel == DEPTHWISE else "grouped"
 
 
 @fieldwise_init
@@ -146,45 +143,37 @@ def parse(line: String) raises -> Case:
 
 def refusal_of[
     dtype: DType
-](kernel: Int, problem: ConvProblem) -> Optional[String]:
-    """Why a kernel cannot take a problem; the grouped one, on tensor cores."""
-    if kernel == STEM:
-        return stem_launch.can_implement[dtype, dtype](problem)
-    if kernel == GROUPED:
-        if problem.group_channels() > 1 and choose_diagonal(problem) >= 0:
-            return None
-        return String("not groups of few channels")
-    return depthwise_launch.can_implement[dtype](problem)
+](ctx: DeviceContext, kernel: Int, problem: ConvProblem) raises -> Optional[
+    String
+]:
+    """Why a kernel cannot take a problem."""
+    comptime types = OperandTypes.unfused(dtype, dtype)
+    return GPU_REGISTRY.refusal[types](
+        kernel, problem, Facts.bare(types), device_of(ctx)
+    )
 
 
 def launch[
-    dtype: DType, //, kernel: Int
+    dtype: DType, Output: OutputTarget, //, kernel: Int
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
     activation: Reads[dtype],
     filter: Reads[dtype],
     epilogue: Epilogue[DType.float32, dtype],
-    output: Some[OutputTarget],
+    output: Output,
 ) raises:
     """Enqueues a kernel."""
-    var source = MemoryActivation[dtype](activation)
-    comptime if kernel == STEM:
-        stem_launch.convolve(ctx, problem, source, filter, epilogue, output)
-    elif kernel == GROUPED:
-        grouped_launch.convolve(
-            ctx,
-            problem,
-            source,
-            filter,
-            epilogue,
-            output,
-            operands_of(source, filter, epilogue, output, False),
-        )
-    else:
-        depthwise_launch.convolve(
-            ctx, problem, source, filter, epilogue, output
-        )
+    var stream = Stream(ctx)
+    convolve[kernels=1 << kernel, known=UNKNOWN_FILTER, scaled=False](
+        stream,
+        problem,
+        Arguments(
+            MemoryActivation[dtype](activation), filter, epilogue, output
+        ),
+        requested=kernel,
+        exact=False,
+    )
 
 
 struct Operands[dtype: DType](Copyable, Movable):
@@ -369,12 +358,12 @@ def check_case[
     """
     var ran = 0
     var wrong = 0
-    if not refusal_of[dtype](kernel, named.problem):
+    if not refusal_of[dtype](ctx, kernel, named.problem):
         comptime for kind in range(KINDS):
             comptime half = dtype == DType.bfloat16
             comptime of_groups = kind == NOT_FINITE or kind == SMOOTH
             comptime if (kind != LAMBDA or half) and (
-                not of_groups or kernel != STEM
+                not of_groups or kernel != KERNEL_STEM
             ):
                 var result = check[dtype, kernel, kind](ctx, named.problem)
                 ran += 1
@@ -414,26 +403,13 @@ def time_of[
 def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
     """Times a problem on a kernel, if it takes it."""
     comptime dtype = DType.bfloat16
-    if refusal_of[dtype](kernel, named.problem):
+    if refusal_of[dtype](ctx, kernel, named.problem):
         return
     var x, w, y = elements_of(named.problem)
-    var what: String
-    comptime if kernel == STEM:
-        what = stem_launch.explain_stem[dtype](
-            named.problem,
-            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-        )
-    elif kernel == GROUPED:
-        what = explain_diagonal(
-            choose_diagonal(named.problem),
-            named.problem,
-            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-        )
-    else:
-        what = depthwise_launch.explain_depthwise[dtype, dtype, True](
-            named.problem,
-            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-        )
+    comptime types = OperandTypes.unfused(dtype, dtype)
+    var what = GPU_REGISTRY.explain[types](
+        kernel, KERNEL_AUTO, named.problem, Facts.bare(types), device_of(ctx)
+    )
     for fused in range(2):
         var ms = time_of[kernel](ctx, named.problem, fused == 1)
         var bytes = 2 * (x + w + (2 * y if fused == 1 else y))
@@ -461,13 +437,12 @@ def main() raises:
             continue
         var named = parse(String(line))
         if mode == "time":
-            time_case[STEM](ctx, named)
-            time_case[DEPTHWISE](ctx, named)
-            time_case[GROUPED](ctx, named)
+            comptime for i in range(len(KERNELS)):
+                time_case[KERNELS[i]](ctx, named)
             continue
         var before = ran
         comptime for i in range(7):
-            comptime kernel = [DEPTHWISE, STEM, GROUPED][i % 3]
+            comptime kernel = KERNELS[i % 3]
             comptime dtype = [DType.bfloat16, DType.float16, DType.float32][
                 i // 3
             ]

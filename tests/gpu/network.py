@@ -6,18 +6,19 @@ is an input, and a problem of a lower rank has extents of 1.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import maxconv
-from maxconv import explain
+from maxconv import _explain as explain
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel
-from maxconv.packing import cast_array
+from maxconv._packing import cast_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from max.driver import Buffer, Device
     from max.graph import Graph, TensorValue
@@ -50,8 +51,8 @@ class Types(NamedTuple):
     """Of output and residual; the bias is float32 where these differ."""
     outputs: tuple[str, ...]
     """Of ``OUTPUTS``."""
-    kernels: int = -1
-    """As the op's parameter: a bit for each."""
+    known: Mapping[str, bool | int] = MappingProxyType({})
+    """What the op is told of its problems: nothing lets it take any."""
     scaled: bool = False
     """Whether each filter has a factor of its own; it is the last input."""
 
@@ -60,15 +61,16 @@ class Types(NamedTuple):
         return self.dtype if self.dtype == self.out_dtype else "float32"
 
 
-_GENERAL = sum(1 << k for k in (Kernel.SM90, Kernel.IMPLICIT_GEMM, Kernel.GROUPED))
+# No call names a kernel: the graph is compiled without the reference.
+_UNNAMED = MappingProxyType({"kernel": int(Kernel.AUTO)})
 
 TYPES = {
     "float32": Types("float32", "float32", OUTPUTS),
     "bfloat16": Types("bfloat16", "bfloat16", OUTPUTS),
     "float16": Types("float16", "float16", OUTPUTS),
-    "fp8_bfloat16": Types("float8_e4m3fn", "bfloat16", ("computed", "stored"), _GENERAL, True),
-    "fp8_float32": Types("float8_e4m3fn", "float32", ("plain",), _GENERAL),
-    "bfloat16_float32": Types("bfloat16", "float32", ("plain",), _GENERAL),
+    "fp8_bfloat16": Types("float8_e4m3fn", "bfloat16", ("computed", "stored"), _UNNAMED, True),
+    "fp8_float32": Types("float8_e4m3fn", "float32", ("plain",), _UNNAMED),
+    "bfloat16_float32": Types("bfloat16", "float32", ("plain",), _UNNAMED),
 }
 
 
@@ -104,7 +106,7 @@ def every_fusion(name: str) -> Graph:
         scale = values.pop() if dtypes.scaled else none
         operands, geometry = [*values[:4], scale], values[4]
         scalars, factors = values[5:-2], values[-1]
-        parameters: dict[str, Any] = {"kernels": dtypes.kernels, "scaled": dtypes.scaled}
+        parameters: dict[str, Any] = {**dtypes.known, "scaled": dtypes.scaled}
         result = TensorType(out, sizes, gpu)
         # Of equal operations MAX would keep one: each has scalars of its own.
         convolved = [

@@ -10,7 +10,7 @@ The lines of the file PROBLEMS are described in problems.mojo.
 activations and filters are small integers, so that products and sums are exact
 in float32 in any order, and only the rounding to the output's type is left.
 Outputs are poisoned before each of several launches and lie between guards.
-Every candidate runs, with the whole sum and with parts of it where it can cut
+Every candidate runs, with the whole sum and with tiles that blocks share where it can cut
 tiles, and the choice. `graph` replays a graph of launches on random data, over
 several input sets that together exceed the L2; `stream` enqueues them one by
 one; + lets a launch begin before the last has ended; / names the type of the
@@ -24,26 +24,24 @@ from std.math import sqrt
 from std.sys import argv
 from std.sys.info import size_of
 
-from operations.conv.access import MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
-from operations.conv.fields import ACTIVATION_NONE
+from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.fields import ACTIVATION_NONE, KERNEL_SM90
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm90.gemm.candidates import (
-    CANDIDATES,
-    candidate,
-    offered,
-)
-from operations.nvidia.sm90.gemm.config import can_implement
-from operations.nvidia.sm90.gemm.dispatch import (
-    choose,
-    convolve as launch_chosen,
-    parts_to_try,
-)
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
-from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.conv.known import UNKNOWN_FILTER
+from operations.conv.operands import Arguments, Operands, OperandTypes
+from operations.conv.registry import Device
+from operations.nvidia.convolve import convolve as convolve_chosen
+from operations.nvidia.device import device_of
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE, candidate
+from operations.nvidia.sm90.gemm.config import problem_refusal
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import GemmOperands
+from operations.nvidia.sm90.gemm.plan import GemmCandidates, plan_gemm
 from operations.nvidia.sm90.gemm.split_k import split_refusal
+from operations.nvidia.stream import Stream
 from buffers import (
     BLOCKS,
     GUARD,
@@ -56,6 +54,7 @@ from buffers import (
 )
 from kernels import THREADS, compare, convolve
 from problems import Case, read_cases
+from prepared import Prepared
 from timing import input_sets, time_graph, time_stream
 
 comptime TIMED = DType.bfloat16
@@ -147,7 +146,9 @@ struct Check[in_type: DType, out_type: DType](Movable):
             block_dim=THREADS,
         )
 
-    def run[index: Int](self, ctx: DeviceContext, parts: Int) raises -> String:
+    def run[
+        index: Int
+    ](self, ctx: DeviceContext, split_k: Int) raises -> String:
         """Runs a candidate.
 
         Parameters:
@@ -156,7 +157,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
 
         Args:
             ctx: The device.
-            parts: Of a tile's sum.
+            split_k: Blocks that share a tile.
 
         Returns:
             "ok", or what is wrong.
@@ -167,7 +168,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
         )
         for _ in range(self.repeats):
             poison(ctx, self.found)
-            self._launch[index](ctx, parts)
+            self._launch[index](ctx, split_k)
             self._compare(ctx)
         with self.counts.map_to_host() as counts:
             if counts[0] == 0:
@@ -179,40 +180,39 @@ struct Check[in_type: DType, out_type: DType](Movable):
                 t" first of pixel {pixel}, filter {filter}"
             )
 
-    def _launch[index: Int](self, ctx: DeviceContext, parts: Int) raises:
+    def _launch[index: Int](self, ctx: DeviceContext, split_k: Int) raises:
         """Launches a candidate, or the one that is chosen."""
+        var nothing = nothing_fused[Self.out_type]()
+        var output = MemoryOutput(data_of(self.found, GUARD))
+        var stream = Stream(ctx)
         comptime if index == CANDIDATES:
-            launch_chosen(
-                ctx,
+            convolve_chosen[
+                kernels=1 << KERNEL_SM90, known=UNKNOWN_FILTER, scaled=False
+            ](
+                stream,
                 self.problem,
-                reads_of(self.activation),
-                reads_of(self.filter),
-                nothing_fused[Self.out_type](),
-                MemoryOutput(data_of(self.found, GUARD)),
-                choose[Self.in_type, Self.out_type](
-                    self.problem,
-                    ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+                Arguments(
+                    MemoryActivation(reads_of(self.activation)),
+                    reads_of(self.filter),
+                    nothing,
+                    output,
                 ),
+                requested=KERNEL_SM90,
+                exact=False,
             )
         else:
-            var nothing = nothing_fused[Self.out_type]()
-            LaunchPlan[
-                Self.in_type,
-                MemoryOutput[Self.out_type],
-                ConvVisitor[Self.out_type],
-                candidate(index),
-            ](
+            Prepared[candidate(index)](
                 ctx,
                 self.problem,
-                data_of(self.activation),
-                data_of(self.filter),
-                nothing.residual,
+                GemmOperands[Self.in_type, MemoryOutput[Self.out_type]](
+                    reads_of(self.activation),
+                    reads_of(self.filter),
+                    nothing.residual,
+                    output,
+                ),
                 ConvVisitor[Self.out_type].of(nothing),
-                MemoryOutput(data_of(self.found, GUARD)),
-                parts,
-            ).launch(
-                ctx
-            )
+                split_k,
+            ).launch(ctx)
 
     def _compare(self, ctx: DeviceContext) raises:
         """Counts what is wrong, guards included."""
@@ -239,7 +239,7 @@ def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
     """
     comptime out_type = DType.float32
     comptime config = candidate(MEASURED)
-    if can_implement[in_type, out_type](config, named.problem):
+    if problem_refusal[in_type, out_type](config, named.problem):
         return
     var check = Check[in_type, out_type](ctx, named.problem)
     var y = elements_of(named.problem)[2]
@@ -262,7 +262,7 @@ def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
 def time_of[
     in_type: DType, index: Int
 ](
-    ctx: DeviceContext, problem: ConvProblem, mode: String, parts: Int
+    ctx: DeviceContext, problem: ConvProblem, mode: String, split_k: Int
 ) raises -> Float64:
     """The time of a launch of a candidate, in milliseconds: the median of
     graph replays.
@@ -275,7 +275,7 @@ def time_of[
         ctx: The device.
         problem: The convolution.
         mode: Of the command line.
-        parts: Of a tile's sum.
+        split_k: Blocks that share a tile.
     """
     comptime config = candidate(index)
     var x, w, y = elements_of(problem)
@@ -283,27 +283,32 @@ def time_of[
     var sets = input_sets(set_bytes)
     var operands = List[DeviceBuffer[in_type]]()
     var outputs = List[DeviceBuffer[TIMED]]()
-    comptime Plan = LaunchPlan[
-        in_type, MemoryOutput[TIMED], ConvVisitor[TIMED], config
+    comptime Launch = Prepared[
+        in_type=in_type,
+        Output=MemoryOutput[TIMED],
+        Visitor=ConvVisitor[TIMED],
+        config,
     ]
     var nothing = nothing_fused[TIMED]()
-    var plans = List[Plan]()
+    var launches = List[Launch]()
     for i in range(sets):
         var activation = ctx.enqueue_create_buffer[in_type](x)
         var filter = ctx.enqueue_create_buffer[in_type](w)
         var output = ctx.enqueue_create_buffer[TIMED](y)
         put_random(ctx, activation, 2 * i)
         put_random(ctx, filter, 2 * i + 1001)
-        plans.append(
-            Plan(
+        launches.append(
+            Launch(
                 ctx,
                 problem,
-                data_of(activation),
-                data_of(filter),
-                nothing.residual,
+                GemmOperands[in_type, MemoryOutput[TIMED]](
+                    reads_of(activation),
+                    reads_of(filter),
+                    nothing.residual,
+                    MemoryOutput(data_of(output)),
+                ),
                 ConvVisitor[TIMED].of(nothing),
-                MemoryOutput(data_of(output)),
-                parts,
+                split_k,
             )
         )
         operands.append(activation)
@@ -312,7 +317,7 @@ def time_of[
     var overlap = mode.endswith("+")
 
     def enqueue(target: DeviceContext, index: Int) raises {imm}:
-        plans[index % sets].launch(target, overlap)
+        launches[index % sets].launch(target, overlap)
 
     var ms: Float64
     if mode.startswith("stream"):
@@ -347,19 +352,20 @@ def check_case[
     var ran = 0
     var wrong = 0
     var check = Check[in_type, out_type](ctx, named.problem)
+    comptime types = OperandTypes.unfused(in_type, out_type)
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
-        comptime if offered[in_type, out_type](index):
-            if selected(index) and not can_implement[in_type, out_type](
+        comptime if TABLE[index].offered(types):
+            if selected(index) and not problem_refusal[in_type, out_type](
                 config, named.problem
             ):
-                for parts in [1, 2, 4, 8]:
-                    if not split_refusal[in_type](config, traversal, parts):
-                        var result = check.run[index](ctx, parts)
+                for split_k in [1, 2, 4, 8]:
+                    if not split_refusal[in_type](config, traversal, split_k):
+                        var result = check.run[index](ctx, split_k)
                         ran += 1
                         if result != "ok":
                             wrong += 1
-                            print(named.name, in_type, index, parts, result)
+                            print(named.name, in_type, index, split_k, result)
     if selected(CANDIDATES):
         var result = check.run[CANDIDATES](ctx, 1)
         ran += 1
@@ -374,37 +380,34 @@ def time_case[
     in_type: DType
 ](ctx: DeviceContext, named: Case, mode: String) raises:
     """Times a problem."""
+    comptime types = OperandTypes.unfused(in_type, TIMED)
     var p = named.problem
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
-    )
-    var choice = choose[in_type, TIMED](p, multiprocessors)
-    print(named.name, in_type, "chooses", choice.index, choice)
-    var traversal = Traversal(p)
-    comptime for index in range(CANDIDATES):
-        comptime config = candidate(index)
-        comptime if offered[in_type, TIMED](index):
-            if (selected(index) or choice.index == index) and not can_implement[
-                in_type, TIMED
-            ](config, p):
-                for parts in parts_to_try(config, traversal, multiprocessors):
-                    var chosen = choice.index == index and choice.parts == parts
-                    if (selected(index) or chosen) and not split_refusal[
-                        in_type
-                    ](config, traversal, parts):
-                        var ms = time_of[in_type, index](ctx, p, mode, parts)
-                        print(
-                            named.name,
-                            in_type,
-                            index,
-                            parts,
-                            round(ms * 1e5) / 1e5,
-                            "ms",
-                            round(operations_of(p) / ms / 1e9),
-                            "TFLOP/s |",
-                            config,
-                            "| chosen" if chosen else "",
-                        )
+    var device = device_of(ctx)
+    var table = GemmCandidates[in_type, TIMED](p, Operands.bare(types), device)
+    var chosen = plan_gemm[in_type, TIMED](p, Operands.bare(types), device)
+    print(named.name, in_type, "chooses", chosen.candidate, chosen)
+    for i in range(table.count()):
+        var split_k = table.split_k(i)
+        var row = table.row(i)
+        var is_chosen = chosen.candidate == row and chosen.split_k == split_k
+        if table.refusal(i) or not (selected(row) or is_chosen):
+            continue
+        comptime for index in range(CANDIDATES):
+            comptime if TABLE[index].offered(types):
+                if row == index:
+                    var ms = time_of[in_type, index](ctx, p, mode, split_k)
+                    print(
+                        named.name,
+                        in_type,
+                        index,
+                        split_k,
+                        round(ms * 1e5) / 1e5,
+                        "ms",
+                        round(operations_of(p) / ms / 1e9),
+                        "TFLOP/s |",
+                        candidate(index),
+                        "| chosen" if is_chosen else "",
+                    )
 
 
 def main() raises:

@@ -25,23 +25,26 @@ from operations.conv.access import (
     StoredOutput,
 )
 from operations.conv.epilogue import Epilogue
+from operations.conv.fields import ACTIVATION_SILU
 from operations.conv.memory import Reads
+from operations.conv.operands import Operands, OperandTypes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.device import device_of
+from operations.nvidia.epilogue.params import residual_refusal
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
 from operations.nvidia.sm90.gemm.config import (
     Sm90Config,
-    can_implement,
-    residual_refusal,
+    problem_refusal,
 )
-from operations.nvidia.sm90.gemm.dispatch import choose
+from operations.nvidia.sm90.gemm.plan import plan_gemm
 from operations.nvidia.sm90.gemm.epilogue_config import (
     SUBTILE_FILTERS,
     EpilogueConfig,
 )
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
-from operations.nvidia.sm90.gemm.launch import LaunchPlan
-from operations.nvidia.sm90.gemm.model import FusedWork
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import GemmOperands
+from operations.nvidia.epilogue.work import FusedWork
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from epilogues import (
     BIAS_TYPE,
@@ -67,6 +70,7 @@ from buffers import (
 )
 from kernels import THREADS, convolve
 from problems import Case, read_cases
+from prepared import Prepared
 from timing import input_sets, time_graph
 
 comptime VARIANTS = 10
@@ -231,7 +235,7 @@ struct Check[dtype: DType, in_type: DType](Movable):
         what: Feature,
         output: Output,
         scale: Float32,
-        parts: Int,
+        split_k: Int,
     ) raises -> String:
         """Runs a configuration with an epilogue.
 
@@ -244,7 +248,7 @@ struct Check[dtype: DType, in_type: DType](Movable):
             what: The epilogue.
             output: The output, which writes to `found`.
             scale: What the output makes of rounded values.
-            parts: Of a tile's sum.
+            split_k: Of a tile's sum.
 
         Returns:
             "ok", or what is wrong.
@@ -262,22 +266,22 @@ struct Check[dtype: DType, in_type: DType](Movable):
         )
         var judged = rebind[Epilogue[BIAS_TYPE, Self.dtype]](fused)
         judged.has_residual = reads
-        var plan = LaunchPlan[
-            Self.in_type, Output, ConvVisitor[BIAS_TYPE], config
-        ](
+        var prepared = Prepared[config](
             ctx,
             self.problem,
-            data_of(self.activation),
-            data_of(self.filter),
-            fused.residual,
+            GemmOperands[Self.in_type, Output](
+                reads_of(self.activation),
+                reads_of(self.filter),
+                fused.residual,
+                output,
+            ),
             ConvVisitor[BIAS_TYPE].of(fused),
-            output,
-            parts,
+            split_k,
         )
         var count = len(self.found)
         for repeat in range(REPEATS):
             poison(ctx, self.found)
-            plan.launch(ctx)
+            prepared.launch(ctx)
             if repeat == 0:
                 ctx.enqueue_function[judge[Self.dtype]](
                     self.sums,
@@ -349,28 +353,32 @@ def check_types[
     var check = Check[dtype, in_type](ctx, named.problem)
     comptime for index in range(0, CANDIDATES + VARIANTS, stride):
         comptime config = configuration(index)
-        if selected(index) and not can_implement[in_type, dtype](
+        if selected(index) and not problem_refusal[in_type, dtype](
             config, named.problem
         ):
             var output = MemoryOutput(data_of(check.found, GUARD))
             var ran = 0
             for i in range(FEATURES):
                 var what = feature(i)
-                if what.has_residual and residual_refusal(config):
+                if what.has_residual and residual_refusal(
+                    config.epilogue.num_epi_load_stages
+                ):
                     continue
-                for parts in range(1, 3):
-                    if parts > 1 and (
+                for split_k in range(1, 3):
+                    if split_k > 1 and (
                         i % 4 != 3
                         or split_refusal[in_type](
-                            config, Traversal(named.problem), parts
+                            config, Traversal(named.problem), split_k
                         )
                     ):
                         continue
-                    var result = check.run[config](ctx, what, output, 1, parts)
+                    var result = check.run[config](
+                        ctx, what, output, 1, split_k
+                    )
                     ran += 1
                     if result != "ok":
                         print(
-                            named.name, dtype, index, what.name, parts, result
+                            named.name, dtype, index, what.name, split_k, result
                         )
                         wrong += 1
             print(named.name, dtype, index, ran, "epilogues")
@@ -392,7 +400,7 @@ def check_fused[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
     )
     comptime for index in [0, 1, 8, 10, CANDIDATES + 1, CANDIDATES + 3]:
         comptime config = configuration(index)
-        if selected(index) and not can_implement[dtype, dtype](config, p):
+        if selected(index) and not problem_refusal[dtype, dtype](config, p):
             for i in range(7):
                 var what = feature(i)
                 var result = check.run[config](ctx, what, computed, 2, 1)
@@ -421,14 +429,17 @@ def time_of[
         problem: The convolution.
         what: The epilogue.
     """
-    comptime Plan = LaunchPlan[
-        TIMED, MemoryOutput[TIMED], ConvVisitor[BIAS_TYPE], configuration(index)
+    comptime Launch = Prepared[
+        in_type=TIMED,
+        Output=MemoryOutput[TIMED],
+        Visitor=ConvVisitor[BIAS_TYPE],
+        configuration(index),
     ]
     var x, w, y = elements_of(problem)
     var sets = input_sets(2 * (x + w + 2 * y))
     var sizes: List[Int] = [x, w, y, problem.filters, y]
     var buffers = List[DeviceBuffer[TIMED]]()
-    var plans = List[Plan]()
+    var launches = List[Launch]()
     for i in range(sets):
         for j in range(len(sizes)):
             var buffer = ctx.enqueue_create_buffer[TIMED](sizes[j])
@@ -438,20 +449,22 @@ def time_of[
         var fused = what.epilogue[TIMED](
             data_of(buffers[first + 3]), data_of(buffers[first + 2])
         )
-        plans.append(
-            Plan(
+        launches.append(
+            Launch(
                 ctx,
                 problem,
-                data_of(buffers[first]),
-                data_of(buffers[first + 1]),
-                fused.residual,
+                GemmOperands[TIMED, MemoryOutput[TIMED]](
+                    reads_of(buffers[first]),
+                    reads_of(buffers[first + 1]),
+                    fused.residual,
+                    MemoryOutput(data_of(buffers[first + 4])),
+                ),
                 ConvVisitor[BIAS_TYPE].of(fused),
-                MemoryOutput(data_of(buffers[first + 4])),
             )
         )
 
     def enqueue(target: DeviceContext, index: Int) raises {imm}:
-        plans[index % sets].launch(target, False)
+        launches[index % sets].launch(target, False)
 
     var ms = time_graph(ctx, enqueue)
     _ = buffers^
@@ -461,15 +474,13 @@ def time_of[
 def time_case(ctx: DeviceContext, named: Case) raises:
     """Times a problem: bare, with bias and ReLU, and with bias, SiLU and a
     residual; on what is chosen bare, and on what is chosen with all of it."""
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
-    )
-    var choice = choose[TIMED, TIMED](named.problem, multiprocessors)
-    var fused = choose[TIMED, TIMED](
-        named.problem,
-        multiprocessors,
-        work=FusedWork(visits=True, residual=True, looped=False),
-    )
+    var device = device_of(ctx)
+    var work = Operands.bare(OperandTypes.unfused(TIMED, TIMED))
+    var choice = plan_gemm[TIMED, TIMED](named.problem, work, device).candidate
+    work.bias = True
+    work.residual = True
+    work.activation = ACTIVATION_SILU
+    var fused = plan_gemm[TIMED, TIMED](named.problem, work, device).candidate
     var bare = feature(0)
     var relu = feature(2)
     relu.has_bias = True
@@ -478,8 +489,8 @@ def time_case(ctx: DeviceContext, named: Case) raises:
     silu.activation = feature(7).activation
     comptime for index in range(CANDIDATES + VARIANTS):
         var asked = len(argv()) > 3 and selected(index)
-        var chosen = choice.index == index or fused.index == index
-        if (asked or chosen) and not can_implement[TIMED, TIMED](
+        var chosen = choice == index or fused == index
+        if (asked or chosen) and not problem_refusal[TIMED, TIMED](
             configuration(index), named.problem
         ):
             var one = time_of[index](ctx, named.problem, bare)
@@ -494,8 +505,8 @@ def time_case(ctx: DeviceContext, named: Case) raises:
                 "ratio",
                 round(three / one * 1e3) / 1e3,
                 configuration(index),
-                "| chosen bare" if choice.index == index else "",
-                "| chosen fused" if fused.index == index else "",
+                "| chosen bare" if choice == index else "",
+                "| chosen fused" if fused == index else "",
             )
 
 

@@ -24,14 +24,15 @@ from operations.conv.fields import (
     ACTIVATION_RELU,
 )
 from operations.conv.problem import ConvProblem
-from operations.nvidia.sm90.gemm.candidates import CANDIDATES, offered_fused
-from operations.nvidia.sm90.gemm.config import can_implement
-from operations.nvidia.sm90.gemm.epilogue_auxiliary import (
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE
+from operations.nvidia.sm90.gemm.config import problem_refusal
+from operations.nvidia.device import device_of
+from operations.nvidia.epilogue.auxiliary import (
     AuxiliaryOutput,
     RowOutput,
 )
-from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.epilogue_steps import (
+from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.epilogue.steps import (
     Activate,
     AddResidual,
     ChannelBias,
@@ -39,13 +40,13 @@ from operations.nvidia.sm90.gemm.epilogue_steps import (
     Discard,
     Rounded,
 )
-from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
-from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.epilogue.sums import sum_channels
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.launch import GemmOperands
 from operations.nvidia.sm90.gemm.visit import (
-    choose_visited,
+    plan_visited,
     convolve_visited,
-    visited_candidate,
+    visited_config,
 )
 from buffers import (
     GUARD,
@@ -59,6 +60,7 @@ from buffers import (
 from epilogues import BIAS_TYPE, Elsewhere
 from problems import Case, read_cases
 from sm90 import nothing_fused
+from prepared import Prepared
 from timing import LAUNCHES, input_sets, time_graph
 from visitors import Expectation
 from visitors_check import Check, IN_TYPE, roomy
@@ -178,10 +180,13 @@ def check_graph[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
     convolve_visited(
         ctx,
         p,
-        reads_of(check.activation),
-        reads_of(check.filter),
+        GemmOperands[IN_TYPE, MemoryOutput[dtype]](
+            reads_of(check.activation),
+            reads_of(check.filter),
+            reads_of(check.residual),
+            check.output(),
+        ),
         visitor,
-        check.output(),
     )
     check.judge(ctx, what)
     with check.wrong.map_to_host() as found:
@@ -202,24 +207,24 @@ def check_order[index: Int](ctx: DeviceContext, named: Case) raises -> Int:
     check.expect(ctx, what)
     var visitor = check.scaled_bias().then(check.adding()).then(Discard())
     comptime config = roomy[type_of(visitor), dtype](index)
-    if can_implement[IN_TYPE, dtype](config, named.problem):
+    if problem_refusal[IN_TYPE, dtype](config, named.problem):
         return 0
-    var plan = LaunchPlan[
-        IN_TYPE, MemoryOutput[dtype], type_of(visitor), config
-    ](
+    var prepared = Prepared[config](
         ctx,
         named.problem,
-        data_of(check.activation),
-        data_of(check.filter),
-        reads_of(check.residual),
+        GemmOperands[IN_TYPE, MemoryOutput[dtype]](
+            reads_of(check.activation),
+            reads_of(check.filter),
+            reads_of(check.residual),
+            check.output(),
+        ),
         visitor,
-        check.output(),
     )
     var wrong = 0
     var first = List[Float32]()
     for launch in range(LAUNCHES):
         poison(ctx, check.channels)
-        plan.launch(ctx)
+        prepared.launch(ctx)
         with check.channels.map_to_host() as channels:
             for i in range(2 * k):
                 if launch == 0:
@@ -270,14 +275,12 @@ def time_of[
         visitors: A set's each.
         buffers: Their operands.
     """
-    var index = choose_visited[IN_TYPE, IN_TYPE](
-        problem,
-        visitors[0],
-        ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+    var plan = plan_visited[IN_TYPE, IN_TYPE](
+        problem, visitors[0], device_of(ctx)
     )
     comptime for i in range(CANDIDATES):
-        comptime if offered_fused(i):
-            if index == i:
+        comptime if TABLE[i].fused_outputs:
+            if plan.candidate == i:
                 return _time_on[i](ctx, problem, sets, visitors, buffers)
     raise Error("no candidate")
 
@@ -292,28 +295,30 @@ def _time_on[
     buffers: List[DeviceBuffer[IN_TYPE]],
 ) raises -> Float64:
     """`time_of` on a candidate."""
-    comptime Plan = LaunchPlan[
-        IN_TYPE,
-        MemoryOutput[IN_TYPE],
-        Visitor,
-        visited_candidate[Visitor, IN_TYPE](index),
+    comptime Launch = Prepared[
+        in_type=IN_TYPE,
+        Output=MemoryOutput[IN_TYPE],
+        Visitor=Visitor,
+        visited_config[Visitor, IN_TYPE](index),
     ]
-    var plans = List[Plan]()
+    var launches = List[Launch]()
     for i in range(sets):
-        plans.append(
-            Plan(
+        launches.append(
+            Launch(
                 ctx,
                 problem,
-                data_of(buffers[4 * i]),
-                data_of(buffers[4 * i + 1]),
-                reads_of(buffers[4 * i + 2]),
+                GemmOperands[IN_TYPE, MemoryOutput[IN_TYPE]](
+                    reads_of(buffers[4 * i]),
+                    reads_of(buffers[4 * i + 1]),
+                    reads_of(buffers[4 * i + 2]),
+                    MemoryOutput(data_of(buffers[4 * i + 3])),
+                ),
                 visitors[i],
-                MemoryOutput(data_of(buffers[4 * i + 3])),
             )
         )
 
     def enqueue(target: DeviceContext, index: Int) raises {imm}:
-        plans[index % sets].launch(target, False)
+        launches[index % sets].launch(target, False)
 
     return time_graph(ctx, enqueue)
 

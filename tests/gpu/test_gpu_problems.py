@@ -32,8 +32,8 @@ from maxconv._fields import (
     encode_geometry,
     encode_scalars,
 )
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -45,7 +45,8 @@ Floats = npt.NDArray[np.float32]
 
 #: Those whose graphs have every output and every kernel.
 WHOLE = tuple(name for name, types in TYPES.items() if types.outputs == OUTPUTS)
-NAMES = tuple(load_problems())
+#: The larger ones are for the benchmark: their oracle would take minutes.
+NAMES = tuple(name for name, entry in load_problems().items() if entry.problem.flops < 2e10)
 
 
 def integers(shape: tuple[int, ...], magnitude: int, seed: int) -> Floats:
@@ -273,9 +274,7 @@ def test_refusals(network: Network) -> None:
         ValueError, match=r"config: depthwise cannot take .* one input channel a gro"
     ):
         network.run(operands, kernel=Kernel.DEPTHWISE)
-    with pytest.raises(
-        ValueError, match=r"config: pointwise cannot take .* a kernel of CPUs; a GPU"
-    ):
+    with pytest.raises(ValueError, match=r"config: pointwise cannot take .* runs on CPUs only"):
         network.run(operands, kernel=Kernel.POINTWISE)
     with pytest.raises(ValueError, match="config: sm90 cannot take this convolution: "):
         network.run(operands, kernel=Kernel.SM90)
@@ -314,7 +313,7 @@ class PackedOperands(Operands):
     """Operands whose filter has as many elements as a packed one."""
 
     def filter(self, layout: Layout) -> Floats:
-        from maxconv.packing import packed_length
+        from maxconv._packing import packed_length
 
         p = self.problem
         length = packed_length(

@@ -6,16 +6,16 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from operations.conv.access import MemoryOutput
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES
-from operations.nvidia.sm90.gemm.config import Sm90Config, can_implement
-from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.epilogue_chain import Chain
-from operations.nvidia.sm90.gemm.epilogue_params import (
+from operations.nvidia.sm90.gemm.config import Sm90Config, problem_refusal
+from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.epilogue.chain import Chain
+from operations.nvidia.sm90.gemm.config import (
     layout_of,
     visitor_refusal,
 )
-from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, ChannelScale
-from operations.nvidia.sm90.gemm.epilogue_sums import ChannelSums, sum_channels
-from operations.nvidia.sm90.gemm.launch import LaunchPlan
+from operations.nvidia.epilogue.steps import ChannelBias, ChannelScale
+from operations.nvidia.epilogue.sums import ChannelSums, sum_channels
+from operations.nvidia.sm90.gemm.launch import GemmOperands
 from operations.nvidia.sm90.gemm.visit import with_room
 from buffers import (
     BLOCKS,
@@ -29,6 +29,7 @@ from buffers import (
 from epilogues import BIAS_TYPE
 from kernels import POISON, THREADS, convolve
 from sm90_epilogue import configuration
+from prepared import Prepared
 from visitors import Expectation, add_up, expect, judge_tensor
 
 comptime IN_TYPE = DType.bfloat16
@@ -252,26 +253,26 @@ struct Check[dtype: DType, auxiliary_type: DType](Movable):
             1 if anything is wrong.
         """
         comptime config = roomy[Visitor, Self.dtype](index)
-        var refusal = can_implement[IN_TYPE, Self.dtype](config, self.problem)
+        var refusal = problem_refusal[IN_TYPE, Self.dtype](config, self.problem)
         if not refusal:
             refusal = visitor_refusal[Self.dtype](visitor, config, self.problem)
         if refusal:
             return 0
         self.wrong.enqueue_fill(0)
-        var plan = LaunchPlan[
-            IN_TYPE, MemoryOutput[Self.dtype], Visitor, config
-        ](
+        var prepared = Prepared[config](
             ctx,
             self.problem,
-            data_of(self.activation),
-            data_of(self.filter),
-            reads_of(self.residual),
+            GemmOperands[IN_TYPE, MemoryOutput[Self.dtype]](
+                reads_of(self.activation),
+                reads_of(self.filter),
+                reads_of(self.residual),
+                self.output(),
+            ),
             visitor,
-            self.output(),
         )
         for _ in range(REPEATS):
             self.clear(ctx)
-            plan.launch(ctx)
+            prepared.launch(ctx)
             self.judge(ctx, what)
         with self.wrong.map_to_host() as wrong:
             if wrong[0] + wrong[1] + wrong[2] == 0:

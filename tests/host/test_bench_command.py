@@ -8,49 +8,56 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench_records import NAMED, record
+from tests.bench_records import record
 from tests.documents import ROOT
 
 import maxconv
-from maxconv import cli
+from maxconv import _cli as cli
+from maxconv._problems import NamedProblem, load_families
 from maxconv.bench import command, environment, report
-from maxconv.bench.memory import Memory
+from maxconv.bench.cpu.memory import Memory
+from maxconv.bench.device import CPU, DEVICES, GPU, Device
 from maxconv.bench.record import Functions, Record, load
-from maxconv.bench.timing import FULL, QUICK
-from maxconv.problems import NamedProblem
 
 # The command line.
 
 
-def test_all_problems_that_stand_in_a_family() -> None:
-    every = command.select([], [])
-    assert every == [named for named in NAMED.values() if named.family]
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_all_problems_that_stand_in_a_family(device: Device) -> None:
+    every = [named for members in load_families(device.name).values() for named in members]
+    assert command.select(device, [], []) == every
 
 
 def test_selecting_problems() -> None:
-    grouped = command.select(["grouped"], ["odd.conv1d", "resnet50.stem"])
+    grouped = command.select(CPU, ["grouped"], ["odd.conv1d", "resnet50.stem", "vae.mid@2"])
     assert [named.name for named in grouped] == [
         "resnet50.stem",
         "resnext.conv2_g32",
         "resnext.conv4_g32",
         "odd.conv1d",
+        "vae.mid@2",
     ]
-    assert [named.name for named in command.select([], ["vae.mid"])] == ["vae.mid"]
+    assert [named.name for named in command.select(CPU, [], ["vae.mid"])] == ["vae.mid"]
+    # A problem of the device's own list has that list's family.
+    (narrow,) = command.select(GPU, [], ["resnet50.conv2_expand@64"])
+    assert narrow.family == "narrow"
 
 
 def test_a_quick_run_has_one_problem_of_each_family() -> None:
-    quick = command.select([], [], quick=True)
-    families = [named.family for named in command.select([], [])]
-    assert [named.family for named in quick] == list(dict.fromkeys(families))
+    quick = command.select(CPU, [], [], quick=True)
+    assert [named.family for named in quick] == list(load_families("cpu"))
     assert quick[0].name == "resnet50.stem"
-    named = command.select(["vae"], ["vae.mid"], quick=True)
+    named = command.select(CPU, ["vae"], ["vae.mid"], quick=True)
     assert [entry.name for entry in named] == ["vae.conv_in", "vae.mid"]
-    assert QUICK.rounds < FULL.rounds
+    assert all(device.quick.rounds < device.full.rounds for device in DEVICES.values())
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Measures nothing: the record is made up; returns what was to be measured."""
+    """Measures nothing: the record is made up; returns what was to be measured.
+
+    The clone's files are as its commit has them.
+    """
     asked = []
 
     def fake(problems: Sequence[NamedProblem], args: Any) -> Record:
@@ -58,6 +65,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return record(command=command.repeat(args))
 
     monkeypatch.setattr(command, "measure", fake)
+    clone = environment.Checkout(ROOT, "0" * 40, False)
+    monkeypatch.setattr(command, "checkout", lambda: clone)
     return asked
 
 
@@ -65,36 +74,69 @@ def test_the_command(
     measured: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, picture = tmp_path / "made.json", tmp_path / "made.png"
-    arguments = ["--problem", "vae.mid", "--dtype", "float16", "--quick"]
+    arguments = ["--problems", "vae.mid", "--dtype", "float16", "--work", "bare", "--rounds", "4"]
+    chosen = ["--contenders", "max", "maxconv"]
     outputs = ["--json", str(made), "--plot", str(picture)]
-    assert cli.main(["bench", *arguments, *outputs]) == 0
-    assert measured == [(["vae.mid"], "float16", True)]
+    assert cli.main(["bench", *arguments, *chosen, *outputs]) == 0
+    assert measured == [(["vae.mid"], "float16", False)]
     kept = load(made)
-    assert kept.command == "python -m maxconv bench --problem vae.mid --dtype float16 --quick"
-    assert capsys.readouterr().out == report.render_text(kept)
+    assert kept.command == (
+        "python -m maxconv bench --problems vae.mid --dtype float16 --contenders maxconv max "
+        "--work bare --rounds 4"
+    )
+    assert capsys.readouterr().out == f"{report.render_text([kept])}\n{made}\n"
     assert picture.stat().st_size > 1000
-    assert cli.main(["bench", "--render", str(made)]) == 0
-    assert capsys.readouterr().out == report.render_markdown(kept)
-    assert len(measured) == 1
+    # The command repeats itself.
+    again = tmp_path / "again.json"
+    assert cli.main([*kept.command.split()[3:], "--json", str(again)]) == 0
+    assert load(again) == kept
+    capsys.readouterr()
+    assert cli.main(["bench", "--report", str(made), "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out == report.render_markdown([kept])
+    assert len(measured) == 2
 
 
-def test_recording(
+def test_out_names_the_record(
+    measured: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "--out", str(tmp_path)]) == 0
+    path = tmp_path / "2026-07-27-fast-one-float32.json"
+    assert load(path) == record()
+    assert capsys.readouterr().out.endswith(f"\n{path}\n")
+    assert len(measured[0][0]) == len(command.select(CPU, [], []))
+
+
+def test_a_record_names_a_commit(
     measured: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    clone = environment.Checkout(tmp_path, "0" * 40, False)
+    clone = environment.Checkout(tmp_path, "0" * 40, True)
     monkeypatch.setattr(command, "checkout", lambda: clone)
-    assert cli.main(["bench", "--record"]) == 0
-    path = tmp_path / "benchmarks" / "results" / "2026-07-27-fast-one-float32.json"
-    assert load(path) == record()
-    assert capsys.readouterr().out.endswith(f"\n{path}\n")
-    assert len(measured[0][0]) == len(command.select([], []))
+    kept = ["--json", str(tmp_path / "made.json")]
+    assert cli.main(["bench", *kept]) == 1
+    assert "modified: files differ from commit 0000000000" in capsys.readouterr().err
+    assert measured == []
+    assert cli.main(["bench", *kept, "--modified"]) == 0
+    # What is not kept may be of any files, and an installed package has no commit.
+    assert cli.main(["bench"]) == 0
     monkeypatch.setattr(command, "checkout", lambda: None)
-    assert cli.main(["bench", "--record"]) == 1
-    assert "does not run from a clone" in capsys.readouterr().err
-    assert len(measured) == 1
+    assert cli.main(["bench", *kept]) == 0
+    assert len(measured) == 3
+
+
+def test_a_report_of_two_commits(
+    measured: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, commit in zip(paths, ("0" * 40, "1" * 40), strict=True):
+        path.write_text(record(commit=commit).to_json())
+    assert cli.main(["bench", "--report", *map(str, paths)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("maxconv bench: report: the records are of the commits 0000")
+    assert printed.out == ""
+    assert cli.main(["bench", "--report", str(paths[0]), str(paths[0])]) == 0
 
 
 @pytest.mark.parametrize(
@@ -121,16 +163,37 @@ def test_a_run_that_finds_something_wrong(
     ("arguments", "message"),
     [
         (["--family", "resnet"], "family: 'resnet' does not exist; resnet50, vae,"),
-        (["--problem", "vae.middle"], "problem: 'vae.middle' is not a named problem; near it: vae"),
-        (["--record", "--quick"], "record: only a whole run is recorded"),
-        (["--record", "--problem", "vae.mid"], "record: only a whole run is recorded"),
+        (["--device", "gpu", "--family", "video"], "family: 'video' does not exist; resnet50, vae"),
+        (["--problems", "vae.middle"], "problem: 'vae.middle' is not a named problem; near it: va"),
+        (["--dtype", "int8"], "dtype: 'int8' on a cpu: float32, bfloat16, float16 are allowed"),
+        (["--device", "gpu", "--dtype", "float32"], "dtype: 'float32' on a gpu: bfloat16, float16"),
+        (["--contenders", "jax"], "contenders: 'jax' is not one; maxconv, torch, torch.compile, m"),
+        (["--contenders", "cudnn"], "contenders: 'cudnn' is not one; maxconv, torch,"),
+        (["--work", "half"], "work: 'half' is not one; bare, fused are allowed"),
+        (["--networks", "vgg"], "networks: 'vgg' is not one; resnet50 are allowed"),
+        (["--rounds", "0"], "rounds: 0 is not positive; at least 1 is needed"),
+        (["--out", ".", "--quick"], "out: only a whole run is kept by date and machine"),
+        (["--out", ".", "--problems", "vae.mid"], "out: only a whole run is kept by date and mach"),
+        (["--out", "nowhere"], "out: nowhere is no folder"),
         (["--json", "nowhere/a.json"], "json: the folder of nowhere/a.json does not exist"),
         (["--plot", "nowhere/a.png"], "plot: the folder of nowhere/a.png does not exist"),
         (["--plot", "a.txt"], "plot: a.txt does not end with a format"),
-        (["--render", "a.json", "--quick"], "render: --quick does not go with it"),
-        (["--render", "a.json", "--record"], "render: --record does not go with it"),
-        (["--render", "nowhere.json"], "[Errno 2] No such file or directory: 'nowhere.json'"),
+        (["--report", "a.json", "--quick"], "report: --quick does not go with it"),
+        (["--report", "a.json", "--from", "folder"], "report: --from does not go with it"),
+        (["--report", "nowhere.json"], "[Errno 2] No such file or directory: 'nowhere.json'"),
+        (["--build", "folder"], "build: it is for --device gpu, not cpu"),
+        (["--from", "folder"], "from: it is for --device gpu, not cpu"),
+        (["--device", "gpu", "--target", "sm_90a"], "target: it is for --build"),
+        (["--device", "gpu", "--build", "a", "--json", "a.json"], "build: --json does not go with"),
+        (["--device", "gpu", "--build", "a", "--from", "b"], "build: --from does not go with it"),
+        (["--device", "gpu", "--build", "no/where"], "build: the folder of no/where does not exi"),
+        (["--device", "gpu", "--from", "."], "from: . has no build.json; a folder of --build is"),
+        (
+            ["--device", "gpu", "--build", "a", "--problems", "odd.asymmetric_padding"],
+            "problems: odd.asymmetric_padding has other padding before than after",
+        ),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_bad_argument_is_told_before_anything_is_measured(
     arguments: list[str],
@@ -144,12 +207,16 @@ def test_a_bad_argument_is_told_before_anything_is_measured(
     assert cli.main(["bench", *arguments]) == 1
     assert capsys.readouterr().err.startswith(f"maxconv bench: {message}")
     assert measured == []
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_dtype(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["bench", "--dtype", "int8"])
-    assert "invalid choice" in capsys.readouterr().err
+def test_a_gpu_that_is_not_there(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["bench", "--device", "gpu"]) == 1
+    assert "device: 'gpu' needs a GPU that torch sees, and there is none" in capsys.readouterr().err
+    assert measured == []
 
 
 # Where it runs.
@@ -175,6 +242,26 @@ def test_an_installed_package_is_no_checkout(
     installed = tmp_path / "site-packages" / "maxconv" / "__init__.py"
     monkeypatch.setattr(maxconv, "__file__", str(installed))
     assert environment.checkout() is None
+
+
+def test_the_digest_is_of_every_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package, kernels = tmp_path / "python" / "maxconv", tmp_path / "operations"
+    for file in (package / "__init__.py", package / "bench" / "a.mojo", kernels / "cpu" / "b.mojo"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (package / "operations").symlink_to(kernels)
+    monkeypatch.setattr(maxconv, "__file__", str(package / "__init__.py"))
+    digests = [environment.source_digest()]
+    for file in (package / "bench" / "a.mojo", kernels / "cpu" / "b.mojo", package / "c.py"):
+        file.write_text("# changed")
+        digests.append(environment.source_digest())
+    (package / "c.py").rename(package / "d.py")
+    digests.append(environment.source_digest())
+    assert len(set(digests)) == 5
+    # What running it leaves is no source.
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "c.pyc").touch()
+    assert environment.source_digest() == digests[-1]
 
 
 def test_a_child_imports_this_package() -> None:

@@ -16,10 +16,12 @@ import pytest
 import torch
 from tests.bench_records import NAMED
 
-from maxconv.bench import peers_max, peers_torch
-from maxconv.bench.entrant import Entrant
-from maxconv.bench.peers_max import Attempt, Unit, max_arguments, read_answer, try_all
-from maxconv.bench.workload import TOLERANCE, Workload, check
+from maxconv.bench.cpu import peers_max, peers_torch
+from maxconv.bench.cpu.peers_max import Attempt, Unit, max_arguments, read_answer, try_all
+from maxconv.bench.cpu.peers_torch import IN_TORCH, REORDERED
+from maxconv.bench.cpu.workload import Workload
+from maxconv.bench.device import TOLERANCE
+from maxconv.bench.entrant import BARE, FUSED, Entrant, HostRun, Key, Mismatch
 
 PROBLEMS = [NAMED[f"resnet50.{name}"] for name in ("stem", "conv2_3x3", "conv2_expand")]
 A, B, C = (named.name for named in PROBLEMS)
@@ -159,22 +161,22 @@ def test_a_child_that_dies_after_its_work() -> None:
 
 
 @dataclasses.dataclass
-class FakeCall:
+class FakeCall(HostRun):
     """A call of MAX's that computes the reference and more."""
 
     work: Workload
-    error: float = 0.0
-    count: int = 1
+    wrong_by: float = 0.0
+    convolutions: int = 1
 
     def __call__(self) -> list[object]:
         raise AssertionError("outputs are asked for, not timed")
 
     def outputs(self) -> list[npt.NDArray[np.float32]]:
-        if math.isinf(self.error):
+        if math.isinf(self.wrong_by):
             raise ValueError("no such kernel. Please file an issue.")
-        reference = peers_torch.reference(self.work)[0]
+        reference = peers_torch.reference(self.work)[BARE]
         # Only the last is wrong.
-        return [*[reference] * (self.count - 1), reference + np.float32(self.error)]
+        return [*[reference] * (self.convolutions - 1), reference + np.float32(self.wrong_by)]
 
 
 def test_the_child_serves_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,21 +246,48 @@ def test_maxs_arguments_in_three_dimensions() -> None:
 def test_torch_convolves_as_often_as_it_is_asked(name: str) -> None:
     work = Workload.make(NAMED[name], "float32")
     with peers_torch.session(torch.get_num_threads()):
-        entrants, missing = peers_torch.contenders(work)
+        entrants, missing = peers_torch.contenders(work, ["torch"])
         assert missing == {}
-        assert {name: entrant.fused for name, entrant in entrants.items()} == {
-            "torch": False,
-            "torch_prepacked": False,
-            "torch_fused": True,
+        assert set(entrants) == {
+            Key("torch", kind, variant) for kind in (BARE, FUSED) for variant in ("", REORDERED)
         }
         reference = peers_torch.reference(work)
-        for entrant in entrants.values():
-            assert (entrant.single is None) is entrant.fused
-            for run, single in entrant.runs():
-                outputs = run.outputs()
-                assert len(outputs) == (1 if single else work.convolutions)
-                for output in outputs:
-                    check(output, reference[entrant.fused], TOLERANCE["float32"])
+        for key, entrant in entrants.items():
+            runs = dict(entrant.runs())
+            assert [run.convolutions for run in runs.values()] == [work.convolutions, 1]
+            for run in runs.values():
+                assert run.error(reference[key.work], TOLERANCE["float32"]) < 1e-5
+                with pytest.raises(Mismatch):
+                    run.error(reference[key.work] + np.float32(0.01), TOLERANCE["float32"])
+
+
+def test_what_torch_cannot_call_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> object:
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", refuses)
+    work = Workload.make(NAMED["odd.asymmetric_padding"], "float32")
+    with peers_torch.session(torch.get_num_threads()):
+        entrants, missing = peers_torch.contenders(work, ["torch.compile", "maxconv"])
+    assert entrants == {}
+    assert missing == {
+        Key("torch.compile"): "no compiler",
+        Key("torch.compile", FUSED): "no compiler",
+        Key("maxconv", BARE, IN_TORCH): "torch's functions take the same padding before and after",
+        Key("maxconv", FUSED, IN_TORCH): "torch's functions take the same padding before and after",
+    }
+
+
+@pytest.mark.slow
+def test_torch_compile_computes_the_same() -> None:
+    work = Workload.make(NAMED["odd.groups_wide"], "float32")
+    with peers_torch.session(torch.get_num_threads()):
+        entrants, missing = peers_torch.contenders(work, ["torch.compile"])
+        assert missing == {}
+        reference = peers_torch.reference(work)
+        for key, entrant in entrants.items():
+            for _, run in entrant.runs():
+                assert run.error(reference[key.work], TOLERANCE["float32"]) < 1e-5
 
 
 def test_torch_keeps_its_outputs_until_the_end() -> None:

@@ -11,26 +11,30 @@ import numpy as np
 import pytest
 from tests.bench_records import NAMED
 
-from maxconv.bench import runner
-from maxconv.bench.entrant import Entrant
-from maxconv.bench.memory import ALLOWANCE, Memory, largest, smallest
-from maxconv.bench.record import Result
-from maxconv.bench.statistics import Timing, summarize
-from maxconv.bench.timing import Protocol
-from maxconv.bench.workload import (
-    MAX_TOLERANCE,
+from maxconv._problems import NamedProblem
+from maxconv.bench import measure as measuring
+from maxconv.bench.cpu.memory import ALLOWANCE, Memory, largest, smallest
+from maxconv.bench.cpu.workload import (
     SEVERAL,
     SMALL_FLOPS,
     SMALL_NBYTES,
-    TOLERANCE,
-    Float32,
-    Mismatch,
     Workload,
     aligned,
-    check,
     convolutions,
 )
-from maxconv.problems import NamedProblem
+from maxconv.bench.device import CPU, MAX_TOLERANCE, TOLERANCE
+from maxconv.bench.entrant import (
+    BARE,
+    FUSED,
+    Entrant,
+    Float32,
+    HostRun,
+    Key,
+    Mismatch,
+    check,
+)
+from maxconv.bench.record import Measurement, Result
+from maxconv.bench.statistics import Timing, summarize
 
 # Data and its check.
 
@@ -126,11 +130,14 @@ def test_small_convolutions_share_a_call() -> None:
 # A problem's measurement, with made-up contenders.
 
 
-@dataclasses.dataclass
-class FakeRun:
+OURS, OURS_FUSED, TORCH, MAX = Key("maxconv"), Key("maxconv", FUSED), Key("torch"), Key("max")
+
+
+class FakeRun(HostRun):
     """Some convolutions of one element."""
 
-    values: Sequence[float]
+    def __init__(self, values: Sequence[float], convolutions: int) -> None:
+        self.values, self.convolutions = values, convolutions
 
     def __call__(self) -> Sequence[float]:
         return self.values
@@ -143,28 +150,42 @@ SMALL, LARGE = NAMED["odd.one_of_everything"], NAMED["unet.down1"]
 
 
 def measure(
-    outputs: Mapping[str, Sequence[float]],
-    singles: Mapping[str, Sequence[float]] | None = None,
-    missing: Mapping[str, str] | None = None,
+    outputs: Mapping[Key, Sequence[float]],
+    singles: Mapping[Key, Sequence[float]] | None = None,
+    missing: Mapping[Key, str] | None = None,
     named: NamedProblem = SMALL,
 ) -> Result:
-    reference = np.full((1, 1, 1, 1), 2, np.float32), np.full((1, 1, 1, 1), 5, np.float32)
-    alone = {name: FakeRun(values) for name, values in (singles or {}).items()}
-    entrants = {
-        name: Entrant(FakeRun(values), alone.get(name), fused="fused" in name)
-        for name, values in outputs.items()
+    reference = {
+        work: np.full((1, 1, 1, 1), value, np.float32) for work, value in ((BARE, 2), (FUSED, 5))
     }
-    protocol = Protocol(pause_s=0, calls=3, discarded=1, rounds=2)
-    return runner.measure_problem(named, entrants, reference, "float32", protocol, missing or {})
+    count = convolutions(named.problem)
+    alone = {key: FakeRun(values, 1) for key, values in (singles or {}).items()}
+    entrants = {
+        key: Entrant(FakeRun(values, count), alone.get(key)) for key, values in outputs.items()
+    }
+    protocol = dataclasses.replace(CPU.full, pause_s=0, calls=3, discarded=1, rounds=2)
+    return measuring.measure_problem(named, entrants, reference, "float32", protocol, missing or {})
+
+
+def by_key(made: Result) -> dict[Key, Measurement]:
+    return {entry.key: entry for entry in made.measurements}
+
+
+def median(timing: Timing | None) -> float:
+    assert timing is not None
+    return timing.median_s
 
 
 def test_a_problem_is_checked_and_timed() -> None:
-    right = {"ours": [2.0] * 8, "ours_fused": [5.0] * 8, "max": [2.0] * 8, "torch": [2.0001] * 8}
-    made = measure(right, {"ours": [2], "max": [2]}, {"max_input": "why"})
-    assert {name: entry.samples for name, entry in made.timings.items()} == dict.fromkeys(right, 4)
-    assert {name: entry.samples for name, entry in made.singles.items()} == {"ours": 4, "max": 4}
-    assert made.errors["torch"] == pytest.approx(1e-4 / 3, rel=0.01)
-    assert made.missing == {"max_input": "why"}
+    right = {OURS: [2.0] * 8, OURS_FUSED: [5.0] * 8, MAX: [2.0] * 8, TORCH: [2.0001] * 8}
+    as_input = Key("max", BARE, "filter as an input")
+    made = measure(right, {OURS: [2], MAX: [2]}, {as_input: "why"})
+    entries = by_key(made)
+    assert {key for key, entry in entries.items() if entry.kernel} == set(right)
+    assert all(entry.kernel.samples == 4 for entry in entries.values() if entry.kernel)
+    assert {key for key, entry in entries.items() if entry.call} == {OURS, MAX}
+    assert entries[TORCH].error == pytest.approx(1e-4 / 3, rel=0.01)
+    assert entries[as_input] == Measurement(*as_input, missing="why")
     assert (made.flops, made.rank, made.family, made.convolutions) == (2, 2, None, 8)
 
 
@@ -172,48 +193,53 @@ def test_a_problem_is_checked_and_timed() -> None:
 def call_of_10_us(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call takes 10 us, and each of its convolutions 2 us."""
 
-    def fake(runs: Mapping[Any, FakeRun], protocol: Protocol) -> dict[Any, Timing]:
+    def fake(bursts: Mapping[Any, Any], protocol: object) -> dict[Any, Timing]:
+        runs = {key: burst.__self__ for key, burst in bursts.items()}
         return {key: summarize([10e-6 + 2e-6 * len(run.values)]) for key, run in runs.items()}
 
-    monkeypatch.setattr(runner, "interleave", fake)
+    monkeypatch.setattr(measuring, "interleave", fake)
 
 
 @pytest.mark.usefixtures("call_of_10_us")
 def test_times_are_of_one_convolution() -> None:
-    made = measure({"ours": [2] * 8}, {"ours": [2]})
-    assert made.timings["ours"].median_s == pytest.approx(3.25e-6)
-    assert made.singles["ours"].median_s == pytest.approx(12e-6)
+    made = by_key(measure({OURS: [2] * 8}, {OURS: [2]}))[OURS]
+    assert median(made.kernel) == pytest.approx(3.25e-6)
+    assert median(made.call) == pytest.approx(12e-6)
 
 
 @pytest.mark.usefixtures("call_of_10_us")
 def test_a_large_problem_has_one_convolution_a_call() -> None:
-    made = measure({"ours": [2]}, named=LARGE)
-    assert (made.convolutions, made.singles) == (1, {})
-    assert made.timings["ours"].median_s == pytest.approx(12e-6)
+    made = measure({OURS: [2]}, named=LARGE)
+    assert made.convolutions == 1
+    entry = by_key(made)[OURS]
+    assert median(entry.kernel) == pytest.approx(12e-6)
+    assert entry.call == entry.kernel
 
 
-@pytest.mark.parametrize(("name", "value"), [("ours", 2.1), ("ours_fused", 2), ("torch", 3)])
-def test_a_wrong_output_ends_the_run(name: str, value: float) -> None:
-    right = {"ours": [2.0] * 8, "ours_fused": [5.0] * 8, "torch": [2.0] * 8}
-    wrong = [*right[name][:7], value]
-    with pytest.raises(Mismatch, match=rf"odd\.one_of_everything: {name}: the output is off"):
-        measure({**right, name: wrong})
-    with pytest.raises(Mismatch, match=r"odd\.one_of_everything: ours: the output is off by 0\.33"):
-        measure(right, {"ours": [3]})
+@pytest.mark.parametrize(("key", "value"), [(OURS, 2.1), (OURS_FUSED, 2), (TORCH, 3)])
+def test_a_wrong_output_ends_the_run(key: Key, value: float) -> None:
+    right = {OURS: [2.0] * 8, OURS_FUSED: [5.0] * 8, TORCH: [2.0] * 8}
+    wrong = [*right[key][:7], value]
+    with pytest.raises(Mismatch, match=rf"odd\.one_of_everything: {key}: the output is off"):
+        measure({**right, key: wrong})
+    with pytest.raises(
+        Mismatch, match=r"odd\.one_of_everything: maxconv: the output is off by 0\.33"
+    ):
+        measure(right, {OURS: [3]})
 
 
 def test_a_call_that_does_not_convolve_often_enough_ends_the_run() -> None:
-    with pytest.raises(Mismatch, match="ours: there are 7 outputs, not 8"):
-        measure({"ours": [2] * 7})
-    with pytest.raises(Mismatch, match="ours: there are 2 outputs, not 1"):
-        measure({"ours": [2] * 8}, {"ours": [2, 2]})
+    with pytest.raises(Mismatch, match="maxconv: there are 7 outputs, not 8"):
+        measure({OURS: [2] * 7})
+    with pytest.raises(Mismatch, match="maxconv: there are 2 outputs, not 1"):
+        measure({OURS: [2] * 8}, {OURS: [2, 2]})
 
 
 def test_a_wrong_output_of_max_is_recorded() -> None:
-    made = measure({"ours": [2] * 8, "max": [4] * 8}, {"ours": [2], "max": [2]})
-    assert set(made.singles) == {"ours"}
-    assert set(made.timings) == {"ours"}
-    assert made.missing["max"].startswith("wrong result: the output is off by 0.67")
+    made = by_key(measure({OURS: [2] * 8, MAX: [4] * 8}, {OURS: [2], MAX: [2]}))
+    assert (made[MAX].kernel, made[MAX].call) == (None, None)
+    assert made[OURS].kernel is not None
+    assert (made[MAX].missing or "").startswith("wrong result: the output is off by 0.67")
 
 
 # Memory.

@@ -6,17 +6,37 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
-from tests.bench_records import SCHEMA, record, result, timing
+from tests.bench_records import (
+    OURS,
+    OURS_FUSED,
+    REORDERED,
+    SCHEMA,
+    TORCH,
+    gpu_record,
+    measurement,
+    record,
+    result,
+    timing,
+)
 from tests.documents import ROOT
 
 from maxconv.bench import report
+from maxconv.bench.cpu.memory import Memory
+from maxconv.bench.entrant import BARE, CALL, COLORS, FUSED, KERNEL
 from maxconv.bench.environment import slug
-from maxconv.bench.memory import Memory
-from maxconv.bench.record import Functions, Record, load, results_name, summary
-from maxconv.bench.timing import FULL
+from maxconv.bench.record import (
+    Functions,
+    Measurement,
+    Record,
+    load,
+    peers,
+    results_name,
+    summary,
+)
 
 # Ratios and summaries.
 
@@ -24,171 +44,217 @@ from maxconv.bench.timing import FULL
 def test_ratios_are_of_medians() -> None:
     first, second, *_ = record().results
     assert first.ratio("max") == pytest.approx(1.5)
-    assert first.ratio("torch_fused", "ours_fused") == pytest.approx(1 / 1.02)
-    assert first.torch() == "torch_prepacked"
-    assert first.gflops("ours") == pytest.approx(2 * 56 * 56 * 64 * 64 * 9 / 1e-3 / 1e9)
-    assert second.torch() == "torch"
-    assert (first.max, second.max) == ("max", "max_input")
-    assert second.ratio("max") is None
-    assert second.gflops("max") is None
+    assert first.ratio("max", BARE, CALL) == pytest.approx(1.55 / 1.05)
+    assert first.ratio("torch", FUSED) == pytest.approx(1 / 1.02)
+    assert first.fusing("maxconv") == pytest.approx(1.02)
+    assert second.ratio("torch", FUSED) is None
+    assert second.ratio("cudnn") is None
 
 
-def test_ratios_of_calls_of_one_convolution() -> None:
+def test_a_peer_is_its_fastest_variant_and_maxconv_its_usual_one() -> None:
     first, second, *_ = record().results
-    assert first.ratio("max", single=True) == pytest.approx(1.55 / 1.05)
-    assert second.ratio("max", single=True) is None
-    assert first.ratio("ours_fused", single=True) is None
-    # The faster one of torch's two may be another.
-    faster = dict(first.singles) | {"torch": timing(1e-5)}
-    assert dataclasses.replace(first, singles=faster).torch(single=True) == "torch"
-    assert dataclasses.replace(first, singles=faster).torch() == "torch_prepacked"
-    # Where a call has one convolution anyway, the time is that.
-    large = result("unet.down1", {"ours": 40, "torch": 60})
-    assert (large.convolutions, large.singles) == (1, {})
-    assert large.ratio("torch", single=True) == pytest.approx(1.5)
+    best = first.best("torch", BARE, KERNEL)
+    assert best is not None
+    assert best.key == REORDERED
+    assert first.median("torch") == pytest.approx(0.8e-3)
+    assert second.median("max") == pytest.approx(2e-3)
+    faster = result("unet.down1", {OURS: 40, OURS._replace(variant="in PyTorch"): 30, TORCH: 60})
+    assert faster.median("maxconv") == pytest.approx(40e-3)
+    assert faster.ratio("torch") == pytest.approx(1.5)
+    # What was not timed does not stand for a contender.
+    call_only = measurement(REORDERED, 0.1, kernel=None)
+    mixed = dataclasses.replace(first, measurements=[*first.measurements, call_only])
+    assert mixed.median("torch") == pytest.approx(0.8e-3)
+    assert mixed.median("torch", BARE, CALL) == pytest.approx(0.15e-3)
+
+
+def test_the_peers_stand_in_the_contenders_order() -> None:
+    made = gpu_record()
+    assert peers(made.results, FUSED, KERNEL) == ["torch", "torch.compile", "cudnn"]
+    assert peers(made.results, BARE, KERNEL) == ["torch"]
+    assert list(COLORS) == SCHEMA["$defs"]["contender"]["enum"]
+    assert len(set(COLORS.values())) == len(COLORS)
 
 
 def test_the_summary() -> None:
-    made = {ratio.what: ratio for ratio in summary(record().results)}
-    torch = made["times as fast as torch, 2-D"]
-    assert torch.geometric_mean == pytest.approx((0.8 * 1.25 * 2.0) ** (1 / 3))
+    made = {(row.what, row.work, row.figure): row for row in summary(record().results)}
+    torch = made["times as fast as torch, 2-D", BARE, KERNEL]
+    assert torch.geometric_mean == pytest.approx((0.8 * 1.25) ** 0.5)
     assert torch.worst == pytest.approx(0.8)
-    assert (torch.worst_problem, torch.problems) == ("resnet50.conv2_3x3", 3)
-    alone = made["times as fast as torch, 2-D, one convolution a call"]
-    assert alone.geometric_mean == pytest.approx((0.85 * 1.3 * 2.05) ** (1 / 3) / 1.05)
-    assert [alone.worst, alone.problems] == pytest.approx([0.85 / 1.05, 3])
-    dense = made["times as fast as MAX, 2-D, constant filter"]
-    assert [dense.geometric_mean, dense.problems] == pytest.approx([1.5, 1])
-    deep = made["times as fast as MAX, 2-D depthwise, constant filter"]
+    assert (torch.worst_problem, torch.problems) == ("resnet50.conv2_3x3", 2)
+    called = made["times as fast as torch, 2-D", BARE, CALL]
+    assert called.geometric_mean == pytest.approx((0.85 * 1.3) ** 0.5 / 1.05)
+    deep = made["times as fast as max, 2-D depthwise", BARE, KERNEL]
     assert [deep.worst, deep.problems] == pytest.approx([30, 1])
-    fused = made["times the time with bias, ReLU and residual as arguments, 2-D"]
+    fused = made["times the time of the convolution alone, 2-D", FUSED, KERNEL]
     # Of a cost, the largest is the worst.
     assert fused.worst == pytest.approx(1.04)
     assert fused.worst_problem == "resnet50.conv2_expand"
-    assert made["times as fast as torch, 1-D and 3-D"].problems == 1
-    assert "times as fast as MAX, 1-D and 3-D" not in made
-
-
-def test_the_summary_of_large_problems_says_each_thing_once() -> None:
-    large = [result("unet.down1", {"ours": 40, "torch": 60, "max": 50})]
-    assert [ratio.what for ratio in summary(large)] == [
-        "times as fast as torch, 2-D",
-        "times as fast as MAX, 2-D, constant filter",
-    ]
+    assert made["times as fast as torch, 1-D and 3-D", BARE, KERNEL].problems == 1
+    assert ("times as fast as max, 1-D and 3-D", BARE, KERNEL) not in made
 
 
 # The record.
 
 
 def test_a_record_follows_its_schema_and_comes_back() -> None:
-    for made in (record(), record(commit=None, functions=None, memory=[])):
+    for made in (record(), record(commit=None, functions=None, memory=[]), gpu_record()):
         text = made.to_json()
         jsonschema.validate(json.loads(text), SCHEMA)
         assert Record.from_json(text) == made
         assert Record.from_json(text).to_json() == text
 
 
+def test_a_record_without_percentiles() -> None:
+    bare = dataclasses.replace(timing(1e-3), best_s=None, p10_s=None, p90_s=None)
+    one = result("unet.down1", {})
+    one = dataclasses.replace(one, measurements=[Measurement(*OURS, bare, bare, error=None)])
+    made = record(results=[one])
+    jsonschema.validate(json.loads(made.to_json()), SCHEMA)
+    assert load_text(made) == made
+    row = next(line for line in report.render_text([made]).splitlines() if "unet.down1" in line)
+    assert re.split(r"\s{2,}", row)[2:4] == ["1000", "-"]
+
+
+def load_text(made: Record) -> Record:
+    return Record.from_json(made.to_json())
+
+
 def test_the_schema_is_one_and_names_every_field() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     made = json.loads(record().to_json())
     assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == set(made)
-    for key, value in (("threads", 0), ("dtype", "int8"), ("date", "yesterday"), ("format", 1)):
+    bad = [("device", "tpu"), ("dtype", "int8"), ("date", "yesterday"), ("format", 2)]
+    for key, value in bad:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**made, key: value}, SCHEMA)
 
 
-KEPT = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contender": "ours"},
+        {"work": "half"},
+        {"kernel": None, "call": None},
+        {"missing": "both a time and a reason"},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_a_bad_measurement(changes: dict[str, Any]) -> None:
+    made = json.loads(record().to_json())
+    entry = made["results"][0]["measurements"][0]
+    made["results"][0]["measurements"][0] = {**entry, **changes}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(made, SCHEMA)
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEPT = sorted(RESULTS.rglob("*.json"))
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
 def test_the_kept_records(path: Path) -> None:
     jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), SCHEMA)
     kept = load(path)
-    assert path.name == results_name(kept)
-    assert kept.protocol == FULL
-    assert report.render_markdown(kept)
+    assert path.parent == RESULTS
+    assert path.name.startswith(results_name(kept).removesuffix(".json"))
+    assert kept.commit
+    assert not kept.modified
+    # Its tables stand beside it, made by `--report`.
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == report.render_markdown([kept])
+
+
+def test_every_table_is_of_a_record() -> None:
+    assert [path.with_suffix(".json") for path in sorted(RESULTS.rglob("*.md"))] == KEPT
 
 
 def test_the_name_of_a_record() -> None:
     assert results_name(record()) == "2026-07-27-fast-one-float32.json"
+    assert results_name(gpu_record()) == "2026-07-27-nvidia-h200-bfloat16.json"
     assert slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz") == "intel-xeon-platinum-8481c"
     assert slug("AMD EPYC 9654 96-Core Processor") == "amd-epyc-9654-96-core"
     assert slug("™") == "unknown"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 3}', '{"format": 2}', '{"format": 2, "summary": []}']
+    "text", ["", "[]", "{}", '{"format": 4}', '{"format": 3}', '{"format": 3, "summary": []}']
 )
 def test_what_is_no_record(text: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"record\.json: this is no record of format 2"):
+    with pytest.raises(ValueError, match=r"record\.json: this is no record of format 3"):
         load(path)
 
 
 @pytest.mark.parametrize(
     ("format", "message"),
-    [(1, "its format is 1, an old one: measure again"), (3, "its format is 3, unknown here")],
+    [(2, "its format is 2, an old one: measure again"), (4, "its format is 4, unknown here")],
 )
 def test_a_record_of_another_format(format: int, message: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.write_text(record().to_json().replace('"format": 2', f'"format": {format}'))
-    with pytest.raises(ValueError, match=rf"record\.json: .* of format 2: {message}$"):
+    path.write_text(record().to_json().replace('"format": 3', f'"format": {format}'))
+    with pytest.raises(ValueError, match=rf"record\.json: .* of format 3: {message}$"):
         load(path)
 
 
 # Tables.
 
 
-def test_the_table_for_people() -> None:
-    text = report.render_text(record())
+def rows_of(text: str, name: str) -> list[list[str]]:
+    """Returns the cells of a problem's rows, table by table."""
+    return [re.split(r"\s{2,}", line) for line in text.splitlines() if line.startswith(name)]
+
+
+def test_the_tables_for_people() -> None:
+    text = report.render_text([record()])
     lines = text.splitlines()
     assert lines[0].startswith("2026-07-27, Fast One, 2 threads, float32, maxconv 1.2.3, max 1.2.3")
     assert lines[0].endswith("commit 0123456789")
-    first = next(line for line in lines if line.startswith("resnet50.conv2_3x3"))
-    assert re.split(r"\s{2,}", first) == [
-        "resnet50.conv2_3x3",
-        "1x56x56x64 -> 64 3x3 p1x1",
-        "231",
-        "289",
-        "154",
-        "0.80x",
-        "1.50x",
-        "0.920-1.160",
-        "1.25x",
-        "1.02x",
-    ]
-    alone = [line for line in lines if line.startswith("resnet50.conv2_3x3")][1]
-    assert re.split(r"\s{2,}", alone) == [
-        "resnet50.conv2_3x3",
-        "8",
-        "1050 / 1000",
-        "850 / 800",
-        "1550 / 1500",
-        "0.81x",
-        "1.48x",
-    ]
-    expand = next(line for line in lines if line.startswith("resnet50.conv2_expand"))
-    assert "2.00x*" in expand
-    assert "*: MAX takes no constant filter here" in text
-    assert "Without MAX with a constant filter: resnet50.conv2_expand: Failed to compile." in text
-    assert "audio.dilated: the process dies of SIGSEGV." in text
+    kernel, call, fused, *_ = rows_of(text, "resnet50.conv2_3x3")
+    shape = ["resnet50.conv2_3x3", "1x56x56x64 -> 64 3x3 p1x1"]
+    assert kernel == [*shape, "1000", "920-1160", "231", "800*", "1500", "0.80x", "1.50x"]
+    assert call[:3] == [*shape, "1050"]
+    assert call[-2:] == ["0.81x", "1.48x"]
+    assert fused == [*shape, "1020", "938-1183", "227", "1000", "0.98x"]
+    expand = rows_of(text, "resnet50.conv2_expand")[0]
+    assert expand[5:] == ["1250", "2000*", "1.25x", "2.00x"]
+    assert rows_of(text, "geometric mean")[0][-2:] == ["1.19x", "4.48x"]
+    assert "Without max: resnet50.conv2_expand: Failed to compile." in text
+    assert "Without torch (filter reordered before): resnet50.conv2_expand: no kernel." in text
+    assert "Without max (filter as an input): audio.dilated: the process dies of SIGSEGV." in text
     assert "outputs equal, bit for bit; 2.00 ms against 2.10 ms one by one" in text
     assert re.search(r"vae\.up_256 +16\.0 +8\.0 +2\.0 +1\.5 +yes", text)
+    assert rows_of(text, "resnet50 ")[0] == [
+        *("resnet50", "1", "50.05", "60.05", "1.20x", "22.0", "1.9"),
+    ]
+    assert "With bias, ReLU and a residual: as a user calls it" in text
     assert "Other programs" not in text
-    # Families in the order of the list, and columns under each other.
-    assert [text.index(f"\n{family}\n") for family in ("resnet50", "depthwise", "audio")] == sorted(
-        text.index(f"\n{family}\n") for family in ("resnet50", "depthwise", "audio")
-    )
+    # Columns under each other.
     header = next(line for line in lines if line.startswith("problem"))
-    assert header.index("convolution") == first.index("1x56x56x64")
+    assert header.index("convolution") == next(
+        line for line in lines if line.startswith("resnet50.conv2_3x3")
+    ).index("1x56x56x64")
 
 
-def test_no_table_of_single_convolutions_where_all_are() -> None:
-    text = report.render_text(record(results=[result("unet.down1", {"ours": 40, "torch": 60})]))
-    assert "The only convolution of its call" in report.render_text(record())
-    assert "of its call" not in text
-    assert "one convolution a call" not in text
+def test_the_tables_of_a_gpu() -> None:
+    text = report.render_text([gpu_record()])
+    assert "NVIDIA H200, driver 580.1, bfloat16" in text.splitlines()[0]
+    assert "cudnn 9.19" in text.splitlines()[0]
+    kernel, _, fused, *_ = rows_of(text, "resnet50.conv2_3x3@64")
+    assert kernel[4:] == ["574", "42.6", "1.65x"]
+    assert fused[5:] == ["105", "61.0", "50.0", "3.28x", "1.91x", "1.56x"]
+    assert rows_of(text, "mobilenet.dw_56_128@64")[2][5:] == ["183", "-", "-", "3.75x", "-", "-"]
+    assert "TFLOP/s" in text
+    assert "With bias, SiLU and a residual" in text
+    assert "Without max: mobilenet.dw_56_128@64: not here: No module named 'max'." in text
+
+
+def test_other_ways_to_call_have_a_table() -> None:
+    lines = report.render_text([record()]).splitlines()
+    header = next(line for line in lines if "maxconv (filter packed in each call)" in line)
+    row = re.split(r"\s{2,}", lines[lines.index(header) + 1])
+    assert row == ["resnet50.conv2_3x3", "1250 / 1300", "800 / 850", "-"]
 
 
 def test_the_tables_warn() -> None:
@@ -196,36 +262,80 @@ def test_the_tables_warn() -> None:
     too_much = Memory("vae.up_256", 1, 1, 1, 9 << 20)
     functions = Functions(("audio.dilated",), False, 0.002, 0.002)
     made = record(machine=busy, memory=[too_much], functions=functions, modified=True)
-    text = report.render_text(made)
+    text = report.render_text([made])
     for words in ("(load 1.5)", "outputs NOT equal", "1 convolution with", "with changes"):
         assert words in text
     assert re.search(r"vae\.up_256 .* NO\n", text)
 
 
-def test_the_table_of_the_readme() -> None:
-    text = report.render_markdown(record())
-    assert text.startswith("`python -m maxconv bench`: 2026-07-27, Fast One, 2 threads, float32")
+def test_a_note_is_said_once() -> None:
+    noted = [
+        result("unet.down1", {}, measurements=[measurement(OURS_FUSED, 1, note="one of 3")]),
+        result("unet.mid", {}, measurements=[measurement(OURS_FUSED, 1, note="one of 3")]),
+    ]
+    text = report.render_text([record(results=noted, networks=[])])
+    assert text.count("Of maxconv, fused: everywhere: one of 3.") == 1
+
+
+def test_the_document() -> None:
+    text = report.render_markdown([record()])
+    assert text.startswith("# Fast One, float32\n\n`python -m maxconv bench`: 2026-07-27, Fast One")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    tables = [row for row in cells if row[0] == "---"]
-    assert len(tables) == 3
-    expected = ["resnet50.conv2_3x3", "1x56x56x64 -> 64 3x3 p1x1", "231", "289", "154"]
-    assert [*expected, "0.80x", "1.50x", "1.02x"] in cells
-    assert [len(row) for row in cells].count(8) == 2 + 4
-    alone = ["audio.dilated", "8", "1050 / 1000", "1050 / 1000", "- / -", "1.00x", "-"]
-    assert cells[-1] == alone
-    assert ["times as fast as torch, 2-D", "1.26x", "0.80x", "resnet50.conv2_3x3", "3"] in cells
+    expected = ["resnet50.conv2_3x3", "1x56x56x64 -> 64 3x3 p1x1", "1000", "920-1160", "231"]
+    assert [*expected, "800*", "1500", "0.80x", "1.50x"] in cells
+    assert "## With bias, ReLU and a residual: the kernel alone" in text
+    for table in text.split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_a_document_is_of_one_commit() -> None:
+    one, other = record(), gpu_record(commit="f" * 40)
+    assert report.render_markdown([one, gpu_record()]).count("\n# ") == 1
+    for render in (report.render_markdown, report.render_text):
+        with pytest.raises(ValueError, match=r"report: the records are of the commits 0123.*, fff"):
+            render([one, other])
+    with pytest.raises(ValueError, match="of files that differ from its commit"):
+        report.render_markdown([one, record(modified=True)])
+    # One such record can be looked at.
+    assert "with changes" in report.render_markdown([record(modified=True)])
 
 
 # The plot.
 
 
-def test_the_plot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [record(), gpu_record()], ids=["cpu", "gpu"])
+def test_the_plot(made: Record, tmp_path: Path) -> None:
     from maxconv.bench.plot import plot
 
     for name in ("plot.png", "plot.svg"):
-        plot(record(), tmp_path / name)
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+        plot(made, tmp_path / name)
+    picture = (tmp_path / "plot.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    # Twice the 800 pixels at which it is shown.
+    assert int.from_bytes(picture[16:20], "big") == 1600
     drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
-    for words in ("resnet50.conv2_3x3", "MAX, constant filter", "MAX, filter as input", "torch"):
+    for words in (made.results[0].name, "1.0", "torch", "the convolution alone"):
         assert f"<!-- {words} -->" in drawn
+    shown = {name for work in (BARE, FUSED) for name in peers(made.results, work, KERNEL)}
+    for name, color in COLORS.items():
+        # maxconv's is that of the line at 1.0.
+        assert (color in drawn) == (name in shown or name == "maxconv"), name
+
+
+def test_a_ratio_beyond_the_axis_is_written(tmp_path: Path) -> None:
+    from maxconv.bench.plot import plot
+
+    plot(record(), tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert "<!-- 30 -->" in drawn
+    assert "<!-- 1.5 -->" in drawn
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    from maxconv.bench.plot import plot
+
+    alone = record(results=[result("unet.down1", {OURS: 1})])
+    with pytest.raises(ValueError, match="no other contender than maxconv"):
+        plot(alone, tmp_path / "plot.svg")

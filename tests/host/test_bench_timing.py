@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.bench_records import PROTOCOL, SCHEMA, SINGLES
+from tests.bench_records import PROTOCOL
 
-from maxconv.bench.memory import ALLOWANCE
-from maxconv.bench.statistics import geometric_mean, percentile, summarize
-from maxconv.bench.timing import FULL, Protocol, interleave
-from maxconv.bench.workload import SEVERAL, SMALL_FLOPS, SMALL_NBYTES
+from maxconv.bench.cpu.memory import ALLOWANCE
+from maxconv.bench.cpu.workload import SEVERAL, SMALL_FLOPS, SMALL_NBYTES
+from maxconv.bench.device import CPU, DEVICES, GPU, LAUNCHES, ROTATED_NBYTES, Device
+from maxconv.bench.entrant import CONTENDERS, HostRun
+from maxconv.bench.statistics import Timing, geometric_mean, percentile, summarize
+from maxconv.bench.timing import Burst, interleave
+
+FULL = CPU.full
 
 # Statistics.
 
@@ -42,6 +47,10 @@ def test_the_time_of_a_part_of_a_call() -> None:
     assert dataclasses.astuple(made) == pytest.approx((2, 1.0, 1.1, 1.5, 1.9))
 
 
+def test_percentiles_that_were_not_kept() -> None:
+    assert Timing(7, None, None, 8.0, None).per(4) == Timing(7, None, None, 2.0, None)
+
+
 def test_the_geometric_mean_of_a_ratio_and_its_inverse_is_one() -> None:
     assert geometric_mean([4.0, 0.25, 1.0]) == pytest.approx(1)
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4)
@@ -67,12 +76,20 @@ class Clock:
         self.now += seconds
         self.log.append("pause")
 
-    def contender(self, name: str, durations: Callable[[], float]) -> Callable[[], object]:
-        def call() -> None:
-            self.now += durations()
-            self.log.append(name)
+    def contender(self, name: str, durations: Callable[[], float]) -> Burst:
+        clock = self
 
-        return call
+        class Run(HostRun):
+            def __call__(self) -> list[object]:
+                clock.now += durations()
+                clock.log.append(name)
+                return []
+
+            def outputs(self) -> list[Any]:
+                raise AssertionError("calls are timed, not read")
+
+        run = Run()
+        return lambda calls: run.burst(calls, self.read)
 
     def bursts(self) -> list[tuple[str, int]]:
         """Returns who was called how often between pauses."""
@@ -83,8 +100,8 @@ class Clock:
 def test_contenders_take_turns_and_a_different_one_begins() -> None:
     clock = Clock()
     contenders = {name: clock.contender(name, lambda: 1e-3) for name in "abc"}
-    protocol = Protocol(rounds=3, budget_s=10)
-    made = interleave(contenders, protocol, clock=clock.read, sleep=clock.sleep)
+    protocol = dataclasses.replace(FULL, rounds=3, budget_s=10)
+    made = interleave(contenders, protocol, sleep=clock.sleep)
     estimates, turns = clock.bursts()[:3], clock.bursts()[3:]
     assert estimates == [("a", 1), ("b", 1), ("c", 1)]
     assert turns == [(name, 10) for name in "abcbcacab"]
@@ -97,8 +114,8 @@ def test_the_first_calls_of_a_burst_are_thrown_away() -> None:
     # After the call that estimates, bursts of 10: the first 3 of each take ten times as long.
     burst = [1e-2] * 3 + [1e-3] * 7
     slow_start = clock.contender("a", itertools.chain([1e-3], itertools.cycle(burst)).__next__)
-    made = interleave({"a": slow_start}, Protocol(), clock=clock.read, sleep=clock.sleep)["a"]
-    assert [made.best_s, made.p90_s] == pytest.approx([1e-3, 1e-3])
+    made = interleave({"a": slow_start}, FULL, sleep=clock.sleep)["a"]
+    assert (made.best_s, made.p90_s) == pytest.approx((1e-3, 1e-3))
 
 
 def test_slow_contenders_are_called_less() -> None:
@@ -108,7 +125,7 @@ def test_slow_contenders_are_called_less() -> None:
         name: clock.contender(name, itertools.repeat(time).__next__)
         for name, time in durations.items()
     }
-    made = interleave(contenders, FULL, clock=clock.read, sleep=clock.sleep)
+    made = interleave(contenders, FULL, sleep=clock.sleep)
     bursts = clock.bursts()[4:]
     assert [bursts.count(("fast", 10)), bursts.count(("slow", 3))] == [30, 6]
     assert bursts.count(("slower", 3)) == FULL.fewest_rounds
@@ -126,22 +143,55 @@ def test_slow_contenders_are_called_less() -> None:
 
 
 def test_nothing_to_time() -> None:
-    assert interleave({}) == {}
+    assert interleave({}, FULL) == {}
+
+
+def test_a_device_that_sees_only_whole_bursts_gives_one_sample_each() -> None:
+    asked: list[int] = []
+
+    def burst(calls: int) -> list[float]:
+        asked.append(calls)
+        return [2e-3]
+
+    paused: list[float] = []
+    made = interleave({"a": burst}, GPU.full, sleep=paused.append)["a"]
+    assert asked == [1] + [GPU.full.calls] * GPU.full.rounds
+    assert made == summarize([2e-3] * GPU.full.rounds)
+    # The chip rests longer after a longer burst, up to a limit.
+    assert paused[1:] == pytest.approx([GPU.full.rest * GPU.full.calls * 2e-3] * GPU.full.rounds)
+    paused.clear()
+    interleave({"a": lambda calls: [0.05]}, GPU.full, sleep=paused.append)
+    assert set(paused[1:]) == {GPU.full.longest_pause_s}
+    paused.clear()
+    interleave({"a": lambda calls: [1e-6]}, GPU.full, sleep=paused.append)
+    assert set(paused) == {GPU.full.pause_s}
 
 
 def test_the_protocol_says_what_the_program_does() -> None:
+    gpu = GPU.full
     for words in (
-        f"runs {SEVERAL} convolutions of the problem",
-        f"fewer than\n{SMALL_FLOPS / 1e8:.0f}e8 floating-point operations",
+        f"runs {SEVERAL} convolutions",
+        f"fewer than {SMALL_FLOPS / 1e8:.0f}e8 floating-point operations",
         f"fewer than {SMALL_NBYTES >> 20} MiB of activation, filter and output in float32",
-        f"a sleep of\n  {FULL.pause_s * 1e3:.0f} ms",
-        f"{FULL.calls} calls, of which the first {FULL.discarded} are thrown away",
-        f"{FULL.rounds} rounds. Slow contenders get fewer, at least {FULL.fewest_rounds},",
-        f"each takes about {FULL.budget_s:.0f} s; one whose call takes {FULL.slow_s:.0f} s",
+        f"| least pause | {FULL.pause_s * 1e3:.0f} ms | {gpu.pause_s * 1e3:.0f} ms, ",
+        f"or {gpu.rest:.0f} times the burst, at most {gpu.longest_pause_s * 1e3:.0f} ms |",
+        f"| calls of a burst | {FULL.calls}, of which the first {FULL.discarded} are thrown away "
+        f"| {gpu.calls} |",
+        f"| rounds | {FULL.rounds} | {gpu.rounds} |",
+        f"| fewest rounds | {FULL.fewest_rounds} | {gpu.fewest_rounds} |",
+        f"| seconds for a contender | {FULL.budget_s:.0f} | {gpu.budget_s:.0f} |",
+        f"| a call is timed once from | {FULL.slow_s:.0f} s | {gpu.slow_s:.1f} s |",
+        f"| convolutions of a call | {SEVERAL} or 1 | {LAUNCHES} |",
+        f"more than {ROTATED_NBYTES >> 20} MiB",
         f"{ALLOWANCE >> 20} MiB are allowed",
     ):
-        assert words in PROTOCOL
-    for name in SCHEMA["$defs"]["contender"]["enum"]:
-        assert f"| `{name}` |" in PROTOCOL
-    *most, last = (f"`{name}`" for name in SINGLES)
-    assert f"- {', '.join(most)} and {last} are timed with one convolution a call" in PROTOCOL
+        assert words in " ".join(PROTOCOL.split()), words
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_the_protocol_names_who_is_timed(device: Device) -> None:
+    place = list(DEVICES).index(device.name) + 1
+    for contender in CONTENDERS:
+        (row,) = (line for line in PROTOCOL.splitlines() if line.startswith(f"| `{contender}` |"))
+        works = row.split("|")[1 + place].split(":")[0]
+        assert works.strip() == (", ".join(device.works.get(contender, ())) or "-")

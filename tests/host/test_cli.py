@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maxconv import cli, doctor, library
+from maxconv import _cli as cli
+from maxconv import _doctor as doctor
+from maxconv import _library as library
+from maxconv._problem import ConvProblem
 from maxconv._version import __version__
-from maxconv.problem import ConvProblem
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,9 +41,9 @@ def explain(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ConvProblem, str]]:
         asked.append((problem, dtype))
         return "implicit_gemm", "the tile is 6 x 32"
 
-    module = types.ModuleType("maxconv.explain")
+    module = types.ModuleType("maxconv._explain")
     module.explain_choice = explain_choice  # type: ignore[attr-defined] # made here
-    monkeypatch.setitem(sys.modules, "maxconv.explain", module)
+    monkeypatch.setitem(sys.modules, "maxconv._explain", module)
     return asked
 
 
@@ -52,7 +54,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obj
 
 
 def test_the_commands() -> None:
-    assert set(cli.COMMANDS) == {"demo", "bench", "doctor", "inspect", "emulate"}
+    assert set(cli.COMMANDS) == {"demo", "bench", "doctor", "inspect"}
     finished = run("--help")
     assert finished.returncode == 0
     for name, command in cli.COMMANDS.items():
@@ -81,8 +83,8 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
 
 def test_a_command_that_is_not_used_is_not_imported() -> None:
     program = (
-        "import sys, maxconv.cli as c; c.main(['doctor', '--list']); "
-        "sys.exit(any(f'maxconv.{name}' in sys.modules for name in ('demo', 'bench')))"
+        "import sys, maxconv._cli as c; c.main(['doctor', '--list']); "
+        "sys.exit(any(f'maxconv.{name}' in sys.modules for name in ('_demo', 'bench')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

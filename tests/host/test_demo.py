@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from maxconv import cli, demo
+from maxconv import _cli as cli
+from maxconv import _demo as demo
 
 ORIENTATION = 0x0112
 ROTATED_LEFT = 6
@@ -92,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(
 
 def test_reading_the_arguments_does_not_import_max() -> None:
     program = (
-        "import sys, maxconv.cli as c; c.main(['demo', 'none.png']); "
+        "import sys, maxconv._cli as c; c.main(['demo', 'none.png']); "
         "sys.exit(any(name in sys.modules for name in ('max', 'torch', 'skimage')))"
     )
     finished = subprocess.run(

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+from maxconv import _library as library
+from maxconv._emit import known_problem
 from maxconv._fields import Kernel, Precision
-from maxconv._gpu import gpu_kernels, known_filter
-from maxconv.problem import ConvProblem
+from maxconv._problem import ConvProblem
 
-STEM, DEPTHWISE = Kernel.STEM, Kernel.DEPTHWISE
-TILED = {Kernel.SM90, Kernel.SM100}
+ROOT = Path(__file__).resolve().parents[2]
+
+STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
+HOPPER, BLACKWELL = 90, 100
+SM90, SM100 = {Kernel.SM90}, {Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
+
+#: Storage types of input and output.
+HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
+EIGHTH, WIDE = ("float8_e4m3fn", "bfloat16"), ("bfloat16", "float32")
+
+EXACT = Precision.FLOAT32
+
+#: What the parameters stand for that a graph leaves out: those of the registered op.
+DEFAULTS = {"kernel": -1, "exact": 0, "groups": 0, "channels": 0, "filters": 0, "taps": 0}
+ORDER = (*DEFAULTS, "stride")
 
 
 def problem(
@@ -27,83 +43,108 @@ def problem(
     )
 
 
-HALF: dict[str, Any] = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-SINGLE: dict[str, Any] = {"dtype": "float32", "out_dtype": "float32"}
-EIGHTH: dict[str, Any] = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "types", "wanted"),
-    [
-        ((64, 64), HALF, {GEMM} | TILED),
-        ((64, 64), SINGLE, {GEMM} | TILED),
-        ((64, 64), SINGLE | {"precision": Precision.FLOAT32}, {GEMM}),
-        ((64, 64), HALF | {"precision": Precision.FLOAT32}, {GEMM} | TILED),
-        ((64, 64), EIGHTH, {GEMM} | TILED),
-        ((64, 64), HALF | {"out_dtype": "float32"}, {GEMM} | TILED),
-        # Pixels of multiples of 16 bytes.
-        ((12, 64), HALF, {GEMM}),
-        ((12, 64), SINGLE, {GEMM} | TILED),
-        ((24, 64), EIGHTH, {GEMM}),
-        ((64, 4), HALF, {GEMM}),
-        ((64, 4), SINGLE, {GEMM} | TILED),
-        ((8, 64), HALF, {STEM, GEMM} | TILED),
-        ((3, 64), HALF, {STEM, GEMM}),
-        ((3, 64), SINGLE, {GEMM}),
-        ((3, 64), HALF | {"out_dtype": "float32"}, {GEMM}),
-        ((64, 64, 64), HALF, {DEPTHWISE, GROUPED}),
-        ((64, 64, 64), EIGHTH, {GROUPED}),
-        ((64, 512, 64), HALF, {DEPTHWISE, GEMM}),
-        # Groups whose taps are matrices on Hopper.
-        ((64, 64, 4), HALF, {GROUPED, GEMM} | TILED),
-        ((64, 64, 4), HALF | {"out_dtype": "float32"}, {GEMM} | TILED),
-        ((64, 64, 4), SINGLE, {GEMM} | TILED),
-        ((64, 64, 4, (1, 1)), HALF, {GEMM} | TILED),
-        ((128, 128, 2), HALF, {GEMM} | TILED),
-        ((64, 24, 4), HALF, {GROUPED}),
-    ],
-)
-def test_what_is_compiled(sizes: Any, types: Any, wanted: set[Kernel]) -> None:
-    assert set(gpu_kernels(problem(*sizes), **types)) == wanted
-
-
-@pytest.mark.parametrize("dtype", ["float8_e5m2", "int8"])
-def test_blackwell_s_types_have_one_kernel(dtype: str) -> None:
-    types = EIGHTH | {"dtype": dtype}
-    assert gpu_kernels(problem(64, 64), **types) == (Kernel.SM100,)
-    assert gpu_kernels(problem(64, 64, 64), **types) == (Kernel.SM100,)
-
-
-def test_one_by_name() -> None:
-    assert gpu_kernels(problem(64, 64), Kernel.REFERENCE, **HALF) == (Kernel.REFERENCE,)
-
-
-def test_symbolic_channels_may_need_any() -> None:
+def symbolic() -> ConvProblem:
     from max.graph import Dim
 
-    unknown = ConvProblem.from_parts(
+    return ConvProblem.from_parts(
         (1, 9, 9, Dim("c")), filters=64, filter_size=(3, 3), group_channels=Dim("c")
     )
-    assert set(gpu_kernels(unknown, **HALF)) == {STEM, DEPTHWISE, GEMM} | TILED
-    assert known_filter(unknown, [DEPTHWISE]) == {"taps": 3, "stride": 1}
 
 
-@pytest.mark.parametrize(
-    ("kernels", "known"),
-    [
-        ({DEPTHWISE}, {"taps": 5, "stride": 2, "group_channels": 4}),
-        ({GROUPED, GEMM} | TILED, {"taps": 5, "stride": 2, "group_channels": 4}),
-        # What is compiled does not depend on the filter, and ops share it.
-        ({GEMM, STEM} | TILED, {}),
-    ],
-)
-def test_what_is_known_of_a_filter(kernels: set[Kernel], known: dict[str, int]) -> None:
-    filter = ConvProblem.from_parts(
-        (1, 9, 9, 64),
-        filters=64,
-        filter_size=(3, 5),
-        group_channels=4,
-        groups=16,
-        stride=(1, 2),
+#: What is asked: types, compute capability, what a graph knows; and the answer.
+Case = tuple[tuple[str, str], int, Mapping[str, "bool | int"], set[Kernel]]
+
+CASES: Sequence[Case] = [
+    (HALF, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    (HALF, BLACKWELL, known_problem(problem(64, 64)), {GEMM} | SM100),
+    (HALF, 80, known_problem(problem(64, 64)), {GEMM}),
+    (SINGLE, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 64), precision=EXACT), {GEMM}),
+    (HALF, HOPPER, known_problem(problem(64, 64), precision=EXACT), {GEMM} | SM90),
+    (EIGHTH, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    (WIDE, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    # Pixels of multiples of 16 bytes.
+    (HALF, HOPPER, known_problem(problem(12, 64)), {GEMM}),
+    (SINGLE, HOPPER, known_problem(problem(12, 64)), {GEMM} | SM90),
+    (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
+    (HALF, HOPPER, known_problem(problem(64, 4)), {GEMM}),
+    (SINGLE, HOPPER, known_problem(problem(64, 4)), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(8, 64)), {STEM, GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(3, 64)), {STEM, GEMM}),
+    (HALF, BLACKWELL, known_problem(problem(3, 64)), {GEMM}),
+    (SINGLE, HOPPER, known_problem(problem(3, 64)), {GEMM}),
+    (WIDE, HOPPER, known_problem(problem(3, 64)), {GEMM}),
+    (HALF, HOPPER, known_problem(problem(64, 64, 64)), {DIAGONAL, DEPTHWISE, GROUPED}),
+    (HALF, 80, known_problem(problem(64, 64, 64)), {DEPTHWISE, GROUPED}),
+    (EIGHTH, HOPPER, known_problem(problem(64, 64, 64)), {GROUPED}),
+    # Eight filters a group: no group is as wide as it has channels.
+    (HALF, HOPPER, known_problem(problem(64, 512, 64)), {DEPTHWISE, GEMM}),
+    # Groups whose taps are matrices on Hopper.
+    (HALF, HOPPER, known_problem(problem(64, 64, 4)), {DIAGONAL, GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64, 16)), {DIAGONAL, GROUPED}),
+    (WIDE, HOPPER, known_problem(problem(64, 64, 4)), {GEMM} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 64, 4)), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64, 4, (1, 1))), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(128, 128, 2)), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 24, 4)), {GROUPED}),
+    # Types that only one kernel takes.
+    (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
+    (("float8_e5m2", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
+    (("int8", "bfloat16"), HOPPER, known_problem(problem(64, 64)), set()),
+    # One by name, which nothing else could be chosen for.
+    (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
+    (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
+    # What is not known until the call may need any.
+    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, GEMM} | SM90),
+    (
+        HALF,
+        HOPPER,
+        {"kernel": int(Kernel.AUTO)},
+        {STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM} | SM90,
+    ),
+    (
+        HALF,
+        HOPPER,
+        {},
+        {STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM, Kernel.REFERENCE} | SM90,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """What the registry answers to ``CASES``."""
+    folder = tmp_path_factory.mktemp("needed")
+    program, questions = folder / "needed", folder / "questions"
+    lines = []
+    for (dtype, out_dtype), capability, known, _ in CASES:
+        numbers = [int((DEFAULTS | {"stride": 0} | dict(known))[name]) for name in ORDER]
+        lines.append(" ".join(map(str, (dtype, out_dtype, capability, 0, *numbers))))
+    questions.write_text("\n".join(lines))
+    source = str(ROOT / "tests" / "mojo" / "needed_kernels.mojo")
+    built = library.run_mojo("build", "-I", str(ROOT), source, "-o", str(program))
+    assert built.returncode == 0, built.stderr
+    finished = subprocess.run(
+        [str(program), str(questions)], capture_output=True, text=True, check=True
     )
-    assert known_filter(filter, kernels) == known
+    return [set(line.split()) for line in finished.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_what_is_compiled(answers: list[set[str]], index: int) -> None:
+    assert len(answers) == len(CASES)
+    assert answers[index] == {kernel.name.lower() for kernel in CASES[index][3]}
+
+
+def test_a_graph_says_what_it_knows() -> None:
+    known = known_problem(problem(64, 128, 4, (3, 5)), Kernel.SM90, Precision.FLOAT32)
+    assert known == {
+        "kernel": int(Kernel.SM90),
+        "exact": True,
+        "groups": 4,
+        "channels": 16,
+        "filters": 32,
+        "taps": 5,
+        "stride": 1,
+    }
+    assert "channels" not in known_problem(symbolic())

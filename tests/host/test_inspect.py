@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests import ptx
 
-from maxconv import cli, inspect
-from maxconv.library import LibraryError
+from maxconv import _cli as cli
+from maxconv import _inspect as inspect
+from maxconv._library import LibraryError
 
 THREADS = 256
 REGISTERS = 64 * 1024

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maxconv import library
+from maxconv import _library as library
 from maxconv._fields import CPU_KERNELS, Activation, Kernel, Layout
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
 
 MAX_PRODUCTS = 2_000_000
 """Multiply-adds of the largest problem that the exact sums are worth."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from mojo.run import _mojo_env
 
-from maxconv import library
-from maxconv.library import LibraryError, precompiled
+from maxconv import _library as library
+from maxconv._library import LibraryError, precompiled
 
 ADD_ONE = """
 from extensibility import InputTensor, OutputTensor, register
@@ -32,7 +32,7 @@ struct AddOne:
             output[i] = x[i] + 1
 """
 COMPILE = (
-    "import sys, pathlib, maxconv.library as l; print(l.precompiled(pathlib.Path(sys.argv[1])))"
+    "import sys, pathlib, maxconv._library as l; print(l.precompiled(pathlib.Path(sys.argv[1])))"
 )
 
 

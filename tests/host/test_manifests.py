@@ -15,7 +15,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from tests.documents import ROOT, commands, shell_blocks
 
-from maxconv import cli
+import ptxemu.cli
+from maxconv import _cli as cli
 from maxconv._version import __version__
 
 SCHEMA = ROOT.parent / "shared" / "pixi" / "schema.json"
@@ -151,11 +152,14 @@ def test_the_tasks_that_are_ours_are_subcommands() -> None:
         assert cli.build_parser(arguments).parse_args(arguments).command == task
 
 
-def test_the_console_script_is_the_command_line() -> None:
-    module, _, name = PROJECT["scripts"]["maxconv"].partition(":")
-    assert getattr(importlib.import_module(module), name) is cli.main
+def test_the_console_scripts_are_the_command_lines() -> None:
+    mains = {"maxconv": cli.main, "ptxemu": ptxemu.cli.main}
+    assert PROJECT["scripts"].keys() == mains.keys()
+    for script, main in mains.items():
+        module, _, name = PROJECT["scripts"][script].partition(":")
+        assert getattr(importlib.import_module(module), name) is main
 
 
 def test_pixi_finds_the_package_in_the_tree() -> None:
     path = PIXI["activation"]["env"]["PYTHONPATH"]
-    assert (Path(path.replace("$PIXI_PROJECT_ROOT", str(ROOT))) / "maxconv" / "cli.py").is_file()
+    assert (Path(path.replace("$PIXI_PROJECT_ROOT", str(ROOT))) / "maxconv" / "_cli.py").is_file()

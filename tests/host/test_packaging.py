@@ -56,14 +56,22 @@ def test_the_wheel_has_kernels_graphs_and_types(tree: Path, wheel: dict[str, byt
                 name = f"maxconv/{file.relative_to(tree).as_posix()}"
                 assert wheel[name] == file.read_bytes()
     assert wheel["maxconv/problems.yaml"] == (tree / "tests" / "problems.yaml").read_bytes()
-    assert "maxconv/py.typed" in wheel
-    for file in (tree / "python" / "maxconv").rglob("*.py"):
-        assert wheel[file.relative_to(tree / "python").as_posix()] == file.read_bytes()
+    for package in ("maxconv", "ptxemu"):
+        assert f"{package}/py.typed" in wheel
+        files = list((tree / "python" / package).rglob("*.py"))
+        assert files
+        for file in files:
+            assert wheel[file.relative_to(tree / "python").as_posix()] == file.read_bytes()
+    example = tree / "python" / "ptxemu" / "example"
+    assert {file.name for file in example.iterdir()} == {"ring.json", "ring.ptx"}
+    for file in example.iterdir():
+        assert wheel[f"ptxemu/example/{file.name}"] == file.read_bytes()
 
 
 def test_the_wheel_has_nothing_else(wheel: dict[str, bytes]) -> None:
     assert {name.split("/")[0] for name in wheel} == {
         "maxconv",
+        "ptxemu",
         f"maxconv-{__version__}.dist-info",
     }
     assert not [name for name in wheel if "__pycache__" in name or name.endswith(".mojoc")]
@@ -77,7 +85,9 @@ def test_the_metadata(wheel: dict[str, bytes]) -> None:
     for line in ("Name: maxconv", f"Version: {__version__}", "License-Expression: Apache-2.0"):
         assert f"{line}\n" in metadata
     assert "Requires-Python: <3.14,>=3.10\n" in metadata
-    assert "maxconv = maxconv.cli:main" in wheel[f"{info}/entry_points.txt"].decode()
+    entry_points = wheel[f"{info}/entry_points.txt"].decode()
+    assert "maxconv = maxconv._cli:main" in entry_points
+    assert "ptxemu = ptxemu.cli:main" in entry_points
 
 
 def test_an_sdists_wheel_is_the_same(tree: Path, wheel: dict[str, bytes], tmp_path: Path) -> None:
@@ -104,10 +114,11 @@ def test_an_editable_installation_uses_the_tree(tree: Path, tmp_path: Path) -> N
     }
     (folder,) = "".join(links).split()
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import maxconv.library as l; "
-        "print(l.OPERATIONS, (l.OPERATIONS / '__init__.mojo').is_file())"
+        "import sys; sys.path.insert(0, sys.argv[1]); import maxconv._library as l, ptxemu; "
+        "print(l.OPERATIONS, (l.OPERATIONS / '__init__.mojo').is_file(), ptxemu.__file__)"
     )
     # Isolated from PYTHONPATH and the current folder; what is installed comes behind `folder`.
     command = [sys.executable, "-I", "-c", program, folder]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.stdout == f"{tree / 'operations'} True\n", ended.stderr
+    emulator = tree / "python" / "ptxemu" / "__init__.py"
+    assert ended.stdout == f"{tree / 'operations'} True {emulator}\n", ended.stderr

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 import maxconv
+from maxconv._checks import LAYOUTS
 from maxconv._fields import PANEL
-from maxconv.arguments import LAYOUTS
-from maxconv.packing import (
+from maxconv._packing import (
     PackedFilter,
     bfloat16_to_float32,
     cast_array,

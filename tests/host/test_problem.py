@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from maxconv import activations
-from maxconv._fields import GEOMETRY, Activation, Kernel, Layout
-from maxconv.arguments import (
+from maxconv._arguments import ConvArguments
+from maxconv._checks import (
     LAYOUTS,
     check_at_least,
     check_bias,
@@ -23,10 +24,11 @@ from maxconv.arguments import (
     check_residual,
     check_same_dtype,
     filter_shape_parts,
-    resolve_padding,
+    read_padding,
     spatial_tuple,
 )
-from maxconv.problem import ConvProblem, GemmShape, output_size
+from maxconv._fields import GEOMETRY, Activation, Kernel, Layout
+from maxconv._problem import ConvProblem, GemmShape, output_size
 
 
 def problem(**changes: Any) -> ConvProblem:
@@ -41,7 +43,7 @@ def problem(**changes: Any) -> ConvProblem:
 
 def test_importing_the_package_imports_neither_max_nor_torch() -> None:
     code = (
-        "import sys, maxconv, maxconv.problem, maxconv.packing, maxconv.activations\n"
+        "import sys, maxconv, maxconv._problem, maxconv._packing, maxconv.activations\n"
         "assert maxconv.__version__ and 'conv2d' in dir(maxconv)\n"
         "print([m for m in ('max', 'torch') if m in sys.modules])"
     )
@@ -57,6 +59,15 @@ def test_every_public_name_resolves() -> None:
         assert getattr(maxconv, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'conv4d'"):
         _ = maxconv.conv4d
+
+
+def test_what_no_user_should_import_begins_with_an_underscore() -> None:
+    import maxconv
+
+    (package,) = map(Path, maxconv.__path__)
+    public = {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
+    assert public == {"activations", "nn"}
+    assert not [path for path in (package / "torch").glob("*.py") if path.stem[0] != "_"]
 
 
 # --- Geometry -----------------------------------------------------------------------------------
@@ -416,10 +427,13 @@ def test_small_readers() -> None:
     assert check_filter_layout("KTRSC", 3) == "KTRSC"
     with pytest.raises(ValueError, match=r"filter_layout: 'CFRS' .* KRSC, RSCF, FCRS are allowed"):
         check_filter_layout(FilterLayout.CFRS, 2)
-    before, after = resolve_padding(
-        (1, 2, 3, 4, 5, 6), filter_size=(1, 1, 1), stride=(1,) * 3, dilation=(1,) * 3
-    )
-    assert (before, after) == ((1, 3, 5), (2, 4, 6))
+    sides = read_padding((1, 2, 3, 4, 5, 6), 3)
+    arguments = ConvArguments((1,) * 3, (1,) * 3, sides, groups=1)
+    assert arguments.pads((1, 1, 1)) == ((1, 3, 5), (2, 4, 6))
+    # One number a dimension is both of its sides'.
+    assert ConvArguments((1, 1), (1, 1), (3, 4), groups=1).pads((1, 1)) == ((3, 4), (3, 4))
+    assert read_padding("same", 2) is None
+    assert ConvArguments((1, 1), (2, 1), None, groups=1).pads((4, 2)) == ((3, 0), (3, 1))
 
 
 # --- Activations --------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """The named problems, and convolutions as a command line writes them."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from maxconv.problem import ConvProblem
-from maxconv.problems import (
+from maxconv._problem import ConvProblem
+from maxconv._problems import (
     PROBLEMS,
     find_problem,
+    load_families,
     load_problems,
     parse_integers,
     parse_padding,
@@ -68,6 +70,7 @@ def test_fields_reach_the_problem(tmp_path: Path) -> None:
             ["name: a, input: [1, 7, 3], filters: 4, filter: [2]"] * 2,
             "a: the name stands there twice",
         ),
+        (["name: a@2, input: [1, 7, 3], filters: 4, filter: [2]"], "a@2: a name has no @"),
         (["name: a, input: [1, 7, 3], filters: 4, filter: [9]"], "a: filter: w extent 9 .* only 7"),
         (["name: a, input: [1, 7, 3], filters: 4, filter: [2.5]"], "a: filter: .*integers"),
     ],
@@ -75,6 +78,47 @@ def test_fields_reach_the_problem(tmp_path: Path) -> None:
 def test_a_bad_entry_is_named(tmp_path: Path, entries: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_problems(write(tmp_path, *entries))
+
+
+def test_a_batch_behind_a_name() -> None:
+    base, large = find_problem("resnet50.conv2_3x3"), find_problem("resnet50.conv2_3x3@64")
+    assert large.name == "resnet50.conv2_3x3@64"
+    assert large.problem == dataclasses.replace(base.problem, batch=64)
+    for name in ("resnet50.conv2_3x3@", "resnet50.conv2_3x3@0", "resnet50.conv2_3x3@064"):
+        with pytest.raises(ValueError, match="has no batch behind the @; a positive integer"):
+            find_problem(name)
+    with pytest.raises(ValueError, match="one shape has one name"):
+        find_problem("resnet50.conv2_3x3@1")
+    with pytest.raises(ValueError, match=r"'resnet\.stem@8' is not a named problem"):
+        find_problem("resnet.stem@8")
+
+
+def test_the_families_of_a_device() -> None:
+    named = load_problems()
+    cpu, gpu = load_families("cpu"), load_families("gpu")
+    members = [entry for family in cpu.values() for entry in family]
+    assert members == [entry for entry in named.values() if entry.family is not None]
+    assert list(gpu) == ["resnet50", "vae", "unet", "first", "depthwise", "narrow"]
+    for family, entries in gpu.items():
+        assert all(entry.family == family for entry in entries)
+        assert all(entry.problem == find_problem(entry.name).problem for entry in entries)
+    with pytest.raises(ValueError, match="device: 'tpu' has no families; 'cpu' and 'gpu'"):
+        load_families("tpu")
+
+
+def test_a_family_names_problems(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a, input: [1, 7, 3], filters: 4, filter: [2]")
+    path.write_text(path.read_text() + "gpu:\n  odd: [a@2, b]\n")
+    with pytest.raises(ValueError, match=r"problems\.yaml: gpu: odd: problem: 'b' is not a named"):
+        load_problems(path)
+
+
+def test_one_shape_has_one_name() -> None:
+    shapes = [entry.problem for entry in load_problems().values()]
+    shapes += [entry.problem for family in load_families("gpu").values() for entry in family]
+    names = {entry.name for entry in load_problems().values()}
+    names |= {entry.name for family in load_families("gpu").values() for entry in family}
+    assert len(set(shapes)) == len(names)
 
 
 def test_a_name_that_is_close_is_offered() -> None:

@@ -10,13 +10,13 @@ import textwrap
 
 import pytest
 
-from maxconv.progress import progress
+from maxconv._progress import progress
 
 
 def on_a_terminal(body: str, columns: int = 80, encoding: str = "utf-8") -> str:
     """Returns what a program that uses ``progress`` writes to a terminal on its stderr."""
     leader, follower = pty.openpty()
-    program = "import time\nfrom maxconv.progress import progress\n" + textwrap.dedent(body)
+    program = "import time\nfrom maxconv._progress import progress\n" + textwrap.dedent(body)
     environment = {**os.environ, "COLUMNS": str(columns), "PYTHONIOENCODING": encoding}
     with subprocess.Popen(
         [sys.executable, "-c", program], stderr=follower, stdout=subprocess.PIPE, env=environment

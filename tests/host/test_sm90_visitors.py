@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests import ptx
 
-from maxconv import library
+from maxconv import _library as library
 
 SHARED_BYTES = 227 * 1024
 CHAINS = ("scaled", "all", "sums_only")

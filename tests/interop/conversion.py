@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from tests.interop.resnet import randomize
 from tests.interop.torch_tensors import draw
 from torch import Tensor, nn
 
 import maxconv.torch as mt
+from maxconv.bench.resnet import randomize
 
 
 def convert_and_compare(

@@ -30,7 +30,7 @@ def compile_together(session: InferenceSession, sources: Mapping[str, Source]) -
     """Compiles graphs in one go; returns them by name."""
     from max.graph import Module
 
-    from maxconv.library import library_path
+    from maxconv._library import library_path
 
     module = Module()
     weights: dict[str, Any] = {}

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from tests.documents import ROOT
 
-from maxconv import cli
-from maxconv.bench import peers_max
-from maxconv.bench.ours import Call, OwnGraphs
+from maxconv import _cli as cli
+from maxconv._problems import find_problem
+from maxconv.bench.cpu import peers_max
+from maxconv.bench.cpu.ours import PACKED_EACH_CALL, Call, OwnGraphs
+from maxconv.bench.cpu.peers_torch import IN_TORCH, REORDERED
+from maxconv.bench.cpu.workload import Workload, to_buffer
+from maxconv.bench.entrant import BARE, FUSED, Key
 from maxconv.bench.record import load
 from maxconv.bench.report import render_text
-from maxconv.bench.workload import Workload, to_buffer
-from maxconv.problems import find_problem
 
 
 @pytest.mark.slow
@@ -25,28 +27,28 @@ from maxconv.problems import find_problem
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made.json"
     # One dimension has the fewest graphs to compile: the op's, MAX's and the public functions'.
-    assert cli.main(["bench", "--quick", "--problem", "odd.conv1d", "--json", str(made)]) == 0
+    asked = ["--quick", "--problems", "odd.conv1d", "--modified", "--json", str(made)]
+    assert cli.main(["bench", *asked]) == 0
     schema = json.loads((ROOT / "benchmarks" / "record.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(made.read_text(encoding="utf-8")), schema)
     record = load(made)
-    assert capsys.readouterr().out == render_text(record)
+    assert capsys.readouterr().out == f"{render_text([record])}\n{made}\n"
     (result,) = record.results
-    assert result.missing == {}
-    assert (
-        set(result.timings)
-        == set(result.errors)
-        == {
-            "ours",
-            "ours_raw",
-            "ours_fused",
-            "max",
-            "torch",
-            "torch_prepacked",
-            "torch_fused",
-        }
-    )
+    asymmetric = "torch's functions take the same padding before and after"
+    timed = {
+        Key("maxconv"),
+        Key("maxconv", BARE, PACKED_EACH_CALL),
+        Key("maxconv", FUSED),
+        Key("max"),
+    }
+    for name, variant in (("torch", ""), ("torch", REORDERED), ("torch.compile", "")):
+        timed |= {Key(name, BARE, variant), Key(name, FUSED, variant)}
+    missing = {entry.key: entry.missing for entry in result.measurements if entry.missing}
+    assert missing == {Key("maxconv", work, IN_TORCH): asymmetric for work in (BARE, FUSED)}
+    measured = [entry for entry in result.measurements if not entry.missing]
+    assert {entry.key for entry in measured} == timed
+    assert all(entry.kernel and entry.call and entry.error is not None for entry in measured)
     assert result.convolutions == 8
-    assert set(result.singles) == {"ours", "max", "torch", "torch_prepacked"}
     assert record.functions is not None
     assert record.functions.equal
     # Only Linux tells how much memory a process has had.
@@ -61,8 +63,8 @@ def test_every_convolution_of_a_call_reads_its_own_input() -> None:
     work = Workload.make(find_problem("odd.conv1d"), "float32")
     count = work.convolutions
     assert count == 8
-    ours = OwnGraphs("float32").contenders(work)["ours"].call
-    theirs = peers_max.load([work], constant=True)["odd.conv1d"].call
+    ours = OwnGraphs("float32").contenders(work)[Key("maxconv")].kernel
+    theirs = peers_max.load([work], constant=True)["odd.conv1d"].kernel
     for call in (ours, theirs):
         assert isinstance(call, Call)
         shape = call.operands[0].shape

@@ -12,7 +12,7 @@ from tests.interop.graphs import Source
 from tests.reference import conv_reference
 
 import maxconv
-from maxconv.packing import bfloat16_to_float32, float32_to_bfloat16
+from maxconv._packing import bfloat16_to_float32, float32_to_bfloat16
 
 if TYPE_CHECKING:
     from max.driver import Buffer

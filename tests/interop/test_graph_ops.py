@@ -19,8 +19,8 @@ from tests.interop.graphs import Source
 from tests.reference import Floats, conv_reference
 
 import maxconv
+from maxconv._problem import ConvProblem
 from maxconv.activations import clamp, leaky_relu
-from maxconv.problem import ConvProblem
 
 if TYPE_CHECKING:
     from max.engine import Model

@@ -20,7 +20,8 @@ from PIL import Image
 from tests.documents import ROOT
 from tests.reference import conv_reference
 
-from maxconv import cli, demo
+from maxconv import _cli as cli
+from maxconv import _demo as demo
 from maxconv.graphs import denoise, resnet50
 
 Floats = npt.NDArray[np.float32]
@@ -208,7 +209,8 @@ def test_resnet50_equals_torch(
     classifier: Model, shape: tuple[int, ...], rng: np.random.Generator
 ) -> None:
     import torch
-    from tests.interop.resnet import resnet50 as torch_resnet50
+
+    from maxconv.bench.resnet import resnet50 as torch_resnet50
 
     weights = {name: torch.from_numpy(a) for name, a in resnet50.random_weights().items()}
     model = torch_resnet50()

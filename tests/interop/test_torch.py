@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import maxconv.torch as mt
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
 from maxconv.activations import clamp, leaky_relu
-from maxconv.problem import ConvProblem
-from maxconv.problems import load_problems
 from maxconv.torch import _engine
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from tests.interop.torch_tensors import check, draw, last
 from torch import Tensor, nn
 
 import maxconv.torch as mt
+from maxconv._library import kernel_library
+from maxconv._problem import ConvProblem
 from maxconv.activations import leaky_relu
-from maxconv.library import kernel_library
-from maxconv.problem import ConvProblem
 
 pytestmark = pytest.mark.torch
 
@@ -142,11 +142,15 @@ def test_the_op_works_through_graph_op() -> None:
     output = TensorType(DType.float32, ("n", "p", "q", "k"), cpu)
 
     def convolve(
-        x: TensorValue, filter: TensorValue, geometry: TensorValue, scalars: TensorValue
+        x: TensorValue,
+        filter: TensorValue,
+        scale: TensorValue,
+        geometry: TensorValue,
+        scalars: TensorValue,
     ) -> TensorValue:
         none = ops.constant([], DType.float32, cpu)
         residual = ops.reshape(none, (0, 0, 0, 0))
-        operands = [x, filter, none, residual, none, geometry, scalars]
+        operands = [x, filter, none, residual, scale, geometry, scalars]
         return ops.custom("maxconv.conv", cpu, operands, [output])[0].tensor
 
     op = graph_op(
@@ -155,6 +159,7 @@ def test_the_op_works_through_graph_op() -> None:
         input_types=[
             TensorType(DType.float32, ("n", "h", "w", "c"), cpu),
             TensorType(DType.float32, ("f",), cpu),
+            TensorType(DType.float32, ("s",), cpu),
             TensorType(DType.int64, (GEOMETRY_LENGTH,), cpu),
             TensorType(DType.float32, (SCALARS_LENGTH,), cpu),
         ],
@@ -164,11 +169,11 @@ def test_the_op_works_through_graph_op() -> None:
         x, w = last(draw(n, c, h, h)), draw(k, c, 3, 3)
         problem = ConvProblem.from_arguments((n, h, h, c), w.shape, filter_layout="FCRS", padding=1)
         y = torch.empty(n, h, h, k)
-        op(
-            y,
-            x.movedim(1, -1),
-            w.flatten(),
-            torch.from_numpy(problem.geometry(filter_layout=Layout.FCRS)),
-            torch.from_numpy(encode_scalars()),
-        )
+        fields = (problem.geometry(filter_layout=Layout.FCRS), encode_scalars())
+        host = [torch.from_numpy(values) for values in fields]
+        op(y, x.movedim(1, -1), w.flatten(), torch.empty(0), *host)
         check(2, y.movedim(-1, 1), x, w, None, 1, 1)
+    # The op's parameter says that there is no scale.
+    words = "scale: 3 elements, but the op is compiled without a scale; none are allowed"
+    with pytest.raises(ValueError, match=words):
+        op(y, x.movedim(1, -1), w.flatten(), torch.ones(3), *host)

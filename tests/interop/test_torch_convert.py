@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.interop.conversion import X, conv, convert_and_compare, fused, network
-from tests.interop.resnet import ResNet, randomize, resnet50
 from tests.interop.torch_tensors import draw
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
 import maxconv.torch as mt
+from maxconv.bench.resnet import ResNet, randomize, resnet50
 
 pytestmark = pytest.mark.torch
 

@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.interop.conversion import X, conv, convert_and_compare, fused, left, network
-from tests.interop.resnet import Bottleneck, randomize
 from tests.interop.torch_tensors import draw
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 import maxconv.torch as mt
-from maxconv.torch.modules import _Conv
+from maxconv.bench.resnet import Bottleneck, randomize
+from maxconv.torch._modules import _Conv
 
 pytestmark = pytest.mark.torch
 

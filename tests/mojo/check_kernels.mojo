@@ -22,12 +22,11 @@ from operations.conv.fields import (
     ACTIVATION_RELU,
     LAYOUT_PACKED,
 )
-from operations.conv.known import KnownProblem
 from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.packing import FilterStrides, pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.conv.registry import Device, kernel_name
+from operations.conv.registry import ALL_KERNELS, Device, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.gemm.launch import ImplicitGemm
 from operations.cpu.pool import CpuContext, MaxPool
@@ -232,7 +231,7 @@ def check[
             ).as_imm()
             for i in range(count + 2 * GUARD):
                 memory.elements[unsafe_offset=i] = Scalar[out_type](POISON)
-            convolve[known=KnownProblem.nothing(), scaled=scaled](
+            convolve[ALL_KERNELS, scaled](
                 pool, p, arguments, layout=layout, requested=kernel
             )
             wrong += Int(not is_right(spec, scaled, exact, kernel, out))

@@ -32,7 +32,7 @@ from operations.nvidia.sm90.diagonal.geometry import DiagonalGeometry
 from operations.nvidia.sm90.diagonal.launch import convolve
 from operations.nvidia.sm90.diagonal.plan import (
     DIAGONAL_CANDIDATES,
-    DiagonalPlan,
+    DiagonalTiling,
     choose_diagonal,
     diagonal_candidate,
 )
@@ -138,7 +138,7 @@ def main() raises:
         var problem = problem_of(numbers)
         var index = choose_diagonal(problem)
         var config = diagonal_candidate(index)
-        var plan = DiagonalPlan(config, problem, numbers[7])
+        var plan = DiagonalTiling(config, problem, numbers[7])
         print(
             index,
             plan.blocks,

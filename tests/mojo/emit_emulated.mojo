@@ -30,8 +30,8 @@ from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm90.gemm.candidates import candidate
-from operations.nvidia.sm90.gemm.epilogue_params import EpilogueParams
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.params import EpilogueParams
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.grid import Grid
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
 

@@ -20,7 +20,7 @@ from operations.nvidia.sm90.gemm.candidates import (
     offered,
 )
 from operations.nvidia.sm90.gemm.config import Sm90Config
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
 
 

@@ -19,10 +19,10 @@ from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.nvidia.sm90.gemm.candidates import candidate
 from operations.nvidia.sm90.gemm.config import Sm90Config
-from operations.nvidia.sm90.gemm.epilogue_auxiliary import AuxiliaryOutput
-from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.epilogue_params import visitor_refusal
-from operations.nvidia.sm90.gemm.epilogue_steps import (
+from operations.nvidia.epilogue.auxiliary import AuxiliaryOutput
+from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.sm90.gemm.config import visitor_refusal
+from operations.nvidia.epilogue.steps import (
     Activate,
     AddResidual,
     ChannelBias,
@@ -30,8 +30,8 @@ from operations.nvidia.sm90.gemm.epilogue_steps import (
     Discard,
     Rounded,
 )
-from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.sums import sum_channels
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
 from operations.nvidia.sm90.gemm.visit import visited_candidate
 

@@ -12,7 +12,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm100.candidates import candidate
-from operations.nvidia.sm100.lambdas import (
+from operations.nvidia.epilogue.fused_output import (
     ElementwiseComputeLambda,
     ElementwiseLambda,
 )

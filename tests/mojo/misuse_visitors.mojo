@@ -7,10 +7,10 @@ from std.sys import get_defined_int
 from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
 from operations.nvidia.sm90.gemm.candidates import candidate
-from operations.nvidia.sm90.gemm.epilogue_auxiliary import AuxiliaryOutput
-from operations.nvidia.sm90.gemm.epilogue_callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.epilogue_steps import Discard, Rounded
-from operations.nvidia.sm90.gemm.epilogue_visitor import ConvVisitor
+from operations.nvidia.epilogue.auxiliary import AuxiliaryOutput
+from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.epilogue.steps import Discard, Rounded
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from emit_visitors import epilogue, problem, writes
 
 comptime CHAIN = get_defined_int["CHAIN"]()
@@ -18,7 +18,9 @@ comptime CHAIN = get_defined_int["CHAIN"]()
 
 def ask[Visitor: EpilogueVisitor, //](visitor: Visitor):
     """Asks a chain whether it can run."""
-    print(visitor.can_implement(candidate(0), problem(64)).or_else("yes"))
+    print(visitor.refusal(
+            layout_of[DType.bfloat16](CANDIDATES[0].config), problem(64)
+        ).or_else("yes"))
 
 
 def main() raises:

@@ -346,3 +346,8 @@ struct DeviceActivation(TrivialRegisterPassable):
         else:
             comptime assert formula == Self.TANH
             return _tanh(v)
+
+
+comptime FAST = [DeviceActivation.LIMITS, DeviceActivation.SILU]
+"""Activations that visitors have a form of their own for; without one, the
+limits are infinite."""

@@ -1,25 +1,26 @@
-"""Runs the GPU's depthwise kernels: configuration, grid, launch."""
+"""The host side of the depthwise kernels for any GPU: plan and launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
+from max.gpu.host import FuncAttribute
 from std.collections import Optional
 from std.math import ceildiv
 
 from ...conv.access import ActivationSource, OutputTarget
-from ...conv.epilogue import Epilogue
-from ...conv.known import UNKNOWN_FILTER, KnownFilter
-from ...conv.memory import Reads
+from ...conv.fields import KERNEL_DEPTHWISE
+from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.operands import Arguments, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ..sm90.diagonal.launch import convolve as convolve_diagonal
-from ..sm90.diagonal.launch import explain_diagonal, has_diagonal_types
-from ..sm90.diagonal.plan import choose_diagonal
-from ..config import is_hopper
+from ...conv.registry import ConvKernel, Device
+from ..device import is_hopper, target_capability
+from ..legality import alignment_refusal, has_diagonal_types
 from ..limits import MAX_INDEX
+from ..stream import LaunchGrid, Stream
 from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
     FILTER_BYTES,
     RESIDENT,
     THREADS,
+    DepthwiseGeometry,
     choose_depthwise,
     depthwise_candidate,
     depthwise_geometry,
@@ -35,206 +36,224 @@ from .depthwise_strips import (
     strip_candidate,
 )
 
+comptime NO_STRIPS = -1
+"""Stands for a strip candidate where pixels are read from memory."""
 
-def can_implement[dtype: DType](problem: ConvProblem) -> Optional[String]:
-    """Why the depthwise kernel cannot take a problem.
 
-    Parameters:
-        dtype: Of activation and filter.
+@fieldwise_init
+struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of a depthwise kernel: strips of rows pass through a ring in
+    shared memory, or each pixel is read straight from memory."""
 
-    Args:
-        problem: The convolution, valid (`ConvProblem.validate`).
+    var strip: Int
+    """Which strip candidate, or `NO_STRIPS`."""
+    var strips: StripPlan
+    """How the strips are cut."""
+    var candidate: Int
+    """Which candidate without strips."""
+    var geometry: DepthwiseGeometry
+    """What that candidate is told."""
+    var width: Int
+    """Neighbouring filters of a thread."""
+    var filter_bytes: Int
+    """Shared memory of its filters."""
 
-    Returns:
-        The reason, or None if the kernel can.
-    """
-    if problem.group_channels() != 1:
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        if self.strip == NO_STRIPS:
+            writer.write(
+                t"depthwise of any filter, {self.geometry.lanes.value} lanes of"
+                t" {self.width} filters"
+            )
+        else:
+            writer.write(self.strips)
+
+
+struct Depthwise(ConvKernel):
+    """One input channel a group, on CUDA cores."""
+
+    comptime code = KERNEL_DEPTHWISE
+    comptime Plan = DepthwisePlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every GPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses all but float32 and 16 bits."""
+        if types.input.is_half_float() or types.input == DType.float32:
+            return None
         return String(
-            t"depthwise takes one input channel a group; here"
-            t" {problem.group_channels()}"
+            t"depthwise takes float32, bfloat16 and float16; here {types.input}"
         )
-    var config = depthwise_candidate[dtype](choose_depthwise[dtype](problem))
-    if config.filter_bytes(problem.taps()) > FILTER_BYTES:
-        return String(
-            t"depthwise keeps filters in {FILTER_BYTES} bytes of shared memory,"
-            t" too few for {problem.taps()} taps"
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether groups may have one channel."""
+        return known.channels == UNKNOWN or known.channels == 1
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses wider groups, filters that do not fit shared memory, and more
+        outputs than are counted."""
+        var refusal = alignment_refusal(Self.code, operands)
+        if refusal:
+            return refusal
+        if problem.group_channels() != 1:
+            return String(
+                t"depthwise takes one input channel a group; here"
+                t" {problem.group_channels()}"
+            )
+        var config = depthwise_candidate[types.input](
+            choose_depthwise[types.input](problem)
         )
-    if items_of(problem) >= MAX_INDEX // 2:
-        return String(
-            t"depthwise counts items with 30 bits; here {items_of(problem)}"
+        if config.filter_bytes(problem.taps()) > FILTER_BYTES:
+            return String(
+                t"depthwise keeps filters in {FILTER_BYTES} bytes of shared"
+                t" memory, too few for {problem.taps()} taps"
+            )
+        if items_of(problem) >= MAX_INDEX // 2:
+            return String(
+                t"depthwise counts items with 30 bits; here {items_of(problem)}"
+            )
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether groups have one channel."""
+        return problem.group_channels() == 1
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> DepthwisePlan:
+        """Strips, where a candidate takes the filter and no other kernel is
+        faster; otherwise pixels from memory."""
+        comptime dtype = types.input
+        var strip = NO_STRIPS
+        var strips = StripPlan.nothing()
+        if _has_strips(types, device.capability):
+            strip = choose_strips[dtype](problem)
+            if strip != NO_STRIPS:
+                strips = StripPlan(
+                    strip_candidate[dtype](strip), problem, device.units
+                )
+        var candidate = choose_depthwise[dtype](problem)
+        var config = depthwise_candidate[dtype](candidate)
+        return DepthwisePlan(
+            strip,
+            strips,
+            candidate,
+            depthwise_geometry(config, problem, RESIDENT * device.units),
+            config.width,
+            config.filter_bytes(problem.taps()),
         )
-    return None
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues a kernel."""
+        comptime types = type_of(arguments).types(scaled)
+        comptime if _has_strips(types, target_capability()):
+            if plan.strip != NO_STRIPS:
+                _launch_strips[known](plan, problem, arguments, queue)
+                return
+        ref geometry = plan.geometry
+        comptime for index in range(DEPTHWISE_CANDIDATES):
+            if plan.candidate == index:
+                comptime kernel = DepthwiseKernel[
+                    Source,
+                    bias_type,
+                    residual_type,
+                    Output,
+                    depthwise_candidate[Source.dtype](index),
+                ].run
+                queue.enqueue(
+                    queue.ctx.compile_function[kernel](),
+                    LaunchGrid(
+                        ceildiv(Int(geometry.items), Int(geometry.block_items))
+                        * Int(geometry.slabs.value),
+                        THREADS,
+                        shared_bytes=plan.filter_bytes,
+                    ),
+                    arguments.activation,
+                    arguments.filter,
+                    arguments.epilogue,
+                    arguments.output,
+                    geometry,
+                )
 
 
-def convolve[
-    Source: ActivationSource,
-    bias_type: DType,
-    residual_type: DType,
-    //,
-    known: KnownFilter = UNKNOWN_FILTER,
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    activation: Source,
-    filter: Reads[Source.dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    output: Some[OutputTarget],
-) raises:
-    """Enqueues a depthwise convolution.
-
-    Parameters:
-        Source: How the activation is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
-        known: What is known of the filter: the configurations that may be for
-            it are compiled.
-
-    Args:
-        ctx: The device; nothing is waited for.
-        problem: The convolution, valid and with at least one output.
-        activation: `[N, D, H, W, C]`, at a multiple of 16 bytes.
-        filter: `[K, T, R, S, 1]` in device memory.
-        epilogue: Its operands in device memory, at multiples of 16 bytes.
-        output: `[N, Z, P, Q, K]`, at a multiple of 16 bytes.
-
-    Raises:
-        Why the kernel cannot take the problem; if its configuration was not
-        compiled.
-    """
-    comptime Output = type_of(output)
-    comptime dtype = Source.dtype
-    var refusal = can_implement[dtype](problem)
-    if refusal:
-        raise Error(t"{refusal.value()}; problem {problem}")
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
+def _has_strips(types: OperandTypes, capability: Int) -> Bool:
+    """Whether the strip kernel is built: where the activation lies in memory,
+    and Hopper's diagonal kernel takes no such types."""
+    return not types.fused_input and not (
+        is_hopper(capability) and has_diagonal_types(types)
     )
-    comptime diagonal = (
-        is_hopper()
-        and not Source.fused
-        and has_diagonal_types[dtype, residual_type, Output.dtype]()
-    )
-    comptime if diagonal:
-        var found = choose_diagonal(problem)
-        if found >= 0:
-            convolve_diagonal[known=known.depthwise()](
-                ctx,
-                problem,
-                found,
-                activation.data(),
-                filter,
-                rebind[Epilogue[bias_type, Output.dtype]](epilogue),
-                output,
-            )
-            return
-    elif not Source.fused:
-        var found = choose_strips[dtype](problem)
-        if found >= 0:
-            _launch_strips[known](
-                ctx,
-                problem,
-                found,
-                multiprocessors,
-                activation.data(),
-                filter,
-                epilogue,
-                output,
-            )
-            return
-    var choice = choose_depthwise[dtype](problem)
-    comptime for index in range(DEPTHWISE_CANDIDATES):
-        if choice == index:
-            comptime config = depthwise_candidate[dtype](index)
-            comptime kernel = DepthwiseKernel[
-                Source, bias_type, residual_type, Output, config
-            ].run
-            var geometry = depthwise_geometry(
-                config, problem, RESIDENT * multiprocessors
-            )
-            ctx.enqueue_function[kernel](
-                activation,
-                filter,
-                epilogue,
-                output,
-                geometry,
-                grid_dim=ceildiv(Int(geometry.items), Int(geometry.block_items))
-                * Int(geometry.slabs.value),
-                block_dim=THREADS,
-                shared_mem_bytes=config.filter_bytes(problem.taps()),
-            )
 
 
 def _launch_strips[
-    dtype: DType,
+    Source: ActivationSource,
+    Output: OutputTarget,
     bias_type: DType,
     residual_type: DType,
     //,
     known: KnownFilter,
 ](
-    ctx: DeviceContext,
+    plan: DepthwisePlan,
     problem: ConvProblem,
-    choice: Int,
-    multiprocessors: Int,
-    activation: Reads[dtype],
-    filter: Reads[dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    output: Some[OutputTarget],
+    arguments: Arguments[Source, Output, bias_type, residual_type],
+    mut queue: Stream,
 ) raises:
-    """Enqueues the strip kernel's candidate `choice`."""
+    """Enqueues the plan's strip candidate."""
+    comptime dtype = Source.dtype
     comptime for index in range(STRIP_CANDIDATES):
         comptime config = strip_candidate[dtype](index)
         comptime if config.may_run(known):
-            if choice == index:
+            if plan.strip == index:
                 comptime kernel = StripKernel[
-                    dtype, bias_type, residual_type, type_of(output), config
+                    dtype, bias_type, residual_type, Output, config
                 ].run
-                var plan = StripPlan(config, problem, multiprocessors)
-                ctx.enqueue_function[kernel](
-                    activation,
-                    filter,
-                    epilogue,
-                    output,
-                    StripGeometry.of(problem, plan),
-                    grid_dim=plan.blocks,
-                    block_dim=plan.threads(),
-                    shared_mem_bytes=plan.shared_bytes,
-                    func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                        UInt32(MULTIPROCESSOR_BYTES)
+                comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                    UInt32(MULTIPROCESSOR_BYTES)
+                )
+                queue.enqueue(
+                    queue.ctx.compile_function[kernel](func_attribute=most),
+                    LaunchGrid(
+                        plan.strips.blocks,
+                        plan.strips.threads(),
+                        shared_bytes=plan.strips.shared_bytes,
                     ),
+                    arguments.activation.data(),
+                    arguments.filter,
+                    arguments.epilogue,
+                    arguments.output,
+                    StripGeometry.of(problem, plan.strips),
                 )
                 return
-    raise Error(
-        t"{strip_candidate[dtype](choice)}: the op was compiled without it;"
-        t" problem {problem}"
-    )
-
-
-def explain_depthwise[
-    dtype: DType, out_type: DType, hopper: Bool
-](problem: ConvProblem, multiprocessors: Int) -> String:
-    """What would run on an activation in memory, for people.
-
-    Parameters:
-        dtype: Of the activation.
-        out_type: Of output and residual.
-        hopper: Whether the GPU has compute capability 9.0.
-
-    Args:
-        problem: The convolution; `can_implement` has agreed.
-        multiprocessors: Of the device.
-
-    Returns:
-        The configuration and the cut, on one line.
-    """
-    comptime if hopper and has_diagonal_types[dtype, out_type, out_type]():
-        var found = choose_diagonal(problem)
-        if found >= 0:
-            return explain_diagonal(found, problem, multiprocessors)
-    else:
-        var found = choose_strips[dtype](problem)
-        if found >= 0:
-            var config = strip_candidate[dtype](found)
-            return String(
-                t"{config}: {StripPlan(config, problem, multiprocessors)}"
-            )
-    return String(depthwise_candidate[dtype](choose_depthwise[dtype](problem)))
+    raise Error(t"{plan}: the op was compiled without it; problem {problem}")

@@ -200,6 +200,11 @@ struct StripPlan(ImplicitlyCopyable, Movable, Writable):
     """Pixels of an input row in shared memory."""
     var shared_bytes: Int
 
+    @staticmethod
+    def nothing() -> StripPlan:
+        """The cut of a problem that strips do not take."""
+        return StripPlan(0, 0, 0, 0, 0, 0, 0, 0)
+
     def __init__(
         out self,
         config: StripConfig,

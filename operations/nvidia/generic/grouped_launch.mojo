@@ -1,95 +1,121 @@
-"""Runs groups of few channels on a GPU: the diagonal kernel where it takes them,
-on Hopper's tensor cores, otherwise the general kernel."""
+"""The host side of the grouped kernel: plan and launch."""
 
-from max.gpu.host import DeviceContext
+from std.collections import Optional
+from std.math import ceildiv
 
 from ...conv.access import ActivationSource, OutputTarget
-from ...conv.epilogue import Epilogue
-from ...conv.known import UNKNOWN_FILTER, KnownFilter
-from ...conv.memory import Reads
+from ...conv.fields import KERNEL_GROUPED, TILE_FILTERS
+from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.operands import Arguments, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ..sm90.diagonal.launch import convolve as convolve_diagonal
-from ..sm90.diagonal.launch import has_diagonal_types
-from ..sm90.diagonal.plan import choose_diagonal
-from ..config import Operands, is_hopper
-from .grouped import convolve as convolve_general
+from ...conv.registry import ConvKernel, Device
+from ..legality import cuda_core_refusal
+from ..stream import LaunchGrid, Stream
+from .geometry import GpuGeometry, geometry_refusal
+from .grouped import COLUMNS, PIXELS, GroupedKernel
+from .rows import MAX_BLOCKS, THREADS, Rows
 
 
-def diagonal_of[
-    in_type: DType, out_type: DType, hopper: Bool
-](problem: ConvProblem, operands: Operands) -> Int:
-    """The diagonal kernel's candidate that runs a problem, or -1 if it is the
-    general kernel that does.
+@fieldwise_init
+struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the grouped kernel."""
 
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of output and residual.
-        hopper: Whether the GPU has compute capability 9.0.
+    var geometry: GpuGeometry
+    var group_filters: Int
+    var blocks: Int
 
-    Args:
-        problem: The convolution.
-        operands: Its operands.
-    """
-    comptime if hopper and has_diagonal_types[in_type, out_type, out_type]():
-        if operands.aligned and not operands.fused_input:
-            return choose_diagonal(problem)
-    return -1
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(
+            t"groups of {self.group_filters} filters: neighbouring threads"
+            t" compute neighbouring filters"
+        )
 
 
-def convolve[
-    Source: ActivationSource,
-    bias_type: DType,
-    residual_type: DType,
-    //,
-    known: KnownFilter = UNKNOWN_FILTER,
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    activation: Source,
-    filter: Reads[Source.dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    output: Some[OutputTarget],
-    operands: Operands,
-) raises:
-    """Enqueues a convolution.
+struct Grouped(ConvKernel):
+    """Groups of few filters, on CUDA cores."""
 
-    Parameters:
-        Source: How the activation is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
-        known: What is known of the filter: the configurations that may be for
-            it are compiled.
+    comptime code = KERNEL_GROUPED
+    comptime Plan = GroupedPlan
+    comptime Queue = Stream
 
-    Args:
-        ctx: The device; nothing is waited for.
-        problem: The convolution, valid and with at least one output;
-            `geometry_refusal` has agreed.
-        activation: The activation.
-        filter: `[K, T, R, S, C / groups]` in device memory.
-        epilogue: The epilogue, its operands in device memory.
-        output: The output.
-        operands: What is known of them.
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every GPU."""
+        return None
 
-    Raises:
-        If the diagonal kernel's configuration was not compiled; what the driver
-        refused.
-    """
-    comptime out_type = type_of(output).dtype
-    comptime if (
-        is_hopper()
-        and not Source.fused
-        and has_diagonal_types[Source.dtype, residual_type, out_type]()
-    ):
-        var found = diagonal_of[Source.dtype, out_type, True](problem, operands)
-        if found >= 0:
-            convolve_diagonal[known=known](
-                ctx,
-                problem,
-                found,
-                activation.data(),
-                filter,
-                rebind[Epilogue[bias_type, out_type]](epilogue),
-                output,
-            )
-            return
-    convolve_general(ctx, problem, activation, filter, epilogue, output)
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses the types that only tensor cores multiply."""
+        return cuda_core_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether groups may have fewer filters than fill a tile."""
+        return known.groups != 1 and (
+            known.filters == UNKNOWN or known.filters < TILE_FILTERS
+        )
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what 32 bits do not count."""
+        return geometry_refusal(problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether groups have fewer filters than fill a tile of the implicit
+        GEMM."""
+        return problem.groups > 1 and problem.group_filters() < TILE_FILTERS
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GroupedPlan:
+        """Tiles of pixels by neighbouring filters, whichever groups'."""
+        var tiles = ceildiv(problem.gemm_m(), PIXELS) * ceildiv(
+            problem.filters, COLUMNS
+        )
+        return GroupedPlan(
+            GpuGeometry(problem),
+            problem.group_filters(),
+            min(tiles, MAX_BLOCKS),
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues the kernel."""
+        comptime kernel = GroupedKernel[
+            Source, Output, bias_type, residual_type
+        ].run
+        queue.enqueue(
+            queue.ctx.compile_function[kernel](),
+            LaunchGrid(plan.blocks, THREADS, shared_bytes=Rows[PIXELS].bytes()),
+            arguments.activation,
+            arguments.filter,
+            arguments.epilogue,
+            arguments.output,
+            plan.geometry,
+        )

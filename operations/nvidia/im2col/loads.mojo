@@ -39,6 +39,7 @@ def load_pixels[
     """
     var w = Int(tap.w * geometry.dilation_w)
     var h = Int(tap.h * geometry.dilation_h)
+    var d = Int(tap.d * geometry.dilation_d)
     if geometry.rank == 4:
         load_im2col[4, multicast=multicast, pair=pair](
             destination,
@@ -60,7 +61,7 @@ def load_pixels[
                 Int(first.d),
                 Int(first.image),
             ),
-            IndexList[3](w, h, Int(tap.d * geometry.dilation_d)),
+            IndexList[3](w, h, d),
             peers,
         )
     else:

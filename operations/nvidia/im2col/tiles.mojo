@@ -182,6 +182,11 @@ struct TileGeometry(
         return self.clusters_m * self.clusters_n.value
 
     @always_inline
+    def pixels(self) -> UInt32:
+        """Pixels of the output, where tiles have no halo."""
+        return self.rows * self.columns
+
+    @always_inline
     def pixel(self, index: UInt32) -> Pixel:
         """The pixel of the traversal's step `index`.
 

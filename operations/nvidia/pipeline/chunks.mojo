@@ -68,8 +68,8 @@ def store_chunk[
 
 
 @always_inline
-def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
-    """The offset of a chunk in rows that TMA swizzles (PTX ISA,
+def swizzled_chunk[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
+    """Which chunk of its row TMA's swizzle makes of a chunk (PTX ISA,
     "Swizzling modes"): the span's chunks are exchanged with the row's number,
     so that neighbouring rows' chunks lie in different banks.
 
@@ -82,8 +82,24 @@ def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
     """
     comptime chunks = row_bytes // CHUNK_BYTES
     comptime rows_of_pattern = 128 // row_bytes
-    var moved = chunk ^ (row // UInt32(rows_of_pattern) % UInt32(chunks))
-    return row * UInt32(row_bytes) + moved * CHUNK_BYTES
+    return chunk ^ (row // UInt32(rows_of_pattern) % UInt32(chunks))
+
+
+@always_inline
+def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
+    """The offset of a chunk in rows that TMA swizzles.
+
+    Parameters:
+        row_bytes: As in `swizzled_chunk`.
+
+    Args:
+        row: As in `swizzled_chunk`.
+        chunk: As in `swizzled_chunk`.
+    """
+    return (
+        row * UInt32(row_bytes)
+        + swizzled_chunk[row_bytes](row, chunk) * CHUNK_BYTES
+    )
 
 
 @always_inline

@@ -11,7 +11,18 @@ from std.collections import Optional
 from std.sys.info import size_of
 
 from ...conv.access import OutputTarget
-from ..epilogue.activations import run_time
+from ..epilogue.callbacks import (
+    LOOPED,
+    EpilogueVisitor,
+    Subtile,
+    Visited,
+)
+from ..epilogue.fused_output import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+    FusedOutput,
+)
+from ..epilogue.params import EpilogueParams
 from ..im2col.tiles import Tile, TileGeometry
 from ..pipeline.barrier import sync_threads, sync_warp
 from ..pipeline.chunks import CHUNK_BYTES, load_chunk, store_chunk, swizzled
@@ -25,10 +36,13 @@ from ..tma.copy import (
 )
 from ..tma.descriptor import TensorMap
 from ..limits import WARP
-from .config import TMEM_COLUMNS, Conv2dConfig
+from .config import EPILOGUE_THREADS, TMEM_COLUMNS, Conv2dConfig
+from .epilogue_fragment import (
+    BufferedResidual,
+    PixelFragments,
+    rounded_chunk,
+)
 from .epilogue_load import subtile_at, subtiles_of
-from .epilogue_params import EpilogueParams
-from .lambdas import ElementwiseComputeLambda, ElementwiseLambda, FusedWork
 from .mma import accumulator_type
 from .split_k import PartialSums
 from .scheduler import ClusterPlace
@@ -40,19 +54,13 @@ from .tmem import (
     read_row,
 )
 
-comptime EPILOGUE_WARPS = 4
-"""Warps of the epilogue: one for each 32 lanes of tensor memory."""
-
-comptime EPILOGUE_THREADS = EPILOGUE_WARPS * WARP
-"""Threads of the epilogue."""
-
 comptime EPILOGUE_NAME = 1
 """The named barrier of the epilogue's threads."""
 
 
 struct TileEpilogue[
     Output: OutputTarget,
-    bias_type: DType,
+    Visitor: EpilogueVisitor,
     act_type: DType,
     filter_type: DType,
     //,
@@ -67,7 +75,7 @@ struct TileEpilogue[
 
     Parameters:
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are rounded.
         act_type: Of the activation.
         filter_type: Of the filter.
         config: The configuration.
@@ -78,9 +86,8 @@ struct TileEpilogue[
         elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
     """
 
-    comptime Work = FusedWork[
+    comptime Work = FusedOutput[
         Self.Output,
-        Self.bias_type,
         Self.elementwise_lambda_fn,
         Self.elementwise_compute_lambda_fn,
     ]
@@ -99,9 +106,17 @@ struct TileEpilogue[
     comptime sum_type = accumulator_type[Self.act_type]()
     comptime Sums = SIMD[Self.sum_type, Self.size]
     comptime Chunk = SIMD[Self.out_type, Self.width]
-    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
+    comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Storage = SharedStorage[Self.config]
     comptime Place = ClusterPlace[Self.config]
+    comptime layout = Self.config.layout()
+    comptime ThreadPlace = PixelFragments[Self.layout]
+    comptime Visited = Visited[Self.ThreadPlace]
+    comptime State = Self.Visitor.State
+    comptime stores_tiles = not (Self.Work.stores or Self.Visitor.discards)
+    """Whether TMA stores the output."""
+    comptime stores_registers = Self.Work.stores and Self.register_based
+    """Whether threads hand what they have to the work behind the epilogue."""
 
     var storage: Self.Storage
     var place: Self.Place
@@ -113,6 +128,8 @@ struct TileEpilogue[
     var residual: RingPosition[Self.Storage.residual_stages]
     var partials: PartialSums[Self.config]
     """Not used without split-K."""
+    var count: UInt32
+    """Sub-tiles that have been visited."""
 
     @always_inline
     def __init__(
@@ -138,6 +155,31 @@ struct TileEpilogue[
         self.output = type_of(self.output)()
         self.residual = type_of(self.residual)()
         self.partials = type_of(self.partials)(storage, place, thread)
+        self.count = 0
+
+    @always_inline
+    def _visited(self, geometry: TileGeometry, tile: Tile) -> Self.Visited:
+        """What the visitor is told of this thread and a tile."""
+        comptime rows = UInt32(Self.config.block_tile_shape[0])
+        return Self.Visited(
+            geometry=geometry,
+            tile=tile,
+            place=Self.ThreadPlace(self.thread),
+            reducer=tile.pixel // rows,
+            memory=self.storage.visitors(),
+        )
+
+    @always_inline
+    def start(self, params: Self.Params, geometry: TileGeometry):
+        """What comes before the first tile.
+
+        Args:
+            params: The epilogue's.
+            geometry: The problem.
+        """
+        comptime if Self.Visitor.starts:
+            params.visitor.start(self._visited(geometry, Tile()))
+            sync_threads[EPILOGUE_THREADS](EPILOGUE_NAME)
 
     @always_inline
     def store(
@@ -155,6 +197,7 @@ struct TileEpilogue[
             geometry: The problem.
             tile: The tile.
         """
+        var state = params.visitor.begin(self._visited(geometry, tile))
         self.storage.accumulators().wait(self.accumulator)
         order_after_barrier()
         var count = subtiles_of[Self.config](geometry, tile)
@@ -168,15 +211,17 @@ struct TileEpilogue[
             else:
                 if subtile + 1 == count:
                     self._release_accumulator()
-            var filter = tile.filter + subtile * UInt32(Self.size)
             self._store_subtile(
                 map,
                 params,
+                state,
                 geometry,
                 tile,
-                filter,
+                subtile,
                 sums.cast[DType.float32](),
             )
+            self.count += 1
+        params.visitor.end(state, self._visited(geometry, tile))
         comptime if Self.split_k > 1:
             self.partials.release()
             # There may have been no sub-tile of this block's.
@@ -237,88 +282,99 @@ struct TileEpilogue[
         mut self,
         ref map: TensorMap,
         params: Self.Params,
+        mut state: Self.State,
         geometry: TileGeometry,
         tile: Tile,
-        filter: UInt32,
+        index: UInt32,
         sums: Self.Values,
     ):
-        """Stores the sub-tile that begins with a filter."""
+        """Visits and stores a sub-tile of a tile."""
+        var subtile = Subtile(part=index, block=0, count=self.count)
+        var values = self._visit(params, state, geometry, tile, subtile, sums)
+        var filter = tile.filter + index * UInt32(Self.size)
         var filters = tile.filter_end(geometry)
-        var values = params.before_residual(sums, filter, filters)
-        comptime exact = Self.out_type == DType.float32
-        # One copy of all formulas serves both activations.
-        var activation = params.activation
-        for step in range(run_time(2)):
-            values = activation.apply[exact=exact](values)
-            if step == 0:
-                comptime if Self.has_residual:
-                    values = self._add_residual(params, values)
-                activation = params.final_activation
         var buffer = self.storage.outputs() + self.output.stage * UInt32(
             Self.Storage.OUTPUT_BYTES
         )
-        comptime if Self.Work.stores and Self.register_based:
-            self._store_registers(
-                params, geometry, tile.pixel, filter, filters, values
+        comptime if Self.stores_registers or Self.Visitor.discards:
+            comptime if not Self.Visitor.discards:
+                self._store_registers(
+                    params, geometry, tile.pixel, filter, filters, values
+                )
+            comptime if Self.Visitor.shares(Self.layout):
+                sync_threads[EPILOGUE_THREADS](EPILOGUE_NAME)
+        else:
+            self._write_rows(
+                params, geometry, tile.pixel, filter, filters, values, buffer
             )
-            return
-        self._write_rows(
-            params, geometry, tile.pixel, filter, filters, values, buffer
+            self._await_next_buffer()
+            comptime if not Self.register_based and (
+                Self.Work.computes or Self.Work.stores
+            ):
+                self._compute_rows(
+                    params, geometry, tile.pixel, filter, filters, buffer
+                )
+            comptime if Self.stores_tiles:
+                if self.thread == 0:
+                    store_tile[3](
+                        map, buffer, subtile_at(geometry, tile, filter)
+                    )
+                    commit_stores()
+            self.output.step()
+        params.visitor.postreduce(state, self._visited(geometry, tile), subtile)
+
+    @always_inline
+    def _visit(
+        mut self,
+        params: Self.Params,
+        mut state: Self.State,
+        geometry: TileGeometry,
+        tile: Tile,
+        subtile: Subtile,
+        sums: Self.Values,
+    ) -> Self.Values:
+        """What the visitor makes of a sub-tile; of several forms, the one that
+        takes whatever the others do not."""
+        var at = self._visited(geometry, tile)
+        var ring = self.storage.residuals()
+        var residual = BufferedResidual[Self.layout](
+            Self.has_residual,
+            ring.full(self.residual.stage),
+            self.residual.parity,
+            ring.address(self.residual.stage),
+            at.place,
         )
-        self._await_next_buffer()
-        comptime if not Self.register_based and (
-            Self.Work.computes or Self.Work.stores
-        ):
-            self._compute_rows(
-                params, geometry, tile.pixel, filter, filters, buffer
+        var values = sums
+        params.visitor.previsit(state, at, subtile)
+        comptime if Self.Visitor.looped or Self.Visitor.forms == 1:
+            comptime form = LOOPED if Self.Visitor.looped else 0
+            values = params.visitor.visit[form=form, size=Self.size](
+                state, at, subtile, 0, residual, sums
             )
-        comptime if not Self.Work.stores:
-            if self.thread == 0:
-                store_tile[3](map, buffer, subtile_at(geometry, tile, filter))
-                commit_stores()
-        self.output.step()
+        else:
+            comptime for form in range(Self.Visitor.forms):
+                if params.visitor.is_form[form]():
+                    values = params.visitor.visit[form=form, size=Self.size](
+                        state, at, subtile, 0, residual, sums
+                    )
+        params.visitor.reduce(state, at, subtile)
+        comptime if Self.has_residual:
+            sync_warp()
+            if self.thread % WARP == 0:
+                ring.empty(self.residual.stage).arrive()
+            self.residual.step()
+        return values
 
     @always_inline
     def _await_next_buffer(self):
         """Waits until all threads have written the present buffer, and the
         TMA has read the next one: it has to keep no more than the
         others."""
-        comptime if not Self.Work.stores:
+        comptime if Self.stores_tiles:
             fence_async_proxy()
             if self.thread == 0:
                 wait_stores_read[Self.config.num_output_stages - 2]()
         sync_threads[EPILOGUE_THREADS](EPILOGUE_NAME)
-
-    @always_inline
-    def _add_residual(
-        mut self, params: Self.Params, values: Self.Values
-    ) -> Self.Values:
-        """The residual on top, from its buffer."""
-        var ring = self.storage.residuals()
-        ring.wait(self.residual)
-        var buffer = ring.address(self.residual.stage)
-        var result = values
-        comptime for chunk in range(Self.chunks):
-            var c = load_chunk[Self.out_type](
-                buffer + swizzled[Self.row_bytes](self.thread, UInt32(chunk))
-            ).cast[DType.float32]()
-            comptime for i in range(Self.width):
-                comptime at = chunk * Self.width + i
-                result[at] = c[i].fma(params.beta, values[at])
-        sync_warp()
-        if self.thread % WARP == 0:
-            ring.empty(self.residual.stage).arrive()
-        self.residual.step()
-        return result
-
-    @staticmethod
-    @always_inline
-    def _rounded[chunk: Int](values: Self.Values) -> Self.Chunk:
-        """A chunk of the values, in the output's type."""
-        var result = SIMD[DType.float32, Self.width](0)
-        comptime for i in range(Self.width):
-            result[i] = values[chunk * Self.width + i]
-        return result.cast[Self.out_type]()
 
     @always_inline
     def _write_rows(
@@ -335,12 +391,12 @@ struct TileEpilogue[
         computed of it in registers."""
         var row = pixel + self.thread
         comptime for chunk in range(Self.chunks):
-            var rounded = Self._rounded[chunk](values)
+            var rounded = rounded_chunk[Self.out_type, chunk](values)
             comptime if Self.Work.computes and Self.register_based:
                 var first = filter + UInt32(chunk * Self.width)
-                if row < params.pixels and first < filters:
+                if row < geometry.pixels() and first < filters:
                     rounded = Self.Work.compute[Self.width](
-                        params, row, first, rounded
+                        params.output, params.shape, row, first, rounded
                     )
             store_chunk(
                 buffer + swizzled[Self.row_bytes](self.thread, UInt32(chunk)),
@@ -359,17 +415,18 @@ struct TileEpilogue[
     ):
         """Has the fused work store this thread's pixel of a sub-tile."""
         var row = pixel + self.thread
-        if row >= params.pixels:
+        if row >= geometry.pixels():
             return
         comptime for chunk in range(Self.chunks):
             var first = filter + UInt32(chunk * Self.width)
             if first < filters:
                 Self.Work.store[Self.width](
-                    params,
+                    params.output,
+                    params.shape,
                     row,
                     first,
                     geometry.filters,
-                    Self._rounded[chunk](values),
+                    rounded_chunk[Self.out_type, chunk](values),
                 )
 
     @always_inline
@@ -390,17 +447,22 @@ struct TileEpilogue[
             var address = buffer + swizzled[Self.row_bytes](line, chunk)
             var row = pixel + line
             var first = filter + chunk * UInt32(Self.width)
-            if row < params.pixels and first < filters:
+            if row < geometry.pixels() and first < filters:
                 var rounded = load_chunk[Self.out_type](address)
                 comptime if Self.Work.stores:
                     Self.Work.store[Self.width](
-                        params, row, first, geometry.filters, rounded
+                        params.output,
+                        params.shape,
+                        row,
+                        first,
+                        geometry.filters,
+                        rounded,
                     )
                 else:
                     store_chunk(
                         address,
                         Self.Work.compute[Self.width](
-                            params, row, first, rounded
+                            params.output, params.shape, row, first, rounded
                         ),
                     )
         comptime if not Self.Work.stores:

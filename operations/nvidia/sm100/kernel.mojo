@@ -25,6 +25,13 @@ from std.collections import Optional
 from std.utils import StaticTuple
 
 from ...conv.access import OutputTarget
+from ..epilogue.callbacks import EpilogueVisitor
+from ..epilogue.fused_output import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+    FusedOutput,
+)
+from ..epilogue.params import EpilogueParams
 from ..im2col.tiles import LoadStart, Tap, TileGeometry
 from ..pipeline.barrier import (
     sync_cluster_relaxed,
@@ -37,11 +44,14 @@ from ..pipeline.ring import RingPosition
 from ..tma.copy import prefetch_map
 from ..tma.descriptor import TensorMap
 from ..limits import WARP
-from .config import TMEM_COLUMNS, Conv2dConfig
-from .epilogue import EPILOGUE_THREADS, EPILOGUE_WARPS, TileEpilogue
+from .config import (
+    EPILOGUE_THREADS,
+    EPILOGUE_WARPS,
+    TMEM_COLUMNS,
+    Conv2dConfig,
+)
+from .epilogue import TileEpilogue
 from .epilogue_load import load_residuals
-from .epilogue_params import EpilogueParams
-from .lambdas import ElementwiseComputeLambda, ElementwiseLambda, FusedWork
 from .mma import commit_multiplies, multiply_step
 from .scheduler import ClusterPlace, WorkQueue, share_of, schedule, tile_of
 from .smem import SharedStorage
@@ -84,7 +94,7 @@ struct Conv2dFpropKernel[
     act_type: DType,
     filter_type: DType,
     Output: OutputTarget,
-    bias_type: DType,
+    Visitor: EpilogueVisitor,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
@@ -98,7 +108,7 @@ struct Conv2dFpropKernel[
         filter_type: Of the filter.
         Output: The output, of bfloat16, float16 or float32, as is the
             residual, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are rounded.
         config: The configuration.
         elementwise_lambda_fn: Stores values, instead of the kernel; with a
             function here or below, `Output` has nothing fused behind it.
@@ -141,15 +151,21 @@ struct Conv2dFpropKernel[
     comptime Storage = SharedStorage[Self.config]
     comptime Place = ClusterPlace[Self.config]
     comptime Queue = WorkQueue[Self.config]
-    comptime Params = EpilogueParams[Self.Output, Self.bias_type]
-    comptime Work = FusedWork[
+    comptime Params = EpilogueParams[Self.Output, Self.Visitor]
+    comptime Work = FusedOutput[
         Self.Output,
-        Self.bias_type,
         Self.elementwise_lambda_fn,
         Self.elementwise_compute_lambda_fn,
     ]
     comptime InputPosition = RingPosition[Self.num_group_pipeline_stages]
     comptime AccumPosition = RingPosition[Self.config.num_accum_pipeline_stages]
+
+    @staticmethod
+    def shared_bytes() -> Int:
+        """Shared memory of a block."""
+        return Self.config.shared_bytes() + Self.Visitor.shared_bytes(
+            Self.config.layout()
+        )
 
     @staticmethod
     def clc_consumer_arv_count[has_residual: Bool]() -> Int:
@@ -214,7 +230,7 @@ struct Conv2dFpropKernel[
         params: Self.Params,
         geometry: TileGeometry,
     ):
-        """As `run`, with `params.beta` times the residual on top.
+        """`run`, for a visitor that reads the residual.
 
         Args:
             activation: As for `run`.
@@ -249,7 +265,7 @@ struct Conv2dFpropKernel[
         if thread_idx.x == 0:
             prefetch_map(activation)
             prefetch_map(filter)
-            comptime if not Self.Work.stores:
+            comptime if not (Self.Work.stores or Self.Visitor.discards):
                 prefetch_map(output)
             comptime if has_residual:
                 prefetch_map(source)
@@ -543,7 +559,7 @@ struct Conv2dFpropKernel[
         sync_threads[TMEM_THREADS](TMEM_NAME)
         var epilogue = TileEpilogue[
             Output=Self.Output,
-            bias_type=Self.bias_type,
+            Visitor=Self.Visitor,
             config=Self.config,
             has_residual=has_residual,
             register_based=Self.register_based_epilogue,
@@ -555,6 +571,7 @@ struct Conv2dFpropKernel[
             UInt32(thread_idx.x),
             tmem_address(storage.tmem_address()),
         )
+        epilogue.start(params, geometry)
         var queue = Self.Queue(storage)
         while queue.work.valid:
             epilogue.store(

@@ -1,114 +1,328 @@
-"""Runs the Blackwell kernel: checks, descriptors, grid, launch; one launcher
-for all of its entry points."""
+"""The host side of the Blackwell implicit GEMM: plan, descriptors, launch; one
+launcher for all of the kernel's entry points."""
 
-from max.gpu.host import DeviceContext, Dim, FuncAttribute
-from max.gpu.host.nvidia.tma import TensorMapSwizzle
-from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+from max.gpu.host import DeviceContext, FuncAttribute
 from std.collections import Optional
 from std.sys.info import size_of
 
-from ...conv.access import OutputTarget
-from ...conv.epilogue import Epilogue
-from ...conv.memory import Reads
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_SM100
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.memory import CACHE_LINE, Reads, Writes
+from ...conv.operands import Arguments, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ..im2col.tiles import TileGeometry
+from ...conv.registry import ConvKernel, Device
+from ...conv.search import refusal_of_all
+from ..epilogue.callbacks import EpilogueVisitor
+from ..epilogue.conv_visitor import ConvVisitor
+from ..epilogue.fused_output import (
+    ElementwiseComputeLambda,
+    ElementwiseLambda,
+)
+from ..epilogue.params import EpilogueParams
 from ..im2col.traversal import ROW_BYTES, Traversal
+from ..legality import (
+    alignment_refusal,
+    blackwell_refusal,
+    may_be_tiled,
+    memory_refusal,
+    precision_refusal,
+    tensor_core_refusal,
+)
+from ..stream import LaunchGrid, Stream
 from ..tma.descriptor import TensorMap
 from ..tma.operands import activation_map, filter_map, output_map
+from .candidates import candidates
 from .config import Conv2dConfig
-from .epilogue_params import EpilogueParams
 from .kernel import NUM_THREADS, Conv2dFpropKernel
-from .lambdas import ElementwiseComputeLambda, ElementwiseLambda
+from .plan import GemmCandidates, GemmPlan, plan_gemm
 
 
-struct LaunchPlan[
+struct Gemm(ConvKernel):
+    """The implicit GEMM on Blackwell's tensor cores."""
+
+    comptime code = KERNEL_SM100
+    comptime Plan = GemmPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses all but Blackwell."""
+        return blackwell_refusal(Self.code, capability)
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses types that tcgen05 does not multiply, and work in front."""
+        var refusal = tensor_core_refusal(Self.code, types)
+        return refusal if refusal else memory_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether TMA may take the pixels."""
+        return may_be_tiled(known, types)
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what no candidate takes."""
+        var refusal = precision_refusal(Self.code, operands)
+        if not refusal:
+            refusal = alignment_refusal(Self.code, operands)
+        if refusal or problem.gemm_m() == 0 or problem.filters == 0:
+            return refusal
+        return refusal_of_all(
+            GemmCandidates[types.input, types.output](problem, operands, device)
+        )
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether to choose it where it can run: always."""
+        return True
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GemmPlan:
+        """The candidate that the model finds fastest."""
+        return plan_gemm[types.input, types.output](problem, operands, device)
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: GemmPlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Encodes the descriptors and enqueues the plan's candidate."""
+        comptime assert residual_type == Output.dtype
+        comptime in_type = Source.dtype
+        comptime types = type_of(arguments).types(scaled)
+        comptime table = candidates[in_type, in_type, Output.dtype]()
+        comptime for index in range(len(table)):
+            comptime if table[index].offered(types):
+                if plan.candidate == index:
+                    # Stores of one pixel's neighbouring filters lie side by
+                    # side only after shared memory.
+                    launch_gemm[
+                        table[index].config,
+                        register_based_epilogue=not Output.stores,
+                    ](
+                        plan,
+                        problem,
+                        GemmOperands(
+                            arguments.activation.data(),
+                            arguments.filter,
+                            rebind[Reads[Output.dtype]](
+                                arguments.epilogue.residual
+                            ),
+                            arguments.output,
+                        ),
+                        ConvVisitor[bias_type, scaled].of(arguments.epilogue),
+                        queue,
+                    )
+
+
+@fieldwise_init
+struct GemmOperands[act_type: DType, filter_type: DType, Output: OutputTarget](
+    ImplicitlyCopyable, Movable
+):
+    """The pointers of a launch, beside the visitor's.
+
+    Parameters:
+        act_type: Of the activation: bfloat16, float16, float8_e4m3fn,
+            float8_e5m2, int8, uint8, or float32, of which the products take
+            the 19 bits of tf32.
+        filter_type: Of the filter: the activation's, or the other float8.
+        Output: The output, of bfloat16, float16 or float32, and what the graph
+            compiler fused behind it.
+    """
+
+    var activation: Reads[Self.act_type]
+    """`[N, *input, C]`."""
+    var filter: Reads[Self.filter_type]
+    """`[K, *filter, C / groups]`."""
+    var residual: Reads[Self.Output.dtype]
+    """`[N, *output, K]`; not read unless the visitor does."""
+    var output: Self.Output
+    """`[N, *output, K]`; left as it is if `elementwise_lambda_fn` is given, or
+    the visitor discards it."""
+
+
+def launch_gemm[
     act_type: DType,
     filter_type: DType,
     Output: OutputTarget,
-    bias_type: DType,
+    Visitor: EpilogueVisitor,
+    //,
     config: Conv2dConfig[act_type, filter_type, Output.dtype],
     *,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
     elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
     register_based_epilogue: Bool = True,
-](ImplicitlyCopyable, Movable):
-    """What a launch passes to the kernel.
+](
+    plan: GemmPlan,
+    problem: ConvProblem,
+    operands: GemmOperands[act_type, filter_type, Output],
+    visitor: Visitor,
+    mut queue: Stream,
+    *,
+    workspace: Writes[DType.float32] = Writes[DType.float32](
+        unsafe_from_address=CACHE_LINE
+    ),
+    overlap: Bool = True,
+) raises:
+    """Encodes the descriptors and enqueues a configuration.
 
     Parameters:
         act_type: Of the activation.
         filter_type: Of the filter.
         Output: The output, and what the graph compiler fused behind it.
-        bias_type: Of the bias.
+        Visitor: What is made of the values before they are rounded.
         config: The configuration.
-        elementwise_lambda_fn: As in `Conv2dFpropKernel`.
-        elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
-        register_based_epilogue: As in `Conv2dFpropKernel`.
-    """
+        elementwise_lambda_fn: Stores values, instead of the kernel.
+        elementwise_compute_lambda_fn: Changes values before they are stored.
+        register_based_epilogue: Whether what is fused behind is computed in
+            registers, or after shared memory.
 
-    comptime out_type = Self.Output.dtype
+    Args:
+        plan: Of this configuration, for the problem.
+        problem: The convolution.
+        operands: The pointers.
+        visitor: What is fused; its operands in device memory.
+        queue: Where to run.
+        workspace: As many elements as `visitor.workspace_elements` says for
+            `Conv2dConfig.launch_shape`.
+        overlap: Whether blocks may start, and wait, before what was enqueued
+            last has ended.
+
+    Raises:
+        Why the epilogue's operands cannot be taken, or what the driver refused.
+    """
     comptime Kernel = Conv2dFpropKernel[
-        Self.act_type,
-        Self.filter_type,
-        Self.Output,
-        Self.bias_type,
-        Self.config,
-        elementwise_lambda_fn=Self.elementwise_lambda_fn,
-        elementwise_compute_lambda_fn=Self.elementwise_compute_lambda_fn,
-        register_based_epilogue=Self.register_based_epilogue,
+        act_type,
+        filter_type,
+        Output,
+        Visitor,
+        config,
+        elementwise_lambda_fn=elementwise_lambda_fn,
+        elementwise_compute_lambda_fn=elementwise_compute_lambda_fn,
+        register_based_epilogue=register_based_epilogue,
     ]
+    comptime bytes = Kernel.shared_bytes()
+    comptime size = config.cluster_size()
+    comptime shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
+    var refusal = config.visitor_refusal(visitor, problem)
+    if refusal:
+        raise Error(t"sm100: {refusal.value()}; problem {problem}")
+    comptime stores = not (Kernel.Work.stores or Visitor.discards)
+    var maps = GemmMaps[config, stores_output=stores](
+        queue.ctx, problem, operands, visitor.reads_residual()
+    )
+    var shape = config.launch_shape(problem)
+    var prepared = visitor.prepared(shape, workspace)
+    var params = EpilogueParams[Output, Visitor](
+        problem, prepared, operands.output
+    )
+    var grid = LaunchGrid(
+        plan.blocks,
+        NUM_THREADS,
+        shared_bytes=bytes,
+        cluster=size,
+        overlap=overlap,
+    )
+    comptime if Visitor.adds_residual:
+        if visitor.reads_residual():
+            queue.enqueue(
+                queue.ctx.compile_function[Kernel.run_with_residual](
+                    func_attribute=shared
+                ),
+                grid,
+                maps.activation,
+                maps.filter,
+                maps.output,
+                maps.residual,
+                params,
+                plan.geometry,
+            )
+    if not visitor.reads_residual():
+        queue.enqueue(
+            queue.ctx.compile_function[Kernel.run](func_attribute=shared),
+            grid,
+            maps.activation,
+            maps.filter,
+            maps.output,
+            params,
+            plan.geometry,
+        )
+    prepared.conclude(queue, shape)
+
+
+struct GemmMaps[
+    act_type: DType,
+    filter_type: DType,
+    out_type: DType,
+    //,
+    config: Conv2dConfig[act_type, filter_type, out_type],
+    *,
+    stores_output: Bool,
+]:
+    """The descriptors of a launch.
+
+    Parameters:
+        act_type: Of the activation.
+        filter_type: Of the filter.
+        out_type: Of the output.
+        config: The configuration.
+        stores_output: Whether the kernel stores the output.
+    """
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
-    """Not to be used if what is fused behind stores."""
+    """Not to be used unless `stores_output`."""
     var residual: TensorMap
-    """Not to be used unless `adds_residual`."""
-    var adds_residual: Bool
-    var params: EpilogueParams[Self.Output, Self.bias_type]
-    var geometry: TileGeometry
-    var blocks: Int
+    """Not to be used unless a residual is added."""
 
-    def __init__(
+    def __init__[
+        Output: OutputTarget
+    ](
         out self,
         ctx: DeviceContext,
         problem: ConvProblem,
-        activation: Reads[Self.act_type],
-        filter: Reads[Self.filter_type],
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
-        output: Self.Output,
+        operands: GemmOperands[Self.act_type, Self.filter_type, Output],
+        adds_residual: Bool,
     ) raises:
-        """Encodes the descriptors and counts the blocks.
+        """Encodes them.
+
+        Parameters:
+            Output: How the output is reached.
 
         Args:
             ctx: The device.
-            problem: The convolution, valid and with at least one output.
-            activation: `[N, *input, C]` in device memory.
-            filter: `[K, *filter, C / groups]` in device memory.
-            epilogue: What is fused; its operands in device memory. A residual
-                that is multiplied with 0 is none, and is not read.
-            output: `[N, *output, K]`, its elements in device memory; left as
-                they are if `elementwise_lambda_fn` is given.
+            problem: The convolution.
+            operands: The pointers.
+            adds_residual: Whether a residual is read.
 
         Raises:
-            Why the configuration cannot take the problem, or what the driver
-            refused.
+            What the driver refused.
         """
-        self.adds_residual = epilogue.has_residual and epilogue.beta != 0
-        self.params = EpilogueParams[Self.Output, Self.bias_type](
-            problem, epilogue, output
-        )
-        var refusal = Self.config.can_implement(problem)
-        if not refusal and self.adds_residual:
-            refusal = Self.config.residual_refusal()
-        if not refusal:
-            refusal = self.params.refusal()
-        if refusal:
-            raise Error(t"sm100: {refusal.value()}; problem {problem}")
-        var traversal = Traversal(problem)
         self.activation = activation_map(
             ctx,
-            traversal,
-            activation,
+            Traversal(problem),
+            operands.activation,
             Self.config.act_tile_dim0(),
             ROW_BYTES // size_of[Self.act_type](),
             0,
@@ -116,22 +330,24 @@ struct LaunchPlan[
         self.filter = filter_map(
             ctx,
             problem,
-            filter,
+            operands.filter,
             Self.config.filter_tile_dim0(),
             ROW_BYTES // size_of[Self.filter_type](),
         )
         self.output = self.filter
-        comptime if not Self.Kernel.Work.stores:
-            self.output = Self._matrix_map(ctx, problem, output.data().as_imm())
+        comptime if Self.stores_output:
+            self.output = Self._matrix_map(
+                ctx, problem, operands.output.data().as_imm()
+            )
         self.residual = self.output
-        if self.adds_residual:
-            self.residual = Self._matrix_map(ctx, problem, epilogue.residual)
-        self.geometry = Self.config.geometry(traversal)
-        self.blocks = Self.config.blocks(traversal)
+        if adds_residual:
+            self.residual = Self._matrix_map(ctx, problem, operands.residual)
 
     @staticmethod
-    def _matrix_map(
-        ctx: DeviceContext, problem: ConvProblem, data: Reads[Self.out_type]
+    def _matrix_map[
+        dtype: DType
+    ](
+        ctx: DeviceContext, problem: ConvProblem, data: Reads[dtype]
     ) raises -> TensorMap:
         """The output, or the residual, in sub-tiles."""
         comptime swizzle = Self.config.output_swizzle()
@@ -143,125 +359,3 @@ struct LaunchPlan[
             Self.config.output_tile_shape[1],
             swizzle,
         )
-
-    @always_inline
-    def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
-        """Enqueues the kernel.
-
-        Args:
-            ctx: The device; nothing is waited for.
-            overlap: Whether blocks may start, and wait, before what was
-                enqueued last has ended.
-
-        Raises:
-            What the driver refused.
-        """
-        comptime bytes = Self.config.shared_bytes()
-        comptime size = Self.config.cluster_size()
-        var cluster: Optional[Dim] = None
-        comptime if size > 1:
-            cluster = Dim(size)
-        var shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
-        var level = PDLLevel.ON if overlap else PDLLevel.OFF
-        if self.adds_residual:
-            ctx.enqueue_function[Self.Kernel.run_with_residual](
-                self.activation,
-                self.filter,
-                self.output,
-                self.residual,
-                self.params,
-                self.geometry,
-                grid_dim=self.blocks,
-                block_dim=NUM_THREADS,
-                cluster_dim=cluster,
-                shared_mem_bytes=bytes,
-                func_attribute=shared,
-                attributes=pdl_launch_attributes(level),
-            )
-        else:
-            ctx.enqueue_function[Self.Kernel.run](
-                self.activation,
-                self.filter,
-                self.output,
-                self.params,
-                self.geometry,
-                grid_dim=self.blocks,
-                block_dim=NUM_THREADS,
-                cluster_dim=cluster,
-                shared_mem_bytes=bytes,
-                func_attribute=shared,
-                attributes=pdl_launch_attributes(level),
-            )
-
-
-def convolve[
-    act_type: DType,
-    filter_type: DType,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
-    *,
-    elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
-    elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
-    register_based_epilogue: Bool = True,
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    activation: Reads[act_type],
-    filter: Reads[filter_type],
-    epilogue: Epilogue[bias_type, residual_type],
-    output: Output,
-) raises:
-    """Enqueues a convolution on a configuration; one without outputs is done.
-
-    Parameters:
-        act_type: Of the activation: bfloat16, float16, float8_e4m3fn,
-            float8_e5m2, int8, uint8, or float32, of which the products take
-            the 19 bits of tf32.
-        filter_type: Of the filter: the activation's, or the other float8.
-        Output: The output, of bfloat16, float16 or float32, and what the graph
-            compiler fused behind it.
-        bias_type: Of the bias.
-        residual_type: Of the residual: the output's.
-        config: The configuration.
-        elementwise_lambda_fn: As in `Conv2dFpropKernel`.
-        elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
-        register_based_epilogue: As in `Conv2dFpropKernel`.
-
-    Args:
-        ctx: The device; nothing is waited for.
-        problem: The convolution, valid.
-        activation: `[N, *input, C]` in device memory.
-        filter: `[K, *filter, C / groups]` in device memory.
-        epilogue: What is fused; its operands in device memory.
-        output: `[N, *output, K]`, its elements in device memory; left as they
-            are if `elementwise_lambda_fn` is given.
-
-    Raises:
-        Why the configuration cannot take the problem, or what the driver
-        refused.
-    """
-    comptime assert residual_type == Output.dtype
-    if problem.gemm_m() == 0 or problem.filters == 0:
-        return
-    LaunchPlan[
-        act_type,
-        filter_type,
-        Output,
-        bias_type,
-        config,
-        elementwise_lambda_fn=elementwise_lambda_fn,
-        elementwise_compute_lambda_fn=elementwise_compute_lambda_fn,
-        register_based_epilogue=register_based_epilogue,
-    ](
-        ctx,
-        problem,
-        activation,
-        filter,
-        rebind[Epilogue[bias_type, Output.dtype]](epilogue),
-        output,
-    ).launch(
-        ctx
-    )

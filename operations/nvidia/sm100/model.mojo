@@ -80,10 +80,11 @@ def predict[
     act_type: DType,
     filter_type: DType,
     out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
 ](
-    problem: ConvProblem, multiprocessors: Int, residual: Bool = False
+    config: Conv2dConfig[act_type, filter_type, out_type],
+    problem: ConvProblem,
+    multiprocessors: Int,
+    residual: Bool = False,
 ) -> Prediction:
     """What the model says about a configuration.
 
@@ -91,15 +92,16 @@ def predict[
         act_type: Of the activation.
         filter_type: Of the filter.
         out_type: Of the output.
-        config: The configuration, which `can_implement` the problem.
 
     Args:
+        config: The configuration, whose `problem_refusal` has nothing against
+            the problem.
         problem: The convolution, with at least one output.
         multiprocessors: Of the device.
         residual: Whether one is added.
     """
     var traversal = Traversal(problem)
-    comptime split_k = config.split_k()
+    var split_k = config.split_k()
     # The longest part's.
     var steps = Float64(
         ceildiv(traversal.taps() * traversal.slices[act_type](), split_k)
@@ -128,7 +130,7 @@ def predict[
         columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
         + bytes / STORE_BYTES_PER_CYCLE
     ) / Float64(split_k)
-    comptime if split_k > 1:
+    if split_k > 1:
         var sent = (
             values
             * Float64(SUM_BYTES)

@@ -145,6 +145,11 @@ struct SharedStorage[
         return self.base + UInt32(Self.outputs_offset)
 
     @always_inline
+    def visitors(self) -> SharedAddress:
+        """The visitor's memory, behind all else."""
+        return self.base + UInt32(Self.BYTES)
+
+    @always_inline
     def dealloc(self) -> Barrier:
         """Completes when nobody reads the tensor memory any more."""
         return Barrier(self.base + UInt32(Self.dealloc_offset))

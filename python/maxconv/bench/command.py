@@ -5,137 +5,229 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from maxconv import doctor
-from maxconv.arguments import DTYPE_BYTES
-from maxconv.problems import NamedProblem, find_problem, load_problems
+from maxconv._problems import NamedProblem, find_problem, load_families, load_problems
+from maxconv._targets import HOPPER, TARGETS
 
-from .environment import checkout, machine, usable_threads
-from .record import Record, load, results_name
-from .report import render_markdown, render_text
-from .timing import FULL, QUICK
+from .device import DEVICES, TOLERANCE, Device
+from .entrant import CONTENDERS, WORKS
+from .environment import Checkout, checkout, machine, versions
+from .record import Record, Result, load, results_name
+from .report import check_one_commit, render_markdown, render_text
+from .timing import Protocol
 
 __all__ = ["add_arguments", "measure", "repeat", "run", "select"]
 
-_RESULTS = Path("benchmarks", "results")
+#: Arguments that only a measurement or a build takes.
+_MEASURING = ("family", "problems", "dtype", "contenders", "work", "rounds", "networks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maxconv bench``."""
-    parser.add_argument(
-        "--family", nargs="+", default=[], metavar="NAME", help="these families of problems only"
-    )
-    parser.add_argument(
-        "--problem",
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--device", choices=DEVICES, default="cpu", help="where (default: cpu)")
+    what.add_argument(
+        "--problems",
         nargs="+",
-        default=[],
         metavar="NAME",
-        help="these named problems only; maxconv doctor --list lists them",
+        help="these problems only; maxconv doctor --list lists them, NAME@64 has a batch of 64",
     )
-    parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32", help="storage type")
-    parser.add_argument(
-        "--quick", action="store_true", help="few rounds, and one problem a family: a rough look"
+    what.add_argument("--family", nargs="+", metavar="NAME", help="these families only")
+    what.add_argument("--dtype", help="storage type (default: float32, on a GPU bfloat16)")
+    what.add_argument("--contenders", nargs="+", metavar="NAME", help=", ".join(CONTENDERS))
+    what.add_argument("--work", nargs="+", metavar="WORK", help="bare, fused (default: both)")
+    what.add_argument("--networks", nargs="+", metavar="NAME", help="whole networks too: resnet50")
+    what.add_argument("--rounds", type=int, metavar="N", help="bursts of each contender")
+    what.add_argument("--quick", action="store_true", help="few rounds, one problem a family")
+    kept = parser.add_argument_group("what is kept")
+    kept.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+    kept.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write it here, named by date and machine"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here, as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios: a .png or .svg")
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help=f"write the record to the checkout's {_RESULTS}; for a whole run",
+    kept.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios: a .png or .svg")
+    kept.add_argument(
+        "--modified", action="store_true", help="keep a record of files that no commit has"
     )
-    parser.add_argument(
-        "--render",
+    kept.add_argument(
+        "--report",
+        nargs="+",
         type=Path,
         metavar="RECORD",
-        help="measure nothing: print a record's table as Markdown, and draw its plot",
+        help="measure nothing: print records' tables as Markdown, and draw the first one's plot",
+    )
+    split = parser.add_argument_group("a GPU on another machine")
+    split.add_argument(
+        "--build", type=Path, metavar="FOLDER", help="compile here, without a GPU, what runs there"
+    )
+    split.add_argument("--target", choices=TARGETS, help=f"of --build (default: {HOPPER})")
+    split.add_argument(
+        "--from", dest="source", type=Path, metavar="FOLDER", help="run there what was built"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and reports; returns the exit status: 1 if memory exceeds what is allowed.
+    """Measures, builds or reports; returns the exit status: 1 if something found is wrong.
 
     Raises:
         ValueError: The arguments contradict each other or name what does not exist, or contenders
             disagree about a result.
         OSError: A file cannot be written.
     """
-    if args.render:
-        return _render(args)
-    problems = select(args.family, args.problem, quick=args.quick)
-    root = _check_outputs(args)
+    if args.report:
+        return _report(args)
+    device = DEVICES[args.device]
+    problems = select(device, args.family or (), args.problems or (), quick=args.quick)
+    _check(args, device, problems)
+    if args.build:
+        return _build(args)
     record = measure(problems, args)
-    print(render_text(record), end="")
-    if args.json:
-        args.json.write_text(record.to_json(), encoding="utf-8")
-    if root is not None:
-        path = root / _RESULTS / results_name(record)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    print(render_text([record]), end="")
+    for path in _outputs(args, record):
         path.write_text(record.to_json(), encoding="utf-8")
         print(f"\n{path}")
     if args.plot:
         from .plot import plot
 
         plot(record, args.plot)
-    exceeded = [entry.name for entry in record.memory if not entry.fits]
-    if exceeded:
-        print(f"more memory than allowed: {', '.join(exceeded)}", file=sys.stderr)
-    if record.functions is not None and not record.functions.equal:
-        print("the public functions' outputs differ from the op's", file=sys.stderr)
-        return 1
-    return 1 if exceeded else 0
+    return _verdict(record)
 
 
 def select(
-    families: Sequence[str], names: Sequence[str], *, quick: bool = False
+    device: Device, families: Sequence[str], names: Sequence[str], *, quick: bool = False
 ) -> list[NamedProblem]:
     """Returns the problems of some families and of some names, in the order of the list.
 
-    Without either: all that stand in a family; when ``quick``, the first of each.
+    Without either: all that stand in a family of the device; when ``quick``, the first of each.
 
     Raises:
         ValueError: A family or a name does not exist.
     """
-    known = {named.name: named for named in load_problems().values()}
-    existing = list(dict.fromkeys(named.family for named in known.values() if named.family))
+    existing = load_families(device.name)
     for family in families:
         if family not in existing:
             raise ValueError(
                 f"family: {family!r} does not exist; {', '.join(existing)} are allowed"
             )
-    wanted = {find_problem(name).name for name in names}
+    wanted = [find_problem(name) for name in names]
     if not families and not names:
-        families = existing
-    chosen = [named for named in known.values() if named.family in families]
-    if quick:
-        chosen = list({named.family: named for named in reversed(chosen)}.values())
-    wanted |= {named.name for named in chosen}
-    return [named for named in known.values() if named.name in wanted]
+        families = tuple(existing)
+    chosen = {
+        named.name: named
+        for family in families
+        for named in existing[family][: 1 if quick else None]
+    }
+    listed = {named.name: named for members in existing.values() for named in members}
+    chosen |= {named.name: listed.get(named.name, named) for named in wanted}
+    order = [*listed, *load_problems(), *chosen]
+    return [chosen[name] for name in dict.fromkeys(order) if name in chosen]
 
 
-def _check_outputs(args: argparse.Namespace) -> Path | None:
-    """Checks before minutes are spent that the results can be kept; returns the checkout to use."""
+def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedProblem]) -> None:
+    """Checks before minutes are spent that the arguments go together and results can be kept."""
+    args.dtype = args.dtype or device.dtypes[0]
+    if args.dtype not in device.dtypes:
+        allowed = ", ".join(device.dtypes)
+        raise ValueError(f"dtype: {args.dtype!r} on a {device.name}: {allowed} are allowed")
+    args.contenders = _chosen("contenders", args.contenders, device.works)
+    args.work = _chosen("work", args.work, WORKS)
+    if args.networks:
+        from .networks import NETWORKS
+
+        args.networks = _chosen("networks", args.networks, NETWORKS)
+    if args.rounds is not None and args.rounds < 1:
+        raise ValueError(f"rounds: {args.rounds} is not positive; at least 1 is needed")
     for name in ("json", "plot"):
         path: Path | None = getattr(args, name)
         if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"{name}: the folder of {path} does not exist")
+    if args.out and not args.out.is_dir():
+        raise ValueError(f"out: {args.out} is no folder")
+    if args.out and (args.quick or args.family or args.problems):
+        raise ValueError(
+            "out: only a whole run is kept by date and machine, without --quick, --family and "
+            "--problems; --json keeps any other"
+        )
     if args.plot:
         from .plot import check_format
 
         check_format(args.plot)
-    if not args.record:
-        return None
-    if args.quick or args.family or args.problem:
+    _check_gpu(args, device)
+    # A folder's files are as modified as they were when it was built.
+    clone = None if args.source else checkout()
+    if (args.json or args.out or args.build) and clone and clone.modified and not args.modified:
         raise ValueError(
-            "record: only a whole run is recorded, without --quick, --family and --problem; "
-            "--json keeps any other"
+            f"modified: files differ from commit {clone.commit[:10]}, and a record names a commit; "
+            "commit them, or give --modified"
         )
-    clone = checkout()
-    if clone is None:
-        raise ValueError("record: this maxconv does not run from a clone; --json keeps a record")
-    return clone.root
+    if device.name == "gpu":
+        for named in problems:
+            if named.problem.pad_before != named.problem.pad_after:
+                raise ValueError(
+                    f"problems: {named.name} has other padding before than after, which torch's "
+                    "functions do not take on a GPU; the same is allowed"
+                )
+
+
+def _check_gpu(args: argparse.Namespace, device: Device) -> None:
+    for name, value in (("build", args.build), ("from", args.source), ("target", args.target)):
+        if value and device.name != "gpu":
+            raise ValueError(f"{name}: it is for --device gpu, not {device.name}")
+    if args.target and not args.build:
+        raise ValueError("target: it is for --build; a GPU that is here names its own")
+    if args.build:
+        for name in ("json", "out", "plot", "source", "networks", "rounds"):
+            if getattr(args, name):
+                flag = "from" if name == "source" else name
+                raise ValueError(f"build: --{flag} does not go with it, since nothing is measured")
+        from .gpu.build import check_folder
+
+        check_folder(args.build)
+        return
+    if device.name == "gpu":
+        from .gpu.run import check_gpu
+
+        if args.source:
+            from .gpu.build import read_build
+
+            made = read_build(args.source)
+            if made.dtype != args.dtype:
+                raise ValueError(f"dtype: {args.dtype!r}, but {args.source} is of {made.dtype!r}")
+            if made.modified and not args.modified and (args.json or args.out):
+                raise ValueError(
+                    f"modified: {args.source} was built from files that differ from its commit, "
+                    "and a record names a commit; build it again, or give --modified"
+                )
+        check_gpu()
+
+
+def _chosen(name: str, given: Sequence[str] | None, allowed: Iterable[str]) -> list[str]:
+    known = list(allowed)
+    for value in given or ():
+        if value not in known:
+            raise ValueError(f"{name}: {value!r} is not one; {', '.join(known)} are allowed")
+    return [value for value in known if not given or value in given]
+
+
+def _build(args: argparse.Namespace) -> int:
+    from .gpu.build import build
+
+    architecture = args.target or HOPPER
+    made = build(
+        args.build,
+        architecture=architecture,
+        dtype=args.dtype,
+        contenders=args.contenders,
+        clone=checkout(),
+    )
+    files = [path for path in args.build.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
+    print(f"{args.build}: {made.architecture}, {made.dtype}, {len(files)} files, {size:.1f} MB")
+    return 0
 
 
 def measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Record:
@@ -145,55 +237,176 @@ def measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Recor
         Mismatch: Contenders disagree about a result.
         RuntimeError: A child process failed.
     """
-    from .runner import measure_memory, measure_problems
-    from .workload import TOLERANCE
+    device = DEVICES[args.device]
+    protocol = device.quick if args.quick else device.full
+    if args.rounds:
+        fewest = min(args.rounds, protocol.fewest_rounds)
+        protocol = replace(protocol, rounds=args.rounds, fewest_rounds=fewest)
+    if device.name == "cpu":
+        return _measure_cpu(problems, args, protocol)
+    if args.source:
+        return _measure_gpu(problems, args, protocol, args.source)
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure_gpu(problems, args, protocol, _built_here(args, Path(folder)))
 
-    # Before anything runs: afterwards the load is this program's own.
-    here = machine()
-    clone = checkout()
-    started = datetime.now(timezone.utc)
-    protocol = QUICK if args.quick else FULL
-    # First, since it is short and may fail.
-    memory = measure_memory(problems, args.dtype)
-    results, functions = measure_problems(problems, args.dtype, protocol)
+
+def _started(args: argparse.Namespace, protocol: Protocol, clone: Checkout | None) -> Record:
+    """Returns a record without results, of this moment and machine."""
     return Record(
-        date=started.isoformat(timespec="seconds"),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=repeat(args),
         commit=clone.commit if clone else None,
         modified=clone.modified if clone else False,
+        device=args.device,
         dtype=args.dtype,
-        threads=usable_threads(),
-        machine=here,
-        versions=doctor.versions(),
+        activation=DEVICES[args.device].activation,
+        machine=machine(),
+        versions=versions(),
         protocol=protocol,
         tolerance=TOLERANCE[args.dtype],
-        results=results,
-        memory=memory,
-        functions=functions,
+        results=[],
     )
+
+
+def _measure_cpu(
+    problems: Sequence[NamedProblem], args: argparse.Namespace, protocol: Protocol
+) -> Record:
+    from .cpu.run import measure_memory, measure_problems
+
+    # Before anything runs: afterwards the load is this program's own.
+    record = _started(args, protocol, checkout())
+    # First, since it is short and may fail.
+    memory = measure_memory(problems, args.dtype) if "maxconv" in args.contenders else []
+    results, functions = measure_problems(
+        problems, args.dtype, protocol, args.contenders, args.work
+    )
+    record = replace(record, results=results, memory=memory, functions=functions)
+    return _with_networks(record, args, protocol)
+
+
+def _measure_gpu(
+    problems: Sequence[NamedProblem], args: argparse.Namespace, protocol: Protocol, folder: Path
+) -> Record:
+    from .gpu.build import read_build
+    from .gpu.clock import Cuda
+    from .gpu.run import measure_problems, this_machine
+
+    made = read_build(folder)
+    record = _started(args, protocol, checkout())
+    record = replace(
+        record,
+        machine=this_machine(),
+        commit=made.commit,
+        modified=made.modified,
+        # What compiled the kernels need not be here.
+        versions={
+            name: value or made.versions.get(name) for name, value in record.versions.items()
+        },
+    )
+
+    def keep(results: list[Result]) -> None:
+        """Leaves what there is, in case that the rest does not come about."""
+        for path in _outputs(args, record):
+            partial = path.with_suffix(".partial.json")
+            partial.write_text(replace(record, results=results).to_json(), encoding="utf-8")
+
+    results = measure_problems(
+        problems,
+        args.dtype,
+        protocol,
+        args.contenders,
+        args.work,
+        folder=folder,
+        clock=Cuda(),
+        keep=keep,
+    )
+    for path in _outputs(args, record):
+        path.with_suffix(".partial.json").unlink(missing_ok=True)
+    return _with_networks(replace(record, results=results), args, protocol)
+
+
+def _with_networks(record: Record, args: argparse.Namespace, protocol: Protocol) -> Record:
+    if not args.networks:
+        return record
+    from .networks import measure_networks
+
+    networks = measure_networks(args.networks, args.device, args.dtype, protocol, args.contenders)
+    return replace(record, networks=networks)
+
+
+def _built_here(args: argparse.Namespace, folder: Path) -> Path:
+    """Builds for the GPU of this machine; returns the folder."""
+    import torch
+
+    from .gpu.build import build
+
+    major, minor = torch.cuda.get_device_capability()
+    names = [name for name in TARGETS if name.rstrip("a") == f"sm_{major}{minor}"]
+    if not names:
+        raise ValueError(
+            f"device: no kernel is known for a GPU of compute capability {major}.{minor}; "
+            f"{', '.join(TARGETS)} are allowed"
+        )
+    build(
+        folder,
+        architecture=names[0],
+        dtype=args.dtype,
+        contenders=args.contenders,
+        clone=checkout(),
+    )
+    return folder
+
+
+def _outputs(args: argparse.Namespace, record: Record) -> list[Path]:
+    paths = [args.json] if args.json else []
+    return paths + ([args.out / results_name(record)] if args.out else [])
+
+
+def _verdict(record: Record) -> int:
+    """Says on stderr what is wrong with what was found; returns the exit status."""
+    status = 0
+    if exceeded := [entry.name for entry in record.memory if not entry.fits]:
+        print(f"more memory than allowed: {', '.join(exceeded)}", file=sys.stderr)
+        status = 1
+    if record.functions is not None and not record.functions.equal:
+        print("the public functions' outputs differ from the op's", file=sys.stderr)
+        status = 1
+    return status
 
 
 def repeat(args: argparse.Namespace) -> str:
     """Returns the command that repeats the measurement; where its results went is no part of it."""
+    device = DEVICES[args.device]
     words = ["python", "-m", "maxconv", "bench"]
-    for name in ("family", "problem"):
+    if device.name != "cpu":
+        words += ["--device", device.name]
+    for name in ("family", "problems"):
         if values := getattr(args, name):
             words += [f"--{name}", *values]
-    if args.dtype != "float32":
+    if args.dtype != device.dtypes[0]:
         words += ["--dtype", args.dtype]
+    for name, whole in (("contenders", [*device.works]), ("work", [*WORKS]), ("networks", [])):
+        if (values := getattr(args, name) or []) != whole:
+            words += [f"--{name}", *values]
+    if args.rounds:
+        words += ["--rounds", str(args.rounds)]
     if args.quick:
         words.append("--quick")
     return shlex.join(words)
 
 
-def _render(args: argparse.Namespace) -> int:
-    for name in ("family", "problem", "quick", "json", "record"):
+def _report(args: argparse.Namespace) -> int:
+    others = [*_MEASURING, "quick", "json", "out", "modified", "build", "target", "source"]
+    for name in others:
         if getattr(args, name):
-            raise ValueError(f"render: --{name} does not go with it, since nothing is measured")
-    record = load(args.render)
+            flag = "from" if name == "source" else name
+            raise ValueError(f"report: --{flag} does not go with it, since nothing is measured")
+    records = [load(path) for path in args.report]
+    check_one_commit(records)
     if args.plot:
-        from .plot import plot
+        from .plot import check_format, plot
 
-        plot(record, args.plot)
-    print(render_markdown(record), end="")
+        check_format(args.plot)
+        plot(records[0], args.plot)
+    print(render_markdown(records), end="")
     return 0

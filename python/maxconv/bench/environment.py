@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -11,17 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import maxconv
-from maxconv import doctor
+from maxconv import _doctor as doctor
 
 __all__ = [
     "Checkout",
     "Machine",
     "checkout",
     "child_environment",
+    "driver_version",
     "machine",
     "slug",
+    "source_digest",
     "usable_threads",
+    "versions",
 ]
+
+_DISTRIBUTIONS = {
+    "max": "max",
+    "mojo": "mojo",
+    "torch": "torch",
+    "cudnn": "nvidia-cudnn-cu13",
+    "cudnn_frontend": "nvidia-cudnn-frontend",
+    "triton": "triton",
+    "numpy": "numpy",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,14 @@ class Machine:
     """Operating system and release."""
     load: float | None
     """Average number of running processes in the minute before: 0 on a quiet machine."""
+    threads: int
+    """That a contender may use."""
+    gpu: str | None = None
+    """The GPU's name, where that is measured."""
+    driver: str | None = None
+    """The GPU's driver."""
+    multiprocessors: int | None = None
+    """The GPU's."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,45 @@ def machine() -> Machine:
         cpus=os.cpu_count() or 1,
         system=platform.platform(),
         load=load,
+        threads=usable_threads(),
     )
+
+
+def driver_version() -> str | None:
+    """Returns the version of NVIDIA's driver, or ``None`` where the system does not say."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    lines = finished.stdout.split()
+    return lines[0] if finished.returncode == 0 and lines else None
+
+
+def versions() -> dict[str, str | None]:
+    """Returns the versions of what decides a figure; ``None`` for what is not installed."""
+    found: dict[str, str | None] = {"maxconv": maxconv.__version__}
+    for name, distribution in _DISTRIBUTIONS.items():
+        try:
+            found[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return {**found, "python": platform.python_version()}
+
+
+def source_digest() -> str:
+    """Returns a digest of what the benchmark runs of this package, kernels included."""
+    digest = hashlib.sha256()
+    package = Path(maxconv.__file__).resolve().parent
+    # The kernels' folder is a link in a clone, which a walk does not follow.
+    for folder in (package, (package / "operations").resolve()):
+        found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+        for file in sorted(found):
+            if file.suffix in (".py", ".mojo", ".yaml"):
+                content = file.read_bytes()
+                name = file.relative_to(folder).as_posix()
+                digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def usable_threads() -> int:

@@ -1,8 +1,9 @@
-"""A record as a picture: how many times as fast as torch and as MAX, problem by problem."""
+"""A record as a picture: how many times as fast as each other contender, problem by problem."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -11,14 +12,21 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot
 from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.lines import Line2D
 
-from .record import Record
+from .device import ACTIVATIONS
+from .entrant import BARE, CALL, COLORS, FUSED, KERNEL, MAXCONV, WORKS
+from .record import Record, Result, peers
 
 __all__ = ["check_format", "plot"]
 
-_COLORS = {"torch": "#d1495b", "MAX, constant filter": "#00798c", "MAX, filter as input": "#8fc1c9"}
-_HEIGHT = 0.38
+_TITLES = {BARE: "the convolution alone", FUSED: "with bias, {activation}, residual"}
+
+#: Where the axis of ratios ends; what lies beyond is drawn at its edge, with its number.
+_LOW, _HIGH = 0.5, 3.0
+
+#: Inches at 100 pixels each: the README shows a picture 800 pixels wide.
+_WIDTH, _ROW, _REST = 8.0, 0.26, 1.35
 
 
 def check_format(path: Path) -> None:
@@ -31,58 +39,81 @@ def check_format(path: Path) -> None:
 
 
 def plot(record: Record, path: Path) -> None:
-    """Draws the record's ratios to a file; its name's ending says the format.
+    """Draws a record's ratios to a file; its name's ending says the format.
+
+    A panel for each kind of work shows the kernels' ratios, or where there are none the calls'.
 
     Raises:
         OSError: The file cannot be written.
-        ValueError: The format is unknown.
+        ValueError: The record has no ratio.
     """
-    results = record.results
-    figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.34 * len(results)), layout="constrained")
-    labelled: set[str] = set()
-    for row, result in enumerate(results):
-        peer = "MAX, constant filter" if result.max == "max" else "MAX, filter as input"
-        bars = (("torch", result.ratio(result.torch())), (peer, result.ratio(result.max)))
-        for (name, ratio), shift in zip(bars, (-_HEIGHT / 2, _HEIGHT / 2), strict=True):
-            if ratio is None:
-                axes.annotate("none", (1, row + shift), (4, 0), textcoords="offset points",
-                              va="center", fontsize=7, color="0.5")  # fmt: skip
-                continue
-            # On a logarithmic axis a bar has no zero to start from: it starts from a ratio of 1.
-            axes.barh(
-                row + shift,
-                ratio - 1,
-                _HEIGHT,
-                left=1,
-                color=_COLORS[name],
-                label=None if name in labelled else name,
-            )
-            labelled.add(name)
-            axes.annotate(
-                f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}",
-                (ratio, row + shift),
-                (3 if ratio >= 1 else -3, 0),
-                textcoords="offset points",
-                va="center",
-                ha="left" if ratio >= 1 else "right",
-                fontsize=7,
-            )
-    axes.axvline(1, color="0.2", linewidth=1)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 0.5) * 0.85, max(high, 2) * 1.15)
-    axes.set_yticks(range(len(results)), [result.name for result in results], fontsize=8)
-    axes.set_ylim(len(results) - 0.4, -0.6)
-    axes.grid(axis="x", color="0.9")
-    axes.set_axisbelow(True)
-    axes.set_xlabel("maxconv is so many times as fast as")
-    axes.set_title(
-        f"{record.dtype}, {record.machine.cpu}, {record.threads} threads, {record.date[:10]}",
+    panels = []
+    for work in WORKS:
+        figure = KERNEL if peers(record.results, work, KERNEL) else CALL
+        if names := peers(record.results, work, figure):
+            panels.append((work, figure, names))
+    if not panels:
+        raise ValueError(f"plot: the record of {record.date} has no other contender than maxconv")
+    results = list(record.results)
+    height = _REST + _ROW * len(results)
+    canvas, axes = pyplot.subplots(
+        1, len(panels), figsize=(_WIDTH, height), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, (work, figure, names) in zip(axes[0], panels, strict=True):
+        _draw(axis, results, work, figure, names)
+        activation = ACTIVATIONS[record.activation]
+        axis.set_title(_TITLES[work].format(activation=activation), fontsize=11)
+    axes[0][0].set_yticks(range(len(results)), [result.name for result in results], fontsize=9)
+    axes[0][0].set_ylim(len(results) - 0.5, -0.5)
+    drawn = [name for name in COLORS if any(name in names for *_, names in panels)]
+    canvas.legend(
+        handles=[_dot(COLORS[name], label=name) for name in drawn],
+        loc="outside lower center",
+        ncols=len(drawn),
+        frameon=False,
         fontsize=10,
     )
-    if labelled:
-        axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    machine = record.machine
+    canvas.suptitle(
+        f"maxconv is so many times as fast as the others: {record.dtype}, "
+        f"{machine.gpu or machine.cpu}",
+        fontsize=12,
+    )
+    canvas.savefig(path, dpi=200)
+    pyplot.close(canvas)
+
+
+def _draw(axis: Any, results: list[Result], work: str, figure: str, names: list[str]) -> None:
+    for row, result in enumerate(results):
+        beyond = 0
+        for name in names:
+            ratio = result.ratio(name, work, figure)
+            if ratio is None:
+                continue
+            place = min(max(ratio, _LOW), _HIGH)
+            marker = "o" if place == ratio else ">" if ratio > _HIGH else "<"
+            # A marker at the edge is drawn whole.
+            axis.plot(place, row, marker, color=COLORS[name], markersize=6, clip_on=False)
+            if ratio > _HIGH:
+                axis.annotate(
+                    f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}",
+                    (_HIGH, row),
+                    (-8 - 22 * beyond, 0),
+                    textcoords="offset points",
+                    va="center",
+                    ha="right",
+                    fontsize=8,
+                    color=COLORS[name],
+                )
+                beyond += 1
+    # Equal to maxconv.
+    axis.axvline(1, color=COLORS[MAXCONV], linewidth=1.5)
+    axis.set_xlim(_LOW, _HIGH)
+    axis.set_xticks([0.5, 1, 1.5, 2, 2.5, 3], ["0.5", "1.0", "1.5", "2.0", "2.5", "3.0"])
+    axis.tick_params(labelsize=9)
+    axis.grid(color="0.92")
+    axis.set_axisbelow(True)
+
+
+def _dot(color: str, label: str) -> Line2D:
+    return Line2D([], [], marker="o", linestyle="", color=color, label=label)

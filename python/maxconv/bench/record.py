@@ -8,19 +8,101 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .cpu.memory import Memory
+from .entrant import BARE, CONTENDERS, FIGURES, FUSED, KERNEL, MAXCONV, WORKS, Key
 from .environment import Machine, slug
-from .memory import Memory
 from .statistics import Timing, geometric_mean
 from .timing import Protocol
 
-__all__ = ["FORMAT", "Functions", "Ratio", "Record", "Result", "load", "results_name", "summary"]
+__all__ = [
+    "FORMAT",
+    "Functions",
+    "Measurement",
+    "Network",
+    "Ratio",
+    "Record",
+    "Result",
+    "load",
+    "peers",
+    "results_name",
+    "summary",
+]
 
 #: Version of the JSON form; ``benchmarks/record.schema.json`` describes it.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
-class Result:
+class Measurement:
+    """One contender's figures of one problem, or why there are none."""
+
+    contender: str
+    work: str
+    """``bare`` or ``fused``."""
+    variant: str = ""
+    """How the contender was called, where there is more than one way; empty for its main one."""
+    kernel: Timing | None = None
+    """Of one convolution among many in a call: the kernel alone."""
+    call: Timing | None = None
+    """Of one convolution as a user calls it, the host's part included."""
+    error: float | None = None
+    """How far outputs lie from the reference, in parts of ``1 + |reference|``."""
+    missing: str | None = None
+    """Why nothing was timed."""
+    note: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Its name within the problem."""
+        return Key(self.contender, self.work, self.variant)
+
+    def median(self, figure: str) -> float | None:
+        """Returns the seconds of a figure, or ``None`` where it was not timed."""
+        timing: Timing | None = getattr(self, figure)
+        return None if timing is None else timing.median_s
+
+
+class _Measured:
+    """What results of problems and of networks share: the choice among measurements."""
+
+    measurements: Sequence[Measurement]
+
+    def of(self, contender: str, work: str = BARE) -> list[Measurement]:
+        """Returns a contender's measurements of a kind of work that have a figure."""
+        return [
+            entry
+            for entry in self.measurements
+            if (entry.contender, entry.work) == (contender, work) and entry.missing is None
+        ]
+
+    def best(self, contender: str, work: str, figure: str) -> Measurement | None:
+        """Returns what stands for a contender in a table, or ``None``.
+
+        For maxconv this is its main variant; for each other its fastest one.
+        """
+        known = [entry for entry in self.of(contender, work) if entry.median(figure) is not None]
+        if contender == MAXCONV:
+            known = [entry for entry in known if not entry.variant]
+        return min(known, key=lambda entry: entry.median(figure) or 0.0, default=None)
+
+    def median(self, contender: str, work: str = BARE, figure: str = KERNEL) -> float | None:
+        """Returns the seconds of ``best``, or ``None``."""
+        found = self.best(contender, work, figure)
+        return None if found is None else found.median(figure)
+
+    def ratio(self, peer: str, work: str = BARE, figure: str = KERNEL) -> float | None:
+        """Returns how many times as fast as a peer maxconv is, at the medians."""
+        over, under = (self.median(name, work, figure) for name in (peer, MAXCONV))
+        return None if over is None or under is None else over / under
+
+    def fusing(self, contender: str, figure: str = KERNEL) -> float | None:
+        """Returns a contender's time of the fused work as a multiple of the convolution's."""
+        over, under = (self.median(contender, work, figure) for work in (FUSED, BARE))
+        return None if over is None or under is None else over / under
+
+
+@dataclass(frozen=True)
+class Result(_Measured):
     """A problem's measurements."""
 
     name: str
@@ -34,47 +116,19 @@ class Result:
     nbytes: int
     """Of activation, filter and output."""
     convolutions: int
-    """How many a contender's call runs."""
-    timings: Mapping[str, Timing]
-    """Of one of the convolutions of a call, by contender."""
-    singles: Mapping[str, Timing]
-    """Of calls of one convolution, by contender; empty where ``timings`` are that already."""
-    errors: Mapping[str, float]
-    """How far outputs lie from the reference, in parts of ``1 + |reference|``, by contender."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a contender has no timing, by contender."""
+    """How many share the call that gives a kernel's time."""
+    measurements: Sequence[Measurement]
 
-    def median(self, contender: str, *, single: bool = False) -> float | None:
-        """Returns the seconds of a convolution, or ``None`` for a contender without timing.
 
-        Args:
-            contender: Its name.
-            single: Whether the convolution is the only one of its call.
-        """
-        timings = self.singles if single and self.convolutions > 1 else self.timings
-        timing = timings.get(contender)
-        return None if timing is None else timing.median_s
+@dataclass(frozen=True)
+class Network(_Measured):
+    """A whole network's measurements: ``call`` is a forward pass, as the model is called."""
 
-    def gflops(self, contender: str) -> float | None:
-        """Returns GFLOP/s at the median, or ``None`` for a contender without timing."""
-        seconds = self.median(contender)
-        return None if seconds is None else self.flops / seconds / 1e9
-
-    def ratio(self, slower: str, faster: str = "ours", *, single: bool = False) -> float | None:
-        """Returns how many times the time of ``faster`` ``slower`` takes, at the medians."""
-        over, under = (self.median(name, single=single) for name in (slower, faster))
-        return None if over is None or under is None else over / under
-
-    def torch(self, single: bool = False) -> str:
-        """Returns the faster one of torch's two contenders."""
-        times = {name: self.median(name, single=single) for name in ("torch_prepacked", "torch")}
-        found = {name: time for name, time in times.items() if time is not None}
-        return min(found, key=found.__getitem__, default="torch")
-
-    @property
-    def max(self) -> str:
-        """MAX's contender: with the filter as an input where it takes no constant one."""
-        return "max" if "max" in self.timings else "max_input"
+    name: str
+    batch: int
+    measurements: Sequence[Measurement]
+    first_call_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of maxconv's first call: ``cold`` with nothing compiled, ``warm`` from caches."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +150,8 @@ class Ratio:
     """A ratio over several problems, and the problem where it is worst for maxconv."""
 
     what: str
+    work: str
+    figure: str
     geometric_mean: float
     worst: float
     worst_problem: str
@@ -113,13 +169,17 @@ class Record:
     """The checkout's, or ``None`` for an installed package."""
     modified: bool
     """Whether the checkout's files differed from the commit."""
+    device: str
+    """``cpu`` or ``gpu``."""
     dtype: str
-    threads: int
+    activation: str
+    """That of the fused work."""
     machine: Machine
     versions: Mapping[str, str | None]
     protocol: Protocol
     tolerance: float
     results: Sequence[Result]
+    networks: Sequence[Network] = ()
     memory: Sequence[Memory] = ()
     functions: Functions | None = None
 
@@ -150,7 +210,8 @@ class Record:
             return cls(
                 machine=Machine(**machine),
                 protocol=Protocol(**read.pop("protocol")),
-                results=[_result(entry) for entry in read.pop("results")],
+                results=[Result(**_measured(entry)) for entry in read.pop("results")],
+                networks=[Network(**_measured(entry)) for entry in read.pop("networks")],
                 memory=[Memory(**entry) for entry in read.pop("memory")],
                 functions=functions,
                 **read,
@@ -159,12 +220,12 @@ class Record:
             raise ValueError(f"this is no record of format {FORMAT}: {error}") from error
 
 
-def _result(entry: Mapping[str, Any]) -> Result:
-    timings = {
-        kind: {name: Timing(**timing) for name, timing in entry[kind].items()}
-        for kind in ("timings", "singles")
-    }
-    return Result(**{**entry, **timings})
+def _measured(entry: Mapping[str, Any]) -> dict[str, Any]:
+    measurements = []
+    for read in entry["measurements"]:
+        timings = {name: read[name] and Timing(**read[name]) for name in FIGURES}
+        measurements.append(Measurement(**{**read, **timings}))
+    return {**entry, "measurements": measurements}
 
 
 def load(path: Path) -> Record:
@@ -182,60 +243,60 @@ def load(path: Path) -> Record:
 
 def results_name(record: Record) -> str:
     """Returns the name under which a record is kept in ``benchmarks/results``."""
-    return f"{record.date[:10]}-{slug(record.machine.cpu)}-{record.dtype}.json"
+    machine = record.machine
+    return f"{record.date[:10]}-{slug(machine.gpu or machine.cpu)}-{record.dtype}.json"
+
+
+def peers(results: Sequence[Result | Network], work: str, figure: str) -> list[str]:
+    """Returns the other contenders that have a figure of some result, in the contenders' order."""
+    return [
+        name
+        for name in CONTENDERS
+        if name != MAXCONV
+        and any(result.median(name, work, figure) is not None for result in results)
+    ]
 
 
 def summary(results: Sequence[Result]) -> list[Ratio]:
     """Returns the ratios over problems that the project's targets are about.
 
     Speeds (``times as fast as``) are worst where they are smallest, costs (``times the time``)
-    where they are largest. A speed is followed by that of one convolution a call, if calls have
-    more. What has no problem is left out.
+    where they are largest. What has no problem is left out.
     """
-    plane = [result for result in results if result.rank == 2]
-    others = [result for result in results if result.rank != 2]
-    deep = [result for result in plane if result.depthwise]
-    dense = [result for result in plane if not result.depthwise]
-    no_constant = [result for result in plane if "max" not in result.timings]
-    rows = [
-        *_speeds("torch, 2-D", plane, Result.torch),
-        *_speeds("torch, 1-D and 3-D", others, Result.torch),
-        *_speeds("MAX, 2-D, constant filter", dense, lambda *_: "max"),
-        *_speeds("MAX, 2-D depthwise, constant filter", deep, lambda *_: "max"),
-        *_speeds(
-            "MAX with the filter as an input, 2-D that takes no constant one",
-            no_constant,
-            lambda *_: "max_input",
-        ),
-        *_speeds("MAX, 1-D and 3-D", others, lambda result, _: result.max),
-        _cost("times the time with bias, ReLU and residual as arguments, 2-D", plane, "ours_fused"),
-        _cost("times the time with these fused by the graph compiler, 2-D", plane, "ours_lambda"),
-        _cost("times the time with a filter that each call packs, 2-D", plane, "ours_raw"),
-    ]
+    groups = {
+        "2-D": [result for result in results if result.rank == 2 and not result.depthwise],
+        "2-D depthwise": [result for result in results if result.rank == 2 and result.depthwise],
+        "1-D and 3-D": [result for result in results if result.rank != 2],
+    }
+    rows: list[Ratio | None] = []
+    for work in WORKS:
+        for peer in CONTENDERS[1:]:
+            rows += _speeds(peer, groups, work)
+    for figure in FIGURES:
+        for group, members in groups.items():
+            fusing = {result.name: result.fusing(MAXCONV, figure) for result in members}
+            what = f"times the time of the convolution alone, {group}"
+            rows.append(_over(what, FUSED, figure, fusing, max))
     return [row for row in rows if row is not None]
 
 
-def _speeds(
-    whom: str, results: Sequence[Result], contender: Callable[[Result, bool], str]
-) -> Iterator[Ratio | None]:
-    """Yields how many times as fast as a contender maxconv is, within a call and alone in it."""
-    several = any(result.convolutions > 1 for result in results)
-    for single in (False, True) if several else (False,):
-        ratios = {
-            result.name: result.ratio(contender(result, single), single=single)
-            for result in results
-        }
-        alone = ", one convolution a call" * single
-        yield _over(f"times as fast as {whom}{alone}", ratios, min)
+def _speeds(peer: str, groups: Mapping[str, Sequence[Result]], work: str) -> Iterator[Ratio | None]:
+    for group, members in groups.items():
+        for figure in FIGURES:
+            ratios = {result.name: result.ratio(peer, work, figure) for result in members}
+            yield _over(f"times as fast as {peer}, {group}", work, figure, ratios, min)
 
 
-def _cost(what: str, results: Sequence[Result], contender: str) -> Ratio | None:
-    return _over(what, {result.name: result.ratio(contender) for result in results}, max)
-
-
-def _over(what: str, ratios: Mapping[str, float | None], worst: Any) -> Ratio | None:
+def _over(
+    what: str,
+    work: str,
+    figure: str,
+    ratios: Mapping[str, float | None],
+    worst: Callable[..., str],
+) -> Ratio | None:
     known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
     if not known:
         return None
     name = worst(known, key=known.__getitem__)
-    return Ratio(what, geometric_mean(known.values()), known[name], name, len(known))
+    mean = geometric_mean(known.values())
+    return Ratio(what, work, figure, mean, known[name], name, len(known))

@@ -1,26 +1,22 @@
-"""A record as tables: for a terminal, and as the README's Markdown."""
+"""Records as tables: for a terminal, and as Markdown for ``benchmarks/results``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .memory import ALLOWANCE
-from .record import Functions, Record, Result, summary
+from .cpu.memory import ALLOWANCE
+from .device import ACTIVATIONS
+from .entrant import BARE, CALL, FIGURES, FUSED, KERNEL, MAXCONV, WORKS
+from .record import Functions, Network, Record, Result, peers, summary
+from .statistics import geometric_mean
 
-__all__ = ["render_markdown", "render_text"]
+__all__ = ["check_one_commit", "render_markdown", "render_text"]
 
 _NONE = "-"
-_SINGLES = (
-    "The only convolution of its call: how many times as fast as the other maxconv is, and "
-    "microseconds of such a call / of one convolution of a longer call"
-)
-_CONTENDERS = {
-    "max": "MAX with a constant filter",
-    "max_input": "MAX with the filter as an input",
-    "torch": "torch",
-    "torch_prepacked": "torch with a prepacked filter",
-}
+
+_WORKS = {BARE: "The convolution alone", FUSED: "With bias, {activation} and a residual"}
+_FIGURES = {KERNEL: "the kernel alone", CALL: "as a user calls it"}
 
 
 @dataclass(frozen=True)
@@ -48,124 +44,175 @@ class _Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in (self.header, rule, *self.rows))
 
 
-def render_text(record: Record) -> str:
-    """Returns everything that a run found, for people."""
-    parts = [_provenance(record)]
-    for family, results in _families(record.results).items():
-        parts.append(f"{family}\n{_speeds(results).text()}")
-    if singles := _singles(record.results):
-        parts.append(f"{_SINGLES}\n{singles.text()}")
-    parts.append(
-        "Time with bias, ReLU and a residual added, as a multiple of the convolution's alone\n"
-        + _fusion(record.results).text()
-    )
-    if record.memory:
-        parts.append(f"Memory\n{_memory(record).text()}")
-    if record.functions is not None:
-        parts.append(_functions(record.functions))
-    parts.append(f"Summary\n{_summary(record.results).text()}")
-    parts.append("\n".join(_notes(record)))
+def check_one_commit(records: Sequence[Record]) -> None:
+    """Checks that records may stand in one document: a table comes from one commit.
+
+    Raises:
+        ValueError: Their commits differ, or one is from files that no commit has.
+    """
+    commits = list(dict.fromkeys(record.commit for record in records))
+    if len(commits) > 1:
+        raise ValueError(
+            f"report: the records are of the commits {', '.join(map(str, commits))}; one commit is "
+            "allowed"
+        )
+    if len(records) > 1 and any(record.modified for record in records):
+        raise ValueError(
+            "report: a record is of files that differ from its commit; several records are allowed "
+            "from unmodified files only"
+        )
+
+
+def render_text(records: Sequence[Record]) -> str:
+    """Returns everything that runs found, for people.
+
+    Raises:
+        ValueError: See ``check_one_commit``.
+    """
+    check_one_commit(records)
+    parts = []
+    for record in records:
+        parts.append(_provenance(record))
+        parts += [f"{title}\n{table.text()}" for title, table in _tables(record)]
+        parts += [*_sentences(record), "\n".join(_notes(record))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def render_markdown(record: Record) -> str:
-    """Returns the README's part about speed: where it was measured, a summary, the problems."""
-    parts = [
-        f"`{record.command}`: {_provenance(record)}.",
-        _summary(record.results).markdown(),
-        "GFLOP/s within a call of several convolutions, and how many times as fast as the other "
-        "maxconv is:",
-        _speeds(record.results, full=False).markdown(),
-    ]
-    if singles := _singles(record.results):
-        parts += [f"{_SINGLES}:", singles.markdown()]
-    parts.append("\n".join(f"{note}  " for note in _notes(record)).rstrip())
+def render_markdown(records: Sequence[Record]) -> str:
+    """Returns the same as a document.
+
+    Raises:
+        ValueError: See ``check_one_commit``.
+    """
+    check_one_commit(records)
+    parts = []
+    for record in records:
+        machine = record.machine
+        parts.append(f"# {machine.gpu or machine.cpu}, {record.dtype}")
+        parts.append(f"`{record.command}`: {_provenance(record)}.")
+        for title, table in _tables(record):
+            parts += [f"## {title}", table.markdown()]
+        parts += [*_sentences(record), "\n".join(f"- {note}" for note in _notes(record))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _provenance(record: Record) -> str:
-    versions = record.versions
-    parts = [
-        record.date[:10],
-        f"{record.machine.cpu}, {record.threads} thread{'s' * (record.threads != 1)}",
-        record.dtype,
-        *(f"{name} {versions[name]}" for name in ("maxconv", "max", "torch") if versions[name]),
-    ]
+    machine, versions = record.machine, record.versions
+    parts = [record.date[:10]]
+    if machine.gpu:
+        parts += [machine.gpu, f"driver {machine.driver or 'unknown'}"]
+    else:
+        parts.append(f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)}")
+    parts.append(record.dtype)
+    names = ("maxconv", "max", "torch", "cudnn", "cudnn_frontend")
+    parts += [f"{name} {versions[name]}" for name in names if versions.get(name)]
     if record.commit:
         parts.append(f"commit {record.commit[:10]}{' with changes' * record.modified}")
     return ", ".join(parts)
 
 
-def _families(results: Sequence[Result]) -> Mapping[str, list[Result]]:
-    families: dict[str, list[Result]] = {}
-    for result in results:
-        families.setdefault(result.family or "others", []).append(result)
-    return families
+def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
+    activation = ACTIVATIONS[record.activation]
+    yield "Summary", _summary(record.results)
+    for work in WORKS:
+        for figure in FIGURES:
+            title = f"{_WORKS[work].format(activation=activation)}: {_FIGURES[figure]}"
+            if table := _speeds(record.results, work, figure, gpu=record.device == "gpu"):
+                yield title, table
+    if table := _fusing(record.results):
+        yield "Time of the fused work, as a multiple of the convolution's alone", table
+    if table := _variants(record.results):
+        yield "Other ways to call the same: microseconds of the kernel / of a call", table
+    if record.networks:
+        yield "Whole networks, a forward pass", _networks(record.networks)
+    if record.memory:
+        yield "Memory", _memory(record)
 
 
-def _speeds(results: Sequence[Result], *, full: bool = True) -> _Table:
-    """Returns the problems' speeds; ``full`` adds what only somebody who measures wants."""
-    header = ["problem", "convolution", "maxconv", "torch", "MAX", "/ torch", "/ MAX"]
-    header += ["p10-p90 ms", "packed in each call", "fused"] if full else ["fused"]
+def _speeds(results: Sequence[Result], work: str, figure: str, *, gpu: bool) -> _Table | None:
+    """Returns the problems' times; ``None`` if maxconv has none."""
+    names = peers(results, work, figure)
+    unit, scale = ("TFLOP/s", 1e12) if gpu else ("GFLOP/s", 1e9)
+    header = ["problem", "convolution", f"{MAXCONV}, us", "p10-p90", unit]
+    header += [f"{name}, us" for name in names] + [f"/ {name}" for name in names]
     rows = []
+    ratios: dict[str, list[float]] = {name: [] for name in names}
     for result in results:
-        mark = "*" * (result.max == "max_input" and "max_input" in result.timings)
-        row = [
-            result.name,
-            result.problem,
-            _number(result.gflops("ours")),
-            _number(result.gflops(result.torch())),
-            _number(result.gflops(result.max)) + mark,
-            _ratio(result.ratio(result.torch())),
-            _ratio(result.ratio(result.max)) + mark,
-        ]
-        if full:
-            timing = result.timings["ours"]
-            row.append(f"{timing.p10_s * 1e3:.3f}-{timing.p90_s * 1e3:.3f}")
-            row.append(_ratio(result.ratio("ours_raw")))
-        rows.append([*row, _ratio(result.ratio("ours_fused"))])
+        own = result.best(MAXCONV, work, figure)
+        seconds = own and own.median(figure)
+        if own is None or not seconds:
+            continue
+        timing = own.kernel if figure == KERNEL else own.call
+        low, high = (timing.p10_s, timing.p90_s) if timing else (None, None)
+        row = [result.name, result.problem, _time(seconds)]
+        row.append(f"{_time(low)}-{_time(high)}" if low and high else _NONE)
+        row.append(_number(result.flops / seconds / scale))
+        for name in names:
+            best = result.best(name, work, figure)
+            other = "*" if best and best.variant else ""
+            row.append(_time(best.median(figure) if best else None) + other)
+        for name in names:
+            ratio = result.ratio(name, work, figure)
+            row.append(_ratio(ratio))
+            ratios[name] += [] if ratio is None else [ratio]
+        rows.append(row)
+    if not rows:
+        return None
+    means = [_ratio(geometric_mean(ratios[name]) if ratios[name] else None) for name in names]
+    rows.append(["geometric mean", *[""] * (len(header) - len(means) - 1), *means])
     return _Table(header, rows, left=2)
 
 
-def _singles(results: Sequence[Result]) -> _Table | None:
-    """Returns what calls of one convolution take; ``None`` where no call has more."""
+def _fusing(results: Sequence[Result]) -> _Table | None:
+    names = [MAXCONV, *peers(results, FUSED, KERNEL)]
     rows = []
     for result in results:
-        if result.convolutions == 1:
-            continue
-        torch, torch_alone = result.torch(), result.torch(single=True)
-        times = (("ours", "ours"), (torch_alone, torch), (result.max, result.max))
+        costs = [result.fusing(name) for name in names]
+        if any(cost is not None for cost in costs):
+            rows.append([result.name, *map(_ratio, costs)])
+    known = [place for place in range(len(names)) if any(row[place + 1] != _NONE for row in rows)]
+    if not known:
+        return None
+    header = ["problem", *(names[place] for place in known)]
+    return _Table(header, [[row[0], *(row[place + 1] for place in known)] for row in rows])
+
+
+def _variants(results: Sequence[Result]) -> _Table | None:
+    keys = dict.fromkeys(
+        entry.key
+        for result in results
+        for entry in result.measurements
+        if entry.variant and entry.missing is None
+    )
+    rows = []
+    for result in results:
+        found = {entry.key: entry for entry in result.measurements if entry.missing is None}
+        if keys.keys() & found.keys():
+            cells = []
+            for key in keys:
+                entry = found.get(key)
+                times = [_time(entry.median(figure)) for figure in FIGURES] if entry else [_NONE]
+                cells.append(" / ".join(times))
+            rows.append([result.name, *cells])
+    return _Table(["problem", *map(str, keys)], rows) if rows else None
+
+
+def _networks(networks: Sequence[Network]) -> _Table:
+    names = peers(networks, BARE, CALL)
+    header = ["network", "batch", f"{MAXCONV}, ms", *(f"{name}, ms" for name in names)]
+    header += [*(f"/ {name}" for name in names), "first call, s", "once compiled, s"]
+    rows = []
+    for network in networks:
+        times = [network.median(name, BARE, CALL) for name in (MAXCONV, *names)]
         rows.append(
             [
-                result.name,
-                str(result.convolutions),
-                *(_alone_and_shared(result, *names) for names in times),
-                _ratio(result.ratio(torch_alone, single=True)),
-                _ratio(result.ratio(result.max, single=True)),
+                network.name,
+                str(network.batch),
+                *(_NONE if time is None else f"{time * 1e3:.2f}" for time in times),
+                *(_ratio(network.ratio(name, BARE, CALL)) for name in names),
+                *(_number(network.first_call_s.get(state)) for state in ("cold", "warm")),
             ]
         )
-    header = ["problem", "convolutions a call", "maxconv", "torch", "MAX", "/ torch", "/ MAX"]
-    return _Table(header, rows) if rows else None
-
-
-def _alone_and_shared(result: Result, alone: str, shared: str) -> str:
-    seconds = (result.median(alone, single=True), result.median(shared))
-    return " / ".join(_number(None if time is None else time * 1e6) for time in seconds)
-
-
-def _fusion(results: Sequence[Result]) -> _Table:
-    rows = []
-    for result in results:
-        alone = "torch_prepacked" if "torch_prepacked" in result.timings else "torch"
-        row = [
-            result.name,
-            _ratio(result.ratio("ours_fused")),
-            _ratio(result.ratio("ours_lambda")),
-            _ratio(result.ratio("torch_fused", alone)),
-            _ratio(result.ratio("torch_fused", "ours_fused")),
-        ]
-        rows.append(row)
-    header = ["problem", "as arguments", "by the graph compiler", "torch", "maxconv / torch"]
     return _Table(header, rows)
 
 
@@ -183,19 +230,12 @@ def _memory(record: Record) -> _Table:
     return _Table(header, rows)
 
 
-def _functions(made: Functions) -> str:
-    same = "equal, bit for bit" if made.equal else "NOT equal"
-    count = f"{len(made.names)} convolution{'s' * (len(made.names) != 1)}"
-    return (
-        f"The public functions, {count} with constant filters in one graph: outputs {same}; "
-        f"{made.graph_s * 1e3:.2f} ms against {made.sum_s * 1e3:.2f} ms one by one"
-    )
-
-
 def _summary(results: Sequence[Result]) -> _Table:
     rows = [
         [
             ratio.what,
+            ratio.work,
+            ratio.figure,
             _ratio(ratio.geometric_mean),
             _ratio(ratio.worst),
             ratio.worst_problem,
@@ -203,35 +243,63 @@ def _summary(results: Sequence[Result]) -> _Table:
         ]
         for ratio in summary(results)
     ]
-    header = ["maxconv is or takes", "geometric mean", "worst", "of", "problems"]
-    return _Table(header, rows)
+    header = ["maxconv is or takes", "work", "figure", "geometric mean", "worst", "of", "problems"]
+    return _Table(header, rows, left=3)
+
+
+def _sentences(record: Record) -> list[str]:
+    return [] if record.functions is None else [_functions(record.functions)]
+
+
+def _functions(made: Functions) -> str:
+    same = "equal, bit for bit" if made.equal else "NOT equal"
+    count = f"{len(made.names)} convolution{'s' * (len(made.names) != 1)}"
+    return (
+        f"The public functions, {count} with constant filters in one graph: outputs {same}; "
+        f"{made.graph_s * 1e3:.2f} ms against {made.sum_s * 1e3:.2f} ms one by one."
+    )
 
 
 def _notes(record: Record) -> list[str]:
     """Returns what a reader of the tables must know."""
     notes = []
-    if any(
-        result.max == "max_input" and "max_input" in result.timings for result in record.results
-    ):
-        notes.append("*: MAX takes no constant filter here; its filter is an input of the graph.")
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for result in record.results:
-        for contender, reason in result.missing.items():
-            reasons.setdefault((contender, reason), []).append(result.name)
-    for (contender, reason), names in reasons.items():
+    measured: Sequence[Result | Network] = [*record.results, *record.networks]
+    entries = [entry for result in measured for entry in result.measurements]
+    if any(entry.variant and entry.contender != MAXCONV for entry in entries):
         notes.append(
-            f"Without {_CONTENDERS.get(contender, contender)}: {', '.join(names)}: {reason}."
+            "A contender's time is that of its fastest way to be called, marked * where it is not "
+            "the usual one; maxconv's is that of its usual one."
         )
+    for what, pick in (("Without", "missing"), ("Of", "note")):
+        words: dict[tuple[str, str], list[str]] = {}
+        for result in measured:
+            for entry in result.measurements:
+                if said := getattr(entry, pick):
+                    words.setdefault((str(entry.key), said), []).append(result.name)
+        for (key, said), names in words.items():
+            notes.append(f"{what} {key}: {_listed(names, len(measured))}: {said}.")
     if record.memory:
         notes.append(
             f"Memory beyond input, output and packed filter; {ALLOWANCE >> 20} MiB are allowed."
         )
-    if record.machine.load is not None and record.machine.load > 0.5 * record.machine.cpus:
+    machine = record.machine
+    if not machine.gpu and machine.load is not None and machine.load > 0.5 * machine.cpus:
         notes.append(
-            f"Other programs were running (load {record.machine.load}): measure again on a quiet "
-            "machine."
+            f"Other programs were running (load {machine.load}): measure again on a quiet machine."
         )
     return notes
+
+
+def _listed(names: Sequence[str], of: int) -> str:
+    return "everywhere" if len(names) == of > 1 else ", ".join(names)
+
+
+def _time(seconds: float | None) -> str:
+    """Returns microseconds, with three digits that count."""
+    if seconds is None:
+        return _NONE
+    micro = seconds * 1e6
+    return f"{micro:.0f}" if micro >= 100 else f"{micro:.1f}"
 
 
 def _number(value: float | None) -> str:

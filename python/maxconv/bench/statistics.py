@@ -11,23 +11,35 @@ __all__ = ["Timing", "geometric_mean", "percentile", "summarize"]
 
 @dataclass(frozen=True)
 class Timing:
-    """What is kept of one contender's timed calls, in seconds."""
+    """What is kept of one contender's timed calls, in seconds.
+
+    ``best_s``, ``p10_s`` and ``p90_s`` are ``None`` in a record that kept its medians alone.
+    """
 
     samples: int
-    """Calls that were timed and kept."""
-    best_s: float
+    """Calls, or bursts of calls, that were timed and kept."""
+    best_s: float | None
     """The shortest."""
-    p10_s: float
+    p10_s: float | None
     """The tenth percentile."""
     median_s: float
     """The median, from which every ratio is made."""
-    p90_s: float
+    p90_s: float | None
     """The ninetieth percentile."""
 
     def per(self, count: int) -> Timing:
         """Returns the time of each of ``count`` equal parts of a call."""
-        seconds = (self.best_s, self.p10_s, self.median_s, self.p90_s)
-        return Timing(self.samples, *(value / count for value in seconds))
+
+        def share(seconds: float | None) -> float | None:
+            return None if seconds is None else seconds / count
+
+        return Timing(
+            self.samples,
+            best_s=share(self.best_s),
+            p10_s=share(self.p10_s),
+            median_s=self.median_s / count,
+            p90_s=share(self.p90_s),
+        )
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

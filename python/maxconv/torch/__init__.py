@@ -13,11 +13,11 @@ The first call compiles one graph for all convolutions of a spatial rank and dty
 shapes: half a minute once, seconds in later processes. ``prepare`` does it when you choose.
 """
 
+from ._convert import convert
 from ._engine import prepare
-from .convert import convert
-from .functional import conv1d, conv2d, conv3d
-from .modules import Conv1d, Conv2d, Conv3d
-from .report import ConversionReport, Left, Replaced, Untraced
+from ._functional import conv1d, conv2d, conv3d
+from ._modules import Conv1d, Conv2d, Conv3d
+from ._report import ConversionReport, Left, Replaced, Untraced
 
 __all__ = [
     "Conv1d",

@@ -17,53 +17,27 @@ import os
 import threading
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.experimental.torch import torch_dtype_to_max
-from max.graph import DeviceRef, Graph, Module, TensorType, ops
+from max.graph import DeviceRef, Graph, Module
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .._fields import GEOMETRY_LENGTH, GPU_KERNELS, SCALARS_LENGTH, Kernel
-from ..arguments import check_device
-from ..library import kernel_library
-from ..progress import progress
+from .. import _emit
+from .._checks import check_device
+from .._emit import Operands
+from .._fields import Kernel
+from .._library import kernel_library
+from .._progress import progress
+from ._dtypes import BYTES, DTYPES, NAMES, listed
 
-__all__ = [
-    "BLACKWELL",
-    "BLACKWELL_DTYPES",
-    "DTYPES",
-    "FLOAT8",
-    "HOST",
-    "Operands",
-    "Signature",
-    "absent",
-    "as_buffer",
-    "prepare",
-    "run",
-    "shape_operand",
-]
+__all__ = ["HOST", "Signature", "absent", "as_buffer", "prepare", "run", "shape_operand"]
 
 #: Stands for the CPU among the indices of GPUs.
 HOST: Final = -1
-
-#: The dtypes of inputs, filters and outputs.
-DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-
-#: What inputs and filters on a GPU may also have.
-FLOAT8: Final = torch.float8_e4m3fn
-
-#: Compute capabilities of GPUs that take more.
-BLACKWELL: Final = ((10, 0), (10, 3))
-
-#: What inputs and filters may also have there.
-BLACKWELL_DTYPES: Final = (torch.float8_e5m2, torch.int8)
-
-#: Types that cross to MAX as bytes.
-_BYTES: Final = {FLOAT8: DType.float8_e4m3fn, torch.float8_e5m2: DType.float8_e5m2}
 
 
 class Signature(NamedTuple):
@@ -83,61 +57,31 @@ class Signature(NamedTuple):
     """Whether each filter has a factor."""
 
 
-class Operands(NamedTuple):
-    """The operands of a call, in the graph's order; tensors are channels last."""
-
-    input: Buffer
-    filter: Buffer
-    bias: Buffer
-    residual: Buffer
-    geometry: Buffer
-    scalars: Buffer
-    shape: Buffer
-    """What ``shape_operand`` returned."""
-    scale: Buffer | None = None
-    """One float32 a filter, or ``None`` where the graph has none."""
-
-
 def _graph(signature: Signature, name: str = "", module: Module | None = None) -> Graph:
     """Returns the graph of a signature; in a module, with a name, beside others."""
-    rank, host = signature.rank, DeviceRef.CPU()
-    device = host if signature.device == HOST else DeviceRef.GPU(signature.device)
-    dtype = torch_dtype_to_max(signature.dtype)
-    out_dtype = torch_dtype_to_max(signature.out_dtype or signature.dtype)
-    axes = ("d", "h", "w")[3 - rank :]
-    output = ("out_n", *(f"out_{axis}" for axis in axes), "out_c")
-    types = [
-        TensorType(dtype, ("n", *axes, "c"), device),
-        TensorType(dtype, ("filter_elements",), device),
-        TensorType(torch_dtype_to_max(signature.bias_dtype), ("bias_elements",), device),
-        TensorType(out_dtype, ("add_n", *(f"add_{axis}" for axis in axes), "add_c"), device),
-        TensorType(DType.int64, (GEOMETRY_LENGTH,), host),
-        TensorType(DType.float32, (SCALARS_LENGTH,), host),
-        # Without elements: it names the output's sizes, which no other operand has.
-        TensorType(DType.uint8, (*output, 0), host),
-        *[TensorType(DType.float32, ("scale_elements",), device)] * signature.scaled,
-    ]
+    on_host = signature.device == HOST
+    device = DeviceRef.CPU() if on_host else DeviceRef.GPU(signature.device)
+    out_dtype = NAMES[signature.out_dtype or signature.dtype]
+    types = _emit.operand_types(
+        signature.rank,
+        NAMES[signature.dtype],
+        device,
+        bias_dtype=NAMES[signature.bias_dtype],
+        out_dtype=out_dtype,
+        scaled=signature.scaled,
+    )
+    output = _emit.symbolic_output(signature.rank, out_dtype, device)
+    # Nobody asks for a kernel by name here.
+    known = None if on_host else {"kernel": int(Kernel.AUTO)}
     with Graph(
-        name or f"maxconv_conv{rank}d",
-        input_types=types,
+        name or f"maxconv_conv{signature.rank}d",
+        input_types=[*types, _emit.shape_carrier(output)],
         kernel_library=kernel_library(),
         module=module,
     ) as graph:
-        x, filter, bias, residual, geometry, scalars, _, *scale = (
-            value.tensor for value in graph.inputs
-        )
-        if not scale:
-            scale = [ops.constant(np.zeros(0, np.float32), DType.float32, device)]
-        operands = [x, filter, bias, residual, *scale, geometry, scalars]
-        out_types = [TensorType(out_dtype, output, device)]
-        # Nobody asks for the reference by name here.
-        kernels = sum(1 << k for k in GPU_KERNELS if k not in (Kernel.AUTO, Kernel.REFERENCE))
-        parameters: dict[str, bool | int | str | DType] = {}
-        if signature.scaled:
-            parameters["scaled"] = True
-        if signature.device != HOST:
-            parameters["kernels"] = kernels
-        graph.output(*ops.custom("maxconv.conv", device, operands, out_types, parameters))
+        *values, _ = (value.tensor for value in graph.inputs)
+        operands = types.with_values(values)
+        graph.output(_emit.emit(operands, output, known=known))
     return graph
 
 
@@ -191,13 +135,12 @@ def prepare(
     Raises:
         ValueError: Another ``rank`` or ``device``, or MAX finds no such GPU.
         TypeError: Another ``dtype``.
-        maxconv.library.LibraryError: The kernels cannot be compiled.
+        maxconv.LibraryError: The kernels cannot be compiled.
     """
     if rank not in (1, 2, 3):
         raise ValueError(f"rank: {rank} is not a spatial rank; 1, 2 or 3 is allowed")
     if dtype not in DTYPES:
-        allowed = ", ".join(map(str, DTYPES))
-        raise TypeError(f"dtype: {dtype} is not supported; {allowed} are allowed")
+        raise TypeError(f"dtype: {dtype} is not supported; {listed()} are allowed")
     place = torch.device(device)
     check_device("device", place, ("cpu", "cuda"))
     _model(Signature(rank, dtype, dtype, HOST if place.type == "cpu" else place.index or 0))
@@ -209,8 +152,8 @@ def as_buffer(tensor: Tensor) -> Buffer:
     On the CPU by way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch
     tensor: 3 in the conversion, the rest in the execution that reads the buffer.
     """
-    if tensor.dtype in _BYTES:
-        return Buffer.from_dlpack(tensor.view(torch.uint8)).view(_BYTES[tensor.dtype])
+    if tensor.dtype in BYTES:
+        return Buffer.from_dlpack(tensor.view(torch.uint8)).view(DType[NAMES[tensor.dtype]])
     if tensor.is_cuda:
         return Buffer.from_dlpack(tensor)
     if tensor.dtype == torch.bfloat16:
@@ -235,15 +178,19 @@ def shape_operand(shape: tuple[int, ...]) -> Buffer:
     return Buffer(DType.uint8, (*shape, 0), CPU())
 
 
-def run(signature: Signature, operands: Operands) -> Tensor:
+def run(signature: Signature, operands: Operands[Buffer], shape: Buffer) -> Tensor:
     """Returns the convolution, ``[N, *spatial, K]``, in memory that no other tensor shares.
+
+    Args:
+        signature: Of the operands.
+        operands: Channels last; the scale is one only if the signature has one.
+        shape: What ``shape_operand`` returned.
 
     Raises:
         ValueError: The op refused the operands; the message says why.
     """
     model = _models.get(signature) or _model(signature)
-    given = operands[:-1] if operands.scale is None else operands
-    output = model.execute(*given)[0]
+    output = model.execute(*operands, shape)[0]
     if signature.device != HOST:
         # The object: PyTorch asks it for the capsule with its current stream, which then waits.
         return from_dlpack(output)

@@ -13,7 +13,7 @@ from max.driver import Buffer
 from max.dtype import DType
 from torch import Tensor
 
-from ..packing import pack_filter
+from .._packing import pack_filter
 from ._engine import as_buffer
 
 # PyTorch has no public way to hold a storage weakly; its multiprocessing uses this one.

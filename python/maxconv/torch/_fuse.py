@@ -22,8 +22,8 @@ from ._patterns import (
     module_of,
     mutates,
 )
+from ._report import ConversionReport, Left, Replaced
 from ._sites import FUNCTIONS, Refused, Site, find, fold
-from .report import ConversionReport, Left, Replaced
 
 __all__ = ["fuse"]
 

@@ -1,8 +1,8 @@
 """``torch.ops.maxconv.conv``: the one operator that PyTorch's dispatcher and compiler see.
 
 It is functional (its output is new) and has a fake implementation, so that ``torch.compile`` takes
-it into a graph as it stands. Its arguments are resolved: one number a spatial dimension, names
-turned to codes; ``functional`` resolves them.
+it into a graph as it stands. A schema has no dataclasses: ``call`` flattens ``ConvArguments`` for
+it, and the implementations make them again.
 """
 
 from __future__ import annotations
@@ -10,112 +10,172 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import torch
 from max.driver import Buffer
 from torch import Tensor, library
 
-from .._fields import Activation, Layout, Precision, encode_scalars
-from ..arguments import check_bias, check_residual
-from ..problem import ConvProblem, output_size
-from ._engine import DTYPES, HOST, Operands, Signature, absent, as_buffer, run, shape_operand
+from .._arguments import ConvArguments, Flat
+from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
+from .._emit import Operands, encode
+from .._fields import Layout, Precision
+from .._problem import ConvProblem, output_size
+from ._dtypes import BY_NAME, DTYPES
+from ._engine import HOST, Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS
 
-__all__ = ["CHANNELS_FIRST", "CHANNELS_LAST", "Resolved", "conv", "output_shape"]
+__all__ = ["call", "output_shape"]
 
 #: Permutations of ``[N, C, *spatial]`` to ``[N, *spatial, C]`` and back, by spatial rank.
-CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
-CHANNELS_FIRST: Final = {1: (0, 2, 1), 2: (0, 3, 1, 2), 3: (0, 4, 1, 2, 3)}
+_CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
+_CHANNELS_FIRST: Final = {1: (0, 2, 1), 2: (0, 3, 1, 2), 3: (0, 4, 1, 2, 3)}
 
+# Codes whose enumerations' members are slow to hash: these are part of a call's key.
+_PACKED, _KRSC, _FCRS = int(Layout.PACKED), int(Layout.KRSC), int(Layout.FCRS)
+_TF32 = int(Precision.TF32)
+
+# What is no tensor is a ConvArguments, flat; ``call`` writes it, ``_unflatten`` reads it.
 _SCHEMA: Final = (
     "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
-    " int? precision, ScalarType? out_dtype, bool channels_last, bool constant) -> Tensor"
+    " int? precision, str? out_dtype, bool channels_last, bool constant) -> Tensor"
 )
-
-
-class Resolved(NamedTuple):
-    """A convolution's arguments other than tensors, as the operator takes them."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    """``(before, after)`` a spatial dimension, outermost first."""
-    dilation: tuple[int, ...]
-    groups: int
-    activations: tuple[int, int]
-    """Codes of the activation and of the final activation."""
-    scalars: tuple[float, ...]
-    """In the order of ``_fields.SCALARS``."""
-    precision: int | None
-    """The code of what is left of float32 operands; ``None`` follows PyTorch's setting."""
-    out_dtype: torch.dtype | None
-    """Of output and residual, where it is not the input's."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The operands of a call that depend on shapes and arguments only."""
+    """What of a call depends on shapes, types and arguments only."""
 
+    signature: Signature
     output: tuple[int, ...]
     """Channels last."""
+    out_dtype: torch.dtype
+    empty: bool
+    """Whether the output has no elements; the call then ends here."""
     geometry: Buffer
     scalars: Buffer
     shape: Buffer
+    no_bias: Buffer | None
+    """What stands for a bias that is not there."""
+    no_residual: Buffer | None
+    """The same for the residual."""
 
 
+def call(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None,
+    arguments: ConvArguments,
+    channels_last: bool,
+    constant: bool,
+) -> Tensor:
+    """Calls the operator; the tensors' types and devices are checked.
+
+    Args:
+        input: ``[N, C, *spatial]``.
+        weight: ``[K, C / groups, *taps]``.
+        bias: ``[K]``, or ``None``.
+        residual: ``[N, K, *spatial]``, or ``None``.
+        scale: ``[K]``, or ``None``.
+        arguments: What is no tensor.
+        channels_last: Whether the output is, in memory.
+        constant: Whether weight and bias are a module's, packed once.
+
+    Raises:
+        ValueError: The sizes are those of no convolution.
+    """
+    output: Tensor = _operator(
+        input, weight, bias, residual, scale, *arguments.flatten(), channels_last, constant
+    )
+    return output
+
+
+def _unflatten(values: tuple[Any, ...]) -> tuple[Flat, bool, bool]:
+    """Returns what follows the tensors in ``_SCHEMA``: arguments, ``channels_last``, ``constant``.
+
+    The arguments are as ``ConvArguments.of_flat`` takes them.
+    """
+    stride, padding, dilation, groups, activations, scalars, *others = values
+    precision, out_dtype, channels_last, constant = others
+    flat = (
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        groups,
+        tuple(activations),
+        tuple(scalars),
+        precision,
+        out_dtype,
+    )
+    return flat, channels_last, constant
+
+
+@lru_cache(maxsize=4096)
 def _problem(
-    input_shape: Sequence[int], weight_shape: Sequence[int], resolved: Resolved
+    input_shape: Sequence[int], weight_shape: Sequence[int], arguments: ConvArguments
 ) -> ConvProblem:
     """Checks the sizes, in the words of PyTorch's arguments."""
     batch, channels, *spatial = input_shape
-    filters, group_channels, *taps = weight_shape
-    try:
-        return ConvProblem.from_parts(
+    with renamed(filter="weight"):
+        layout = LAYOUTS[arguments.rank][2]
+        filters, taps, group_channels = filter_shape_parts(weight_shape, layout, arguments.rank)
+        return ConvProblem.of(
+            arguments,
             (batch, *spatial, channels),
             filters=filters,
-            filter_size=tuple(taps),
+            filter_size=taps,
             group_channels=group_channels,
-            stride=resolved.stride,
-            dilation=resolved.dilation,
-            padding=resolved.padding,
-            groups=resolved.groups,
         )
-    except ValueError as error:
-        name, rest = str(error).split(":", maxsplit=1)
-        raise ValueError(f"{'weight' if name == 'filter' else name}:{rest}") from None
 
 
 def output_shape(
-    input_shape: Sequence[int], weight_shape: Sequence[int], resolved: Resolved
+    input_shape: Sequence[int], weight_shape: Sequence[int], arguments: ConvArguments
 ) -> tuple[int, ...]:
     """Returns the output's shape ``[N, K, *spatial]``; the sizes may be PyTorch's symbols."""
-    rank = len(resolved.stride)
+    taps = weight_shape[2:]
+    before, after = arguments.pads(taps)
     spatial = (
         output_size(
             input_shape[2 + i],
-            taps=weight_shape[2 + i],
-            stride=resolved.stride[i],
-            dilation=resolved.dilation[i],
-            pad_before=resolved.padding[2 * i],
-            pad_after=resolved.padding[2 * i + 1],
+            taps=taps[i],
+            stride=arguments.stride[i],
+            dilation=arguments.dilation[i],
+            pad_before=before[i],
+            pad_after=after[i],
         )
-        for i in range(rank)
+        for i in range(arguments.rank)
     )
     return (input_shape[0], weight_shape[0], *cast("tuple[int, ...]", tuple(spatial)))
 
 
 @lru_cache(maxsize=4096)
 def _plan(
-    input_shape: torch.Size,
-    weight_shape: torch.Size,
-    bias_shape: torch.Size | None,
-    residual_shape: torch.Size | None,
-    scale_shape: torch.Size | None,
-    layout: Layout,
-    resolved: Resolved,
+    shapes: tuple[torch.Size | None, ...],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    device: int,
+    layout: int,
+    precision: int,
+    flat: Flat,
 ) -> _Plan:
-    problem = _problem(input_shape, weight_shape, resolved)
+    """Checks the sizes of a call, and prepares what all calls like it have in common.
+
+    Args:
+        shapes: Of input, weight, bias, residual and scale.
+        dtype: Of the input.
+        bias_dtype: Of the bias.
+        device: As in ``Signature``.
+        layout: The ``Layout`` of the filter's elements.
+        precision: The ``Precision`` of float32.
+        flat: The arguments.
+    """
+    input_shape, weight_shape, bias_shape, residual_shape, scale_shape = shapes
+    assert input_shape is not None and weight_shape is not None
+    arguments = ConvArguments.of_flat(flat)
+    problem = _problem(input_shape, weight_shape, arguments)
     output = cast("tuple[int, ...]", problem.output_shape)
     if bias_shape is not None:
         check_bias(bias_shape, problem.filters)
@@ -123,19 +183,32 @@ def _plan(
         check_bias(scale_shape, problem.filters, "scale")
     if residual_shape is not None:
         check_residual(residual_shape, (output[0], output[-1], *output[1:-1]))
-    activation, final = resolved.activations
-    geometry = problem.geometry(
-        filter_layout=layout,
-        activation=Activation(activation),
-        final_activation=Activation(final),
+    geometry, scalars = encode(
+        problem,
+        arguments,
+        filter_layout=Layout(layout),
         has_bias=bias_shape is not None,
         has_residual=residual_shape is not None,
-        precision=Precision(resolved.precision or Precision.TF32),
+        precision=Precision(precision),
     )
-    beta, p0, p1, q0, q1 = resolved.scalars
-    scalars = encode_scalars(beta=beta, activation_parameters=(p0, p1), final_parameters=(q0, q1))
+    out_dtype = dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+    of_bias = bias_dtype or (dtype if dtype in DTYPES else torch.float32)
+    empty, rank = 0 in output, arguments.rank
     return _Plan(
-        output, Buffer.from_numpy(geometry), Buffer.from_numpy(scalars), shape_operand(output)
+        # Of equal types one graph serves, however they are asked for.
+        Signature(
+            *(rank, dtype, of_bias, device),
+            out_dtype=None if out_dtype == dtype else out_dtype,
+            scaled=scale_shape is not None,
+        ),
+        output,
+        out_dtype,
+        empty,
+        Buffer.from_numpy(geometry),
+        Buffer.from_numpy(scalars),
+        shape_operand(output),
+        None if empty or bias_shape is not None else absent(1, of_bias, device),
+        None if empty or residual_shape is not None else absent(rank + 2, out_dtype, device),
     )
 
 
@@ -151,16 +224,16 @@ def _torch_precision() -> Precision:
 
 def _channels_last(tensor: Tensor, rank: int) -> Tensor:
     """Returns ``[N, *spatial, C]``, contiguous: a view of a channels-last tensor."""
-    return tensor.permute(CHANNELS_LAST[rank]).contiguous()
+    return tensor.permute(_CHANNELS_LAST[rank]).contiguous()
 
 
-def _raw_filter(weight: Tensor, rank: int) -> tuple[Tensor, Layout]:
+def _raw_filter(weight: Tensor, rank: int) -> tuple[Tensor, int]:
     """Returns a weight's elements in the order of its memory, and what that order is."""
     if not weight.is_contiguous():
-        last = weight.permute(CHANNELS_LAST[rank])
+        last = weight.permute(_CHANNELS_LAST[rank])
         if last.is_contiguous():
-            return last.reshape(-1), Layout.KRSC
-    return weight.contiguous().reshape(-1), Layout.FCRS
+            return last.reshape(-1), _KRSC
+    return weight.contiguous().reshape(-1), _FCRS
 
 
 def _conv(
@@ -169,69 +242,51 @@ def _conv(
     bias: Tensor | None,
     residual: Tensor | None,
     scale: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    activations: list[int],
-    scalars: list[float],
-    precision: int | None,
-    out_dtype: torch.dtype | None,
-    channels_last: bool,
-    constant: bool,
+    *others: Any,
 ) -> Tensor:
-    """Runs the convolution; see ``functional`` for what the arguments mean."""
-    rank = len(stride)
-    activation, final = activations
-    device = input.get_device()
-    rounds = device != HOST and input.dtype == torch.float32
-    resolved = Resolved(
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        groups,
-        (activation, final),
-        tuple(scalars),
-        # One plan for all where it makes no difference.
-        (_torch_precision() if precision is None else precision) if rounds else Precision.TF32,
-        out_dtype,
-    )
+    """Runs the convolution."""
+    flat, channels_last, constant = _unflatten(others)
+    groups, precision = flat[3], flat[6]
+    rank, dtype, device = len(flat[0]), input.dtype, input.get_device()
+    # One plan for all where it makes no difference.
+    rounding = _TF32
+    if device != HOST and dtype == torch.float32:
+        rounding = int(_torch_precision()) if precision is None else precision
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
-    layout = Layout.PACKED if device == HOST else Layout.KRSC
+    layout = _PACKED if device == HOST else _KRSC
     if filter_buffer is None:
         raw, layout = _raw_filter(weight.detach(), rank)
     plan = _plan(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        None if residual is None else residual.shape,
-        None if scale is None else scale.shape,
+        (
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            None if residual is None else residual.shape,
+            None if scale is None else scale.shape,
+        ),
+        dtype,
+        None if bias is None else bias.dtype,
+        device,
         layout,
-        resolved,
+        rounding,
+        flat,
     )
-    if 0 in plan.output:
-        return _new_output(input, plan.output, channels_last, out_dtype)
-    dtype = input.dtype
-    if bias is None:
-        bias_dtype = dtype if dtype in DTYPES else torch.float32
-        bias_buffer = absent(1, bias_dtype, device)
-    else:
-        bias_dtype, held = bias.dtype, OPERANDS.bias(bias) if constant else None
+    if plan.empty:
+        return _new_output(input, plan.output, channels_last, plan.out_dtype)
+    bias_buffer = plan.no_bias
+    if bias is not None:
+        held = OPERANDS.bias(bias) if constant else None
         bias_buffer = as_buffer(bias.detach().contiguous()) if held is None else held
     operands = Operands(
-        input=as_buffer(_channels_last(input, rank)),
-        filter=as_buffer(raw) if filter_buffer is None else filter_buffer,
-        bias=bias_buffer,
-        residual=absent(rank + 2, out_dtype or dtype, device)
-        if residual is None
-        else as_buffer(_channels_last(residual, rank)),
-        geometry=plan.geometry,
-        scalars=plan.scalars,
-        shape=plan.shape,
-        scale=None if scale is None else as_buffer(scale.detach().contiguous()),
+        as_buffer(_channels_last(input, rank)),
+        as_buffer(raw) if filter_buffer is None else filter_buffer,
+        bias_buffer,
+        plan.no_residual if residual is None else as_buffer(_channels_last(residual, rank)),
+        None if scale is None else as_buffer(scale.detach().contiguous()),
+        plan.geometry,
+        plan.scalars,
     )
-    signature = Signature(rank, dtype, bias_dtype, device, out_dtype, scale is not None)
-    output = run(signature, operands).permute(CHANNELS_FIRST[rank])
+    output = run(plan.signature, operands, plan.shape).permute(_CHANNELS_FIRST[rank])
     if channels_last:
         return output
     # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
@@ -239,11 +294,11 @@ def _conv(
 
 
 def _new_output(
-    input: Tensor, shape: Sequence[int], channels_last: bool, dtype: torch.dtype | None
+    input: Tensor, shape: Sequence[int], channels_last: bool, dtype: torch.dtype
 ) -> Tensor:
     """Returns an output that holds nothing; ``shape`` is channels last."""
     if channels_last:
-        return input.new_empty(shape, dtype=dtype).permute(CHANNELS_FIRST[len(shape) - 2])
+        return input.new_empty(shape, dtype=dtype).permute(_CHANNELS_FIRST[len(shape) - 2])
     return input.new_empty((shape[0], shape[-1], *shape[1:-1]), dtype=dtype)
 
 
@@ -253,32 +308,16 @@ def _conv_fake(
     bias: Tensor | None,
     residual: Tensor | None,
     scale: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    activations: list[int],
-    scalars: list[float],
-    precision: int | None,
-    out_dtype: torch.dtype | None,
-    channels_last: bool,
-    constant: bool,
+    *others: Any,
 ) -> Tensor:
     """Returns an output of the right shape and strides; checks sizes where all are known."""
-    resolved = Resolved(
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        groups,
-        (activations[0], activations[1]),
-        tuple(scalars),
-        precision,
-        out_dtype,
-    )
-    batch, filters, *spatial = output_shape(input.shape, weight.shape, resolved)
+    flat, channels_last, _ = _unflatten(others)
+    arguments = ConvArguments.of_flat(flat)
     if all(type(size) is int for size in (*input.shape, *weight.shape)):
-        _problem(input.shape, weight.shape, resolved)
-    return _new_output(input, (batch, *spatial, filters), channels_last, out_dtype)
+        _problem(input.shape, weight.shape, arguments)
+    batch, filters, *spatial = output_shape(input.shape, weight.shape, arguments)
+    kind = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+    return _new_output(input, (batch, *spatial, filters), channels_last, kind)
 
 
 # PyTorch takes a library's registrations back when the object goes.
@@ -289,4 +328,4 @@ _library.impl("conv", _conv, "CUDA")
 library.register_fake("maxconv::conv", _conv_fake, lib=_library)
 
 #: The operator; its arguments are those of ``_SCHEMA``.
-conv = torch.ops.maxconv.conv.default
+_operator: Final[Any] = torch.ops.maxconv.conv.default

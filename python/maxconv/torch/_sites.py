@@ -14,11 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from ._engine import DTYPES
+from ._dtypes import DTYPES
+from ._functional import conv1d, conv2d, conv3d
+from ._modules import Conv1d, Conv2d, Conv3d, _Conv
 from ._patterns import module_of
 from ._tracing import has_hooks
-from .functional import conv1d, conv2d, conv3d
-from .modules import Conv1d, Conv2d, Conv3d, _Conv
 
 __all__ = ["FUNCTIONS", "Refused", "Site", "find", "fold", "refusal", "replacement"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.fx import GraphModule, Node, Proxy
 
-from .modules import _Conv
+from ._modules import _Conv
 
 __all__ = ["has_hooks", "in_place", "is_block", "trace"]
 

@@ -11,7 +11,7 @@ from .plan import (
     SLAB,
     STEP_ROWS,
     DiagonalConfig,
-    DiagonalPlan,
+    DiagonalTiling,
 )
 
 
@@ -140,7 +140,7 @@ struct DiagonalGeometry(
 
     @staticmethod
     def of(
-        config: DiagonalConfig, problem: ConvProblem, plan: DiagonalPlan
+        config: DiagonalConfig, problem: ConvProblem, plan: DiagonalTiling
     ) -> DiagonalGeometry:
         """What the kernel is told.
 

@@ -1,170 +1,200 @@
-"""Runs the Hopper diagonal kernel: descriptors, grid, launch."""
+"""The host side of the Hopper diagonal kernel: plan, descriptors, launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
+from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
-from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.collections import Optional
 from std.utils import IndexList
 
-from ....conv.access import OutputTarget
+from ....conv.access import ActivationSource, OutputTarget
 from ....conv.epilogue import Epilogue
-from ....conv.known import KnownFilter
+from ....conv.fields import DIAGONAL_CHANNELS, KERNEL_DIAGONAL
+from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ....conv.memory import Reads
+from ....conv.operands import Arguments, Operands, OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
-from ...tma.descriptor import TensorMap, TensorView, encode_tiled
+from ....conv.registry import ConvKernel, Device
+from ...legality import (
+    alignment_refusal,
+    has_diagonal_types,
+    hopper_refusal,
+    memory_refusal,
+)
 from ...limits import MAX_SHARED_BYTES
-from .kernel import DiagonalKernel
+from ...stream import LaunchGrid, Stream
+from ...tma.descriptor import TensorMap, TensorView, encode_tiled
 from .geometry import DiagonalGeometry
+from .kernel import DiagonalKernel
 from .plan import (
     DIAGONAL_CANDIDATES,
     SLAB,
     STAGE_ROWS,
     STEP_ROWS,
-    DiagonalConfig,
-    DiagonalPlan,
+    DiagonalTiling,
+    choose_diagonal,
     diagonal_candidate,
+    diagonal_refusal,
 )
 
 
-def has_diagonal_types[
-    in_type: DType, residual_type: DType, out_type: DType
-]() -> Bool:
-    """Whether the diagonal kernel is built for these types.
+@fieldwise_init
+struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the diagonal kernel."""
 
-    Parameters:
-        in_type: Of activation and filter.
-        residual_type: Of the residual.
-        out_type: Of the output.
-    """
-    return (
-        in_type.is_half_float()
-        and out_type.is_half_float()
-        and residual_type == out_type
-    )
+    var candidate: Int
+    var tiling: DiagonalTiling
+    var geometry: DiagonalGeometry
 
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
 
-def explain_diagonal(
-    choice: Int, problem: ConvProblem, multiprocessors: Int
-) -> String:
-    """What would run, for people.
-
-    Args:
-        choice: Of `choose_diagonal`, not -1.
-        problem: The convolution.
-        multiprocessors: Of the device.
-
-    Returns:
-        The configuration and the cut, on one line.
-    """
-    var config = diagonal_candidate(choice)
-    return String(t"{config}: {DiagonalPlan(config, problem, multiprocessors)}")
+        Args:
+            writer: Where to.
+        """
+        writer.write(t"{diagonal_candidate(self.candidate)}: {self.tiling}")
 
 
-def convolve[
-    dtype: DType,
-    bias_type: DType,
-    Output: OutputTarget,
-    //,
-    *,
-    known: KnownFilter,
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    choice: Int,
-    activation: Reads[dtype],
-    filter: Reads[dtype],
-    epilogue: Epilogue[bias_type, Output.dtype],
-    output: Output,
-) raises:
-    """Enqueues a depthwise convolution, or one of groups of few channels.
+struct Diagonal(ConvKernel):
+    """Depthwise convolutions and groups of few channels on Hopper's tensor
+    cores: taps are matrices with blocks on their diagonal."""
 
-    Parameters:
-        dtype: Of activation and filter: bfloat16 or float16.
-        bias_type: Of the bias.
-        Output: How the output is reached: bfloat16 or float16.
-        known: What is known of the filter: the configurations that may be for
-            it are compiled.
+    comptime code = KERNEL_DIAGONAL
+    comptime Plan = DiagonalPlan
+    comptime Queue = Stream
 
-    Args:
-        ctx: The device; nothing is waited for.
-        problem: The convolution, valid and with at least one output.
-        choice: Of `choose_diagonal`, not -1.
-        activation: `[N, D, H, W, C]`, at a multiple of 16 bytes.
-        filter: `[K, 1, R, S, C / groups]` in device memory, at a multiple of 4
-            bytes.
-        epilogue: Its operands in device memory, at multiples of 16 bytes.
-        output: `[N, Z, P, Q, C]`, at a multiple of 16 bytes.
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses all but Hopper."""
+        return hopper_refusal(Self.code, capability)
 
-    Raises:
-        If the choice was not compiled; what the driver refused.
-    """
-    comptime for index in range(DIAGONAL_CANDIDATES):
-        comptime config = diagonal_candidate(index)
-        comptime if config.may_run(known):
-            if choice == index:
-                _launch[config](
-                    ctx, problem, activation, filter, epilogue, output
-                )
-                return
-    raise Error(
-        t"{diagonal_candidate(choice)}: the op was compiled without it;"
-        t" problem {problem}"
-    )
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses all but 16 bits, and work fused in front."""
+        if not has_diagonal_types(types):
+            return String(
+                t"diagonal takes and gives bfloat16 or float16, and a residual"
+                t" of the output's type; here {types.input}, {types.output} and"
+                t" {types.residual}"
+            )
+        return memory_refusal(Self.code, types)
 
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether a configuration may be for the filter."""
+        if known.groups == 1 and known.channels > 1:
+            return False
+        if known.channels != UNKNOWN and known.filters != UNKNOWN:
+            if known.channels != known.filters:
+                return False
+        comptime for index in range(DIAGONAL_CANDIDATES):
+            comptime config = diagonal_candidate(index)
+            if config.may_run(known.filter()):
+                return True
+        return False
 
-def _launch[
-    dtype: DType,
-    bias_type: DType,
-    Output: OutputTarget,
-    //,
-    config: DiagonalConfig,
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    activation: Reads[dtype],
-    filter: Reads[dtype],
-    epilogue: Epilogue[bias_type, Output.dtype],
-    output: Output,
-) raises:
-    """Enqueues a configuration."""
-    comptime kernel = DiagonalKernel[dtype, bias_type, Output, config].run
-    var plan = DiagonalPlan(
-        config,
-        problem,
-        ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-    )
-    var input = _map(
-        ctx,
-        activation,
-        problem,
-        problem.input,
-        plan.staged_columns,
-        STAGE_ROWS,
-        1,
-    )
-    # Where nothing is read or written through it, any will do.
-    var to = input
-    comptime if not (Output.computes or Output.stores):
-        to = _output_map(ctx, output.data().as_imm(), problem, plan)
-    var residual = input
-    if epilogue.has_residual:
-        residual = _output_map(ctx, epilogue.residual, problem, plan)
-    ctx.enqueue_function[kernel](
-        input,
-        to,
-        residual,
-        filter,
-        epilogue,
-        output,
-        DiagonalGeometry.of(config, problem, plan),
-        grid_dim=plan.blocks,
-        block_dim=config.threads(),
-        shared_mem_bytes=plan.shared_bytes(),
-        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what no configuration takes."""
+        var refusal = alignment_refusal(Self.code, operands)
+        if refusal:
+            return refusal
+        return diagonal_refusal(problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether groups have few channels: most of a stage of the implicit
+        GEMM would hold zeros."""
+        return (
+            problem.groups > 1 or problem.channels == 1
+        ) and problem.group_channels() <= DIAGONAL_CHANNELS
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> DiagonalPlan:
+        """The configuration for the filter, and the cut that saves time."""
+        var candidate = choose_diagonal(problem)
+        var config = diagonal_candidate(candidate)
+        var tiling = DiagonalTiling(config, problem, device.units)
+        return DiagonalPlan(
+            candidate, tiling, DiagonalGeometry.of(config, problem, tiling)
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Encodes the descriptors and enqueues the plan's configuration."""
+        comptime dtype = Source.dtype
+        ref tiling = plan.tiling
+        var input = _map(
+            queue.ctx,
+            arguments.activation.data(),
+            problem,
+            problem.input,
+            tiling.staged_columns,
+            STAGE_ROWS,
+            1,
+        )
+        # Where nothing is read or written through it, any will do.
+        var to = input
+        comptime if not (Output.computes or Output.stores):
+            to = _output_map(
+                queue.ctx, arguments.output.data().as_imm(), problem, tiling
+            )
+        var residual = input
+        if arguments.epilogue.has_residual:
+            residual = _output_map(
+                queue.ctx, arguments.epilogue.residual, problem, tiling
+            )
+        comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(MAX_SHARED_BYTES)
-        ),
-        attributes=pdl_launch_attributes(PDLLevel.ON),
-    )
+        )
+        comptime for index in range(DIAGONAL_CANDIDATES):
+            comptime config = diagonal_candidate(index)
+            comptime if config.may_run(known):
+                if plan.candidate == index:
+                    comptime kernel = DiagonalKernel[
+                        dtype, bias_type, Output, config
+                    ].run
+                    queue.enqueue(
+                        queue.ctx.compile_function[kernel](func_attribute=most),
+                        LaunchGrid(
+                            tiling.blocks,
+                            config.threads(),
+                            shared_bytes=tiling.shared_bytes(),
+                            overlap=True,
+                        ),
+                        input,
+                        to,
+                        residual,
+                        arguments.filter,
+                        rebind[Epilogue[bias_type, Output.dtype]](
+                            arguments.epilogue
+                        ),
+                        arguments.output,
+                        plan.geometry,
+                    )
+                    return
+        raise Error(
+            t"{plan}: the op was compiled without it; problem {problem}"
+        )
 
 
 def _map[
@@ -199,7 +229,7 @@ def _output_map[
     ctx: DeviceContext,
     data: Reads[dtype],
     problem: ConvProblem,
-    plan: DiagonalPlan,
+    tiling: DiagonalTiling,
 ) raises -> TensorMap:
     """The outputs of a step, or their residuals, a box."""
     return _map(
@@ -207,7 +237,7 @@ def _output_map[
         data,
         problem,
         problem.output,
-        plan.columns,
+        tiling.columns,
         STEP_ROWS,
-        plan.images,
+        tiling.images,
     )

@@ -278,8 +278,28 @@ def choose_diagonal(problem: ConvProblem) -> Int:
     return -1
 
 
+def diagonal_refusal(problem: ConvProblem) -> Optional[String]:
+    """Why no candidate computes a problem, or None.
+
+    Args:
+        problem: The convolution.
+    """
+    var known = KnownFilter.of(problem)
+    comptime for index in range(DIAGONAL_CANDIDATES):
+        comptime config = diagonal_candidate(index)
+        if config.may_run(known) and config.takes_groups(problem):
+            return config.refusal(problem)
+    return String(
+        t"diagonal takes groups of 1, 2, 4, 8, 16 or 32 channels and as many"
+        t" filters, of 3, 5 or 7 taps along w (3 from 16 channels on) and"
+        t" stride 1 or 2; here {problem.group_channels()} and"
+        t" {problem.group_filters()}, {problem.filter[2]} taps, stride"
+        t" {problem.stride[2]}"
+    )
+
+
 @fieldwise_init
-struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
+struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
     """How a problem is cut."""
 
     var columns: Int

@@ -1,13 +1,39 @@
-"""The configurations that `dispatch` chooses from."""
+"""The table of configurations that are compiled, and for which operands."""
 
 from std.utils import IndexList
 
+from ....conv.operands import OperandTypes
 from ...split_k import MAX_SPLIT_K
 from .config import Sm90Config
 from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
 
-comptime CANDIDATES = 15
-"""Configurations to choose from."""
+
+@fieldwise_init
+struct Candidate(ImplicitlyCopyable, Movable):
+    """A row of the table: a configuration, and the ops that are compiled with
+    it."""
+
+    var config: Sm90Config
+    var wide_outputs: Bool
+    """Whether it is for 16-bit inputs with float32 outputs too."""
+    var other_inputs: Bool
+    """Whether it is for float32 and 8-bit inputs too: a few are, all were tuned
+    for 16 bits."""
+    var fused_outputs: Bool
+    """Whether it is for outputs that the graph compiler fused something behind
+    too: few are, as every such op compiles them anew."""
+
+    def offered(self, types: OperandTypes) -> Bool:
+        """Whether ops with such operands are compiled with it.
+
+        Args:
+            types: Of the operands.
+        """
+        if types.fused_output and not self.fused_outputs:
+            return False
+        if types.input.is_half_float():
+            return types.output.is_half_float() or self.wide_outputs
+        return self.other_inputs
 
 
 def _rows(
@@ -53,82 +79,129 @@ def _rows(
     )
 
 
+def _table() -> List[Candidate]:
+    """The rows; what a plan calls a candidate is its index here."""
+    return [
+        Candidate(
+            _rows(256, 128, 3, 5, 2, cluster_m=2, halo=8),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(256, 128, 4, 4, 2, cluster_m=2),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        # Its epilogue of 4-byte values would spill registers.
+        Candidate(
+            _rows(224, 128, 3, 5, 7, cluster_n=2, halo=16, subtile_pixels=32),
+            wide_outputs=False,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(192, 128, 5, 5, 3, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(96, 128, 7, 7, 3, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(256, 64, 3, 8, 3, cooperative=False, halo=8),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(
+                160,
+                64,
+                4,
+                9,
+                5,
+                cooperative=False,
+                halo=8,
+                stationary=True,
+                subtile_pixels=32,
+            ),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(64, 64, 8, 8, 4, consumers=1, splits=True),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=True,
+        ),
+        Candidate(
+            _rows(64, 128, 8, 8, 2, splits=True),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(128, 128, 5, 5, 4, cooperative=False),
+            wide_outputs=True,
+            other_inputs=True,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+        Candidate(
+            _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16),
+            wide_outputs=True,
+            other_inputs=False,
+            fused_outputs=False,
+        ),
+    ]
+
+
+comptime TABLE = _table()
+"""The table, for the compiler."""
+
+comptime CANDIDATES = len(TABLE)
+"""Its rows."""
+
+
+def candidates() -> List[Candidate]:
+    """The table, at run time."""
+    return _table()
+
+
 def candidate(index: Int) -> Sm90Config:
-    """A configuration to choose from.
+    """A row's configuration.
 
     Args:
         index: From 0 to `CANDIDATES - 1`.
     """
-    if index == 0:
-        return _rows(256, 128, 3, 5, 2, cluster_m=2, halo=8)
-    if index == 1:
-        return _rows(256, 128, 4, 4, 2, cluster_m=2)
-    if index == 2:
-        return _rows(224, 128, 3, 5, 7, cluster_n=2, halo=16, subtile_pixels=32)
-    if index == 3:
-        return _rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32)
-    if index == 4:
-        return _rows(192, 128, 5, 5, 3, subtile_pixels=32)
-    if index == 5:
-        return _rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32)
-    if index == 6:
-        return _rows(96, 128, 7, 7, 3, subtile_pixels=32)
-    if index == 7:
-        return _rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32)
-    if index == 8:
-        return _rows(256, 64, 3, 8, 3, cooperative=False, halo=8)
-    if index == 9:
-        return _rows(
-            160,
-            64,
-            4,
-            9,
-            5,
-            cooperative=False,
-            halo=8,
-            stationary=True,
-            subtile_pixels=32,
-        )
-    if index == 10:
-        return _rows(64, 64, 8, 8, 4, consumers=1, splits=True)
-    if index == 11:
-        return _rows(64, 128, 8, 8, 2, splits=True)
-    if index == 12:
-        return _rows(128, 128, 5, 5, 4, cooperative=False)
-    if index == 13:
-        return _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32)
-    return _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16)
-
-
-def offered[in_type: DType, out_type: DType](index: Int) -> Bool:
-    """Whether a candidate is compiled for types: all are for 16 bits, which
-    they were tuned for, a few for others.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-
-    Args:
-        index: Of the candidate.
-    """
-    comptime if in_type.is_half_float():
-        # Its epilogue of values of four bytes would spill registers.
-        return out_type.is_half_float() or index != 2
-    return (
-        index == 0
-        or index == 4
-        or index == 6
-        or index == 8
-        or index == 10
-        or index == 12
-    )
-
-
-def offered_fused(index: Int) -> Bool:
-    """Whether a candidate is compiled for outputs that the graph compiler
-    fused something behind: few, as every such op compiles them anew.
-
-    Args:
-        index: Of the candidate.
-    """
-    return index == 0 or index == 4 or index == 6 or index == 8 or index == 10
+    return _table()[index].config

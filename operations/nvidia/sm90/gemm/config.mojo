@@ -11,6 +11,9 @@ from std.utils import IndexList
 
 from ....conv.fields import COPY_BYTES
 from ....conv.problem import ConvProblem
+from ...epilogue.callbacks import EpilogueVisitor
+from ...epilogue.layout import VisitLayout
+from ...epilogue.params import visitor_refusal as refusal_of_visitor
 from ...im2col.traversal import ROW_BYTES, Traversal
 from ...limits import (
     MAX_BOX,
@@ -22,7 +25,14 @@ from ...limits import (
 )
 from ...pipeline.barrier import BARRIER_BYTES
 from ..wgmma import MMA_M
-from .epilogue_config import EpilogueConfig, HALF_BYTES
+from .epilogue_config import (
+    COLUMN_FILTERS,
+    CONSUMER_THREADS,
+    HALF_BYTES,
+    ROW_FILTERS,
+    SUBTILE_FILTERS,
+    EpilogueConfig,
+)
 
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
@@ -319,10 +329,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-def can_implement[
+def problem_refusal[
     in_type: DType, out_type: DType
 ](config: Sm90Config, problem: ConvProblem) -> Optional[String]:
-    """Why the kernel cannot take a problem.
+    """Why the kernel cannot take a problem, or None.
 
     Parameters:
         in_type: Of activation and filter.
@@ -369,18 +379,53 @@ def can_implement[
     return None
 
 
-def residual_refusal(config: Sm90Config) -> Optional[String]:
-    """Why the kernel cannot add a residual.
+def layout_of[out_type: DType](config: Sm90Config) -> VisitLayout:
+    """How a consumer's values are cut up, for visitors.
+
+    Parameters:
+        out_type: Of output and residual.
 
     Args:
         config: The configuration.
+    """
+    return VisitLayout(
+        pixels=config.epilogue.pixels(size_of[out_type]()),
+        filters=SUBTILE_FILTERS,
+        filter_subtiles=config.consumer_filters() // SUBTILE_FILTERS,
+        threads=CONSUMER_THREADS,
+        thread_filters=ROW_FILTERS if config.swapped else COLUMN_FILTERS,
+        out_type=out_type,
+        delayed=config.epilogue.delay_store,
+    )
+
+
+def visitor_refusal[
+    Visitor: EpilogueVisitor, //, out_type: DType
+](visitor: Visitor, config: Sm90Config, problem: ConvProblem) -> Optional[
+    String
+]:
+    """Why a configuration cannot run with a visitor.
+
+    Parameters:
+        Visitor: Of the visitor.
+        out_type: Of the output.
+
+    Args:
+        visitor: The visitor.
+        config: The configuration, which does not refuse the problem.
+        problem: The convolution.
 
     Returns:
-        The reason, or None if the kernel can.
+        The reason, or None if it can.
     """
-    if config.epilogue.num_epi_load_stages == 0:
-        return String("num_epi_load_stages: 0 stages, but there is a residual")
-    return None
+    return refusal_of_visitor(
+        visitor,
+        layout_of[out_type](config),
+        problem,
+        consumers=config.consumers,
+        shared_bytes=config.shared_bytes(),
+        epi_load_stages=config.epilogue.num_epi_load_stages,
+    )
 
 
 def _halo_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:

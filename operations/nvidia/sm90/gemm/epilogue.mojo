@@ -14,6 +14,13 @@ from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
 from ...epilogue.activations import run_time
+from ...epilogue.callbacks import (
+    LOOPED,
+    EpilogueVisitor,
+    Subtile,
+    Visited,
+)
+from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tile, TileGeometry
 from ...tma.copy import (
     SharedAddress,
@@ -22,26 +29,19 @@ from ...tma.copy import (
     store_tile,
 )
 from ...tma.descriptor import TensorMap
-from .config import Sm90Config
-from .epilogue_buffers import FIRST_NAME, EpilogueBuffers
-from .epilogue_callbacks import (
-    LOOPED,
-    EpilogueVisitor,
-    Residual,
-    Subtile,
-    Visited,
-)
+from .config import Sm90Config, layout_of
+from .epilogue_buffers import EpilogueBuffers
 from .epilogue_config import CONSUMER_THREADS, ROW_BYTES, SUBTILE_FILTERS
 from .epilogue_fragment import (
     MATRIX_VALUES,
-    Place,
+    SharedResidual,
+    WarpgroupFragments,
     panel_filters,
     panels,
     write_fragment,
 )
-from .epilogue_fused_output import FusedStore
+from .epilogue_fused_store import FusedStore
 from .epilogue_rows import RowStore
-from .epilogue_params import EpilogueParams, layout_of
 from .epilogue_values import select_values, values_of
 from .mma import Accumulators
 
@@ -78,8 +78,8 @@ struct CollectiveEpilogue[
         # With more values of four bytes beside so many sums, registers spill.
         8 if Self.sums >= 128 and Self.element_bytes == 4 else Self.values,
     )
-    comptime parts = Self.config.consumer_filters() // SUBTILE_FILTERS
-    comptime subtiles = Self.parts * Self.config.consumer_pixels() // Self.pixels
+    comptime filter_subtiles = Self.config.consumer_filters() // SUBTILE_FILTERS
+    comptime subtiles = Self.filter_subtiles * Self.config.consumer_pixels() // Self.pixels
     comptime adds_residual = (
         Self.epilogue.num_epi_load_stages > 0 and Self.Visitor.adds_residual
     )
@@ -91,7 +91,9 @@ struct CollectiveEpilogue[
         tma_store=Self.tma_store,
         in_place=Self.in_place,
         shares=(
-            Self.Visitor.shares or Self.fused_output or Self.epilogue.whole_rows
+            Self.Visitor.shares(Self.layout)
+            or Self.fused_output
+            or Self.epilogue.whole_rows
         ),
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
@@ -100,8 +102,8 @@ struct CollectiveEpilogue[
     ]
     comptime Values = SIMD[DType.float32, Self.values]
     comptime layout = layout_of[Self.out_type](Self.config)
-    comptime ThreadPlace = Place[Self.layout.swapped]
-    comptime Visited = Visited[Self.layout]
+    comptime ThreadPlace = WarpgroupFragments[Self.layout]
+    comptime Visited = Visited[Self.ThreadPlace]
     comptime State = Self.Visitor.State
 
     var buffers: Self.Buffers
@@ -155,7 +157,7 @@ struct CollectiveEpilogue[
         """
         comptime panel_bytes = Self.pixels * ROW_BYTES
         for i in range(UInt32(Self.subtiles)):
-            var block, part = divmod(i, UInt32(Self.parts))
+            var block, part = divmod(i, UInt32(Self.filter_subtiles))
             var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
             var filter = tile.filter + part * SUBTILE_FILTERS
             ref residuals = self.buffers.residuals
@@ -184,11 +186,9 @@ struct CollectiveEpilogue[
             geometry=geometry,
             tile=tile,
             place=self.place,
-            thread=self.buffers.thread,
-            consumer=UInt32(block_idx.x) * UInt32(Self.config.consumers)
+            reducer=UInt32(block_idx.x) * UInt32(Self.config.consumers)
             + self.buffers.consumer,
             memory=self.memory,
-            name=self.buffers.consumer + FIRST_NAME,
         )
 
     @always_inline
@@ -233,7 +233,7 @@ struct CollectiveEpilogue[
             map: The output's descriptor.
             params: The epilogue's.
             begun: What `begin` returned.
-            sums: The consumer's values, settled.
+            sums: The consumer's values, waited for.
             geometry: The problem.
             tile: The consumer's part; its `pixel` is the consumer's first.
         """
@@ -264,7 +264,7 @@ struct CollectiveEpilogue[
         """`store` with nothing to visit."""
         comptime for i in range(Self.subtiles):
             var buffer = self.buffers.next_output()
-            write_fragment[Self.out_type, Self.pixels](
+            write_fragment[Self.out_type](
                 buffer,
                 self.place,
                 0,
@@ -305,7 +305,7 @@ struct CollectiveEpilogue[
                     at,
                     subtile,
                     group,
-                    Residual[Self.layout](loads, source, self.place),
+                    SharedResidual[Self.layout](loads, source, self.place),
                     values_of[Self.layout, i, first, size](sums),
                 )
                 comptime if first == 0:
@@ -323,7 +323,7 @@ struct CollectiveEpilogue[
                     comptime if Self.stores:
                         buffer = self.buffers.next(loads, source)
                 comptime if Self.stores:
-                    write_fragment[Self.out_type, Self.pixels](
+                    write_fragment[Self.out_type](
                         buffer, self.place, group, values
                     )
             params.visitor.reduce(state, at, subtile)
@@ -365,7 +365,7 @@ struct CollectiveEpilogue[
                 at,
                 subtile,
                 step * groups,
-                Residual[Self.layout](loads, source, self.place),
+                SharedResidual[Self.layout](loads, source, self.place),
                 select_values[Self.layout, Self.subtiles, Self.fragment](
                     sums, i
                 ),
@@ -386,7 +386,7 @@ struct CollectiveEpilogue[
                 comptime if Self.stores:
                     buffer = self.buffers.next(loads, source)
             comptime if Self.stores:
-                write_fragment[Self.out_type, Self.pixels](
+                write_fragment[Self.out_type](
                     buffer, self.place, step * groups, values
                 )
             if step == count - 1:
@@ -405,7 +405,7 @@ struct CollectiveEpilogue[
         Args:
             index: Its place in the order of visits.
         """
-        var block, part = divmod(index, UInt32(Self.parts))
+        var block, part = divmod(index, UInt32(Self.filter_subtiles))
         return Subtile(part=part, block=block, count=self.count + index)
 
     @always_inline
@@ -457,7 +457,7 @@ struct CollectiveEpilogue[
     ):
         """Stores a sub-tile from its buffer, and releases the residual's buffer
         if that is what was stored."""
-        var block, part = divmod(index, UInt32(Self.parts))
+        var block, part = divmod(index, UInt32(Self.filter_subtiles))
         var pixel = tile.pixel + block * UInt32(Self.pixels)
         var filter = tile.filter + part * SUBTILE_FILTERS
         self.buffers.publish()
@@ -492,8 +492,7 @@ struct CollectiveEpilogue[
         else:
             comptime Rows = RowStore[
                 Self.Output,
-                Self.pixels,
-                Self.layout.swapped,
+                Self.layout,
                 Self.epilogue.whole_rows,
                 # Visitors that keep more would spill.
                 Self.visitor_bytes() == 0,
@@ -535,7 +534,7 @@ struct CollectiveEpilogue[
             self._store_buffer(
                 map, params, buffer, geometry, tile, index, loads
             )
-        elif Self.Visitor.shares:
+        elif Self.Visitor.shares(Self.layout):
             self.buffers.sync()
         params.visitor.postreduce(
             state, self._visited(geometry, tile), self._subtile(index)

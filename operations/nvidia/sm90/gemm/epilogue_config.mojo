@@ -5,18 +5,25 @@ from std.collections import Optional
 from std.utils import IndexList
 
 from ...im2col.traversal import ROW_BYTES
+from ...limits import WARP, WARPGROUP
 
 
 comptime SUBTILE_FILTERS = 64
 """Filters of a sub-tile: the rows that one warpgroup's multiply takes."""
 
+comptime ROW_FILTERS = 2
+"""Filters of a thread in a sub-tile whose filters are the multiply's rows."""
+
+comptime COLUMN_FILTERS = 16
+"""Filters of a thread in a sub-tile whose filters are its columns."""
+
 comptime HALF_BYTES = 2
 """Bytes of a 16-bit output, of which a sub-tile's pixel is one row."""
 
-comptime CONSUMER_WARPS = 4
+comptime CONSUMER_WARPS = WARPGROUP // WARP
 """Warps of a consumer."""
 
-comptime CONSUMER_THREADS = 128
+comptime CONSUMER_THREADS = WARPGROUP
 """Threads of a consumer."""
 
 

@@ -11,10 +11,20 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.sys.intrinsics import _RegisterPackType
 
+from ....conv.access import OutputTarget
+from ...epilogue.activations import keep_branch
+from ...epilogue.layout import Fragments, ResidualTile, VisitLayout
+from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
-from ...pipeline.chunks import shared_pointer, swizzled
+from ...pipeline.chunks import (
+    CHUNK_BYTES,
+    shared_pointer,
+    swizzled,
+    swizzled_chunk,
+)
 from ...tma.copy import SharedAddress
-from .epilogue_config import ROW_BYTES, SUBTILE_FILTERS
+from .epilogue_config import ROW_BYTES, ROW_FILTERS, SUBTILE_FILTERS
+from .epilogue_rows import RowStore
 
 comptime MATRIX_ROWS = 16
 """Rows and columns of the four 8x8 matrices that an instruction moves."""
@@ -63,12 +73,19 @@ def column_of(value: Int) -> Int:
 
 
 @fieldwise_init
-struct Place[swapped: Bool](TrivialRegisterPassable):
-    """Where in a sub-tile a thread's values lie.
+struct WarpgroupFragments[cut: VisitLayout](Fragments):
+    """Where in a sub-tile a thread's values lie: as the warpgroup's multiply
+    leaves them.
 
     Parameters:
-        swapped: Whether filters are the multiply's rows.
+        cut: How a consumer's values are cut up. Where filters are the
+            multiply's rows, a thread has two of each sub-tile.
     """
+
+    comptime layout = Self.cut
+    comptime swapped = Self.cut.thread_filters == ROW_FILTERS
+    """Whether filters are the multiply's rows."""
+    comptime Residual = SharedResidual[Self.cut]
 
     var warp: UInt32
     var lane: UInt32
@@ -83,8 +100,13 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
         self.warp, self.lane = divmod(thread, UInt32(WARP))
 
     @always_inline
+    def thread(self) -> UInt32:
+        """See `Fragments`."""
+        return self.warp * WARP + self.lane
+
+    @always_inline
     def filter(self) -> UInt32:
-        """The filter of the thread's first value."""
+        """See `Fragments`."""
         comptime if Self.swapped:
             return self.warp * 16 + self.lane // 4
         else:
@@ -92,11 +114,21 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
 
     @always_inline
     def pixel(self) -> UInt32:
-        """The pixel of the thread's first value."""
+        """See `Fragments`."""
         comptime if Self.swapped:
             return self.lane % 4 * 2
         else:
             return self.warp * 16 + self.lane // 4
+
+    @staticmethod
+    def thread_filter(index: Int) -> Int:
+        """See `Fragments`."""
+        return 8 * index if Self.swapped else 8 * (index // 2) + index % 2
+
+    @staticmethod
+    def filter_index(value: Int) -> Int:
+        """See `Fragments`."""
+        return value // 2 % 2 if Self.swapped else 2 * (value // 4) + value % 2
 
     @staticmethod
     def filter_of(value: Int) -> Int:
@@ -109,12 +141,59 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
 
     @staticmethod
     def pixel_of(value: Int) -> Int:
-        """As `filter_of`, the pixel.
-
-        Args:
-            value: Its index in the sub-tile.
-        """
+        """See `Fragments`."""
         return column_of(value) if Self.swapped else row_of(value)
+
+    @staticmethod
+    @always_inline
+    def group_filters(group: UInt32) -> UInt32:
+        """See `Fragments`."""
+        return 0 if Self.swapped else group * MATRIX_ROWS
+
+    @staticmethod
+    @always_inline
+    def group_pixels(group: UInt32) -> UInt32:
+        """See `Fragments`."""
+        return group * MATRIX_ROWS if Self.swapped else 0
+
+    @always_inline
+    def write[
+        dtype: DType, size: Int
+    ](
+        self,
+        buffer: SharedAddress,
+        group: UInt32,
+        values: SIMD[DType.float32, size],
+    ):
+        """See `Fragments`."""
+        write_fragment[dtype](buffer, self, group, values)
+
+    @always_inline
+    def store_rows[
+        Output: OutputTarget
+    ](
+        self,
+        output: Output,
+        shape: OutputShape,
+        geometry: TileGeometry,
+        buffer: SharedAddress,
+        pixel: UInt32,
+        filter: UInt32,
+        filters: UInt32,
+    ):
+        """See `Fragments`."""
+        comptime Rows = RowStore[Output, Self.cut]
+        var rows = Rows(self)
+        comptime for panel in range(Rows.held):
+            rows.store[panel](
+                output,
+                shape,
+                geometry,
+                rows.load[panel](buffer),
+                pixel,
+                filter,
+                filters,
+            )
 
     @always_inline
     def matrices(self, group: UInt32) -> UInt32:
@@ -138,11 +217,10 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
             return swizzled[ROW_BYTES](row, chunk) ^ (group * 32)
 
     @always_inline
-    def word[pixels: Int, value: Int](self, group: UInt32) -> UInt32:
+    def word[value: Int](self, group: UInt32) -> UInt32:
         """The offset in a buffer of one of the thread's 32-bit values.
 
         Parameters:
-            pixels: Of the buffer.
             value: The value's index in its group.
 
         Args:
@@ -156,8 +234,9 @@ struct Place[swapped: Bool](TrivialRegisterPassable):
             filter += group * MATRIX_ROWS
         var panel, column = divmod(filter, UInt32(32))
         return (
-            panel * UInt32(pixels * ROW_BYTES)
-            + swizzled[ROW_BYTES](row, column // 4)
+            panel * UInt32(Self.cut.pixels * ROW_BYTES)
+            + row * ROW_BYTES
+            + swizzled_chunk[ROW_BYTES](row, column // 4) * CHUNK_BYTES
             + column % 4 * 4
         )
 
@@ -198,10 +277,10 @@ def _load_matrices[
 
 @always_inline
 def write_fragment[
-    dtype: DType, pixels: Int, size: Int, swapped: Bool
+    layout: VisitLayout, //, dtype: DType, size: Int
 ](
     buffer: SharedAddress,
-    place: Place[swapped],
+    place: WarpgroupFragments[layout],
     group: UInt32,
     values: SIMD[DType.float32, size],
 ):
@@ -209,15 +288,14 @@ def write_fragment[
     buffer; all threads of the warp together.
 
     Parameters:
+        layout: How a consumer's values are cut up.
         dtype: Of the buffer's elements.
-        pixels: Of the buffer.
         size: How many, a multiple of `MATRIX_VALUES`.
-        swapped: As in `Place`.
 
     Args:
         buffer: Where to.
         place: The thread's.
-        group: Of the first values, as in `Place.matrices`.
+        group: Of the first values, as in `WarpgroupFragments.matrices`.
         values: The values.
     """
     comptime for g in range(size // MATRIX_VALUES):
@@ -230,13 +308,13 @@ def write_fragment[
                     values[first + 2 * i], values[first + 2 * i + 1]
                 )
                 packed[i] = bitcast[DType.uint32, 1](pair.cast[dtype]())
-            _store_matrices[swapped](buffer + place.matrices(at), packed)
+            _store_matrices[place.swapped](buffer + place.matrices(at), packed)
         else:
             comptime assert dtype == DType.float32
             comptime for i in range(MATRIX_VALUES):
-                shared_pointer[dtype](
-                    buffer + place.word[pixels, i](at)
-                ).unsafe_store(0, values[first + i].cast[dtype]())
+                shared_pointer[dtype](buffer + place.word[i](at)).unsafe_store(
+                    0, values[first + i].cast[dtype]()
+                )
 
 
 @always_inline
@@ -253,18 +331,17 @@ def _halves[dtype: DType](packed: UInt32) -> SIMD[DType.float32, 2]:
 
 @always_inline
 def read_fragment[
-    dtype: DType, pixels: Int, size: Int, swapped: Bool
-](buffer: SharedAddress, place: Place[swapped], group: UInt32) -> SIMD[
-    DType.float32, size
-]:
+    layout: VisitLayout, //, dtype: DType, size: Int
+](
+    buffer: SharedAddress, place: WarpgroupFragments[layout], group: UInt32
+) -> SIMD[DType.float32, size]:
     """Reads the elements of a buffer that belong to some of a thread's values:
     the mirror image of `write_fragment`, at the same addresses.
 
     Parameters:
+        layout: As in `write_fragment`.
         dtype: As in `write_fragment`.
-        pixels: As in `write_fragment`.
         size: As in `write_fragment`.
-        swapped: As in `Place`.
 
     Args:
         buffer: Where from.
@@ -276,7 +353,9 @@ def read_fragment[
         comptime first = g * MATRIX_VALUES
         var at = group + UInt32(g)
         comptime if size_of[dtype]() == 2:
-            var packed = _load_matrices[swapped](buffer + place.matrices(at))
+            var packed = _load_matrices[place.swapped](
+                buffer + place.matrices(at)
+            )
             comptime for i in range(4):
                 var pair = _halves[dtype](packed[i])
                 values[first + 2 * i] = pair[0]
@@ -285,8 +364,35 @@ def read_fragment[
             comptime assert dtype == DType.float32
             comptime for i in range(MATRIX_VALUES):
                 values[first + i] = (
-                    shared_pointer[dtype](buffer + place.word[pixels, i](at))
+                    shared_pointer[dtype](buffer + place.word[i](at))
                     .unsafe_load(0)
                     .cast[DType.float32]()
                 )
     return values
+
+
+@fieldwise_init
+struct SharedResidual[cut: VisitLayout](ResidualTile):
+    """A sub-tile's residual in shared memory.
+
+    Parameters:
+        cut: How a consumer's values are cut up.
+    """
+
+    var present: Bool
+    """Whether there is one."""
+    var buffer: SharedAddress
+    var place: WarpgroupFragments[Self.cut]
+
+    @always_inline
+    def is_present(self) -> Bool:
+        """See `ResidualTile`."""
+        return self.present
+
+    @always_inline
+    def read[size: Int](self, group: UInt32) -> SIMD[DType.float32, size]:
+        """See `ResidualTile`."""
+        keep_branch()
+        return read_fragment[Self.cut.out_type, size](
+            self.buffer, self.place, group
+        )

@@ -14,14 +14,15 @@ from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
 from ....conv.problem import SPATIAL
+from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
-from ...pipeline.chunks import load_chunk, swizzled
+from ...pipeline.chunks import CHUNK_BYTES, load_chunk, swizzled_chunk
 from ...tma.copy import SharedAddress
 from .epilogue_config import CONSUMER_WARPS, ROW_BYTES
 from .epilogue_fragment import (
     MATRIX_ROWS,
-    Place,
+    WarpgroupFragments,
     panel_filters,
     panels,
 )
@@ -49,8 +50,7 @@ def _store_if[
 
 struct RowStore[
     Output: OutputTarget,
-    pixels: Int,
-    swapped: Bool,
+    layout: VisitLayout,
     whole: Bool = False,
     roomy: Bool = False,
 ](TrivialRegisterPassable):
@@ -59,25 +59,26 @@ struct RowStore[
 
     Parameters:
         Output: The output.
-        pixels: Of a buffer.
-        swapped: As in `Place`.
+        layout: How a consumer's values are cut up.
         whole: Whether warps share the buffer out by its rows. All have written
             it.
         roomy: Whether threads have registers left for a second way.
     """
 
+    comptime Values = WarpgroupFragments[Self.layout]
     comptime dtype = Self.Output.dtype
     comptime fused = Self.Output.computes or Self.Output.stores
     comptime width = 16 // size_of[Self.dtype]()
     comptime Chunk = SIMD[Self.dtype, Self.width]
-    comptime strips = Self.swapped and not Self.whole
+    comptime strips = Self.Values.swapped and not Self.whole
     """Whether a warp has some filters of all pixels."""
     comptime chunks = MATRIX_ROWS // Self.width if Self.strips else CHUNKS
     """Pieces of a row that are a warp's."""
     comptime rows = WARP // Self.chunks
     """That a warp stores at a time."""
     comptime warp_rows = (
-        Self.pixels if Self.strips else Self.pixels // CONSUMER_WARPS
+        Self.layout.pixels if Self.strips else Self.layout.pixels
+        // CONSUMER_WARPS
     )
     comptime steps = Self.warp_rows // Self.rows
     comptime many = Self.whole and Self.roomy and Self.steps > 2
@@ -98,7 +99,7 @@ struct RowStore[
     """Of the panel's rows."""
 
     @always_inline
-    def __init__(out self, place: Place[Self.swapped]):
+    def __init__(out self, place: Self.Values):
         """A thread's part.
 
         Args:
@@ -137,13 +138,15 @@ struct RowStore[
                 has written.
         """
         var rows = buffer + (self.panel + UInt32(panel)) * UInt32(
-            Self.pixels * ROW_BYTES
+            Self.layout.pixels * ROW_BYTES
         )
         var chunks = Self.Chunks()
         comptime for i in range(Self.steps):
             var row = self.row + UInt32(i * Self.rows)
             chunks[i] = load_chunk[Self.dtype](
-                rows + swizzled[ROW_BYTES](row, self.chunk)
+                rows
+                + row * ROW_BYTES
+                + swizzled_chunk[ROW_BYTES](row, self.chunk) * CHUNK_BYTES
             )
         return chunks
 

@@ -1,8 +1,9 @@
 """Which of a consumer's accumulators a thread's values of a sub-tile are."""
 
 from ...epilogue.activations import keep_branch
-from .epilogue_callbacks import VisitLayout
+from ...epilogue.layout import VisitLayout
 from .epilogue_config import SUBTILE_FILTERS
+from .epilogue_fragment import WarpgroupFragments
 from .mma import Accumulators
 
 
@@ -28,16 +29,15 @@ def values_of[
         size: How many.
 
     Args:
-        sums: The consumer's values, settled.
+        sums: The consumer's values, waited for.
     """
-    comptime block = subtile // layout.parts
-    comptime part = subtile % layout.parts
-    comptime row = part if layout.swapped else (
+    comptime swapped = WarpgroupFragments[layout].swapped
+    comptime block = subtile // layout.filter_subtiles
+    comptime part = subtile % layout.filter_subtiles
+    comptime row = part if swapped else (
         block * layout.pixels // SUBTILE_FILTERS
     )
-    comptime column = (
-        block if layout.swapped else part
-    ) * layout.values() + first
+    comptime column = (block if swapped else part) * layout.values() + first
     var values = SIMD[DType.float32, size](0)
     comptime for i in range(size):
         values[i] = sums.values[row][column + i]
@@ -55,7 +55,7 @@ def select_values[
 ](sums: Accumulators[rows, columns], index: UInt32) -> SIMD[
     DType.float32, size
 ]:
-    """As `values_of`, a fragment that is known at run time only.
+    """A fragment of a thread's values, known at run time only.
 
     Parameters:
         rows: As in `values_of`.

@@ -20,6 +20,8 @@ from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Writes
+from ...epilogue.callbacks import EpilogueVisitor
+from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tap, Tile, TileGeometry
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import (
@@ -34,9 +36,8 @@ from ...tma.copy import SharedAddress, prefetch_map
 from ...tma.descriptor import TensorMap
 from ...limits import WARP, WARPGROUP
 from .config import Sm90Config
-from .epilogue import CollectiveEpilogue, FIRST_NAME
-from .epilogue_callbacks import EpilogueVisitor
-from .epilogue_params import EpilogueParams
+from .epilogue import CollectiveEpilogue
+from .epilogue_buffers import FIRST_NAME
 from .mma import Accumulators
 from .scheduler import TileScheduler
 from .smem import SharedStorage

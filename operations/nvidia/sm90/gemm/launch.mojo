@@ -1,23 +1,31 @@
-"""Runs the Hopper kernel: descriptors, grid, launch."""
+"""The host side of the Hopper implicit GEMM: plan, descriptors, launch."""
 
-from max.gpu.host import (
-    DeviceAttribute,
-    DeviceBuffer,
-    DeviceContext,
-    Dim,
-    FuncAttribute,
-)
+from max.gpu.host import DeviceContext, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
-from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ....conv.access import OutputTarget
+from ....conv.access import ActivationSource, OutputTarget
+from ....conv.fields import COPY_BYTES, KERNEL_SM90
+from ....conv.known import KnownFilter, KnownProblem
 from ....conv.memory import CACHE_LINE, Reads, Writes
+from ....conv.operands import Arguments, Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from ...im2col.tiles import TileGeometry
+from ....conv.registry import ConvKernel, Device
+from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
+from ...epilogue.conv_visitor import ConvVisitor
+from ...epilogue.params import EpilogueParams
 from ...im2col.traversal import ROW_BYTES, Traversal
+from ...legality import (
+    alignment_refusal,
+    hopper_refusal,
+    may_be_tiled,
+    memory_refusal,
+    precision_refusal,
+    tensor_core_refusal,
+)
+from ...stream import LaunchGrid, Stream
 from ...tma.descriptor import (
     PixelBox,
     TensorMap,
@@ -25,92 +33,245 @@ from ...tma.descriptor import (
     encode_im2col,
 )
 from ...tma.operands import activation_map, filter_map, output_map
-from .config import Sm90Config, can_implement
-from .epilogue_callbacks import EpilogueVisitor, LaunchShape
-from .epilogue_params import EpilogueParams, visitor_refusal
-from .grid import Grid
-from .kernel import ConvKernel
-from .split_k import split_refusal
+from .candidates import CANDIDATES, TABLE
+from .config import Sm90Config
+from .kernel import ConvKernel as GemmKernel
+from .plan import GemmPlan, gemm_refusal, plan_gemm
+
+
+struct Gemm(ConvKernel):
+    """The implicit GEMM on Hopper's tensor cores."""
+
+    comptime code = KERNEL_SM90
+    comptime Plan = GemmPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses all but Hopper."""
+        return hopper_refusal(Self.code, capability)
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses types that wgmma does not multiply, and work in front."""
+        var refusal = tensor_core_refusal(Self.code, types)
+        return refusal if refusal else memory_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether TMA may take the pixels."""
+        return may_be_tiled(known, types)
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what no candidate takes."""
+        var refusal = precision_refusal(Self.code, operands)
+        if not refusal:
+            refusal = alignment_refusal(Self.code, operands)
+        if refusal or problem.gemm_m() == 0 or problem.filters == 0:
+            return refusal
+        return gemm_refusal[types.input, types.output](
+            problem, operands, device
+        )
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether to choose it where it can run: always."""
+        return True
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GemmPlan:
+        """The candidate that the model finds fastest."""
+        return plan_gemm[types.input, types.output](problem, operands, device)
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: GemmPlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Encodes the descriptors and enqueues the plan's candidate."""
+        comptime assert residual_type == Output.dtype
+        comptime types = type_of(arguments).types(scaled)
+        var operands = GemmOperands(
+            arguments.activation.data(),
+            arguments.filter,
+            rebind[Reads[Output.dtype]](arguments.epilogue.residual),
+            arguments.output,
+        )
+        var visitor = ConvVisitor[bias_type, scaled].of(arguments.epilogue)
+        comptime for index in range(CANDIDATES):
+            comptime if TABLE[index].offered(types):
+                if plan.candidate == index:
+                    launch_gemm[TABLE[index].config](
+                        plan, problem, operands, visitor, queue
+                    )
 
 
 @fieldwise_init
-struct LaunchPlan[
+struct GemmOperands[in_type: DType, Output: OutputTarget](
+    ImplicitlyCopyable, Movable
+):
+    """The pointers of a launch, beside the visitor's.
+
+    Parameters:
+        in_type: Of activation and filter.
+        Output: How the output is reached.
+    """
+
+    var activation: Reads[Self.in_type]
+    """`[N, *input, C]`."""
+    var filter: Reads[Self.in_type]
+    """`[K, *filter, C / groups]`."""
+    var residual: Reads[Self.Output.dtype]
+    """`[N, *output, K]`; not read unless the visitor does."""
+    var output: Self.Output
+    """`[N, *output, K]`; not touched if the visitor discards it."""
+
+
+@always_inline
+def launch_gemm[
     in_type: DType,
     Output: OutputTarget,
     Visitor: EpilogueVisitor,
+    //,
     config: Sm90Config,
-](ImplicitlyCopyable, Movable):
-    """What a launch passes to the kernel.
+](
+    plan: GemmPlan,
+    problem: ConvProblem,
+    operands: GemmOperands[in_type, Output],
+    visitor: Visitor,
+    mut queue: Stream,
+    *,
+    workspace: Writes[DType.float32] = Writes[DType.float32](
+        unsafe_from_address=CACHE_LINE
+    ),
+    overlap: Bool = True,
+) raises:
+    """Encodes the descriptors and enqueues a configuration.
 
     Parameters:
         in_type: Of activation and filter.
         Output: The output, and what the graph compiler fused behind it.
         Visitor: What is made of the values before they are stored.
         config: The configuration.
-    """
 
-    comptime out_type = Self.Output.dtype
+    Args:
+        plan: Of this configuration, for the problem.
+        problem: The convolution.
+        operands: The pointers.
+        visitor: What is fused; its operands in device memory.
+        queue: Where to run.
+        workspace: As many elements as `visitor.workspace_elements` says for
+            `launch_shape`.
+        overlap: Whether blocks may start, and wait, before what was enqueued
+            last has ended.
+
+    Raises:
+        What the driver refused.
+    """
+    comptime kernel = GemmKernel[in_type, Output, Visitor, config]
+    comptime bytes = kernel.shared_bytes()
+    comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
+    var maps = GemmMaps[config](queue.ctx, problem, operands, visitor)
+    var shape = launch_shape(config, problem, plan)
+    var prepared = visitor.prepared(shape, workspace)
+    queue.enqueue(
+        queue.ctx.compile_function[kernel.run](func_attribute=most),
+        LaunchGrid(
+            plan.blocks,
+            config.threads(),
+            shared_bytes=bytes,
+            cluster=plan.cluster,
+            overlap=overlap,
+        ),
+        maps.activation,
+        maps.filter,
+        maps.output,
+        maps.residual,
+        EpilogueParams[Output, Visitor](problem, prepared, operands.output),
+        plan.geometry,
+    )
+    prepared.conclude(queue, shape)
+
+
+def launch_shape(
+    config: Sm90Config, problem: ConvProblem, plan: GemmPlan
+) -> LaunchShape:
+    """A launch as a visitor's host side sees it.
+
+    Args:
+        config: The configuration.
+        problem: The convolution.
+        plan: Of this configuration, for the problem.
+    """
+    return LaunchShape(problem, plan.blocks * config.consumers)
+
+
+struct GemmMaps[config: Sm90Config]:
+    """The descriptors of a launch.
+
+    Parameters:
+        config: The configuration.
+    """
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
+    """Not to be used if the visitor discards the output."""
     var residual: TensorMap
     """Not to be used if the visitor has no residual."""
-    var workspace: Optional[DeviceBuffer[DType.float32]]
-    """The visitor's, kept alive."""
-    var shape: LaunchShape
-    var epilogue: EpilogueParams[Self.Output, Self.Visitor]
-    var geometry: TileGeometry
-    var cluster: Int
-    """Blocks of a cluster."""
-    var blocks: Int
 
-    def __init__(
+    @always_inline
+    def __init__[
+        in_type: DType, Output: OutputTarget, Visitor: EpilogueVisitor
+    ](
         out self,
         ctx: DeviceContext,
         problem: ConvProblem,
-        activation: Reads[Self.in_type],
-        filter: Reads[Self.in_type],
-        residual: Reads[Self.out_type],
-        visitor: Self.Visitor,
-        output: Self.Output,
-        parts: Int = 1,
+        operands: GemmOperands[in_type, Output],
+        visitor: Visitor,
     ) raises:
-        """Encodes the descriptors and counts the blocks.
+        """Encodes them.
+
+        Parameters:
+            in_type: Of activation and filter.
+            Output: How the output is reached.
+            Visitor: What is made of the values.
 
         Args:
             ctx: The device.
-            problem: The convolution, valid and with at least one output.
-            activation: `[N, *input, C]` in device memory.
-            filter: `[K, *filter, C / groups]` in device memory.
-            residual: `[N, *output, K]` in device memory; not read unless the
-                visitor does.
-            visitor: What is fused; its operands in device memory.
-            output: `[N, *output, K]`, its elements in device memory; not
-                touched if the visitor discards it.
-            parts: Of a tile's sum.
+            problem: The convolution.
+            operands: The pointers.
+            visitor: What is fused.
 
         Raises:
-            Why the configuration cannot take the problem, or what the driver
-            refused.
+            What the driver refused.
         """
-        var refusal = can_implement[Self.in_type, Self.out_type](
-            Self.config, problem
-        )
-        if refusal:
-            raise Error(t"sm90: {refusal.value()}; problem {problem}")
-        refusal = visitor_refusal[Self.out_type](visitor, Self.config, problem)
-        if refusal:
-            raise Error(t"sm90: {refusal.value()}; problem {problem}")
+        comptime out_type = Output.dtype
         var traversal = Traversal(problem)
-        refusal = split_refusal[Self.in_type](Self.config, traversal, parts)
-        if refusal:
-            raise Error(t"sm90: {refusal.value()}; problem {problem}")
-        var channels = traversal.slice_channels[Self.in_type]()
+        var channels = traversal.slice_channels[in_type]()
         self.activation = activation_map(
             ctx,
             traversal,
-            activation,
+            operands.activation,
             Self.config.act_tile_dim0(),
             channels,
             Self.config.halo,
@@ -118,88 +279,26 @@ struct LaunchPlan[
         self.filter = filter_map(
             ctx,
             problem,
-            filter,
+            operands.filter,
             Self.config.filter_tile_dim0(),
             channels,
         )
-        comptime if Self.Visitor.discards:
+        comptime if Visitor.discards:
             self.output = self.filter
         else:
             self.output = output_map(
                 ctx,
                 problem,
-                output.data().as_imm(),
-                Self.config.epilogue.pixels(size_of[Self.out_type]()),
-                ROW_BYTES // size_of[Self.out_type](),
+                operands.output.data().as_imm(),
+                Self.config.epilogue.pixels(size_of[out_type]()),
+                ROW_BYTES // size_of[out_type](),
                 TensorMapSwizzle.SWIZZLE_128B,
             )
         self.residual = self.output
         if visitor.reads_residual():
-            self.residual = _residual_map[Self.out_type, Self.config](
-                ctx, traversal, residual
+            self.residual = _residual_map[out_type, Self.config](
+                ctx, traversal, operands.residual
             )
-        var grid = Grid.of[Self.in_type](
-            Self.config,
-            traversal,
-            ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
-            parts,
-        )
-        self.geometry = grid.geometry[Self.in_type](Self.config, traversal)
-        if parts > 1:
-            self.geometry.split(Self.config.halo, parts)
-        self.cluster = Self.config.cluster_size() * parts
-        self.blocks = grid.clusters * self.cluster
-        self.shape = LaunchShape(Self.config, problem, self.blocks)
-        self.workspace = None
-        var memory = Writes[DType.float32](unsafe_from_address=CACHE_LINE)
-        var values = visitor.workspace(self.shape)
-        if values > 0:
-            var buffer = ctx.enqueue_create_buffer[DType.float32](values)
-            memory = (
-                buffer.unsafe_ptr()
-                .unsafe_mut_cast[True]()
-                .unsafe_origin_cast[MutUntrackedOrigin]()
-            )
-            self.workspace = buffer
-        self.epilogue = EpilogueParams[Self.Output, Self.Visitor](
-            problem, visitor.prepared(self.shape, memory), output
-        )
-
-    @always_inline
-    def launch(self, ctx: DeviceContext, overlap: Bool = True) raises:
-        """Enqueues the kernel.
-
-        Args:
-            ctx: The device; nothing is waited for.
-            overlap: Whether blocks may start, and wait, before what was
-                enqueued last has ended.
-        """
-        comptime kernel = ConvKernel[
-            Self.in_type, Self.Output, Self.Visitor, Self.config
-        ]
-        comptime bytes = kernel.shared_bytes()
-        var cluster: Optional[Dim] = None
-        if self.cluster > 1:
-            cluster = Dim(self.cluster)
-        ctx.enqueue_function[kernel.run](
-            self.activation,
-            self.filter,
-            self.output,
-            self.residual,
-            self.epilogue,
-            self.geometry,
-            grid_dim=self.blocks,
-            block_dim=Self.config.threads(),
-            cluster_dim=cluster,
-            shared_mem_bytes=bytes,
-            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                UInt32(bytes)
-            ),
-            attributes=pdl_launch_attributes(
-                PDLLevel.ON if overlap else PDLLevel.OFF
-            ),
-        )
-        self.epilogue.visitor.conclude(ctx, self.shape)
 
 
 def _residual_map[

@@ -3,13 +3,11 @@
 from std.math import ceildiv
 from std.sys.info import size_of
 
-from ...epilogue.activations import DeviceActivation
-from ....conv.epilogue import Epilogue
+from ...epilogue.work import FusedWork
 from ....conv.problem import SPATIAL, ConvProblem
 from ...im2col.traversal import ROW_BYTES, SECTOR_BYTES, Traversal
 from ..wgmma import MMA_M
 from .config import Sm90Config
-from .epilogue_visitor import FAST
 from .grid import Grid
 
 # The model's constants, fitted to timings of 15 configurations on 88 problems
@@ -93,57 +91,21 @@ comptime SUM_SECONDS = 0.7e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
-@fieldwise_init
-struct FusedWork(ImplicitlyCopyable, Movable):
-    """What of an epilogue takes time."""
+def fused_cycles(work: FusedWork, cooperative: Bool) -> Float64:
+    """Of 64 pixels by 64 filters, what an epilogue takes beside their store.
 
-    var visits: Bool
-    """Whether anything is made of the values."""
-    var residual: Bool
-    var looped: Bool
-    """Whether the activation is none of `FAST`."""
-
-    def __init__(out self):
-        """Nothing is fused."""
-        self = Self(visits=False, residual=False, looped=False)
-
-    @staticmethod
-    def of[
-        bias_type: DType, residual_type: DType
-    ](epilogue: Epilogue[bias_type, residual_type]) -> Self:
-        """Of an op's epilogue.
-
-        Parameters:
-            bias_type: Of the bias.
-            residual_type: Of the residual.
-
-        Args:
-            epilogue: The epilogue.
-        """
-        var formula = DeviceActivation.of(epilogue.activation).formula
-        var looped = formula != DeviceActivation.NONE
-        for fast in materialize[FAST]():
-            looped = looped and formula != fast
-        return Self(
-            visits=not epilogue.is_identity(),
-            residual=epilogue.has_residual and epilogue.beta != 0,
-            looped=looped,
-        )
-
-    def cycles(self, cooperative: Bool) -> Float64:
-        """Of 64 pixels by 64 filters, beside their store.
-
-        Args:
-            cooperative: Whether consumers share a tile.
-        """
-        var result = 0.0
-        if self.visits:
-            result += VISIT_CYCLES
-        if self.residual:
-            result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
-        if self.looped:
-            result += LOOP_CYCLES
-        return result
+    Args:
+        work: What it has to do.
+        cooperative: Whether consumers share a tile.
+    """
+    var result = 0.0
+    if work.visits:
+        result += VISIT_CYCLES
+    if work.residual:
+        result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
+    if work.looped:
+        result += LOOP_CYCLES
+    return result
 
 
 def predicted_seconds[
@@ -184,7 +146,7 @@ def predicted_seconds[
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
-    var extra = work.cycles(config.cooperative) * units
+    var extra = fused_cycles(work, config.cooperative) * units
     var last = 0.0
     if config.cooperative:
         tile += STORE_CYCLES * units + extra

@@ -5,8 +5,9 @@ in front of the normalization, and each channel's sum and sum of squares, in one
 kernel (and a small one behind it):
 
     from operations.conv.access import MemoryOutput
-    from operations.nvidia.sm90.gemm.epilogue_steps import ChannelBias, Rounded
-    from operations.nvidia.sm90.gemm.epilogue_sums import sum_channels
+    from operations.nvidia.epilogue.steps import ChannelBias, Rounded
+    from operations.nvidia.epilogue.sums import sum_channels
+    from operations.nvidia.sm90.gemm.launch import GemmOperands
     from operations.nvidia.sm90.gemm.visit import convolve_visited
 
     var visitor = (
@@ -15,27 +16,38 @@ kernel (and a small one behind it):
         .then(sum_channels(sums, squares))
     )
     convolve_visited(
-        ctx, problem, activation, filter, visitor, MemoryOutput(output)
+        ctx,
+        problem,
+        GemmOperands(activation, filter, no_residual, MemoryOutput(output)),
+        visitor,
     )
+
+`convolve_visited` plans and allocates in every call; `plan_visited`,
+`visitor_workspace` and `launch_visited` are its steps, of which a loop repeats
+the last alone, on any stream.
 
 With `.then(Discard())` behind it only the sums are kept, and with
 `.then(AuxiliaryOutput[DType.bfloat16](MemoryOutput(before)))` in front of an
 `Activate` the backward pass gets what it needs beside what the next layer does.
 """
 
-from max.gpu.host import DeviceAttribute, DeviceContext
+from max.gpu.host import DeviceContext
 from std.collections import Optional
 
 from ....conv.access import OutputTarget
-from ....conv.memory import CACHE_LINE, Reads
+from ....conv.memory import Writes
+from ....conv.operands import Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from .candidates import CANDIDATES, candidate, offered, offered_fused
+from ....conv.registry import Device
+from ....conv.search import Candidates, cheapest
+from ...device import device_of
+from ...epilogue.callbacks import EpilogueVisitor
 from ...limits import MAX_SHARED_BYTES
-from .config import Sm90Config, can_implement
-from .epilogue_callbacks import EpilogueVisitor
-from .epilogue_params import layout_of, visitor_refusal
-from .launch import LaunchPlan
-from .model import FusedWork, predicted_seconds
+from ...stream import Stream
+from .candidates import CANDIDATES, TABLE, candidate
+from .config import Sm90Config, layout_of, visitor_refusal
+from .launch import GemmOperands, launch_gemm, launch_shape
+from .plan import GemmCandidates, GemmPlan
 
 comptime MIN_STAGES = 2
 """Of a ring: one is filled while another is multiplied."""
@@ -66,10 +78,10 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
     return result
 
 
-def visited_candidate[
+def visited_config[
     Visitor: EpilogueVisitor, out_type: DType
 ](index: Int) -> Sm90Config:
-    """A candidate with room for a visitor.
+    """A candidate's configuration, with room for a visitor.
 
     Parameters:
         Visitor: Of the visitor.
@@ -85,9 +97,79 @@ def visited_candidate[
     )
 
 
-def choose_visited[
+struct VisitedCandidates[
+    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
+](Candidates):
+    """The candidates of the implicit GEMM, each with room for a visitor.
+
+    Parameters:
+        Visitor: Of the visitor.
+        in_type: Of activation and filter.
+        out_type: Of the output.
+    """
+
+    var base: GemmCandidates[Self.in_type, Self.out_type]
+    var visitor: Self.Visitor
+
+    def __init__(
+        out self, problem: ConvProblem, visitor: Self.Visitor, device: Device
+    ):
+        """The rows of the table that visitors are compiled with.
+
+        Args:
+            problem: The convolution.
+            visitor: The visitor.
+            device: The device.
+        """
+        # Few rows, as for what the graph compiler fuses: a visitor compiles
+        # them anew.
+        var types = OperandTypes.unfused(
+            Self.in_type, Self.out_type, fused_output=True
+        )
+        var operands = Operands.bare(types)
+        operands.bias = True
+        operands.residual = visitor.reads_residual()
+        self.base = GemmCandidates[Self.in_type, Self.out_type](
+            problem, operands, device
+        )
+        self.base.fused_output = False
+        for i in range(len(self.base.rows)):
+            self.base.configs[i] = visited_config[Self.Visitor, Self.out_type](
+                self.base.rows[i]
+            )
+        self.visitor = visitor
+
+    def count(self) -> Int:
+        """As many as there are rows and ways to share a tile."""
+        return self.base.count()
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """Why a candidate cannot run the problem with the visitor.
+
+        Args:
+            index: Of the candidate.
+        """
+        if self.base.split_k(index) > 1:
+            return String("split_k: a visitor's tiles are not shared")
+        var refusal = self.base.refusal(index)
+        if refusal:
+            return refusal
+        return visitor_refusal[Self.out_type](
+            self.visitor, self.base.config(index), self.base.problem
+        )
+
+    def cost(self, index: Int) -> Float64:
+        """The model's time, in seconds.
+
+        Args:
+            index: Of a candidate that does not refuse.
+        """
+        return self.base.cost(index)
+
+
+def plan_visited[
     Visitor: EpilogueVisitor, //, in_type: DType, out_type: DType
-](problem: ConvProblem, visitor: Visitor, multiprocessors: Int) raises -> Int:
+](problem: ConvProblem, visitor: Visitor, device: Device) raises -> GemmPlan:
     """The candidate that the model finds fastest among those that can take a
     problem with a visitor.
 
@@ -99,39 +181,82 @@ def choose_visited[
     Args:
         problem: The convolution, valid and with at least one output.
         visitor: The visitor.
-        multiprocessors: Of the device.
+        device: The device.
 
     Returns:
-        The candidate's index.
+        The plan.
 
     Raises:
-        Why none can.
+        Why no candidate can.
     """
-    var best = -1
-    var fastest = Float64(0)
-    var reason = String()
-    var work = FusedWork(
-        visits=True, residual=visitor.reads_residual(), looped=False
+    var table = VisitedCandidates[Visitor, in_type, out_type](
+        problem, visitor, device
     )
-    for index in range(CANDIDATES):
-        if not (offered[in_type, out_type](index) and offered_fused(index)):
-            continue
-        var config = visited_candidate[Visitor, out_type](index)
-        var refusal = can_implement[in_type, out_type](config, problem)
-        if not refusal:
-            refusal = visitor_refusal[out_type](visitor, config, problem)
-        if refusal:
-            reason = refusal.value()
-            continue
-        var seconds = predicted_seconds[in_type, out_type](
-            config, problem, multiprocessors, 1, work
-        )
-        if best < 0 or seconds < fastest:
-            best = index
-            fastest = seconds
-    if best < 0:
-        raise Error(t"sm90: {reason}; problem {problem}")
-    return best
+    return table.base.plan(cheapest(table))
+
+
+def visitor_workspace[
+    Visitor: EpilogueVisitor, //, out_type: DType
+](plan: GemmPlan, problem: ConvProblem, visitor: Visitor) -> Int:
+    """Float32 values of device memory that a launch needs beside its operands.
+
+    Parameters:
+        Visitor: Of the visitor.
+        out_type: Of the output.
+
+    Args:
+        plan: What `plan_visited` returned.
+        problem: The convolution.
+        visitor: The visitor.
+    """
+    var config = visited_config[Visitor, out_type](plan.candidate)
+    return visitor.workspace_elements(launch_shape(config, problem, plan))
+
+
+def launch_visited[
+    in_type: DType, Output: OutputTarget, Visitor: EpilogueVisitor, //
+](
+    plan: GemmPlan,
+    problem: ConvProblem,
+    operands: GemmOperands[in_type, Output],
+    visitor: Visitor,
+    mut stream: Stream,
+    workspace: Writes[DType.float32],
+) raises:
+    """Enqueues a convolution with an epilogue of visitors.
+
+    Parameters:
+        in_type: Of activation and filter.
+        Output: The output, and what the graph compiler fused behind it.
+        Visitor: Of the visitor.
+
+    Args:
+        plan: What `plan_visited` returned.
+        problem: The convolution.
+        operands: The pointers.
+        visitor: What happens to the values; its operands in device memory.
+        stream: Where to run.
+        workspace: As many values as `visitor_workspace` says; of a visitor that
+            needs none, any address.
+
+    Raises:
+        What the driver refused.
+    """
+    comptime types = OperandTypes.unfused(
+        in_type, Output.dtype, fused_output=True
+    )
+    comptime for index in range(CANDIDATES):
+        comptime if TABLE[index].offered(types):
+            if plan.candidate == index:
+                comptime config = visited_config[Visitor, Output.dtype](index)
+                launch_gemm[config](
+                    plan,
+                    problem,
+                    operands,
+                    visitor,
+                    stream,
+                    workspace=workspace,
+                )
 
 
 def convolve_visited[
@@ -139,45 +264,41 @@ def convolve_visited[
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
-    activation: Reads[in_type],
-    filter: Reads[in_type],
+    operands: GemmOperands[in_type, Output],
     visitor: Visitor,
-    output: Output,
-    residual: Reads[Output.dtype] = Reads[Output.dtype](
-        unsafe_from_address=CACHE_LINE
-    ),
 ) raises:
-    """Enqueues a convolution with an epilogue of visitors, on the fastest
-    configuration that has room for them.
+    """Plans and enqueues a convolution with an epilogue of visitors, with a
+    workspace of its own.
 
     Parameters:
-        in_type: As in `dispatch.convolve`.
-        Output: As in `dispatch.convolve`.
+        in_type: Of activation and filter.
+        Output: The output, and what the graph compiler fused behind it.
         Visitor: Of the visitor.
 
     Args:
         ctx: The device; nothing is waited for.
         problem: The convolution, valid and with at least one output.
-        activation: `[N, *input, C]` in device memory.
-        filter: `[K, *filter, C / groups]` in device memory.
+        operands: The pointers.
         visitor: What happens to the values; its operands in device memory.
-        output: `[N, *output, K]`, its elements in device memory; not touched
-            if the visitor discards it.
-        residual: `[N, *output, K]` in device memory, if the visitor reads it.
 
     Raises:
-        Why no configuration can take problem and visitor, or what the driver
+        Why no candidate can take problem and visitor, or what the driver
         refused.
     """
-    var index = choose_visited[in_type, Output.dtype](
+    comptime out_type = Output.dtype
+    var plan = plan_visited[in_type, out_type](problem, visitor, device_of(ctx))
+    var elements = visitor_workspace[out_type](plan, problem, visitor)
+    var buffer = ctx.enqueue_create_buffer[DType.float32](max(1, elements))
+    var stream = Stream(ctx)
+    launch_visited(
+        plan,
         problem,
+        operands,
         visitor,
-        ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        stream,
+        buffer.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin](),
     )
-    comptime for i in range(CANDIDATES):
-        comptime if offered[in_type, Output.dtype](i) and offered_fused(i):
-            if index == i:
-                comptime config = visited_candidate[Visitor, Output.dtype](i)
-                LaunchPlan[in_type, Output, Visitor, config](
-                    ctx, problem, activation, filter, residual, visitor, output
-                ).launch(ctx)
+    # Freed in the stream's order, behind the kernels.
+    _ = buffer^

@@ -230,7 +230,7 @@ struct StemTile(TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct StemPlan(ImplicitlyCopyable, Movable, Writable):
+struct StemTiling(ImplicitlyCopyable, Movable, Writable):
     """How a problem is cut, and what shared memory that takes."""
 
     var chunks: Int
@@ -439,7 +439,7 @@ def choose_stem(problem: ConvProblem) -> Int:
     return best
 
 
-def stem_geometry(problem: ConvProblem, plan: StemPlan) -> StemGeometry:
+def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
     """What the kernel is told.
 
     Args:

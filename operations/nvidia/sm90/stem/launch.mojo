@@ -1,157 +1,177 @@
-"""Runs the Hopper stem kernel: configuration, grid, launch."""
+"""The host side of the Hopper stem kernel: plan and launch."""
 
-from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
+from max.gpu.host import FuncAttribute
 from std.collections import Optional
 
 from ....conv.access import ActivationSource, OutputTarget
-from ....conv.epilogue import Epilogue
-from ....conv.fields import STEM_CHANNELS
-from ....conv.memory import Reads
+from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
+from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ....conv.operands import Arguments, Operands, OperandTypes
 from ....conv.problem import ConvProblem
+from ....conv.registry import ConvKernel, Device
+from ...legality import alignment_refusal, hopper_refusal, memory_refusal
 from ...limits import MAX_INDEX, MAX_SHARED_BYTES
-from .kernel import THREADS, StemKernel
+from ...stream import LaunchGrid, Stream
 from .geometry import (
     STEM_CANDIDATES,
-    StemPlan,
+    StemGeometry,
+    StemTiling,
     choose_stem,
     stem_candidate,
     stem_geometry,
 )
+from .kernel import THREADS, StemKernel
 
 
-def can_implement[
-    in_type: DType, out_type: DType
-](problem: ConvProblem) -> Optional[String]:
-    """Why the stem kernel cannot take a problem.
+@fieldwise_init
+struct StemPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the stem kernel."""
 
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
+    var candidate: Int
+    var tiling: StemTiling
+    var geometry: StemGeometry
+    var blocks: Int
 
-    Args:
-        problem: The convolution, valid (`ConvProblem.validate`).
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
 
-    Returns:
-        The reason, or None if the kernel can.
-    """
-    comptime if not in_type.is_half_float():
-        return String(
-            t"stem takes bfloat16 and float16 activations; here {in_type}"
-        )
-    if problem.groups != 1:
-        return String(t"stem takes one group; here {problem.groups}")
-    if problem.channels > STEM_CHANNELS:
-        return String(
-            t"stem takes up to {STEM_CHANNELS} input channels; here"
-            t" {problem.channels}"
-        )
-    var image = (
-        problem.channels
-        * problem.input[0]
-        * problem.input[1]
-        * problem.input[2]
-    )
-    if image >= MAX_INDEX:
-        return String(
-            t"stem counts an image's elements with 31 bits; here {image}"
-        )
-    if problem.gemm_m() >= MAX_INDEX:
-        return String(
-            t"stem counts pixels with 31 bits; here {problem.gemm_m()}"
-        )
-    var config = stem_candidate(choose_stem(problem))
-    var smallest = StemPlan(config, problem)
-    if smallest.shared_bytes() > MAX_SHARED_BYTES:
-        return String(
-            t"stem needs {smallest.shared_bytes()} bytes of shared memory for"
-            t" filter {problem.filter} with dilation {problem.dilation}; a"
-            t" block has {MAX_SHARED_BYTES}"
-        )
-    return None
+        Args:
+            writer: Where to.
+        """
+        writer.write(t"{stem_candidate(self.candidate)}: {self.tiling}")
 
 
-def explain_stem[
-    out_type: DType
-](problem: ConvProblem, multiprocessors: Int) raises -> String:
-    """What would run, for people.
+struct Stem(ConvKernel):
+    """Few input channels, on Hopper's tensor cores."""
 
-    Parameters:
-        out_type: Of the output.
+    comptime code = KERNEL_STEM
+    comptime Plan = StemPlan
+    comptime Queue = Stream
 
-    Args:
-        problem: The convolution; `can_implement` has agreed.
-        multiprocessors: Of the device.
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses all but Hopper."""
+        return hopper_refusal(Self.code, capability)
 
-    Returns:
-        The configuration and the cut, on one line.
-    """
-    var config = stem_candidate(choose_stem(problem))
-    var plan = StemPlan(config, problem)
-    plan.choose_pixels[out_type](config, problem, multiprocessors)
-    return String(t"{config}: {plan}")
-
-
-def convolve[
-    Source: ActivationSource, bias_type: DType, residual_type: DType
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    activation: Source,
-    filter: Reads[Source.dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    output: Some[OutputTarget],
-) raises:
-    """Enqueues a convolution of few input channels.
-
-    Parameters:
-        Source: How the activation is reached: in memory, bfloat16 or float16.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
-
-    Args:
-        ctx: The device; nothing is waited for.
-        problem: The convolution, valid and with at least one output.
-        activation: `[N, D, H, W, C]` in device memory.
-        filter: `[K, T, R, S, C]` in device memory.
-        epilogue: Its operands in device memory, at multiples of 16 bytes.
-        output: `[N, Z, P, Q, K]`, at a multiple of 16 bytes.
-
-    Raises:
-        Why the kernel cannot take the problem.
-    """
-    comptime Output = type_of(output)
-    comptime assert not Source.fused, "stem reads memory"
-    var refusal = can_implement[Source.dtype, Output.dtype](problem)
-    if refusal:
-        raise Error(t"{refusal.value()}; problem {problem}")
-    var multiprocessors = ctx.get_attribute(
-        DeviceAttribute.MULTIPROCESSOR_COUNT
-    )
-    var choice = choose_stem(problem)
-    var plan = StemPlan(stem_candidate(choice), problem)
-    plan.choose_pixels[Output.dtype](
-        stem_candidate(choice), problem, multiprocessors
-    )
-    var workers = max(1, multiprocessors // plan.filter_blocks)
-    comptime for index in range(STEM_CANDIDATES):
-        if choice == index:
-            comptime kernel = StemKernel[
-                Source.dtype,
-                bias_type,
-                residual_type,
-                Output,
-                stem_candidate(index),
-            ].run
-            ctx.enqueue_function[kernel](
-                activation.data(),
-                filter,
-                epilogue,
-                output,
-                stem_geometry(problem, plan),
-                grid_dim=min(workers, plan.tiles) * plan.filter_blocks,
-                block_dim=THREADS,
-                shared_mem_bytes=plan.shared_bytes(),
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(MAX_SHARED_BYTES)
-                ),
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses all but 16 bits, and work fused in front."""
+        if not (types.input.is_half_float() and types.output.is_half_float()):
+            return String(
+                t"stem takes and gives bfloat16 or float16; here {types.input}"
+                t" and {types.output}"
             )
+        return memory_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether there may be one group of few channels."""
+        return known.groups <= 1 and known.channels <= STEM_CHANNELS
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses several groups, more channels, and filters that do not fit
+        shared memory."""
+        var refusal = alignment_refusal(Self.code, operands)
+        if refusal:
+            return refusal
+        if problem.groups != 1:
+            return String(t"stem takes one group; here {problem.groups}")
+        if problem.channels > STEM_CHANNELS:
+            return String(
+                t"stem takes up to {STEM_CHANNELS} input channels; here"
+                t" {problem.channels}"
+            )
+        var image = (
+            problem.channels
+            * problem.input[0]
+            * problem.input[1]
+            * problem.input[2]
+        )
+        if image >= MAX_INDEX:
+            return String(
+                t"stem counts an image's elements with 31 bits; here {image}"
+            )
+        if problem.gemm_m() >= MAX_INDEX:
+            return String(
+                t"stem counts pixels with 31 bits; here {problem.gemm_m()}"
+            )
+        var smallest = StemTiling(stem_candidate(choose_stem(problem)), problem)
+        if smallest.shared_bytes() > MAX_SHARED_BYTES:
+            return String(
+                t"stem needs {smallest.shared_bytes()} bytes of shared memory"
+                t" for filter {problem.filter} with dilation"
+                t" {problem.dilation}; a block has {MAX_SHARED_BYTES}"
+            )
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether there is one group of few channels."""
+        return problem.groups == 1 and problem.channels <= STEM_CHANNELS
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> StemPlan:
+        """The configuration that wastes least, and the tile of pixels that the
+        model finds fastest."""
+        var candidate = choose_stem(problem)
+        var config = stem_candidate(candidate)
+        var tiling = StemTiling(config, problem)
+        tiling.choose_pixels[types.output](config, problem, device.units)
+        var workers = max(1, device.units // tiling.filter_blocks)
+        return StemPlan(
+            candidate,
+            tiling,
+            stem_geometry(problem, tiling),
+            min(workers, tiling.tiles) * tiling.filter_blocks,
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues the plan's configuration."""
+        comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(MAX_SHARED_BYTES)
+        )
+        comptime for index in range(STEM_CANDIDATES):
+            if plan.candidate == index:
+                comptime kernel = StemKernel[
+                    Source.dtype,
+                    bias_type,
+                    residual_type,
+                    Output,
+                    stem_candidate(index),
+                ].run
+                queue.enqueue(
+                    queue.ctx.compile_function[kernel](func_attribute=most),
+                    LaunchGrid(
+                        plan.blocks,
+                        THREADS,
+                        shared_bytes=plan.tiling.shared_bytes(),
+                    ),
+                    arguments.activation.data(),
+                    arguments.filter,
+                    arguments.epilogue,
+                    arguments.output,
+                    plan.geometry,
+                )

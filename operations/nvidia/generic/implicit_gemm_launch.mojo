@@ -1,0 +1,160 @@
+"""The host side of the general implicit GEMM: plan and launch."""
+
+from std.collections import Optional
+from std.math import ceildiv
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_IMPLICIT_GEMM, TILE_FILTERS
+from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device
+from ..legality import cuda_core_refusal
+from ..stream import LaunchGrid, Stream
+from .geometry import GpuGeometry, geometry_refusal
+from .implicit_gemm import NARROW, SMALL, VECTOR, WIDE, DirectKernel
+from .rows import MAX_BLOCKS, THREADS, Rows
+
+comptime TILES = [NARROW, SMALL, WIDE]
+"""The tiles that are compiled."""
+
+
+@fieldwise_init
+struct ImplicitGemmPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the general implicit GEMM."""
+
+    var geometry: GpuGeometry
+    var tile: Int
+    """Which of `TILES`."""
+    var vector_loads: Bool
+    """Whether a group's channels are a multiple of `VECTOR`, and the operands
+    aligned to as many elements."""
+    var vector_stores: Bool
+    """The same of its filters, the output and the epilogue's operands."""
+    var blocks: Int
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        var tile = materialize[TILES]()[self.tile]
+        writer.write(
+            t"tile {tile.pixels} pixels x {tile.filters} filters, CUDA cores"
+        )
+
+
+struct ImplicitGemm(ConvKernel):
+    """What no other kernel takes, on CUDA cores."""
+
+    comptime code = KERNEL_IMPLICIT_GEMM
+    comptime Plan = ImplicitGemmPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every GPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses the types that only tensor cores multiply."""
+        return cuda_core_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether it is not certain that the grouped kernel runs."""
+        return (
+            known.groups == 1
+            or known.filters == UNKNOWN
+            or known.filters >= TILE_FILTERS
+        )
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """Refuses what 32 bits do not count."""
+        return geometry_refusal(problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether to choose it where nothing else runs: always."""
+        return True
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> ImplicitGemmPlan:
+        """The tile that few filters fill, or a small one where larger ones
+        would leave multiprocessors without work."""
+        var index = _choose_tile(problem, device.units)
+        var tile = materialize[TILES]()[index]
+        var tiles = (
+            ceildiv(problem.gemm_m(), tile.pixels)
+            * ceildiv(problem.gemm_n(), tile.filters)
+            * problem.groups
+        )
+        return ImplicitGemmPlan(
+            GpuGeometry(problem),
+            index,
+            operands.aligned and problem.group_channels() % VECTOR == 0,
+            operands.aligned and problem.group_filters() % VECTOR == 0,
+            min(tiles, MAX_BLOCKS),
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues the kernel with the plan's tile and loads."""
+        comptime for index in range(len(TILES)):
+            comptime for width in [1, VECTOR]:
+                if plan.tile == index and plan.vector_loads == (width > 1):
+                    comptime tile = TILES[index]
+                    comptime kernel = DirectKernel[
+                        Source, Output, bias_type, residual_type, tile, width
+                    ].run
+                    queue.enqueue(
+                        queue.ctx.compile_function[kernel](),
+                        LaunchGrid(
+                            plan.blocks,
+                            THREADS,
+                            shared_bytes=tile.staged_bytes()
+                            + Rows[tile.pixels].bytes(),
+                        ),
+                        arguments.activation,
+                        arguments.filter,
+                        arguments.epilogue,
+                        arguments.output,
+                        plan.geometry,
+                        Int32(1 if plan.vector_stores else 0),
+                    )
+
+
+def _choose_tile(problem: ConvProblem, multiprocessors: Int) -> Int:
+    """Which of `TILES` suits a problem."""
+    if problem.group_filters() <= NARROW.filters:
+        return 0
+    var blocks = (
+        ceildiv(problem.gemm_m(), WIDE.pixels)
+        * ceildiv(problem.gemm_n(), WIDE.filters)
+        * problem.groups
+    )
+    return 1 if blocks < multiprocessors else 2

@@ -1,0 +1,106 @@
+"""The host side of the reference kernel: plan and launch."""
+
+from std.collections import Optional
+from std.math import ceildiv
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_REFERENCE
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device
+from ..legality import cuda_core_refusal
+from ..stream import LaunchGrid, Stream
+from .reference import reference_kernel
+from .rows import MAX_BLOCKS, THREADS
+
+
+@fieldwise_init
+struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the reference kernel."""
+
+    var blocks: Int
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write("the definition, a thread an output")
+
+
+struct Reference(ConvKernel):
+    """The definition of a convolution, which other kernels are held against."""
+
+    comptime code = KERNEL_REFERENCE
+    comptime Plan = ReferencePlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every GPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses the types that only tensor cores multiply."""
+        return cuda_core_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether a call may ask for it: always."""
+        return True
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """None: it takes every problem."""
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether to choose it: only by name."""
+        return False
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> ReferencePlan:
+        """A thread an output, several where there are too many."""
+        var elements = problem.gemm_m() * problem.filters
+        return ReferencePlan(min(ceildiv(elements, THREADS), MAX_BLOCKS))
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Stream,
+    ) raises:
+        """Enqueues the kernel."""
+        comptime kernel = reference_kernel[
+            Source, Output, bias_type, residual_type
+        ]
+        queue.enqueue(
+            queue.ctx.compile_function[kernel](),
+            LaunchGrid(plan.blocks, THREADS),
+            arguments.activation,
+            arguments.filter,
+            arguments.epilogue,
+            arguments.output,
+            problem,
+        )

@@ -1,0 +1,192 @@
+"""What several kernels of a GPU refuse, stated once."""
+
+from std.collections import Optional
+
+from ..conv.fields import BLACKWELL_DTYPES, COPY_BYTES, KERNEL_SM100
+from ..conv.known import KnownProblem
+from ..conv.operands import Operands, OperandTypes
+from ..conv.registry import kernel_name
+from .device import is_blackwell, is_hopper
+
+
+def is_blackwell_type(dtype: DType) -> Bool:
+    """Whether only Blackwell's tensor cores take a type.
+
+    Args:
+        dtype: Of activation and filter.
+    """
+    comptime for known in BLACKWELL_DTYPES:
+        if dtype == known:
+            return True
+    return False
+
+
+def check_type(types: OperandTypes, capability: Int) raises:
+    """Refuses types that no kernel takes on a GPU.
+
+    Args:
+        types: Of the operands.
+        capability: The GPU's compute capability, times ten.
+
+    Raises:
+        Naming the argument, its value and what is allowed.
+    """
+    if is_blackwell_type(types.input) and not is_blackwell(capability):
+        raise Error(
+            t"input: dtype {types.input} takes a GPU of compute capability 10.0"
+            t" or 10.3 (B200, B300); on this one float32, bfloat16, float16 and"
+            t" float8_e4m3fn are allowed"
+        )
+
+
+def hopper_refusal(kernel: Int, capability: Int) -> Optional[String]:
+    """Why a kernel of Hopper does not run on a GPU, or None.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        capability: The GPU's compute capability, times ten.
+    """
+    if is_hopper(capability):
+        return None
+    return String(
+        t"{kernel_name(kernel)} runs on compute capability 9.0 only (H100,"
+        t" H200)"
+    )
+
+
+def blackwell_refusal(kernel: Int, capability: Int) -> Optional[String]:
+    """Why a kernel of Blackwell does not run on a GPU, or None.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        capability: The GPU's compute capability, times ten.
+    """
+    if is_blackwell(capability):
+        return None
+    return String(
+        t"{kernel_name(kernel)} runs on compute capability 10.0 and 10.3 only"
+        t" (B200, B300)"
+    )
+
+
+def cuda_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
+    """Why a kernel of CUDA cores is not built for types, or None.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        types: Of the operands.
+    """
+    if is_blackwell_type(types.input):
+        return String(
+            t"{kernel_name(kernel)} takes float32, bfloat16, float16 and"
+            t" float8_e4m3fn; here {types.input}"
+        )
+    return None
+
+
+def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
+    """Why an implicit GEMM of tensor cores is not built for types, or None.
+
+    Args:
+        kernel: `KERNEL_SM90` or `KERNEL_SM100`.
+        types: Of the operands.
+    """
+    var blackwell = kernel == KERNEL_SM100
+    var takes = (
+        types.input.is_half_float()
+        or types.input == DType.float32
+        or types.input == DType.float8_e4m3fn
+        or blackwell
+        and is_blackwell_type(types.input)
+    )
+    var gives = types.output.is_half_float() or types.output == DType.float32
+    if takes and gives and types.residual == types.output:
+        return None
+    var further = ", float8_e5m2 and int8" if blackwell else ""
+    return String(
+        t"{kernel_name(kernel)} takes float32, bfloat16, float16 and"
+        t" float8_e4m3fn{further} and gives float32, bfloat16 or float16, of"
+        t" which the residual is too; here {types.input}, {types.output} and"
+        t" {types.residual}"
+    )
+
+
+def may_be_tiled(known: KnownProblem, types: OperandTypes) -> Bool:
+    """Whether an implicit GEMM of tensor cores may run: TMA takes pixels of
+    whole units of `COPY_BYTES`.
+
+    Args:
+        known: Of the problem.
+        types: Of the operands.
+    """
+    if types.input == DType.float32 and known.exact:
+        return False
+    return known.may_be_multiple(
+        known.channels, _bytes(types.input), COPY_BYTES
+    ) and known.may_be_multiple(known.filters, _bytes(types.output), COPY_BYTES)
+
+
+def _bytes(dtype: DType) -> Int:
+    """Bytes of an element."""
+    if dtype == DType.float32:
+        return 4
+    return 2 if dtype.is_half_float() else 1
+
+
+def memory_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
+    """Why a kernel that reads the activation by address cannot, or None.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        types: Of the operands.
+    """
+    if types.fused_input:
+        return String(
+            t"{kernel_name(kernel)} reads the activation from memory, but here"
+            t" other work is fused in front of it"
+        )
+    return None
+
+
+def alignment_refusal(kernel: Int, operands: Operands) -> Optional[String]:
+    """Why a kernel that takes aligned operands cannot take these, or None.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        operands: The operands.
+    """
+    if operands.aligned:
+        return None
+    return String(
+        t"{kernel_name(kernel)} takes operands at multiples of {COPY_BYTES}"
+        t" bytes; here one is not"
+    )
+
+
+def precision_refusal(kernel: Int, operands: Operands) -> Optional[String]:
+    """Why a kernel of tensor cores does not keep the precision that was asked
+    for, or None.
+
+    Args:
+        kernel: A `KERNEL_*` code.
+        operands: The operands.
+    """
+    if operands.types.input == DType.float32 and operands.exact:
+        return String(
+            t"{kernel_name(kernel)} rounds float32 operands to tf32, but"
+            t" precision='float32' was asked for"
+        )
+    return None
+
+
+def has_diagonal_types(types: OperandTypes) -> Bool:
+    """Whether Hopper's diagonal kernel is built for types.
+
+    Args:
+        types: Of the operands.
+    """
+    return (
+        types.input.is_half_float()
+        and types.output.is_half_float()
+        and types.residual == types.output
+    )

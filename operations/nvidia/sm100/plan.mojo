@@ -1,0 +1,193 @@
+"""How the Blackwell implicit GEMM runs a problem: the candidate, the grid and the
+geometry."""
+
+from std.collections import Optional
+
+from ...conv.operands import Operands
+from ...conv.problem import ConvProblem
+from ...conv.registry import Device
+from ...conv.search import Candidates, Found, cheapest
+from ..epilogue.params import residual_refusal
+from ..im2col.tiles import TileGeometry
+from ..im2col.traversal import Traversal
+from .candidates import Candidate, candidates
+from .config import Conv2dConfig
+from .model import predict
+
+comptime AnyConfig = Conv2dConfig[
+    DType.bfloat16, DType.bfloat16, DType.bfloat16
+]
+"""A configuration whose types do not matter: it is only written."""
+
+
+@fieldwise_init
+struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the Blackwell implicit GEMM."""
+
+    var candidate: Int
+    """The configuration's index in the table."""
+    var config: AnyConfig
+    """The configuration, for people."""
+    var seconds: Float64
+    """The model's."""
+    var geometry: TileGeometry
+    var blocks: Int
+    """Of the grid."""
+
+    def __init__[
+        act_type: DType, filter_type: DType, out_type: DType
+    ](
+        out self,
+        config: Conv2dConfig[act_type, filter_type, out_type],
+        problem: ConvProblem,
+        *,
+        candidate: Int = -1,
+        seconds: Float64 = 0,
+    ):
+        """Cuts a problem for a configuration.
+
+        Parameters:
+            act_type: Of the activation.
+            filter_type: Of the filter.
+            out_type: Of the output.
+
+        Args:
+            config: The configuration, whose `problem_refusal` has nothing
+                against the problem.
+            problem: The convolution, with at least one output.
+            candidate: The configuration's index in the table, if it is one.
+            seconds: The model's.
+        """
+        var traversal = Traversal(problem)
+        self.candidate = candidate
+        self.config = Pointer(to=config).unsafe_bitcast[AnyConfig]()[]
+        self.seconds = seconds
+        self.geometry = config.geometry(traversal)
+        self.blocks = config.blocks(traversal)
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        var microseconds = round(self.seconds * 1e7) / 10
+        writer.write(
+            t"{self.config}: {microseconds} us by a model that no timing has"
+            t" met"
+        )
+
+
+struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
+    """What the Blackwell implicit GEMM can run a problem with.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+    """
+
+    comptime Row = Candidate[Self.in_type, Self.in_type, Self.out_type]
+
+    var rows: List[Int]
+    """Of the table, which are offered."""
+    var table: List[Self.Row]
+    var problem: ConvProblem
+    var residual: Bool
+    var device: Device
+
+    def __init__(
+        out self, problem: ConvProblem, operands: Operands, device: Device
+    ):
+        """The rows that are offered for the operands' types.
+
+        Args:
+            problem: The convolution.
+            operands: Its operands.
+            device: The device.
+        """
+        self.rows = List[Int]()
+        self.table = candidates[Self.in_type, Self.in_type, Self.out_type]()
+        for row in range(len(self.table)):
+            if self.table[row].offered(operands.types):
+                self.rows.append(row)
+        self.problem = problem
+        self.residual = operands.residual
+        self.device = device
+
+    def count(self) -> Int:
+        """As many as there are rows."""
+        return len(self.rows)
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """Why a candidate cannot run the problem, or shares tiles where every
+        multiprocessor has one.
+
+        Args:
+            index: Of the candidate.
+        """
+        ref config = self.table[self.rows[index]].config
+        var refusal = config.problem_refusal(self.problem)
+        if not refusal and self.residual:
+            refusal = residual_refusal(config.num_epi_load_stages)
+        if refusal or config.split_k() == 1:
+            return refusal
+        var waves = predict(config, self.problem, self.device.units).waves
+        if waves > 1:
+            return String(
+                t"cluster_shape: {config.split_k()} blocks along K, but there"
+                t" are {waves} waves of tiles"
+            )
+        return None
+
+    def cost(self, index: Int) -> Float64:
+        """The model's time, in seconds.
+
+        Args:
+            index: Of a candidate that does not refuse.
+        """
+        return predict(
+            self.table[self.rows[index]].config,
+            self.problem,
+            self.device.units,
+            self.residual,
+        ).seconds
+
+    def plan(self, found: Found) raises -> GemmPlan:
+        """How to run the problem with what `cheapest` found.
+
+        Args:
+            found: The candidate.
+
+        Raises:
+            If there is none: why.
+        """
+        if found.index < 0:
+            raise Error(t"sm100: {found.refusal}; problem {self.problem}")
+        var row = self.rows[found.index]
+        return GemmPlan(
+            self.table[row].config,
+            self.problem,
+            candidate=row,
+            seconds=found.cost,
+        )
+
+
+def plan_gemm[
+    in_type: DType, out_type: DType
+](problem: ConvProblem, operands: Operands, device: Device) raises -> GemmPlan:
+    """The candidate that the model finds fastest.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        problem: The convolution, with at least one output.
+        operands: Its operands.
+        device: The device.
+
+    Raises:
+        If no candidate can run the problem: why.
+    """
+    var table = GemmCandidates[in_type, out_type](problem, operands, device)
+    return table.plan(cheapest(table))

@@ -1,0 +1,261 @@
+"""How the Hopper implicit GEMM runs a problem: the candidate, the blocks that
+share a tile, the grid and the geometry."""
+
+from std.collections import Optional
+
+from ...epilogue.work import FusedWork
+from ....conv.operands import Operands, OperandTypes
+from ....conv.problem import ConvProblem
+from ....conv.registry import Device
+from ....conv.search import Candidates, Found, cheapest, refusal_of_all
+from ...im2col.tiles import TileGeometry
+from ...im2col.traversal import Traversal
+from ...split_k import MAX_SPLIT_K
+from .candidates import candidate, candidates
+from .config import Sm90Config, problem_refusal
+from .grid import Grid, tile_clusters
+from .model import predicted_seconds
+from .split_k import split_refusal
+
+comptime SPLITS = 4
+"""Ways to share a tile: 1, 2, 4 or 8 blocks."""
+
+
+@fieldwise_init
+struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the Hopper implicit GEMM."""
+
+    var candidate: Int
+    """The configuration's index in the table."""
+    var split_k: Int
+    """Blocks that share a tile."""
+    var seconds: Float64
+    """The model's."""
+    var geometry: TileGeometry
+    var cluster: Int
+    """Blocks of a cluster."""
+    var blocks: Int
+    """Of the grid."""
+
+    def __init__[
+        in_type: DType
+    ](
+        out self,
+        config: Sm90Config,
+        problem: ConvProblem,
+        device: Device,
+        *,
+        candidate: Int = -1,
+        split_k: Int = 1,
+        seconds: Float64 = 0,
+    ):
+        """Cuts a problem for a configuration.
+
+        Parameters:
+            in_type: Of activation and filter.
+
+        Args:
+            config: The configuration; neither its `refusal` nor `split_refusal`
+                has anything against the problem.
+            problem: The convolution, with at least one output.
+            device: The device.
+            candidate: The configuration's index in the table, if it is one.
+            split_k: Blocks that share a tile.
+            seconds: The model's.
+        """
+        var traversal = Traversal(problem)
+        var grid = Grid.of[in_type](config, traversal, device.units, split_k)
+        self.candidate = candidate
+        self.split_k = split_k
+        self.seconds = seconds
+        self.geometry = grid.geometry[in_type](config, traversal)
+        if split_k > 1:
+            self.geometry.split(config.halo, split_k)
+        self.cluster = config.cluster_size() * split_k
+        self.blocks = grid.clusters * self.cluster
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line.
+
+        Args:
+            writer: Where to.
+        """
+        var microseconds = round(self.seconds * 1e7) / 10
+        writer.write(candidate(self.candidate))
+        if self.split_k > 1:
+            writer.write(t", split-K {self.split_k}")
+        writer.write(t": {microseconds} us by the model")
+
+
+struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
+    """What the Hopper implicit GEMM can run a problem with: rows of the table,
+    each with tiles of one block's own or shared by several.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+    """
+
+    var rows: List[Int]
+    """Of the table, which are offered."""
+    var configs: List[Sm90Config]
+    """Of these rows."""
+    var problem: ConvProblem
+    var traversal: Traversal
+    var work: FusedWork
+    var fused_output: Bool
+    var device: Device
+
+    def __init__(
+        out self, problem: ConvProblem, operands: Operands, device: Device
+    ):
+        """The rows that are offered for the operands' types.
+
+        Args:
+            problem: The convolution.
+            operands: Its operands.
+            device: The device.
+        """
+        self.rows = List[Int]()
+        self.configs = List[Sm90Config]()
+        var table = candidates()
+        for row in range(len(table)):
+            if table[row].offered(operands.types):
+                self.rows.append(row)
+                self.configs.append(table[row].config)
+        self.problem = problem
+        self.traversal = Traversal(problem)
+        self.work = FusedWork.of(operands)
+        self.fused_output = operands.types.fused_output
+        self.device = device
+
+    def count(self) -> Int:
+        """Rows, times the ways to share a tile."""
+        return len(self.rows) * SPLITS
+
+    def split_k(self, index: Int) -> Int:
+        """Blocks that share a tile.
+
+        Args:
+            index: Of the candidate.
+        """
+        return 1 << (index % SPLITS)
+
+    def row(self, index: Int) -> Int:
+        """A candidate's row of the table.
+
+        Args:
+            index: Of the candidate.
+        """
+        return self.rows[index // SPLITS]
+
+    def config(self, index: Int) -> Sm90Config:
+        """A candidate's configuration.
+
+        Args:
+            index: Of the candidate.
+        """
+        return self.configs[index // SPLITS]
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """Why a candidate cannot run the problem, or would leave
+        multiprocessors without a tile for nothing.
+
+        Args:
+            index: Of the candidate.
+        """
+        ref config = self.configs[index // SPLITS]
+        var refusal = problem_refusal[Self.in_type, Self.out_type](
+            config, self.problem
+        )
+        var split_k = self.split_k(index)
+        if refusal or split_k == 1:
+            return refusal
+        refusal = split_refusal[Self.in_type](config, self.traversal, split_k)
+        if refusal:
+            return refusal
+        var clusters = tile_clusters(config, self.traversal) * split_k
+        if clusters > 2 * self.device.units:
+            return String(
+                t"split_k: {clusters} blocks are more than two for each of"
+                t" {self.device.units} multiprocessors"
+            )
+        return None
+
+    def cost(self, index: Int) -> Float64:
+        """The model's time, in seconds.
+
+        Args:
+            index: Of a candidate that does not refuse.
+        """
+        return predicted_seconds[Self.in_type, Self.out_type](
+            self.configs[index // SPLITS],
+            self.problem,
+            self.device.units,
+            self.split_k(index),
+            self.work,
+            self.fused_output,
+        )
+
+    def plan(self, found: Found) raises -> GemmPlan:
+        """How to run the problem with what `cheapest` found.
+
+        Args:
+            found: The candidate.
+
+        Raises:
+            If there is none: why.
+        """
+        if found.index < 0:
+            raise Error(t"sm90: {found.refusal}; problem {self.problem}")
+        return GemmPlan.__init__[Self.in_type](
+            self.configs[found.index // SPLITS],
+            self.problem,
+            self.device,
+            candidate=self.row(found.index),
+            split_k=self.split_k(found.index),
+            seconds=found.cost,
+        )
+
+
+def gemm_refusal[
+    in_type: DType, out_type: DType
+](problem: ConvProblem, operands: Operands, device: Device) -> Optional[String]:
+    """Why no candidate can run a problem, or None.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        problem: The convolution, valid.
+        operands: Its operands.
+        device: The device.
+    """
+    var refusal = Traversal(problem).refusal[in_type](0)
+    if refusal:
+        return refusal
+    return refusal_of_all(
+        GemmCandidates[in_type, out_type](problem, operands, device)
+    )
+
+
+def plan_gemm[
+    in_type: DType, out_type: DType
+](problem: ConvProblem, operands: Operands, device: Device) raises -> GemmPlan:
+    """The candidate that the model finds fastest.
+
+    Parameters:
+        in_type: Of activation and filter.
+        out_type: Of the output.
+
+    Args:
+        problem: The convolution, with at least one output.
+        operands: Its operands.
+        device: The device.
+
+    Raises:
+        If no candidate can run the problem: why.
+    """
+    var table = GemmCandidates[in_type, out_type](problem, operands, device)
+    return table.plan(cheapest(table))

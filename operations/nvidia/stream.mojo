@@ -1,0 +1,132 @@
+"""Where a launch goes: the queue of a MAX device context, or a CUDA stream of
+somebody else's."""
+
+from max.gpu.host import (
+    DeviceContext,
+    DeviceFunction,
+    DeviceStream,
+    Dim,
+)
+from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+from std.builtin.device_passable import DevicePassable
+from std.collections import Optional
+
+
+struct LaunchGrid(ImplicitlyCopyable, Movable):
+    """The blocks of a launch."""
+
+    var blocks: Int
+    var threads: Int
+    """Of a block."""
+    var shared_bytes: Int
+    """Dynamic shared memory of a block."""
+    var cluster: Int
+    """Blocks of a cluster."""
+    var overlap: Bool
+    """Whether blocks may start before what was enqueued last has ended: they
+    wait for it (programmatic dependent launch)."""
+
+    def __init__(
+        out self,
+        blocks: Int,
+        threads: Int,
+        *,
+        shared_bytes: Int = 0,
+        cluster: Int = 1,
+        overlap: Bool = False,
+    ):
+        """Blocks along x.
+
+        Args:
+            blocks: See the field.
+            threads: See the field.
+            shared_bytes: See the field.
+            cluster: See the field.
+            overlap: See the field.
+        """
+        self.blocks = blocks
+        self.threads = threads
+        self.shared_bytes = shared_bytes
+        self.cluster = cluster
+        self.overlap = overlap
+
+
+struct Stream(Movable):
+    """A queue of a GPU, in whose order kernels run."""
+
+    var ctx: DeviceContext
+    """The device, which compiles kernels and encodes descriptors."""
+    var external: Optional[DeviceStream]
+    """Somebody else's stream, or None: the context's own queue, which may be
+    one that records a graph."""
+
+    def __init__(out self, ctx: DeviceContext):
+        """The context's own queue.
+
+        Args:
+            ctx: The context.
+        """
+        self.ctx = ctx
+        self.external = None
+
+    def __init__(out self, ctx: DeviceContext, *, cuda_stream: Int) raises:
+        """A CUDA stream that somebody else owns, and keeps.
+
+        Args:
+            ctx: A context of the stream's device.
+            cuda_stream: The `CUstream` handle; 0 is the default stream.
+
+        Raises:
+            What the driver refused.
+        """
+        self.ctx = ctx
+        var handle = Optional[Pointer[NoneType, MutUntrackedOrigin]]()
+        if cuda_stream != 0:
+            handle = Pointer[NoneType, MutUntrackedOrigin](
+                unsafe_from_address=cuda_stream
+            )
+        self.external = ctx.create_external_stream(handle)
+
+    @always_inline
+    def enqueue[
+        *Ts: DevicePassable
+    ](self, function: DeviceFunction, grid: LaunchGrid, *arguments: *Ts) raises:
+        """Enqueues a kernel.
+
+        Parameters:
+            Ts: The types of the kernel's arguments.
+
+        Args:
+            function: The kernel, of `ctx.compile_function`.
+            grid: Its blocks.
+            arguments: Its arguments.
+
+        Raises:
+            What the driver refused.
+        """
+        var cluster: Optional[Dim] = None
+        if grid.cluster > 1:
+            cluster = Dim(grid.cluster)
+        var attributes = pdl_launch_attributes(
+            PDLLevel.ON if grid.overlap else PDLLevel.OFF
+        )
+        if self.external:
+            self.external.value().enqueue_function(
+                function,
+                *arguments,
+                grid_dim=grid.blocks,
+                block_dim=grid.threads,
+                cluster_dim=cluster,
+                shared_mem_bytes=grid.shared_bytes,
+                attributes=attributes^,
+            )
+        else:
+            self.ctx.enqueue_function(
+                function,
+                *arguments,
+                grid_dim=grid.blocks,
+                block_dim=grid.threads,
+                cluster_dim=cluster,
+                shared_mem_bytes=grid.shared_bytes,
+                attributes=attributes^,
+            )

@@ -1,0 +1,251 @@
+"""The arguments of a convolution other than its tensors, read and checked where a call comes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakValueDictionary
+
+from ._checks import (
+    Padding,
+    check_at_least,
+    check_dtype,
+    check_integer,
+    check_number,
+    check_precision,
+    read_padding,
+    show,
+    spatial_tuple,
+)
+from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
+from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
+from .activations import NONE, ActivationSpec, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from max.graph import DeviceRef
+
+__all__ = ["ConvArguments", "Flat"]
+
+#: Arguments as integers, floats and names, for boundaries that take nothing else: stride, padding
+#: (empty for ``"same"``), dilation, groups, the codes of both activations, ``SCALARS``, the code of
+#: the precision, the output's type.
+Flat: TypeAlias = tuple[
+    tuple[int, ...],
+    tuple[int, ...],
+    tuple[int, ...],
+    int,
+    tuple[int, int],
+    tuple[float, ...],
+    int | None,
+    str | None,
+]
+
+
+@dataclass(frozen=True)
+class ConvArguments:
+    """What a caller says of a convolution besides its tensors.
+
+    Every way in makes one of these, once: ``read`` from the arguments of a graph function or of a
+    module, ``maxconv.torch`` from PyTorch's. Whoever is handed one need not check its values again.
+    What also depends on a filter, a type or a device stands open until it is there: ``pads``,
+    ``output_dtype`` and ``kernel``.
+
+    Raises:
+        ValueError: A stride, a dilation or ``groups`` is below 1, a padding below 0, or ``"same"``
+            is combined with a stride above 1.
+    """
+
+    stride: tuple[int, ...]
+    """One a spatial dimension, outermost first."""
+    dilation: tuple[int, ...]
+    """One a spatial dimension."""
+    padding: tuple[int, ...] | None
+    """Zeros around the input: one number a spatial dimension for both of its sides, or ``(before,
+    after)`` of each; ``None`` is ``"same"``: an output of the input's size."""
+    groups: int
+    activation: ActivationSpec = NONE
+    final_activation: ActivationSpec = NONE
+    beta: float = 1.0
+    precision: Precision | None = Precision.TF32
+    """Of products of float32; ``None`` is what PyTorch's settings say in a call."""
+    out_dtype: str | None = None
+    """A key of ``DTYPE_BYTES``, or ``None`` for the input's type."""
+    config: object = None
+    """The kernel that must run, as the caller wrote it; ``kernel`` reads it."""
+    _flat: Flat | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_at_least("stride", self.stride, 1)
+        check_at_least("dilation", self.dilation, 1)
+        check_at_least("groups", self.groups, 1)
+        if self.padding is not None:
+            check_at_least("padding", self.padding, 0)
+        elif any(stride != 1 for stride in self.stride):
+            raise ValueError(
+                f"padding: 'same' with stride {show(self.stride)} is undefined; stride 1 is allowed"
+            )
+
+    @classmethod
+    def read(
+        cls,
+        rank: int,
+        *,
+        stride: object = 1,
+        dilation: object = 1,
+        padding: Padding = 0,
+        groups: object = 1,
+        activation: object = None,
+        final_activation: object = None,
+        beta: object = 1.0,
+        precision: object = "tf32",
+        out_dtype: object = None,
+        config: object = None,
+    ) -> ConvArguments:
+        """Reads arguments in the forms that the graph functions take; ``conv2d`` documents them.
+
+        Args:
+            rank: Spatial dimensions: 1, 2 or 3.
+            stride: One integer, or one a spatial dimension.
+            dilation: One integer, or one a spatial dimension.
+            padding: What ``read_padding`` takes.
+            groups: An integer.
+            activation: An ``ActivationLike``.
+            final_activation: An ``ActivationLike``.
+            beta: A number.
+            precision: The name of a ``Precision``.
+            out_dtype: A ``DType`` or its name; ``None`` for the input's.
+            config: The name of a kernel, or ``None``.
+
+        Raises:
+            TypeError: An argument is of a wrong Python type.
+            ValueError: An argument has a value that is not allowed.
+        """
+        return cls(
+            stride=spatial_tuple("stride", stride, rank),
+            dilation=spatial_tuple("dilation", dilation, rank),
+            padding=read_padding(padding, rank),
+            groups=check_integer("groups", groups),
+            activation=parse("activation", activation),
+            final_activation=parse("final_activation", final_activation),
+            beta=check_number("beta", beta),
+            precision=check_precision(precision),
+            out_dtype=None if out_dtype is None else check_dtype("out_dtype", out_dtype),
+            config=config,
+        )
+
+    @classmethod
+    def of_flat(cls, flat: Flat) -> ConvArguments:
+        """Returns the arguments of a flat form.
+
+        Where somebody holds arguments of that form that are ``remembered``, it returns these: they
+        were checked. Others are checked now.
+
+        Raises:
+            ValueError: A value is not allowed.
+        """
+        known = _flattened.get(flat)
+        if known is not None:
+            return known
+        stride, padding, dilation, groups, (first, last), scalars, precision, out_dtype = flat
+        beta, *parameters = scalars
+        return cls(
+            stride=stride,
+            dilation=dilation,
+            padding=padding or None,
+            groups=groups,
+            activation=ActivationSpec(Activation(first), *parameters[:2]),
+            final_activation=ActivationSpec(Activation(last), *parameters[2:]),
+            beta=beta,
+            precision=None if precision is None else Precision(precision),
+            out_dtype=out_dtype,
+        )
+
+    def flatten(self) -> Flat:
+        """Returns the arguments in the form that boundaries take; ``config`` is none of them."""
+        return self._flat or (
+            self.stride,
+            self.padding or (),
+            self.dilation,
+            self.groups,
+            (int(self.activation.kind), int(self.final_activation.kind)),
+            (self.beta, *self.activation.parameters, *self.final_activation.parameters),
+            None if self.precision is None else int(self.precision),
+            self.out_dtype,
+        )
+
+    def remembered(self) -> ConvArguments:
+        """Returns these arguments, and lets ``of_flat`` find them by their flat form."""
+        flat = self.flatten()
+        object.__setattr__(self, "_flat", flat)
+        _flattened[flat] = self
+        return self
+
+    @property
+    def rank(self) -> int:
+        """Spatial dimensions: 1, 2 or 3."""
+        return len(self.stride)
+
+    def pads(self, filter_size: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the zeros before and after each spatial dimension.
+
+        ``"same"`` puts an odd zero after, as PyTorch does.
+
+        Args:
+            filter_size: Taps a spatial dimension.
+        """
+        if self.padding is None:
+            total = [d * (r - 1) for r, d in zip(filter_size, self.dilation, strict=True)]
+            before = tuple(zeros // 2 for zeros in total)
+            return before, tuple(t - b for t, b in zip(total, before, strict=True))
+        if len(self.padding) == self.rank:
+            return self.padding, self.padding
+        return self.padding[0::2], self.padding[1::2]
+
+    def output_dtype(self, dtype: str) -> str:
+        """Returns the output's type for an input of ``dtype``.
+
+        Raises:
+            ValueError: It is the input's, and no output has that.
+        """
+        if self.out_dtype is not None:
+            return self.out_dtype
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(
+                f"out_dtype: None stands for the input's {dtype}, which is no type of outputs; "
+                f"{', '.join(DTYPE_BYTES)} are allowed"
+            )
+        return dtype
+
+    def kernel(self, device: DeviceRef, dtype: str) -> Kernel:
+        """Reads ``config`` for an input of ``dtype`` on ``device``.
+
+        Raises:
+            TypeError: It is no name.
+            ValueError: It is not the name of a kernel that exists there.
+        """
+        if self.config is None:
+            return Kernel.AUTO
+        known: tuple[Kernel, ...] = GPU_KERNELS if device.is_gpu() else CPU_KERNELS
+        whose = ""
+        if dtype in BLACKWELL_BYTES:
+            known, whose = (Kernel.SM100,), f" for {dtype}"
+        kernels = {kernel.name.lower(): kernel for kernel in (Kernel.AUTO, *known)}
+        names = ", ".join(kernels)
+        if not isinstance(self.config, str):
+            raise TypeError(
+                f"config: {self.config!r} is a {type(self.config).__name__}; None or one of "
+                f"{names} is allowed"
+            )
+        if self.config.lower() not in kernels:
+            raise ValueError(
+                f"config: {self.config!r} is not a kernel of device {device}{whose}; {names} are "
+                "allowed"
+            )
+        return kernels[self.config.lower()]
+
+
+#: Arguments that are remembered, by their flat form, as long as somebody holds them.
+_flattened: WeakValueDictionary[Flat, ConvArguments] = WeakValueDictionary()

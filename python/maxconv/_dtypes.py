@@ -1,0 +1,62 @@
+"""Storage types: which exist, their sizes, what carries them in numpy, and who takes them.
+
+Everything that lists types derives its list from here, by name; this module imports neither MAX nor
+PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ._fields import BLACKWELL_DTYPES
+
+__all__ = [
+    "BIT_CARRIED",
+    "BLACKWELL_BYTES",
+    "CARRIERS",
+    "DTYPE_BYTES",
+    "FLOAT8",
+    "FLOAT8_WIDE",
+    "HALF_DTYPES",
+    "INPUT_BYTES",
+    "INT8",
+]
+
+#: Storage types of activations, filters and outputs, and their sizes in bytes.
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+#: Those of 16 bits.
+HALF_DTYPES = tuple(name for name, size in DTYPE_BYTES.items() if size == 2)
+
+#: The 8-bit type of activations and filters: a sign, 4 bits of exponent, 3 of mantissa; NaN, but no
+#: infinity.
+FLOAT8 = "float8_e4m3fn"
+
+#: The other one: 5 bits of exponent, 2 of mantissa; infinities and NaN, as float16 has them.
+FLOAT8_WIDE = "float8_e5m2"
+
+#: Integers of 8 bits.
+INT8 = "int8"
+
+#: Storage types of activations and filters for GPUs of compute capability 10.0 and 10.3 alone.
+BLACKWELL_BYTES: Mapping[str, int] = dict.fromkeys(BLACKWELL_DTYPES, 1)
+
+#: Storage types of activations and filters, and their sizes in bytes.
+INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **BLACKWELL_BYTES}
+
+#: numpy's type for the elements of each storage type; for those that it lacks, of their bits.
+CARRIERS: Mapping[str, type[np.generic]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+    FLOAT8: np.uint8,
+    FLOAT8_WIDE: np.uint8,
+    INT8: np.int8,
+}
+
+#: Storage types that numpy lacks.
+BIT_CARRIED = tuple(
+    name for name, carrier in CARRIERS.items() if issubclass(carrier, np.unsignedinteger)
+)

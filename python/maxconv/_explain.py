@@ -1,0 +1,183 @@
+"""Which kernel a convolution runs on, and why, as the kernels' own dispatch says it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._checks import check_dtype
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._fields import GEOMETRY_LENGTH, Kernel
+from ._targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from max.driver import Device
+    from max.graph import DeviceRef, Graph, TensorType, TensorValue
+
+    from ._problem import ConvProblem
+
+__all__ = ["DEVICES", "explain_choice", "explain_graph", "explain_op", "operand_types"]
+
+#: What can be asked: this machine's CPU, its first GPU, and GPUs that need not be here.
+DEVICES = ("cpu", "gpu", *TARGETS)
+
+_TEXT_BYTES = 512
+_RANK = 5
+"""Of the activation when it has all three spatial dimensions."""
+
+
+def explain_choice(
+    problem: ConvProblem,
+    *,
+    kernel: Kernel = Kernel.AUTO,
+    dtype: object = "float32",
+    device: str = "cpu",
+    multiprocessors: int | None = None,
+    fused_output: bool = True,
+) -> tuple[str, str]:
+    """Returns the kernel that runs a problem, and the reason.
+
+    The answer comes from the dispatch itself (``operations/cpu/dispatch.mojo``, and
+    ``operations/nvidia/dispatch.mojo``), through a graph that is compiled once a process for each
+    storage type, and once more for ``"gpu"``.
+
+    Args:
+        problem: The convolution; all sizes known.
+        kernel: A kernel to ask for, or ``AUTO``.
+        dtype: Storage type of the activation. The output has it too, but beside 8 bits, which only
+            GPUs take, it is bfloat16.
+        device: One of ``DEVICES``: this machine's CPU, its first GPU, or the architecture of a GPU
+            that need not be here.
+        multiprocessors: Of the GPU that ``device`` gives the architecture of; ``None`` stands for
+            those of the product in ``TARGETS``.
+        fused_output: Whether something stands behind the convolution that the graph compiler fuses
+            with it: elementwise work, or the graph's end. ``False`` where another operation reads
+            its output as it is; some tiles are compiled for that case alone.
+
+    Raises:
+        ValueError: A size is symbolic, ``dtype`` or ``device`` is not supported, MAX finds no GPU
+            here, or ``kernel`` cannot take the problem: the message says why.
+    """
+    storage = check_dtype("dtype", dtype, DTYPE_BYTES if device == "cpu" else INPUT_BYTES)
+    if not problem.is_static:
+        raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
+    operands = (
+        _full_rank(problem.input_shape),
+        _full_rank(problem.output_shape),
+        problem.geometry(kernel=kernel),
+        [*_described(device, multiprocessors), int(fused_output)],
+    )
+    model = _model(storage, "gpu" if device == "gpu" else "cpu")
+    results = model.execute(*(_buffer(values) for values in operands))
+    code, text = (np.asarray(result.to_numpy()) for result in results)
+    name = Kernel(int(code[0])).name.lower()
+    return name, text.tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+
+
+def explain_graph(dtype: str, device: DeviceRef) -> Graph:
+    """Returns the graph that asks: the op ``maxconv.explain`` alone.
+
+    Args:
+        dtype: The storage type.
+        device: Where the op runs.
+    """
+    from max.graph import Graph
+
+    from ._library import kernel_library
+
+    types = operand_types()
+    with Graph(f"explain_{dtype}", input_types=types, kernel_library=kernel_library()) as graph:
+        graph.output(*explain_op([value.tensor for value in graph.inputs], dtype, device))
+    return graph
+
+
+def operand_types() -> list[TensorType]:
+    """Returns the types of the op's operands, which are all in host memory.
+
+    The activation's shape and the output's, of rank 5; the geometry; a GPU's compute capability
+    times ten and its multiprocessors, or zeros for the device that the op runs on, and whether
+    something is fused behind the output.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType
+
+    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 3)
+    return [TensorType(DType.int64, [length], DeviceRef.CPU()) for length in lengths]
+
+
+def explain_op(
+    operands: Sequence[TensorValue], dtype: str, device: DeviceRef
+) -> tuple[TensorValue, TensorValue]:
+    """Adds the op ``maxconv.explain`` to the current graph.
+
+    Args:
+        operands: As ``operand_types`` says.
+        dtype: The storage type.
+        device: Where the op runs.
+
+    Returns:
+        In host memory: the kernel's code, and the reason as UTF-8 that zeros end.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType, ops
+
+    host = DeviceRef.CPU()
+    types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
+    kernel, reason = ops.custom(
+        "maxconv._explain", device, operands, types, parameters={"dtype": DType[dtype]}
+    )
+    return kernel.tensor, reason.tensor
+
+
+def _described(device: str, multiprocessors: int | None) -> list[int]:
+    """Returns what the op is told of a device that need not be here, or zeros."""
+    if device not in DEVICES:
+        raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}")
+    target = TARGETS.get(device)
+    if multiprocessors is None:
+        return [0, 0] if target is None else [target.capability, target.multiprocessors]
+    if target is None:
+        raise ValueError(
+            f"multiprocessors: {multiprocessors} given, but device {device} has its own; only one "
+            f"of {', '.join(TARGETS)} takes them"
+        )
+    return [target.capability, multiprocessors]
+
+
+def _full_rank(shape: tuple[Any, ...]) -> list[int]:
+    missing = _RANK - len(shape)
+    return [int(shape[0]), *([1] * missing), *(int(size) for size in shape[1:])]
+
+
+def _buffer(values: npt.ArrayLike) -> Any:
+    from max.driver import Buffer
+
+    return Buffer.from_numpy(np.ascontiguousarray(values, np.int64))
+
+
+def _device(name: str) -> Device:
+    from max.driver import CPU, Accelerator, accelerator_count
+
+    if name == "cpu":
+        return CPU()
+    if accelerator_count() == 0:
+        raise ValueError(
+            "device: MAX finds no GPU on this machine; name the architecture of one that need not "
+            f"be here ({', '.join(TARGETS)})"
+        )
+    return Accelerator()
+
+
+@functools.cache
+def _model(dtype: str, device: str) -> Any:
+    from max.engine import InferenceSession
+    from max.graph import DeviceRef
+
+    where = _device(device)
+    graph = explain_graph(dtype, DeviceRef.from_device(where))
+    return InferenceSession(devices=[where]).load(graph)

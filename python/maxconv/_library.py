@@ -1,0 +1,314 @@
+"""The Mojo kernels, precompiled once a user and handed to MAX.
+
+``operations/`` ships as source. MAX needs it as one precompiled file, which any graph then loads.
+That file is kept in a cache, under a name made of the content of the source and the versions of MAX
+and Mojo, so that an upgrade or an edit never meets an old one. It does not depend on the CPU: it
+holds Mojo code before its elaboration.
+
+The cache is ``$MAXCONV_CACHE_DIR/maxconv``, else ``$XDG_CACHE_HOME/maxconv``, else
+``~/.cache/maxconv``. What is in it runs with the user's rights, so it is theirs alone (mode 0700).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._progress import progress
+
+if TYPE_CHECKING:
+    from max.graph import KernelLibrary
+
+__all__ = [
+    "OPERATIONS",
+    "CacheState",
+    "LibraryError",
+    "cache_dir",
+    "cache_state",
+    "kernel_library",
+    "library_path",
+    "max_version",
+    "mojo_version",
+    "run_mojo",
+]
+
+#: The Mojo package with the kernels, as source: for ``custom_extensions=[...]``, and for ``-I`` of
+#: Mojo programs that use its parts.
+OPERATIONS = (Path(__file__).parent / "operations").resolve()
+
+# Mojo takes a package's name from its file's name, and MAX loads no two of one name in one graph.
+_FILE_NAME = "maxconv.mojoc"
+_STAGING_PREFIX = ".staging-"
+_UNUSED_S = 30 * 24 * 3600.0
+
+
+class LibraryError(RuntimeError):
+    """The kernels could not be precompiled, or the cache cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """What the cache holds.
+
+    ``entry`` is the file that the installed source and versions map to, ``compiled`` whether it is
+    there; ``entries`` and ``size`` (bytes) count what is there for any source and version.
+    """
+
+    directory: Path
+    entry: Path
+    compiled: bool
+    entries: int
+    size: int
+
+
+def kernel_library() -> KernelLibrary:
+    """Returns a kernel library with the ``maxconv`` ops, for ``Graph(..., kernel_library=...)``.
+
+    The first call of a user after an installation precompiles the kernels, which takes seconds;
+    several processes may do so at once. Each call returns a library of its own, so that what a
+    graph adds to it stays with that graph.
+
+    Raises:
+        LibraryError: See ``library_path``.
+    """
+    from max.graph import KernelLibrary
+
+    return KernelLibrary([library_path()])
+
+
+def library_path() -> Path:
+    """Returns the precompiled kernels (``.mojoc``), and makes them where they are missing.
+
+    ``custom_extensions=`` takes them, as it takes ``OPERATIONS``, their source, which MAX compiles
+    anew for each graph.
+
+    Raises:
+        LibraryError: Mojo is missing or rejects the source (the message holds its output), or the
+            cache cannot be written or belongs to another user.
+    """
+    return precompiled(OPERATIONS)
+
+
+def precompiled(source: Path) -> Path:
+    """Returns the precompiled form of a Mojo package's source, from the cache or made now.
+
+    Args:
+        source: A folder with an ``__init__.mojo``. It is only read.
+
+    Raises:
+        LibraryError: See ``library_path``.
+    """
+    directory = _private_directory(cache_dir())
+    entry = _entry(directory, source)
+    if entry.is_file():
+        # Says that the entry is in use; in a read-only cache nothing is ever removed.
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+        return entry
+    with progress(
+        "compiling maxconv's Mojo kernels", announce=bool(os.environ.get("MAXCONV_PROGRESS"))
+    ):
+        try:
+            return _compile(directory, source)
+        except OSError as error:
+            raise LibraryError(
+                f"the kernels' cache {directory} cannot be written ({error}); "
+                "set MAXCONV_CACHE_DIR to a folder that can"
+            ) from error
+
+
+def cache_dir() -> Path:
+    """Returns the folder of the precompiled kernels, whether it exists or not.
+
+    Raises:
+        LibraryError: The user has no home folder and no variable names another one.
+    """
+    if base := os.environ.get("MAXCONV_CACHE_DIR"):
+        return Path(base).absolute() / "maxconv"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    if os.path.isabs(base):
+        return Path(base) / "maxconv"
+    try:
+        return Path.home() / ".cache" / "maxconv"
+    except RuntimeError as error:
+        raise LibraryError(
+            f"no folder for the kernels' cache ({error}); set MAXCONV_CACHE_DIR to one"
+        ) from error
+
+
+def cache_state() -> CacheState:
+    """Returns what the cache holds, and changes nothing.
+
+    Raises:
+        LibraryError: See ``cache_dir``.
+    """
+    directory = cache_dir()
+    files = list(directory.glob(f"*/{_FILE_NAME}")) if os.access(directory, os.R_OK) else []
+    entry = _entry(directory, OPERATIONS)
+    return CacheState(
+        directory=directory,
+        entry=entry,
+        compiled=entry in files,
+        entries=len(files),
+        size=sum(file.stat().st_size for file in files),
+    )
+
+
+def max_version() -> str:
+    """Returns the version of MAX."""
+    from max.engine import __version__ as version
+
+    return str(version)
+
+
+@functools.cache
+def mojo_version() -> str:
+    """Returns the version of the Mojo compiler.
+
+    Raises:
+        LibraryError: There is no Mojo in this environment.
+    """
+    try:
+        return importlib.metadata.version("mojo")
+    except importlib.metadata.PackageNotFoundError:
+        # A conda package need not carry Python's metadata; the compiler prints "Mojo 1.2.0 (...)".
+        output = run_mojo("--version").stdout.split()
+        return output[1] if len(output) > 1 else " ".join(output)
+
+
+def run_mojo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the compiler of this very environment, which need not be activated."""
+    try:
+        from mojo.run import subprocess_run_mojo
+
+        finished: subprocess.CompletedProcess[str] = subprocess_run_mojo(
+            list(arguments), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+    except (ImportError, RuntimeError, FileNotFoundError) as error:
+        raise LibraryError(
+            f"the Mojo compiler is missing from this environment ({error}); "
+            "install the versions of MAX and Mojo that maxconv names"
+        ) from error
+    return finished
+
+
+def _entry(directory: Path, source: Path) -> Path:
+    """Returns where the cache keeps this source's precompiled form."""
+    return directory / _fingerprint(source) / _FILE_NAME
+
+
+def _fingerprint(source: Path) -> str:
+    """Returns a name for what the compiler would read: the source, MAX and Mojo."""
+    if not (source / "__init__.mojo").is_file():
+        raise LibraryError(f"{source} is no Mojo package: it has no __init__.mojo")
+    digest = hashlib.sha256(f"max {max_version()} mojo {mojo_version()}\n".encode())
+    files = {file.relative_to(source).as_posix(): file for file in source.rglob("*.mojo")}
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def _compile(directory: Path, source: Path) -> Path:
+    with _lock(directory):
+        _sweep(directory)
+        while True:
+            entry = _entry(directory, source)
+            # Another process may have made it while this one waited.
+            if entry.is_file():
+                return entry
+            staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=directory))
+            try:
+                made = staging / _FILE_NAME
+                finished = run_mojo("precompile", str(source), "-o", str(made))
+                if finished.returncode or not made.is_file():
+                    raise LibraryError(
+                        f"Mojo {mojo_version()} could not compile {source}:\n"
+                        f"{finished.stdout}{finished.stderr}".rstrip()
+                    )
+                # A source that was edited meanwhile belongs under another name.
+                if _entry(directory, source) == entry:
+                    _publish(made, entry)
+                    return entry
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+def _publish(made: Path, entry: Path) -> None:
+    """Moves a finished file to its place in one step: readers see all of it, or none."""
+    with made.open("rb") as stream:
+        os.fsync(stream.fileno())
+    entry.parent.mkdir(mode=0o700, exist_ok=True)
+    os.replace(made, entry)
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    """Lets one process at a time write; the system lets go of the lock of one that dies."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what killed writers left, and entries that nothing used for a month."""
+    for leftover in directory.glob(f"{_STAGING_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    oldest = time.time() - _UNUSED_S
+    for entry in directory.glob(f"*/{_FILE_NAME}"):
+        if entry.stat().st_mtime < oldest:
+            shutil.rmtree(entry.parent, ignore_errors=True)
+
+
+def _private_directory(directory: Path) -> Path:
+    """Makes the cache's folder, for this user alone, or refuses one that others may change.
+
+    A folder of root's is accepted as it stands: a system's image may carry a filled cache.
+
+    Raises:
+        LibraryError: The folder cannot be made, belongs to another user, or lies where another
+            user could replace it.
+    """
+    remedy = "set MAXCONV_CACHE_DIR to a folder of your own"
+    trusted = (os.geteuid(), 0)
+    try:
+        # The parents keep the user's usual permissions: they are no folders of maxconv.
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.stat()
+        owners = {status.st_uid, directory.lstat().st_uid}
+        if strangers := owners.difference(trusted):
+            raise LibraryError(
+                f"the kernels' cache {directory} belongs to user {strangers.pop()}, "
+                f"not to user {trusted[0]}; {remedy}"
+            )
+        if status.st_uid == trusted[0] and status.st_mode & 0o077:
+            directory.chmod(0o700)
+        parent = directory.parent.stat().st_mode
+        if directory.stat().st_mode & 0o022 or (
+            parent & stat.S_IWOTH and not parent & stat.S_ISVTX
+        ):
+            raise LibraryError(f"every user may change the kernels' cache {directory}; {remedy}")
+    except OSError as error:
+        raise LibraryError(
+            f"the kernels' cache {directory} cannot be used ({error}); {remedy}"
+        ) from error
+    return directory

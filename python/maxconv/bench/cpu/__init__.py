@@ -1,0 +1,1 @@
+"""The benchmark of a CPU: its data, its contenders and their run."""

@@ -1,0 +1,122 @@
+"""What differs between the benchmark of a CPU and that of a GPU: all of it stands here.
+
+The clock differs too. On a CPU it is the host's, around each call (``entrant.HostRun``). On a GPU a
+kernel's time is that of replays of a captured graph between two events on the device, and a call's
+that of the host from the first launch until the device has done the last (``gpu.clock``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from .entrant import BARE, FUSED, MAX, MAXCONV
+from .timing import Protocol
+
+__all__ = [
+    "ACTIVATIONS",
+    "CPU",
+    "DEVICES",
+    "GPU",
+    "LAUNCHES",
+    "MAX_TOLERANCE",
+    "ROTATED_NBYTES",
+    "TOLERANCE",
+    "Device",
+]
+
+#: Names of the fused work's activation.
+ACTIVATIONS = {"relu": "ReLU", "silu": "SiLU"}
+
+#: Launches of a graph that is replayed on a GPU, and of a call that is made without one.
+LAUNCHES = 32
+
+#: Bytes of the operands that a GPU's launches take in turn: more than its L2 cache holds.
+ROTATED_NBYTES = 256 << 20
+
+#: How far an element may lie from the reference, as a share of ``1 + |reference|``. The data makes
+#: outputs of about 1. float32 sums of 10^4 products in another order differ by some 10^-6. A type
+#: of 16 bits rounds by half a unit of its last place, 2^-9 or 2^-12, and up to three times where
+#: convolution, activation and addition are operations of their own.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
+
+#: The same for MAX's own convolutions, which on a CPU sum in the storage type: less exact in 16
+#: bits, but no other computation.
+MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
+
+
+@dataclass(frozen=True)
+class Device:
+    """How one kind of device is measured."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    """Storage types, the default first."""
+    activation: str
+    """That of the fused work: ``activation(convolution + bias) + residual``."""
+    works: Mapping[str, tuple[str, ...]]
+    """The contenders, and what each is timed with."""
+    full: Protocol
+
+    @property
+    def quick(self) -> Protocol:
+        """The protocol of a rough look."""
+        return replace(
+            self.full,
+            rounds=max(2, self.full.rounds // 6),
+            fewest_rounds=2,
+            budget_s=self.full.budget_s / 5,
+        )
+
+
+CPU = Device(
+    name="cpu",
+    dtypes=("float32", "bfloat16", "float16"),
+    activation="relu",
+    works={
+        MAXCONV: (BARE, FUSED),
+        "torch": (BARE, FUSED),
+        "torch.compile": (BARE, FUSED),
+        MAX: (BARE,),
+    },
+    full=Protocol(
+        pause_s=0.01,
+        rest=0.0,
+        longest_pause_s=0.01,
+        calls=10,
+        discarded=3,
+        burst_s=0.1,
+        rounds=30,
+        fewest_rounds=5,
+        budget_s=1.0,
+        slow_s=2.0,
+    ),
+)
+
+GPU = Device(
+    name="gpu",
+    dtypes=("bfloat16", "float16"),
+    activation="silu",
+    works={
+        MAXCONV: (BARE, FUSED),
+        "torch": (BARE, FUSED),
+        "torch.compile": (FUSED,),
+        "cudnn": (FUSED,),
+        MAX: (BARE, FUSED),
+    },
+    full=Protocol(
+        pause_s=0.02,
+        rest=6.0,
+        longest_pause_s=0.25,
+        calls=3,
+        discarded=0,
+        burst_s=0.3,
+        rounds=5,
+        fewest_rounds=3,
+        budget_s=3.0,
+        slow_s=0.2,
+    ),
+)
+
+#: By the name that ``--device`` takes.
+DEVICES = {device.name: device for device in (CPU, GPU)}

@@ -1,0 +1,1 @@
+"""The benchmark of a GPU: what is built for it, its contenders and their run."""

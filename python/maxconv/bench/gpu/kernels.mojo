@@ -1,0 +1,342 @@
+"""Runs maxconv's convolutions on a GPU, as `maxconv bench` asks over a pipe.
+
+Reads lines, and answers each with one line of JSON: what was asked for, or
+`{"error": ...}`. `WORK` is `bare`, the convolution alone, or `fused`, with
+bias, SiLU and a residual.
+
+    problem NUMBERS SETS EXPONENT FILTER_EXPONENT   makes so many sets of operands
+    prepare WORK LAUNCHES       captures a graph of launches, each on the next set
+    sample WORK COUNT           elements of the first set's output, evenly spread
+    replay WORK TIMES           ns on the device of so many replays of the graph
+    launch WORK TIMES           ns on the host of as many launches, one by one
+
+NUMBERS are those of `ConvProblem.of_numbers`. Channels are innermost, filters
+in the kernels' order. The values are those of `operands.py`.
+"""
+
+from max.gpu import block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import (
+    DeviceBuffer,
+    DeviceContext,
+    DeviceGraph,
+    DeviceGraphBuilder,
+)
+from std.sys import get_defined_dtype
+from std.time import perf_counter_ns
+
+from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import (
+    ACTIVATION_NONE,
+    ACTIVATION_SILU,
+    KERNEL_AUTO,
+)
+from operations.conv.known import UNKNOWN_FILTER
+from operations.conv.memory import Reads, Writes
+from operations.conv.operands import Arguments
+from operations.conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
+from operations.conv.registry import ALL_KERNELS
+from operations.nvidia.convolve import convolve
+from operations.nvidia.stream import Stream
+
+comptime TYPE = get_defined_dtype["dtype", DType.bfloat16]()
+"""Storage type of the operands."""
+
+comptime SEEDS = 4
+"""Seeds of a set of operands, as in `operands.py`."""
+
+comptime THREADS = 256
+"""Threads of a block that fills a buffer."""
+
+comptime BLOCKS = 1024
+"""Blocks of a grid that fills a buffer."""
+
+
+@always_inline
+def mixed(index: Int, seed: Int) -> UInt32:
+    """Mixes the bits of an index (the finalizer of MurmurHash3)."""
+    var h = UInt32(index) ^ (UInt32(seed) * 0x9E3779B9)
+    h ^= h >> 16
+    h *= 0x85EBCA6B
+    h ^= h >> 13
+    h *= 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+@always_inline
+def value_of(index: Int, seed: Int, scale: Float32) -> Scalar[TYPE]:
+    """The sum of a hash's bytes less its mean, times a power of two."""
+    var h = mixed(index, seed)
+    var sum = (h & 255) + ((h >> 8) & 255) + ((h >> 16) & 255) + (h >> 24)
+    return Scalar[TYPE](Float32(Int32(sum) - 510) * scale)
+
+
+def power_of_two(exponent: Int) -> Float32:
+    """A power of two, exactly."""
+    var power = Float32(1)
+    for _ in range(abs(exponent)):
+        power *= Float32(2.0) if exponent > 0 else Float32(0.5)
+    return power
+
+
+def fill(
+    data: Pointer[Scalar[TYPE], MutAnyOrigin],
+    count: Int64,
+    seed: Int32,
+    scale: Float32,
+):
+    """Fills a buffer."""
+    var first = Int(block_idx.x) * THREADS + Int(thread_idx.x)
+    for i in range(first, Int(count), Int(grid_dim.x) * THREADS):
+        data[unsafe_offset=i] = value_of(i, Int(seed), scale)
+
+
+def filled(
+    ctx: DeviceContext, count: Int, seed: Int, scale: Float32
+) raises -> DeviceBuffer[TYPE]:
+    """A buffer of random values."""
+    var buffer = ctx.enqueue_create_buffer[TYPE](count)
+    ctx.enqueue_function[fill](
+        buffer,
+        Int64(count),
+        Int32(seed),
+        scale,
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
+    return buffer^
+
+
+def data_of(buffer: DeviceBuffer[TYPE]) -> Writes[TYPE]:
+    """A buffer's elements."""
+    return (
+        buffer.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin]()
+    )
+
+
+def reads_of(buffer: DeviceBuffer[TYPE]) -> Reads[TYPE]:
+    """A buffer's elements, to read."""
+    return data_of(buffer).as_imm().unsafe_origin_cast[ImmUntrackedOrigin]()
+
+
+struct Operands(Movable):
+    """Sets of a problem's operands, which launches take in turn."""
+
+    var problem: ConvProblem
+    var x: List[DeviceBuffer[TYPE]]
+    var filter: List[DeviceBuffer[TYPE]]
+    var bias: List[DeviceBuffer[TYPE]]
+    var residual: List[DeviceBuffer[TYPE]]
+    var y: List[DeviceBuffer[TYPE]]
+
+    def __init__(out self, ctx: DeviceContext, words: List[Int]) raises:
+        """Makes them.
+
+        Args:
+            ctx: The device.
+            words: The numbers of the line `problem`.
+        """
+        var numbers = List[Int]()
+        for i in range(PROBLEM_NUMBERS):
+            numbers.append(words[i])
+        var p = ConvProblem.of_numbers(numbers)
+        var pixels = p.batch
+        for axis in range(SPATIAL):
+            pixels *= p.input[axis]
+        var outputs = p.gemm_m() * p.filters
+        var scale = power_of_two(words[PROBLEM_NUMBERS + 1])
+        var filter_scale = power_of_two(words[PROBLEM_NUMBERS + 2])
+        self.problem = p
+        self.x = List[DeviceBuffer[TYPE]]()
+        self.filter = List[DeviceBuffer[TYPE]]()
+        self.bias = List[DeviceBuffer[TYPE]]()
+        self.residual = List[DeviceBuffer[TYPE]]()
+        self.y = List[DeviceBuffer[TYPE]]()
+        for i in range(words[PROBLEM_NUMBERS]):
+            var seed = SEEDS * i
+            var taps = p.filters * p.gemm_k()
+            self.x.append(filled(ctx, pixels * p.channels, seed, scale))
+            self.filter.append(filled(ctx, taps, seed + 1, filter_scale))
+            self.bias.append(filled(ctx, p.filters, seed + 2, scale))
+            self.residual.append(filled(ctx, outputs, seed + 3, scale))
+            self.y.append(ctx.enqueue_create_buffer[TYPE](outputs))
+
+    def launch(self, ctx: DeviceContext, fused: Bool, index: Int) raises:
+        """Enqueues one convolution.
+
+        Args:
+            ctx: The device.
+            fused: Whether with bias, SiLU and residual.
+            index: Of the launch; the sets take turns.
+        """
+        var set = index % len(self.x)
+        var epilogue = Epilogue[TYPE, TYPE](
+            has_bias=fused,
+            has_residual=fused,
+            has_scale=False,
+            scale=Reads[DType.float32].unsafe_dangling(),
+            bias=reads_of(self.bias[set]),
+            residual=reads_of(self.residual[set]),
+            beta=1.0,
+            activation=Activation(
+                ACTIVATION_SILU if fused else ACTIVATION_NONE, 0, 0
+            ),
+            final_activation=Activation(ACTIVATION_NONE, 0, 0),
+        )
+        var stream = Stream(ctx)
+        convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=False](
+            stream,
+            self.problem,
+            Arguments(
+                MemoryActivation[TYPE](reads_of(self.x[set])),
+                reads_of(self.filter[set]),
+                epilogue,
+                MemoryOutput[TYPE](data_of(self.y[set])),
+            ),
+            requested=KERNEL_AUTO,
+            exact=False,
+        )
+
+
+def captured(
+    ctx: DeviceContext, operands: Operands, fused: Bool, launches: Int
+) raises -> DeviceGraph:
+    """A graph of launches.
+
+    Args:
+        ctx: The device.
+        operands: Their operands.
+        fused: Whether with bias, SiLU and residual.
+        launches: How many.
+    """
+    operands.launch(ctx, fused, 0)
+    ctx.synchronize()
+
+    def build(mut builder: DeviceGraphBuilder) raises {imm}:
+        var recorded = builder.recording_context()
+        for i in range(launches):
+            operands.launch(recorded, fused, i)
+
+    return DeviceGraph.create(ctx, build)
+
+
+def sample(
+    ctx: DeviceContext, operands: Operands, fused: Bool, count: Int
+) raises -> String:
+    """The answer to `sample`."""
+    operands.launch(ctx, fused, 0)
+    var elements = len(operands.y[0])
+    var step = max(1, elements // count)
+    var values = String()
+    with operands.y[0].map_to_host() as host:
+        for i in range(min(count, (elements + step - 1) // step)):
+            if i:
+                values += ", "
+            values += String(host[i * step].cast[DType.float32]())
+    return String(t'{{"step": {step}, "values": [{values}]}}')
+
+
+def replayed(
+    ctx: DeviceContext, graph: DeviceGraph, times: Int
+) raises -> String:
+    """The answer to `replay`."""
+
+    def run(ctx: DeviceContext) raises {imm}:
+        graph.replay()
+
+    ctx.synchronize()
+    return String(t'{{"ns": {ctx.execution_time(run, times)}}}')
+
+
+def launched(
+    ctx: DeviceContext, operands: Operands, fused: Bool, launches: Int
+) raises -> String:
+    """The answer to `launch`."""
+    ctx.synchronize()
+    var begin = perf_counter_ns()
+    for i in range(launches):
+        operands.launch(ctx, fused, i)
+    ctx.synchronize()
+    return String(t'{{"ns": {perf_counter_ns() - begin}}}')
+
+
+def said(error: Error) -> String:
+    """An error as an answer."""
+    var words = String(error).replace("\\", "/").replace('"', "'")
+    return String(t'{{"error": "{words.replace(chr(10), chr(32))}"}}')
+
+
+def integers(words: List[String]) raises -> List[Int]:
+    """The words behind the first as numbers."""
+    var numbers = List[Int]()
+    for i in range(1, len(words)):
+        numbers.append(Int(words[i]))
+    return numbers^
+
+
+def words_of(line: String) -> List[String]:
+    """A line's words."""
+    var words = List[String]()
+    for word in line.split():
+        words.append(String(word))
+    return words^
+
+
+def serve(ctx: DeviceContext, first: String) raises -> String:
+    """Answers a line `problem` and those behind it.
+
+    Args:
+        ctx: The device.
+        first: The line.
+
+    Returns:
+        The next line `problem`.
+    """
+    var operands = Operands(ctx, integers(words_of(first)))
+    ctx.synchronize()
+    print("{}", flush=True)
+    var graphs = List[DeviceGraph]()
+    var places: List[Int] = [-1, -1]
+    var launches = 0
+    while True:
+        var line = input()
+        var words = words_of(line)
+        if words[0] == "problem":
+            return line
+        try:
+            var fused = words[1] == "fused"
+            var number = Int(words[2])
+            if words[0] == "prepare":
+                graphs.append(captured(ctx, operands, fused, number))
+                places[Int(fused)] = len(graphs) - 1
+                launches = number
+                print("{}", flush=True)
+            elif words[0] == "sample":
+                print(sample(ctx, operands, fused, number), flush=True)
+            elif words[0] == "replay":
+                var place = places[Int(fused)]
+                print(replayed(ctx, graphs[place], number), flush=True)
+            elif words[0] == "launch":
+                var count = number * launches
+                print(launched(ctx, operands, fused, count), flush=True)
+            else:
+                raise Error(t"{words[0]} is no request")
+        except error:
+            print(said(error), flush=True)
+
+
+def main() raises:
+    try:
+        var ctx = DeviceContext()
+        print(t'{{"device": "{ctx.name()}"}}', flush=True)
+        var line = input()
+        while True:
+            try:
+                line = serve(ctx, line)
+            except error:
+                print(said(error), flush=True)
+                line = input()
+    except error:
+        print(said(error), flush=True)

@@ -1,0 +1,161 @@
+"""A problem's operands on a GPU: the same numbers in torch as in ``kernels.mojo``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from maxconv._dtypes import DTYPE_BYTES
+from maxconv._problems import NamedProblem
+
+from ..entrant import BARE, FUSED
+from .clock import Clock, input_sets
+
+__all__ = ["SEEDS", "Operands", "command", "filled"]
+
+#: Seeds that a set of operands takes: those of set ``i`` begin at ``i * SEEDS``.
+SEEDS = 4
+
+_WORD = 0xFFFFFFFF
+
+#: Values are integers from -510 to 510 times this, or for filters times less.
+_EXPONENT = -7
+
+
+def _hash(index: Tensor, seed: int) -> Tensor:
+    """Mixes the bits of indices below 2^32 (the finalizer of MurmurHash3)."""
+    h = index ^ (seed * 0x9E3779B9 & _WORD)
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _WORD
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _WORD
+    return h ^ (h >> 16)
+
+
+def filled(
+    count: int, seed: int, *, exponent: int = _EXPONENT, dtype: torch.dtype, device: str
+) -> Tensor:
+    """Returns values around 0 with about the spread of a normal distribution.
+
+    The sum of the four bytes of a hash, less its mean, times ``2 ** exponent``: exact in float32,
+    and then rounded once, so that every program makes the same values.
+    """
+    h = _hash(torch.arange(count, device=device), seed)
+    total = (h & 255) + (h >> 8 & 255) + (h >> 16 & 255) + (h >> 24)
+    return ((total - 510).to(torch.float32) * 2.0**exponent).to(dtype)
+
+
+def _filter_exponent(named: NamedProblem) -> int:
+    """Returns the exponent for filters with which outputs are about 1."""
+    products = math.prod(named.problem.filter_size) * int(named.problem.group_channels)
+    return _EXPONENT - round(math.log2(products) / 2)
+
+
+def command(named: NamedProblem, dtype: str) -> str:
+    """Returns the line by which ``kernels.mojo`` makes the same operands.
+
+    Batch, channels, filters and groups; three values each (depth, height, width) of input, filter,
+    stride, dilation, padding before and padding after; the sets; the two exponents.
+    """
+    problem = named.problem
+    missing = 3 - problem.spatial_rank
+    numbers: list[object] = [problem.batch, problem.channels, problem.filters, problem.groups]
+    for values, fill in (
+        (problem.input_size, 1),
+        (problem.filter_size, 1),
+        (problem.stride, 1),
+        (problem.dilation, 1),
+        (problem.pad_before, 0),
+        (problem.pad_after, 0),
+    ):
+        numbers += [*[fill] * missing, *values]
+    numbers += [_sets(named, dtype), _EXPONENT, _filter_exponent(named)]
+    return " ".join(("problem", *map(str, numbers)))
+
+
+def _sets(named: NamedProblem, dtype: str) -> int:
+    problem = named.problem
+    elements = math.prod(map(int, problem.input_shape)) + 2 * math.prod(
+        map(int, problem.output_shape)
+    )
+    return input_sets(elements * DTYPE_BYTES[dtype])
+
+
+@dataclass
+class Operands:
+    """As many sets of a problem's operands as exceed the L2 cache together.
+
+    Tensors have torch's order of dimensions, and channels innermost in memory.
+    """
+
+    named: NamedProblem
+    dtype: str
+    clock: Clock
+    sets: int = 0
+    x: list[Tensor] = field(default_factory=list)
+    filter: list[Tensor] = field(default_factory=list)
+    bias: list[Tensor] = field(default_factory=list)
+    residual: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Makes the operands.
+
+        Raises:
+            ValueError: The problem has padding that torch's functions do not take.
+        """
+        problem = self.named.problem
+        if problem.pad_before != problem.pad_after:
+            raise ValueError(
+                f"{self.named.name}: padding {problem.pad_before} before and {problem.pad_after} "
+                "after; torch's functions take the same"
+            )
+        self.sets = _sets(self.named, self.dtype)
+        filters = (problem.filters, *problem.filter_size, problem.group_channels)
+        for index in range(self.sets):
+            seed = SEEDS * index
+            exponent = _filter_exponent(self.named)
+            self.x.append(self._make(problem.input_shape, seed))
+            self.filter.append(self._make(filters, seed + 1, exponent))
+            self.bias.append(self._make((problem.filters,), seed + 2))
+            self.residual.append(self._make(problem.output_shape, seed + 3))
+
+    def _make(self, shape: tuple[object, ...], seed: int, exponent: int = _EXPONENT) -> Tensor:
+        sizes = [int(str(size)) for size in shape]
+        values = filled(
+            math.prod(sizes),
+            seed,
+            exponent=exponent,
+            dtype=getattr(torch, self.dtype),
+            device=self.clock.device,
+        ).reshape(sizes)
+        return values.movedim(-1, 1) if len(sizes) > 1 else values
+
+    def convolve(self, index: int) -> Tensor:
+        """Returns the convolution of a set."""
+        return self.convolution(self.x[index], self.filter[index], None)
+
+    def convolution(self, x: Tensor, filter: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the problem's convolution of any operands."""
+        p = self.named.problem
+        function = (functional.conv1d, functional.conv2d, functional.conv3d)[p.spatial_rank - 1]
+        return function(x, filter, bias, p.stride, p.pad_before, p.dilation, p.groups)
+
+    def fuse(self, index: int) -> Tensor:
+        """Returns ``silu(convolution + bias) + residual`` of a set."""
+        return self.fused(self.x[index], self.filter[index], self.bias[index], self.residual[index])
+
+    def fused(self, x: Tensor, filter: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        """Returns the fused work of any operands."""
+        return functional.silu(self.convolution(x, filter, bias)) + residual
+
+    def references(self) -> dict[str, Tensor]:
+        """Returns what all are compared with, in float32, of the first set, by work."""
+        x, filter, bias, residual = (
+            values[0].float() for values in (self.x, self.filter, self.bias, self.residual)
+        )
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+            bare = self.convolution(x, filter, None)
+        shape = (-1, *[1] * self.named.problem.spatial_rank)
+        return {BARE: bare, FUSED: functional.silu(bare + bias.view(shape)) + residual}

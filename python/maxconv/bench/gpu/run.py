@@ -1,0 +1,146 @@
+"""Measures problems on a GPU, with what a folder holds that ``--build`` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from maxconv._problems import NamedProblem
+from maxconv._progress import progress
+
+from ..entrant import MAXCONV, WORKS, Entrant, Key
+from ..environment import Machine, driver_version, machine
+from ..measure import measure_problem
+from ..record import Result
+from ..timing import Protocol
+from .clock import Clock
+from .graphs import FOLDER, GRAPHS, LoadedGraphs
+from .operands import Operands
+from .peers_torch import MAKERS
+from .program import LIBRARIES, PROGRAM, Program, ProgramError
+
+__all__ = ["check_gpu", "measure_problems", "this_machine"]
+
+
+def check_gpu() -> None:
+    """Checks that torch sees a GPU.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "device: 'gpu' needs a GPU that torch sees, and there is none; --build needs none"
+        )
+
+
+def this_machine() -> Machine:
+    """Returns this machine with its GPU."""
+    here = machine()
+    properties = torch.cuda.get_device_properties(0)
+    return Machine(
+        **{
+            **vars(here),
+            "gpu": properties.name,
+            "driver": driver_version(),
+            "multiprocessors": properties.multi_processor_count,
+        }
+    )
+
+
+def measure_problems(
+    problems: Sequence[NamedProblem],
+    dtype: str,
+    protocol: Protocol,
+    contenders: Collection[str],
+    works: Collection[str],
+    *,
+    folder: Path,
+    clock: Clock,
+    keep: Callable[[list[Result]], None],
+) -> list[Result]:
+    """Measures problems one by one, all contenders of each in turns.
+
+    Args:
+        problems: What to measure.
+        dtype: Storage type.
+        protocol: How often and how long.
+        contenders: The names of those that take part.
+        works: The kinds of work.
+        folder: What ``--build`` wrote.
+        clock: The device and its time.
+        keep: Is given the results so far after each problem.
+
+    Raises:
+        Mismatch: A contender's output differs from the reference.
+        ValueError: torch's functions do not take a problem.
+    """
+    wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
+    torch.backends.cudnn.benchmark = True
+    results: list[Result] = []
+    with torch.inference_mode(), _program(folder, contenders) as (program, reason):
+        with progress("loading MAX's graphs"):
+            graphs = LoadedGraphs(folder / FOLDER, wanted)
+        for number, named in enumerate(problems, start=1):
+            with progress(f"timing {named.name} ({number} of {len(problems)})", announce=True):
+                operands = Operands(named, dtype, clock)
+                entrants, missing = _torch_entrants(operands, contenders, works)
+                if program is not None:
+                    ours, lost = program.entrants(named, dtype)
+                    entrants, missing = {**ours, **entrants}, {**lost, **missing}
+                elif reason is not None:
+                    missing |= {Key(MAXCONV, work): reason for work in WORKS}
+                through, lost = graphs.entrants(operands)
+                entrants |= through
+                missing |= graphs.missing | lost
+                entrants = {key: made for key, made in entrants.items() if key.work in works}
+                missing = {key: why for key, why in missing.items() if key.work in works}
+                references = operands.references()
+                results.append(
+                    measure_problem(named, entrants, references, dtype, protocol, missing)
+                )
+            # Captured graphs hold memory until they go.
+            del operands, entrants, through, references
+            if clock.device == "cuda":
+                torch.cuda.empty_cache()
+            keep(results)
+    return results
+
+
+def _torch_entrants(
+    operands: Operands, contenders: Collection[str], works: Collection[str]
+) -> tuple[dict[Key, Entrant], dict[Key, str]]:
+    entrants: dict[Key, Entrant] = {}
+    missing: dict[Key, str] = {}
+    for key, make in MAKERS.items():
+        if key.contender not in contenders or key.work not in works:
+            continue
+        try:
+            entrants[key] = make(operands)
+        except ImportError as error:
+            missing[key] = f"not here: {error}"
+        # What a library does not take is no reason to lose the others.
+        except Exception as error:
+            missing[key] = " ".join(str(error).split())[:400] or type(error).__name__
+    return entrants, missing
+
+
+@contextmanager
+def _program(
+    folder: Path, contenders: Collection[str]
+) -> Iterator[tuple[Program | None, str | None]]:
+    """Starts the program of the kernels; yields it, or why it is not there."""
+    if MAXCONV not in contenders:
+        yield None, None
+        return
+    path = folder / PROGRAM
+    try:
+        program = Program([str(path.absolute())], folder / LIBRARIES)
+    except (OSError, ProgramError) as error:
+        yield None, f"not here: {error}"
+        return
+    with program:
+        yield program, None

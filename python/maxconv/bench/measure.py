@@ -1,0 +1,107 @@
+"""Measures a problem, on any device: checks that the contenders agree, times them in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from maxconv._problems import NamedProblem
+
+from .device import MAX_TOLERANCE, TOLERANCE
+from .entrant import CALL, FIGURES, KERNEL, MAX, Entrant, Key, Mismatch
+from .record import Measurement, Result
+from .timing import Protocol, interleave
+
+__all__ = ["measure_entrants", "measure_problem"]
+
+
+def measure_problem(
+    named: NamedProblem,
+    entrants: Mapping[Key, Entrant],
+    references: Mapping[str, Any],
+    dtype: str,
+    protocol: Protocol,
+    missing: Mapping[Key, str],
+) -> Result:
+    """Checks and times the contenders of a problem.
+
+    Args:
+        named: The problem.
+        entrants: The contenders.
+        references: What they must compute, by work, as the device keeps it.
+        dtype: Storage type.
+        protocol: How often and how long.
+        missing: Why contenders that are not in ``entrants`` are not.
+
+    Raises:
+        Mismatch: A contender's output differs from the reference; a wrong result of MAX's own
+            convolutions, which are another project's to mend, is recorded instead.
+    """
+    problem = named.problem
+    kernels = [entrant.kernel for entrant in entrants.values() if entrant.kernel is not None]
+    return Result(
+        name=named.name,
+        family=named.family,
+        problem=str(problem),
+        rank=problem.spatial_rank,
+        depthwise=problem.is_depthwise,
+        flops=problem.flops,
+        nbytes=problem.nbytes(dtype),
+        convolutions=max((run.convolutions for run in kernels), default=1),
+        measurements=measure_entrants(
+            named.name, entrants, references, lambda key: _tolerance(key, dtype), protocol, missing
+        ),
+    )
+
+
+def _tolerance(key: Key, dtype: str) -> float:
+    return (MAX_TOLERANCE if key.contender == MAX else TOLERANCE)[dtype]
+
+
+def measure_entrants(
+    name: str,
+    entrants: Mapping[Key, Entrant],
+    references: Mapping[str, Any],
+    tolerance: Callable[[Key], float],
+    protocol: Protocol,
+    missing: Mapping[Key, str],
+) -> list[Measurement]:
+    """Checks and times contenders: see ``measure_problem``.
+
+    Where the call that gives a kernel's time makes one convolution, it gives both figures.
+
+    Args:
+        name: What an error calls the problem.
+        entrants: The contenders.
+        references: What they must compute, by work.
+        tolerance: How far an output may lie from the reference.
+        protocol: How often and how long.
+        missing: Why contenders that are not in ``entrants`` are not.
+
+    Raises:
+        Mismatch: As ``measure_problem``.
+    """
+    errors: dict[Key, float] = {}
+    missing = dict(missing)
+    for key, entrant in entrants.items():
+        expected = references[key.work]
+        try:
+            errors[key] = max(run.error(expected, tolerance(key)) for _, run in entrant.runs())
+        except Mismatch as error:
+            if key.contender != MAX:
+                raise Mismatch(f"{name}: {key}: {error}") from error
+            missing[key] = f"wrong result: {error}"
+    runs = {(key, figure): run for key in errors for figure, run in entrants[key].runs()}
+    timed = interleave({name: run.burst for name, run in runs.items()}, protocol)
+    timings = {name: timing.per(runs[name].convolutions) for name, timing in timed.items()}
+    measurements = []
+    for key in errors:
+        figures = {figure: timings.get((key, figure)) for figure in FIGURES}
+        kernel = entrants[key].kernel
+        if kernel is not None and kernel.convolutions == 1 and figures[CALL] is None:
+            figures[CALL] = figures[KERNEL]
+        note = entrants[key].note
+        measurements.append(
+            Measurement(*key, figures[KERNEL], figures[CALL], error=errors[key], note=note)
+        )
+    return measurements + [Measurement(*key, missing=why) for key, why in missing.items()]

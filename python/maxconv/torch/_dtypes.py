@@ -1,0 +1,48 @@
+"""The storage types as PyTorch's dtypes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from .. import _fields
+from .._dtypes import BIT_CARRIED, DTYPE_BYTES, INPUT_BYTES
+from .._dtypes import FLOAT8 as _FLOAT8
+
+__all__ = [
+    "BLACKWELL",
+    "BLACKWELL_DTYPES",
+    "BYTES",
+    "BY_NAME",
+    "DTYPES",
+    "FLOAT8",
+    "NAMES",
+    "listed",
+]
+
+#: By the package's name.
+BY_NAME: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in INPUT_BYTES}
+
+#: The package's name of each.
+NAMES: Final = {dtype: name for name, dtype in BY_NAME.items()}
+
+#: The dtypes of inputs, filters and outputs.
+DTYPES: Final = tuple(BY_NAME[name] for name in DTYPE_BYTES)
+
+#: What inputs and filters on a GPU may also have.
+FLOAT8: Final = BY_NAME[_FLOAT8]
+
+#: Compute capabilities of GPUs that take more.
+BLACKWELL: Final = tuple(divmod(value, 10) for value in _fields.BLACKWELL_CAPABILITIES)
+
+#: What inputs and filters may also have there.
+BLACKWELL_DTYPES: Final = tuple(BY_NAME[name] for name in _fields.BLACKWELL_DTYPES)
+
+#: Those of 8 bits that numpy lacks: they cross to MAX as bytes.
+BYTES: Final = frozenset(BY_NAME[name] for name in BIT_CARRIED if INPUT_BYTES[name] == 1)
+
+
+def listed(dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
+    """Writes dtypes as they stand in a message."""
+    return ", ".join(map(str, dtypes))

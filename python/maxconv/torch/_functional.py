@@ -1,0 +1,226 @@
+"""Convolutions with the arguments of ``torch.nn.functional``, and what can be fused into them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._arguments import ConvArguments
+from ..activations import ActivationLike
+from . import _op
+from ._arguments import (
+    Ints,
+    check_ranks,
+    check_tensors,
+    expanded_scale,
+    is_channels_last,
+    read,
+)
+
+__all__ = ["conv1d", "conv2d", "conv3d", "convolve"]
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    activation: ActivationLike = None,
+    residual: Tensor | None = None,
+    beta: float = 1.0,
+    final_activation: ActivationLike = None,
+    precision: str | None = None,
+    scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Convolves ``[N, C, L]`` or ``[C, L]`` with ``[K, C / groups, S]``.
+
+    The arguments are those of ``conv2d``, with one spatial dimension; so is what it raises.
+
+    Returns:
+        ``[N, K, Q]``, or ``[K, Q]`` for an input without a batch.
+    """
+    arguments = read(
+        1,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
+    )
+    return convolve(input, weight, bias, residual, scale, arguments)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    activation: ActivationLike = None,
+    residual: Tensor | None = None,
+    beta: float = 1.0,
+    final_activation: ActivationLike = None,
+    precision: str | None = None,
+    scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Convolves ``[N, C, H, W]`` or ``[C, H, W]`` with ``[K, C / groups, R, S]``.
+
+    Computes ``final_activation(activation(scale * conv(input, weight) + bias) + beta * residual)``.
+    Sums are in float32 and rounded once, whatever the dtype. A channels-last input is read where it
+    lies and gives a channels-last output. So does a channels-last weight; otherwise a contiguous
+    input gives a contiguous output, at the price of converting both: prefer channels last.
+
+    The weight is packed in every call: a module (``Conv2d``) packs it once.
+
+    Args:
+        input: float32, bfloat16 or float16, on the CPU or a GPU; on a GPU also float8_e4m3fn, on
+            one of compute capability 10.0 or 10.3 float8_e5m2 and int8.
+        weight: Of the input's dtype.
+        bias: ``[K]`` of the input's dtype (the output's for a dtype of 8 bits) or float32.
+        stride: One integer or two.
+        padding: Zeros on both sides, one integer or two; ``"valid"`` for none; ``"same"`` for an
+            output of the input's size.
+        dilation: One integer or two.
+        groups: Divides the channels of input and output.
+        activation: ``"relu"``, ``"relu6"``, ``"leaky_relu"``, ``"sigmoid"``, ``"silu"``,
+            ``"hardswish"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``, ``("clamp", min, max)``,
+            ``("leaky_relu", slope)``, or what ``maxconv.activations`` makes.
+        residual: Of the output's shape and dtype.
+        beta: Factor of the residual.
+        final_activation: As ``activation``.
+        precision: What is left of float32 operands when a GPU multiplies them: ``"tf32"`` lets it
+            round them to tf32, which its tensor cores take (the norm of the result's error is then
+            about 3e-4 of the result's); with ``"float32"`` nothing is rounded, and its CUDA
+            cores multiply, many times more slowly. ``None`` does what PyTorch's own convolutions do
+            in this call, by ``torch.backends.cudnn.conv.fp32_precision`` (or
+            ``torch.backends.cudnn.allow_tf32``): tf32, unless that was changed. A CPU rounds
+            nothing either way.
+        scale: What sums are multiplied with: a number, or float32 ``[K]`` or ``[1]``. With
+            float8_e4m3fn: the product of the scales by which input and weight were divided.
+        out_dtype: Of the output: float32, bfloat16 or float16. By default the input's; it must be
+            given with float8_e4m3fn.
+
+    Returns:
+        ``[N, K, P, Q]``, or ``[K, P, Q]`` for an input without a batch.
+
+    Raises:
+        TypeError: An argument is of a wrong type, or tensors are of dtypes that are unsupported or
+            do not go together.
+        ValueError: An argument has a value, a shape or a device that is not allowed.
+        RuntimeError: A tensor requires grad while grad mode is on: there is no backward pass.
+    """
+    arguments = read(
+        2,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
+    )
+    return convolve(input, weight, bias, residual, scale, arguments)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    activation: ActivationLike = None,
+    residual: Tensor | None = None,
+    beta: float = 1.0,
+    final_activation: ActivationLike = None,
+    precision: str | None = None,
+    scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Convolves ``[N, C, D, H, W]`` or ``[C, D, H, W]`` with ``[K, C / groups, T, R, S]``.
+
+    The arguments are those of ``conv2d``, with three spatial dimensions; so is what it raises.
+
+    Returns:
+        ``[N, K, Z, P, Q]``, or ``[K, Z, P, Q]`` for an input without a batch.
+    """
+    arguments = read(
+        3,
+        stride,
+        padding,
+        dilation,
+        groups,
+        activation,
+        beta,
+        final_activation,
+        precision,
+        out_dtype,
+    )
+    return convolve(input, weight, bias, residual, scale, arguments)
+
+
+def convolve(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | float | None,
+    arguments: ConvArguments,
+    *,
+    constant: bool = False,
+    channels_last: bool | None = None,
+) -> Tensor:
+    """Checks the tensors and calls the operator.
+
+    Args:
+        input: ``[N, C, *spatial]`` or ``[C, *spatial]``.
+        weight: ``[K, C / groups, *taps]``.
+        bias: ``[K]``, or ``None``.
+        residual: Of the output's shape, or ``None``.
+        scale: A number, ``[K]`` or ``[1]``, or ``None``.
+        arguments: What is no tensor, checked.
+        constant: Whether weight and bias are a module's, packed once.
+        channels_last: Whether the output is; ``None`` follows input and weight, as PyTorch does.
+
+    Raises:
+        TypeError: A tensor is none, or of a dtype that is unsupported or does not go with others.
+        ValueError: A tensor's shape or device is not allowed.
+        RuntimeError: A tensor requires grad while grad mode is on.
+    """
+    check_ranks(input, weight, arguments)
+    factors = None if scale is None else expanded_scale(scale, weight, input)
+    check_tensors(input, weight, bias, residual, factors, arguments.out_dtype)
+    unbatched = input.dim() == arguments.rank + 1
+    if channels_last is None:
+        channels_last = is_channels_last(input, unbatched) or is_channels_last(weight)
+    if unbatched:
+        input = input.unsqueeze(0)
+        residual = None if residual is None else residual.unsqueeze(0)
+    output = _op.call(
+        input,
+        weight,
+        bias,
+        residual,
+        factors,
+        arguments,
+        channels_last,
+        constant,
+    )
+    return output.squeeze(0) if unbatched else output

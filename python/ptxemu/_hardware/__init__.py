@@ -1,0 +1,1 @@
+"""The machine: memories with their shadows, barriers, blocks, the scheduler."""

@@ -1,0 +1,43 @@
+"""The instructions: importing this package fills ``table``."""
+
+from . import (
+    bulk,
+    cluster,
+    control,
+    convert,
+    copies,
+    floating,
+    integer,
+    launchcontrol,
+    logic,
+    matrix,
+    mbarrier,
+    memory,
+    synchronize,
+    tensorcopies,
+    tensorcore,
+    tensormemory,
+    warp,
+    wgmma,
+)
+
+__all__ = [
+    "bulk",
+    "cluster",
+    "control",
+    "convert",
+    "copies",
+    "floating",
+    "integer",
+    "launchcontrol",
+    "logic",
+    "matrix",
+    "mbarrier",
+    "memory",
+    "synchronize",
+    "tensorcopies",
+    "tensorcore",
+    "tensormemory",
+    "warp",
+    "wgmma",
+]

@@ -1,0 +1,1 @@
+"""From a function of a module to a run of all its blocks."""

@@ -1,0 +1,1 @@
+"""PTX as text: the parser, its dataclasses, basic blocks."""

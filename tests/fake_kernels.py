@@ -1,0 +1,112 @@
+"""A stand-in for the benchmark's Mojo program: answers its lines, and computes what it must.
+
+Makes the operands in a way of its own, so that it holds the benchmark's to account. The first
+argument is a fault to have: ``wrong`` outputs, ``refuses`` problems, ``refuses-fused``, ``dies`` at
+the first burst, ``hangs`` there, ``no-gpu`` from the start.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+MASK = np.uint64(0xFFFFFFFF)
+
+
+def values(count: int, seed: int, exponent: int) -> Floats:
+    h = np.arange(count, dtype=np.uint64)
+    h ^= np.uint64(seed * 0x9E3779B9 % 2**32)
+    h ^= h >> np.uint64(16)
+    h = h * np.uint64(0x85EBCA6B) & MASK
+    h ^= h >> np.uint64(13)
+    h = h * np.uint64(0xC2B2AE35) & MASK
+    h ^= h >> np.uint64(16)
+    total = h.astype(np.uint32).view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.int64) - 510
+    # bfloat16 has eight bits: of integers up to 510, those above 256 lose one.
+    rounded = np.where(abs(total) > 256, 2 * np.rint(total / 2), total)
+    made: Floats = np.ldexp(rounded, exponent)
+    return made
+
+
+class Problem:
+    def __init__(self, words: list[str]) -> None:
+        n = [int(word) for word in words]
+        self.batch, self.channels, self.filters, self.groups = n[:4]
+        axes = [n[i : i + 3] for i in range(4, 22, 3)]
+        self.size, self.taps, self.stride, self.dilation, self.before, self.after = axes
+        self.sets, self.exponent, self.filter_exponent = n[22:]
+
+    def output(self, work: str) -> Floats:
+        """Returns the first set's output with channels innermost, flat."""
+        groups, depth = self.groups, self.channels // self.groups
+        x = self.make((self.batch, *self.size, self.channels), 0)
+        taps = self.make((self.filters, *self.taps, depth), 1, self.filter_exponent)
+        x = np.pad(x, [(0, 0), *zip(self.before, self.after, strict=True), (0, 0)])
+        sizes = [
+            (size - (tap - 1) * dilation - 1) // stride + 1
+            for size, tap, dilation, stride in zip(
+                x.shape[1:4], self.taps, self.dilation, self.stride, strict=True
+            )
+        ]
+        y = np.zeros((self.batch, *sizes, self.filters))
+        each = self.filters // groups
+        for tap in np.ndindex(*self.taps):
+            steps = zip(tap, self.dilation, sizes, self.stride, strict=True)
+            at = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in steps)
+            part = x[slice(None), at[0], at[1], at[2]]
+            for group in range(groups):
+                filters = slice(group * each, (group + 1) * each)
+                channels = slice(group * depth, (group + 1) * depth)
+                y[..., filters] += part[..., channels] @ taps[filters, tap[0], tap[1], tap[2]].T
+        if work == "fused":
+            y += self.make((self.filters,), 2)
+            y = y / (1 + np.exp(-y)) + self.make(y.shape, 3)
+        return y.reshape(-1)
+
+    def make(self, shape: tuple[int, ...], seed: int, exponent: int | None = None) -> Floats:
+        count = int(np.prod(shape))
+        return values(count, seed, self.exponent if exponent is None else exponent).reshape(shape)
+
+
+def main(fault: str) -> None:
+    if fault == "no-gpu":
+        say({"error": "no GPU"})
+        return
+    say({"device": "a fake"})
+    problem: Problem | None = None
+    for line in sys.stdin:
+        kind, *words = line.split()
+        if kind == "problem":
+            problem = None if fault == "refuses" else Problem(words)
+            say({"error": "no kernel takes it"} if problem is None else {})
+            continue
+        assert problem is not None
+        work, number = words[0], int(words[1])
+        if kind == "prepare":
+            refused = fault == "refuses-fused" and work == "fused"
+            say({"error": "no residual"} if refused else {})
+        elif kind == "sample":
+            y = problem.output(work) + (0.5 if fault == "wrong" else 0)
+            step = max(1, len(y) // number)
+            say({"step": step, "values": y[::step][:number].tolist()})
+        else:
+            if fault == "dies":
+                sys.exit("a bad address")
+            if fault == "hangs":
+                time.sleep(60)
+            say({"ns": number * 32 * (1000 if kind == "replay" else 3000)})
+
+
+def say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,0 +1,61 @@
+"""Prints which kernels an op for a GPU is compiled with, of what a graph knows.
+
+A line of the file that is the only argument is a storage type, an output type, a compute capability times
+ten, 1 if something is fused behind the op, and the numbers of `KnownProblem`:
+kernel, exact, groups, channels, filters, taps and stride. A line of output is
+the kernels' names.
+"""
+
+from std.sys import argv
+
+from operations.conv.fields import GPU_KERNELS
+from operations.conv.known import KnownProblem
+from operations.conv.operands import OperandTypes
+from operations.conv.registry import has_kernel, kernel_name
+from operations.nvidia.registry import GPU_REGISTRY
+
+
+def dtype_of(name: String) raises -> DType:
+    """The type of a name."""
+    comptime for dtype in [
+        DType.float32,
+        DType.bfloat16,
+        DType.float16,
+        DType.float8_e4m3fn,
+        DType.float8_e5m2,
+        DType.int8,
+    ]:
+        if name == String(dtype):
+            return dtype
+    raise Error(t"{name} is no type")
+
+
+def main() raises:
+    var text: String
+    with open(String(argv()[1]), "r") as file:
+        text = file.read()
+    for line in text.splitlines():
+        var words = line.split()
+        var n = List[Int]()
+        for i in range(2, len(words)):
+            n.append(Int(words[i]))
+        var types = OperandTypes.unfused(
+            dtype_of(String(words[0])),
+            dtype_of(String(words[1])),
+            fused_output=n[1] == 1,
+        )
+        var known = KnownProblem(
+            kernel=n[2],
+            exact=n[3] == 1,
+            groups=n[4],
+            channels=n[5],
+            filters=n[6],
+            taps=n[7],
+            stride=n[8],
+        )
+        var kernels = GPU_REGISTRY.needed(types, n[0], known)
+        var names = String()
+        for kernel in materialize[GPU_KERNELS]():
+            if has_kernel(kernels, kernel):
+                names += kernel_name(kernel) + " "
+        print(names)
