@@ -19,7 +19,14 @@ from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel, Device
 from ..config import LANES, fused_input_refusal
 from ..pool import Pool
-from .image_row import COLUMNS, MAX_SPAN_FILTERS, ColumnTile, ImageRow, InputRow, Span
+from .image_row import (
+    COLUMNS,
+    MAX_SPAN_FILTERS,
+    ColumnTile,
+    ImageRow,
+    InputRow,
+    Span,
+)
 from .launch import RowPlan, SpanKernel, launch_rows
 
 comptime PART = max(LANES, 8)

@@ -71,7 +71,10 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
     """The filter's rows that lie inside the image."""
 
     def __init__(
-        out self, activation: Reads[Self.dtype], problem: ConvProblem, index: Int
+        out self,
+        activation: Reads[Self.dtype],
+        problem: ConvProblem,
+        index: Int,
     ):
         """Finds the row's taps.
 

@@ -161,9 +161,7 @@ struct Blockings(Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: the slices and the sums of a task stay in L2."""
         ref blocking = self.table[index]
-        var read = (
-            blocking.tiling.rows * blocking.depth * blocking.group_count
-        )
+        var read = blocking.tiling.rows * blocking.depth * blocking.group_count
         var block = blocking.tiles * max(read, blocking.tile_elements)
         if blocking.tiles > 1 and block > MAX_BLOCK_ELEMENTS:
             return String(

@@ -66,9 +66,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
 @no_inline
 def _launch[
     P: Pool, //
-](
-    plan: GemmPlan, problem: ConvProblem, arguments: Arguments, pool: P
-) raises:
+](plan: GemmPlan, problem: ConvProblem, arguments: Arguments, pool: P) raises:
     """Runs a plan's tasks."""
     var params = GemmParams(arguments, problem, plan.blocking)
 

@@ -231,8 +231,10 @@ def strip_operand[
             var first = to.as_imm()
             comptime if may_be_in_place:
                 if in_place:
-                    first = x.data().unsafe_bitcast[Float32]().unsafe_offset(
-                        pixel.input_offset(problem) + channel
+                    first = (
+                        x.data()
+                        .unsafe_bitcast[Float32]()
+                        .unsafe_offset(pixel.input_offset(problem) + channel)
                     )
             if not in_place:
                 var strip = Strip(pixel, count, channel, channels)

@@ -184,9 +184,7 @@ def _gather_taps(
         var here = to.unsafe_offset(low - begin)
         if pixel.is_inside(problem, 2):
             var channel = group * channels + low - s * channels
-            copy_channels(
-                x, problem, columns, pixel, channel, here, high - low
-            )
+            copy_channels(x, problem, columns, pixel, channel, here, high - low)
         else:
             zero(here, high - low)
 
