@@ -29,7 +29,7 @@ from tests.emulated.sm100_convolution import (
     with_pointer,
 )
 
-from maxconv.problem import ConvProblem
+from maxconv._problem import ConvProblem
 from ptxemu import DeadlockError, EmulatorError, Machine, RaceError
 
 #: What stands for the visitors' pointers (``tests/mojo/emit_sm100_visitors.mojo``).

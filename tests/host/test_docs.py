@@ -1,4 +1,4 @@
-"""Every link and every command of the documents, and the README's programs, work."""
+"""Links, commands and programs of the documents work; the README is short and quotes one record."""
 
 import importlib.util
 import json
@@ -15,6 +15,7 @@ from tests.documents import ROOT, Block, anchors, blocks, commands, documents, l
 import ptxemu.cli
 from maxconv import _cli as cli
 from maxconv import _library as library
+from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel
 
 README = ROOT / "README.md"
 DOCUMENTS = documents()
@@ -33,7 +34,9 @@ for source, line, name in json.load(sys.stdin):
 
 def test_the_documents_are_there() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS}
-    assert names >= {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/protocol.md"}
+    top = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/protocol.md"}
+    topics = ("benchmarks", "cpu", "gpu", "graphs", "mojo", "ptxemu", "pytorch")
+    assert names >= top | {f"docs/{topic}.md" for topic in topics}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -48,6 +51,81 @@ def test_every_link_leads_somewhere(path: Path) -> None:
         if not file.exists() or lost or not file.is_relative_to(ROOT):
             broken.append(target)
     assert not broken
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert not [line for line in lines if len(line) >= 120]
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The rows of Markdown tables, without their first columns' emphasis."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+#: What the README calls the work and the contenders of the record that its table is from.
+HEADLINES = {
+    ("the convolution alone", "torch (cuDNN)"): ("times as fast as torch, 2-D", "bare"),
+    ("with bias, SiLU and a residual", "torch.compile"): (
+        "times as fast as torch.compile, 2-D",
+        "fused",
+    ),
+    ("with bias, SiLU and a residual", "cuDNN's fastest fused plan"): (
+        "times as fast as cudnn, 2-D",
+        "fused",
+    ),
+    ("depthwise 3x3", "torch (cuDNN)"): ("times as fast as torch, 2-D depthwise", "bare"),
+    ("depthwise 3x3 with bias, SiLU and a residual", "torch.compile"): (
+        "times as fast as torch.compile, 2-D depthwise",
+        "fused",
+    ),
+}
+
+
+def test_the_readmes_figures_are_those_of_one_record() -> None:
+    text = README.read_text(encoding="utf-8")
+    [picture] = [target for target in links(README) if target.endswith(".png")]
+    record = json.loads((ROOT / picture).with_suffix(".json").read_text(encoding="utf-8"))
+    assert not record["modified"]
+    assert f"commit `{record['commit'][:10]}`" in text
+    assert record["command"] in [
+        " ".join(words) for block in shell_blocks(README) for words in commands(block)
+    ]
+    summary = {
+        (row["what"], row["work"]): row for row in record["summary"] if row["figure"] == "kernel"
+    }
+    table = {(row[0], row[1]): row[2:] for row in _rows(text) if (row[0], row[1]) in HEADLINES}
+    assert table.keys() == HEADLINES.keys()
+    for headline, cells in table.items():
+        row = summary[HEADLINES[headline]]
+        figures = [f"{row['geometric_mean']:.2f}x", f"{row['worst']:.2f}x", str(row["problems"])]
+        assert cells == figures, headline
+    costs = [row for (what, _), row in summary.items() if what.startswith("times the time of")]
+    assert len(costs) == 2
+    for row in costs:
+        assert f"{row['geometric_mean']:.2f}x" in text
+        assert f"{row['worst']:.2f}x" in text
+
+
+def test_the_readme_names_every_kernel() -> None:
+    rows = [row for row in _rows(README.read_text(encoding="utf-8")) if len(row) == 3]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert named == {kernel.name.lower() for kernel in Kernel if kernel is not Kernel.AUTO}
+
+
+@pytest.mark.parametrize(
+    ("document", "kernels"), [("docs/gpu.md", GPU_KERNELS), ("docs/cpu.md", CPU_KERNELS)]
+)
+def test_the_tables_of_kernels_are_the_registries(document: str, kernels: Sequence[Kernel]) -> None:
+    """The GPU's are in the order in which they are asked; the CPU's in any."""
+    rows = _rows((ROOT / document).read_text(encoding="utf-8"))
+    named = [match[1] for row in rows if (match := re.fullmatch(r"`(\w+)`", row[0]))]
+    expected = [kernel.name.lower() for kernel in kernels]
+    assert (named if kernels is GPU_KERNELS else sorted(named)) == (
+        expected if kernels is GPU_KERNELS else sorted(expected)
+    )
 
 
 def _paths_exist(words: Sequence[str]) -> str | None:
@@ -183,11 +261,24 @@ def test_every_command_is_one_that_works(block: Block) -> None:
     assert not mistakes(block)
 
 
-def test_the_readmes_programs_run(tmp_path: Path) -> None:
-    programs = [block for block in blocks(README) if block.language in ("python", "py")]
-    run = [block for block in programs if block.not_run is None]
+def _programs(*languages: str) -> list[Block]:
+    """The programs of the documents that run, in the order of the documents."""
+    found = [block for path in DOCUMENTS for block in blocks(path)]
+    return [b for b in found if b.language in languages and b.not_run is None]
+
+
+def test_every_document_has_its_programs() -> None:
+    """A program that no reader could run, or a block without a language, hides in no document."""
+    languages = {block.language for path in DOCUMENTS for block in blocks(path)}
+    assert languages <= {"python", "mojo", "sh", "console", "json", "diff", ""}
+    run = {block.path.name for block in _programs("python", "mojo")}
+    assert run >= {"README.md", "graphs.md", "pytorch.md", "mojo.md", "ptxemu.md"}
+
+
+def test_the_documents_programs_run(tmp_path: Path) -> None:
+    run = _programs("python", "py")
     assert run
-    stdin = json.dumps([[block.text, block.line, "README.md"] for block in run])
+    stdin = json.dumps([[block.text, block.line, block.path.name] for block in run])
     ended = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=stdin,
@@ -200,16 +291,15 @@ def test_the_readmes_programs_run(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_readmes_mojo_compiles(tmp_path: Path) -> None:
-    programs = [block for block in blocks(README) if block.language == "mojo"]
-    run = [block for block in programs if block.not_run is None]
+def test_the_documents_mojo_compiles(tmp_path: Path) -> None:
+    run = _programs("mojo")
     assert run
-    package = tmp_path / "readme"
+    package = tmp_path / "documents"
     package.mkdir()
     (package / "__init__.mojo").touch()
     for number, block in enumerate(run):
         (package / f"block_{number}.mojo").write_text(block.text)
-    made = str(tmp_path / "readme.mojoc")
+    made = str(tmp_path / "documents.mojoc")
     include = str(library.OPERATIONS.parent)
     ended = library.run_mojo("precompile", str(package), "-I", include, "-o", made)
     assert ended.returncode == 0, ended.stderr
