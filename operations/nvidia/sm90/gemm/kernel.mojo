@@ -89,7 +89,7 @@ struct ConvKernel[
     comptime act_consumer_arv_count = Self.config.activation_releases()
     comptime filter_consumer_arv_count = Self.config.filter_releases()
     comptime act_stage_pixels = Self.config.act_stage_pixels()
-    comptime filter_stage_filters = Self.config.block_tile_shape[1]
+    comptime BN = Self.config.block_tile_shape[1]
     comptime epilogue_bytes = Self.config.epilogue_bytes()
     comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
     """Channels that a row of a stage holds."""
@@ -323,7 +323,7 @@ struct ConvKernel[
             storage.filter.address(filters.stage),
             storage.filter.acquire(
                 filters,
-                Self.filter_stage_filters * Self._row_bytes(geometry),
+                Self.BN * Self._row_bytes(geometry),
             ),
             geometry,
             ranks,
@@ -565,8 +565,8 @@ struct ConvKernel[
         stage: UInt32,
         thread: UInt32,
     ):
-        """As `_release_activation`, of a filter stage. That of a filter that is
-        kept is released too: no one waits for it, and not to ask is faster."""
+        """Releases a filter stage. That of a filter that is kept is released
+        too: no one waits for it, and not to ask is faster."""
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
