@@ -48,8 +48,8 @@ comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
 
 comptime FILTER_WARP = UInt32(3)
-"""The warp of producers whose first thread loads filters; that of the first
-warp loads activations, those between are the consumers' loaders."""
+"""The warp that loads filters; the first one loads activations, those between
+are the consumers' loaders. One thread of each works."""
 
 
 @fieldwise_init
@@ -70,12 +70,10 @@ struct ConvKernel[
     """
 
     comptime Storage = SharedStorage[Self.config]
-    comptime ActivationPosition = RingPosition[
-        Self.config.num_act_pipeline_stages
-    ]
-    comptime FilterPosition = RingPosition[
-        Self.config.num_filter_pipeline_stages
-    ]
+    comptime act_stages = Self.config.num_act_pipeline_stages
+    comptime ActivationPosition = RingPosition[Self.act_stages]
+    comptime filter_stages = Self.config.num_filter_pipeline_stages
+    comptime FilterPosition = RingPosition[Self.filter_stages]
     comptime Scheduler = TileScheduler[Self.config]
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
