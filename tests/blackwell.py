@@ -9,6 +9,7 @@ import pytest
 from tests import ptx
 
 PROGRAM = "emit_sm100"
+VISITORS = "emit_sm100_visitors"
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Kernel:
     filter: str
     out: str
     bias: str
+    scaled: int
     residual: int
     computes: int
     stores: int
@@ -32,7 +34,7 @@ class Kernel:
     group: int
     cluster_m: int
     cluster_n: int
-    parts: int
+    split_k: int
     tile_m: int
     tile_n: int
     k_group: int
@@ -60,7 +62,7 @@ class Kernel:
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.sharers * self.parts
+        return self.sharers * self.split_k
 
     @property
     def sharers(self) -> int:
@@ -112,18 +114,19 @@ class Program:
         return ptx.run(self.path, self.folder, mode, *further)
 
 
-def program(factory: pytest.TempPathFactory, *defined: str) -> Program:
-    """Compiles the program, in one of the processes that run the tests.
+def program(factory: pytest.TempPathFactory, *defined: str, name: str = PROGRAM) -> Program:
+    """Compiles a program, in one of the processes that run the tests.
 
     Args:
         factory: Gives the folder.
         defined: ``EVERY``: with every kind of work on every configuration, which takes minutes.
+        name: Of the program: that of an op's own epilogues, or ``VISITORS``.
     """
 
     def compiled(folder: Path) -> list[str]:
-        path = folder / PROGRAM
-        ptx.build(PROGRAM, path, "sm_100a", *defined)
+        path = folder / name
+        ptx.build(name, path, "sm_100a", *defined)
         return ptx.run(path, folder, "compile")
 
-    folder, described = ptx.once("-".join(("blackwell", *defined)), factory, compiled)
-    return Program(folder / PROGRAM, folder, described)
+    folder, described = ptx.once("-".join((name, *defined)), factory, compiled)
+    return Program(folder / name, folder, described)

@@ -132,10 +132,10 @@ class Case:
             total *= data["scale"]
         if self.fused.bias:
             total += data["bias"]
-        total = _activated(total, self.fused.activation)
+        total = activated(total, self.fused.activation)
         if self.fused.beta:
             total += self.fused.beta * data["residual"]
-        total = _activated(total, self.fused.final_activation)
+        total = activated(total, self.fused.final_activation)
         rounded = decoded(encoded(total, kernel.out), kernel.out)
         index = np.indices(rounded.shape)
         if kernel.has_lambda:
@@ -149,7 +149,8 @@ class Case:
         return np.moveaxis(again, -1, 0) if kernel.stores else again
 
 
-def _activated(values: Values, code: int) -> Values:
+def activated(values: Values, code: int) -> Values:
+    """The values of an activation; the leaky ReLU's slope is the test program's."""
     if code == _RELU:
         return np.maximum(values, 0)
     if code == _LEAKY_RELU:
@@ -204,6 +205,7 @@ def run(
     lines = (pairs(line) for line in program.run("launch", *case.arguments()))
     launch = next(line for line in lines if line["name"] == kernel.name)
     assert launch["refusal"] == "", launch["refusal"]
+    assert case.fused.scale == bool(kernel.scaled), "a scale is compiled, or it is not"
     machine = Machine("sm_100a", sms=sms or 2 * kernel.cluster, seed=seed)
     data = case.operands()
     activation = machine.alloc(encoded(data["activation"], kernel.act))
@@ -216,18 +218,20 @@ def run(
     captured = [output, case.pixels] if kernel.lambda_stores else []
     assert len(captured) == kernel.captures
     parameters = bytes.fromhex(launch["params"])
-    parameters = _with_pointer(parameters, OUTPUT, untouched if captured else output)
+    parameters = with_pointer(parameters, OUTPUT, untouched if captured else output)
     bias = machine.alloc(encoded(data["bias"], kernel.bias))
-    parameters = _with_pointer(parameters, BIAS, bias)
-    parameters = _with_pointer(parameters, SCALE, machine.alloc(data["scale"].astype(np.float32)))
-    maps = [_activation_map(kernel, launch, activation), _filter_map(kernel, launch, weights)]
-    if kernel.stores:
-        maps.append(maps[-1])
-    else:
-        maps.append(_matrix_map(kernel, launch, output))
-    if kernel.residual:
-        residual = machine.alloc(encoded(data["residual"], kernel.out))
-        maps.append(_matrix_map(kernel, launch, residual))
+    parameters = with_pointer(parameters, BIAS, bias)
+    if kernel.scaled:
+        scale = machine.alloc(data["scale"].astype(np.float32))
+        parameters = with_pointer(parameters, SCALE, scale)
+    maps = tensor_maps(
+        kernel,
+        launch,
+        activation,
+        weights,
+        output,
+        machine.alloc(encoded(data["residual"], kernel.out)),
+    )
     instructions = machine.load(ptx or kernel.ptx).launch(
         grid=int(launch["blocks"]),
         block=kernel.threads,
@@ -240,7 +244,24 @@ def run(
     return Run(decoded(output.read(), kernel.out), instructions)
 
 
-def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -> bytes:
+def tensor_maps(
+    kernel: Kernel,
+    launch: dict[str, str],
+    activation: DevicePointer,
+    weights: DevicePointer,
+    output: DevicePointer,
+    residual: DevicePointer,
+) -> list[TensorMap]:
+    """The descriptors of a launch, of those that the kernel takes."""
+    maps = [_activation_map(kernel, launch, activation), _filter_map(kernel, launch, weights)]
+    maps.append(maps[-1] if kernel.stores else _matrix_map(kernel, launch, output))
+    if kernel.residual:
+        maps.append(_matrix_map(kernel, launch, residual))
+    return maps
+
+
+def with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -> bytes:
+    """Parameters with a pointer in a placeholder's place."""
     old = placeholder.to_bytes(8, "little")
     assert parameters.count(old) == 1
     return parameters.replace(old, int(pointer).to_bytes(8, "little"))

@@ -136,10 +136,10 @@ class Cancelling(Case):
         return drawn
 
 
-def test_parts_of_integer_sums(program: Program, kernels: dict[str, Kernel]) -> None:
-    """Blocks that share a tile add integers: their parts do not fit float32."""
+def test_partial_sums_of_integers(program: Program, kernels: dict[str, Kernel]) -> None:
+    """Blocks that share a tile add integers: their partial sums do not fit float32."""
     kernel = kernels["int8-8"]
-    assert kernel.parts == 2
+    assert kernel.split_k == 2
     case = Cancelling(problem(1, (5, 7), 4096, 64, (1, 1), padding=(0, 0)), seed=1)
     assert (np.abs(case.expected(kernel)) < 2048).any()
     check(program, kernel, case, 1)
@@ -261,17 +261,17 @@ FAULTS: dict[str, tuple[str, str, type[EmulatorError] | tuple[type[EmulatorError
 _SEES_CLUSTER = r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;"
 #: As ``FAULTS``, of a kernel whose tiles four blocks share.
 SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
-    "parts sent too early": (
+    "partial sums sent too early": (
         f"{_SEES_CLUSTER}(?=.*{_SEES_CLUSTER})",
         "setp.eq.u32 complete, 0, 0;",
         RaceError,
     ),
-    "parts added too early": (
+    "partial sums added too early": (
         f"{_SEES_CLUSTER}(?!.*{_SEES_CLUSTER})",
         "setp.eq.u32 complete, 0, 0;",
         RaceError,
     ),
-    "a part not told of": (
+    "a partial sum not told of": (
         r"mbarrier\.arrive\.release\.cluster[^;]*;(?=.*mbarrier\.arrive\.release\.cluster)",
         "",
         DeadlockError,
@@ -283,11 +283,11 @@ SHARED_FAULTS: dict[str, tuple[str, str, type[EmulatorError]]] = {
     "name",
     [
         *FAULTS,
-        "parts added too early",
+        "partial sums added too early",
         *(
             pytest.param(name, marks=pytest.mark.extended)
             for name in SHARED_FAULTS
-            if name != "parts added too early"
+            if name != "partial sums added too early"
         ),
     ],
 )

@@ -244,6 +244,26 @@ def test_an_installed_package_is_no_checkout(
     assert environment.checkout() is None
 
 
+def test_the_digest_is_of_every_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package, kernels = tmp_path / "python" / "maxconv", tmp_path / "operations"
+    for file in (package / "__init__.py", package / "bench" / "a.mojo", kernels / "cpu" / "b.mojo"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (package / "operations").symlink_to(kernels)
+    monkeypatch.setattr(maxconv, "__file__", str(package / "__init__.py"))
+    digests = [environment.source_digest()]
+    for file in (package / "bench" / "a.mojo", kernels / "cpu" / "b.mojo", package / "c.py"):
+        file.write_text("# changed")
+        digests.append(environment.source_digest())
+    (package / "c.py").rename(package / "d.py")
+    digests.append(environment.source_digest())
+    assert len(set(digests)) == 5
+    # What running it leaves is no source.
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "c.pyc").touch()
+    assert environment.source_digest() == digests[-1]
+
+
 def test_a_child_imports_this_package() -> None:
     first = environment.child_environment()["PYTHONPATH"].split(":")[0]
     assert (Path(first) / "maxconv" / "bench" / "child.py").samefile(

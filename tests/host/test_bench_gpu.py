@@ -379,7 +379,7 @@ def test_the_programs_values_are_those_of_the_operands(tmp_path: Path) -> None:
         command = [str(program), *map(str, (seed, exponent, *indices))]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         made = filled(100_000, seed, exponent=exponent, dtype=torch.bfloat16, device="cpu")
-        assert [float(word) for word in ended.stdout.split()] == made[indices].tolist()
+        assert [np.float32(word) for word in ended.stdout.split()] == made[indices].tolist()
 
 
 def test_outputs_are_about_one() -> None:

@@ -95,7 +95,7 @@ def test_every_configuration_can_be_built(kernels: list[Kernel]) -> None:
     assert {kernel.act for kernel in kernels} == {*KINDS, "float8_e4m3fn", "float8_e5m2"}
     assert {kernel.group for kernel in kernels} == {1, 2}
     assert {kernel.cluster for kernel in kernels} == {1, 2, 4}
-    assert {kernel.parts for kernel in kernels} == {1, 2, 4}
+    assert {kernel.split_k for kernel in kernels} == {1, 2, 4}
     for kernel in kernels:
         assert kernel.refusal == ""
         assert kernel.accumulators * kernel.tile_n <= TMEM_COLUMNS
@@ -115,8 +115,8 @@ def test_stages_fill_shared_memory_exactly(kernels: list[Kernel]) -> None:
 def _exchanged(kernel: Kernel) -> int:
     """Bytes of the sums, in float32, that a block gets from those that share its tile."""
     subtiles = kernel.tile_n // kernel.subtile
-    own = -(-subtiles // kernel.parts)
-    return (kernel.parts - 1) * own * kernel.tile_m // kernel.group * kernel.subtile * 4
+    own = -(-subtiles // kernel.split_k)
+    return (kernel.split_k - 1) * own * kernel.tile_m // kernel.group * kernel.subtile * 4
 
 
 def test_arrivals_are_the_roles(kernels: list[Kernel]) -> None:
@@ -135,9 +135,9 @@ def test_arrivals_are_the_roles(kernels: list[Kernel]) -> None:
         expected.update([kernel.input_releases, kernel.accum_releases])
         expected.update([kernel.clc_releases, kernel.dealloc_arrivals])
         expected.update([1, EPILOGUE_WARPS] * kernel.residual)
-        others = (kernel.parts - 1) * EPILOGUE_WARPS
+        others = (kernel.split_k - 1) * EPILOGUE_WARPS
         assert kernel.exchange_arrivals == kernel.exchange_releases == others
-        expected.update([others] * 2 * (kernel.parts > 1))
+        expected.update([others] * 2 * (kernel.split_k > 1))
         assert _arrivals(kernel.ptx) == expected, kernel.name
 
 
@@ -183,7 +183,7 @@ def _predicted(kernel: Kernel) -> Counter[str]:
     roles = 4 + kernel.residual
     stored = 0 if kernel.stores else 1
     # Whether blocks exchange parts of sums: read to be sent, or to be stored.
-    shared = int(kernel.parts > 1)
+    shared = int(kernel.split_k > 1)
     predicted = Counter(
         {
             f"tcgen05.mma.{group}.kind::{kind}": MMA_STEPS * steps,
@@ -268,7 +268,7 @@ def test_every_tile_is_somebody_s(
         starts = range(0, -(-pixels // across) * across, rows)
         step = kernel.cluster_n * kernel.tile_n
         columns = range(0, -(-width // step) * step, kernel.tile_n)
-        shares = [len(share) for share in np.array_split(np.arange(7), kernel.parts)]
+        shares = [len(share) for share in np.array_split(np.arange(7), kernel.split_k)]
         expected = {
             (pixel, group * width + column, group, sum(shares[:part]), steps): 1
             for pixel in starts

@@ -181,17 +181,19 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         tile of them left off; of the threads that share them, the first
         does."""
         var state = Self.State(ChannelState(0), ChannelState(0), 0, 0, 0, 0)
-        comptime if not Values.layout.keeps_filters():
-            return state
-        var row = self._row(at)
-        comptime for i in range(Self._kept(Values.layout)):
-            var filter = self._filter(at, i)
-            if Self._lane(at) % COLUMN_LANES == 0 and filter < at.filter_end():
-                state.sums[i] = row[unsafe_offset=Int(filter)]
-                comptime if Self.with_squares:
-                    state.squares[i] = row[
-                        unsafe_offset=Int(self.filters + filter)
-                    ]
+        comptime if Values.layout.keeps_filters():
+            var row = self._row(at)
+            comptime for i in range(Self._kept(Values.layout)):
+                var filter = self._filter(at, i)
+                if (
+                    Self._lane(at) % COLUMN_LANES == 0
+                    and filter < at.filter_end()
+                ):
+                    state.sums[i] = row[unsafe_offset=Int(filter)]
+                    comptime if Self.with_squares:
+                        state.squares[i] = row[
+                            unsafe_offset=Int(self.filters + filter)
+                        ]
         return state
 
     @staticmethod
@@ -225,20 +227,19 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """Finds out which pixels of the sub-tile are output: each lane looks
         at one, or two."""
-        comptime if not Values.layout.keeps_filters():
-            return
-        state.new_sums = 0
-        state.new_squares = 0
-        var pixel = at.pixel(subtile) + Self._lane(at)
-        var geometry = at.geometry
-        state.low = vote[DType.uint32](
-            geometry.is_output(geometry.pixel(pixel))
-        )
-        state.high = UInt32.MAX
-        comptime if Values.layout.pixels > 32:
-            state.high = vote[DType.uint32](
-                geometry.is_output(geometry.pixel(pixel + 32))
+        comptime if Values.layout.keeps_filters():
+            state.new_sums = 0
+            state.new_squares = 0
+            var pixel = at.pixel(subtile) + Self._lane(at)
+            var geometry = at.geometry
+            state.low = vote[DType.uint32](
+                geometry.is_output(geometry.pixel(pixel))
             )
+            state.high = UInt32.MAX
+            comptime if Values.layout.pixels > 32:
+                state.high = vote[DType.uint32](
+                    geometry.is_output(geometry.pixel(pixel + 32))
+                )
 
     @always_inline
     def visit[
@@ -256,33 +257,35 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         value, and it becomes 0."""
         comptime if not Values.layout.keeps_filters():
             return self._visit_pixel(at, subtile, values)
-        comptime assert Values.layout.pixels <= 64
-        var counted = values
-        if (state.low & state.high) != UInt32.MAX:
-            keep_branch()
-            counted = Self._masked(state, at, group, values)
-        comptime for i in range(size):
-            comptime row = Values.filter_index(i)
-            state.new_sums[row] += counted[i]
-            comptime if Self.with_squares:
-                state.new_squares[row] = counted[i].fma(
-                    counted[i], state.new_squares[row]
-                )
-        return counted
+        else:
+            comptime assert Values.layout.pixels <= 64
+            var counted = values
+            if (state.low & state.high) != UInt32.MAX:
+                keep_branch()
+                counted = Self._masked(state, at, group, values)
+            comptime for i in range(size):
+                comptime row = Values.filter_index(i)
+                state.new_sums[row] += counted[i]
+                comptime if Self.with_squares:
+                    state.new_squares[row] = counted[i].fma(
+                        counted[i], state.new_squares[row]
+                    )
+            return counted
 
     @always_inline
     def reduce[
         Values: Fragments
     ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
         """Adds the sub-tile's sums to those of its filters."""
-        comptime if not Values.layout.keeps_filters():
-            return
-        comptime for part in range(Values.layout.filter_subtiles):
-            if subtile.part == UInt32(part):
-                comptime for row in range(2):
-                    state.sums[2 * part + row] += state.new_sums[row]
-                    comptime if Self.with_squares:
-                        state.squares[2 * part + row] += state.new_squares[row]
+        comptime if Values.layout.keeps_filters():
+            comptime for part in range(Values.layout.filter_subtiles):
+                if subtile.part == UInt32(part):
+                    comptime for row in range(2):
+                        state.sums[2 * part + row] += state.new_sums[row]
+                        comptime if Self.with_squares:
+                            state.squares[2 * part + row] += state.new_squares[
+                                row
+                            ]
 
     @staticmethod
     @always_inline
@@ -353,27 +356,26 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
         """Adds up what the warps have of a sub-tile of whole pixels, a thread a
         filter, and leaves it in the reducer's row."""
         comptime layout = Values.layout
-        comptime if layout.keeps_filters():
-            return
-        var index = at.place.thread()
-        var filter = at.filter(subtile) + index
-        # Of a tile beyond the last pixel nobody asks for sums.
-        if (
-            index >= UInt32(layout.filters)
-            or filter >= at.filter_end()
-            or not at.geometry.is_output(at.geometry.pixel(at.tile.pixel))
-        ):
-            return
-        comptime warps = layout.threads // WARP
-        var row = self._row(at)
-        comptime for kind in range(Self.KINDS):
-            var sum = Float32(0)
-            comptime for warp in range(warps):
-                sum += shared_pointer[DType.float32](
-                    Self._buffer(at, subtile, UInt32(kind * warps + warp))
-                    + index * 4
-                ).unsafe_load(0)
-            row[unsafe_offset=kind * Int(self.filters) + Int(filter)] = sum
+        comptime if not layout.keeps_filters():
+            var index = at.place.thread()
+            var filter = at.filter(subtile) + index
+            # Of a tile beyond the last pixel nobody asks for sums.
+            if (
+                index >= UInt32(layout.filters)
+                or filter >= at.filter_end()
+                or not at.geometry.is_output(at.geometry.pixel(at.tile.pixel))
+            ):
+                return
+            comptime warps = layout.threads // WARP
+            var row = self._row(at)
+            comptime for kind in range(Self.KINDS):
+                var sum = Float32(0)
+                comptime for warp in range(warps):
+                    sum += shared_pointer[DType.float32](
+                        Self._buffer(at, subtile, UInt32(kind * warps + warp))
+                        + index * 4
+                    ).unsafe_load(0)
+                row[unsafe_offset=kind * Int(self.filters) + Int(filter)] = sum
 
     @always_inline
     def end[
@@ -381,21 +383,21 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ](self, mut state: Self.State, at: Visited[Values]):
         """Adds up what the threads have that share filters, and leaves it in
         the consumer's row."""
-        comptime if not Values.layout.keeps_filters():
-            return
-        var row = self._row(at)
-        comptime for i in range(Self._kept(Values.layout)):
-            var filter = self._filter(at, i)
-            var stores = (
-                Self._lane(at) % COLUMN_LANES == 0 and filter < at.filter_end()
-            )
-            var sum = _sum_of_lanes(state.sums[i])
-            if stores:
-                row[unsafe_offset=Int(filter)] = sum
-            comptime if Self.with_squares:
-                var square = _sum_of_lanes(state.squares[i])
+        comptime if Values.layout.keeps_filters():
+            var row = self._row(at)
+            comptime for i in range(Self._kept(Values.layout)):
+                var filter = self._filter(at, i)
+                var stores = (
+                    Self._lane(at) % COLUMN_LANES == 0
+                    and filter < at.filter_end()
+                )
+                var sum = _sum_of_lanes(state.sums[i])
                 if stores:
-                    row[unsafe_offset=Int(self.filters + filter)] = square
+                    row[unsafe_offset=Int(filter)] = sum
+                comptime if Self.with_squares:
+                    var square = _sum_of_lanes(state.squares[i])
+                    if stores:
+                        row[unsafe_offset=Int(self.filters + filter)] = square
 
 
 @always_inline

@@ -136,7 +136,9 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
     args.contenders = _chosen("contenders", args.contenders, device.works)
     args.work = _chosen("work", args.work, WORKS)
     if args.networks:
-        args.networks = _chosen("networks", args.networks, ("resnet50",))
+        from .networks import NETWORKS
+
+        args.networks = _chosen("networks", args.networks, NETWORKS)
     if args.rounds is not None and args.rounds < 1:
         raise ValueError(f"rounds: {args.rounds} is not positive; at least 1 is needed")
     for name in ("json", "plot"):

@@ -61,7 +61,12 @@ class Device:
     @property
     def quick(self) -> Protocol:
         """The protocol of a rough look."""
-        return replace(self.full, rounds=5, fewest_rounds=2, budget_s=self.full.budget_s / 5)
+        return replace(
+            self.full,
+            rounds=max(2, self.full.rounds // 6),
+            fewest_rounds=2,
+            budget_s=self.full.budget_s / 5,
+        )
 
 
 CPU = Device(
@@ -106,7 +111,7 @@ GPU = Device(
         calls=3,
         discarded=0,
         burst_s=0.3,
-        rounds=7,
+        rounds=5,
         fewest_rounds=3,
         budget_s=3.0,
         slow_s=0.2,

@@ -115,12 +115,14 @@ def source_digest() -> str:
     """Returns a digest of what the benchmark runs of this package, kernels included."""
     digest = hashlib.sha256()
     package = Path(maxconv.__file__).resolve().parent
-    for folder in (package, package / "operations"):
-        for file in sorted(folder.resolve().rglob("*")):
+    # The kernels' folder is a link in a clone, which a walk does not follow.
+    for folder in (package, (package / "operations").resolve()):
+        found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+        for file in sorted(found):
             if file.suffix in (".py", ".mojo", ".yaml"):
-                name = file.relative_to(folder.resolve()).as_posix()
-                digest.update(f"{name} {file.stat().st_size}\n".encode())
-                digest.update(file.read_bytes())
+                content = file.read_bytes()
+                name = file.relative_to(folder).as_posix()
+                digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

@@ -222,6 +222,8 @@ class LoadedGraphs:
     def _run(self, name: str, model: Model, operands: Operands) -> ExecuteRun:
         """Returns a run that is warm, and has as many executes a call as their time allows."""
         sets = [_buffers(GRAPHS[name], operands, index) for index in range(operands.sets)]
+        # torch may still be making them, in a stream of its own.
+        operands.clock.synchronize()
         run = ExecuteRun(self._device, model, sets, 1)
         run.burst(1)
         (seconds,) = run.burst(1)
