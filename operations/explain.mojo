@@ -6,9 +6,7 @@ from std.sys.info import size_of
 from .conv.operands import Operands, OperandTypes
 from .conv.problem import ConvProblem
 from .conv.registry import Device
-from .cpu.config import SOURCE_CONVERTED, SOURCE_FLOAT32
-from .cpu.dispatch import choose_kernel as choose_cpu
-from .cpu.dispatch import explain_choice as explain_cpu
+from .cpu.registry import CPU_REGISTRY
 from .nvidia.legality import check_type
 from .nvidia.registry import GPU_REGISTRY
 
@@ -56,11 +54,17 @@ def explain[
         If the requested kernel cannot take the problem: why.
     """
     if device.capability == 0:
-        comptime source = (
-            SOURCE_FLOAT32 if dtype == DType.float32 else SOURCE_CONVERTED
+        comptime types = OperandTypes.unfused(dtype, dtype)
+        var operands = Operands.bare(types, exact=exact)
+        var kernel = CPU_REGISTRY.choose[types](
+            requested, problem, operands, device
         )
-        var kernel = choose_cpu(requested, problem, source)
-        return Answer(kernel, explain_cpu(kernel, requested, problem, source))
+        return Answer(
+            kernel,
+            CPU_REGISTRY.explain[types](
+                kernel, requested, problem, operands, device
+            ),
+        )
     if device.units < 1:
         raise Error(
             t"multiprocessors: {device.units} is not positive; a GPU has at"

@@ -8,7 +8,6 @@ from extensibility import (
     _FusedInputTensor,
     register,
 )
-from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 from std.collections import Optional
@@ -36,50 +35,15 @@ from .conv.fields import (
 from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FILTER, KnownProblem
 from .conv.memory import Reads, operand
 from .conv.operands import Arguments
-from .conv.problem import SPATIAL, ConvProblem, Geometry
+from .conv.problem import ConvProblem, Geometry
 from .conv.registry import Device, has_kernel
-from .cpu.dispatch import convolve
-from .cpu.scheduler import CpuContext
+from .cpu.convolve import convolve as convolve_on_cpu
+from .cpu.pool import CpuContext, MaxPool
+from .cpu.registry import CPU_REGISTRY
 from .explain import explain
 from .nvidia.convolve import convolve_any_layout
 from .nvidia.device import device_of, target_capability
 from .nvidia.registry import GPU_REGISTRY
-
-
-comptime SHAPELESS_RANK = SPATIAL + 2
-
-
-@always_inline
-def _shapeless_input(
-    x: ManagedTensorSlice, problem: ConvProblem
-) -> InputTensor[
-    static_spec=_get_unknown_tensor_spec[x.dtype, SHAPELESS_RANK]()
-]:
-    """The activation with all its dimensions known at run time only."""
-    return {
-        x.unsafe_ptr(),
-        tensor_shape(problem.batch, problem.input, problem.channels),
-    }
-
-
-@always_inline
-def _shapeless_output(
-    output: ManagedTensorSlice[mut=True, ...], problem: ConvProblem
-) -> OutputTensor[
-    static_spec=_get_unknown_tensor_spec[output.dtype, SHAPELESS_RANK]()
-]:
-    """The output with all its dimensions known at run time only."""
-    return {
-        output.unsafe_ptr(),
-        tensor_shape(problem.batch, problem.output, problem.filters),
-    }
-
-
-def tensor_shape(
-    batch: Int, size: IndexList[SPATIAL], channels: Int
-) -> IndexList[SHAPELESS_RANK]:
-    """`[batch, *size, channels]`."""
-    return IndexList[SHAPELESS_RANK](batch, size[0], size[1], size[2], channels)
 
 
 def _convolve[
@@ -128,81 +92,17 @@ def _convolve[
         operand(residual),
         factors,
     )
-    comptime if is_cpu[target]():
-        _convolve_cpu(
-            output,
-            x,
-            operand(filter),
-            epilogue,
-            problem,
-            decoded,
-            rebind[CpuContext](ctx),
-        )
-    elif is_gpu[target]():
-        _convolve_gpu[known, scaled](
-            output, x, operand(filter), epilogue, problem, decoded, ctx
-        )
-    else:
-        raise Error(
-            t"maxconv.conv: device {target} is not supported; allowed: cpu, gpu"
-        )
-
-
-def _convolve_cpu[
-    filter_type: DType
-](
-    output: ManagedTensorSlice[mut=True, ...],
-    x: ManagedTensorSlice,
-    filter: Reads[filter_type],
-    epilogue: Epilogue,
-    problem: ConvProblem,
-    geometry: Geometry,
-    ctx: CpuContext,
-) raises:
-    """Takes from unfused tensors their static shapes, so that all ops of a
-    type share one compiled kernel."""
-    comptime fused_output = (
-        output._has_compute_fusion or output._has_output_store_fusion
+    _load[target, known, scaled](
+        output, x, operand(filter), epilogue, problem, decoded, ctx
     )
-    comptime if fused_output and x._has_input_fusion:
-        convolve(output, x, filter, epilogue, problem, geometry, ctx)
-    elif fused_output:
-        convolve(
-            output,
-            _shapeless_input(x, problem),
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-    elif x._has_input_fusion:
-        convolve(
-            _shapeless_output(output, problem),
-            x,
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-    else:
-        convolve(
-            _shapeless_output(output, problem),
-            _shapeless_input(x, problem),
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
 
 
-def _convolve_gpu[
+def _load[
     filter_type: DType,
     bias_type: DType,
     residual_type: DType,
     //,
+    target: StaticString,
     known: KnownProblem,
     scaled: Bool,
 ](
@@ -218,7 +118,7 @@ def _convolve_gpu[
     comptime assert x.dtype == filter_type
     var data = rebind[Reads[filter_type]](operand(x))
     comptime if x._has_input_fusion:
-        _store_gpu[known, scaled](
+        _store[target, known, scaled](
             output,
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
@@ -228,7 +128,7 @@ def _convolve_gpu[
             ctx,
         )
     else:
-        _store_gpu[known, scaled](
+        _store[target, known, scaled](
             output,
             MemoryActivation[filter_type](data),
             filter,
@@ -239,11 +139,12 @@ def _convolve_gpu[
         )
 
 
-def _store_gpu[
+def _store[
     Source: ActivationSource,
     bias_type: DType,
     residual_type: DType,
     //,
+    target: StaticString,
     known: KnownProblem,
     scaled: Bool,
 ](
@@ -258,7 +159,7 @@ def _store_gpu[
     """Takes the output out of its tensor: a pointer, or what is fused."""
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if output._has_output_store_fusion:
-        _launch_gpu[known, scaled](
+        _launch[target, known, scaled](
             Arguments(
                 activation,
                 filter,
@@ -272,7 +173,7 @@ def _store_gpu[
             ctx,
         )
     elif output._has_compute_fusion:
-        _launch_gpu[known, scaled](
+        _launch[target, known, scaled](
             Arguments(
                 activation,
                 filter,
@@ -286,7 +187,7 @@ def _store_gpu[
             ctx,
         )
     else:
-        _launch_gpu[known, scaled](
+        _launch[target, known, scaled](
             Arguments(
                 activation, filter, epilogue, MemoryOutput[output.dtype](data)
             ),
@@ -296,12 +197,13 @@ def _store_gpu[
         )
 
 
-def _launch_gpu[
+def _launch[
     Source: ActivationSource,
     Output: OutputTarget,
     bias_type: DType,
     residual_type: DType,
     //,
+    target: StaticString,
     known: KnownProblem,
     scaled: Bool,
 ](
@@ -312,20 +214,33 @@ def _launch_gpu[
 ) raises:
     """Compiles the kernels that the problem may need: ops that need the same
     ones share what is compiled."""
-    comptime kernels = GPU_REGISTRY.needed(
-        type_of(arguments).types(scaled), target_capability(), known
-    )
-    comptime filter = known.filter() if has_kernel(
-        kernels, KERNEL_DIAGONAL
-    ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
-    convolve_any_layout[kernels, filter, scaled](
-        ctx,
-        problem,
-        arguments,
-        layout=geometry[GEOMETRY_FILTER_LAYOUT],
-        requested=geometry[GEOMETRY_KERNEL],
-        exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
-    )
+    comptime types = type_of(arguments).types(scaled)
+    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
+    var requested = geometry[GEOMETRY_KERNEL]
+    comptime if is_cpu[target]():
+        var pool = MaxPool(rebind[CpuContext](ctx))
+        convolve_on_cpu[CPU_REGISTRY.needed(types, 0, known), scaled](
+            pool, problem, arguments, layout=layout, requested=requested
+        )
+    elif is_gpu[target]():
+        comptime kernels = GPU_REGISTRY.needed(
+            types, target_capability(), known
+        )
+        comptime filter = known.filter() if has_kernel(
+            kernels, KERNEL_DIAGONAL
+        ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
+        convolve_any_layout[kernels, filter, scaled](
+            ctx,
+            problem,
+            arguments,
+            layout=layout,
+            requested=requested,
+            exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
+        )
+    else:
+        raise Error(
+            t"maxconv.conv: device {target} is not supported; allowed: cpu, gpu"
+        )
 
 
 @register("maxconv.conv")
@@ -504,17 +419,19 @@ struct Explain:
         var problem = ConvProblem(decoded, input, output)
         problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
         var capability = Int(operand(device)[unsafe_offset=0])
-        var multiprocessors = Int(operand(device)[unsafe_offset=1])
+        var units = Int(operand(device)[unsafe_offset=1])
         if capability == 0:
             comptime if is_gpu[target]():
                 capability = target_capability()
-                multiprocessors = device_of(ctx).units
+                units = device_of(ctx).units
+            else:
+                units = MaxPool(rebind[CpuContext](ctx)).threads()
         var answer = explain[dtype](
             problem,
             requested=decoded[GEOMETRY_KERNEL],
             exact=decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
             fused_output=operand(device)[unsafe_offset=2] != 0,
-            device=Device(capability, multiprocessors),
+            device=Device(capability, units),
         )
         kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
         var text = answer.reason.as_bytes()

@@ -59,14 +59,15 @@ trait ActivationSource(DevicePassable, TrivialRegisterPassable):
         ...
 
     def load[
-        width: Int
+        width: Int, alignment: Int = width
     ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
         Self.dtype, width
     ]:
         """Neighbouring channels of one input pixel.
 
         Parameters:
-            width: How many; the first element lies at a multiple of as many.
+            width: How many.
+            alignment: Elements; the first one lies at a multiple of as many.
 
         Args:
             n: The image.
@@ -95,7 +96,7 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
         ...
 
     def compute[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -107,7 +108,8 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
         `value` unless `computes`.
 
         Parameters:
-            width: How many; the first element lies at a multiple of as many.
+            width: How many.
+            alignment: Elements; the first one lies at a multiple of as many.
 
         Args:
             n: The image.
@@ -118,7 +120,7 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
         ...
 
     def store[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -131,6 +133,7 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
 
         Parameters:
             width: As for `compute`.
+            alignment: As for `compute`.
 
         Args:
             n: As for `compute`.
@@ -173,15 +176,13 @@ struct MemoryActivation[element_type: DType](ActivationSource):
 
     @always_inline
     def load[
-        width: Int
+        width: Int, alignment: Int = width
     ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
         Self.dtype, width
     ]:
         """See `ActivationSource`."""
-        comptime alignment = width * size_of[Self.dtype]()
-        return self.elements.unsafe_load[width=width, alignment=alignment](
-            offset
-        )
+        comptime bytes = alignment * size_of[Self.dtype]()
+        return self.elements.unsafe_load[width=width, alignment=bytes](offset)
 
 
 @fieldwise_init
@@ -220,12 +221,12 @@ struct GraphActivation[element_type: DType, rank: Int, Fusion: InputFusion](
 
     @always_inline
     def load[
-        width: Int
+        width: Int, alignment: Int = width
     ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
         Self.dtype, width
     ]:
         """See `ActivationSource`."""
-        return self.fusion.load[Self.dtype, Self.rank, width, width](
+        return self.fusion.load[Self.dtype, Self.rank, width, alignment](
             tensor_index[Self.rank](n, at, channel)
         )
 
@@ -262,7 +263,7 @@ struct MemoryOutput[element_type: DType](OutputTarget):
 
     @always_inline
     def compute[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -275,7 +276,7 @@ struct MemoryOutput[element_type: DType](OutputTarget):
 
     @always_inline
     def store[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -285,8 +286,8 @@ struct MemoryOutput[element_type: DType](OutputTarget):
         value: SIMD[Self.dtype, width],
     ):
         """See `OutputTarget`."""
-        comptime alignment = width * size_of[Self.dtype]()
-        self.elements.unsafe_store[alignment=alignment](offset, value)
+        comptime bytes = alignment * size_of[Self.dtype]()
+        self.elements.unsafe_store[alignment=bytes](offset, value)
 
 
 @fieldwise_init
@@ -326,7 +327,7 @@ struct ComputedOutput[
 
     @always_inline
     def compute[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -335,13 +336,13 @@ struct ComputedOutput[
         value: SIMD[Self.dtype, width],
     ) -> SIMD[Self.dtype, width]:
         """See `OutputTarget`."""
-        return self.fusion.compute[Self.dtype, Self.rank, width, width](
+        return self.fusion.compute[Self.dtype, Self.rank, width, alignment](
             tensor_index[Self.rank](n, at, filter), value
         )
 
     @always_inline
     def store[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -351,9 +352,9 @@ struct ComputedOutput[
         value: SIMD[Self.dtype, width],
     ):
         """See `OutputTarget`."""
-        comptime alignment = width * size_of[Self.dtype]()
-        self.elements.unsafe_store[alignment=alignment](
-            offset, self.compute[width](n, at, filter, value)
+        comptime bytes = alignment * size_of[Self.dtype]()
+        self.elements.unsafe_store[alignment=bytes](
+            offset, self.compute[width, alignment](n, at, filter, value)
         )
 
 
@@ -395,7 +396,7 @@ struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
 
     @always_inline
     def compute[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -408,7 +409,7 @@ struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
 
     @always_inline
     def store[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -418,6 +419,6 @@ struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
         value: SIMD[Self.dtype, width],
     ):
         """See `OutputTarget`."""
-        self.fusion.store[Self.dtype, Self.rank, width, width](
+        self.fusion.store[Self.dtype, Self.rank, width, alignment](
             tensor_index[Self.rank](n, at, filter), value
         )

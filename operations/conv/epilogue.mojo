@@ -9,7 +9,6 @@ in float32, rounds it once to the output's type, hands it to what the graph
 compiler fused behind the op, and stores it.
 """
 
-from extensibility import ManagedTensorSlice
 from std.collections import Optional
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
@@ -363,37 +362,6 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             var c = residual.cast[DType.float32]()
             result = c.fma(SIMD[DType.float32, width](self.beta), result)
         return self.final_activation.apply[width](result)
-
-
-@always_inline
-def store_output[
-    width: Int
-](
-    output: ManagedTensorSlice[mut=True, ...],
-    index: IndexList[output.rank],
-    offset: Int,
-    value: SIMD[DType.float32, width],
-):
-    """Rounds and stores neighbouring filters of one pixel, through whatever
-    the graph compiler fused behind the op.
-
-    Parameters:
-        width: How many filters.
-
-    Args:
-        output: The op's output, contiguous.
-        index: The first element's index.
-        offset: The same as a row-major offset.
-        value: The values.
-    """
-    var rounded = value.cast[output.dtype]()
-    comptime if output._has_output_store_fusion:
-        output._fused_store[width](index, rounded)
-    elif output._has_compute_fusion:
-        var fused = output._fused_compute_output_lambda[width](index, rounded)
-        output.unsafe_ptr().unsafe_store(offset, fused)
-    else:
-        output.unsafe_ptr().unsafe_store(offset, rounded)
 
 
 def validate_scale(problem: ConvProblem, scale: Int) raises:

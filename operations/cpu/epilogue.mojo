@@ -1,22 +1,22 @@
 """The CPU epilogue: a register tile, just written and still in L1, becomes
 output."""
 
-from extensibility import ManagedTensorSlice
+from std.collections import Optional
 from std.sys.info import size_of
-from std.utils.numerics import inf
 from std.sys.intrinsics import PrefetchOptions, prefetch
+from std.utils.numerics import inf
 
-from ..conv.memory import CACHE_LINE, Reads
-from ..conv.epilogue import Activation, Epilogue, clamped, store_output
+from ..conv.access import OutputTarget
+from ..conv.epilogue import Activation, Epilogue, clamped
 from ..conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
     PANEL,
 )
+from ..conv.memory import CACHE_LINE, Reads
 from ..conv.problem import ConvProblem
-from .tile_io import Pixel
-
+from .pixel import Pixel
 
 comptime FORM_IDENTITY = 0
 """Nothing is done to a sum."""
@@ -140,11 +140,24 @@ struct Form[bias_type: DType, residual_type: DType](
             return result
 
 
+@fieldwise_init
+struct OutputTile(ImplicitlyCopyable, Movable):
+    """Outputs that are stored together: rows of the implicit GEMM, which are
+    pixels, by neighbouring filters."""
+
+    var row: Int
+    """The first."""
+    var rows: Int
+    var filter: Int
+    """The first, counted over all groups."""
+    var filters: Int
+
+
 @always_inline
 def _store_channels[
-    width: Int, kind: Int
+    Output: OutputTarget, //, width: Int, kind: Int
 ](
-    output: ManagedTensorSlice[mut=True, ...],
+    output: Output,
     form: Form,
     problem: ConvProblem,
     pixel: Pixel,
@@ -152,14 +165,15 @@ def _store_channels[
     filter: Int,
     value: SIMD[DType.float32, width],
 ):
-    """Applies the epilogue to neighbouring filters of one pixel and stores
-    them."""
+    """Applies the epilogue to neighbouring filters of one pixel, rounds and
+    stores them."""
     var offset = row * problem.filters + filter
-    store_output[width](
-        output,
-        pixel.index[output.rank](filter),
+    output.store[width, alignment=1](
+        pixel.n,
+        pixel.at,
+        filter,
         offset,
-        form.apply[kind, width](value, filter, offset),
+        form.apply[kind, width](value, filter, offset).cast[Output.dtype](),
     )
 
 
@@ -167,114 +181,84 @@ def _store_channels[
 def _store_row[
     kind: Int
 ](
-    output: ManagedTensorSlice[mut=True, ...],
+    output: Some[OutputTarget],
     form: Form,
     problem: ConvProblem,
     pixel: Pixel,
     row: Int,
     filter: Int,
-    columns: Int,
+    filters: Int,
     values: Reads[DType.float32],
 ):
     """Stores one pixel's row of a tile."""
     var j = 0
-    while j + PANEL <= columns:
-        _store_channels[PANEL, kind](
-            output,
-            form,
-            problem,
-            pixel,
-            row,
-            filter + j,
-            values.unsafe_load[width=PANEL](j),
-        )
-        j += PANEL
-    while j + 4 <= columns:
-        _store_channels[4, kind](
-            output,
-            form,
-            problem,
-            pixel,
-            row,
-            filter + j,
-            values.unsafe_load[width=4](j),
-        )
-        j += 4
-    while j < columns:
-        _store_channels[1, kind](
-            output,
-            form,
-            problem,
-            pixel,
-            row,
-            filter + j,
-            values.unsafe_load(j),
-        )
-        j += 1
+    comptime for width in [PANEL, 4, 1]:
+        while j + width <= filters:
+            _store_channels[width, kind](
+                output,
+                form,
+                problem,
+                pixel,
+                row,
+                filter + j,
+                values.unsafe_load[width=width](j),
+            )
+            j += width
 
 
 @always_inline
 def _store_rows[
     kind: Int
 ](
-    output: ManagedTensorSlice[mut=True, ...],
+    output: Some[OutputTarget],
     form: Form,
     problem: ConvProblem,
-    row: Int,
-    rows: Int,
-    filter: Int,
-    columns: Int,
+    tile: OutputTile,
     accumulators: Reads[DType.float32],
     row_stride: Int,
 ):
     """Stores a tile through the loop of `form.kind`."""
-    var pixel = Pixel(problem, row)
-    for i in range(rows):
+    var pixel = Pixel(problem, tile.row)
+    for i in range(tile.rows):
         _store_row[kind](
             output,
             form,
             problem,
             pixel,
-            row + i,
-            filter,
-            columns,
+            tile.row + i,
+            tile.filter,
+            tile.filters,
             accumulators.unsafe_offset(i * row_stride),
         )
         pixel.advance(problem)
 
 
 @always_inline
-def prefetch_tile(
-    output: ManagedTensorSlice[mut=True, ...],
-    epilogue: Epilogue,
-    problem: ConvProblem,
-    row: Int,
-    rows: Int,
-    filter: Int,
-    columns: Int,
-):
+def prefetch_tile[
+    Output: OutputTarget
+](output: Output, epilogue: Epilogue, problem: ConvProblem, tile: OutputTile):
     """Asks for the memory that `store_tile` will read and write, so that it
     arrives while the tile is being multiplied: the rows of a tile lie too far
     apart for the hardware to guess.
 
+    Parameters:
+        Output: How the output is reached.
+
     Args:
-        output: The op's output.
+        output: The output.
         epilogue: The epilogue.
         problem: The convolution.
-        row: The tile's first row of the implicit GEMM.
-        rows: How many rows are output.
-        filter: The tile's first filter, counted over all groups.
-        columns: How many filters are output.
+        tile: Which outputs.
     """
     comptime to_write = PrefetchOptions().for_write().high_locality()
     comptime to_read = PrefetchOptions().for_read().high_locality()
-    comptime line = CACHE_LINE // size_of[output.dtype]()
-    for i in range(rows):
-        var offset = (row + i) * problem.filters + filter
-        for j in range(0, columns, line):
-            comptime if not output._has_output_store_fusion:
+    comptime line = CACHE_LINE // size_of[Output.dtype]()
+    for i in range(tile.rows):
+        var offset = (tile.row + i) * problem.filters + tile.filter
+        for j in range(0, tile.filters, line):
+            comptime if not Output.stores:
                 prefetch[params=to_write](
-                    output.unsafe_ptr().unsafe_offset(offset + j)
+                    output.data().unsafe_offset(offset + j)
                 )
             if epilogue.has_residual:
                 prefetch[params=to_read](
@@ -284,40 +268,26 @@ def prefetch_tile(
 
 @no_inline
 def store_tile(
-    output: ManagedTensorSlice[mut=True, ...],
+    output: Some[OutputTarget],
     epilogue: Epilogue,
     problem: ConvProblem,
-    row: Int,
-    rows: Int,
-    filter: Int,
-    columns: Int,
+    tile: OutputTile,
     accumulators: Reads[DType.float32],
     row_stride: Int,
 ):
-    """Applies the epilogue to a register tile in memory and stores it.
+    """Applies the epilogue to a tile of sums in memory and stores it.
 
     Args:
-        output: The op's output.
+        output: The output.
         epilogue: The epilogue.
         problem: The convolution.
-        row: The tile's first row of the implicit GEMM.
-        rows: How many rows are output.
-        filter: The tile's first filter, counted over all groups.
-        columns: How many filters are output.
-        accumulators: The tile.
-        row_stride: Elements between two rows of the tile.
+        tile: Which outputs.
+        accumulators: Their sums.
+        row_stride: Elements between two rows of the sums.
     """
     var form = Form(epilogue)
     comptime for kind in range(FORM_ANY + 1):
         if form.kind == kind:
             _store_rows[kind](
-                output,
-                form,
-                problem,
-                row,
-                rows,
-                filter,
-                columns,
-                accumulators,
-                row_stride,
+                output, form, problem, tile, accumulators, row_stride
             )

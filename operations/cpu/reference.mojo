@@ -1,19 +1,113 @@
 """The naive direct convolution: the oracle that the kernels are held against.
 """
 
-from extensibility import ManagedTensorSlice
-from std.utils import IndexList
+from std.collections import Optional
 
-from ..conv.memory import Reads
-from .epilogue import store_tile
-from .smem import Scratch
-from .tile_io import Pixel, load_activation
-from ..conv.epilogue import Epilogue
-from ..conv.fields import PANEL
+from ..conv.access import ActivationSource, OutputTarget
+from ..conv.fields import KERNEL_REFERENCE, PANEL
+from ..conv.known import KnownFilter, KnownProblem
+from ..conv.memory import Writes
+from ..conv.operands import Arguments, Operands, OperandTypes
 from ..conv.problem import SPATIAL, ConvProblem
+from ..conv.registry import ConvKernel, Device
+from .config import fused_input_refusal
+from .pixel import Pixel, load_activation
+from .pool import Pool
+from .scheduler import Schedule
 
 
-def packed_offset(
+@fieldwise_init
+struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
+    """A task for each output pixel."""
+
+    var schedule: Schedule
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes how the kernel runs.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write("one output after the other, summed in float64")
+
+
+struct Reference[P: Pool](ConvKernel):
+    """Every output from its definition. Runs only where it is asked for.
+
+    Parameters:
+        P: The threads that it runs on.
+    """
+
+    comptime code = KERNEL_REFERENCE
+    comptime Plan = ReferencePlan
+    comptime Queue = Self.P
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """See `ConvKernel`."""
+        return fused_input_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """See `ConvKernel`."""
+        return True
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """See `ConvKernel`: it takes every problem."""
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """See `ConvKernel`."""
+        return False
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> ReferencePlan:
+        """See `ConvKernel`."""
+        return ReferencePlan(
+            Schedule(problem, problem.gemm_m(), device.units, 0)
+        )
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: ReferencePlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Self.P,
+    ) raises:
+        """See `ConvKernel`."""
+
+        def run(
+            task: Int, scratch: Writes[DType.float32]
+        ) {imm problem, imm arguments}:
+            _compute_pixel(problem, arguments, task)
+
+        plan.schedule.run(run, queue)
+
+
+def _packed_offset(
     problem: ConvProblem, filter: Int, tap: Int, channel: Int
 ) -> Int:
     """Where a filter value lies in the packed filter.
@@ -37,33 +131,12 @@ def packed_offset(
     ) * PANEL + lane
 
 
-def reference_pixel[
-    filter_type: DType
-](
-    output: ManagedTensorSlice[mut=True, ...],
-    x: ManagedTensorSlice,
-    filter: Reads[filter_type],
-    epilogue: Epilogue,
-    problem: ConvProblem,
-    row: Int,
-    scratch: Scratch,
-):
-    """Computes all filters of one output pixel, summing in float64.
-
-    Parameters:
-        filter_type: The packed filter's type.
-
-    Args:
-        output: The op's output.
-        x: The activation.
-        filter: The packed filter.
-        epilogue: The epilogue.
-        problem: The convolution.
-        row: The pixel, a row of the implicit GEMM.
-        scratch: The worker's own memory, a tile of it.
+def _compute_pixel(problem: ConvProblem, arguments: Arguments, row: Int):
+    """Computes all filters of the output pixel of a row of the implicit GEMM.
     """
+    comptime out_type = type_of(arguments).Output.dtype
     var pixel = Pixel(problem, row)
-    var origin = pixel.at * problem.stride - problem.pad_before
+    var origin = pixel.input(problem)
     var channels = problem.group_channels()
     for k in range(problem.filters):
         var group = k // problem.gemm_n()
@@ -71,28 +144,24 @@ def reference_pixel[
         for tap in range(problem.taps()):
             var tr, s = divmod(tap, problem.filter[2])
             var t, r = divmod(tr, problem.filter[1])
-            var at = origin + IndexList[SPATIAL](t, r, s) * problem.dilation
+            var at = origin.tap(problem, t, r, s)
             var inside = True
             for axis in range(SPATIAL):
-                if at[axis] < 0 or at[axis] >= problem.input[axis]:
-                    inside = False
+                inside = inside and at.is_inside(problem, axis)
             if not inside:
                 continue
             for c in range(channels):
                 var a = load_activation[1](
-                    x, problem, pixel.n, at, group * channels + c
+                    arguments.activation, problem, at, group * channels + c
                 )
-                var b = filter[unsafe_offset=packed_offset(problem, k, tap, c)]
-                total += a[0].cast[DType.float64]() * b.cast[DType.float64]()
-        scratch.accumulators[unsafe_offset=0] = total.cast[DType.float32]()
-        store_tile(
-            output,
-            epilogue,
-            problem,
-            row,
-            1,
-            k,
-            1,
-            scratch.accumulators.as_imm(),
-            1,
+                var b = arguments.filter[
+                    unsafe_offset=_packed_offset(problem, k, tap, c)
+                ]
+                total += a.cast[DType.float64]() * b.cast[DType.float64]()
+        var offset = row * problem.filters + k
+        var value = arguments.epilogue.apply[1](
+            total.cast[DType.float32](), k, offset
+        )
+        arguments.output.store[1](
+            pixel.n, pixel.at, k, offset, value.cast[out_type]()
         )

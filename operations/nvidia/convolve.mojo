@@ -10,13 +10,13 @@ from ..conv.memory import Reads
 from ..conv.operands import Arguments
 from ..conv.plans import PlanKey, keep_plan, kept_plan
 from ..conv.problem import ConvProblem
-from ..conv.registry import Planned, kernel_name
+from ..conv.registry import Planned
+from ..conv.trace import is_traced, trace_choice
 from .device import device_of, target_capability
 from .generic.packing import pack_filter
 from .legality import check_type
 from .registry import GPU_REGISTRY, check_registry
 from .stream import Stream
-from .trace import is_traced, trace
 
 
 def convolve[
@@ -125,14 +125,13 @@ def plan_convolution[
         requested, problem, operands, device
     )
     if is_traced():
-        var why = GPU_REGISTRY.explain[types, kernels](
-            kernel, requested, problem, operands, device
-        )
-        trace(
-            String(
-                t"maxconv: {problem}, {types.input} -> {types.output}:"
-                t" {kernel_name(kernel)}: {why}"
-            )
+        trace_choice(
+            problem,
+            types,
+            kernel,
+            GPU_REGISTRY.explain[types, kernels](
+                kernel, requested, problem, operands, device
+            ),
         )
     if problem.gemm_m() == 0 or problem.filters == 0:
         return Planned(kernel, 0)

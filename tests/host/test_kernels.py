@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,10 +40,10 @@ EPILOGUES = (
 class Checker:
     """The Mojo program, running, fed a problem at a time."""
 
-    def __init__(self, program: Path) -> None:
-        """Starts the program."""
+    def __init__(self, program: Path, **options: Any) -> None:
+        """Starts the program, with more options of ``Popen``."""
         self.process = subprocess.Popen(
-            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
         )
 
     def check(self, name: str, line: str) -> set[str]:
@@ -57,12 +59,18 @@ class Checker:
 
 
 @pytest.fixture(scope="module")
-def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, compiled against the package's own Mojo source."""
     program = tmp_path_factory.mktemp("kernels") / "check_kernels"
     include = str(library.OPERATIONS.parent)
     built = library.run_mojo("build", "-I", include, str(SOURCE), "-o", str(program))
     assert built.returncode == 0, built.stderr
+    return program
+
+
+@pytest.fixture(scope="module")
+def checker(program: Path) -> Iterator[Checker]:
+    """The program, running."""
     running = Checker(program)
     yield running
     running.process.kill()
@@ -202,3 +210,21 @@ def test_filter_too_large_for_caches(checker: Checker) -> None:
         pad_after=(0,),
     )
     assert {"implicit_gemm", "pointwise"} <= check_everything(checker, "streamed", problem)
+
+
+def test_choices_are_logged_once(program: Path) -> None:
+    """A line for each problem, type and kernel, however often it runs, scaled or not."""
+    environment = {**os.environ, "MAXCONV_LOG": "dispatch"}
+    checker = Checker(program, env=environment, stderr=subprocess.PIPE)
+    line = line_of(load_problems()["odd.asymmetric_padding"].problem, *EPILOGUES[0])
+    ran = checker.check("first", line)
+    assert checker.check("again", line) == ran == {"few_filters", "implicit_gemm", "reference"}
+    said = checker.process.communicate()[1].splitlines()
+    types = ("float32 -> float32", "bfloat16 -> bfloat16", "float16 -> float32")
+    problem = (
+        "maxconv: 2x(1, 9, 11)x5 -> 7, filter (1, 3, 4), stride (1, 2, 3), dilation (1, 1, 1),"
+        " padding (0, 0, 3)/(0, 2, 1), groups 1"
+    )
+    assert sorted(said) == sorted(
+        f"{problem}, {of}: {kernel}: asked for by config=" for of in types for kernel in ran
+    )

@@ -1,40 +1,36 @@
 """Runs every CPU kernel on problems read from standard input and compares each
 output element, exactly, with sums of integers.
 
-Ends each problem with a line `DONE name wrong`, the number of wrong kernels.
+Ends each problem with a line `DONE name wrong`, the number of wrong runs.
 A line of input is a name and 26 integers: batch, channels, filters, groups,
 then three each (depth, height, width) of input, filter, stride, dilation,
 padding before and padding after, then the output's bias and residual flags,
 the code of the activation (none, ReLU or a clamp between `LOW` and `HIGH`, also
-at the end behind a residual) and the filter's layout code. Activations and filters are
-small integers, so that every product and sum is exact in float32, whatever
+at the end behind a residual) and the filter's layout code. Activations and
+filters are small integers, so that every product and sum is exact in float32, whatever
 order a kernel adds in; only the rounding to the output's type is left, and
 that is the same for both sides. Outputs are poisoned and lie between guards.
 """
 
-from extensibility import InputTensor, OutputTensor
-from extensibility.managed_tensor_slice import _get_unknown_tensor_spec
 from std.utils import IndexList
 
-from operations.cpu.config import (
-    SOURCE_CONVERTED,
-    SOURCE_FLOAT32,
-    can_implement,
-    kernel_name,
-)
+from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
-    KERNEL_FEW_FILTERS,
-    KERNEL_REFERENCE,
+    LAYOUT_PACKED,
 )
 from operations.conv.memory import HostBuffer, Writes
+from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.packing import FilterStrides, pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.cpu.launch import launch
-from operations.cpu.scheduler import CpuContext
+from operations.conv.registry import ALL_KERNELS, Device, kernel_name
+from operations.cpu.convolve import convolve
+from operations.cpu.gemm.launch import ImplicitGemm
+from operations.cpu.pool import CpuContext, MaxPool
+from operations.cpu.registry import CPU_REGISTRY
 
 comptime GUARD = 64
 """Elements in front of and behind an output that no kernel may touch."""
@@ -173,13 +169,13 @@ def fill[dtype: DType](to: Writes[dtype], count: Int, modulus: Int):
 
 
 def check[
-    in_type: DType, out_type: DType
-](spec: Case, scaled: Bool, exact: List[Int], ctx: CpuContext) raises -> Int:
-    """Runs all kernels that take the case, with a scale for each filter if it
-    is `scaled`.
+    in_type: DType, out_type: DType, scaled: Bool
+](spec: Case, exact: List[Int], mut pool: MaxPool) raises -> Int:
+    """Runs all kernels that take the case, each twice: with the filter as it
+    is, and packed, with the plan that is then kept.
 
     Returns:
-        How many of them were wrong.
+        How many runs were wrong.
     """
     var p = spec.problem
     var x_count = p.batch * p.channels
@@ -214,63 +210,32 @@ def check[
             ACTIVATION_NONE, 0, 0
         ),
     )
-    var x_tensor = InputTensor[
-        static_spec=_get_unknown_tensor_spec[in_type, 5]()
-    ](
-        x.elements,
-        IndexList[5](p.batch, p.input[0], p.input[1], p.input[2], p.channels),
-    )
     var out = memory.elements.unsafe_offset(GUARD)
-    var out_tensor = OutputTensor[
-        static_spec=_get_unknown_tensor_spec[out_type, 5]()
-    ](
-        out,
-        IndexList[5](p.batch, p.output[0], p.output[1], p.output[2], p.filters),
+    var arguments = Arguments(
+        MemoryActivation(x.elements.as_imm()),
+        raw.elements.as_imm(),
+        epilogue,
+        MemoryOutput(out),
     )
-    comptime source = (
-        SOURCE_FLOAT32 if in_type == DType.float32 else SOURCE_CONVERTED
-    )
+    comptime types = type_of(arguments).types(scaled)
+    var operands = arguments.operands(exact=True)
+    var device = Device(0, pool.threads())
     var wrong = 0
-    for kernel in range(KERNEL_REFERENCE, KERNEL_FEW_FILTERS + 1):
-        if can_implement(kernel, p, source):
+    for kernel in CPU_REGISTRY.codes():
+        if CPU_REGISTRY.refusal[types](kernel, p, operands, device):
             continue
-        for i in range(count + 2 * GUARD):
-            memory.elements[unsafe_offset=i] = Scalar[out_type](POISON)
-        launch(
-            kernel,
-            out_tensor,
-            x_tensor,
-            packed.elements.as_imm(),
-            epilogue,
-            p,
-            source,
-            ctx,
-        )
-        var bad = 0
-        for i in range(count):
-            var want = expected_value(
-                spec, scaled, i // p.filters, i % p.filters, exact[i]
-            ).cast[out_type]()
-            if out[unsafe_offset=i] != want:
-                if bad == 0:
-                    print(
-                        t"WRONG {spec.name} {kernel_name(kernel)} {in_type}:"
-                        t" element {i} is {out[unsafe_offset=i]}, not {want}"
-                    )
-                bad += 1
-        for i in range(GUARD):
-            if memory.elements[unsafe_offset=i] != Scalar[out_type](
-                POISON
-            ) or out[unsafe_offset=count + i] != Scalar[out_type](POISON):
-                print(
-                    t"WRONG {spec.name} {kernel_name(kernel)} {in_type}: wrote"
-                    t" outside its output"
-                )
-                bad += 1
-                break
+        for layout in [spec.layout, LAYOUT_PACKED]:
+            arguments.filter = (
+                packed.elements if layout
+                == LAYOUT_PACKED else raw.elements
+            ).as_imm()
+            for i in range(count + 2 * GUARD):
+                memory.elements[unsafe_offset=i] = Scalar[out_type](POISON)
+            convolve[ALL_KERNELS, scaled](
+                pool, p, arguments, layout=layout, requested=kernel
+            )
+            wrong += Int(not is_right(spec, scaled, exact, kernel, out))
         print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
-        if bad > 0:
-            wrong += 1
     _ = x^
     _ = raw^
     _ = packed^
@@ -281,8 +246,62 @@ def check[
     return wrong
 
 
+def is_right[
+    out_type: DType
+](
+    spec: Case,
+    scaled: Bool,
+    exact: List[Int],
+    kernel: Int,
+    output: Writes[out_type],
+) -> Bool:
+    """Compares a kernel's output, and what lies around it, and says what is
+    wrong."""
+    var filters = spec.problem.filters
+    var count = spec.problem.gemm_m() * filters
+    var right = True
+    for i in range(count):
+        var want = expected_value(
+            spec, scaled, i // filters, i % filters, exact[i]
+        ).cast[out_type]()
+        if right and output[unsafe_offset=i] != want:
+            print(
+                t"WRONG {spec.name} {kernel_name(kernel)} to {out_type}:"
+                t" element {i} is {output[unsafe_offset=i]}, not {want}"
+            )
+            right = False
+    for i in range(GUARD):
+        for place in [-1 - i, count + i]:
+            if output[unsafe_offset=place] != Scalar[out_type](POISON):
+                print(
+                    t"WRONG {spec.name} {kernel_name(kernel)} to {out_type}:"
+                    t" wrote outside its output"
+                )
+                return False
+    return right
+
+
+def check_smallest_task() raises:
+    """A problem whose sums leave L2 however it is cut is cut all the same.
+
+    Raises:
+        If its plan has no task.
+    """
+    comptime types = OperandTypes.unfused(DType.float32, DType.float32)
+    var numbers: List[Int] = [1, 2048, 33280, 2]
+    numbers += [1, 8, 8, 1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1]
+    var plan = ImplicitGemm[MaxPool].plan[types](
+        ConvProblem.of_numbers(numbers),
+        Operands.bare(types, exact=True),
+        Device(0, 1),
+    )
+    if plan.schedule.tasks == 0:
+        raise Error(t"no tasks: {plan}")
+
+
 def main() raises:
-    var ctx = CpuContext(api="cpu")
+    check_smallest_task()
+    var pool = MaxPool(CpuContext(api="cpu"))
     while True:
         var line: String
         try:
@@ -297,14 +316,14 @@ def main() raises:
             for filter in range(spec.problem.filters):
                 exact.append(expected_sum(spec, row, filter))
         var wrong = 0
-        for scaled in [False, True]:
-            wrong += check[DType.float32, DType.float32](
-                spec, scaled, exact, ctx
+        comptime for scaled in [False, True]:
+            wrong += check[DType.float32, DType.float32, scaled](
+                spec, exact, pool
             )
-            wrong += check[DType.bfloat16, DType.bfloat16](
-                spec, scaled, exact, ctx
+            wrong += check[DType.bfloat16, DType.bfloat16, scaled](
+                spec, exact, pool
             )
-            wrong += check[DType.float16, DType.float32](
-                spec, scaled, exact, ctx
+            wrong += check[DType.float16, DType.float32, scaled](
+                spec, exact, pool
             )
         print(t"DONE {spec.name} {wrong}", flush=True)

@@ -9,9 +9,9 @@ de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.)
 from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
-from ..conv.memory import CACHE_LINE, Reads, Writes
-from .config import CPU_TILE, LANES
-from ..conv.fields import PANEL
+from ...conv.fields import PANEL
+from ...conv.memory import CACHE_LINE, Reads, Writes
+from ..config import CPU_TILE, LANES
 
 
 comptime MIN_RUN = 8
@@ -65,11 +65,16 @@ struct TileOperand(Movable):
 
 
 @fieldwise_init
-struct Ahead[filter_type: DType](ImplicitlyCopyable, Movable):
-    """Part of the filter that is multiplied soon, to be fetched meanwhile."""
+struct FilterOperand[dtype: DType](ImplicitlyCopyable, Movable):
+    """The filter panels of a register tile, and what is multiplied after them.
+    """
 
-    var filter: Reads[Self.filter_type]
-    """The first panel's next line."""
+    var panels: Reads[Self.dtype]
+    """The first panel's steps of `PANEL` values."""
+    var panel_stride: Int
+    """Elements between two panels."""
+    var ahead: Reads[Self.dtype]
+    """What to fetch meanwhile: the first panel's next line."""
     var interval: Int
     """Products that are multiplied for each of a panel's lines that is fetched;
     0 if none is."""
@@ -81,11 +86,9 @@ def multiply_tile[
 ](
     operand: TileOperand,
     channel: Int,
-    filter: Reads[filter_type],
-    panel_stride: Int,
+    filter: FilterOperand[filter_type],
     accumulators: Writes[DType.float32],
     accumulate: Bool,
-    ahead: Ahead[filter_type],
 ):
     """Multiplies a tile.
 
@@ -98,11 +101,9 @@ def multiply_tile[
     Args:
         operand: The activations.
         channel: Elements by which they lie further on.
-        filter: The first panel's steps of `PANEL` values.
-        panel_stride: Elements between two panels.
+        filter: The filter panels.
         accumulators: The tile in memory, `rows` rows of `CPU_TILE.columns()`.
         accumulate: Whether to add to the tile instead of overwriting it.
-        ahead: What to fetch, if anything.
     """
     comptime vectors = panels * PANEL // LANES
     comptime in_panel = PANEL // LANES
@@ -117,18 +118,19 @@ def multiply_tile[
                     i * columns + j * LANES
                 )
     var row_stride = operand.row_stride
+    var panel_stride = filter.panel_stride
     comptime to_l2 = PrefetchOptions().for_read().medium_locality()
     comptime line = CACHE_LINE // size_of[filter_type]()
-    var next = ahead.filter
+    var next = filter.ahead
     for index in range(operand.count):
         var run = operand.runs[index]
         var activation = run.activation.unsafe_offset(channel)
-        var weights = filter.unsafe_offset(run.step * PANEL)
+        var weights = filter.panels.unsafe_offset(run.step * PANEL)
         var begin = 0
         while begin < run.length:
             var end = run.length
             comptime if fetches:
-                end = min(end, begin + ahead.interval)
+                end = min(end, begin + filter.interval)
                 comptime for p in range(panels):
                     prefetch[params=to_l2](next.unsafe_offset(p * panel_stride))
                 next = next.unsafe_offset(line)
@@ -173,15 +175,11 @@ def multiply[
     panels: Int,
     operand: TileOperand,
     channel: Int,
-    filter: Reads[filter_type],
-    panel_stride: Int,
+    filter: FilterOperand[filter_type],
     accumulators: Writes[DType.float32],
     accumulate: Bool,
-    ahead: Ahead[filter_type],
 ):
     """Multiplies a tile whose size is known at run time.
-
-    `operand` must have `tile_rows(rows)` rows that may be read.
 
     Parameters:
         filter_type: The packed filter's type.
@@ -189,13 +187,12 @@ def multiply[
     Args:
         rows: Output pixels, from 1 to `CPU_TILE.rows`.
         panels: Filter panels, from 1 to `CPU_TILE.panels`.
-        operand: As in `multiply_tile`.
-        channel: As in `multiply_tile`.
-        filter: As in `multiply_tile`.
-        panel_stride: As in `multiply_tile`.
-        accumulators: As in `multiply_tile`.
-        accumulate: As in `multiply_tile`.
-        ahead: As in `multiply_tile`; without an interval, nothing.
+        operand: The activations, of which `tile_rows(rows)` rows may be read.
+        channel: Elements by which they lie further on.
+        filter: The filter panels.
+        accumulators: The tile in memory, `tile_rows(rows)` rows of
+            `CPU_TILE.columns()`.
+        accumulate: Whether to add to the tile instead of overwriting it.
     """
     var wanted = tile_rows(rows)
     comptime for p in range(1, CPU_TILE.panels + 1):
@@ -203,25 +200,13 @@ def multiply[
             comptime for half in range(CPU_TILE.rows // 2 + 1):
                 comptime tile = max(1, 2 * half)
                 comptime if tile == CPU_TILE.rows and p == CPU_TILE.panels:
-                    if wanted == tile and ahead.interval > 0:
+                    if wanted == tile and filter.interval > 0:
                         multiply_tile[filter_type, tile, p, True](
-                            operand,
-                            channel,
-                            filter,
-                            panel_stride,
-                            accumulators,
-                            accumulate,
-                            ahead,
+                            operand, channel, filter, accumulators, accumulate
                         )
                         return
                 if wanted == tile:
                     multiply_tile[filter_type, tile, p, False](
-                        operand,
-                        channel,
-                        filter,
-                        panel_stride,
-                        accumulators,
-                        accumulate,
-                        ahead,
+                        operand, channel, filter, accumulators, accumulate
                     )
                     return

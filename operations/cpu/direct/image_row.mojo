@@ -5,11 +5,10 @@ Shared by the kernels that convolve directly, without a matrix: a tile is
 """
 
 from std.math import ceildiv
-from std.utils import IndexList
 
-from ..conv.memory import Reads
-from ..conv.problem import SPATIAL, ConvProblem
-from .tile_io import Pixel, pixel_offset
+from ...conv.memory import Reads
+from ...conv.problem import ConvProblem
+from ..pixel import Pixel
 
 comptime COLUMNS = 8
 """Output pixels of a tile: as many independent sums as hide the latency of a
@@ -50,26 +49,73 @@ struct TapRange(ImplicitlyCopyable, Movable):
 
 
 @fieldwise_init
-struct RowTaps(ImplicitlyCopyable, Movable):
-    """Where a row of output pixels reads: the input position of its first
-    pixel's tap 0, and the filter rows that lie inside the image."""
+struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
+    """A row of the output image, and what it reads.
 
-    var pixel: Pixel
-    var origin: IndexList[SPATIAL]
+    Parameters:
+        dtype: Of the activation.
+    """
+
+    var problem: ConvProblem
+    var start: Reads[Self.dtype]
+    """What tap 0 of the row's first pixel reads, perhaps outside the image."""
+    var w: Int
+    """Where along w that lies."""
+    var slice_stride: Int
+    """Elements between what two slices of the filter read."""
+    var row_stride: Int
+    """Elements between what two rows of a slice read."""
     var depth: TapRange
+    """The filter's slices that lie inside the image."""
     var height: TapRange
+    """The filter's rows that lie inside the image."""
 
-    def __init__(out self, problem: ConvProblem, row: Int):
-        """The taps of the image row that begins at a GEMM row.
+    def __init__(
+        out self,
+        activation: Reads[Self.dtype],
+        problem: ConvProblem,
+        index: Int,
+    ):
+        """Finds the row's taps.
 
         Args:
+            activation: The activation.
             problem: The convolution.
-            row: The row of the implicit GEMM.
+            index: The row, counted over images and depths.
         """
-        self.pixel = Pixel(problem, row)
-        self.origin = self.pixel.at * problem.stride - problem.pad_before
-        self.depth = TapRange(problem, 0, self.origin[0])
-        self.height = TapRange(problem, 1, self.origin[1])
+        var origin = Pixel(problem, index * problem.output[2]).input(problem)
+        var input_row = problem.input[2] * problem.channels
+        self.problem = problem
+        self.start = activation.unsafe_offset(origin.input_offset(problem))
+        self.w = origin.at[2]
+        self.slice_stride = problem.dilation[0] * problem.input[1] * input_row
+        self.row_stride = problem.dilation[1] * input_row
+        self.depth = TapRange(problem, 0, origin.at[0])
+        self.height = TapRange(problem, 1, origin.at[1])
+
+    @always_inline
+    def input(self, q: Int, t: Int, r: Int) -> InputRow[Self.dtype]:
+        """The row of the input image that a filter row reads.
+
+        Args:
+            q: The output column that it is read for.
+            t: The filter row's slice, of `depth`.
+            r: The filter row, of `height`.
+
+        Returns:
+            The input row, from what tap 0 reads on.
+        """
+        var column = q * self.problem.stride[2]
+        return InputRow(
+            self.start.unsafe_offset(
+                t * self.slice_stride
+                + r * self.row_stride
+                + column * self.problem.channels
+            ),
+            self.w + column,
+            self.problem.input[2],
+            self.problem.channels,
+        )
 
 
 @fieldwise_init
@@ -108,13 +154,12 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
         self.following = span.q
 
     @always_inline
-    def next(mut self, problem: ConvProblem, line: RowTaps, span: Span) -> Bool:
+    def next(mut self, row: ImageRow, span: Span) -> Bool:
         """Moves to the next tile; the last one overlaps the one before rather
         than be narrower, where the span is long enough.
 
         Args:
-            problem: The convolution.
-            line: The row's taps.
+            row: The image row.
             span: The span.
 
         Returns:
@@ -122,9 +167,10 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
         """
         if self.following >= span.q_end:
             return False
+        ref problem = row.problem
         self.q = max(span.q, min(self.following, span.q_end - COLUMNS))
         self.following = self.q + COLUMNS
-        var first = line.origin[2] + self.q * problem.stride[2]
+        var first = row.w + self.q * problem.stride[2]
         var last = first + (COLUMNS - 1) * problem.stride[2] + problem.span(2)
         self.inside = (
             first >= 0
@@ -136,35 +182,18 @@ struct ColumnTile(ImplicitlyCopyable, Movable):
 
 @fieldwise_init
 struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
-    """A row of the input image, from a position that may lie left of it."""
+    """A row of the input image, from a position that may lie left of it.
+
+    Parameters:
+        dtype: Of the activation.
+    """
 
     var start: Reads[Self.dtype]
     var w: Int
+    """The position."""
     var width: Int
+    """Of the image."""
     var channels: Int
-
-    @always_inline
-    def __init__(
-        out self,
-        x: Reads[Self.dtype],
-        problem: ConvProblem,
-        n: Int,
-        at: IndexList[SPATIAL],
-    ):
-        """The row from a pixel on.
-
-        Args:
-            x: The activation.
-            problem: The convolution.
-            n: The image.
-            at: The pixel, inside the image's depth and height.
-        """
-        self.start = x.unsafe_offset(
-            pixel_offset(problem, n, at) * problem.channels
-        )
-        self.w = at[2]
-        self.width = problem.input[2]
-        self.channels = problem.channels
 
     @always_inline
     def contains(self, column: Int) -> Bool:
@@ -172,9 +201,6 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
 
         Args:
             column: The pixel, counted from the row's first one.
-
-        Returns:
-            Whether it does.
         """
         var w = self.w + column
         return 0 <= w < self.width
@@ -186,9 +212,6 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
         Args:
             column: The pixel, counted from the row's first one, inside the
                 image.
-
-        Returns:
-            Where they lie.
         """
         return self.start.unsafe_offset(column * self.channels)
 
@@ -206,9 +229,6 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
         Args:
             column: The pixel, counted from the row's first one.
             channel: The first channel.
-
-        Returns:
-            The values.
         """
         comptime if checked:
             if not self.contains(column):

@@ -8,17 +8,38 @@ Taps that lie side by side in memory are one run of channels.
 """
 
 from std.bit import log2_floor
+from std.collections import Optional
 from std.math import ceildiv, iota
 from std.memory import bitcast
 from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 from std.utils import IndexList
 
-from .config import LANES, vector_registers
-from ..conv.fields import PANEL
-from ..conv.memory import Reads, Writes
-from ..conv.problem import SPATIAL, ConvProblem
-from .image_row import COLUMNS, ColumnTile, InputRow, RowTaps, Span
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_FEW_FILTERS, PANEL
+from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.memory import HostBuffer, Reads, Writes
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device
+from ..config import LANES, fused_input_refusal, vector_registers
+from ..pool import Pool
+from .image_row import COLUMNS, SPAN_SUMS, ColumnTile, ImageRow, Span
+from .launch import MIN_TASK_COLUMNS, RowPlan, SpanKernel, launch_rows
+
+comptime MAX_FEW_FILTERS = PANEL // 2
+"""Filters that the kernel takes."""
+
+comptime MAX_FEW_DEPTH = 16 * 1024
+"""Products of a filter that the kernel unpacks: all filters take 512 KiB at
+most."""
+
+comptime MIN_FEW_DEPTH = 9
+"""Products of the smallest filter that the kernel is faster for than a panel:
+adding up lanes costs the same for every depth."""
+
+comptime MIN_FEW_COLUMNS = COLUMNS // 2
+"""Output columns of the narrowest image that it is faster for."""
 
 comptime TILE_FILTERS = 4
 """Filters of the widest register tile."""
@@ -40,18 +61,6 @@ def tile_pixels(filters: Int) -> Int:
     while pixels > 1 and (pixels + 1) * filters + 1 > vector_registers():
         pixels //= 2
     return pixels
-
-
-def span_filters(filters: Int) -> Int:
-    """Filters that are computed at once: all, or parts of about the same size.
-
-    Args:
-        filters: How many filters the convolution has.
-
-    Returns:
-        At most `TILE_FILTERS`.
-    """
-    return ceildiv(filters, ceildiv(filters, TILE_FILTERS))
 
 
 @fieldwise_init
@@ -221,54 +230,42 @@ def _store_sums[
 @always_inline
 def _next_pixels[
     x_type: DType, pixels: Int
-](
-    x: Reads[x_type],
-    problem: ConvProblem,
-    line: RowTaps,
-    origin: IndexList[SPATIAL],
-) -> Reads[x_type]:
+](row: ImageRow[x_type], q: Int) -> Reads[x_type]:
     """What only the tile behind this one reads, in the row of the input image
     that no output row before it has read; perhaps outside the image."""
-    var at = origin
-    at[0] += (line.depth.end - 1) * problem.dilation[0]
-    at[1] += (line.height.end - 1) * problem.dilation[1]
-    at[2] += (pixels - 1) * problem.stride[2] + problem.span(2)
-    return InputRow(x, problem, line.pixel.n, at).start
+    ref problem = row.problem
+    return row.input(q, row.depth.end - 1, row.height.end - 1).pixel(
+        (pixels - 1) * problem.stride[2] + problem.span(2)
+    )
 
 
 @always_inline
 def _tile[
     x_type: DType, pixels: Int, filters: Int
 ](
-    x: Reads[x_type],
+    row: ImageRow[x_type],
     filter: UnpackedFilter,
-    problem: ConvProblem,
-    line: RowTaps,
     q: Int,
     inside: Bool,
     first: Int,
     to: Writes[DType.float32],
 ):
     """Computes `pixels` neighbouring pixels by `filters` filters."""
+    ref problem = row.problem
     var acc = Array[Vector, pixels * filters](fill=Vector(0))
     var zeros = filter.zeros.as_imm().unsafe_bitcast[Scalar[x_type]]()
-    var origin = line.origin
-    origin[2] += q * problem.stride[2]
     # Without dilation the taps of a row lie side by side.
     var taps = problem.filter[2] if inside and problem.dilation[2] == 1 else 1
-    var ahead = _next_pixels[x_type, pixels](x, problem, line, origin)
-    for t in range(line.depth.begin, line.depth.end):
-        for r in range(line.height.begin, line.height.end):
-            var at = origin
-            at[0] += t * problem.dilation[0]
-            at[1] += r * problem.dilation[1]
-            var row = InputRow(x, problem, line.pixel.n, at)
+    var ahead = _next_pixels[x_type, pixels](row, q)
+    for t in range(row.depth.begin, row.depth.end):
+        for r in range(row.height.begin, row.height.end):
+            var input = row.input(q, t, r)
             for s in range(0, problem.filter[2], taps):
                 var starts = Array[Reads[x_type], pixels](fill=zeros)
                 comptime for i in range(pixels):
                     var column = s * problem.dilation[2] + i * problem.stride[2]
-                    if inside or row.contains(column):
-                        starts[i] = row.pixel(column)
+                    if inside or input.contains(column):
+                        starts[i] = input.pixel(column)
                 var tap = (t * problem.filter[1] + r) * problem.filter[2] + s
                 _add_run[x_type, pixels, filters](
                     starts,
@@ -288,23 +285,21 @@ def _tile[
 def _span[
     x_type: DType, filters: Int
 ](
-    x: Reads[x_type],
+    row: ImageRow[x_type],
     filter: UnpackedFilter,
-    problem: ConvProblem,
-    line: RowTaps,
     span: Span,
     to: Writes[DType.float32],
 ):
     """Computes a span of `filters` filters."""
+    # A copy: as far as the compiler knows, a sum's store may change an argument.
+    var local = row
     comptime pixels = tile_pixels(filters)
     var tile = ColumnTile(span)
-    while tile.next(problem, line, span):
+    while tile.next(local, span):
         for i in range(0, COLUMNS, pixels):
             _tile[x_type, pixels, filters](
-                x,
+                local,
                 filter,
-                problem,
-                line,
                 tile.q + i,
                 tile.inside,
                 span.begin,
@@ -312,30 +307,153 @@ def _span[
             )
 
 
-def few_filters_span[
-    x_type: DType
-](
-    x: Reads[x_type],
-    filter: UnpackedFilter,
-    problem: ConvProblem,
-    line: RowTaps,
-    span: Span,
-    to: Writes[DType.float32],
-):
-    """Computes the sums of a span.
+@fieldwise_init
+struct FewFiltersSpans(ImplicitlyCopyable, SpanKernel):
+    """The kernel's arithmetic. One vector may be written behind a span's sums.
+    """
+
+    var filter: UnpackedFilter
+
+    def filters_at_once(self, filters: Int) -> Int:
+        """See `SpanKernel`: all filters, or parts of about the same size."""
+        return ceildiv(filters, ceildiv(filters, TILE_FILTERS))
+
+    def compute[
+        dtype: DType
+    ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
+        """See `SpanKernel`."""
+        comptime for filters in range(1, TILE_FILTERS + 1):
+            if span.filters() == filters:
+                _span[dtype, filters](row, self.filter, span, to)
+
+
+@fieldwise_init
+struct FewFiltersPlan(ImplicitlyCopyable, Movable, Writable):
+    """A cut of rows and columns."""
+
+    var rows: RowPlan
+    var filters: Int
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes how the kernel runs.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(
+            t"{self.filters} filters leave most of a panel empty: lanes are"
+            t" channels, {LANES} at a time"
+        )
+
+
+struct FewFilters[P: Pool](ConvKernel):
+    """Convolutions whose filters fill less than a panel.
 
     Parameters:
-        x_type: The activation's type.
-
-    Args:
-        x: The activation.
-        filter: The unpacked filter.
-        problem: The convolution; `can_implement` says which.
-        line: The image row's taps.
-        span: Which columns and filters, at most `TILE_FILTERS` of these.
-        to: `span.filters()` sums of each column; at least `COLUMNS` columns
-            and one vector may be written.
+        P: The threads that it runs on.
     """
-    comptime for filters in range(1, TILE_FILTERS + 1):
-        if span.filters() == filters:
-            _span[x_type, filters](x, filter, problem, line, span, to)
+
+    comptime code = KERNEL_FEW_FILTERS
+    comptime Plan = FewFiltersPlan
+    comptime Queue = Self.P
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """See `ConvKernel`."""
+        return fused_input_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """See `ConvKernel`."""
+        return (known.groups == UNKNOWN or known.groups == 1) and (
+            known.filters == UNKNOWN or known.filters <= MAX_FEW_FILTERS
+        )
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """See `ConvKernel`."""
+        if problem.groups > 1 or problem.is_depthwise():
+            return String(
+                t"few_filters takes one group and no depthwise filter; here"
+                t" {problem.groups} of {problem.group_channels()} channels and"
+                t" {problem.group_filters()} filters"
+            )
+        if problem.filters > MAX_FEW_FILTERS:
+            return String(
+                t"few_filters takes up to {MAX_FEW_FILTERS} filters; here"
+                t" {problem.filters}"
+            )
+        if problem.gemm_k() > MAX_FEW_DEPTH:
+            return String(
+                t"few_filters keeps filters of up to {MAX_FEW_DEPTH} products"
+                t" in scratch memory; here {problem.gemm_k()}"
+            )
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """See `ConvKernel`: as measured, up to a quarter of a panel nearly
+        always, up to half of it if channels fill the lanes and there is depth
+        to add up."""
+        if problem.groups > 1:
+            return False
+        if problem.filters <= PANEL // 4:
+            return (
+                problem.gemm_k() >= MIN_FEW_DEPTH
+                and problem.output[2] >= MIN_FEW_COLUMNS
+            )
+        return (
+            problem.filters <= MAX_FEW_FILTERS
+            and problem.group_channels() >= 2 * PANEL
+            and problem.gemm_k() >= 8 * PANEL
+            and problem.output[2] >= 2 * MIN_FEW_COLUMNS
+        )
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> FewFiltersPlan:
+        """See `ConvKernel`."""
+        var rows = RowPlan(
+            problem,
+            device.units,
+            unit=MIN_TASK_COLUMNS,
+            cuts_columns=True,
+            slack=LANES,
+        )
+        return FewFiltersPlan(rows, problem.filters)
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: FewFiltersPlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Self.P,
+    ) raises:
+        """See `ConvKernel`."""
+        var memory = HostBuffer[DType.float32](UnpackedFilter.length(problem))
+        var filter = UnpackedFilter(problem, memory.elements)
+        filter.unpack(problem, arguments.filter)
+        launch_rows(
+            FewFiltersSpans(filter), plan.rows, problem, arguments, queue
+        )
+        _ = memory^

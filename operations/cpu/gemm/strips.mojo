@@ -6,22 +6,21 @@ the image it is read in place; otherwise it is copied with its padding, which
 moves `S` times fewer elements than rows of the implicit im2col matrix have.
 """
 
-from extensibility import ManagedTensorSlice
 from std.math import ceildiv
-from std.utils import IndexList
 
-from .config import CPU_TILE
-from ..conv.memory import Reads, Writes, operand
-from ..conv.problem import SPATIAL, ConvProblem
+from ...conv.access import ActivationSource
+from ...conv.memory import Reads, Writes
+from ...conv.problem import ConvProblem
+from ..config import reads_in_place
+from ..pixel import Pixel
 from .mma import MAX_RUNS, MIN_RUN, Run, TileOperand, tile_rows
+from .scheduler import RowTile, Task
 from .tile_io import (
     COPY,
     Columns,
-    Pixel,
-    copy_fused,
+    copy_channels,
     copy_memory,
     is_adjacent,
-    pixel_offset,
     zero,
 )
 
@@ -78,9 +77,6 @@ def copies_pay(
         rows: Output pixels of a tile.
         tiles: Tiles of a row of the output image.
         in_memory: Whether the tiles inside the image are read in place.
-
-    Returns:
-        Whether it does.
     """
     var copied = tiles
     if in_memory:
@@ -94,66 +90,59 @@ def copies_pay(
     return copied * columns <= tiles * rows * problem.filter[2]
 
 
-@always_inline
-def _is_inside(problem: ConvProblem, pixel: Pixel, rows: Int) -> Bool:
-    """Whether every tap of a tile lies inside the image's width."""
-    var first = pixel.at[2] * problem.stride[2] - problem.pad_before[2]
-    var last = first + (rows - 1) * problem.stride[2] + problem.span(2)
-    return first >= 0 and last <= problem.input[2]
+@fieldwise_init
+struct Strip(ImplicitlyCopyable, Movable):
+    """Some channels of neighbouring pixels of a row of the input image."""
+
+    var pixel: Pixel
+    """The first, perhaps left of the image."""
+    var count: Int
+    """Pixels."""
+    var channel: Int
+    """The first."""
+    var channels: Int
 
 
 @always_inline
-def _copy_strip(
-    x: ManagedTensorSlice,
+def _copy_strip[
+    Source: ActivationSource
+](
+    x: Source,
     problem: ConvProblem,
-    channel: Int,
-    channels: Int,
-    n: Int,
-    at: IndexList[SPATIAL],
-    count: Int,
     columns: Columns,
+    strip: Strip,
     to: Writes[DType.float32],
 ):
-    """Copies `channels` of `count` neighbouring input pixels, zeros for those
-    left and right of the image."""
-    var left = min(count, max(0, -at[2]))
-    var right = max(left, min(count, problem.input[2] - at[2]))
+    """Copies a strip, zeros for the pixels left and right of the image."""
+    var w = strip.pixel.at[2]
+    var channels = strip.channels
+    var left = min(strip.count, max(0, -w))
+    var right = max(left, min(strip.count, problem.input[2] - w))
     zero(to, left * channels)
-    comptime if not x._has_input_fusion:
-        if channels == problem.channels:
+    var whole_pixels = not Source.fused and channels == problem.channels
+    comptime if not Source.fused:
+        if whole_pixels:
             copy_memory(
-                operand(x),
-                (pixel_offset(problem, n, at) + left) * channels,
+                x.data(),
+                strip.pixel.input_offset(problem) + left * channels,
                 columns.elements,
                 to.unsafe_offset(left * channels),
                 (right - left) * channels,
             )
-        else:
-            var first = (
-                pixel_offset(problem, n, at) * problem.channels + channel
-            )
-            for i in range(left, right):
-                copy_memory(
-                    operand(x),
-                    first + i * problem.channels,
-                    columns.elements,
-                    to.unsafe_offset(i * channels),
-                    channels,
-                )
-    else:
+    if not whole_pixels:
+        var pixel = strip.pixel
         for i in range(left, right):
-            var pixel = at
-            pixel[2] += i
-            copy_fused(
+            pixel.at[2] = w + i
+            copy_channels(
                 x,
                 problem,
-                n,
+                columns,
                 pixel,
-                channel,
+                strip.channel,
                 to.unsafe_offset(i * channels),
                 channels,
             )
-    zero(to.unsafe_offset(right * channels), (count - right) * channels)
+    zero(to.unsafe_offset(right * channels), (strip.count - right) * channels)
 
 
 @always_inline
@@ -186,15 +175,15 @@ def _append_runs(
 
 
 @always_inline
-def image_operand(
+def strip_operand[
+    Source: ActivationSource
+](
     mut result: TileOperand,
-    x: ManagedTensorSlice,
+    x: Source,
     problem: ConvProblem,
-    group: Int,
-    groups: Int,
-    row: Int,
-    rows: Int,
     columns: Columns,
+    task: Task,
+    tile: RowTile,
     memory: Writes[DType.float32],
 ):
     """The activations of a tile of one row of the output image; filter rows
@@ -202,26 +191,31 @@ def image_operand(
 
     Those of the next group lie `group_channels` elements behind.
 
+    Parameters:
+        Source: How the activation is reached.
+
     Args:
         result: Where to write them.
         x: The activation.
         problem: The convolution.
-        group: The first group.
-        groups: How many groups.
-        row: The tile's first row of the implicit GEMM.
-        rows: Its rows.
         columns: Which columns of the implicit im2col matrix.
+        task: Whose groups.
+        tile: The tile's rows of the implicit GEMM.
         memory: Room for `strip_elements`.
     """
-    var channels = groups * problem.group_channels()
-    var channel = group * problem.group_channels()
-    var pixel = Pixel(problem, row)
-    var origin = pixel.at * problem.stride - problem.pad_before
+    var channels = task.groups * problem.group_channels()
+    var channel = task.group * problem.group_channels()
+    var origin = Pixel(problem, tile.row).input(problem)
     # A tile of an odd number of rows reads one row too many.
-    var padded = tile_rows(rows)
-    comptime in_memory = x.dtype == DType.float32 and not x._has_input_fusion
+    var padded = tile_rows(tile.rows)
+    var count = (padded - 1) * problem.stride[2] + problem.span(2)
+    comptime may_be_in_place = reads_in_place(Source.dtype, Source.fused)
+    # All taps of the tile lie inside the image's width.
     var in_place = (
-        in_memory and padded == rows and _is_inside(problem, pixel, rows)
+        may_be_in_place
+        and padded == tile.rows
+        and origin.at[2] >= 0
+        and origin.at[2] + count <= problem.input[2]
     )
     var pitch = problem.channels if in_place else channels
     result.clear(problem.stride[2] * pitch)
@@ -230,51 +224,23 @@ def image_operand(
     var r = columns.first_r
     var start = (t * problem.filter[1] + r) * columns.segment
     while start < columns.end:
-        var at = origin
-        at[0] += t * problem.dilation[0]
-        at[1] += r * problem.dilation[1]
-        if (
-            at[0] >= 0
-            and at[0] < problem.input[0]
-            and at[1] >= 0
-            and at[1] < problem.input[1]
-        ):
+        var pixel = origin.tap(problem, t, r, 0)
+        if pixel.is_inside(problem, 0) and pixel.is_inside(problem, 1):
             var low = max(columns.begin - start, 0)
             var high = min(columns.end - start, columns.segment)
-            comptime if in_memory:
+            var first = to.as_imm()
+            comptime if may_be_in_place:
                 if in_place:
-                    _append_runs(
-                        result,
-                        problem,
-                        operand(x)
+                    first = (
+                        x.data()
                         .unsafe_bitcast[Float32]()
-                        .unsafe_offset(
-                            pixel_offset(problem, pixel.n, at)
-                            * problem.channels
-                            + channel
-                        ),
-                        pitch,
-                        start,
-                        low,
-                        high,
+                        .unsafe_offset(pixel.input_offset(problem) + channel)
                     )
             if not in_place:
-                var count = (padded - 1) * problem.stride[2] + problem.span(2)
-                _copy_strip(
-                    x,
-                    problem,
-                    channel,
-                    channels,
-                    pixel.n,
-                    at,
-                    count,
-                    columns,
-                    to,
-                )
-                _append_runs(
-                    result, problem, to.as_imm(), pitch, start, low, high
-                )
+                var strip = Strip(pixel, count, channel, channels)
+                _copy_strip(x, problem, columns, strip, to)
                 to = to.unsafe_offset(count * channels)
+            _append_runs(result, problem, first, pitch, start, low, high)
         start += columns.segment
         r += 1
         if r == problem.filter[1]:

@@ -8,7 +8,9 @@ from std.ffi import _Global, external_call
 from std.sys import stderr
 from std.utils.lock import BlockingScopedLock, BlockingSpinLock
 
-from ..conv.problem import SPATIAL, ConvProblem
+from .operands import OperandTypes
+from .problem import ConvProblem
+from .registry import kernel_name
 
 
 struct Seen(Movable):
@@ -65,3 +67,25 @@ def trace(line: String) raises:
                 return
         seen[].hashes.append(hashed)
     print(line, file=stderr)
+
+
+def trace_choice(
+    problem: ConvProblem, types: OperandTypes, kernel: Int, why: String
+) raises:
+    """Prints the choice of a kernel unless it was printed before.
+
+    Args:
+        problem: The convolution.
+        types: Of its operands.
+        kernel: The `KERNEL_*` code that was chosen.
+        why: The reasons.
+
+    Raises:
+        If the process has no room for what was printed.
+    """
+    trace(
+        String(
+            t"maxconv: {problem}, {types.input} -> {types.output}:"
+            t" {kernel_name(kernel)}: {why}"
+        )
+    )

@@ -1,0 +1,204 @@
+"""The direct kernels' launch: tasks are rows of the output image by a block of
+filters or columns, computed span by span into L1 and stored from there."""
+
+from std.math import ceildiv
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.memory import Writes
+from ...conv.operands import Arguments
+from ...conv.problem import ConvProblem
+from ..epilogue import OutputTile, store_tile
+from ..pool import Pool
+from ..scheduler import Schedule
+from .image_row import COLUMNS, MAX_SPAN_FILTERS, SPAN_SUMS, ImageRow, Span
+
+comptime MAX_TASK_ROWS = 16
+"""Image rows of the largest task of a direct kernel: neighbouring rows read
+mostly the same, which one core finds in its L2."""
+
+comptime THREAD_TASKS = 8
+"""Tasks that each thread gets before a task has more than one image row, so
+that threads finish together."""
+
+comptime THREAD_BLOCKS = 4
+"""Tasks that each thread gets of a single image row."""
+
+comptime MIN_TASK_COLUMNS = 32
+"""Output columns of the narrowest part of an image row that is a task."""
+
+
+@fieldwise_init
+struct RowPlan(ImplicitlyCopyable, Movable):
+    """A cut into tasks of some image rows by a block of filters or of columns.
+    """
+
+    var image_rows: Int
+    """Of all images."""
+    var rows: Int
+    """Of a task."""
+    var cuts_columns: Bool
+    """Whether blocks are of columns."""
+    var extent: Int
+    """Filters or columns of an image row."""
+    var block: Int
+    """Filters or columns of a task."""
+    var schedule: Schedule
+
+    def __init__(
+        out self,
+        problem: ConvProblem,
+        threads: Int,
+        *,
+        unit: Int,
+        cuts_columns: Bool = False,
+        slack: Int = 0,
+    ):
+        """Cuts by rows and, if they are few, so that a single row still feeds
+        every thread.
+
+        Args:
+            problem: The convolution.
+            threads: How many threads there are.
+            unit: What a block should be a multiple of.
+            cuts_columns: Whether blocks are of columns.
+            slack: Float32 values that may be written behind a span's sums.
+        """
+        self.image_rows = problem.gemm_m() // problem.output[2]
+        self.rows = max(
+            1, min(MAX_TASK_ROWS, self.image_rows // (threads * THREAD_TASKS))
+        )
+        self.cuts_columns = cuts_columns
+        self.extent = problem.output[2] if cuts_columns else problem.filters
+        var blocks = min(
+            ceildiv(self.extent, unit),
+            ceildiv(threads * THREAD_BLOCKS, self.image_rows),
+        )
+        self.block = ceildiv(ceildiv(self.extent, blocks), unit) * unit
+        var tasks = ceildiv(self.image_rows, self.rows) * ceildiv(
+            self.extent, self.block
+        )
+        self.schedule = Schedule(problem, tasks, threads, SPAN_SUMS + slack)
+
+    def part(self, problem: ConvProblem, block: Int) -> Span:
+        """The columns and filters of a block.
+
+        Args:
+            problem: The convolution.
+            block: Which one.
+        """
+        var begin = block * self.block
+        var end = min(self.extent, begin + self.block)
+        if self.cuts_columns:
+            return Span(begin, end, 0, problem.filters)
+        return Span(0, problem.output[2], begin, end)
+
+
+trait SpanKernel(ImplicitlyCopyable):
+    """The arithmetic of a direct kernel, with its filter."""
+
+    def filters_at_once(self, filters: Int) -> Int:
+        """Filters of a span.
+
+        Args:
+            filters: Of a task.
+        """
+        ...
+
+    def compute[
+        dtype: DType
+    ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
+        """Computes the sums of a span.
+
+        Parameters:
+            dtype: Of the activation.
+
+        Args:
+            row: The image row.
+            span: Which columns, and at most `filters_at_once` filters.
+            to: `span.filters()` sums of each column; at least `COLUMNS` columns
+                may be written.
+        """
+        ...
+
+
+@always_inline
+def _run_row[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](
+    kernel: Some[SpanKernel],
+    problem: ConvProblem,
+    arguments: Arguments[Source, Output, bias_type, residual_type],
+    index: Int,
+    part: Span,
+    sums: Writes[DType.float32],
+):
+    """Computes a part of a row of the output image, of any size."""
+    var row = ImageRow(arguments.activation.data(), problem, index)
+    var first = index * problem.output[2]
+    var block = kernel.filters_at_once(part.filters())
+    for filter in range(part.begin, part.end, block):
+        var filters = min(part.end - filter, block)
+        var columns = SPAN_SUMS // filters // COLUMNS * COLUMNS
+        for q in range(part.q, part.q_end, columns):
+            var q_end = min(part.q_end, q + columns)
+            kernel.compute(row, Span(q, q_end, filter, filter + filters), sums)
+            store_tile(
+                arguments.output,
+                arguments.epilogue,
+                problem,
+                OutputTile(first + q, q_end - q, filter, filters),
+                sums.as_imm(),
+                filters,
+            )
+
+
+def launch_rows[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+    Kernel: SpanKernel,
+    P: Pool,
+    //,
+](
+    kernel: Kernel,
+    plan: RowPlan,
+    problem: ConvProblem,
+    arguments: Arguments[Source, Output, bias_type, residual_type],
+    pool: P,
+) raises:
+    """Runs a plan's tasks.
+
+    Parameters:
+        Source: How the activation is reached.
+        Output: How the output is reached.
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+        Kernel: The arithmetic.
+        P: The pool's type.
+
+    Args:
+        kernel: The arithmetic, with its filter.
+        plan: The cut.
+        problem: The convolution.
+        arguments: The operands.
+        pool: The threads.
+
+    Raises:
+        If the threads refuse the work.
+    """
+
+    def run(
+        task: Int, sums: Writes[DType.float32]
+    ) {imm kernel, imm plan, imm problem, imm arguments}:
+        var row_blocks = ceildiv(plan.image_rows, plan.rows)
+        var block, row_block = divmod(task, row_blocks)
+        var part = plan.part(problem, block)
+        var first = row_block * plan.rows
+        for index in range(first, min(plan.image_rows, first + plan.rows)):
+            _run_row(kernel, problem, arguments, index, part, sums)
+
+    plan.schedule.run(run, pool)

@@ -1,0 +1,243 @@
+"""The cuts that the implicit GEMM can run a problem with, and the model of how
+long each takes."""
+
+from std.collections import Optional
+from std.math import ceildiv
+
+from ...conv.fields import PANEL
+from ...conv.operands import OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.search import Candidates, cheapest
+from ..config import CPU_TILE, reads_in_place
+from .scheduler import (
+    ACCESS_GATHER,
+    ACCESS_MATRIX,
+    ACCESS_STRIPS,
+    MAX_BLOCK_TILES,
+    Blocking,
+    Tiling,
+    row_stride,
+)
+from .strips import copies_pay, longest_slice, strip_elements
+
+comptime BYTES_PER_STEP = 8
+"""Bytes of activation or packed filter that reach L2 in the time of one vector
+multiply-add: a model, good enough to weigh reading them twice against an idle
+thread."""
+
+comptime GATHERED_PER_STEP = 4
+"""Elements gathered in the time of one vector multiply-add."""
+
+comptime MAX_BLOCK_ELEMENTS = 1 << 17
+"""Activations of the largest task's slice: half of a common L2 cache."""
+
+comptime STREAMED_ELEMENTS = 1 << 20
+"""Packed filter beyond which panels arrive from memory, or nearly so."""
+
+comptime MIN_STRIP_ROWS = 5
+"""Pixels of a register tile, in the mean, whose accumulators still hide the
+latency of a multiply-add."""
+
+comptime THREAD_CUTS = 4
+"""Parts that filters are cut into at most, for each thread."""
+
+
+def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
+    """How the tiles of a problem read the activation.
+
+    Args:
+        problem: The convolution, not depthwise.
+        in_place: Whether they can read it where it lies (`reads_in_place`).
+
+    Returns:
+        An `ACCESS_*` code.
+    """
+    if in_place and problem.groups == 1 and problem.is_pointwise():
+        return ACCESS_MATRIX
+    var width = problem.output[2]
+    var tiling = Tiling(1, width)
+    # Tiles that keep to image rows must not be much worse than others.
+    if tiling.computed() * 9 > width * 10:
+        return ACCESS_GATHER
+    if tiling.computed() * 4 < tiling.per_line * CPU_TILE.rows * 3:
+        return ACCESS_GATHER
+    # Gathered rows of several groups would be gathered group by group.
+    if (
+        problem.groups == 1
+        and tiling.computed() < tiling.per_line * MIN_STRIP_ROWS
+    ):
+        return ACCESS_GATHER
+    if longest_slice(problem) < PANEL:
+        return ACCESS_GATHER
+    if not copies_pay(problem, tiling.rows, tiling.per_line, in_place):
+        return ACCESS_GATHER
+    return ACCESS_STRIPS
+
+
+def _slice_depth(problem: ConvProblem, access: Int) -> Int:
+    """Products of a slice: slices of about one length, in whole `PANEL`s."""
+    var products = problem.gemm_k()
+    var longest = CPU_TILE.max_depth
+    if access == ACCESS_STRIPS:
+        longest = min(longest, longest_slice(problem) // PANEL * PANEL)
+    var slices = ceildiv(products, longest)
+    return ceildiv(ceildiv(products, slices), PANEL) * PANEL
+
+
+@fieldwise_init
+struct FilterCut(Equatable, ImplicitlyCopyable, Movable):
+    """A cut of the filters: groups first, then the panels of each."""
+
+    var group_count: Int
+    """Groups of a task."""
+    var unit_count: Int
+    """Register tiles of a task, side by side over a group's panels."""
+
+    def __init__(out self, problem: ConvProblem, parts: Int):
+        """Cuts into about so many parts.
+
+        Args:
+            problem: The convolution.
+            parts: How many.
+        """
+        var units = ceildiv(problem.panels(), CPU_TILE.panels)
+        self.group_count = ceildiv(problem.groups, parts)
+        self.unit_count = ceildiv(units, ceildiv(parts, problem.groups))
+
+
+struct Blockings(Candidates):
+    """Every cut of a problem: pixels by tiles, filters by parts."""
+
+    var problem: ConvProblem
+    var threads: Int
+    var table: List[Blocking]
+    var finest: Optional[FilterCut]
+    """The cut whose sums may leave L2: that of the most parts, unless fewer
+    parts make the same."""
+
+    def __init__(
+        out self, problem: ConvProblem, types: OperandTypes, threads: Int
+    ):
+        """Lists the cuts.
+
+        Args:
+            problem: The convolution, not depthwise.
+            types: Of the operands.
+            threads: How many threads there are.
+        """
+        self.problem = problem
+        self.threads = threads
+        self.table = List[Blocking]()
+        var in_place = reads_in_place(types.input, types.fused_input)
+        var access = choose_access(problem, in_place)
+        var tiling = Tiling(1, problem.gemm_m())
+        if access == ACCESS_STRIPS:
+            var width = problem.output[2]
+            tiling = Tiling(problem.gemm_m() // width, width)
+        var units = ceildiv(problem.panels(), CPU_TILE.panels)
+        # Only strips of the image serve several groups at once.
+        var fewest = 1 if access == ACCESS_STRIPS else problem.groups
+        var most = max(
+            fewest, min(problem.groups * units, THREAD_CUTS * threads)
+        )
+        self.finest = None
+        var cuts = List[FilterCut]()
+        for parts in range(fewest, most + 1):
+            var cut = FilterCut(problem, parts)
+            if len(cuts) == 0 or cut != cuts[len(cuts) - 1]:
+                cuts.append(cut)
+                if parts == most:
+                    self.finest = cut
+        for tiles in range(min(MAX_BLOCK_TILES, tiling.tiles()), 0, -1):
+            for cut in cuts:
+                self.table.append(
+                    _blocking(problem, access, tiling, tiles, cut)
+                )
+
+    def count(self) -> Int:
+        """See `Candidates`."""
+        return len(self.table)
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """See `Candidates`: the slices and the sums of a task stay in L2."""
+        ref blocking = self.table[index]
+        var read = blocking.tiling.rows * blocking.depth * blocking.group_count
+        var block = blocking.tiles * max(read, blocking.tile_elements)
+        if blocking.tiles > 1 and block > MAX_BLOCK_ELEMENTS:
+            return String(
+                t"a task's slice has {block} activations; at most"
+                t" {MAX_BLOCK_ELEMENTS} stay in L2"
+            )
+        var sums = blocking.sums(self.problem.gemm_k()) * CPU_TILE.elements()
+        if sums <= CPU_TILE.max_accumulators:
+            return None
+        if self.finest:
+            var finest = self.finest.value()
+            if finest == FilterCut(blocking.group_count, blocking.units()):
+                return None
+        return String(
+            t"a task has {sums} sums; at most {CPU_TILE.max_accumulators} stay"
+            t" in L2"
+        )
+
+    def cost(self, index: Int) -> Float64:
+        """See `Candidates`: in vector multiply-adds."""
+        ref blocking = self.table[index]
+        var products = self.problem.gemm_k()
+        var rows = blocking.tiles * blocking.tiling.rows
+        var columns = blocking.panels * PANEL
+        var multiply = rows * blocking.panels * products
+        var read = (rows + columns) * products * 4 // BYTES_PER_STEP
+        if blocking.access == ACCESS_GATHER:
+            read += rows * products // GATHERED_PER_STEP
+        var rounds = ceildiv(blocking.tasks(), self.threads)
+        return Float64((multiply + read) * blocking.group_count * rounds)
+
+
+def _blocking(
+    problem: ConvProblem,
+    access: Int,
+    tiling: Tiling,
+    tiles: Int,
+    cut: FilterCut,
+) -> Blocking:
+    """A cut of pixels and filters."""
+    var depth = _slice_depth(problem, access)
+    var panels = problem.panels()
+    var units = ceildiv(panels, CPU_TILE.panels)
+    var tile_elements = tiling.rows * row_stride(depth)
+    if access == ACCESS_STRIPS:
+        tile_elements = strip_elements(
+            problem, tiling.rows, depth, cut.group_count
+        )
+    return Blocking(
+        access=access,
+        tiling=tiling,
+        tiles=tiles,
+        panels=min(cut.unit_count * CPU_TILE.panels, panels),
+        group_count=cut.group_count,
+        depth=depth,
+        row_blocks=ceildiv(tiling.tiles(), tiles),
+        panel_blocks=ceildiv(units, cut.unit_count),
+        group_blocks=ceildiv(problem.groups, cut.group_count),
+        tile_elements=tile_elements,
+        streams=problem.packed_length() > STREAMED_ELEMENTS,
+    )
+
+
+def choose_blocking(
+    problem: ConvProblem, types: OperandTypes, threads: Int
+) -> Blocking:
+    """The cut that a model of multiply-adds, gathers and filter traffic finds
+    fastest on this many threads.
+
+    Args:
+        problem: The convolution, not depthwise, with at least one output.
+        types: Of the operands.
+        threads: How many threads there are.
+    """
+    var candidates = Blockings(problem, types, threads)
+    var found = cheapest(candidates)
+    # Where all refuse, the smallest task is the last one listed.
+    var index = found.index if found.index >= 0 else candidates.count() - 1
+    return candidates.table[index]

@@ -1,0 +1,247 @@
+"""The implicit GEMM in the registry: what it takes, how it is planned and
+launched."""
+
+from std.collections import Optional
+
+from ...conv.access import ActivationSource, OutputTarget
+from ...conv.fields import KERNEL_IMPLICIT_GEMM, KERNEL_POINTWISE
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.memory import Writes
+from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, Device, kernel_name
+from ..config import CPU_TILE, fused_input_refusal, reads_in_place
+from ..pool import Pool
+from ..scheduler import Schedule
+from .candidates import choose_blocking
+from .kernel import GemmParams, GemmScratch, run_task
+from .scheduler import ACCESS_MATRIX, Blocking, Task
+
+
+@fieldwise_init
+struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
+    """A cut into tasks, and their schedule."""
+
+    var blocking: Blocking
+    var schedule: Schedule
+    var threads: Int
+
+    def __init__(
+        out self, problem: ConvProblem, types: OperandTypes, device: Device
+    ):
+        """Searches for the cut.
+
+        Args:
+            problem: The convolution, with at least one output.
+            types: Of its operands.
+            device: The CPU.
+        """
+        self.threads = device.units
+        self.blocking = choose_blocking(problem, types, device.units)
+        var sums = self.blocking.sums(problem.gemm_k()) * CPU_TILE.elements()
+        self.schedule = Schedule(
+            problem,
+            self.blocking.tasks(),
+            device.units,
+            self.blocking.activations() + sums,
+        )
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes how the kernel runs.
+
+        Args:
+            writer: Where to.
+        """
+        if self.blocking.access == ACCESS_MATRIX:
+            writer.write(
+                "one tap, stride 1, no padding: activations are read where"
+                " they lie; "
+            )
+        writer.write(
+            t"register tile {CPU_TILE.rows} pixels x {CPU_TILE.columns()}"
+            t" filters; {self.blocking}; {self.threads} threads"
+        )
+
+
+@no_inline
+def _launch[
+    P: Pool, //
+](plan: GemmPlan, problem: ConvProblem, arguments: Arguments, pool: P) raises:
+    """Runs a plan's tasks."""
+    var params = GemmParams(arguments, problem, plan.blocking)
+
+    def run(task: Int, scratch: Writes[DType.float32]) {imm params}:
+        run_task(
+            params,
+            Task(params.problem, params.blocking, task),
+            GemmScratch(
+                scratch, scratch.unsafe_offset(params.blocking.activations())
+            ),
+        )
+
+    plan.schedule.run(run, pool)
+
+
+def _panels_refusal(kernel: Int, problem: ConvProblem) -> Optional[String]:
+    """Why the implicit GEMM cannot read a problem's packed filter, or None."""
+    if problem.is_depthwise():
+        return String(
+            t"{kernel_name(kernel)} reads filters in panels, which depthwise"
+            t" filters are not packed into"
+        )
+    if problem.panel_groups() > 1:
+        return String(
+            t"{kernel_name(kernel)} multiplies a panel by one group's channels,"
+            t" but here {problem.panel_groups()} groups share a panel"
+        )
+    return None
+
+
+struct ImplicitGemm[P: Pool](ConvKernel):
+    """Register tiles of pixels by filters, of any convolution whose filter is
+    packed in panels.
+
+    Parameters:
+        P: The threads that it runs on.
+    """
+
+    comptime code = KERNEL_IMPLICIT_GEMM
+    comptime Plan = GemmPlan
+    comptime Queue = Self.P
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """See `ConvKernel`: it takes all types."""
+        return None
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """See `ConvKernel`."""
+        return True
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """See `ConvKernel`."""
+        return _panels_refusal(Self.code, problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """See `ConvKernel`."""
+        return True
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GemmPlan:
+        """See `ConvKernel`."""
+        return GemmPlan(problem, types, device)
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: GemmPlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Self.P,
+    ) raises:
+        """See `ConvKernel`."""
+        _launch(plan, problem, arguments, queue)
+
+
+struct Pointwise[P: Pool](ConvKernel):
+    """The implicit GEMM of a convolution whose activation is its matrix.
+
+    Parameters:
+        P: The threads that it runs on.
+    """
+
+    comptime code = KERNEL_POINTWISE
+    comptime Plan = GemmPlan
+    comptime Queue = Self.P
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """See `ConvKernel`."""
+        var refusal = fused_input_refusal(Self.code, types)
+        if refusal or reads_in_place(types.input, types.fused_input):
+            return refusal
+        return String(
+            "pointwise reads the activation where it lies, as float32 and with"
+            " nothing fused in front"
+        )
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """See `ConvKernel`."""
+        return known.filter().may_have(taps=1, stride=1)
+
+    @staticmethod
+    def refusal[
+        types: OperandTypes
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        String
+    ]:
+        """See `ConvKernel`."""
+        var refusal = _panels_refusal(Self.code, problem)
+        if refusal or problem.is_pointwise():
+            return refusal
+        return String(
+            t"pointwise takes one tap, stride 1 and no padding; here filter"
+            t" {problem.filter}, stride {problem.stride}, padding"
+            t" {problem.pad_before}/{problem.pad_after}"
+        )
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """See `ConvKernel`."""
+        return problem.is_pointwise()
+
+    @staticmethod
+    def plan[
+        types: OperandTypes
+    ](
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> GemmPlan:
+        """See `ConvKernel`."""
+        return GemmPlan(problem, types, device)
+
+    @staticmethod
+    def launch[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownFilter,
+        scaled: Bool,
+    ](
+        plan: GemmPlan,
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        mut queue: Self.P,
+    ) raises:
+        """See `ConvKernel`."""
+        _launch(plan, problem, arguments, queue)

@@ -1,0 +1,262 @@
+"""Activation tiles: rows of the implicit im2col matrix, gathered as float32.
+
+A row is one output pixel's `T*R*S*C/groups` inputs in the order of the packed
+filter. Only a block of rows ever exists, in a buffer that fits in L2; padding
+becomes zeros here, so the multiplication never asks for it.
+"""
+
+from std.math import ceildiv
+
+from ...conv.access import ActivationSource
+from ...conv.fields import PANEL
+from ...conv.memory import Reads, Writes
+from ...conv.problem import ConvProblem
+from ..pixel import Pixel, load_activation
+from .scheduler import RowTile
+
+comptime COPY = PANEL
+"""Elements that the gather moves at once."""
+
+
+@always_inline
+def zero(to: Writes[DType.float32], count: Int):
+    """Zeroes at least `count` values, in whole `COPY`s: the excess is
+    overwritten by the next run, or lies in the row's slack."""
+    for i in range(0, count, COPY):
+        to.unsafe_store(i, SIMD[DType.float32, COPY](0))
+
+
+@always_inline
+def copy_memory[
+    dtype: DType
+](
+    x: Reads[dtype],
+    begin: Int,
+    length: Int,
+    to: Writes[DType.float32],
+    count: Int,
+):
+    """Converts `x[begin : begin+count]`, in whole `COPY`s where the tensor of
+    `length` elements reaches that far; the excess is as in `zero`."""
+    var whole = count
+    if begin + ceildiv(count, COPY) * COPY > length:
+        whole = count // COPY * COPY
+    for i in range(0, whole, COPY):
+        to.unsafe_store(
+            i, x.unsafe_load[width=COPY](begin + i).cast[DType.float32]()
+        )
+    for i in range(whole, count):
+        to[unsafe_offset=i] = x[unsafe_offset=begin + i].cast[DType.float32]()
+
+
+@always_inline
+def copy_channels[
+    Source: ActivationSource
+](
+    x: Source,
+    problem: ConvProblem,
+    columns: Columns,
+    pixel: Pixel,
+    channel: Int,
+    to: Writes[DType.float32],
+    count: Int,
+):
+    """Copies `count` channels of an input pixel inside the image, from memory
+    or through the fused producer; the excess is as in `zero`."""
+    comptime if Source.fused:
+        var whole = count // COPY * COPY
+        for i in range(0, whole, COPY):
+            to.unsafe_store(
+                i, load_activation[COPY](x, problem, pixel, channel + i)
+            )
+        for i in range(whole, count):
+            to[unsafe_offset=i] = load_activation[1](
+                x, problem, pixel, channel + i
+            )[0]
+    else:
+        copy_memory(
+            x.data(),
+            pixel.input_offset(problem) + channel,
+            columns.elements,
+            to,
+            count,
+        )
+
+
+def is_adjacent(problem: ConvProblem) -> Bool:
+    """Whether a filter row's taps lie side by side in memory.
+
+    Args:
+        problem: The convolution.
+    """
+    return problem.groups == 1 and (
+        problem.dilation[2] == 1 or problem.filter[2] == 1
+    )
+
+
+@fieldwise_init
+struct Columns(ImplicitlyCopyable, Movable):
+    """Columns `[begin, end)` of the implicit im2col matrix, cut into segments:
+    the inputs of one filter row, `S * C/groups` of them."""
+
+    var begin: Int
+    var end: Int
+    var segment: Int
+    var first_t: Int
+    var first_r: Int
+    var adjacent: Bool
+    """See `is_adjacent`."""
+    var elements: Int
+    """Of the activation."""
+
+    def __init__(out self, problem: ConvProblem, begin: Int, end: Int):
+        """Finds the segment that `begin` lies in.
+
+        Args:
+            problem: The convolution.
+            begin: The first column.
+            end: The column behind the last.
+        """
+        self.begin = begin
+        self.end = end
+        self.segment = problem.filter[2] * problem.group_channels()
+        self.first_t, self.first_r = divmod(
+            begin // self.segment, problem.filter[1]
+        )
+        self.adjacent = is_adjacent(problem)
+        ref extents = problem.input
+        var pixels = problem.batch * extents[0] * extents[1] * extents[2]
+        self.elements = pixels * problem.channels
+
+
+@always_inline
+def _gather_span(
+    x: Some[ActivationSource],
+    problem: ConvProblem,
+    columns: Columns,
+    pixel: Pixel,
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Gathers elements `[begin, end)` of one filter row's `S*C` inputs, which
+    lie side by side in memory from `pixel` on, zeroing those left and right of
+    the image."""
+    var channels = problem.channels
+    var first = max(0, -pixel.at[2]) * channels
+    var last = max(
+        0, min(problem.filter[2], problem.input[2] - pixel.at[2]) * channels
+    )
+    var left = min(max(first, begin), end)
+    var right = min(max(last, left), end)
+    if left > begin:
+        zero(to, left - begin)
+    if right > left:
+        copy_memory(
+            x.data(),
+            pixel.input_offset(problem) + left,
+            columns.elements,
+            to.unsafe_offset(left - begin),
+            right - left,
+        )
+    if end > right:
+        zero(to.unsafe_offset(right - begin), end - right)
+
+
+@always_inline
+def _gather_taps(
+    x: Some[ActivationSource],
+    problem: ConvProblem,
+    columns: Columns,
+    group: Int,
+    origin: Pixel,
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Gathers elements `[begin, end)` of one filter row's inputs tap by tap,
+    the first of which reads `origin`."""
+    var channels = problem.group_channels()
+    for s in range(begin // channels, ceildiv(end, channels)):
+        var low = max(begin, s * channels)
+        var high = min(end, (s + 1) * channels)
+        var pixel = origin.tap(problem, 0, 0, s)
+        var here = to.unsafe_offset(low - begin)
+        if pixel.is_inside(problem, 2):
+            var channel = group * channels + low - s * channels
+            copy_channels(x, problem, columns, pixel, channel, here, high - low)
+        else:
+            zero(here, high - low)
+
+
+@always_inline
+def _gather_row[
+    Source: ActivationSource
+](
+    x: Source,
+    problem: ConvProblem,
+    columns: Columns,
+    group: Int,
+    pixel: Pixel,
+    to: Writes[DType.float32],
+):
+    """Gathers the columns of one output pixel's row."""
+    var origin = pixel.input(problem)
+    var t = columns.first_t
+    var r = columns.first_r
+    var here = to
+    # Column of the segment's first element, counted from `begin`.
+    var start = (t * problem.filter[1] + r) * columns.segment - columns.begin
+    var length = columns.end - columns.begin
+    while start < length:
+        var at = origin.tap(problem, t, r, 0)
+        var low = max(0, -start)
+        var high = min(columns.segment, length - start)
+        if not (at.is_inside(problem, 0) and at.is_inside(problem, 1)):
+            zero(here, high - low)
+        else:
+            comptime if Source.fused:
+                _gather_taps(x, problem, columns, group, at, low, high, here)
+            else:
+                if columns.adjacent:
+                    _gather_span(x, problem, columns, at, low, high, here)
+                else:
+                    _gather_taps(
+                        x, problem, columns, group, at, low, high, here
+                    )
+        here = here.unsafe_offset(high - low)
+        start += columns.segment
+        r += 1
+        if r == problem.filter[1]:
+            r = 0
+            t += 1
+
+
+def gather_rows(
+    x: Some[ActivationSource],
+    problem: ConvProblem,
+    columns: Columns,
+    group: Int,
+    tile: RowTile,
+    to: Writes[DType.float32],
+    row_stride: Int,
+):
+    """Gathers a block of the implicit im2col matrix.
+
+    Writes up to `COPY - 1` values behind each row, so rows need that slack.
+
+    Args:
+        x: The activation.
+        problem: The convolution.
+        columns: Which columns.
+        group: The group.
+        tile: Which rows.
+        to: The block.
+        row_stride: Elements between two rows of the block.
+    """
+    var pixel = Pixel(problem, tile.row)
+    for i in range(tile.rows):
+        _gather_row(
+            x, problem, columns, group, pixel, to.unsafe_offset(i * row_stride)
+        )
+        pixel.advance(problem)

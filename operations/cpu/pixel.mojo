@@ -1,0 +1,119 @@
+"""Pixels of images: where they lie, and loads of their channels."""
+
+from std.utils import IndexList
+
+from ..conv.access import ActivationSource
+from ..conv.problem import SPATIAL, ConvProblem
+
+
+@fieldwise_init
+struct Pixel(ImplicitlyCopyable, Movable):
+    """A pixel of an image: `[n, z, p, q]` of the output or `[n, d, h, w]` of
+    the input."""
+
+    var n: Int
+    var at: IndexList[SPATIAL]
+
+    def __init__(out self, problem: ConvProblem, row: Int):
+        """The output pixel of a row of the implicit GEMM.
+
+        Args:
+            problem: The convolution.
+            row: From 0 to `problem.gemm_m() - 1`.
+        """
+        var rest, q = divmod(row, problem.output[2])
+        var zn, p = divmod(rest, problem.output[1])
+        var n, z = divmod(zn, problem.output[0])
+        self.n = n
+        self.at = IndexList[SPATIAL](z, p, q)
+
+    @always_inline
+    def advance(mut self, problem: ConvProblem):
+        """Moves to the next row's output pixel.
+
+        Args:
+            problem: The convolution.
+        """
+        self.at[2] += 1
+        if self.at[2] < problem.output[2]:
+            return
+        self.at[2] = 0
+        self.at[1] += 1
+        if self.at[1] < problem.output[1]:
+            return
+        self.at[1] = 0
+        self.at[0] += 1
+        if self.at[0] == problem.output[0]:
+            self.at[0] = 0
+            self.n += 1
+
+    @always_inline
+    def input(self, problem: ConvProblem) -> Pixel:
+        """The input pixel, perhaps outside the image, that tap 0 of this output
+        pixel reads.
+
+        Args:
+            problem: The convolution.
+        """
+        return Pixel(self.n, self.at * problem.stride - problem.pad_before)
+
+    @always_inline
+    def tap(self, problem: ConvProblem, t: Int, r: Int, s: Int) -> Pixel:
+        """The input pixel of another tap, where this is that of tap 0.
+
+        Args:
+            problem: The convolution.
+            t: The tap along d.
+            r: The tap along h.
+            s: The tap along w.
+        """
+        return Pixel(
+            self.n, self.at + IndexList[SPATIAL](t, r, s) * problem.dilation
+        )
+
+    @always_inline
+    def is_inside(self, problem: ConvProblem, axis: Int) -> Bool:
+        """Whether this input pixel lies inside the image along an axis.
+
+        Args:
+            problem: The convolution.
+            axis: The spatial axis.
+        """
+        return 0 <= self.at[axis] < problem.input[axis]
+
+    @always_inline
+    def input_offset(self, problem: ConvProblem) -> Int:
+        """The row-major offset of this input pixel's channels, in elements. The
+        pixel may lie outside the image.
+
+        Args:
+            problem: The convolution.
+        """
+        var row = (self.n * problem.input[0] + self.at[0]) * problem.input[1]
+        return (
+            (row + self.at[1]) * problem.input[2] + self.at[2]
+        ) * problem.channels
+
+
+@always_inline
+def load_activation[
+    Source: ActivationSource, //, width: Int
+](x: Source, problem: ConvProblem, pixel: Pixel, channel: Int) -> SIMD[
+    DType.float32, width
+]:
+    """Neighbouring channels of one input pixel, through whatever the graph
+    compiler fused in front of the op.
+
+    Parameters:
+        Source: How the activation is reached.
+        width: How many channels.
+
+    Args:
+        x: The activation.
+        problem: The convolution.
+        pixel: The input pixel, inside the image.
+        channel: The first channel.
+    """
+    return x.load[width, alignment=1](
+        pixel.n, pixel.at, channel, pixel.input_offset(problem) + channel
+    ).cast[DType.float32]()
