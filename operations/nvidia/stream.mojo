@@ -23,8 +23,8 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
     var cluster: Int
     """Blocks of a cluster."""
     var overlap: Bool
-    """Whether blocks may start before what was enqueued last has ended: they
-    wait for it (programmatic dependent launch)."""
+    """Whether blocks may start before the kernel that was enqueued last has
+    ended (programmatic dependent launch). They wait for it themselves."""
 
     def __init__(
         out self,
@@ -52,7 +52,7 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
 
 
 struct Stream(Movable):
-    """A queue of a GPU, in whose order kernels run."""
+    """A queue of a GPU; kernels run in its order."""
 
     var ctx: DeviceContext
     """The device, which compiles kernels and encodes descriptors."""
@@ -70,7 +70,7 @@ struct Stream(Movable):
         self.external = None
 
     def __init__(out self, ctx: DeviceContext, *, cuda_stream: Int) raises:
-        """A CUDA stream that somebody else owns, and keeps.
+        """A CUDA stream that somebody else owns.
 
         Args:
             ctx: A context of the stream's device.
