@@ -38,11 +38,12 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
         """Blocks along x.
 
         Args:
-            blocks: See the field.
-            threads: See the field.
-            shared_bytes: See the field.
-            cluster: See the field.
-            overlap: See the field.
+            blocks: How many.
+            threads: Of a block.
+            shared_bytes: Dynamic shared memory of a block.
+            cluster: Blocks of a cluster.
+            overlap: Whether blocks may start before the kernel that was
+                enqueued last has ended.
         """
         self.blocks = blocks
         self.threads = threads
