@@ -359,7 +359,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 kernels, Kernel.code
             ) and not Kernel.type_refusal(types)
             comptime if built:
-                # Formatting a refusal takes time: only kernels that suit are asked.
+                # Formatting a refusal takes time: only ask what suits.
                 if Kernel.suits(
                     problem, operands, device
                 ) and not Kernel.device_refusal(device.capability):
