@@ -430,8 +430,8 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
     def activate(
         self, epilogue: Epilogue[Self.bias_type, Self.out_type], sums: Sums
     ) -> Sums:
-        """The part of `Epilogue.finish` before the residual, with SiLU as exact
-        as 16-bit outputs need it.
+        """What `Epilogue.finish` does before it adds the residual, SiLU as
+        outputs of 16 bits need it.
 
         Args:
             epilogue: The epilogue.
@@ -458,7 +458,7 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
         Args:
             epilogue: The epilogue.
             values: What `activate` returned.
-            residual: Of the same two channels and pixels, if there is one.
+            residual: Likewise, if there is one.
         """
         var result = values
         if epilogue.has_residual:
