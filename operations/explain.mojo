@@ -1,5 +1,5 @@
-"""Which kernel a convolution would run on, without running it: on the device
-that is asked, or on a GPU that need not be here."""
+"""The kernel that would run a convolution, without running it: on the op's
+device, or on a GPU that need not be here."""
 
 from std.sys.info import size_of
 
@@ -13,7 +13,7 @@ from .nvidia.registry import GPU_REGISTRY
 
 @fieldwise_init
 struct Answer(Copyable, Movable):
-    """What is chosen."""
+    """The choice of a registry."""
 
     var kernel: Int
     """A `KERNEL_*` code."""

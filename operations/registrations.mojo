@@ -1,4 +1,5 @@
-"""The registered ops: operands -> problem -> dispatch, and no arithmetic."""
+"""The registered ops: operands -> problem -> plan -> launch, and no arithmetic.
+"""
 
 from extensibility import (
     InputTensor,
@@ -61,7 +62,7 @@ def _convolve[
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
     ctx: DeviceContext,
 ) raises:
-    """Decodes the operands, checks them, and dispatches."""
+    """Decodes and checks the operands, and runs the convolution."""
     # Both are in host memory on every target.
     var decoded = Geometry(operand(geometry), geometry.size())
     var out_shape = rebind[IndexList[x.rank]](output.shape())
@@ -114,7 +115,7 @@ def _load[
     geometry: Geometry,
     ctx: DeviceContext,
 ) raises:
-    """Takes the activation out of its tensor: a pointer, or what is fused."""
+    """Takes the activation out of its tensor: a pointer, or fused work."""
     comptime assert x.dtype == filter_type
     var data = rebind[Reads[filter_type]](operand(x))
     comptime if x._has_input_fusion:
@@ -156,7 +157,7 @@ def _store[
     geometry: Geometry,
     ctx: DeviceContext,
 ) raises:
-    """Takes the output out of its tensor: a pointer, or what is fused."""
+    """Takes the output out of its tensor: a pointer, or fused work."""
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if output._has_output_store_fusion:
         _launch[target, known, scaled](
@@ -212,8 +213,8 @@ def _launch[
     geometry: Geometry,
     ctx: DeviceContext,
 ) raises:
-    """Compiles the kernels that the problem may need: ops that need the same
-    ones share what is compiled."""
+    """Compiles the kernels that the problem may need. Ops that need the same
+    kernels share the compiled ones."""
     comptime types = type_of(arguments).types(scaled)
     var layout = geometry[GEOMETRY_FILTER_LAYOUT]
     var requested = geometry[GEOMETRY_KERNEL]
@@ -323,8 +324,8 @@ struct Conv:
 
 @register("maxconv.conv_fused_input")
 struct ConvFusedInput:
-    """`maxconv.conv` that loads its activation through whatever elementwise
-    work stands before it in the graph."""
+    """`maxconv.conv` that loads its activation through the elementwise work
+    that the graph compiler fused in front of it."""
 
     @staticmethod
     def execute[

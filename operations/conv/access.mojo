@@ -52,7 +52,8 @@ trait ActivationSource(DevicePassable, TrivialRegisterPassable):
     """Of its elements."""
 
     comptime fused: Bool
-    """Whether loads compute what stands before the op in the graph."""
+    """Whether loads compute what the graph compiler fused in front of the
+    op."""
 
     def data(self) -> Reads[Self.dtype]:
         """The elements, if they are not `fused`."""
@@ -79,7 +80,7 @@ trait ActivationSource(DevicePassable, TrivialRegisterPassable):
 
 
 trait OutputTarget(DevicePassable, TrivialRegisterPassable):
-    """The output of a kernel, `[N, Z, P, Q, K]`, behind the epilogue and the
+    """The output of a kernel, `[N, Z, P, Q, K]`, after the epilogue and the
     rounding."""
 
     comptime dtype: DType
@@ -89,7 +90,7 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
     """Whether `compute` changes values before they are stored."""
 
     comptime stores: Bool
-    """Whether the fused work stores by itself: `data` stays as it is."""
+    """Whether the fused work stores the values itself, and not at `data`."""
 
     def data(self) -> Writes[Self.dtype]:
         """The elements, if the fused work does not store."""
@@ -132,22 +133,22 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
         """Computes, if anything is fused, and stores.
 
         Parameters:
-            width: As for `compute`.
-            alignment: As for `compute`.
+            width: How many.
+            alignment: Elements; the first one is at a multiple of as many.
 
         Args:
-            n: As for `compute`.
-            at: As for `compute`.
-            filter: As for `compute`.
+            n: The image.
+            at: The pixel.
+            filter: The first filter.
             offset: The first element's row-major offset.
-            value: As for `compute`.
+            value: The rounded values.
         """
         ...
 
 
 @fieldwise_init
 struct MemoryActivation[element_type: DType](ActivationSource):
-    """An activation that lies in memory.
+    """An activation in memory.
 
     Parameters:
         element_type: Of its elements.
@@ -189,7 +190,7 @@ struct MemoryActivation[element_type: DType](ActivationSource):
 struct GraphActivation[element_type: DType, rank: Int, Fusion: InputFusion](
     ActivationSource
 ):
-    """An activation that is computed by what stands before the op.
+    """An activation that the work fused in front of the op computes.
 
     Parameters:
         element_type: Of its elements.
@@ -233,7 +234,7 @@ struct GraphActivation[element_type: DType, rank: Int, Fusion: InputFusion](
 
 @fieldwise_init
 struct MemoryOutput[element_type: DType](OutputTarget):
-    """An output with nothing fused behind it.
+    """An output in memory, with nothing fused behind it.
 
     Parameters:
         element_type: Of its elements.

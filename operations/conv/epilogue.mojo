@@ -5,7 +5,7 @@ Of an accumulator value `v` of output element `[n, ..., k]` the epilogue makes
     final_activation(activation(scale[k] * v + bias[k])
                      + beta * residual[n, ..., k])
 
-in float32, rounds it once to the output's type, hands it to what the graph
+in float32, rounds it once to the output's type, passes it to what the graph
 compiler fused behind the op, and stores it.
 """
 
@@ -52,7 +52,7 @@ def _quotient[
     DType.float32, width
 ]:
     """`v / divisor`; on a GPU through the reciprocal instruction, which is
-    within an ulp and spares a call for each lane."""
+    within an ulp and needs no call for each lane."""
     comptime if is_nvidia_gpu():
         var result = v
         comptime for i in range(width):
@@ -170,7 +170,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     DevicePassable, ImplicitlyCopyable, Movable
 ):
     """What happens to an accumulator before the store, except for what the
-    graph compiler fused. A kernel's argument as it stands, on every target.
+    graph compiler fused. It is a kernel's argument on every target.
 
     `scale` and `bias` have one value a filter, `residual` the output's shape in
     row-major order, all in the kernel's memory; each is read only if its flag
@@ -282,8 +282,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """Accumulators of neighbouring filters, each times its filter's scale.
 
         Parameters:
-            width: As for `apply`.
-            alignment: As for `apply`.
+            width: How many filters.
+            alignment: Elements of which offsets and addresses are multiples.
 
         Args:
             v: The accumulators.
@@ -301,8 +301,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """The bias of neighbouring filters, or zeros.
 
         Parameters:
-            width: As for `apply`.
-            alignment: As for `apply`.
+            width: How many filters.
+            alignment: Elements of which offsets and addresses are multiples.
 
         Args:
             filter: The first filter.
@@ -321,8 +321,8 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """The residual of neighbouring filters of one pixel, or zeros.
 
         Parameters:
-            width: As for `apply`.
-            alignment: As for `apply`.
+            width: How many filters.
+            alignment: Elements of which offsets and addresses are multiples.
 
         Args:
             offset: The first element's row-major offset in the output.
@@ -341,7 +341,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         bias: SIMD[DType.float32, width],
         residual: SIMD[Self.residual_type, width],
     ) -> SIMD[DType.float32, width]:
-        """`apply`, of operands that have been loaded.
+        """`apply` for operands that have been loaded.
 
         Parameters:
             width: How many values, of whichever filters and pixels.

@@ -1,14 +1,15 @@
-"""What is known of a problem when an op is compiled, so that it is compiled with
-the kernels and the configurations for that problem alone."""
+"""The facts about a problem that are known when an op is compiled. The op is
+compiled with only the kernels and configurations that such a problem may
+need."""
 
 from .fields import KERNEL_AUTO
 from .problem import ConvProblem
 
 comptime UNKNOWN = 0
-"""Stands for a number that only a call tells."""
+"""A number that is known only when the op is called."""
 
 comptime ANY_KERNEL = -1
-"""Stands for a `config=` that only a call tells."""
+"""A `config=` that is known only when the op is called."""
 
 
 @fieldwise_init
@@ -37,7 +38,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
         )
 
     def filter(self) -> KnownFilter:
-        """What is known of the filter."""
+        """The facts about the filter alone."""
         return KnownFilter(self.taps, self.stride, self.channels)
 
     def may_be_multiple(self, count: Int, bytes: Int, of: Int) -> Bool:
@@ -53,7 +54,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
 
 @fieldwise_init
 struct KnownFilter(ImplicitlyCopyable, Movable):
-    """What is known of a filter; `UNKNOWN` stands for the rest."""
+    """What a graph knows of a filter; `UNKNOWN` stands for the rest."""
 
     var taps: Int
     """Along w."""

@@ -11,7 +11,7 @@ from .memory import Reads
 
 @fieldwise_init
 struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
-    """What of the operands is known when an op is compiled."""
+    """What is known of the operands when an op is compiled."""
 
     var input: DType
     """Of activation and filter."""
@@ -20,9 +20,10 @@ struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
     var residual: DType
     """Of the residual."""
     var fused_input: Bool
-    """Whether loads compute what stands in front of the op in the graph."""
+    """Whether loads compute what the graph compiler fused in front of the
+    op."""
     var fused_output: Bool
-    """Whether stores compute what stands behind the op in the graph."""
+    """Whether stores compute what the graph compiler fused behind the op."""
     var scaled: Bool
     """Whether each filter has a scale."""
 
@@ -30,12 +31,12 @@ struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
     def unfused(
         input: DType, output: DType, *, fused_output: Bool = False
     ) -> OperandTypes:
-        """Types of an op that nothing stands in front of.
+        """Types of an op without a scale and with nothing fused in front of it.
 
         Args:
             input: Of activation and filter.
             output: Of output and residual.
-            fused_output: Whether something stands behind it.
+            fused_output: Whether something is fused behind it.
         """
         return OperandTypes(input, output, output, False, fused_output, False)
 
@@ -65,13 +66,13 @@ struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
 
 @fieldwise_init
 struct Operands(Equatable, Hashable, ImplicitlyCopyable, Movable):
-    """What beside the problem decides which kernel can take it and how: all
-    that a plan depends on, and no pointer."""
+    """Everything beside the problem and the device that a plan depends on; no
+    pointer."""
 
     var types: OperandTypes
     var aligned: Bool
-    """Whether the addresses of all operands that lie in memory are multiples
-    of `COPY_BYTES`."""
+    """Whether the addresses of all operands in memory are multiples of
+    `COPY_BYTES`."""
     var exact: Bool
     """Whether products of float32 must not be rounded to tf32."""
     var bias: Bool
@@ -85,11 +86,11 @@ struct Operands(Equatable, Hashable, ImplicitlyCopyable, Movable):
 
     @staticmethod
     def bare(types: OperandTypes, *, exact: Bool = False) -> Operands:
-        """Aligned operands and nothing to be done behind the sums.
+        """Aligned operands without an epilogue.
 
         Args:
             types: Of the operands.
-            exact: See the field.
+            exact: Whether products of float32 must not be rounded to tf32.
         """
         return Operands(
             types,
@@ -138,7 +139,7 @@ struct Arguments[
 
     @staticmethod
     def types(scaled: Bool) -> OperandTypes:
-        """What is known of the operands when an op is compiled.
+        """The types of the operands.
 
         Args:
             scaled: Whether each filter has a scale.

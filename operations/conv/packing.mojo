@@ -1,8 +1,9 @@
 """Filter layouts, and the packing of one into the kernels' own.
 
-Packed filters are what every kernel reads: `[groups][panels][depth][PANEL]`
-(narrow groups share a panel, see `ConvProblem.panel_groups`), or `[taps][channels]` where the convolution is depthwise. `PANEL` does not
-depend on the machine, so a packed filter may be stored and moved.
+The CPU's kernels read packed filters: `[groups][panels][depth][PANEL]` (narrow
+groups share a panel, see `ConvProblem.panel_groups`), or `[taps][channels]`
+where the convolution is depthwise. `PANEL` does not depend on the machine, so
+that a packed filter may be stored and moved.
 """
 
 from max.algorithm import sync_parallelize

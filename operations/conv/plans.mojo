@@ -1,5 +1,5 @@
-"""Plans are found once: a process keeps them by everything that they depend
-on."""
+"""The plans that a process keeps, by everything that they depend on, so that
+each is found once."""
 
 from std.collections import Dict, Optional
 from std.ffi import _Global
@@ -11,7 +11,7 @@ from .problem import SPATIAL, ConvProblem
 from .registry import Device, Planned
 
 comptime MAX_PLANS = 4096
-"""Plans that a process keeps; with more, it begins anew."""
+"""Plans that a process keeps. When they are more, it drops all."""
 
 
 @fieldwise_init

@@ -2,7 +2,7 @@
 
     problem, operands, device
         -> choose: the first kernel that suits the problem and does not refuse
-        -> plan:   a value without pointers, kept by `PlanCache`
+        -> plan:   a value without pointers, kept by `keep_plan`
         -> launch: the plan, the call's pointers, and where to run
 """
 
@@ -22,11 +22,11 @@ from .operands import Arguments, Operands, OperandTypes
 from .problem import ConvProblem
 
 comptime PlanValue = ImplicitlyCopyable & Deinitable & Writable
-"""A plan: everything that a launch needs beside pointers."""
+"""A plan: everything that a launch needs, except pointers."""
 
 comptime ALL_KERNELS = -1
-"""A set of kernels that holds each: bit `k` stands for the kernel of code `k`.
-"""
+"""The set of all kernels. Bit `k` of a set stands for the kernel of code
+`k`."""
 
 
 def kernel_name(kernel: Int) -> StaticString:
@@ -50,7 +50,7 @@ def has_kernel(kernels: Int, kernel: Int) -> Bool:
 
 @fieldwise_init
 struct Device(Equatable, Hashable, ImplicitlyCopyable, Movable):
-    """What of a device decides how a problem runs there."""
+    """What a plan depends on of a device."""
 
     var capability: Int
     """A GPU's compute capability times ten; 0 for a CPU."""
@@ -89,8 +89,8 @@ trait ConvKernel:
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether the kernel may be chosen for a problem of which this is
-        known. An op is compiled with the kernels that may be.
+        """Whether the kernel may be chosen for a problem with these known
+        facts. An op is compiled with the kernels that may be.
 
         Args:
             known: Of the problem.
@@ -193,8 +193,8 @@ comptime PLAN_WORDS = 64
 
 
 struct Planned(ImplicitlyCopyable, Movable):
-    """A kernel, and how it runs a problem: a plan of whichever kernel, in a
-    form that a cache can hold."""
+    """A kernel and its plan for a problem, in a form that is the same for all
+    kernels, so that a cache can hold it."""
 
     var kernel: Int
     """A `KERNEL_*` code."""
@@ -359,7 +359,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 kernels, Kernel.code
             ) and not Kernel.type_refusal(types)
             comptime if built:
-                # A refusal costs time to write: only what suits is asked.
+                # Formatting a refusal takes time: only ask what suits.
                 if Kernel.suits(
                     problem, operands, device
                 ) and not Kernel.device_refusal(device.capability):

@@ -5,8 +5,8 @@ from std.collections import Optional
 
 
 trait Candidates:
-    """What a kernel can run a problem with: a table of configurations, each
-    maybe in several ways, as the problem and its operands allow."""
+    """The configurations with which a kernel may run a problem: a table, whose
+    rows may count several times, as with split-K."""
 
     def count(self) -> Int:
         """How many there are."""

@@ -1,7 +1,7 @@
-"""What dispatch chose, printed once a problem where the environment asks.
+"""The choice of a kernel, printed once for each problem.
 
-`MAXCONV_LOG=dispatch` prints a line to stderr for each problem that is met for
-the first time, with the kernel and the reasons.
+`MAXCONV_LOG=dispatch` prints a line to stderr for each new problem, with the
+kernel and the reasons.
 """
 
 from std.ffi import _Global, external_call
@@ -14,7 +14,7 @@ from .registry import kernel_name
 
 
 struct Seen(Movable):
-    """The problems that were printed, by a hash of what was said of them."""
+    """The lines that were printed, by their hashes."""
 
     var lock: BlockingSpinLock
     var hashes: List[UInt64]
@@ -33,8 +33,8 @@ comptime _SEEN = _Global["maxconv_dispatch_seen", _nothing_seen]
 
 
 def is_traced() -> Bool:
-    """Whether `MAXCONV_LOG` is `dispatch`. Costs a look into the environment,
-    and makes no string."""
+    """Whether `MAXCONV_LOG` is `dispatch`. It reads the environment and
+    allocates no string."""
     comptime expected = StaticString("dispatch")
     comptime name = StaticString("MAXCONV_LOG\0")
     var value = external_call["getenv", Int](name.unsafe_ptr())

@@ -44,7 +44,7 @@ def convolve[
         bias_type: Of the bias.
         residual_type: Of the residual.
         kernels: Which kernels to compile, a bit each.
-        known: What is known of the filter: which of their configurations.
+        known: What is known of the filter: which configurations to compile.
         scaled: Whether each filter has a scale.
 
     Args:
@@ -160,8 +160,8 @@ def convolve_any_layout[
     requested: Int,
     exact: Bool,
 ) raises:
-    """Enqueues a convolution, and before it what brings its filter into the
-    kernels' layout, if it has another.
+    """Enqueues a convolution, and before it the transposition of a filter that
+    is not in the kernels' layout.
 
     Parameters:
         Source: How the activation is reached.
@@ -201,5 +201,5 @@ def convolve_any_layout[
     var unpacked = arguments
     unpacked.filter = data.as_imm()
     run(stream, problem, unpacked, requested=requested, exact=exact)
-    # Freed in the stream's order, behind the kernel.
+    # Freed in the stream's order, after the kernel.
     _ = packed^

@@ -1,4 +1,4 @@
-"""Division by numbers that the host knows, for kernels of a device."""
+"""Division by numbers that the host knows, for kernels."""
 
 from std.math import ceildiv
 

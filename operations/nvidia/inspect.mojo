@@ -159,7 +159,7 @@ struct Emitter[dtype: DType, arch: StaticString, wanted: StaticString](
                     depthwise_candidate[Self.dtype](index),
                 ].run
                 self.write[kernel](String(t"depthwise-{index}"), -1)
-            # Where there are tensor cores for it, dispatch leaves strips out.
+            # Where tensor cores take it, no op is compiled with strips.
             comptime if not Self.has_diagonal():
                 comptime for index in range(STRIP_CANDIDATES):
                     comptime kernel = StripKernel[

@@ -1,4 +1,4 @@
-"""What several kernels of a GPU refuse, stated once."""
+"""Refusals that several GPU kernels share."""
 
 from std.collections import Optional
 

@@ -1,5 +1,6 @@
-"""Sizes and limits of NVIDIA GPUs that kernels of several generations are built
-on, each named once."""
+"""Sizes and limits of NVIDIA GPUs that the kernels of several generations
+share.
+"""
 
 comptime WARP = 32
 """Threads of a warp."""
@@ -27,4 +28,4 @@ comptime MAX_CLUSTER = 8
 """Blocks of a cluster that every device can place."""
 
 comptime MAX_INDEX = 1 << 31
-"""Beyond what coordinates, tiles and blocks are counted with."""
+"""The limit of coordinates, and of the numbers of tiles and blocks."""

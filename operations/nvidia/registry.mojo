@@ -23,7 +23,7 @@ comptime GPU_REGISTRY = Registry[
     ImplicitGemm,
     Reference,
 ]
-"""What runs on a GPU, the special before the general."""
+"""The kernels of a GPU: special ones before general ones."""
 
 
 def check_registry():

@@ -13,8 +13,8 @@ comptime MAX_SPLIT_K = MAX_CLUSTER
 
 @fieldwise_init
 struct SplitK(TrivialRegisterPassable):
-    """How the steps of a tile's sum are divided among the blocks that share
-    it: evenly, the first blocks having what is left over."""
+    """How the steps of a tile's sum are divided among the blocks that share it:
+    evenly; the first blocks have one more where there is a remainder."""
 
     var count: Divisor
     """Blocks that share a tile."""
@@ -41,13 +41,13 @@ struct SplitK(TrivialRegisterPassable):
 
     @always_inline
     def share(self, split: UInt32) -> Tuple[UInt32, UInt32]:
-        """What of a tile's sum a block adds up.
+        """The part of a tile's sum that a block adds up.
 
         Args:
             split: Which of the tile's blocks.
 
         Returns:
-            The activation stages in front of its own, and its own.
+            The activation stages before its own, and its own.
         """
         var first = split * self.rounds + min(split, self.longer)
         var rounds = self.rounds

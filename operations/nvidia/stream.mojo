@@ -23,8 +23,8 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
     var cluster: Int
     """Blocks of a cluster."""
     var overlap: Bool
-    """Whether blocks may start before what was enqueued last has ended: they
-    wait for it (programmatic dependent launch)."""
+    """Whether blocks may start before the kernel that was enqueued last has
+    ended (programmatic dependent launch). They wait for it themselves."""
 
     def __init__(
         out self,
@@ -38,11 +38,12 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
         """Blocks along x.
 
         Args:
-            blocks: See the field.
-            threads: See the field.
-            shared_bytes: See the field.
-            cluster: See the field.
-            overlap: See the field.
+            blocks: How many.
+            threads: Of a block.
+            shared_bytes: Dynamic shared memory of a block.
+            cluster: Blocks of a cluster.
+            overlap: Whether blocks may start before the kernel that was
+                enqueued last has ended.
         """
         self.blocks = blocks
         self.threads = threads
@@ -52,7 +53,7 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
 
 
 struct Stream(Movable):
-    """A queue of a GPU, in whose order kernels run."""
+    """A queue of a GPU; kernels run in its order."""
 
     var ctx: DeviceContext
     """The device, which compiles kernels and encodes descriptors."""
@@ -70,7 +71,7 @@ struct Stream(Movable):
         self.external = None
 
     def __init__(out self, ctx: DeviceContext, *, cuda_stream: Int) raises:
-        """A CUDA stream that somebody else owns, and keeps.
+        """A CUDA stream that somebody else owns.
 
         Args:
             ctx: A context of the stream's device.

@@ -314,7 +314,7 @@ struct DeviceActivation(TrivialRegisterPassable):
         Parameters:
             formula: This activation's.
             size: How many, even.
-            exact: As for `apply`.
+            exact: Whether float32 shall hold it; otherwise 16 bits.
 
         Args:
             v: The values.

@@ -121,7 +121,8 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
             state: What `begin` returned.
             at: The thread and its tile.
             subtile: The sub-tile.
-            group: As in `EpilogueVisitor.visit`.
+            group: Which fragment of the sub-tile, as the generation counts
+                them.
         """
         comptime layout = Values.layout
         comptime if layout.keeps_filters():

@@ -131,15 +131,15 @@ struct FusedOutput[
         """Has the work store neighbouring filters of one pixel.
 
         Parameters:
-            width: As for `compute`.
+            width: How many; the first filter is a multiple of as many.
 
         Args:
-            output: As for `compute`.
-            shape: As for `compute`.
-            row: As for `compute`.
-            filter: As for `compute`.
+            output: The output.
+            shape: Its shape.
+            row: The pixel, counted over all images.
+            filter: The first filter.
             filters: Of the problem.
-            value: As for `compute`.
+            value: The rounded values.
         """
         comptime if Self.elementwise_lambda_fn:
             comptime save = Self.elementwise_lambda_fn.value()

@@ -72,7 +72,8 @@ trait ResidualTile(TrivialRegisterPassable):
             size: Values of the fragment.
 
         Args:
-            group: As in `EpilogueVisitor.visit`.
+            group: Which fragment of the sub-tile, as the generation counts
+                them.
         """
         ...
 
@@ -131,7 +132,8 @@ trait Fragments(TrivialRegisterPassable):
         """By how many pixels a fragment lies behind the sub-tile's first.
 
         Args:
-            group: As in `EpilogueVisitor.visit`.
+            group: Which fragment of the sub-tile, as the generation counts
+                them.
         """
         ...
 
@@ -140,7 +142,8 @@ trait Fragments(TrivialRegisterPassable):
         """By how many filters a fragment lies behind the sub-tile's first.
 
         Args:
-            group: As in `EpilogueVisitor.visit`.
+            group: Which fragment of the sub-tile, as the generation counts
+                them.
         """
         ...
 
@@ -161,7 +164,8 @@ trait Fragments(TrivialRegisterPassable):
 
         Args:
             buffer: Where to.
-            group: As in `EpilogueVisitor.visit`.
+            group: Which fragment of the sub-tile, as the generation counts
+                them.
             values: The values.
         """
         ...

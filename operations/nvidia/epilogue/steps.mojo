@@ -151,8 +151,8 @@ struct Activate[code: Int](EpilogueVisitor):
         """The activation with its parameters.
 
         Args:
-            p0: As in `conv.epilogue.Activation`.
-            p1: As in `conv.epilogue.Activation`.
+            p0: The activation's first parameter, if it has one.
+            p1: Its second.
         """
         self.activation = DeviceActivation.of(Activation(Self.code, p0, p1))
 

@@ -1,6 +1,6 @@
-"""The GPU's general depthwise kernel: any filter, any channels, and whatever
-stands before the op in the graph. One input channel a filter, so that a thread
-multiplies what it loads with no other thread's help."""
+"""The GPU's general depthwise kernel: any filter, any channels, and any work
+fused in front of the op. A filter has one input channel, so that a thread loads
+all it multiplies."""
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.memory import external_memory
@@ -22,8 +22,8 @@ from .depthwise_geometry import (
 
 @fieldwise_init
 struct Item(TrivialRegisterPassable):
-    """The output pixels that a thread computes together: the first of them,
-    and its first input pixel."""
+    """The output pixels that a thread computes together: the first one, and its
+    first input pixel."""
 
     var image: Int
     var plane: UInt32
@@ -36,7 +36,7 @@ struct Item(TrivialRegisterPassable):
     @staticmethod
     @always_inline
     def of(geometry: DepthwiseGeometry, index: UInt32) -> Item:
-        """Where an item lies.
+        """The position of an item.
 
         Args:
             geometry: The problem.
@@ -71,7 +71,7 @@ struct InputRow(TrivialRegisterPassable):
     var d: Int32
     var h: Int32
     var inside: Bool
-    """Whether there is such a row; otherwise this is the nearest."""
+    """Whether the row exists; otherwise this is the nearest one."""
     var offset: Int
     """Of its first element."""
 
@@ -178,7 +178,7 @@ struct DepthwiseKernel[
     def _pack_filter(
         filter: Reads[Self.dtype], geometry: DepthwiseGeometry, slab: UInt32
     ) -> Self.SharedFilter:
-        """Brings the block's filters to shared memory, `[taps][filters]`."""
+        """Loads the block's filters into shared memory, `[taps][filters]`."""
         var shared = external_memory[
             Float32, address_space=AddressSpace.SHARED, alignment=16
         ]()
@@ -231,8 +231,8 @@ struct DepthwiseKernel[
         w: Int32,
         channel: Int,
     ) -> Self.Loaded:
-        """Loads a pixel, zeros if it lies outside the image: the nearest pixel
-        is loaded there, so that there is no branch."""
+        """Loads a pixel, or zeros outside the image. There it loads the nearest
+        pixel and drops it, so that there is no branch."""
         var value = Self._load(
             activation, geometry, row, _nearest(w, geometry.width), channel
         )
@@ -286,7 +286,7 @@ struct DepthwiseKernel[
         k: Int,
         sums: Self.Sums,
     ):
-        """Stores an item's outputs, those that there are."""
+        """Stores those outputs of an item that exist."""
         var plane = item.image * Int(geometry.out_planes.value) + Int(
             item.plane
         )

@@ -1,9 +1,9 @@
 """How the GPU's general depthwise kernel cuts a problem among threads.
 
 A thread has `width` neighbouring filters, and computes an item at a time:
-`COLUMNS` output pixels of one row. Threads of a block that differ
-in their filters only are a lane each; blocks take consecutive items, so that
-the input rows that items share come from the cache.
+`COLUMNS` output pixels of one row. Threads of a block that share an item are
+its lanes. Blocks take consecutive items, so that the input rows that items
+share come from the cache.
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
@@ -205,7 +205,7 @@ def items_of(problem: ConvProblem) -> Int:
 def depthwise_geometry(
     config: DepthwiseConfig, problem: ConvProblem, workers: Int
 ) -> DepthwiseGeometry:
-    """What the kernel is told.
+    """Builds the geometry from a problem.
 
     Args:
         config: The configuration.

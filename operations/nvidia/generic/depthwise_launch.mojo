@@ -37,7 +37,7 @@ from .depthwise_strips import (
 )
 
 comptime NO_STRIPS = -1
-"""Stands for a strip candidate where pixels are read from memory."""
+"""The strip candidate of a plan that reads pixels straight from memory."""
 
 
 @fieldwise_init
@@ -52,7 +52,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
     var candidate: Int
     """Which candidate without strips."""
     var geometry: DepthwiseGeometry
-    """What that candidate is told."""
+    """The geometry for that candidate."""
     var width: Int
     """Neighbouring filters of a thread."""
     var filter_bytes: Int
@@ -210,8 +210,8 @@ struct Depthwise(ConvKernel):
 
 
 def _has_strips(types: OperandTypes, capability: Int) -> Bool:
-    """Whether the strip kernel is built: where the activation lies in memory,
-    and Hopper's diagonal kernel takes no such types."""
+    """Whether the strip kernel is built: for activations in memory, and types
+    that Hopper's diagonal kernel does not take."""
     return not types.fused_input and not (
         is_hopper(capability) and has_diagonal_types(types)
     )

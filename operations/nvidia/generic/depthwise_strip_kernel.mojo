@@ -1,6 +1,6 @@
 """The GPU's strip kernel, for depthwise filters of the common sizes.
 
-    every step:   wait for the step's input rows, ask for those of a later step
+    every step:   wait for the step's input rows, load those of a later step
                   shared memory -> registers, multiply, epilogue, store
 """
 
@@ -59,8 +59,7 @@ def _copy_chunk(to: SharedBytes, from_: Reads, exists: Bool):
 def _widen[
     dtype: DType, width: SIMDLength
 ](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
-    """The values in float32; of a pair of bfloat16 with one instruction each.
-    """
+    """The values in float32; of a pair of bfloat16 one instruction each."""
     comptime if dtype != DType.bfloat16 or Int(width) % 2 != 0:
         return value.cast[DType.float32]()
     else:
@@ -75,7 +74,7 @@ def _widen[
 
 @always_inline
 def _close_copies():
-    """Closes the group of this thread's copies."""
+    """Commits the group of this thread's copies."""
     inlined_assembly[
         "cp.async.commit_group;", NoneType, constraints="~{memory}"
     ]()
@@ -91,14 +90,14 @@ def _await_copies[pending: Int]():
 
 @fieldwise_init
 struct StripBlock(TrivialRegisterPassable):
-    """Where a block and a thread of it are in the problem."""
+    """The positions of a block and of one of its threads in the problem."""
 
     var image: UInt32
     var plane: UInt32
     var row: UInt32
     """The block's first output row."""
     var end: UInt32
-    """Behind its last."""
+    """One past its last."""
     var column: UInt32
     """The thread's first output column."""
     var channel: UInt32
@@ -109,7 +108,7 @@ struct StripBlock(TrivialRegisterPassable):
     var w: Int32
     """The block's first input pixel."""
     var last_h: Int32
-    """Behind its last input row."""
+    """One past its last input row."""
     var active: Bool
     """Whether the thread has channels and columns."""
     var strip: UInt32
@@ -128,7 +127,7 @@ struct StripBlock(TrivialRegisterPassable):
         var down, segment = geometry.segments.split(more)
         self.image, self.plane = geometry.out_planes.split(down)
         var strip, lane = divmod(UInt32(thread_idx.x), UInt32(LANES))
-        # What is behind the last strip reads the last.
+        # Threads beyond the last strip read the last.
         self.strip = min(strip, geometry.strips - 1)
         self.lane = lane
         self.row = segment * geometry.rows
@@ -156,7 +155,7 @@ struct StripBlock(TrivialRegisterPassable):
 
     @always_inline
     def output_offset(self, geometry: StripGeometry) -> Int:
-        """Elements in front of the thread's first output.
+        """Elements before the thread's first output.
 
         Args:
             geometry: The problem.
@@ -277,7 +276,7 @@ struct StripKernel[
         ring_data: SharedBytes,
         first: UInt32,
     ):
-        """Starts copying `count` of the block's input rows, and closes the
+        """Starts copying `count` of the block's input rows, and commits the
         group."""
         comptime chunk = CHUNK_BYTES // size_of[Self.dtype]()
         var row_chunks = geometry.staged_columns.value * PIXEL_CHUNKS
@@ -330,7 +329,7 @@ struct StripKernel[
         block: StripBlock,
         to: SharedBytes,
     ):
-        """Brings the block's filters to shared memory, `[taps][channels]`,
+        """Loads the block's filters into shared memory, `[taps][channels]`,
         float32."""
         comptime taps = UInt32(Self.taps * Self.taps)
         comptime channels = UInt32(LANES * Self.width)
@@ -368,8 +367,8 @@ struct StripKernel[
         filters: SharedBytes,
         first: UInt32,
     ) -> Self.Sums:
-        """A step's sums, row by row: in a loop, as registers do not hold what the
-        compiler would load ahead."""
+        """A step's sums, row by row. The rows are a loop, because the loads
+        that the compiler would hoist do not fit the registers."""
         comptime window = Self.config.window()
         var sums = Self.Sums(fill=Self.Vector(0))
         var pixel = block.strip * UInt32(COLUMNS * Self.config.stride)
@@ -466,7 +465,7 @@ struct StripKernel[
                     value.cast[Self.Output.dtype]()
                 )
             comptime if not Self.Output.stores:
-                # All fused work, then all stores: what it loads comes together.
+                # All fused work, then all stores, so that its loads overlap.
                 comptime for q in range(COLUMNS):
                     comptime at = q * Self.width
                     rounded = rounded.insert[offset=at](
@@ -498,7 +497,7 @@ struct StripKernel[
 
 
 struct StripPlace(TrivialRegisterPassable):
-    """Where a thread's outputs of a step are."""
+    """The addresses of a thread's outputs of a step."""
 
     var image: Int
     var plane: UInt32
@@ -558,8 +557,8 @@ struct StripPlace(TrivialRegisterPassable):
         """An output's offset.
 
         Parameters:
-            p: As for `exists`.
-            q: As for `exists`.
+            p: Its row of the step.
+            q: Its column of the thread.
         """
         return (
             self.offset + p * self.row_elements + Int(UInt32(q) * self.channels)
@@ -570,8 +569,8 @@ struct StripPlace(TrivialRegisterPassable):
         """An output's offset, 0 if there is none.
 
         Parameters:
-            p: As for `exists`.
-            q: As for `exists`.
+            p: Its row of the step.
+            q: Its column of the thread.
         """
         return self.offset_of[p, q]() if self.exists[p, q]() else 0
 
@@ -580,8 +579,8 @@ struct StripPlace(TrivialRegisterPassable):
         """An output's pixel, the first of the plane if there is none.
 
         Parameters:
-            p: As for `exists`.
-            q: As for `exists`.
+            p: Its row of the step.
+            q: Its column of the thread.
         """
         var there = self.exists[p, q]()
         return IndexList[SPATIAL](

@@ -2,10 +2,9 @@
 problem.
 
 A block has some channels, some columns of the output and some of its rows. It
-traversals down the rows, a few a step; a ring of shared memory holds the input rows
-of a step and those of the next steps, which are on their way. A thread has
-`width` channels and `COLUMNS` neighbouring columns, all columns of a block are
-its strips.
+goes down the rows, a few a step. A ring in shared memory holds the input rows
+of a step, and those of the next steps while they are loaded. A thread has
+`width` channels and `COLUMNS` neighbouring columns, a strip of the block's.
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
@@ -43,13 +42,13 @@ comptime MULTIPROCESSOR_BYTES = 227 * 1024
 """Shared memory of a multiprocessor."""
 
 comptime BLOCK_BYTES = 1024
-"""Shared memory that a block takes beside its own."""
+"""Shared memory that the system takes for each block."""
 
 comptime MAX_RESIDENT = 16
-"""Blocks of a multiprocessor that are counted on, at most."""
+"""Blocks of a multiprocessor that the model assumes, at most."""
 
 comptime START_ROWS = 8
-"""Input rows in whose time a block starts and ends."""
+"""The time to start and end a block, in input rows."""
 
 
 @fieldwise_init
@@ -67,7 +66,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
         """Whether a filter may be one for this configuration.
 
         Args:
-            known: What is known of it.
+            known: The facts known when the op is compiled.
         """
         return known.may_have(taps=self.taps, stride=self.stride)
 
@@ -84,7 +83,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
         return (self.rows() - 1) * self.stride + self.taps
 
     def ahead(self) -> Int:
-        """Steps whose input rows are on their way."""
+        """Steps whose input rows are being loaded."""
         return 2
 
     def ring(self) -> Int:
@@ -211,7 +210,7 @@ struct StripPlan(ImplicitlyCopyable, Movable, Writable):
         problem: ConvProblem,
         multiprocessors: Int,
     ):
-        """Cuts a problem so that all blocks together end the soonest.
+        """Cuts a problem so that the last block ends as early as possible.
 
         Args:
             config: The configuration.
@@ -310,7 +309,7 @@ struct StripGeometry(
 
     @staticmethod
     def of(problem: ConvProblem, plan: StripPlan) -> StripGeometry:
-        """What the kernel is told.
+        """Builds the geometry from a problem and its cut.
 
         Args:
             problem: The convolution.

@@ -1,5 +1,5 @@
-"""A problem as the general kernels see it: 32-bit where it may be, divisions
-prepared."""
+"""A problem as the general kernels see it: in 32 bits where they suffice, with
+precomputed divisors."""
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
@@ -12,13 +12,14 @@ comptime Position = SIMD[DType.int32, 4]
 """A pixel: depth, height, width, image."""
 
 comptime IMAGE = 3
-"""Of a `Position`: where the image is."""
+"""The index of the image in a `Position`."""
 
 comptime LIMIT = 1 << 30
-"""Extents, filter elements of one output channel, images: all are below."""
+"""The limit of extents, of filter elements of one output channel, and of
+images."""
 
 comptime OUTSIDE = Int32(-(1 << 30))
-"""A coordinate that no tap brings into the image: taps reach less far."""
+"""A coordinate from which no tap reaches the image."""
 
 
 @fieldwise_init
@@ -32,7 +33,7 @@ struct GpuGeometry(DevicePassable, TrivialRegisterPassable):
     var input: Position
     var stride: Position
     var padding: Position
-    """In front of each dimension."""
+    """Before each dimension."""
     var dilation: Position
     var channels: Int32
     """Of all groups."""
@@ -94,7 +95,7 @@ struct GpuGeometry(DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def tap(self, index: UInt32) -> Position:
-        """What a tap adds to an input position.
+        """The offset of a tap in the input.
 
         Args:
             index: `(t * R + r) * S + s`.
@@ -118,8 +119,8 @@ struct GpuGeometry(DevicePassable, TrivialRegisterPassable):
 
     @always_inline
     def offset(self, at: Position) -> Int:
-        """Elements of the activation in front of a position, or of what it
-        adds to one: negative in front of the image.
+        """Elements of the activation before a position, or before the offset of
+        a tap; negative before the image.
 
         Args:
             at: The position.

@@ -2,9 +2,9 @@
 neighbouring filters, whatever their groups.
 
 A tile of the implicit GEMM would hold one group's few filters and leave its
-other columns empty. Here a warp's threads read their groups' channels, which
-lie side by side, and each keeps the sums of a few pixels, so that a filter's
-element is loaded once for all of them.
+other columns empty. Here the threads of a warp read neighbouring groups'
+channels, which are neighbours in memory. Each thread keeps the sums of a few
+pixels, so that it loads a filter's element once for all of them.
 """
 
 from max.gpu import (

@@ -66,7 +66,7 @@ struct Grouped(ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """Refuses what 32 bits do not count."""
+        """Refuses sizes beyond 32 bits."""
         return geometry_refusal(problem)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""The general implicit GEMM of a GPU: what no other kernel takes.
+"""The implicit GEMM for any GPU and any problem, on CUDA cores.
 
-Any rank, groups, channels, type and fusion; products and sums in float32, by
-CUDA cores. A block computes a tile of pixels by filters of one group:
+It takes any rank, groups, channels, type and fusion, and multiplies and sums in
+float32. A block computes a tile of pixels by filters of one group:
 
     for each slice of the products:
         next slice: gathered, filters loaded, into registers
@@ -31,7 +31,7 @@ from .geometry import GpuGeometry, spatial
 from .rows import MAX_BLOCKS, THREADS, Rows, Shared
 
 comptime VECTOR = 4
-"""Elements that a thread loads or stores at once where they lie so."""
+"""Elements that a thread loads or stores at once where they are aligned."""
 
 
 @fieldwise_init
@@ -46,12 +46,13 @@ struct DirectTile(ImplicitlyCopyable, Movable):
     var thread_filters: Int
 
     def pixel_stride(self) -> Int:
-        """Elements from one product's pixels to the next's: the excess spreads
+        """Elements from one product's pixels to the next's. The padding spreads
         a row's products over the banks."""
         return self.pixels + VECTOR
 
     def filter_stride(self) -> Int:
-        """As `pixel_stride`, of the filters, and of the output's rows."""
+        """Elements from one product's filters to the next's, padded likewise,
+        and of a row of the output tile."""
         return self.filters + VECTOR
 
     def slice_elements(self) -> Int:
@@ -278,11 +279,11 @@ struct DirectKernel[
         line: Int,
         k: Int,
     ):
-        """Loads the thread's elements of a slice: products `k` and following,
-        of every `lines`-th pixel and filter; zeros for what is not there."""
+        """Loads the thread's elements of a slice: products from `k` on, of
+        every `lines`-th pixel and filter; zeros beyond the problem."""
         var depth = Int(geometry.depth)
         var valid = k < depth
-        # Behind the last product there is no tap to find.
+        # After the last product there is no tap.
         var tap, c = geometry.group_channels.split(UInt32(k if valid else 0))
         var shift = geometry.tap(tap)
         var delta = geometry.offset(shift) + channel + Int(c)

@@ -46,7 +46,7 @@ struct ImplicitGemmPlan(ImplicitlyCopyable, Movable, Writable):
 
 
 struct ImplicitGemm(ConvKernel):
-    """What no other kernel takes, on CUDA cores."""
+    """The implicit GEMM for any GPU and any problem, on CUDA cores."""
 
     comptime code = KERNEL_IMPLICIT_GEMM
     comptime Plan = ImplicitGemmPlan
@@ -77,12 +77,12 @@ struct ImplicitGemm(ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """Refuses what 32 bits do not count."""
+        """Refuses sizes beyond 32 bits."""
         return geometry_refusal(problem)
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether to choose it where nothing else runs: always."""
+        """Always: the kernels before it have refused."""
         return True
 
     @staticmethod
@@ -91,8 +91,8 @@ struct ImplicitGemm(ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ImplicitGemmPlan:
-        """The tile that few filters fill, or a small one where larger ones
-        would leave multiprocessors without work."""
+        """The tile for few filters, or a small tile where larger ones would
+        leave multiprocessors idle."""
         var index = _choose_tile(problem, device.units)
         var tile = materialize[TILES]()[index]
         var tiles = (

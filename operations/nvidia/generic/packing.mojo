@@ -1,5 +1,5 @@
-"""Filters that reach the op in another layout than the kernels', brought into
-`[K, T, R, S, C / groups]` on the device."""
+"""Transposes filters on the device from the op's other layouts into the
+kernels' own, `[K, T, R, S, C / groups]`."""
 
 from max.gpu import barrier, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext

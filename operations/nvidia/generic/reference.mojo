@@ -1,4 +1,4 @@
-"""The naive convolution: the oracle that a GPU's kernels are held against."""
+"""The naive convolution: the oracle that a GPU's kernels are compared with."""
 
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext

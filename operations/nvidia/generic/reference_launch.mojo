@@ -31,7 +31,8 @@ struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
 
 
 struct Reference(ConvKernel):
-    """The definition of a convolution, which other kernels are held against."""
+    """The definition of a convolution, which other kernels are compared
+    with."""
 
     comptime code = KERNEL_REFERENCE
     comptime Plan = ReferencePlan
@@ -72,7 +73,8 @@ struct Reference(ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ReferencePlan:
-        """A thread an output, several where there are too many."""
+        """A thread an output; several outputs a thread where the grid is
+        full."""
         var elements = problem.gemm_m() * problem.filters
         return ReferencePlan(min(ceildiv(elements, THREADS), MAX_BLOCKS))
 

@@ -1,5 +1,4 @@
-"""What the threads of the general kernels' blocks share: the pixels of a tile.
-"""
+"""The pixels of a tile, in shared memory, for the general kernels."""
 
 from std.sys.info import size_of
 
@@ -19,9 +18,8 @@ comptime Shared[dtype: DType] = Pointer[
 
 @fieldwise_init
 struct Rows[count: Int](TrivialRegisterPassable):
-    """What a block's threads share about the pixels of its tile: each has its
-    position in the output, where its filter begins in the input, and the latter's
-    offset.
+    """The pixels of a block's tile: for each its position in the output, the
+    input position of the filter's first tap, and that position's offset.
 
     Parameters:
         count: How many.
@@ -56,7 +54,7 @@ struct Rows[count: Int](TrivialRegisterPassable):
         Args:
             geometry: The problem.
             row: Of the tile.
-            pixel: The output pixel; may lie behind the last.
+            pixel: The output pixel; may be beyond the last.
         """
         var at = Position(0)
         var origin = Position(OUTSIDE)

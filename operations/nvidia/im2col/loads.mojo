@@ -1,5 +1,5 @@
-"""Loads of a step of a tile's sum, by descriptors of whichever rank: activations
-by im2col, filters by boxes."""
+"""TMA loads of one step of a tile's sum, for descriptors of any rank:
+activations by im2col, filters in boxes."""
 
 from std.utils import IndexList
 
@@ -21,11 +21,12 @@ def load_pixels[
     channel: Int,
     peers: UInt16,
 ):
-    """Loads activations: the descriptor's pixels per column, moved by a tap.
+    """Loads activations: as many pixels as the descriptor has per column, at
+    the offset of a tap.
 
     Parameters:
-        multicast: As in `load_im2col`.
-        pair: As in `load_im2col`.
+        multicast: Whether the pixels go to several blocks of the cluster.
+        pair: Whether `barrier` may be the other block's of a pair.
 
     Args:
         destination: Where to, in shared memory.
@@ -91,8 +92,8 @@ def load_filters[
     """Loads filters: one tap of the descriptor's box of filters.
 
     Parameters:
-        multicast: As in `load_tile`.
-        pair: As in `load_tile`.
+        multicast: Whether the filters go to several blocks of the cluster.
+        pair: Whether `barrier` may be the other block's of a pair.
 
     Args:
         destination: Where to, in shared memory.

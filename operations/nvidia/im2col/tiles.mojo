@@ -1,6 +1,6 @@
-"""A convolution as the tiles of an implicit GEMM: how many there are, where a
-tile's pixels lie, and the steps of its sum. What of it a kernel needs goes to
-the device.
+"""A convolution as the tiles of an implicit GEMM: how many tiles there are,
+which pixels a tile has, and the steps of its sum. The host computes this once
+and passes it to the kernel.
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
@@ -18,8 +18,8 @@ from .traversal import ROW_BYTES, Traversal
 struct TileGeometry(
     DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
-    """A problem as the kernel sees it: the traversal over pixels, the steps of a
-    tile's sum, and how many tiles there are."""
+    """A problem as the kernel sees it: the traversal over pixels, the steps of
+    a tile's sum, and how many tiles there are."""
 
     var rank: UInt32
     """Of the activation's descriptor."""
@@ -137,16 +137,16 @@ struct TileGeometry(
         """Divides the tiles' sums among blocks.
 
         Args:
-            halo: As in `of`.
-            count: Blocks that share a tile; the configuration's refusal has
-                been asked.
+            halo: Pixels that a stage holds beyond its tile's.
+            count: Blocks that share a tile, which the configuration does not
+                refuse.
         """
         self.split_k = SplitK(self.rounds(halo), count)
 
     def narrow[in_type: DType](mut self, traversal: Traversal):
-        """Has stages take equal slices of the channels, that end with them: no
-        load reaches beyond the channels. What it leaves of a stage's rows must
-        have been cleared (`pipeline.chunks.clear_rows`).
+        """Divides the channels into equal slices, one a stage, so that no load
+        reaches beyond the channels. The rest of each row of a stage must have
+        been cleared (`pipeline.chunks.clear_rows`).
 
         Parameters:
             in_type: Of the activation.
@@ -161,7 +161,8 @@ struct TileGeometry(
         """Activation stages of a tile's sum.
 
         Args:
-            halo: As in `of`; if it is 0, a stage serves one tap.
+            halo: Pixels that a stage holds beyond its tile's. If it is 0, a
+                stage serves one tap.
         """
         var rows = self.taps_d * self.taps_h * self.slices
         return rows if halo > 0 else rows * self.taps_w
@@ -171,7 +172,7 @@ struct TileGeometry(
         """Filter stages of some activation stages.
 
         Args:
-            halo: As in `of`.
+            halo: Pixels that a stage holds beyond its tile's.
             rounds: Activation stages.
         """
         return rounds * self.taps_w if halo > 0 else rounds
@@ -198,8 +199,8 @@ struct TileGeometry(
 
     @always_inline
     def is_output(self, pixel: Pixel) -> Bool:
-        """Whether a pixel of the traversal is one of the output: not beyond a row's
-        end, nor behind the last image.
+        """Whether a pixel of the traversal is one of the output: neither beyond
+        a row's end nor after the last image.
 
         Args:
             pixel: The pixel.
@@ -276,7 +277,7 @@ struct Tap(TrivialRegisterPassable):
         """Moves on from the first step.
 
         Args:
-            halo: As in `step`.
+            halo: Pixels that a stage holds beyond its tile's.
             geometry: The problem.
             rounds: By how many activation stages.
         """
@@ -291,8 +292,8 @@ struct Tap(TrivialRegisterPassable):
         """Moves to the next activation stage.
 
         Args:
-            halo: As in `of`; if it is not 0, a stage serves a whole
-                filter row, and `w` stays 0.
+            halo: Pixels that a stage holds beyond its tile's. If it is not
+                0, a stage serves a whole filter row, and `w` stays 0.
             geometry: The problem.
         """
         if halo == 0:
@@ -342,7 +343,7 @@ struct Tile(TrivialRegisterPassable):
     var split: UInt32
     """Which of the blocks that share the tile."""
     var first: UInt32
-    """Activation stages in front of the block's."""
+    """Activation stages before the block's own."""
     var rounds: UInt32
     """Activation stages of the block."""
 
@@ -358,8 +359,8 @@ struct Tile(TrivialRegisterPassable):
 
     @always_inline
     def filter_end(self, geometry: TileGeometry) -> UInt32:
-        """The first filter behind the tile's group; what the tile holds from
-        there on is no output.
+        """The first filter after the tile's group. Columns of the tile from
+        there on are no outputs.
 
         Args:
             geometry: The problem.

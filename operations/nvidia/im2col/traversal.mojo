@@ -1,8 +1,8 @@
 """The traversal of TMA over a convolution's activation (im2col), and
 what a descriptor of its rank can hold.
 
-A convolution of any rank becomes a traversal of rank 3, 4 or 5: channels, one to
-three spatial axes, and what lies outermost.
+A convolution of any rank becomes a traversal of rank 3, 4 or 5: channels, one
+to three spatial axes, and what lies outermost.
 """
 
 from std.collections import Optional
@@ -17,17 +17,17 @@ comptime ROW_BYTES = 128
 """Bytes of a tile's row: the span of the swizzle."""
 
 comptime SECTOR_BYTES = 32
-"""What the L2 is read by."""
+"""Bytes of a sector of the L2."""
 
 comptime MAX_ELEMENT_STRIDE = 8
 """The largest traversal stride of a descriptor."""
 
 comptime MAX_RANK = 5
-"""Coordinates that TMA has."""
+"""Coordinates of a descriptor, at most."""
 
 comptime OFFSET_BITS = 16
-"""Bits that the spatial axes of a traversal share for a load's filter offsets, and
-as many for each corner (PTX ISA, "im2col mode")."""
+"""Bits that the spatial axes of a traversal share for a load's filter offsets,
+and as many for each corner (PTX ISA, "im2col mode")."""
 
 
 struct Traversal(ImplicitlyCopyable, Movable):
@@ -87,8 +87,8 @@ struct Traversal(ImplicitlyCopyable, Movable):
                 self.rank = MAX_RANK - 2
 
     def _merge(mut self):
-        """Takes the depth out of the traversal, if the filter does not reach along
-        it, or along the two others."""
+        """Takes the depth out of the traversal, if the filter does not reach
+        along it, or along the two others."""
         if self._is_plain(0):
             self.images *= self.input[0]
             self._clear(0)
@@ -119,7 +119,7 @@ struct Traversal(ImplicitlyCopyable, Movable):
         )
 
     def _is_point(self, axis: Int) -> Bool:
-        """Whether there is but one pixel along an axis."""
+        """Whether there is only one pixel along an axis."""
         return self._is_plain(axis) and self.input[axis] == 1
 
     def _clear(mut self, axis: Int):
@@ -133,7 +133,7 @@ struct Traversal(ImplicitlyCopyable, Movable):
         self.pad_after[axis] = 0
 
     def _copy(mut self, source: Int, to: Int):
-        """Makes an axis as another."""
+        """Copies an axis from another."""
         self.input[to] = self.input[source]
         self.output[to] = self.output[source]
         self.filter[to] = self.filter[source]
@@ -156,8 +156,8 @@ struct Traversal(ImplicitlyCopyable, Movable):
 
     def slice_channels[in_type: DType](self) -> Int:
         """Channels of a slice: equal parts, so that none ends beyond the
-        channels, which takes TMA several times as long; as many as
-        a row holds where the second part would begin within a sector of the L2.
+        channels, which takes TMA several times as long. A slice is a whole row
+        where the second slice would begin within a sector of the L2.
 
         Parameters:
             in_type: Of the activation.
@@ -191,8 +191,8 @@ struct Traversal(ImplicitlyCopyable, Movable):
         return self.pad_after[axis] - (self.span(axis) - 1)
 
     def width(self, halo: Int) -> Int:
-        """Pixels of a row of the traversal: the output's, or the padded input's if
-        tiles have a halo.
+        """Pixels of a row of the traversal: the output's, or the padded input's
+        if tiles have a halo.
 
         Args:
             halo: The configuration's.

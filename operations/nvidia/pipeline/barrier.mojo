@@ -12,8 +12,8 @@ comptime BARRIER_BYTES = 8
 struct Barrier(TrivialRegisterPassable):
     """A barrier in this block's shared memory.
 
-    A phase completes when `count` arrivals have come and every byte that was
-    expected; then the next begins. `wait(parity)` returns once the phase of
+    A phase completes after `count` arrivals and every expected byte; then the
+    next begins. `wait(parity)` returns once the phase of
     that parity has completed: on a fresh barrier parity 1 at once.
     """
 
@@ -46,8 +46,9 @@ struct Barrier(TrivialRegisterPassable):
         """Arrives once at the same barrier of a block of the cluster.
 
         Parameters:
-            publishes: Whether who waits with `sees_cluster` sees what this
-                thread has written, or seen, in the cluster's shared memory.
+            publishes: Whether a thread that waits with `sees_cluster` sees
+                what this thread has written, or seen, in the cluster's shared
+                memory.
 
         Args:
             block: Its rank in the cluster.
@@ -68,7 +69,7 @@ struct Barrier(TrivialRegisterPassable):
 
     @always_inline
     def arrive_expecting(self, bytes: Int):
-        """Arrives once, and has the phase wait for copied bytes too.
+        """Arrives once, and makes the phase wait for copied bytes too.
 
         Args:
             bytes: Of every copy that will complete on this barrier, whichever
@@ -82,12 +83,13 @@ struct Barrier(TrivialRegisterPassable):
 
     @always_inline
     def arrive_expecting_at(self, block: UInt32, bytes: Int):
-        """Arrives once at the same barrier of a block of the cluster, and has
+        """Arrives once at the same barrier of a block of the cluster, and makes
         its phase wait for copied bytes too.
 
         Args:
             block: Its rank in the cluster.
-            bytes: As in `arrive_expecting`.
+            bytes: Of every copy that will complete on that barrier,
+                whichever block issues it.
         """
         inlined_assembly[
             """{
@@ -141,8 +143,8 @@ def publish_barriers():
 
 @always_inline
 def sync_threads[threads: Int](name: Int):
-    """Waits until `threads` threads have come to a named barrier of the block,
-    counting those that only `arrive_threads`.
+    """Waits until `threads` threads have arrived at a named barrier of the
+    block, counting those that only `arrive_threads`.
 
     Parameters:
         threads: A multiple of 32.
@@ -157,13 +159,13 @@ def sync_threads[threads: Int](name: Int):
 
 @always_inline
 def arrive_threads[threads: Int](name: Int):
-    """Comes to a named barrier without waiting.
+    """Arrives at a named barrier without waiting.
 
     Parameters:
-        threads: As in `sync_threads`.
+        threads: A multiple of 32.
 
     Args:
-        name: As in `sync_threads`.
+        name: 1 to 15.
     """
     inlined_assembly[
         "bar.arrive $0, $1;", NoneType, constraints="r,n,~{memory}"
@@ -180,7 +182,7 @@ def sync_warp():
 
 @always_inline
 def sync_cluster_relaxed():
-    """Waits until every thread of the cluster has come, without making its
+    """Waits until every thread of the cluster has arrived, without making its
     writes visible: enough for barriers that have been published."""
     inlined_assembly[
         """barrier.cluster.arrive.relaxed;

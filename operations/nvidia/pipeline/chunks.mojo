@@ -1,5 +1,5 @@
-"""This block's shared memory, 16 bytes at a time: what one thread moves in an
-instruction; and the swizzle, by which such chunks lie in rows."""
+"""This block's shared memory in chunks of 16 bytes, which a thread moves in one
+instruction, and TMA's swizzle of such chunks."""
 
 from max.gpu import thread_idx
 from std.sys.info import size_of
@@ -69,15 +69,15 @@ def store_chunk[
 
 @always_inline
 def swizzled_chunk[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
-    """Which chunk of its row TMA's swizzle makes of a chunk (PTX ISA,
-    "Swizzling modes"): the span's chunks are exchanged with the row's number,
-    so that neighbouring rows' chunks lie in different banks.
+    """The chunk of its row that TMA's swizzle stores a chunk in (PTX ISA,
+    "Swizzling modes"): its index XOR bits of the row's number, so that the same
+    chunk of neighbouring rows is in different banks.
 
     Parameters:
         row_bytes: Of a row, and the swizzle's span: 32, 64 or 128.
 
     Args:
-        row: The row; the first lies at a multiple of 8 spans.
+        row: The row; the first is at a multiple of 8 spans.
         chunk: The chunk in the row.
     """
     comptime chunks = row_bytes // CHUNK_BYTES
@@ -90,11 +90,11 @@ def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
     """The offset of a chunk in rows that TMA swizzles.
 
     Parameters:
-        row_bytes: As in `swizzled_chunk`.
+        row_bytes: Of a row, and the swizzle's span: 32, 64 or 128.
 
     Args:
-        row: As in `swizzled_chunk`.
-        chunk: As in `swizzled_chunk`.
+        row: The row; the first is at a multiple of 8 spans.
+        chunk: The chunk in the row.
     """
     return (
         row * UInt32(row_bytes)
@@ -106,12 +106,12 @@ def swizzled[row_bytes: Int](row: UInt32, chunk: UInt32) -> UInt32:
 def clear_rows[
     row_bytes: Int, rows: Int, threads: Int
 ](data: SharedAddress, loaded: UInt32):
-    """Writes zeros to the ends of swizzled rows, for what reads whole rows of
-    which loads bring the first bytes alone. All threads of the block; a barrier
-    among them must follow.
+    """Writes zeros to the ends of swizzled rows, of which loads write only the
+    first bytes and multiplies read all. All threads of the block call it; a
+    barrier among them must follow.
 
     Parameters:
-        row_bytes: As in `swizzled`.
+        row_bytes: Of a row, and the swizzle's span: 32, 64 or 128.
         rows: How many.
         threads: Of the block.
 

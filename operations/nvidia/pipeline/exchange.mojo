@@ -17,8 +17,8 @@ comptime Quad = SIMD[DType.float32, QUAD]
 
 @always_inline
 def peer_address(address: SharedAddress, block: UInt32) -> SharedAddress:
-    """The address at which a block of the cluster has what this block has at
-    `address`.
+    """The address in another block of the cluster that corresponds to `address`
+    in this block.
 
     Args:
         address: In this block.

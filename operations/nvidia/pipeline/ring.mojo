@@ -1,8 +1,8 @@
 """A ring of shared-memory stages between a producer and consumers.
 
-Each stage has a `full` barrier (its data has come) and an `empty` one (every
-consumer is done with it). Producer and consumers each traversal the ring on their
-own, with a `RingPosition`.
+Each stage has a `full` barrier (its data has arrived) and an `empty` one (every
+consumer has released it). Producer and consumers each advance through the ring
+on their own, with a `RingPosition`.
 """
 
 from .barrier import BARRIER_BYTES, Barrier
@@ -88,7 +88,7 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
 
     @always_inline
     def address(self, stage: UInt32) -> SharedAddress:
-        """Where a stage's data lies.
+        """The address of a stage's data.
 
         Args:
             stage: The stage.
@@ -115,12 +115,12 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
     def acquire(
         self, at: RingPosition[Self.stages], bytes: Int = Self.stage_bytes
     ) -> Barrier:
-        """Waits until a stage may be overwritten, and has its `full` barrier
+        """Waits until a stage may be overwritten, and makes its `full` barrier
         expect bytes.
 
         Args:
             at: The producer's position.
-            bytes: That the copies bring.
+            bytes: Of the copies.
 
         Returns:
             The barrier that the copies complete.

@@ -83,8 +83,10 @@ struct TileEpilogue[
         has_residual: Whether a residual is added.
         register_based: Whether what is fused behind is computed in registers,
             or after shared memory.
-        elementwise_lambda_fn: As in `Conv2dFpropKernel`.
-        elementwise_compute_lambda_fn: As in `Conv2dFpropKernel`.
+        elementwise_lambda_fn: Stores values, instead of the kernel; with a
+            function here or below, `Output` has nothing fused behind it.
+        elementwise_compute_lambda_fn: Changes values before they are stored, by
+            the kernel or by `elementwise_lambda_fn`.
     """
 
     comptime Work = FusedOutput[

@@ -234,9 +234,9 @@ struct Conv2dFpropKernel[
         """`run`, for a visitor that reads the residual.
 
         Args:
-            activation: As for `run`.
-            filter: As for `run`.
-            output: As for `run`.
+            activation: Descriptor of the activation, im2col.
+            filter: Descriptor of the filter `[K, T*R*S, C/groups]`.
+            output: Descriptor of the output `[groups, N*Z*P*Q, K/groups]`.
             source: Descriptor of the residual, as the output's.
             params: The epilogue's.
             geometry: The problem.

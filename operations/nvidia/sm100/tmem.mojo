@@ -47,7 +47,7 @@ def free_tmem[cta_group: Int](address: UInt32):
     """Frees what `allocate_tmem` allocated. All threads of that warp.
 
     Parameters:
-        cta_group: As in `allocate_tmem`.
+        cta_group: Blocks that multiply together.
 
     Args:
         address: Of the tensor memory.

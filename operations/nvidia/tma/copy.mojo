@@ -41,7 +41,7 @@ def _at[rank: Int](values: IndexList[rank], i: Int) -> Int32:
 
 @always_inline
 def prefetch_map(ref map: TensorMap):
-    """Asks for a descriptor ahead of its first use.
+    """Prefetches a descriptor.
 
     Args:
         map: The kernel's argument.
@@ -119,7 +119,8 @@ def load_im2col[
     Parameters:
         rank: Of the tensor, 3 to 5.
         multicast: Whether the pixels go to several blocks of the cluster.
-        pair: As in `load_tile`.
+        pair: Whether `barrier` may be the other block's of a pair, as a
+            `peer_address`.
 
     Args:
         destination: Where the pixels go, one row each, aligned to the
@@ -127,9 +128,10 @@ def load_im2col[
         map: The descriptor.
         barrier: The barrier that counts the bytes.
         at: First channel, the traversal's first pixel, image.
-        offsets: What is added to every pixel of the traversal: the filter tap's
-            position, along each spatial dimension.
-        peers: As in `load_tile`.
+        offsets: The filter tap's position along each spatial dimension, which
+            is added to every pixel of the traversal.
+        peers: With `multicast`, one bit for each block; each gets the pixels,
+            and the bytes counted, at its own `destination` and `barrier`.
     """
     comptime name = String(
         "cp.async.bulk.tensor.",
@@ -172,7 +174,7 @@ def store_tile[
 
     Args:
         map: The descriptor.
-        source: Where the box lies in shared memory, visible to TMA
+        source: The box in shared memory, visible to TMA
             (`fence_async_proxy`).
         at: The box's first element; no coordinate may be negative.
     """
@@ -205,7 +207,7 @@ def fence_async_proxy():
 
 @always_inline
 def commit_stores():
-    """Closes this thread's bulk group."""
+    """Commits this thread's bulk group."""
     inlined_assembly[
         "cp.async.bulk.commit_group;", NoneType, constraints="~{memory}"
     ]()

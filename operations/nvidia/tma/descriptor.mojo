@@ -39,7 +39,7 @@ struct TensorView[rank: Int](ImplicitlyCopyable, Movable, Writable):
     """Elements between neighbours; the innermost are 1 apart."""
 
     def __init__(out self, extents: IndexList[Self.rank]):
-        """A tensor whose elements lie one behind the other.
+        """A contiguous tensor.
 
         Args:
             extents: Innermost first.
@@ -81,8 +81,8 @@ struct PixelBox[spatial: Int](ImplicitlyCopyable, Movable, Writable):
     """The traversal of an im2col load over the pixels of a tensor, innermost
     dimension (width) first.
 
-    A traversal along a dimension starts at `lower`, advances by `stride` and wraps
-    at `extent + upper`.
+    A traversal along a dimension starts at `lower`, advances by `stride` and
+    wraps at `extent + upper`.
 
     Parameters:
         spatial: How many spatial dimensions, 1 to 3.
@@ -108,7 +108,7 @@ def _buffer[
 ](ctx: DeviceContext, data: Reads[dtype], elements: Int) raises -> DeviceBuffer[
     dtype
 ]:
-    """Device memory as the encoders take it; they only note its address."""
+    """Device memory as the encoders take it. They read only its address."""
     return DeviceBuffer[dtype](
         ctx,
         data.unsafe_mut_cast[True]().unsafe_origin_cast[MutUntrackedOrigin](),
@@ -127,7 +127,7 @@ def encode_tiled[
     swizzle: TensorMapSwizzle,
     data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
 ) raises -> TensorMap:
-    """The descriptor of a tensor that is loaded or stored in boxes.
+    """Encodes the descriptor of a tensor that is loaded or stored in boxes.
 
     Parameters:
         dtype: Of an element.
@@ -191,8 +191,8 @@ def encode_im2col[
     swizzle: TensorMapSwizzle,
     data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
 ) raises -> TensorMap:
-    """The descriptor of a tensor `[N, [[D,] H,] W, C]` whose pixels are loaded
-    or stored in the order of a traversal.
+    """Encodes the descriptor of a tensor `[N, [[D,] H,] W, C]` whose pixels are
+    loaded or stored in the order of a traversal.
 
     Parameters:
         dtype: Of an element.

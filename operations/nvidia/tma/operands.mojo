@@ -20,8 +20,8 @@ from .descriptor import (
 
 
 def _operand_type[dtype: DType]() -> TensorMapDataType:
-    """What TMA takes operands for: the multiply ignores float32's
-    last bits, so TMA rounds them; a byte is a byte."""
+    """The data type of a descriptor. The multiply ignores the last bits of
+    float32, so TMA rounds to tf32; 8-bit types are bytes."""
     comptime if dtype == DType.float32:
         return TFLOAT32
     elif size_of[dtype]() == 1:
@@ -48,8 +48,8 @@ def activation_map[
         ctx: The device.
         traversal: The problem's.
         data: `[N, *input, C]` in device memory.
-        pixels: That one load brings.
-        channels: That it brings of each.
+        pixels: Pixels of one load.
+        channels: Channels of each of them.
         halo: Pixels that a stage holds beyond its tile's.
 
     Returns:
@@ -79,7 +79,7 @@ def _im2col_map[
     channels: Int,
     halo: Int,
 ) raises -> TensorMap:
-    """`activation_map`, of a rank."""
+    """`activation_map` for a traversal of one rank."""
     return encode_im2col[dtype, rank](
         ctx,
         data,
@@ -117,15 +117,15 @@ def activation_view[rank: Int](traversal: Traversal) -> TensorView[rank]:
 def activation_box[
     spatial: Int
 ](traversal: Traversal, halo: Int) -> PixelBox[spatial]:
-    """The traversal over an activation's pixels: one step an output pixel, plus,
-    with a halo, the steps between the rows' ends.
+    """The traversal over an activation's pixels: one step an output pixel,
+    plus, with a halo, the steps between the rows' ends.
 
     Parameters:
         spatial: Spatial dimensions of the traversal's descriptor.
 
     Args:
         traversal: The problem's.
-        halo: As in `activation_map`.
+        halo: Pixels that a stage holds beyond its tile's.
     """
     var lower = IndexList[spatial](fill=0)
     var upper = IndexList[spatial](fill=0)

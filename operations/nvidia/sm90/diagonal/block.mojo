@@ -1,5 +1,5 @@
-"""A block of the diagonal kernel: its shared memory, and what of its steps a
-thread computes."""
+"""A block of the diagonal kernel: its shared memory, and the part of its steps
+that a thread computes."""
 
 from max.gpu.memory import external_memory
 from std.utils import IndexList, StaticTuple
@@ -41,7 +41,7 @@ struct StagePosition(TrivialRegisterPassable):
 
     @always_inline
     def after(self, count: UInt32, stages: UInt32) -> StagePosition:
-        """The position some stages on.
+        """The position after some more stages.
 
         Args:
             count: How many, up to `stages`.
@@ -54,13 +54,13 @@ struct StagePosition(TrivialRegisterPassable):
 
 
 struct LoadCursor(TrivialRegisterPassable):
-    """The next stage to load, and what of the activation."""
+    """The next stage to load, and the rows of the activation that go there."""
 
     var stage: UInt32
     var index: UInt32
     """The first step of the next run."""
     var left: UInt32
-    """Stages of this run that are left."""
+    """Stages of this run that are not loaded yet."""
     var channel: UInt32
     var w: Int32
     var h: Int32
@@ -69,7 +69,7 @@ struct LoadCursor(TrivialRegisterPassable):
 
     @always_inline
     def __init__(out self, schedule: DiagonalSchedule):
-        """In front of a block's first run.
+        """Starts before a block's first run.
 
         Args:
             schedule: The block's.
@@ -93,8 +93,8 @@ struct LoadCursor(TrivialRegisterPassable):
         schedule: DiagonalSchedule,
         count: UInt32,
     ):
-        """Starts filling stages that no one reads any more, if there are steps
-        left; one thread.
+        """Starts loading released stages, if there are steps left. One thread
+        calls it.
 
         Args:
             config: The configuration.
@@ -159,7 +159,7 @@ struct LoadCursor(TrivialRegisterPassable):
 
 @fieldwise_init
 struct DiagonalStorage(TrivialRegisterPassable):
-    """Where a block's shared memory is."""
+    """The layout of a block's shared memory."""
 
     var barriers: SharedAddress
     var ring: SharedAddress
@@ -190,7 +190,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
 
     @always_inline
     def ready(self, buffer: UInt32) -> Barrier:
-        """Completes when a buffer may be written, and has its residual, if
+        """Completes when a buffer may be written and holds its residual, if
         there is one.
 
         Args:
@@ -217,7 +217,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
     def buffer(
         self, geometry: DiagonalGeometry, index: UInt32
     ) -> SharedAddress:
-        """Where a batch's outputs are.
+        """The address of a batch's outputs.
 
         Args:
             geometry: The problem.
@@ -227,7 +227,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
 
     @always_inline
     def init(self, stages: UInt32):
-        """Initializes the barriers; one thread.
+        """Initializes the barriers. One thread calls it.
 
         Args:
             stages: Of the ring.
@@ -241,7 +241,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
 
 
 struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
-    """What a thread computes of the steps of a slab.
+    """The part of a slab's steps that a thread computes.
 
     Parameters:
         config: The configuration.
@@ -257,17 +257,16 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
     var group: UInt32
     """Which 8 channels of the slab."""
     var offsets: StaticTuple[UInt32, Self.load_rows * Self.config.taps]
-    """Where in a stage the matrix row is that the thread gives the address of,
-    in the first half of the first set: for each load, and each column of
-    taps."""
+    """Offset in a stage of the matrix row whose address the thread passes, in
+    the first half of the first set: for each load and each column of taps."""
     var output: UInt32
-    """Where in a step's outputs the matrix row is that the thread gives the
-    address of, in the first half of the first set."""
+    """Offset in a step's outputs of the matrix row whose address the thread
+    passes, in the first half of the first set."""
     var half: UInt32
-    """Bytes from there if the thread gives addresses of a set's other half."""
+    """Bytes from there if the thread passes addresses of a set's other half."""
     var first_set: UInt32
     var set_step: UInt32
-    """From sets of the thread to the next: where a slab has few channels,
+    """Sets from one of the thread's to its next: where a slab has few channels,
     several warps share its sets."""
     var sets: UInt32
     """Of the steps."""
@@ -296,8 +295,8 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
                 shift = UInt32(i)
         var groups = UInt32(WARPS) >> shift
         self.group = warp & (groups - 1)
-        # The last two matrices of a load are pixels of the stage's other row, or
-        # of the same row the channels beside the warp's own.
+        # The last two matrices of a load are pixels of the stage's other row,
+        # or, of the same row, the channels beside the warp's own.
         var pixel = lane % 8 * UInt32(Self.config.stride)
         var beside = UInt32(0)
         comptime if Self.load_rows == 1:
@@ -345,32 +344,32 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
 
     @always_inline
     def channel(self) -> Int:
-        """The first channel of the warp; any, if it has none: its operands can
-        be loaded without a branch."""
+        """The first channel of the warp. If the warp has none, any channel, so
+        that operands are loaded without a branch."""
         return Int(self.slab + self.group * MATRIX) if self.active else 0
 
     @always_inline
     def offset[tap: Int, row: Int = 0](self) -> UInt32:
-        """Where in a stage the matrix row is that the thread gives the address
-        of, in the first half of the first set.
+        """The offset in a stage of the matrix row whose address the thread
+        passes, in the first half of the first set.
 
         Parameters:
             tap: The column of taps.
-            row: Of the stage, where a load has but one.
+            row: Of the stage, where a load has only one.
         """
         return self.offsets[row * Self.config.taps + tap]
 
 
 struct SetPlace(TrivialRegisterPassable):
-    """Where a set is, for the addresses that a thread gives."""
+    """The offsets of a set, for the addresses that a thread passes."""
 
     var shift: UInt32
     """In a stage, bytes from the thread's first pixel."""
     var first: SharedAddress
     """The outputs of its first half."""
     var second: SharedAddress
-    """Those of its second half: where there is none, the first is computed
-    twice."""
+    """Those of its second half. Where there is none, the first half is
+    computed twice."""
 
     @always_inline
     def __init__(

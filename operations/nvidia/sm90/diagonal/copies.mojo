@@ -1,5 +1,5 @@
-"""The copies of the diagonal kernel: a warp of its own, of which one thread
-asks TMA for input rows and residuals and has it store outputs.
+"""The copies of the diagonal kernel. In a warp of their own, one thread starts
+TMA loads of input rows and residuals, and TMA stores of outputs.
 
     copying thread:     load the first stages; make every buffer ready
                         for each batch of steps:
@@ -38,7 +38,7 @@ def load_residual(
     first: UInt32,
     buffer: UInt32,
 ) -> UInt32:
-    """Starts filling a buffer with a batch's residual; one thread.
+    """Starts loading a batch's residual into a buffer. One thread calls it.
 
     Args:
         residual: The residual's descriptor.
@@ -46,7 +46,7 @@ def load_residual(
         storage: The block's.
         schedule: The block's.
         first: The batch's first step.
-        buffer: Which no one uses any more.
+        buffer: A released one.
 
     Returns:
         The first step of the next batch.
@@ -72,8 +72,8 @@ def store_batch(
     first: DiagonalStep,
     batch: UInt32,
 ):
-    """Has TMA store a batch's outputs, which every warp has
-    written; one thread.
+    """Starts the TMA store of a batch's outputs, which every warp has written.
+    One thread calls it.
 
     Args:
         output: The output's descriptor.
@@ -121,7 +121,7 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
 
     @always_inline
     def __init__(out self, schedule: DiagonalSchedule):
-        """In front of a block's steps.
+        """Starts before a block's first step.
 
         Args:
             schedule: The steps.
@@ -137,7 +137,7 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
         storage: DiagonalStorage,
         count: UInt32,
     ):
-        """Starts filling stages that no one reads any more.
+        """Starts loading released stages.
 
         Args:
             activation: The activation's descriptor.
@@ -159,8 +159,8 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
         geometry: DiagonalGeometry,
         storage: DiagonalStorage,
     ):
-        """Copies what the block's steps need, the first stages apart, and what
-        they write.
+        """Loads what the block's steps read, except the first stages, and
+        stores what they write.
 
         Args:
             activation: The activation's descriptor.
@@ -200,7 +200,7 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
                         step,
                         batch,
                     )
-                    # The batch before has left its buffer.
+                    # The store of the batch before has read its buffer.
                     wait_stores_read[1]()
                 if index > self.schedule.first:
                     ahead = self._make_ready(
@@ -229,8 +229,8 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
         ahead: UInt32,
         buffer: UInt32,
     ) -> UInt32:
-        """Lets the warps write a buffer, once it has their residual if there is
-        one.
+        """Releases a buffer to the warps, after the load of its residual if
+        there is one.
 
         Returns:
             The first step of the next batch.

@@ -17,7 +17,7 @@ from .plan import (
 
 @fieldwise_init
 struct DiagonalStep(TrivialRegisterPassable):
-    """Where a step lies, and how many follow it down its image."""
+    """The position of a step, and how many follow it down its image."""
 
     var image: UInt32
     """The first image."""
@@ -36,19 +36,18 @@ struct DiagonalStep(TrivialRegisterPassable):
 
 @fieldwise_init
 struct DiagonalSchedule(TrivialRegisterPassable):
-    """Which steps a block takes, and in which order: down its images, or
-    up."""
+    """The steps of a block, and their order: down its images, or up."""
 
     var first: UInt32
     """The first step, counted along the schedule."""
     var end: UInt32
-    """Behind the last."""
+    """One past the last."""
     var up: Bool
     """Whether up."""
 
     @always_inline
     def step(self, geometry: DiagonalGeometry, index: UInt32) -> DiagonalStep:
-        """Where a step lies.
+        """The position of a step.
 
         Args:
             geometry: The problem.
@@ -95,9 +94,9 @@ struct DiagonalGeometry(
     var half_bytes: UInt32
     """From a set's first half to its second, in a stage."""
     var set_output_bytes: UInt32
-    """As `set_bytes`, of the outputs."""
+    """From set to set, in a step's outputs."""
     var half_output_bytes: UInt32
-    """As `half_bytes`, of the outputs."""
+    """From a set's first half to its second, in a step's outputs."""
     var out_rows: UInt32
     var out_columns: UInt32
     var columns: UInt32
@@ -142,7 +141,7 @@ struct DiagonalGeometry(
     def of(
         config: DiagonalConfig, problem: ConvProblem, plan: DiagonalTiling
     ) -> DiagonalGeometry:
-        """What the kernel is told.
+        """Builds the geometry from a problem and its cut.
 
         Args:
             config: The configuration.
@@ -204,8 +203,8 @@ struct DiagonalGeometry(
 
     @always_inline
     def schedule[flips: Bool](self, block: UInt32) -> DiagonalSchedule:
-        """The steps of a block. Neighbours begin where they meet, and end
-        where they meet: the rows that both of them need come from memory once.
+        """The steps of a block. Two neighbours both begin, or both end, at
+        their common edge: the rows that both need are read from memory once.
 
         Parameters:
             flips: Whether every other block goes up; otherwise all go down.
@@ -227,7 +226,7 @@ struct DiagonalGeometry(
 
     @always_inline
     def slab_end(self, index: UInt32) -> UInt32:
-        """Behind the last step of a slab.
+        """One past the last step of a slab.
 
         Args:
             index: Of a step of it.
@@ -236,7 +235,7 @@ struct DiagonalGeometry(
 
     @always_inline
     def step(self, index: UInt32) -> DiagonalStep:
-        """Where a step lies.
+        """The position of a step.
 
         Args:
             index: Of the step.
@@ -260,7 +259,7 @@ struct DiagonalGeometry(
     def output_offset(
         self, image: UInt32, step: DiagonalStep, p: UInt32, q: UInt32
     ) -> Int:
-        """Elements in front of an output pixel.
+        """Elements before an output pixel.
 
         Args:
             image: The image.

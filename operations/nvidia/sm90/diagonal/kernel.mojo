@@ -4,14 +4,13 @@ common filter sizes, on Hopper: persistent, on the tensor cores.
     every warp:     for each batch of steps:
                         for each step, for every set of 2 x 16 pixels:
                             read the pixels, multiply, finish, write
-                        tell the copying warp, or meet the others
+                        tell the copying warp, or sync with the others
     a warp, or three threads of the others:
                     load the next input rows and residual, store the outputs
 
-A diagonal matrix multiplies what is beside its diagonal, or beside a group's
-block on it, by zero: a value that is not finite would spread to the 8 channels
-of its warp. Sums that are not numbers are therefore computed anew, group by
-group.
+A matrix of blocks on its diagonal multiplies the channels of other groups by
+zero. A value that is not finite would make NaN of all 8 channels of its warp.
+Sums that are NaN are therefore computed again, group by group.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
@@ -101,9 +100,9 @@ struct DiagonalKernel[
     comptime Fusion = DiagonalFusion[Self.bias_type, Self.out_type]
     comptime FusedWork = Epilogue[Self.bias_type, Self.out_type]
     comptime Old = StaticTuple[SIMD[Self.out_type, 4], STEP_ROWS]
-    """The residual of a set, as its sums."""
+    """The residual of a set, laid out as its sums are."""
     comptime Rounded = StaticTuple[SIMD[DType.uint32, 2], STEP_ROWS]
-    """A set's outputs: of each row those of each half."""
+    """A set's outputs: for each row, those of each half."""
     comptime apart = Self.config.copies_apart()
     """Whether a warp of its own copies."""
     comptime stores_tiles = not (Self.Output.computes or Self.Output.stores)
@@ -133,9 +132,10 @@ struct DiagonalKernel[
         Args:
             activation: Descriptor of the activation `[N, D, H, W, C]`, a stage
                 a box.
-            output: Descriptor of the output `[N, Z, P, Q, C]`, a step a box,
-                unless fused work stores.
-            residual: As `output`, of the residual, if there is one.
+            output: Descriptor of the output `[N, Z, P, Q, C]`, a step a box;
+                not used if fused work stores.
+            residual: Descriptor of the residual, a step a box; not used if
+                there is none.
             filter: `[K, 1, R, S, C / groups]`.
             epilogue: What happens before the store.
             target: The output.
@@ -165,7 +165,7 @@ struct DiagonalKernel[
                 prefetch_map(activation)
                 storage.init(geometry.stages)
             sync_threads[THREADS](0)
-        # What came before may still run: nothing of its memory until here.
+        # The kernel before may still run: its memory is not touched until here.
         launch_dependent_grids()
         wait_on_dependent_grids()
         Self._compute_steps(
@@ -191,8 +191,8 @@ struct DiagonalKernel[
         storage: DiagonalStorage,
         schedule: DiagonalSchedule,
     ):
-        """The copying warp. The first stages are asked for before the block
-        meets."""
+        """The copying warp. It starts to load the first stages before the block
+        syncs."""
         var copies = thread_idx.x == THREADS
         var copier = DiagonalCopier[Self.config, Self.stores_tiles](schedule)
         if copies:
@@ -233,7 +233,7 @@ struct DiagonalKernel[
         var worker = Self.Worker(
             geometry, schedule.step(geometry, index), warp, lane
         )
-        # Asked for first: behind the stages it would wait for them.
+        # Loaded first: after the stages it would wait for them.
         var loaded = Self.Taps.load(
             filter, worker.channel(), geometry.group_log, lane
         )
@@ -247,7 +247,7 @@ struct DiagonalKernel[
                 schedule,
                 geometry.stages,
             )
-        # The first step whose residual is not on its way.
+        # The first step whose residual is not being loaded yet.
         var ahead = schedule.first
         if loads_residual:
             for buffer in range(UInt32(BUFFERS - 1)):
@@ -265,7 +265,7 @@ struct DiagonalKernel[
         while index < schedule.end:
             var step = schedule.step(geometry, index)
             if step.channel != worker.slab:
-                # Computed anew: neither is kept for it.
+                # Computed again, so that no register keeps it.
                 warp, lane = divmod(thread_anew(), UInt32(WARP))
                 worker = Self.Worker(geometry, step, warp, lane)
                 loaded = Self.Taps.load(
@@ -331,7 +331,7 @@ struct DiagonalKernel[
                     comptime if Self.stores_tiles:
                         fence_async_proxy()
                         if thread_idx.x == 0:
-                            # The store before has left its buffer.
+                            # The store before has read its buffer.
                             wait_stores_read[0]()
                     sync_threads[THREADS](0)
                     if loads_stages:
@@ -379,8 +379,8 @@ struct DiagonalKernel[
         position: StagePosition,
         begins: Bool,
     ):
-        """Waits for the stages of a step that the step before it, if there is
-        one, has not waited for."""
+        """Waits for those stages of a step that the step before it has not
+        waited for."""
         comptime old = Self.window_stages - Self.step_stages
         comptime for i in range(Self.window_stages):
             if i >= old or begins:
@@ -413,7 +413,7 @@ struct DiagonalKernel[
             var at = position.after(index, geometry.stages)
             stages[i] = storage.ring + at.stage * geometry.stage_bytes
         var own = to + worker.output
-        # Not a number if one of the outputs is not.
+        # NaN if one of the outputs is.
         var largest = UInt32(0)
         comptime together = 1 if finishes else Self.config.together()
         var set = worker.first_set
@@ -446,7 +446,7 @@ struct DiagonalKernel[
                     largest,
                 )
         comptime if Self.Summing.mixes_groups and not finishes:
-            # Nothing was read from where the outputs are: they are replaced.
+            # No one has read the outputs yet: they are replaced.
             var two = bitcast[Self.out_type, 2](largest)
             if vote[DType.uint32](isnan(two).reduce_or()) != 0:
                 set = worker.first_set
@@ -475,8 +475,8 @@ struct DiagonalKernel[
         mut set: UInt32,
         mut largest: UInt32,
     ):
-        """Writes the outputs of `count` sets, so that a multiply need not wait
-        for the one before it."""
+        """Writes the outputs of `count` sets, whose multiplies do not depend on
+        each other."""
         var places = StaticTuple[SetPlace, count](
             fill=SetPlace(geometry, worker, outputs, set)
         )
@@ -492,7 +492,7 @@ struct DiagonalKernel[
             set += worker.set_step
         comptime if finishes:
             comptime if Self.Summing.mixes_groups:
-                # Not a number if a sum is not, or if some are infinite.
+                # NaN if a sum is NaN, or if some are infinite.
                 var total = Float32(0)
                 comptime for i in range(count):
                     total += (sums[i][0] + sums[i][1]).reduce_add()

@@ -117,7 +117,8 @@ struct Diagonal(ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DiagonalPlan:
-        """The configuration for the filter, and the cut that saves time."""
+        """The configuration for the filter, and the cut that takes least
+        time."""
         var candidate = choose_diagonal(problem)
         var config = diagonal_candidate(candidate)
         var tiling = DiagonalTiling(config, problem, device.units)
@@ -152,7 +153,7 @@ struct Diagonal(ConvKernel):
             STAGE_ROWS,
             1,
         )
-        # Where nothing is read or written through it, any will do.
+        # Any descriptor where nothing is read or written through it.
         var to = input
         comptime if not (Output.computes or Output.stores):
             to = _output_map(

@@ -1,8 +1,8 @@
 """Matrices of 8 pixels by 8 channels of a 16-bit type, and their products.
 
-A matrix is one register of each thread of a warp: of row `lane / 4` the
-elements `2 * (lane % 4)` and the next. In shared memory its rows are 16 bytes
-each, at the addresses that lanes give.
+A matrix is one register of each thread of a warp: elements `2 * (lane % 4)` and
+the next of row `lane / 4`. In shared memory its rows are 16 bytes each, at
+addresses that the lanes pass.
 """
 
 from std.memory import bitcast
@@ -21,9 +21,9 @@ first, then of the second."""
 
 @always_inline
 def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
-    """The sum of two numbers, of which the compiler knows nothing: what it is
-    added to is neither computed in front of a loop nor kept for later, where
-    each such sum would take a register."""
+    """The sum of two numbers, opaque to the compiler. It neither hoists the sum
+    out of a loop nor keeps it for later, where each sum would take a
+    register."""
     return inlined_assembly[
         "add.u32 $0, $1, $2;", UInt32, constraints="=r,r,r"
     ](first, second)
@@ -31,15 +31,15 @@ def unknown_sum(first: UInt32, second: UInt32) -> UInt32:
 
 @always_inline
 def thread_anew() -> UInt32:
-    """The index of the thread in its block, read where it is said: it takes no
+    """The index of the thread in its block, read where it is used: it takes no
     register before."""
     return inlined_assembly["mov.u32 $0, %tid.x;", UInt32, constraints="=r"]()
 
 
 @always_inline
 def larger_or_unknown[dtype: DType](first: UInt32, second: UInt32) -> UInt32:
-    """The larger of two numbers, not a number if one of them is not, in both
-    halves of a register (PTX ISA, "max").
+    """The larger of two numbers, NaN if one of them is, in both halves of a
+    register (PTX ISA, "max").
 
     Parameters:
         dtype: Of the numbers: bfloat16 or float16.
@@ -61,7 +61,7 @@ def larger_or_unknown[dtype: DType](first: UInt32, second: UInt32) -> UInt32:
 
 @always_inline
 def keep_rolled():
-    """Said at the start of a loop's body: the assembler does not unroll it (PTX
+    """Keeps the assembler from unrolling a loop, at the start of its body (PTX
     ISA, "Pragma Strings: nounroll")."""
     inlined_assembly['.pragma "nounroll";', NoneType, constraints="~{memory}"]()
 
@@ -125,9 +125,9 @@ def store_matrices(address: SharedAddress, first: UInt32, second: UInt32):
 struct DiagonalFilter[dtype: DType, taps: Int, chunks: Int](
     TrivialRegisterPassable
 ):
-    """The filters of 8 output channels: for each tap a matrix of what they take
-    of 8 input channels, or several. Groups of fewer channels are blocks on its
-    diagonal, beside which it is zero.
+    """The filters of 8 output channels: for each tap one or several matrices of
+    8 input channels by 8 output channels. Groups of fewer channels are blocks
+    on the diagonal; the rest is zero.
 
     Parameters:
         dtype: Of the elements: bfloat16 or float16.
@@ -137,7 +137,7 @@ struct DiagonalFilter[dtype: DType, taps: Int, chunks: Int](
 
     comptime count = Self.taps * Self.taps
     comptime Loaded = StaticTuple[UInt32, Self.count * Self.chunks]
-    """What the thread has of each matrix, or of one beside it."""
+    """The thread's elements of each matrix, or of the one beside it."""
 
     var bits: Self.Loaded
 
@@ -164,7 +164,7 @@ struct DiagonalFilter[dtype: DType, taps: Int, chunks: Int](
         """
         comptime if Self.chunks > 1:
             return Self._load[MATRIX * Self.chunks](filter, channel, lane)
-        # Taps at known distances: each address would take two registers.
+        # Taps at compile-time offsets: each address would take two registers.
         comptime for log in range(MATRIX_LOG):
             if group_log == UInt32(log):
                 return Self._load[1 << log](filter, channel, lane)
@@ -175,7 +175,7 @@ struct DiagonalFilter[dtype: DType, taps: Int, chunks: Int](
     def _load[
         width: Int
     ](filter: Reads[Self.dtype], channel: Int, lane: UInt32) -> Self.Loaded:
-        """As `load`, of groups of `width` channels."""
+        """`load` for groups of `width` channels."""
         var data = filter.unsafe_offset(
             (channel + Int(lane // 4)) * Self.count * width
         )
@@ -204,7 +204,7 @@ struct DiagonalFilter[dtype: DType, taps: Int, chunks: Int](
 
         Args:
             loaded: By `load`.
-            group_log: As for `load`.
+            group_log: The logarithm of a group's channels, to base 2.
             lane: Of this thread.
         """
         self.bits = loaded

@@ -1,5 +1,5 @@
-"""Outputs of the diagonal kernel that the graph compiler fused something
-behind: the threads store them."""
+"""Stores of the diagonal kernel's outputs where the graph compiler fused
+something: by threads, not by TMA."""
 
 from max.gpu import thread_idx
 from std.utils import IndexList

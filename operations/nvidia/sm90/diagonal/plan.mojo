@@ -1,20 +1,20 @@
-"""Depthwise filters, and groups of few channels, on Hopper's tensor cores: which
-of them the diagonal kernel takes, and how it cuts a problem.
+"""Depthwise filters, and groups of few channels, on Hopper's tensor cores:
+which of them the diagonal kernel takes, and how it cuts a problem.
 
-A tap of 8 channels is a diagonal matrix, or one of blocks on the diagonal where
-groups have several channels, and what it adds to the sums is the product of
-that matrix and of the pixels that the tap sees. Where groups have more than 8
-channels, a tap has several such matrices. A warp has 8 channels of the output,
-a block `SLAB`; a step is `STEP_ROWS` rows of some columns of the
-output, of several images where these are narrow. A warp computes it set by set:
-of both rows 8 pixels and 8 more, the neighbours to the right or the same ones
+A tap of 8 channels is a diagonal matrix, or one with blocks on its diagonal
+where groups have several channels. It adds to the sums the product of that
+matrix and of the pixels at the tap. Where groups have more than 8 channels, a
+tap has several such matrices. A warp has 8 channels of the output, a block has
+`SLAB`. A step is `STEP_ROWS` rows of some columns of the output, of several
+images where these are narrow. A warp computes a step set by set. A set is 8
+pixels of both rows and 8 more: the neighbours to the right, or the same pixels
 of the next image.
 
-A block takes steps one after the other, down an image and on in the next, and
-stores the outputs of some of them together: TMA brings input rows
-into a ring of shared memory, filled with zeros outside the image, and takes the
-outputs away. Blocks that have the same pixels and the slabs of their channels
-run at the same time where that costs nothing: to memory, slabs are neighbours.
+A block takes steps one after the other, down an image and then down the next,
+and stores the outputs of several steps together. TMA loads input rows into a
+ring of shared memory, with zeros outside the image, and stores the outputs.
+Blocks of the same pixels and neighbouring slabs run at the same time where that
+costs nothing, because slabs are neighbours in memory.
 """
 
 from std.bit import log2_floor
@@ -49,7 +49,7 @@ comptime MAX_IMAGES = 8
 """Images of a step, at most."""
 
 comptime STEP_SETS = 3
-"""Sets that take the time that a step takes beside its own."""
+"""The overhead of a step, in the time of sets."""
 
 comptime WARPS = SLAB // MATRIX
 """Of a block: one for 8 channels each."""
@@ -61,8 +61,8 @@ comptime THREADS = WARP * WARPS
 """Threads of a block that compute."""
 
 comptime BUFFERS = 3
-"""Batches of outputs in shared memory: one is written, the others are on their
-way out, or their residuals on their way in."""
+"""Batches of outputs in shared memory: one is written, while the others are
+stored or their residuals loaded."""
 
 comptime BUFFER_BYTES = 16 * 1024
 """Bytes of a batch of several steps, at most."""
@@ -71,10 +71,10 @@ comptime MAX_STAGES = 24
 """Stages of the ring, at most."""
 
 comptime BARRIERS_BYTES = PATTERN_BYTES
-"""Shared memory in front of the ring: its barriers."""
+"""Shared memory before the ring: its barriers."""
 
 comptime BLOCK_BYTES = 1024
-"""Shared memory that a block takes beside its own."""
+"""Shared memory that the system takes for each block."""
 
 
 @fieldwise_init
@@ -103,7 +103,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
 
     def stages(self, batch: Int) -> Int:
         """Stages of the ring, at least: those of a batch of steps and of the
-        next, of which some are on their way.
+        next, of which some are being loaded.
 
         Args:
             batch: Steps.
@@ -114,18 +114,18 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
 
     def together(self) -> Int:
         """Sets that a warp computes at the same time where nothing is fused:
-        several where a multiprocessor has few warps to wait for each other.
+        several where a multiprocessor has too few warps to hide latency.
         """
         return 2 if self.resident() == 1 else 1
 
     def resident(self) -> Int:
-        """Blocks of a multiprocessor, at least: what registers allow, and
-        shared memory is shared out for."""
+        """Blocks of a multiprocessor, at least: as many as registers allow.
+        Shared memory is divided among them."""
         return 1 if self.taps == 7 else 2
 
     def copies_apart(self) -> Bool:
-        """Whether a warp of its own copies: where its registers cost none that
-        the others need. Otherwise three of their threads do."""
+        """Whether one more warp copies: where its registers are free. Otherwise
+        three threads of the computing warps copy."""
         return self.taps == 3 and self.group_chunks < 4
 
     def threads(self) -> Int:
@@ -220,7 +220,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         """Whether a filter may be one for this configuration.
 
         Args:
-            known: What is known of it.
+            known: The facts known when the op is compiled.
         """
         var width = known.group_channels
         return known.may_have(taps=self.taps, stride=self.stride) and (
@@ -244,8 +244,8 @@ comptime NARROW_CANDIDATES = 2 * len(DIAGONAL_TAPS)
 comptime DIAGONAL_CANDIDATES = NARROW_CANDIDATES + 2 * log2_floor(
     DIAGONAL_CHANNELS // MATRIX
 )
-"""Configurations to choose from: behind the narrow ones those of the smallest
-filter for wider groups, each twice as wide as those before."""
+"""Configurations to choose from: after the narrow ones, those of the smallest
+filter for wider groups, each twice as wide as the one before."""
 
 
 def diagonal_candidate(index: Int) -> DiagonalConfig:
@@ -269,7 +269,7 @@ def choose_diagonal(problem: ConvProblem) -> Int:
     Args:
         problem: The convolution.
     """
-    # A refusal costs time to write: only one configuration is asked.
+    # Formatting a refusal takes time: only one configuration is asked.
     var known = KnownFilter.of(problem)
     comptime for index in range(DIAGONAL_CANDIDATES):
         comptime config = diagonal_candidate(index)
@@ -310,8 +310,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
     """Of a step."""
     var slabs: Int
     var together: Int
-    """Slabs that blocks next to each other have: all, or one, where a block
-    goes on from slab to slab."""
+    """Slabs of neighbouring blocks: all, or one where a block goes on from slab
+    to slab."""
     var row_steps: Int
     """Steps down an image."""
     var steps: Int
@@ -332,13 +332,12 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         problem: ConvProblem,
         multiprocessors: Int,
     ):
-        """Cuts a problem: the widest steps that leave a multiprocessor shared
-        memory for two blocks, as many images as save time, and as many stages
-        as cost no block.
+        """Cuts a problem. Steps are the widest that leave a multiprocessor
+        shared memory for two blocks; they have as many images as save time. The
+        ring has as many stages as cost no block.
 
         Args:
-            config: The configuration; its `refusal` has nothing against the
-                problem.
+            config: A configuration that does not refuse the problem.
             problem: The convolution, with at least one output.
             multiprocessors: Of the device.
         """
@@ -368,7 +367,7 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         self.groups = ceildiv(width, self.columns)
         self.resident = min(config.resident(), self._resident())
         self._take_images(problem, multiprocessors)
-        # Larger batches, then more stages, where they cost no block.
+        # Larger batches, then more stages, as long as they cost no block.
         var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
         while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
             self.batch += 1
@@ -392,8 +391,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
             self.blocks = share * self.slabs
 
     def _take_images(mut self, problem: ConvProblem, multiprocessors: Int):
-        """Finds how many images a step has: several only where one is at most
-        a set wide."""
+        """Finds how many images a step has: several only where an image is at
+        most a set wide."""
         if self.columns > 2 * MATRIX or self.groups > 1:
             return
         var best = self.images
@@ -412,7 +411,7 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         self.images = best
 
     def _time(self, problem: ConvProblem, multiprocessors: Int) -> Int:
-        """What a block takes, in the time of sets."""
+        """The time of a block, in the time of sets."""
         var steps = self._steps(problem)
         var rounds = ceildiv(steps, multiprocessors * self.resident)
         return rounds * (STEP_SETS + self.sets())

@@ -22,11 +22,11 @@ from .plan import MATRIX, STAGE_ROWS, STEP_ROWS, DiagonalConfig
 
 @fieldwise_init
 struct DiagonalSums[dtype: DType, config: DiagonalConfig]:
-    """What a warp does for the sums of 8 channels. A load brings 16 pixels of
-    each of a stage's rows: as they lie in its registers, they are what two taps
-    of a column see, or one of them what a single tap sees. Where groups have
-    more than 8 channels, it brings 16 pixels of one row, and of two chunks of
-    channels what one tap sees.
+    """A warp's work for the sums of 8 channels. A load takes 16 pixels of each
+    row of a stage. In registers they are the operand of two taps of a column,
+    and those of one row the operand of a single tap. Where groups have more
+    than 8 channels, a load takes 16 pixels of one row and two chunks of
+    channels, the operand of one tap.
 
     Parameters:
         dtype: Of activation and filter: bfloat16 or float16.
@@ -37,17 +37,17 @@ struct DiagonalSums[dtype: DType, config: DiagonalConfig]:
     comptime stride = Self.config.stride
     comptime window = Self.config.window()
     comptime Stages = StaticTuple[SharedAddress, Self.config.window_stages()]
-    """Where the stages of a step's window are, and in them the pixels that the
-    thread gives the addresses of."""
+    """Addresses of a step's stages, at the pixels whose addresses the thread
+    passes."""
     comptime RowSums = StaticTuple[Sums, STEP_ROWS]
-    """Of each of a step's rows 16 pixels: 8, and 8 more."""
+    """16 pixels of each of a step's rows: 8, and 8 more."""
     comptime Taps = DiagonalFilter[
         Self.dtype, Self.taps, Self.config.group_chunks
     ]
     comptime Worker = DiagonalWorker[Self.config]
     comptime mixes_groups = Self.config.group_chunks == 1
-    """Whether a multiply may have several groups, each of which meets zeros
-    beside its own part of the matrix."""
+    """Whether a multiply may have several groups, whose channels are multiplied
+    by zeros outside their own block of the matrix."""
 
     @staticmethod
     @always_inline
@@ -80,8 +80,8 @@ struct DiagonalSums[dtype: DType, config: DiagonalConfig]:
         filter: Self.Taps,
         mask: UInt32,
     ) -> Self.RowSums:
-        """As `multiply`, of groups of up to 8 channels: two rows at a time, and
-        of every pair of channels, with `masks`, the bits of `mask` alone."""
+        """`multiply` for groups of up to 8 channels, two rows at a time. With
+        `masks`, of every pair of channels only the bits of `mask` count."""
         var places = stages
         comptime for j in range(Self.config.window_stages()):
             places[j] = unknown_sum(stages[j], shift)
@@ -130,8 +130,8 @@ struct DiagonalSums[dtype: DType, config: DiagonalConfig]:
         shift: UInt32,
         filter: Self.Taps,
     ) -> Self.RowSums:
-        """As `multiply`, of groups of several chunks of channels: two chunks at
-        a time."""
+        """`multiply` for groups of several chunks of channels, two chunks at a
+        time."""
         var places = stages
         comptime for j in range(Self.config.window_stages()):
             places[j] = unknown_sum(stages[j], shift)
@@ -143,7 +143,7 @@ struct DiagonalSums[dtype: DType, config: DiagonalConfig]:
                     + worker.offset[s, row % STAGE_ROWS]()
                 )
                 comptime for chunk in range(0, Self.config.group_chunks, 2):
-                    # The swizzle has the chunks of a group in 32 or 64 bytes.
+                    # The swizzle keeps a group's chunks within 32 or 64 bytes.
                     var pixels = load_matrices[4](
                         at ^ UInt32(chunk * CHUNK_BYTES)
                     )
@@ -169,18 +169,18 @@ struct DiagonalSums[dtype: DType, config: DiagonalConfig]:
         shift: UInt32,
         filter: Self.Taps,
     ) -> Self.RowSums:
-        """As `multiply`, each group by itself, the other channels taken for
-        zeros.
+        """Computes the sums of a set group by group, with zeros for the
+        channels of other groups.
 
         Args:
             geometry: The problem.
-            stages: As for `multiply`.
-            worker: As for `multiply`.
-            shift: As for `multiply`.
-            filter: As for `multiply`.
+            stages: The window's.
+            worker: What the thread computes.
+            shift: Bytes from the thread's first pixel to that of the set.
+            filter: The channels' filters.
         """
         var result = Self.RowSums(fill=Sums(0))
-        # Neither unrolled nor prepared outside: it hardly ever runs.
+        # Neither unrolled nor hoisted: it hardly ever runs.
         var group = UInt32(0)
         while group < unknown_sum(UInt32(MATRIX), 0) >> geometry.group_log:
             keep_rolled()

@@ -71,7 +71,7 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
         """Values of a sub-tile that one thread holds.
 
         Args:
-            element_bytes: As in `pixels`.
+            element_bytes: Of the output's type: 2 or 4.
         """
         return self.pixels(element_bytes) * SUBTILE_FILTERS // CONSUMER_THREADS
 

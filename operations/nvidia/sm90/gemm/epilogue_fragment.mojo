@@ -224,7 +224,7 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
             value: The value's index in its group.
 
         Args:
-            group: As in `matrices`.
+            group: Which four: `MATRIX_VALUES` values of the thread each.
         """
         var filter = self.filter() + UInt32(Self.filter_of(value))
         var row = self.pixel() + UInt32(Self.pixel_of(value))
@@ -339,14 +339,14 @@ def read_fragment[
     the mirror image of `write_fragment`, at the same addresses.
 
     Parameters:
-        layout: As in `write_fragment`.
-        dtype: As in `write_fragment`.
-        size: As in `write_fragment`.
+        layout: How a consumer's values are cut up.
+        dtype: Of the buffer's elements.
+        size: How many, a multiple of `MATRIX_VALUES`.
 
     Args:
         buffer: Where from.
         place: The thread's.
-        group: As in `write_fragment`.
+        group: Of the first values, as in `WarpgroupFragments.matrices`.
     """
     var values = SIMD[DType.float32, size](0)
     comptime for g in range(size // MATRIX_VALUES):

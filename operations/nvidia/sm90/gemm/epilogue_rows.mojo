@@ -166,7 +166,7 @@ struct RowStore[
         """Stores what `load` has read; what lies beyond the output is dropped.
 
         Parameters:
-            panel: As in `load`.
+            panel: Which of the thread's `held`.
 
         Args:
             output: The output.

@@ -58,14 +58,14 @@ def select_values[
     """A fragment of a thread's values, known at run time only.
 
     Parameters:
-        rows: As in `values_of`.
-        columns: As in `values_of`.
-        layout: As in `values_of`.
+        rows: Of the multiply.
+        columns: Of the multiply.
+        layout: How the consumer's part is cut up.
         subtiles: Of a consumer's part.
         size: Values of a fragment.
 
     Args:
-        sums: As in `values_of`.
+        sums: The consumer's values, waited for.
         index: The fragment, counted over all sub-tiles.
     """
     comptime count = layout.values() // size

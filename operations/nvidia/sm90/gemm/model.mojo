@@ -85,7 +85,7 @@ comptime CLUSTER_SECONDS = 1.2e-6
 """What it costs a launch that blocks share loads."""
 
 comptime CLUSTER_SYNC_SECONDS = 1.1e-6
-"""To have the blocks of a tile meet."""
+"""To sync the blocks of a tile."""
 
 comptime SUM_SECONDS = 0.7e-6 / 128
 """To add up, in every thread, a part of one accumulator."""

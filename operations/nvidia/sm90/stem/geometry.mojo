@@ -1,11 +1,11 @@
 """Stems, the convolutions of few input channels: which of them the Hopper stem
-kernel takes, and how it cuts them.
+kernel takes, and how it cuts a problem.
 
-TMA cannot take pixels whose bytes are no multiple of 16. Threads
-stage the input pixels of an output tile instead: channels in quads (4 channels,
-8 bytes, the missing ones and the pixels outside the image 0). The filter's
-taps are quads too, and 4 quads are the 16 products of a multiply: thread t of
-the four that share a row of the multiply reads quads t, t + 4, t + 8 and so on.
+TMA cannot load pixels whose bytes are no multiple of 16. Threads stage the
+input pixels of an output tile instead, as quads: 4 channels, 8 bytes, with
+zeros for missing channels and for pixels outside the image. The filter's taps
+are quads too, and 4 quads are the depth of a multiply. Of the four threads that
+share a row of the multiply, thread t reads quads t, t + 4, t + 8 and so on.
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
@@ -46,7 +46,7 @@ struct StemConfig(ImplicitlyCopyable, Movable, Writable):
     """How the stem kernel is built."""
 
     var steps: Int
-    """Multiplies whose activations a thread holds at a time: a chunk."""
+    """Multiplies whose activations a thread holds at a time, a chunk."""
     var tile_n: Int
     """Filters of a multiply, 32 or 64."""
 
@@ -170,7 +170,7 @@ struct StemGeometry(
 
     @always_inline
     def tile(self, index: UInt32) -> StemTile:
-        """Where a tile lies.
+        """The position of a tile.
 
         Args:
             index: Of the tile.
@@ -188,7 +188,7 @@ struct StemGeometry(
     @always_inline
     def tap_offset(self, quad: UInt32) -> UInt32:
         """Bytes from an output pixel's first staged quad to one of its taps;
-        `NO_QUAD` behind the last.
+        `NO_QUAD` after the last.
 
         Args:
             quad: Counted over the taps, in the filter's order.
@@ -207,7 +207,7 @@ struct StemGeometry(
 
     @always_inline
     def pixel_offset(self, row: UInt32, column: UInt32) -> UInt32:
-        """Bytes from a stage's begin to an output pixel's first quad.
+        """Bytes from the start of a stage to an output pixel's first quad.
 
         Args:
             row: Of the tile.
@@ -231,7 +231,7 @@ struct StemTile(TrivialRegisterPassable):
 
 @fieldwise_init
 struct StemTiling(ImplicitlyCopyable, Movable, Writable):
-    """How a problem is cut, and what shared memory that takes."""
+    """How a problem is cut, and the shared memory that this takes."""
 
     var chunks: Int
     """Chunks of a filter's products."""
@@ -251,7 +251,7 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
     """Quads of a staged tile."""
 
     def __init__(out self, config: StemConfig, problem: ConvProblem):
-        """Cuts the filters; the pixels are cut one by one.
+        """Cuts the filters. `choose_pixels` cuts the pixels.
 
         Args:
             config: The configuration.
@@ -363,17 +363,17 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
 
 
 comptime BARRIERS_BYTES = PATTERN_BYTES
-"""Shared memory in front of the filters, which are swizzled."""
+"""Shared memory before the filters, which are swizzled."""
 
 comptime MAX_FILTER_BYTES = 112 * 1024
 """Shared memory that a block's filters take, unless one tile takes more."""
 
 comptime MAX_TILE_ROWS = 24
 comptime MAX_ROW_CUTS = 256
-"""Rows of a tile, and parts that a row of the output is cut into, at most."""
+"""Rows of a tile, and pieces that a row of the output is cut into, at most."""
 
 comptime ENOUGH_ROW_CUTS = 6
-"""Parts that are tried where fewer would do."""
+"""Pieces that are tried where fewer would do."""
 
 # The model's constants, in cycles of a multiprocessor.
 
@@ -381,7 +381,7 @@ comptime FULL_MULTIPLY_CYCLES = 32.0
 """Of 64 pixels by 64 filters by 16 products."""
 
 comptime STORE_BYTES_PER_CYCLE = 18.0
-"""Of device memory, a multiprocessor's part."""
+"""Of device memory, a multiprocessor's share."""
 
 comptime STAGE_CYCLES = 1.1
 """Of a staged quad."""
@@ -420,8 +420,8 @@ def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
 
 
 def choose_stem(problem: ConvProblem) -> Int:
-    """The candidate whose multiplies take the least time; of equals the last,
-    which gathers the most at a time.
+    """The candidate whose multiplies take the least time. Of equal ones it is
+    the last, which gathers the most at a time.
 
     Args:
         problem: The convolution.
@@ -440,7 +440,7 @@ def choose_stem(problem: ConvProblem) -> Int:
 
 
 def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
-    """What the kernel is told.
+    """Builds the geometry from a problem and its cut.
 
     Args:
         problem: The convolution.

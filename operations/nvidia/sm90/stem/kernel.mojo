@@ -1,13 +1,13 @@
 """The Hopper stem kernel: persistent, warp-specialized, for few input channels.
 
-    consumers, at first:             pack the filter into shared memory
+    consumers, first:                pack the filter into shared memory
     producer, a warpgroup:           for each tile: stage its input pixels
     consumers, a warpgroup each:     for each tile, for every third 64 of its
                                      pixels: gather their activations into
                                      registers, multiply, store
 
-The multiply reads activations from registers and filters from shared memory,
-in the order of the accumulators that gives a thread 8 neighbouring filters.
+The multiply reads activations from registers and filters from shared memory.
+Filters are ordered so that a thread's accumulators are 8 neighbouring filters.
 """
 
 from max.gpu import (
@@ -74,8 +74,8 @@ comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
 
 comptime PRODUCER_REGISTERS = 56
 comptime CONSUMER_REGISTERS = 152
-"""Of a thread, once the roles are taken; together with the producer's as many
-as a multiprocessor has."""
+"""Registers of a thread once the roles are taken; with the producer's they are
+as many as a multiprocessor has."""
 
 comptime MMA_K = 16
 """Products that one instruction sums, of 16-bit elements."""
@@ -89,7 +89,7 @@ comptime CONSUMER_NAME = 1
 
 @fieldwise_init
 struct StemStorage(TrivialRegisterPassable):
-    """Where a block's shared memory is: barriers, zeros, filters, table,
+    """The layout of a block's shared memory: barriers, zeros, filters, table,
     stages."""
 
     var barriers: SharedAddress
@@ -99,7 +99,7 @@ struct StemStorage(TrivialRegisterPassable):
     var stages: SharedAddress
     var stage_bytes: UInt32
     var zeros: SharedAddress
-    """A quad of zeros behind everything else."""
+    """A quad of zeros after everything else."""
 
     @always_inline
     def full(self, stage: UInt32) -> Barrier:
@@ -121,7 +121,7 @@ struct StemStorage(TrivialRegisterPassable):
 
     @always_inline
     def stage(self, stage: UInt32) -> SharedAddress:
-        """Where a stage's pixels lie.
+        """The address of a stage's pixels.
 
         Args:
             stage: The stage.
@@ -215,7 +215,7 @@ struct StemKernel[
     @staticmethod
     @always_inline
     def _storage(geometry: StemGeometry) -> StemStorage:
-        """Finds everything in the block's dynamic shared memory."""
+        """Lays out the block's dynamic shared memory."""
         var base = external_memory[
             UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
         ]()
@@ -244,8 +244,8 @@ struct StemKernel[
     def _write_table(
         geometry: StemGeometry, storage: StemStorage, thread: UInt32
     ):
-        """Writes the zeros and the offsets of all quads, chunk by chunk within
-        the part of each of the four threads that share a row."""
+        """Writes the zeros and the offsets of all quads: for each of the four
+        threads that share a row, chunk by chunk."""
         comptime entries = UInt32(Self.config.chunk_offsets())
         if thread == 0:
             store_shared(storage.zeros, SIMD[DType.uint32, 2](0))
@@ -361,8 +361,7 @@ struct StemKernel[
         stage: SharedAddress,
         thread: UInt32,
     ):
-        """Stages the input pixels of a tile, what lies outside the image as
-        zeros."""
+        """Stages the input pixels of a tile, with zeros outside the image."""
         var d = Int32(tile.plane) * geometry.step_d + geometry.start_d
         var h = Int32(tile.row) * geometry.step_h + geometry.start_h
         var w = Int32(tile.column) * geometry.step_w + geometry.start_w
@@ -421,7 +420,7 @@ struct StemKernel[
     ) -> SIMD[Self.in_type, QUAD]:
         """Loads a quad of a tile whose first input pixel is (d, h, w): at once
         if channels come in whole quads. Loads have a predicate rather than a
-        branch, so that many are under way."""
+        branch, so that many are in flight."""
         var staged, column = geometry.staged_quads.split(at)
         var plane, row = geometry.staged_rows.split(staged)
         var pixel = column >> geometry.quad_shift
@@ -465,8 +464,7 @@ struct StemKernel[
         consumer: UInt32,
         thread: UInt32,
     ):
-        """A consumer: every third multiply of the block's, whichever tile it
-        belongs to."""
+        """A consumer: every third multiply of the block, in any tile."""
         var position = Self.Position()
         var multiplies = geometry.multiplies()
         var next = consumer
@@ -543,8 +541,8 @@ struct StemKernel[
                 )
             wgmma_commit_group_sync()
             wgmma_wait_group_sync[0]()
-            # Keeps the compiler from reading a sum before the wait, of whose
-            # effect on registers it knows nothing.
+            # Keeps the compiler from reading a sum before the wait, whose
+            # effect on registers it does not know.
             comptime for r in range(Self.accumulators):
                 sums[r] = inlined_assembly[
                     "", Float32, constraints="=f,0,~{memory}"

@@ -65,7 +65,7 @@ struct Stem(ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether there may be one group of few channels."""
+        """Whether the problem may have one group of few channels."""
         return known.groups <= 1 and known.channels <= STEM_CHANNELS
 
     @staticmethod
@@ -120,8 +120,8 @@ struct Stem(ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> StemPlan:
-        """The configuration that wastes least, and the tile of pixels that the
-        model finds fastest."""
+        """The configuration whose multiplies take least time, and the tile of
+        pixels that the model finds fastest."""
         var candidate = choose_stem(problem)
         var config = stem_candidate(candidate)
         var tiling = StemTiling(config, problem)

@@ -5,8 +5,8 @@ from max.gpu.compute.mma import WGMMADescriptor, _RegisterPackType
 from std.sys._assembly import inlined_assembly
 
 comptime Fragment = SIMD[DType.uint32, 4]
-"""A thread's part of 64 rows by 16 products: of its two rows, 8 apart, the
-pairs of products 2*(t%4) and 2*(t%4) + 8; the rows change fastest."""
+"""A thread's fragment of 64 rows by 16 products: the pairs of products 2*(t%4)
+and 2*(t%4) + 8 of its two rows, 8 apart; the row changes fastest."""
 
 
 def _registers(first: Int, count: Int) -> String:
@@ -39,7 +39,7 @@ def multiply_fragment[
     c: SIMD[DType.float32, width],
 ) -> SIMD[DType.float32, width]:
     """Starts adding the products of a fragment and of a tile of filters (PTX
-    ISA, "wgmma.mma_async"); a fence comes before, a wait behind.
+    ISA, "wgmma.mma_async"); a fence comes before, a wait after.
 
     Parameters:
         dtype: Of the elements: bfloat16 or float16.

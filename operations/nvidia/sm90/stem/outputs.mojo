@@ -15,7 +15,7 @@ struct StemOutputs[
     Output: OutputTarget,
     config: StemConfig,
 ]:
-    """What a thread does with its sums.
+    """A thread's epilogue and stores.
 
     Parameters:
         bias_type: Of the bias.
@@ -38,8 +38,8 @@ struct StemOutputs[
         rows: StemRows,
         filters: StemFilters,
     ) -> Self.Residual:
-        """Loads the thread's residual; in front of a multiply, so that it
-        comes while that runs."""
+        """Loads the thread's residual. It runs before a multiply, so that the
+        load overlaps with it."""
         var residual = Self.Residual(0)
         if filters.together and epilogue.has_residual:
             comptime for half in range(2):
@@ -63,7 +63,7 @@ struct StemOutputs[
         values: Self.Accumulated,
         residual: Self.Residual,
     ) -> SIMD[Self.Output.dtype, Self.accumulators]:
-        """The epilogue of the thread's outputs, and the rounding."""
+        """Applies the epilogue to the thread's sums, and rounds them."""
         comptime width = Self.accumulators // 2
         var bias = SIMD[DType.float32, width](0)
         if epilogue.has_bias:
@@ -106,8 +106,7 @@ struct StemOutputs[
         residual: Self.Residual,
     ):
         """Stores the thread's filters of its two pixels: groups of neighbours
-        at once, or, where pixels do not begin at multiples of as many, one by
-        one."""
+        at once, or one by one where pixels are not aligned to groups."""
         var values = Self.Accumulated(0)
         comptime for half in range(2):
             comptime for part in range(Self.parts):
@@ -123,7 +122,7 @@ struct StemOutputs[
             return
         var rounded = Self._finish(epilogue, filters, values, residual)
         comptime if not Self.Output.stores:
-            # All fused work, then all stores: what it loads comes together.
+            # All fused work, then all stores, so that its loads overlap.
             comptime for half in range(2):
                 comptime for part in range(Self.parts):
                     comptime at = (half * Self.parts + part) * GROUP_FILTERS

@@ -1,4 +1,4 @@
-"""Which outputs a thread of the Hopper stem kernel has."""
+"""The outputs of a thread of the Hopper stem kernel."""
 
 from std.utils import IndexList
 
@@ -98,7 +98,7 @@ struct StemRows(TrivialRegisterPassable):
 
     var low_quad: UInt32
     var high_quad: UInt32
-    """Bytes from the stage's begin to the pixels' first quads."""
+    """Bytes from the start of the stage to the pixels' first quads."""
     var low: StemPixel
     var high: StemPixel
 
@@ -139,8 +139,8 @@ struct StemRows(TrivialRegisterPassable):
 def _pixel(
     geometry: StemGeometry, tile: StemTile, index: UInt32
 ) -> Tuple[UInt32, StemPixel]:
-    """A tile's pixel: its first quad in the stage, and where it lies in the
-    output. What lies behind the tile's end is its first pixel."""
+    """A tile's pixel: its first quad in the stage, and its place in the output.
+    Beyond the tile's end it is the first pixel."""
     var row, column = geometry.tile_columns.split(index)
     var exists = (
         row < geometry.tile_rows

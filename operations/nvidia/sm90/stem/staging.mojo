@@ -31,7 +31,7 @@ def store_shared[
 
 @always_inline
 def load_element_if(condition: Bool, data: Reads) -> UInt16:
-    """The bits of an element of 16 that no one writes, zeros unless the
+    """The bits of a 16-bit element of read-only memory, zeros unless the
     condition holds."""
     return inlined_assembly[
         """{
@@ -48,7 +48,8 @@ def load_element_if(condition: Bool, data: Reads) -> UInt16:
 
 @always_inline
 def load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
-    """The bits of a quad, as `load_element_if`."""
+    """The bits of a quad of read-only memory, zeros unless the condition
+    holds."""
     var bits = inlined_assembly[
         """{
         .reg .pred p;
