@@ -358,6 +358,29 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         if self.has_bias:
             result += bias
         result = self.activation.apply[width](result)
+        return self.add_residual[width](result, residual)
+
+    @always_inline
+    def add_residual[
+        width: Int
+    ](
+        self,
+        v: SIMD[DType.float32, width],
+        residual: SIMD[Self.residual_type, width],
+    ) -> SIMD[DType.float32, width]:
+        """The steps of `finish` behind the activation.
+
+        Parameters:
+            width: How many values, of whichever filters and pixels.
+
+        Args:
+            v: The activated values.
+            residual: What `load_residual` returned for each.
+
+        Returns:
+            The values to round and store.
+        """
+        var result = v
         if self.has_residual:
             var c = residual.cast[DType.float32]()
             result = c.fma(SIMD[DType.float32, width](self.beta), result)

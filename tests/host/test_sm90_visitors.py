@@ -34,8 +34,8 @@ REASONS = [
     ("residual", "num_epi_load_stages: 0 stages, but there is a residual"),
     ("no_residual", "nothing"),
     ("none", "nothing"),
-    ("scale", "sm90: has_scale is False, but the kernel was compiled with scaled=True"),
-    ("scale", "sm90: has_scale is True, but the kernel was compiled with scaled=False"),
+    ("scale", "epilogue: has_scale is False, but the kernel was compiled with scaled=True"),
+    ("scale", "epilogue: has_scale is True, but the kernel was compiled with scaled=False"),
 ]
 
 

@@ -226,8 +226,7 @@ def check[
             continue
         for layout in [spec.layout, LAYOUT_PACKED]:
             arguments.filter = (
-                packed.elements if layout
-                == LAYOUT_PACKED else raw.elements
+                packed.elements if layout == LAYOUT_PACKED else raw.elements
             ).as_imm()
             for i in range(count + 2 * GUARD):
                 memory.elements[unsafe_offset=i] = Scalar[out_type](POISON)

@@ -20,7 +20,7 @@ Parameters and geometry come as hexadecimal bytes, in which pointers are
 `OUTPUT`, `BIAS_AT` and `SCALE_AT`, for the reader to replace.
 """
 
-from sm100_emitted import Emitted, candidate, epilogue_of, problem_of
+from sm100_emitted import Emitted, epilogue_of, problem_of
 from sm100_outputs import OUTPUT, Placed, Plain, TestOutput
 from std.collections import Optional
 from std.sys import argv, is_defined
@@ -34,16 +34,9 @@ from operations.nvidia.epilogue.fused_output import (
     FusedOutput,
 )
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm100.candidates import candidates
+from operations.nvidia.sm100.candidates import CANDIDATES, SHARED, candidate
 from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.scheduler import ClusterPlace, tile_of
-
-comptime CANDIDATES = len(
-    candidates[DType.bfloat16, DType.bfloat16, DType.bfloat16]()
-)
-
-comptime SHARED = 7
-"""The candidate whose tiles four blocks share."""
 
 
 def emit_op[
@@ -51,7 +44,7 @@ def emit_op[
     filter_type: DType,
     Output: TestOutput,
     bias_type: DType,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    index: Int,
     residual: Bool,
     register_based: Bool,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
@@ -60,7 +53,8 @@ def emit_op[
     scaled: Bool = False,
     arch: StaticString = "sm_100a",
 ](name: String) raises:
-    """A kernel with an op's own epilogue."""
+    """A candidate with an op's own epilogue."""
+    comptime config = candidate[act_type, filter_type, Output.dtype](index)
     comptime Visitor = ConvVisitor[bias_type, scaled]
     Emitted[
         act_type,
@@ -90,13 +84,12 @@ def emit_type[
 ](name: String) raises:
     """Configurations of a type."""
     comptime for index in indices:
-        comptime config = candidate[act_type, filter_type, out_type](index)
         emit_op[
             act_type,
             filter_type,
             Plain[out_type],
             bias_type,
-            config,
+            index,
             False,
             True,
             scaled=scaled,
@@ -116,7 +109,7 @@ def emit_typed[
         filter_type,
         Plain[out_type],
         bias_type,
-        candidate[act_type, filter_type, out_type](index),
+        index,
         index % 2 == 0,
         True,
         scaled=True,
@@ -129,8 +122,7 @@ def emit_every() raises:
     residual."""
     comptime Type = DType.bfloat16
     comptime for index in range(CANDIDATES):
-        comptime config = candidate[Type, Type, Type](index)
-        emit_op[Type, Type, Plain[Type], Type, config, True, True, scaled=True](
+        emit_op[Type, Type, Plain[Type], Type, index, True, True, scaled=True](
             String(t"residual-{index}")
         )
         comptime for stored in [False, True]:
@@ -140,7 +132,7 @@ def emit_every() raises:
                     Type,
                     Placed[Type, stored],
                     Type,
-                    config,
+                    index,
                     (index + Int(stored) + Int(rows)) % 2 == 0,
                     not rows,
                     scaled=True,
@@ -208,7 +200,7 @@ def emit_lambdas[
         Type,
         Plain[Type],
         Type,
-        candidate[Type, Type, Type](index),
+        index,
         residual,
         register_based,
         Optional[ElementwiseLambda](transposed),
@@ -226,7 +218,7 @@ def emit_placed[
         Type,
         Plain[Type],
         Type,
-        candidate[Type, Type, Type](index),
+        index,
         residual,
         register_based,
         None,
@@ -238,8 +230,7 @@ def emit_all() raises:
     """Every candidate, every type, every kind of fused work."""
     comptime Type = DType.bfloat16
     comptime for index in range(CANDIDATES):
-        comptime config = candidate[Type, Type, Type](index)
-        emit_op[Type, Type, Plain[Type], Type, config, False, True](
+        emit_op[Type, Type, Plain[Type], Type, index, False, True](
             String(t"plain-{index}")
         )
     # A tile that four blocks share.
@@ -248,14 +239,13 @@ def emit_all() raises:
         Type,
         Plain[Type],
         Type,
-        candidate[Type, Type, Type](SHARED),
+        SHARED,
         True,
         True,
         scaled=True,
     ](String(t"residual-{SHARED}"))
     comptime for index in range(2):
-        comptime config = candidate[Type, Type, Type](index)
-        emit_op[Type, Type, Plain[Type], Type, config, True, True, scaled=True](
+        emit_op[Type, Type, Plain[Type], Type, index, True, True, scaled=True](
             String(t"residual-{index}")
         )
         # In registers on one block, after shared memory on a pair, and the
@@ -265,7 +255,7 @@ def emit_all() raises:
             Type,
             Placed[Type, False],
             Type,
-            config,
+            index,
             index == 1,
             index == 0,
         ](String(t"computes-{index}"))
@@ -274,7 +264,7 @@ def emit_all() raises:
             Type,
             Placed[Type, True],
             Type,
-            config,
+            index,
             index == 0,
             index == 1,
         ](String(t"stores-{index}"))
@@ -311,7 +301,7 @@ def emit_all() raises:
         Type,
         Plain[Type],
         Type,
-        candidate[Type, Type, Type](1),
+        1,
         True,
         True,
         arch="sm_103a",

@@ -15,7 +15,6 @@ from sm100_emitted import (
     BIAS_AT,
     SCALE_AT,
     Emitted,
-    candidate,
     problem_of,
 )
 from sm100_outputs import Placed, Plain, TestOutput
@@ -44,6 +43,8 @@ from operations.nvidia.epilogue.sums import (
     sum_channels,
 )
 from operations.nvidia.sm100.config import Conv2dConfig
+from operations.nvidia.sm100.layout import visitor_refusal
+from operations.nvidia.sm100.visit import visited_config, with_room
 
 comptime SUMS_AT = 0x5555000000000000
 comptime SQUARES_AT = 0x6666000000000000
@@ -92,8 +93,7 @@ def emit[
     register_based: Bool = True,
 ](name: String, output: Output, visitor: Visitor) raises:
     """Does what the mode says with a chain on a candidate that has room."""
-    comptime config = candidate[Type, Type, Output.dtype](index)
-    comptime roomy = config.with_room(Visitor.shared_bytes(config.layout()))
+    comptime roomy = visited_config[Visitor, Type, Output.dtype](index)
     Emitted[Type, Type, Output, Visitor, roomy, residual, register_based].emit(
         name, visitor, Type, True
     )
@@ -150,15 +150,15 @@ def refuse[
     Visitor: EpilogueVisitor, //
 ](visitor: Visitor, config: Conv2dConfig[Type, Type, Type], filters: Int = 64,):
     """Prints why a visitor cannot run."""
-    var refusal = config.visitor_refusal(visitor, pointwise(filters))
+    var refusal = visitor_refusal(visitor, config, pointwise(filters))
     print(refusal.or_else("nothing"))
 
 
 def refuse_all():
     """Prints all reasons."""
     comptime Config = Conv2dConfig[Type, Type, Type]
-    var config = Config.default_1sm().with_room(64 * 1024)
-    var wide = Config.pipelined(128, output_filters=64).with_room(64 * 1024)
+    var config = with_room(Config.default_1sm(), 64 * 1024)
+    var wide = with_room(Config.pipelined(128, output_filters=64), 64 * 1024)
     refuse(sums(), config)
     refuse(sums(), wide)
     refuse(auxiliary[DType.float32](), config)

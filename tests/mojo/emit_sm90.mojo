@@ -14,11 +14,8 @@ from std.compile import compile_info
 from std.sys import argv, is_defined
 
 from operations.conv.access import MemoryOutput
-from operations.nvidia.sm90.gemm.candidates import (
-    CANDIDATES,
-    candidate,
-    offered,
-)
+from operations.conv.operands import OperandTypes
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE
 from operations.nvidia.sm90.gemm.config import Sm90Config
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
@@ -60,9 +57,10 @@ def write[in_type: DType, config: Sm90Config](name: String) raises:
 
 def emit[in_type: DType]() raises:
     """Writes and describes a type's candidates."""
+    comptime types = OperandTypes.unfused(in_type, OUT)
     comptime for index in range(CANDIDATES):
-        comptime if offered[in_type, OUT](index):
-            comptime config = candidate(index)
+        comptime if TABLE[index].offered(types):
+            comptime config = TABLE[index].config
             comptime if not is_inspected(in_type):
                 write[in_type, config](file_name(index, in_type))
             print(

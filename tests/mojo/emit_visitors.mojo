@@ -33,7 +33,7 @@ from operations.nvidia.epilogue.steps import (
 from operations.nvidia.epilogue.sums import sum_channels
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
-from operations.nvidia.sm90.gemm.visit import visited_candidate
+from operations.nvidia.sm90.gemm.visit import visited_config
 
 comptime TYPE = DType.bfloat16
 """Of all tensors."""
@@ -88,7 +88,7 @@ def problem(filters: Int) -> ConvProblem:
 def emit[Visitor: EpilogueVisitor, //](name: String, visitor: Visitor) raises:
     """Writes a chain's kernels."""
     comptime for index in SHOWN:
-        comptime config = visited_candidate[Visitor, TYPE](index)
+        comptime config = visited_config[Visitor, TYPE](index)
         comptime kernel = ConvKernel[TYPE, MemoryOutput[TYPE], Visitor, config]
         var info = compile_info[
             kernel.run, emission_kind="asm", target=get_gpu_target["sm_90a"]()

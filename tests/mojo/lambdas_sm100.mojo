@@ -12,11 +12,14 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm100.candidates import candidate
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.epilogue.fused_output import (
     ElementwiseComputeLambda,
     ElementwiseLambda,
 )
-from operations.nvidia.sm100.launch import convolve
+from operations.nvidia.sm100.launch import GemmOperands, launch_gemm
+from operations.nvidia.sm100.plan import GemmPlan
+from operations.nvidia.stream import Stream
 
 comptime Type = DType.bfloat16
 
@@ -42,29 +45,32 @@ def launch[Output: TestOutput](problem: ConvProblem) raises:
         memory.unsafe_store(at[0] * filters + at[1], value.cast[Type]())
 
     var operand = Reads[Type](unsafe_from_address=16)
-    convolve[
-        candidate[Type, Type, Output.dtype](0),
+    var residual = Reads[Output.dtype](unsafe_from_address=16)
+    var epilogue = Epilogue[Type, Output.dtype](
+        has_bias=False,
+        has_residual=False,
+        has_scale=False,
+        scale=Reads[DType.float32](unsafe_from_address=16),
+        bias=operand,
+        residual=residual,
+        beta=0,
+        activation=Activation(0, 0, 0),
+        final_activation=Activation(0, 0, 0),
+    )
+    comptime config = candidate[Type, Type, Output.dtype](0)
+    var queue = Stream(DeviceContext())
+    launch_gemm[
+        config,
         elementwise_lambda_fn=Optional[ElementwiseLambda](save),
         elementwise_compute_lambda_fn=Optional[ElementwiseComputeLambda](
             doubled
         ),
     ](
-        DeviceContext(),
+        GemmPlan(config, problem),
         problem,
-        operand,
-        operand,
-        Epilogue[Type, Output.dtype](
-            has_bias=False,
-            has_residual=False,
-            has_scale=False,
-            scale=Reads[DType.float32](unsafe_from_address=16),
-            bias=operand,
-            residual=Reads[Output.dtype](unsafe_from_address=16),
-            beta=0,
-            activation=Activation(0, 0, 0),
-            final_activation=Activation(0, 0, 0),
-        ),
-        Output.of(problem),
+        GemmOperands(operand, operand, residual, Output.of(problem)),
+        ConvVisitor[Type].of(epilogue),
+        queue,
     )
 
 

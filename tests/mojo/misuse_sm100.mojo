@@ -6,6 +6,7 @@ from std.compile import compile_info
 from std.sys import get_defined_int
 
 from operations.conv.access import MemoryOutput
+from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.kernel import Conv2dFpropKernel
 
@@ -21,7 +22,7 @@ def config_of() -> Conv2dConfig[Type, Type, Type]:
 
 def main():
     comptime Kernel = Conv2dFpropKernel[
-        Type, Type, MemoryOutput[Type], Type, config_of()
+        Type, Type, MemoryOutput[Type], ConvVisitor[Type], config_of()
     ]
     var info = compile_info[
         Kernel.run, emission_kind="asm", target=get_gpu_target["sm_100a"]()

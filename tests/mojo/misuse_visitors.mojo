@@ -7,6 +7,7 @@ from std.sys import get_defined_int
 from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
 from operations.nvidia.sm90.gemm.candidates import candidate
+from operations.nvidia.sm90.gemm.config import layout_of
 from operations.nvidia.epilogue.auxiliary import AuxiliaryOutput
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
 from operations.nvidia.epilogue.steps import Discard, Rounded
@@ -18,9 +19,11 @@ comptime CHAIN = get_defined_int["CHAIN"]()
 
 def ask[Visitor: EpilogueVisitor, //](visitor: Visitor):
     """Asks a chain whether it can run."""
-    print(visitor.refusal(
-            layout_of[DType.bfloat16](CANDIDATES[0].config), problem(64)
-        ).or_else("yes"))
+    print(
+        visitor.refusal(
+            layout_of[DType.bfloat16](candidate(0)), problem(64)
+        ).or_else("yes")
+    )
 
 
 def main() raises:

@@ -24,13 +24,13 @@ from operations.nvidia.epilogue.fused_output import (
     ElementwiseLambda,
 )
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm100.candidates import candidates
 from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
+from operations.nvidia.sm100.layout import launch_shape, visitor_refusal
 from operations.nvidia.sm100.mma import instruction_descriptor
 from operations.nvidia.tma.operands import (
     activation_view,
-    activation_walk,
+    activation_box,
     filter_view,
     output_view,
 )
@@ -38,13 +38,6 @@ from operations.nvidia.tma.operands import (
 comptime BIAS_AT = 0x2222000000000000
 comptime SCALE_AT = 0x3333000000000000
 comptime WORKSPACE_AT = 0x4444000000000000
-
-
-def candidate[
-    act_type: DType, filter_type: DType, out_type: DType
-](index: Int) -> Conv2dConfig[act_type, filter_type, out_type]:
-    """A configuration of the table."""
-    return candidates[act_type, filter_type, out_type]()[index].config
 
 
 def number(index: Int) raises -> Int:
@@ -94,10 +87,10 @@ def listed[size: Int](values: IndexList[size]) -> String:
     return text
 
 
-def print_walk[rank: Int](traversal: Traversal):
+def print_traversal[rank: Int](traversal: Traversal):
     """What the activation's descriptor is made of."""
     var view = activation_view[rank](traversal)
-    var box = activation_walk[rank - 2](traversal, 0)
+    var box = activation_box[rank - 2](traversal, 0)
     print(
         (
             t"act_extents={listed(view.extents)} act_steps={listed(view.steps)}"
@@ -213,7 +206,7 @@ struct Emitted[
             return
         var problem = problem_of()
         var traversal = Traversal(problem)
-        var shape = Self.config.launch_shape(problem)
+        var shape = launch_shape(materialize[Self.config](), problem)
         var workspace = Writes[DType.float32](unsafe_from_address=WORKSPACE_AT)
         var params = Self.Kernel.Params(
             problem,
@@ -235,14 +228,16 @@ struct Emitted[
             end=" ",
         )
         if traversal.rank == 3:
-            print_walk[3](traversal)
+            print_traversal[3](traversal)
         elif traversal.rank == 4:
-            print_walk[4](traversal)
+            print_traversal[4](traversal)
         elif traversal.rank == 5:
-            print_walk[5](traversal)
+            print_traversal[5](traversal)
         var refusal = Self.config.problem_refusal(problem)
         if not refusal:
-            refusal = Self.config.visitor_refusal(visitor, problem)
+            refusal = visitor_refusal(
+                visitor, materialize[Self.config](), problem
+            )
         print(
             t"params={hexadecimal(params)}"
             t" geometry={hexadecimal(Self.config.geometry(traversal))}"

@@ -170,7 +170,7 @@ struct DepthwiseKernel[
         for index in range(first + strip, end, together):
             var item = Item.of(geometry, index)
             var sums = Self.Sums(fill=Self.Vector(0))
-            Self._walk(activation, geometry, item, k, weights, sums)
+            Self._sum_taps(activation, geometry, item, k, weights, sums)
             Self._store(epilogue, output, geometry, item, k, sums)
 
     @staticmethod
@@ -241,7 +241,7 @@ struct DepthwiseKernel[
 
     @staticmethod
     @always_inline
-    def _walk(
+    def _sum_taps(
         activation: Self.Source,
         geometry: DepthwiseGeometry,
         item: Item,

@@ -13,9 +13,6 @@ from std.utils import IndexList
 
 from ...conv.fields import COPY_BYTES
 from ...conv.problem import ConvProblem
-from ..epilogue.callbacks import EpilogueVisitor, LaunchShape
-from ..epilogue.layout import VisitLayout
-from ..epilogue.params import visitor_refusal as refusal_of_visitor
 from ..im2col.tiles import TileGeometry
 from ..im2col.traversal import ROW_BYTES, Traversal
 from ..limits import (
@@ -522,68 +519,6 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
                 t"{blocks} blocks; a grid has at most {MAX_INDEX - 1}"
             )
         return None
-
-    def layout(self) -> VisitLayout:
-        """How the epilogue's values are cut up, for visitors: a thread has a
-        pixel, with all filters of a sub-tile."""
-        return VisitLayout(
-            pixels=self.output_tile_shape[0],
-            filters=self.output_tile_shape[1],
-            filter_subtiles=self.subtiles(),
-            threads=EPILOGUE_THREADS,
-            thread_filters=self.output_tile_shape[1],
-            out_type=Self.out_type,
-            delayed=False,
-        )
-
-    def launch_shape(self, problem: ConvProblem) -> LaunchShape:
-        """A launch as visitors see it: which block stores a tile is found out
-        while the kernel runs, so each tile along the pixels is a reducer.
-
-        Args:
-            problem: The convolution.
-        """
-        return LaunchShape(
-            problem, ceildiv(problem.gemm_m(), self.block_tile_shape[0])
-        )
-
-    def visitor_refusal[
-        Visitor: EpilogueVisitor, //
-    ](self, visitor: Visitor, problem: ConvProblem) -> Optional[String]:
-        """Why the kernel cannot run with a visitor.
-
-        Parameters:
-            Visitor: Of the visitor.
-
-        Args:
-            visitor: The visitor.
-            problem: The convolution, which is not refused.
-
-        Returns:
-            The reason, or None if it can.
-        """
-        return refusal_of_visitor(
-            visitor,
-            self.layout(),
-            problem,
-            consumers=1,
-            shared_bytes=self.shared_bytes(),
-            epi_load_stages=self.num_epi_load_stages,
-        )
-
-    def with_room(self, bytes: Int) -> Self:
-        """This configuration with as many stages less as leave a block some
-        shared memory; itself if there are none left to drop.
-
-        Args:
-            bytes: Of the block, for visitors.
-        """
-        var result = self
-        while result.shared_bytes() + bytes > MAX_SHARED_BYTES:
-            result.num_pipeline_stages -= result.k_group_size
-            if result.num_group_pipeline_stages() < 2:
-                return self
-        return result
 
     def geometry(self, traversal: Traversal) -> TileGeometry:
         """A problem cut into tiles.

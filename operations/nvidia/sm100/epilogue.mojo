@@ -43,6 +43,7 @@ from .epilogue_fragment import (
     rounded_chunk,
 )
 from .epilogue_load import subtile_at, subtiles_of
+from .layout import layout_of
 from .mma import accumulator_type
 from .split_k import PartialSums
 from .scheduler import ClusterPlace
@@ -111,7 +112,7 @@ struct TileEpilogue[
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Storage = SharedStorage[Self.config]
     comptime Place = ClusterPlace[Self.config]
-    comptime layout = Self.config.layout()
+    comptime layout = layout_of(Self.config)
     comptime ThreadPlace = PixelFragments[Self.layout]
     comptime Visited = Visited[Self.ThreadPlace]
     comptime State = Self.Visitor.State

@@ -52,6 +52,7 @@ from .config import (
 )
 from .epilogue import TileEpilogue
 from .epilogue_load import load_residuals
+from .layout import layout_of
 from .mma import commit_multiplies, multiply_step
 from .scheduler import ClusterPlace, WorkQueue, share_of, schedule, tile_of
 from .smem import SharedStorage
@@ -164,7 +165,7 @@ struct Conv2dFpropKernel[
     def shared_bytes() -> Int:
         """Shared memory of a block."""
         return Self.config.shared_bytes() + Self.Visitor.shared_bytes(
-            Self.config.layout()
+            layout_of(Self.config)
         )
 
     @staticmethod

@@ -34,6 +34,7 @@ from ..tma.descriptor import TensorMap
 from ..tma.operands import activation_map, filter_map, output_map
 from .candidates import candidates
 from .config import Conv2dConfig
+from .layout import launch_shape, visitor_refusal
 from .kernel import NUM_THREADS, Conv2dFpropKernel
 from .plan import GemmCandidates, GemmPlan, plan_gemm
 
@@ -204,7 +205,7 @@ def launch_gemm[
         visitor: What is fused; its operands in device memory.
         queue: Where to run.
         workspace: As many elements as `visitor.workspace_elements` says for
-            `Conv2dConfig.launch_shape`.
+            `launch_shape`.
         overlap: Whether blocks may start, and wait, before what was enqueued
             last has ended.
 
@@ -224,14 +225,14 @@ def launch_gemm[
     comptime bytes = Kernel.shared_bytes()
     comptime size = config.cluster_size()
     comptime shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
-    var refusal = config.visitor_refusal(visitor, problem)
+    var refusal = visitor_refusal(visitor, config, problem)
     if refusal:
         raise Error(t"sm100: {refusal.value()}; problem {problem}")
     comptime stores = not (Kernel.Work.stores or Visitor.discards)
     var maps = GemmMaps[config, stores_output=stores](
         queue.ctx, problem, operands, visitor.reads_residual()
     )
-    var shape = config.launch_shape(problem)
+    var shape = launch_shape(config, problem)
     var prepared = visitor.prepared(shape, workspace)
     var params = EpilogueParams[Output, Visitor](
         problem, prepared, operands.output

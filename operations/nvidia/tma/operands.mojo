@@ -59,13 +59,17 @@ def activation_map[
         What the driver refused.
     """
     if traversal.rank == 3:
-        return _walk_map[dtype, 3](ctx, traversal, data, pixels, channels, halo)
+        return _im2col_map[dtype, 3](
+            ctx, traversal, data, pixels, channels, halo
+        )
     if traversal.rank == 4:
-        return _walk_map[dtype, 4](ctx, traversal, data, pixels, channels, halo)
-    return _walk_map[dtype, 5](ctx, traversal, data, pixels, channels, halo)
+        return _im2col_map[dtype, 4](
+            ctx, traversal, data, pixels, channels, halo
+        )
+    return _im2col_map[dtype, 5](ctx, traversal, data, pixels, channels, halo)
 
 
-def _walk_map[
+def _im2col_map[
     dtype: DType, rank: Int
 ](
     ctx: DeviceContext,
@@ -80,7 +84,7 @@ def _walk_map[
         ctx,
         data,
         activation_view[rank](traversal),
-        activation_walk[rank - 2](traversal, halo),
+        activation_box[rank - 2](traversal, halo),
         channels,
         pixels,
         TensorMapSwizzle.SWIZZLE_128B,
@@ -110,7 +114,7 @@ def activation_view[rank: Int](traversal: Traversal) -> TensorView[rank]:
     return TensorView[rank](extents, steps)
 
 
-def activation_walk[
+def activation_box[
     spatial: Int
 ](traversal: Traversal, halo: Int) -> PixelBox[spatial]:
     """The traversal over an activation's pixels: one step an output pixel,

@@ -430,8 +430,8 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
     def activate(
         self, epilogue: Epilogue[Self.bias_type, Self.out_type], sums: Sums
     ) -> Sums:
-        """What `Epilogue.finish` does before it adds the residual, SiLU as
-        outputs of 16 bits need it.
+        """The steps in front of `Epilogue.add_residual`, SiLU as outputs of 16
+        bits need it.
 
         Args:
             epilogue: The epilogue.
@@ -445,24 +445,3 @@ struct DiagonalFusion[bias_type: DType, out_type: DType](
                 DeviceActivation.SILU, 4, exact=False
             ](biased)
         return epilogue.activation.apply[4](biased)
-
-    @staticmethod
-    @always_inline
-    def finish(
-        epilogue: Epilogue[Self.bias_type, Self.out_type],
-        values: Sums,
-        residual: SIMD[Self.out_type, 4],
-    ) -> Sums:
-        """The rest of `Epilogue.finish`.
-
-        Args:
-            epilogue: The epilogue.
-            values: What `activate` returned.
-            residual: Likewise, if there is one.
-        """
-        var result = values
-        if epilogue.has_residual:
-            result = residual.cast[DType.float32]().fma(
-                Sums(epilogue.beta), values
-            )
-        return epilogue.final_activation.apply[4](result)

@@ -508,7 +508,7 @@ struct DiagonalKernel[
                 if epilogue.has_residual:
                     old = Self._load_old(places[i])
                 comptime for y in range(STEP_ROWS):
-                    sums[i][y] = fused.finish(epilogue, sums[i][y], old[y])
+                    sums[i][y] = epilogue.add_residual[4](sums[i][y], old[y])
         comptime for i in range(count):
             var rounded = Self._write(places[i], sums[i])
             comptime if Self.Summing.mixes_groups and not finishes:

@@ -48,8 +48,8 @@ comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
 
 comptime FILTER_WARP = UInt32(3)
-"""The warp of producers whose first thread loads filters; that of the first
-warp loads activations, those between are the consumers' loaders."""
+"""The warp that loads filters; the first one loads activations, those between
+are the consumers' loaders. One thread of each works."""
 
 
 @fieldwise_init
@@ -70,12 +70,10 @@ struct ConvKernel[
     """
 
     comptime Storage = SharedStorage[Self.config]
-    comptime ActivationPosition = RingPosition[
-        Self.config.num_act_pipeline_stages
-    ]
-    comptime FilterPosition = RingPosition[
-        Self.config.num_filter_pipeline_stages
-    ]
+    comptime act_stages = Self.config.num_act_pipeline_stages
+    comptime ActivationPosition = RingPosition[Self.act_stages]
+    comptime filter_stages = Self.config.num_filter_pipeline_stages
+    comptime FilterPosition = RingPosition[Self.filter_stages]
     comptime Scheduler = TileScheduler[Self.config]
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns()
@@ -89,7 +87,7 @@ struct ConvKernel[
     comptime act_consumer_arv_count = Self.config.activation_releases()
     comptime filter_consumer_arv_count = Self.config.filter_releases()
     comptime act_stage_pixels = Self.config.act_stage_pixels()
-    comptime filter_stage_filters = Self.config.block_tile_shape[1]
+    comptime BN = Self.config.block_tile_shape[1]
     comptime epilogue_bytes = Self.config.epilogue_bytes()
     comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
     """Channels that a row of a stage holds."""
@@ -323,7 +321,7 @@ struct ConvKernel[
             storage.filter.address(filters.stage),
             storage.filter.acquire(
                 filters,
-                Self.filter_stage_filters * Self._row_bytes(geometry),
+                Self.BN * Self._row_bytes(geometry),
             ),
             geometry,
             ranks,
@@ -565,8 +563,8 @@ struct ConvKernel[
         stage: UInt32,
         thread: UInt32,
     ):
-        """As `_release_activation`, of a filter stage. That of a filter that is
-        kept is released too: no one waits for it, and not to ask is faster."""
+        """Releases a filter stage. That of a filter that is kept is released
+        too: no one waits for it, and not to ask is faster."""
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)

@@ -38,6 +38,7 @@ from ...pipeline.barrier import (
     publish_barriers,
     sync_threads,
 )
+from ...pipeline.chunks import CHUNK_BYTES, swizzled_chunk
 from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, fence_async_proxy
 from ...im2col.traversal import ROW_BYTES
@@ -318,16 +319,14 @@ struct StemKernel[
                         values[e] = filter[unsafe_offset=from_ + e]
             var pairs = bitcast[DType.uint32, 2](values)
             var row = storage.filter + row_index * ROW_BYTES
-            var chunk16 = (at // STEP_QUADS) * 2
-            var mask = column % 8
-            store_shared(
-                row + (chunk16 ^ mask) * 16 + part * 4,
-                SIMD[DType.uint32, 1](pairs[0]),
-            )
-            store_shared(
-                row + ((chunk16 + 1) ^ mask) * 16 + part * 4,
-                SIMD[DType.uint32, 1](pairs[1]),
-            )
+            # Rows begin at multiples of 8: a column's swizzle is its row's.
+            var first = (at // STEP_QUADS) * 2
+            comptime for i in range(2):
+                var moved = swizzled_chunk[ROW_BYTES](column, first + UInt32(i))
+                store_shared(
+                    row + moved * CHUNK_BYTES + part * 4,
+                    SIMD[DType.uint32, 1](pairs[i]),
+                )
 
     @staticmethod
     @always_inline

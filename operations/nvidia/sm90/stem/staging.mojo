@@ -5,19 +5,8 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
 from ....conv.memory import Reads
+from ...pipeline.chunks import shared_pointer
 from ...tma.copy import SharedAddress
-
-
-@always_inline
-def _shared[
-    dtype: DType
-](address: SharedAddress) -> Pointer[
-    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]:
-    """Shared memory at an address."""
-    return Pointer[
-        Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-    ](unsafe_from_address=Int(address))
 
 
 @always_inline
@@ -25,7 +14,7 @@ def load_shared[
     dtype: DType, width: SIMDLength
 ](address: SharedAddress) -> SIMD[dtype, width]:
     """Reads shared memory at a multiple of the vector's bytes."""
-    return _shared[dtype](address).unsafe_load[
+    return shared_pointer[dtype](address).unsafe_load[
         width=width, alignment=Int(width) * size_of[dtype]()
     ](0)
 
@@ -35,7 +24,7 @@ def store_shared[
     dtype: DType, width: SIMDLength
 ](address: SharedAddress, value: SIMD[dtype, width]):
     """Writes shared memory at a multiple of the vector's bytes."""
-    _shared[dtype](address).unsafe_store[
+    shared_pointer[dtype](address).unsafe_store[
         alignment=Int(width) * size_of[dtype]()
     ](0, value)
 
