@@ -1,5 +1,5 @@
-"""What stands behind an epilogue: what the graph compiler fused, or functions of
-the caller's, as MAX's kernels take them.
+"""What stands behind an epilogue: what the graph compiler fused, or functions
+of the caller's, as MAX's kernels take them.
 
 A function of the caller's sees values that are rounded to the output's type,
 `width` filters of one pixel, and their place `[m, n]` in the implicit GEMM: the

@@ -1,9 +1,9 @@
 """Where a thread's values of a tile lie: all that a generation tells visitors
 about its accumulators.
 
-What stores a part of a tile together is a consumer: a warpgroup. It goes through
-its part sub-tile by sub-tile, and in a sub-tile fragment by fragment, of which
-each thread has a vector of values.
+What stores a part of a tile together is a consumer: a warpgroup. It goes
+through its part sub-tile by sub-tile, and in a sub-tile fragment by fragment,
+of which each thread has a vector of values.
 """
 
 from ...conv.access import OutputTarget
