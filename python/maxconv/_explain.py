@@ -129,7 +129,7 @@ def explain_op(
     host = DeviceRef.CPU()
     types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
     kernel, reason = ops.custom(
-        "maxconv._explain", device, operands, types, parameters={"dtype": DType[dtype]}
+        "maxconv.explain", device, operands, types, parameters={"dtype": DType[dtype]}
     )
     return kernel.tensor, reason.tensor
 

@@ -21,15 +21,18 @@ from std.sys import argv
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from operations.conv.access import MemoryOutput
+from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
 from operations.conv.known import KnownFilter
 from operations.conv.memory import Reads, Writes
+from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.registry import Device
+from operations.nvidia.stream import Stream
 from operations.nvidia.sm90.diagonal.kernel import DiagonalKernel
 from operations.nvidia.sm90.diagonal.geometry import DiagonalGeometry
-from operations.nvidia.sm90.diagonal.launch import convolve
+from operations.nvidia.sm90.diagonal.launch import Diagonal
 from operations.nvidia.sm90.diagonal.plan import (
     DIAGONAL_CANDIDATES,
     DiagonalTiling,
@@ -102,15 +105,21 @@ def epilogue_of(fused: Bool) -> Epilogue[DType.float32, Dtype]:
 def refusal_of(problem: ConvProblem) -> String:
     """What an op says that was compiled for filters with a tap more."""
     comptime Output = MemoryOutput[Dtype]
+    comptime types = OperandTypes.unfused(Dtype, Dtype)
     try:
-        convolve[Output=Output, known=KnownFilter(EMULATED + 1, 1, 1)](
-            DeviceContext(api="cpu"),
+        var stream = Stream(DeviceContext(api="cpu"))
+        Diagonal.launch[known=KnownFilter(EMULATED + 1, 1, 1), scaled=False](
+            Diagonal.plan[types](
+                problem, Operands.bare(types), Device(90, 132)
+            ),
             problem,
-            choose_diagonal(problem),
-            Reads[Dtype](unsafe_from_address=16),
-            Reads[Dtype](unsafe_from_address=16),
-            epilogue_of(False),
-            Output(Writes[Dtype](unsafe_from_address=16)),
+            Arguments(
+                MemoryActivation[Dtype](Reads[Dtype](unsafe_from_address=16)),
+                Reads[Dtype](unsafe_from_address=16),
+                epilogue_of(False),
+                Output(Writes[Dtype](unsafe_from_address=16)),
+            ),
+            stream,
         )
     except error:
         return String(error)

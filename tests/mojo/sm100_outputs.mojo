@@ -53,7 +53,7 @@ struct Plain[element_type: DType](TestOutput):
 
     @always_inline
     def compute[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -65,7 +65,7 @@ struct Plain[element_type: DType](TestOutput):
 
     @always_inline
     def store[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -74,7 +74,7 @@ struct Plain[element_type: DType](TestOutput):
         offset: Int,
         value: SIMD[Self.dtype, width],
     ):
-        self.memory.store(n, at, filter, offset, value)
+        self.memory.store[width, alignment](n, at, filter, offset, value)
 
 
 @fieldwise_init
@@ -115,7 +115,7 @@ struct Placed[element_type: DType, stored: Bool](TestOutput):
 
     @always_inline
     def compute[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,
@@ -131,7 +131,7 @@ struct Placed[element_type: DType, stored: Bool](TestOutput):
 
     @always_inline
     def store[
-        width: Int
+        width: Int, alignment: Int = width
     ](
         self,
         n: Int,

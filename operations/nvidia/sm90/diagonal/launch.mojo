@@ -144,6 +144,11 @@ struct Diagonal(ConvKernel):
         """Encodes the descriptors and enqueues the plan's configuration."""
         comptime dtype = Source.dtype
         ref tiling = plan.tiling
+        var config = diagonal_candidate(plan.candidate)
+        if not config.may_run(known):
+            raise Error(
+                t"{config}: the op was compiled without it; problem {problem}"
+            )
         var input = _map(
             queue.ctx,
             arguments.activation.data(),
@@ -193,9 +198,6 @@ struct Diagonal(ConvKernel):
                         plan.geometry,
                     )
                     return
-        raise Error(
-            t"{plan}: the op was compiled without it; problem {problem}"
-        )
 
 
 def _map[
