@@ -78,9 +78,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"x": "gpu", "config": "pointwise"},
         ValueError,
-        "config: 'pointwise' is not a kernel of device gpu:0; auto, reference, implicit_gemm, de",
+        "config: 'pointwise' is not a kernel of device gpu:0; auto, stem, diagonal, depthwise, sm90",
     ),
-    ({"config": "sm90"}, ValueError, "config: 'sm90' is not a kernel of device cpu:0; auto, refe"),
+    ({"config": "sm90"}, ValueError, "config: 'sm90' is not a kernel of device cpu:0; auto, dept"),
     ({"filter": "w_gpu"}, ValueError, "filter: device gpu:0 is not the input's; cpu:0 is needed"),
     ({"filter": "w_brain"}, ValueError, "filter: dtype bfloat16 does not match; float32 is the i"),
     ({"x": "brain", "filter": "w"}, ValueError, "filter: dtype float32 does not match; bfloat16"),
@@ -146,9 +146,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"config": "fast"},
         ValueError,
-        "config: 'fast' is not a kernel of device cpu:0; auto, refere",
+        "config: 'fast' is not a kernel of device cpu:0; auto, depthw",
     ),
-    ({"config": 1}, TypeError, "config: 1 is a int; None or one of auto, reference, implicit_gemm"),
+    ({"config": 1}, TypeError, "config: 1 is a int; None or one of auto, depthwise, grouped"),
     ({"scale": np.ones(3)}, ValueError, "scale: 3 elements, but there are 4 filters"),
     ({"scale": "bias_brain"}, ValueError, "scale: dtype bfloat16 does not match; float32 is allow"),
     ({"scale": True}, TypeError, "scale: a bool is not an array; a numpy array or an object with"),
