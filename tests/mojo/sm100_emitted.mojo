@@ -40,9 +40,15 @@ comptime SCALE_AT = 0x3333000000000000
 comptime WORKSPACE_AT = 0x4444000000000000
 
 
+def word(index: Int) -> String:
+    """An argument behind the mode; the mode `compile` has none, and whatever it
+    needs of them is 0."""
+    return "0" if argv()[2] == "compile" else String(argv()[3 + index])
+
+
 def number(index: Int) raises -> Int:
-    """An argument behind the mode."""
-    return Int(argv()[3 + index])
+    """A number behind the mode."""
+    return Int(word(index))
 
 
 def problem_of() raises -> ConvProblem:
@@ -61,7 +67,7 @@ def epilogue_of[
         scale=Reads[DType.float32](unsafe_from_address=SCALE_AT),
         bias=Reads[bias_type](unsafe_from_address=BIAS_AT),
         residual=Reads[out_type](unsafe_from_address=16),
-        beta=Float32(Float64(argv()[3 + PROBLEM_NUMBERS + 5])),
+        beta=Float32(Float64(word(PROBLEM_NUMBERS + 5))),
         activation=Activation(number(PROBLEM_NUMBERS + 3), 0.5, 2.0),
         final_activation=Activation(number(PROBLEM_NUMBERS + 4), 0.5, 2.0),
     )
