@@ -452,10 +452,8 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     if requested != KERNEL_AUTO:
                         return String(t"asked for by config=; {plan}")
                     return String(t"{plan}{refusals}")
-            elif (
-                requested == KERNEL_AUTO
-                and Kernel.suits(problem, operands, device)
-                and not Kernel.device_refusal(device.capability)
+            elif requested == KERNEL_AUTO and Kernel.suits(
+                problem, operands, device
             ):
                 var refusal = _refusal_of[Kernel, types](
                     problem, operands, device

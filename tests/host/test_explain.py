@@ -32,7 +32,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
     [
         ("mobilenet.dw_56", "cpu", "depthwise", "lanes are channels"),
         ("mobilenet.dw_56", "sm_80", "depthwise", "depthwise 3x3, stride 1"),
-        ("mobilenet.dw_56", HOPPER, "depthwise", "diagonal 3x3, stride 1"),
+        ("mobilenet.dw_56", HOPPER, "diagonal", "diagonal 3x3, stride 1"),
         ("resnet50.stem", "cpu", "implicit_gemm", "register tile"),
         ("resnet50.stem", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
         ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),
@@ -42,11 +42,11 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
         ("resnext.conv2_g32", "sm_80", "grouped", "neighbouring threads"),
-        ("resnext.conv2_g32", HOPPER, "grouped", "diagonal 3x3, stride 1: "),
+        ("resnext.conv2_g32", HOPPER, "diagonal", "diagonal 3x3, stride 1: "),
         ("resnext.conv4_g32", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
-        ("resnext.conv4_g32", HOPPER, "grouped", "stride 1, groups of 16 channels: "),
-        ("odd.groups_of_2", HOPPER, "grouped", "diagonal 5x5, stride 1: "),
-        ("odd.groups_of_8", HOPPER, "grouped", "diagonal 3x3, stride 2: "),
+        ("resnext.conv4_g32", HOPPER, "diagonal", "stride 1, groups of 16 channels: "),
+        ("odd.groups_of_2", HOPPER, "diagonal", "diagonal 5x5, stride 1: "),
+        ("odd.groups_of_8", HOPPER, "diagonal", "diagonal 3x3, stride 2: "),
         # Groups of other widths, of other filters than channels, or none.
         ("odd.groups_uneven", HOPPER, "grouped", "neighbouring threads"),
         ("odd.groups_wide", HOPPER, "implicit_gemm", "here 20 input channels"),
@@ -124,7 +124,9 @@ def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) 
     ],
 )
 def test_what_no_kernel_counts(problem: ConvProblem, words: str) -> None:
-    with pytest.raises(ValueError, match=f"no kernel takes this convolution: .*{words}"):
+    with pytest.raises(
+        ValueError, match=f"no kernel takes this convolution of bfloat16: .*{words}"
+    ):
         explain_choice(problem, dtype="bfloat16", device="sm_80")
 
 

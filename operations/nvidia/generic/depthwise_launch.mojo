@@ -30,6 +30,7 @@ from .depthwise_strip_kernel import StripKernel
 from .depthwise_strips import (
     MULTIPROCESSOR_BYTES,
     STRIP_CANDIDATES,
+    StripConfig,
     StripGeometry,
     StripPlan,
     choose_strips,
@@ -47,6 +48,8 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
 
     var strip: Int
     """Which strip candidate, or `NO_STRIPS`."""
+    var strip_config: StripConfig
+    """That candidate, for people."""
     var strips: StripPlan
     """How the strips are cut."""
     var candidate: Int
@@ -70,7 +73,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
                 t" {self.width} filters"
             )
         else:
-            writer.write(self.strips)
+            writer.write(t"{self.strip_config}: {self.strips}")
 
 
 struct Depthwise(ConvKernel):
@@ -145,16 +148,17 @@ struct Depthwise(ConvKernel):
         comptime dtype = types.input
         var strip = NO_STRIPS
         var strips = StripPlan.nothing()
+        var strip_config = StripConfig(0, 0, 0)
         if _has_strips(types, device.capability):
             strip = choose_strips[dtype](problem)
             if strip != NO_STRIPS:
-                strips = StripPlan(
-                    strip_candidate[dtype](strip), problem, device.units
-                )
+                strip_config = strip_candidate[dtype](strip)
+                strips = StripPlan(strip_config, problem, device.units)
         var candidate = choose_depthwise[dtype](problem)
         var config = depthwise_candidate[dtype](candidate)
         return DepthwisePlan(
             strip,
+            strip_config,
             strips,
             candidate,
             depthwise_geometry(config, problem, RESIDENT * device.units),
