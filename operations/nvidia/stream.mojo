@@ -3,13 +3,13 @@ somebody else's."""
 
 from max.gpu.host import (
     DeviceContext,
-    DeviceFunction,
     DeviceStream,
     Dim,
+    FuncAttribute,
 )
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from std.builtin.device_passable import DevicePassable
-from std.collections import Optional
+from std.collections import Optional, OptionalReg
 
 
 struct LaunchGrid(ImplicitlyCopyable, Movable):
@@ -90,44 +90,56 @@ struct Stream(Movable):
 
     @always_inline
     def enqueue[
-        *Ts: DevicePassable
-    ](self, function: DeviceFunction, grid: LaunchGrid, *arguments: *Ts) raises:
-        """Enqueues a kernel.
+        declared: TypeList[Trait=AnyType, ...],
+        //,
+        kernel: def(*args: *declared) capturing thin -> None,
+        *Ts: DevicePassable,
+        max_shared_bytes: Int = 0,
+    ](self, grid: LaunchGrid, *arguments: *Ts) raises:
+        """Enqueues a kernel, which the first call compiles.
 
         Parameters:
-            Ts: The types of the kernel's arguments.
+            declared: The types of the kernel's arguments.
+            kernel: The kernel.
+            Ts: The types of what is passed for them.
+            max_shared_bytes: Dynamic shared memory that any launch of the
+                kernel asks for, or 0 for no more than every kernel may have.
 
         Args:
-            function: The kernel, of `ctx.compile_function`.
-            grid: Its blocks.
-            arguments: Its arguments.
+            grid: The blocks.
+            arguments: The kernel's arguments.
 
         Raises:
             What the driver refused.
         """
-        var cluster: Optional[Dim] = None
+        var attribute = OptionalReg[FuncAttribute]()
+        comptime if max_shared_bytes > 0:
+            attribute = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(max_shared_bytes)
+            )
+        var cluster = OptionalReg[Dim]()
         if grid.cluster > 1:
             cluster = Dim(grid.cluster)
-        var attributes = pdl_launch_attributes(
+        var launch_attributes = pdl_launch_attributes(
             PDLLevel.ON if grid.overlap else PDLLevel.OFF
         )
         if self.external:
             self.external.value().enqueue_function(
-                function,
+                self.ctx.compile_function[kernel](func_attribute=attribute),
                 *arguments,
                 grid_dim=grid.blocks,
                 block_dim=grid.threads,
                 cluster_dim=cluster,
                 shared_mem_bytes=grid.shared_bytes,
-                attributes=attributes^,
+                attributes=launch_attributes^,
             )
         else:
-            self.ctx.enqueue_function(
-                function,
+            self.ctx.enqueue_function[kernel](
                 *arguments,
                 grid_dim=grid.blocks,
                 block_dim=grid.threads,
                 cluster_dim=cluster,
                 shared_mem_bytes=grid.shared_bytes,
-                attributes=attributes^,
+                func_attribute=attribute,
+                attributes=launch_attributes^,
             )

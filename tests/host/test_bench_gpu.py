@@ -534,4 +534,4 @@ def test_the_graphs_are_built(tmp_path: Path) -> None:
     building._build_graphs(tmp_path / graphs.FOLDER, "sm_90a", "bfloat16", list(graphs.GRAPHS))
     files = {path.name for path in (tmp_path / graphs.FOLDER).iterdir()}
     assert files == {f"{name}.mef" for name in graphs.GRAPHS}
-    assert b"maxconv_sm90" in (tmp_path / graphs.FOLDER / "maxconv.mef").read_bytes()
+    assert b"maxconv_nvidia_sm90" in (tmp_path / graphs.FOLDER / "maxconv.mef").read_bytes()

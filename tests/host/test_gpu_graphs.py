@@ -52,5 +52,5 @@ def test_every_op_compiles(tmp_path: Path) -> None:
     assert "_bind_to_fused_input" in fusions["ConvFusedInput"]
     # Of the configurations for depthwise filters only the one for the filter that is there.
     (exported,) = (tmp_path / "exported").glob("*.mef")
-    diagonal = re.findall(rb"\.text\.(maxconv_sm90_diagonal_\w+)", exported.read_bytes())
+    diagonal = re.findall(rb"\.text\.(maxconv_nvidia_sm90_diag\w+)", exported.read_bytes())
     assert len(set(diagonal)) == 1

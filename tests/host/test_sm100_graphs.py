@@ -32,7 +32,7 @@ def compiled(architecture: str, folder: Path, graph: str = "block", **further: s
 
 def kernels(content: bytes) -> set[bytes]:
     """Kernels for Blackwell: MAX keeps what its assembler made, sections named after them."""
-    return set(re.findall(rb"\.text\.(maxconv_sm100_kernel_Conv2dF\w+)", content))
+    return set(re.findall(rb"\.text\.(maxconv_nvidia_sm100_kern\w+)", content))
 
 
 @pytest.mark.parametrize("architecture", ["sm_100a", "sm_103a"])
@@ -54,4 +54,4 @@ def test_types_of_blackwell_alone(tmp_path: Path) -> None:
     assert len(kernels(content)) == 8
     content = compiled("sm_90a", tmp_path / "hopper", "narrow", **cache)
     assert b" takes a GPU of compute capability 10.0" in content
-    assert b".text.maxconv_sm" not in content
+    assert b".text.maxconv_nvidia_sm" not in content

@@ -138,8 +138,7 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     def conclude(self, mut queue: Stream, shape: LaunchShape) raises:
         """Adds up the reducers' rows."""
         comptime bytes = 4 * ROWS_BLOCK * ROWS_BLOCK
-        queue.enqueue(
-            queue.ctx.compile_function[add_rows](),
+        queue.enqueue[add_rows](
             LaunchGrid(
                 ceildiv(Self.KINDS * shape.problem.filters, ROWS_BLOCK),
                 ROWS_BLOCK * ROWS_BLOCK,
@@ -255,8 +254,11 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     ) -> SIMD[DType.float32, size]:
         """See `EpilogueVisitor`; where there is no pixel, nobody stores the
         value, and it becomes 0."""
-        comptime if not Values.layout.keeps_filters():
+        comptime if Values.layout.whole_pixels():
             return self._visit_pixel(at, subtile, values)
+        elif not Values.layout.keeps_filters():
+            # `refusal` keeps every launch away from such a layout.
+            return values
         else:
             comptime assert Values.layout.pixels <= 64
             var counted = values

@@ -1,6 +1,5 @@
 """The host side of the depthwise kernels for any GPU: plan and launch."""
 
-from max.gpu.host import FuncAttribute
 from std.collections import Optional
 from std.math import ceildiv
 
@@ -197,8 +196,7 @@ struct Depthwise(ConvKernel):
                     Output,
                     depthwise_candidate[Source.dtype](index),
                 ].run
-                queue.enqueue(
-                    queue.ctx.compile_function[kernel](),
+                queue.enqueue[kernel](
                     LaunchGrid(
                         ceildiv(Int(geometry.items), Int(geometry.block_items))
                         * Int(geometry.slabs.value),
@@ -243,11 +241,7 @@ def _launch_strips[
                 comptime kernel = StripKernel[
                     dtype, bias_type, residual_type, Output, config
                 ].run
-                comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(MULTIPROCESSOR_BYTES)
-                )
-                queue.enqueue(
-                    queue.ctx.compile_function[kernel](func_attribute=most),
+                queue.enqueue[kernel, max_shared_bytes=MULTIPROCESSOR_BYTES](
                     LaunchGrid(
                         plan.strips.blocks,
                         plan.strips.threads(),

@@ -110,8 +110,7 @@ struct Grouped(ConvKernel):
         comptime kernel = GroupedKernel[
             Source, Output, bias_type, residual_type
         ].run
-        queue.enqueue(
-            queue.ctx.compile_function[kernel](),
+        queue.enqueue[kernel](
             LaunchGrid(plan.blocks, THREADS, shared_bytes=Rows[PIXELS].bytes()),
             arguments.activation,
             arguments.filter,

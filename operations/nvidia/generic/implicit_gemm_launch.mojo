@@ -131,8 +131,7 @@ struct ImplicitGemm(ConvKernel):
                     comptime kernel = DirectKernel[
                         Source, Output, bias_type, residual_type, tile, width
                     ].run
-                    queue.enqueue(
-                        queue.ctx.compile_function[kernel](),
+                    queue.enqueue[kernel](
                         LaunchGrid(
                             plan.blocks,
                             THREADS,

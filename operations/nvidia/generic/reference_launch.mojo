@@ -97,8 +97,7 @@ struct Reference(ConvKernel):
         comptime kernel = reference_kernel[
             Source, Output, bias_type, residual_type
         ]
-        queue.enqueue(
-            queue.ctx.compile_function[kernel](),
+        queue.enqueue[kernel](
             LaunchGrid(plan.blocks, THREADS),
             arguments.activation,
             arguments.filter,

@@ -1,7 +1,7 @@
 """The host side of the Blackwell implicit GEMM: plan, descriptors, launch; one
 launcher for all of the kernel's entry points."""
 
-from max.gpu.host import DeviceContext, FuncAttribute
+from max.gpu.host import DeviceContext
 from std.collections import Optional
 from std.sys.info import size_of
 
@@ -162,6 +162,7 @@ struct GemmOperands[act_type: DType, filter_type: DType, Output: OutputTarget](
     the visitor discards it."""
 
 
+@always_inline
 def launch_gemm[
     act_type: DType,
     filter_type: DType,
@@ -224,7 +225,6 @@ def launch_gemm[
     ]
     comptime bytes = Kernel.shared_bytes()
     comptime size = config.cluster_size()
-    comptime shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
     var refusal = visitor_refusal(visitor, config, problem)
     if refusal:
         raise Error(t"sm100: {refusal.value()}; problem {problem}")
@@ -246,10 +246,7 @@ def launch_gemm[
     )
     comptime if Visitor.adds_residual:
         if visitor.reads_residual():
-            queue.enqueue(
-                queue.ctx.compile_function[Kernel.run_with_residual](
-                    func_attribute=shared
-                ),
+            queue.enqueue[Kernel.run_with_residual, max_shared_bytes=bytes](
                 grid,
                 maps.activation,
                 maps.filter,
@@ -259,8 +256,7 @@ def launch_gemm[
                 plan.geometry,
             )
     if not visitor.reads_residual():
-        queue.enqueue(
-            queue.ctx.compile_function[Kernel.run](func_attribute=shared),
+        queue.enqueue[Kernel.run, max_shared_bytes=bytes](
             grid,
             maps.activation,
             maps.filter,

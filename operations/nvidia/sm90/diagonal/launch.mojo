@@ -1,6 +1,6 @@
 """The host side of the Hopper diagonal kernel: plan, descriptors, launch."""
 
-from max.gpu.host import DeviceContext, FuncAttribute
+from max.gpu.host import DeviceContext
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.collections import Optional
 from std.utils import IndexList
@@ -169,9 +169,6 @@ struct Diagonal(ConvKernel):
             residual = _output_map(
                 queue.ctx, arguments.epilogue.residual, problem, tiling
             )
-        comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(MAX_SHARED_BYTES)
-        )
         comptime for index in range(DIAGONAL_CANDIDATES):
             comptime config = diagonal_candidate(index)
             comptime if config.may_run(known):
@@ -179,8 +176,7 @@ struct Diagonal(ConvKernel):
                     comptime kernel = DiagonalKernel[
                         dtype, bias_type, Output, config
                     ].run
-                    queue.enqueue(
-                        queue.ctx.compile_function[kernel](func_attribute=most),
+                    queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
                         LaunchGrid(
                             tiling.blocks,
                             config.threads(),

@@ -1,6 +1,6 @@
 """The host side of the Hopper implicit GEMM: plan, descriptors, launch."""
 
-from max.gpu.host import DeviceContext, FuncAttribute
+from max.gpu.host import DeviceContext
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.collections import Optional
 from std.sys.info import size_of
@@ -189,12 +189,10 @@ def launch_gemm[
     """
     comptime kernel = GemmKernel[in_type, Output, Visitor, config]
     comptime bytes = kernel.shared_bytes()
-    comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(bytes))
     var maps = GemmMaps[config](queue.ctx, problem, operands, visitor)
     var shape = launch_shape(config, problem, plan)
     var prepared = visitor.prepared(shape, workspace)
-    queue.enqueue(
-        queue.ctx.compile_function[kernel.run](func_attribute=most),
+    queue.enqueue[kernel.run, max_shared_bytes=bytes](
         LaunchGrid(
             plan.blocks,
             config.threads(),

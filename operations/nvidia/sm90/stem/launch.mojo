@@ -1,6 +1,5 @@
 """The host side of the Hopper stem kernel: plan and launch."""
 
-from max.gpu.host import FuncAttribute
 from std.collections import Optional
 
 from ....conv.access import ActivationSource, OutputTarget
@@ -150,9 +149,6 @@ struct Stem(ConvKernel):
         mut queue: Stream,
     ) raises:
         """Enqueues the plan's configuration."""
-        comptime most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(MAX_SHARED_BYTES)
-        )
         comptime for index in range(STEM_CANDIDATES):
             if plan.candidate == index:
                 comptime kernel = StemKernel[
@@ -162,8 +158,7 @@ struct Stem(ConvKernel):
                     Output,
                     stem_candidate(index),
                 ].run
-                queue.enqueue(
-                    queue.ctx.compile_function[kernel](func_attribute=most),
+                queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
                     LaunchGrid(
                         plan.blocks,
                         THREADS,
