@@ -3,9 +3,8 @@ device, or on a GPU that need not be here."""
 
 from std.sys.info import size_of
 
-from .conv.operands import Operands, OperandTypes
+from .conv.operands import Device, Operands, OperandTypes
 from .conv.problem import ConvProblem
-from .conv.registry import Device
 from .cpu.registry import CPU_REGISTRY
 from .nvidia.legality import check_type
 from .nvidia.registry import GPU_REGISTRY
@@ -56,13 +55,13 @@ def explain[
     if device.capability == 0:
         comptime types = OperandTypes.unfused(dtype, dtype)
         var operands = Operands.bare(types, exact=exact)
-        var kernel = CPU_REGISTRY.choose[types](
+        var planned = CPU_REGISTRY.plan[types](
             requested, problem, operands, device
         )
         return Answer(
-            kernel,
+            planned.kernel,
             CPU_REGISTRY.explain[types](
-                kernel, requested, problem, operands, device
+                planned, requested, problem, operands, device
             ),
         )
     if device.units < 1:
@@ -79,13 +78,13 @@ def explain[
             )
             check_type(types, device.capability)
             var operands = Operands.bare(types, exact=exact)
-            var kernel = GPU_REGISTRY.choose[types](
+            var planned = GPU_REGISTRY.plan[types](
                 requested, problem, operands, device
             )
             return Answer(
-                kernel,
+                planned.kernel,
                 GPU_REGISTRY.explain[types](
-                    kernel, requested, problem, operands, device
+                    planned, requested, problem, operands, device
                 ),
             )
     raise Error("unreachable: fused_output is either")

@@ -35,9 +35,9 @@ from .conv.fields import (
 )
 from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FILTER, KnownProblem
 from .conv.memory import Reads, operand
-from .conv.operands import Arguments
+from .conv.operands import Arguments, Device
 from .conv.problem import ConvProblem, Geometry
-from .conv.registry import Device, has_kernel
+from .conv.registry import has_kernel
 from .cpu.convolve import convolve as convolve_on_cpu
 from .cpu.pool import CpuContext, MaxPool
 from .cpu.registry import CPU_REGISTRY

@@ -181,7 +181,6 @@ struct MemoryActivation[element_type: DType](ActivationSource):
     ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
         Self.dtype, width
     ]:
-        """See `ActivationSource`."""
         comptime bytes = alignment * size_of[Self.dtype]()
         return self.elements.unsafe_load[width=width, alignment=bytes](offset)
 
@@ -226,7 +225,6 @@ struct GraphActivation[element_type: DType, rank: Int, Fusion: InputFusion](
     ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
         Self.dtype, width
     ]:
-        """See `ActivationSource`."""
         return self.fusion.load[Self.dtype, Self.rank, width, alignment](
             tensor_index[Self.rank](n, at, channel)
         )
@@ -272,7 +270,6 @@ struct MemoryOutput[element_type: DType](OutputTarget):
         filter: Int,
         value: SIMD[Self.dtype, width],
     ) -> SIMD[Self.dtype, width]:
-        """See `OutputTarget`."""
         return value
 
     @always_inline
@@ -286,7 +283,6 @@ struct MemoryOutput[element_type: DType](OutputTarget):
         offset: Int,
         value: SIMD[Self.dtype, width],
     ):
-        """See `OutputTarget`."""
         comptime bytes = alignment * size_of[Self.dtype]()
         self.elements.unsafe_store[alignment=bytes](offset, value)
 
@@ -336,7 +332,6 @@ struct ComputedOutput[
         filter: Int,
         value: SIMD[Self.dtype, width],
     ) -> SIMD[Self.dtype, width]:
-        """See `OutputTarget`."""
         return self.fusion.compute[Self.dtype, Self.rank, width, alignment](
             tensor_index[Self.rank](n, at, filter), value
         )
@@ -352,7 +347,6 @@ struct ComputedOutput[
         offset: Int,
         value: SIMD[Self.dtype, width],
     ):
-        """See `OutputTarget`."""
         comptime bytes = alignment * size_of[Self.dtype]()
         self.elements.unsafe_store[alignment=bytes](
             offset, self.compute[width, alignment](n, at, filter, value)
@@ -405,7 +399,6 @@ struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
         filter: Int,
         value: SIMD[Self.dtype, width],
     ) -> SIMD[Self.dtype, width]:
-        """See `OutputTarget`."""
         return value
 
     @always_inline
@@ -419,7 +412,6 @@ struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
         offset: Int,
         value: SIMD[Self.dtype, width],
     ):
-        """See `OutputTarget`."""
         self.fusion.store[Self.dtype, Self.rank, width, alignment](
             tensor_index[Self.rank](n, at, filter), value
         )

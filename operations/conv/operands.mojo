@@ -10,6 +10,16 @@ from .memory import Reads
 
 
 @fieldwise_init
+struct Device(Equatable, Hashable, ImplicitlyCopyable, Movable):
+    """What a plan depends on of a device."""
+
+    var capability: Int
+    """A GPU's compute capability times ten; 0 for a CPU."""
+    var units: Int
+    """A GPU's multiprocessors; a CPU's threads."""
+
+
+@fieldwise_init
 struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
     """What is known of the operands when an op is compiled."""
 

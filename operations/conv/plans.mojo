@@ -1,21 +1,61 @@
-"""The plans that a process keeps, by everything that they depend on, so that
-each is found once."""
+"""A plan as a value, and the plans that a process keeps, by everything that they
+depend on."""
 
-from std.collections import Dict, Optional
+from std.collections import Optional
 from std.ffi import _Global
-from std.hash import Hasher
+from std.sys.info import size_of
+from std.utils import StaticTuple
 from std.utils.lock import BlockingScopedLock, BlockingSpinLock
 
-from .operands import Operands
+from .operands import Device, Operands
 from .problem import SPATIAL, ConvProblem
-from .registry import Device, Planned
 
-comptime MAX_PLANS = 4096
-"""Plans that a process keeps. When they are more, it drops all."""
+comptime PlanValue = ImplicitlyCopyable & Deinitable & Writable
+"""A plan: everything that a launch needs, except pointers."""
+
+comptime PLAN_WORDS = 64
+"""Room for the largest plan, in words of 8 bytes."""
+
+
+struct Planned(ImplicitlyCopyable, Movable):
+    """A kernel and its plan for a problem, in a form that is the same for all
+    kernels, so that a cache can hold it."""
+
+    var kernel: Int
+    """A `KERNEL_*` code."""
+    var words: StaticTuple[UInt64, PLAN_WORDS]
+
+    def __init__[Plan: PlanValue](out self, kernel: Int, plan: Plan):
+        """Holds a kernel's plan.
+
+        Parameters:
+            Plan: Its type, which holds nothing but numbers.
+
+        Args:
+            kernel: A `KERNEL_*` code.
+            plan: The plan.
+        """
+        comptime assert (
+            Plan.__copy_ctor_is_trivial
+        ), "a plan holds nothing but numbers"
+        comptime assert (
+            size_of[Plan]() <= PLAN_WORDS * 8
+        ), "a plan is larger than PLAN_WORDS"
+        self.kernel = kernel
+        self.words = StaticTuple[UInt64, PLAN_WORDS](fill=0)
+        Pointer(to=self.words).unsafe_bitcast[Plan]()[] = plan
+
+    def get[Plan: PlanValue](self) -> Plan:
+        """The plan.
+
+        Parameters:
+            Plan: The type of the kernel's plan.
+        """
+        return Pointer(to=self.words).unsafe_bitcast[Plan]()[]
 
 
 @fieldwise_init
-struct PlanKey(Equatable, Hashable, ImplicitlyCopyable, Movable):
+struct PlanKey(Equatable, ImplicitlyCopyable, Movable):
     """What a plan depends on."""
 
     var problem: ConvProblem
@@ -26,50 +66,66 @@ struct PlanKey(Equatable, Hashable, ImplicitlyCopyable, Movable):
     var kernels: Int
     """What the op is compiled with, a bit each."""
 
-    def __hash__[H: Hasher](self, mut hasher: H):
-        """Mixes the extents alone, which tell nearly all plans of a process
-        apart: hashing every field takes longer than the look-up.
-
-        Parameters:
-            H: The hash function.
-
-        Args:
-            hasher: What takes the numbers.
-        """
-        var mixed = UInt64(self.requested)
+    def set(self) -> Int:
+        """The set of the cache that the plan belongs to: a hash of the extents,
+        which tell nearly all plans of a process apart."""
+        # FNV-1a (Fowler, Noll, Vo) with 64 bits a step.
+        var state = UInt64(self.requested)
         ref problem = self.problem
-        mixed = _mixed(mixed, problem.batch)
-        mixed = _mixed(mixed, problem.channels)
-        mixed = _mixed(mixed, problem.filters)
+        state = _mixed(state, problem.batch)
+        state = _mixed(state, problem.channels)
+        state = _mixed(state, problem.filters)
         comptime for axis in range(SPATIAL):
-            mixed = _mixed(mixed, problem.input[axis])
-            mixed = _mixed(mixed, problem.filter[axis] + problem.stride[axis])
-        mixed.__hash__(hasher)
+            state = _mixed(state, problem.input[axis])
+            state = _mixed(state, problem.filter[axis] + problem.stride[axis])
+        # The low bits of a product know nothing of the high ones.
+        return Int((state >> 32) % SETS)
 
 
 @always_inline
 def _mixed(state: UInt64, number: Int) -> UInt64:
-    """One step of FNV-1a (Fowler, Noll, Vo) with 64 bits a step."""
+    """One step of the hash."""
     return (state ^ UInt64(number)) * UInt64(0x100000001B3)
 
 
+@fieldwise_init
+struct KeptPlan(ImplicitlyCopyable, Movable):
+    """A plan, and what it was made for."""
+
+    var key: PlanKey
+    var planned: Planned
+
+
+comptime SETS = 512
+"""Sets of the cache."""
+
+comptime WAYS = 8
+"""Plans of a set. A further one takes the place of one of them."""
+
+
 struct Plans(Movable):
-    """The plans of a process."""
+    """The plans of a process: a set-associative cache. Every op would compile
+    another 20 KB of code for a `Dict` of plans."""
 
     var lock: BlockingSpinLock
-    var kept: Dict[PlanKey, Planned]
+    var sets: List[List[KeptPlan]]
+    var replaced: Int
+    """Plans that others took the place of."""
 
     def __init__(out self):
         """None yet."""
         self.lock = BlockingSpinLock()
-        self.kept = Dict[PlanKey, Planned]()
+        self.sets = List[List[KeptPlan]](capacity=SETS)
+        for _ in range(SETS):
+            self.sets.append(List[KeptPlan]())
+        self.replaced = 0
 
 
 def _no_plans() -> Plans:
     return Plans()
 
 
-comptime _PLANS = _Global["maxconv_plans_1", _no_plans]
+comptime _PLANS = _Global["maxconv_plans_2", _no_plans]
 """Its name ends with the version of `PlanKey` and of every plan: ops that other
 versions of this package compiled may live in the same process."""
 
@@ -85,7 +141,10 @@ def kept_plan(key: PlanKey) raises -> Optional[Planned]:
     """
     var plans = _PLANS.get_or_create_ptr()
     with BlockingScopedLock(plans[].lock):
-        return plans[].kept.get(key)
+        for kept in plans[].sets[key.set()]:
+            if kept.key == key:
+                return kept.planned
+    return None
 
 
 def keep_plan(key: PlanKey, planned: Planned) raises:
@@ -100,6 +159,9 @@ def keep_plan(key: PlanKey, planned: Planned) raises:
     """
     var plans = _PLANS.get_or_create_ptr()
     with BlockingScopedLock(plans[].lock):
-        if len(plans[].kept) >= MAX_PLANS:
-            plans[].kept.clear()
-        plans[].kept[key] = planned
+        ref kept = plans[].sets[key.set()]
+        if len(kept) < WAYS:
+            kept.append(KeptPlan(key, planned))
+        else:
+            kept[plans[].replaced % WAYS] = KeptPlan(key, planned)
+            plans[].replaced += 1

@@ -165,6 +165,10 @@ struct ConvProblem(
         """Output channels of one group, `K / groups`."""
         return self.filters // self.groups
 
+    def has_outputs(self) -> Bool:
+        """Whether there is an output to compute."""
+        return self.gemm_m() != 0 and self.filters != 0
+
     def gemm_m(self) -> Int:
         """Output pixels, `N * Z * P * Q`."""
         return self.batch * self.output[0] * self.output[1] * self.output[2]

@@ -2,13 +2,11 @@
 
     problem, operands, device
         -> choose: the first kernel that suits the problem and does not refuse
-        -> plan:   a value without pointers, kept by `keep_plan`
+        -> plan:   a value without pointers, which the process keeps
         -> launch: the plan, the call's pointers, and where to run
 """
 
 from std.collections import Optional
-from std.sys.info import size_of
-from std.utils import StaticTuple
 
 from .access import ActivationSource, OutputTarget
 from .fields import (
@@ -18,11 +16,10 @@ from .fields import (
     KERNEL_REFERENCE,
 )
 from .known import ANY_KERNEL, KnownFilter, KnownProblem
-from .operands import Arguments, Operands, OperandTypes
+from .operands import Arguments, Device, Operands, OperandTypes
+from .plans import PlanKey, Planned, PlanValue, keep_plan, kept_plan
 from .problem import ConvProblem
-
-comptime PlanValue = ImplicitlyCopyable & Deinitable & Writable
-"""A plan: everything that a launch needs, except pointers."""
+from .trace import is_traced, trace_choice
 
 comptime ALL_KERNELS = -1
 """The set of all kernels. Bit `k` of a set stands for the kernel of code
@@ -46,16 +43,6 @@ def has_kernel(kernels: Int, kernel: Int) -> Bool:
         kernel: A `KERNEL_*` code.
     """
     return (kernels >> kernel) & 1 == 1
-
-
-@fieldwise_init
-struct Device(Equatable, Hashable, ImplicitlyCopyable, Movable):
-    """What a plan depends on of a device."""
-
-    var capability: Int
-    """A GPU's compute capability times ten; 0 for a CPU."""
-    var units: Int
-    """A GPU's multiprocessors; a CPU's threads."""
 
 
 trait ConvKernel:
@@ -188,47 +175,6 @@ trait ConvKernel:
         ...
 
 
-comptime PLAN_WORDS = 64
-"""Room for the largest plan, in words of 8 bytes."""
-
-
-struct Planned(ImplicitlyCopyable, Movable):
-    """A kernel and its plan for a problem, in a form that is the same for all
-    kernels, so that a cache can hold it."""
-
-    var kernel: Int
-    """A `KERNEL_*` code."""
-    var words: StaticTuple[UInt64, PLAN_WORDS]
-
-    def __init__[Plan: PlanValue](out self, kernel: Int, plan: Plan):
-        """Holds a kernel's plan.
-
-        Parameters:
-            Plan: Its type, which holds nothing but numbers.
-
-        Args:
-            kernel: A `KERNEL_*` code.
-            plan: The plan.
-        """
-        comptime assert (
-            Plan.__copy_ctor_is_trivial
-        ), "a plan holds nothing but numbers"
-        comptime assert (
-            size_of[Plan]() <= PLAN_WORDS * 8
-        ), "a plan is larger than PLAN_WORDS"
-        self.kernel = kernel
-        self.words = StaticTuple[UInt64, PLAN_WORDS](fill=0)
-        Pointer(to=self.words).unsafe_bitcast[Plan]()[] = plan
-
-    def get[Plan: PlanValue](self) -> Plan:
-        """The plan.
-
-        Parameters:
-            Plan: The type of the kernel's plan.
-        """
-        return Pointer(to=self.words).unsafe_bitcast[Plan]()[]
-
-
 struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
     """A device's kernels, in the order in which they are asked.
 
@@ -281,6 +227,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         return kernels
 
     @staticmethod
+    @no_inline
     def refusal[
         types: OperandTypes
     ](
@@ -347,10 +294,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     t" convolution: {refusal.value()}"
                 )
             if not has_kernel(kernels, requested):
-                raise Error(
-                    t"config: the op was compiled without"
-                    t" {kernel_name(requested)}"
-                )
+                raise _compiled_without(requested)
             return requested
         var reason = String(t"none is built for {types.input} on this device")
         comptime for i in range(Self.Kernels.length):
@@ -363,8 +307,8 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 if Kernel.suits(
                     problem, operands, device
                 ) and not Kernel.device_refusal(device.capability):
-                    var refusal = Kernel.refusal[types](
-                        problem, operands, device
+                    var refusal = Self.refusal[types](
+                        Kernel.code, problem, operands, device
                     )
                     if not refusal:
                         return Kernel.code
@@ -377,23 +321,34 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
     def plan[
         types: OperandTypes, kernels: Int = ALL_KERNELS
     ](
-        kernel: Int, problem: ConvProblem, operands: Operands, device: Device
+        requested: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
     ) raises -> Planned:
-        """How a kernel runs a problem.
+        """Which kernel runs a problem, and how.
 
         Parameters:
             types: Of the operands.
             kernels: What the op is compiled with.
 
         Args:
-            kernel: What `choose` returned.
-            problem: The convolution, with at least one output.
+            requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
+            problem: The convolution, valid.
             operands: Its operands.
             device: The device.
 
+        Returns:
+            The plan; of a problem without outputs, one that is not launched.
+
         Raises:
-            If the op was compiled without the kernel.
+            Why the requested kernel, or every one, cannot take the problem.
         """
+        var kernel = Self.choose[types, kernels](
+            requested, problem, operands, device
+        )
+        if not problem.has_outputs():
+            return Planned(kernel, 0)
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             comptime built = has_kernel(
@@ -404,15 +359,60 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     return Planned(
                         kernel, Kernel.plan[types](problem, operands, device)
                     )
-        raise Error(
-            t"config: the op was compiled without {kernel_name(kernel)}"
+        raise _compiled_without(kernel)
+
+    @staticmethod
+    def find_plan[
+        types: OperandTypes, kernels: Int
+    ](
+        requested: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+    ) raises -> Planned:
+        """`plan`, or what it returned when it was last asked: the process keeps
+        it. `MAXCONV_LOG=dispatch` prints what is planned.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
+        Args:
+            requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
+            problem: The convolution, valid.
+            operands: Its operands.
+            device: The device.
+
+        Returns:
+            The plan; of a problem without outputs, one that is not launched.
+
+        Raises:
+            Why the requested kernel, or every one, cannot take the problem.
+        """
+        var key = PlanKey(problem, operands, device, requested, kernels)
+        var kept = kept_plan(key)
+        if kept:
+            return kept.value()
+        var planned = Self.plan[types, kernels](
+            requested, problem, operands, device
         )
+        if is_traced():
+            trace_choice(
+                problem,
+                types,
+                kernel_name(planned.kernel),
+                Self.explain[types, kernels](
+                    planned, requested, problem, operands, device
+                ),
+            )
+        keep_plan(key, planned)
+        return planned
 
     @staticmethod
     def explain[
         types: OperandTypes, kernels: Int = ALL_KERNELS
     ](
-        kernel: Int,
+        planned: Planned,
         requested: Int,
         problem: ConvProblem,
         operands: Operands,
@@ -425,7 +425,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             kernels: What the op is compiled with.
 
         Args:
-            kernel: What `choose` returned.
+            planned: What `plan` returned.
             requested: What was asked for.
             problem: The convolution.
             operands: Its operands.
@@ -438,7 +438,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         Raises:
             If the op was compiled without the kernel.
         """
-        if problem.gemm_m() == 0 or problem.filters == 0:
+        if not problem.has_outputs():
             return String("there is no output to compute")
         var refusals = String()
         comptime for i in range(Self.Kernels.length):
@@ -446,23 +446,21 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             comptime built = has_kernel(
                 kernels, Kernel.code
             ) and not Kernel.type_refusal(types)
-            if kernel == Kernel.code:
+            if planned.kernel == Kernel.code:
                 comptime if built:
-                    var plan = Kernel.plan[types](problem, operands, device)
+                    var plan = String(planned.get[Kernel.Plan]())
                     if requested != KERNEL_AUTO:
-                        return String(t"asked for by config=; {plan}")
-                    return String(t"{plan}{refusals}")
+                        return "asked for by config=; " + plan
+                    return plan + refusals
             elif requested == KERNEL_AUTO and Kernel.suits(
                 problem, operands, device
             ):
-                var refusal = _refusal_of[Kernel, types](
-                    problem, operands, device
+                var refusal = Self.refusal[types](
+                    Kernel.code, problem, operands, device
                 )
                 if refusal:
-                    refusals += String(t"; {refusal.value()}")
-        raise Error(
-            t"config: the op was compiled without {kernel_name(kernel)}"
-        )
+                    refusals += "; " + refusal.value()
+        raise _compiled_without(planned.kernel)
 
     @staticmethod
     def launch[
@@ -518,9 +516,12 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                             rebind[Kernel.Queue](queue),
                         )
                         return
-        raise Error(
-            t"config: the op was compiled without {kernel_name(planned.kernel)}"
-        )
+        raise _compiled_without(planned.kernel)
+
+
+def _compiled_without(kernel: Int) -> Error:
+    """What is raised for a kernel that an op does not have."""
+    return Error(t"config: the op was compiled without {kernel_name(kernel)}")
 
 
 def _may_be_asked(kernel: Int, known: KnownProblem) -> Bool:

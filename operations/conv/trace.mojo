@@ -10,7 +10,6 @@ from std.utils.lock import BlockingScopedLock, BlockingSpinLock
 
 from .operands import OperandTypes
 from .problem import ConvProblem
-from .registry import kernel_name
 
 
 struct Seen(Movable):
@@ -70,14 +69,14 @@ def trace(line: String) raises:
 
 
 def trace_choice(
-    problem: ConvProblem, types: OperandTypes, kernel: Int, why: String
+    problem: ConvProblem, types: OperandTypes, kernel: StaticString, why: String
 ) raises:
     """Prints the choice of a kernel unless it was printed before.
 
     Args:
         problem: The convolution.
         types: Of its operands.
-        kernel: The `KERNEL_*` code that was chosen.
+        kernel: The name of the kernel that was chosen.
         why: The reasons.
 
     Raises:
@@ -86,6 +85,6 @@ def trace_choice(
     trace(
         String(
             t"maxconv: {problem}, {types.input} -> {types.output}:"
-            t" {kernel_name(kernel)}: {why}"
+            t" {kernel}: {why}"
         )
     )

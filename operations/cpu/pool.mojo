@@ -43,7 +43,6 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
     var ctx: CpuContext
 
     def threads(self) -> Int:
-        """See `Pool`."""
         return parallelism_level()
 
     def for_each_task[

@@ -7,9 +7,9 @@ from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import KERNEL_REFERENCE, PANEL
 from ..conv.known import KnownFilter, KnownProblem
 from ..conv.memory import Writes
-from ..conv.operands import Arguments, Operands, OperandTypes
+from ..conv.operands import Arguments, Device, Operands, OperandTypes
 from ..conv.problem import SPATIAL, ConvProblem
-from ..conv.registry import ConvKernel, Device
+from ..conv.registry import ConvKernel
 from .config import fused_input_refusal
 from .pixel import Pixel, load_activation
 from .pool import Pool
@@ -49,12 +49,10 @@ struct Reference[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """See `ConvKernel`."""
         return True
 
     @staticmethod
@@ -68,7 +66,6 @@ struct Reference[P: Pool](ConvKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """See `ConvKernel`."""
         return False
 
     @staticmethod
@@ -77,7 +74,6 @@ struct Reference[P: Pool](ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ReferencePlan:
-        """See `ConvKernel`."""
         return ReferencePlan(
             Schedule(problem, problem.gemm_m(), device.units, 0)
         )
@@ -97,8 +93,6 @@ struct Reference[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        """See `ConvKernel`."""
-
         def run(
             task: Int, scratch: Writes[DType.float32]
         ) {imm problem, imm arguments}:

@@ -8,13 +8,10 @@ from ..conv.fields import LAYOUT_KRSC
 from ..conv.known import KnownFilter
 from ..conv.memory import Reads
 from ..conv.operands import Arguments
-from ..conv.plans import PlanKey, keep_plan, kept_plan
 from ..conv.problem import ConvProblem
-from ..conv.registry import Planned
-from ..conv.trace import is_traced, trace_choice
 from .device import device_of, target_capability
-from .generic.packing import pack_filter
 from .legality import check_type
+from .packing import pack_filter
 from .registry import GPU_REGISTRY, check_registry
 from .stream import Stream
 
@@ -58,12 +55,14 @@ def convolve[
         If the requested kernel, or every one, cannot take the problem: why;
         what the driver refused.
     """
-    comptime assert type_of(arguments).types(scaled).input == Source.dtype
+    comptime types = type_of(arguments).types(scaled)
     check_registry()
-    var planned = plan_convolution[kernels, scaled](
-        stream.ctx, problem, arguments, requested=requested, exact=exact
+    var device = device_of(stream.ctx)
+    check_type(types, device.capability)
+    var planned = GPU_REGISTRY.find_plan[types, kernels](
+        requested, problem, arguments.operands(exact=exact), device
     )
-    if problem.gemm_m() == 0 or problem.filters == 0:
+    if not problem.has_outputs():
         return
     GPU_REGISTRY.launch[
         capability=target_capability(),
@@ -71,75 +70,6 @@ def convolve[
         known=known,
         scaled=scaled,
     ](planned, problem, arguments, stream)
-
-
-def plan_convolution[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    //,
-    kernels: Int,
-    scaled: Bool,
-](
-    ctx: DeviceContext,
-    problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
-    *,
-    requested: Int,
-    exact: Bool,
-) raises -> Planned:
-    """The plan of a convolution: the one that the process keeps, or a new one,
-    which it keeps from then on.
-
-    Parameters:
-        Source: How the activation is reached.
-        Output: How the output is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
-        kernels: Which kernels the op is compiled with, a bit each.
-        scaled: Whether each filter has a scale.
-
-    Args:
-        ctx: The device.
-        problem: The convolution, valid.
-        arguments: Its operands.
-        requested: A `KERNEL_*` code.
-        exact: Whether products of float32 must not be rounded to tf32.
-
-    Returns:
-        The plan; of a problem without outputs, one that cannot be launched.
-
-    Raises:
-        If the requested kernel, or every one, cannot take the problem: why.
-    """
-    comptime types = type_of(arguments).types(scaled)
-    var operands = arguments.operands(exact=exact)
-    var device = device_of(ctx)
-    var key = PlanKey(problem, operands, device, requested, kernels)
-    var kept = kept_plan(key)
-    if kept:
-        return kept.value()
-    check_type(types, device.capability)
-    var kernel = GPU_REGISTRY.choose[types, kernels](
-        requested, problem, operands, device
-    )
-    if is_traced():
-        trace_choice(
-            problem,
-            types,
-            kernel,
-            GPU_REGISTRY.explain[types, kernels](
-                kernel, requested, problem, operands, device
-            ),
-        )
-    if problem.gemm_m() == 0 or problem.filters == 0:
-        return Planned(kernel, 0)
-    var planned = GPU_REGISTRY.plan[types, kernels](
-        kernel, problem, operands, device
-    )
-    keep_plan(key, planned)
-    return planned
 
 
 def convolve_any_layout[

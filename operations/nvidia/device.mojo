@@ -3,7 +3,7 @@
 from max.gpu.host import DeviceAttribute, DeviceContext
 
 from ..conv.fields import BLACKWELL_CAPABILITIES, HOPPER_CAPABILITIES
-from ..conv.registry import Device
+from ..conv.operands import Device
 
 
 def target_capability() -> Int:

@@ -29,3 +29,6 @@ comptime MAX_CLUSTER = 8
 
 comptime MAX_INDEX = 1 << 31
 """The limit of coordinates, and of the numbers of tiles and blocks."""
+
+comptime MAX_BLOCKS = 1 << 30
+"""Blocks of a grid along x, at most, where each takes tiles in turn."""

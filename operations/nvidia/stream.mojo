@@ -92,7 +92,7 @@ struct Stream(Movable):
     def enqueue[
         declared: TypeList[Trait=AnyType, ...],
         //,
-        kernel: def(*args: *declared) capturing thin -> None,
+        kernel: def(* args: * declared) thin capturing -> None,
         *Ts: DevicePassable,
         max_shared_bytes: Int = 0,
     ](self, grid: LaunchGrid, *arguments: *Ts) raises:

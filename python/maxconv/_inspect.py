@@ -30,19 +30,14 @@ _DTYPES = {
 }
 _NAMES = tuple(kernel.name.lower() for kernel in GPU_KERNELS)
 
-#: What writes the kernels of one generation of tensor cores.
-_GENERATIONS = {HOPPER: "emitter.write_hopper()", BLACKWELL: "emitter.write_blackwell()"}
-
 _PROGRAM = """
 from std.sys import argv
 
-from operations.nvidia.inspect import Emitter
+from operations.nvidia.registry import inspect_kernels
 
 
 def main() raises:
-    var emitter = Emitter[DType.{dtype}, "{target}", "{kernel}"](String(argv()[1]))
-    emitter.write_general()
-    {others}
+    inspect_kernels[DType.{dtype}, "{kernel}"](String(argv()[1]))
 """
 
 
@@ -120,12 +115,7 @@ def emit(
         raise ValueError(
             f"dtype: {dtype} has kernels for {BLACKWELL} alone; the target is {target}"
         )
-    source = _PROGRAM.format(
-        dtype=dtype,
-        target=target,
-        kernel=kernel or "",
-        others=_GENERATIONS.get(target, ""),
-    )
+    source = _PROGRAM.format(dtype=dtype, kernel=kernel or "")
     with tempfile.TemporaryDirectory() as scratch:
         program, main = Path(scratch, "emit"), Path(scratch, "emit.mojo")
         main.write_text(source, encoding="utf-8")

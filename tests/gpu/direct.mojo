@@ -407,8 +407,12 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
         return
     var x, w, y = elements_of(named.problem)
     comptime types = OperandTypes.unfused(dtype, dtype)
+    var operands, device = Facts.bare(types), device_of(ctx)
+    var planned = GPU_REGISTRY.plan[types](
+        kernel, named.problem, operands, device
+    )
     var what = GPU_REGISTRY.explain[types](
-        kernel, KERNEL_AUTO, named.problem, Facts.bare(types), device_of(ctx)
+        planned, kernel, named.problem, operands, device
     )
     for fused in range(2):
         var ms = time_of[kernel](ctx, named.problem, fused == 1)

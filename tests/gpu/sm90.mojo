@@ -31,8 +31,7 @@ from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
 from operations.conv.known import UNKNOWN_FILTER
-from operations.conv.operands import Arguments, Operands, OperandTypes
-from operations.conv.registry import Device
+from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.nvidia.convolve import convolve as convolve_chosen
 from operations.nvidia.device import device_of
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE, candidate

@@ -23,10 +23,10 @@ from operations.conv.fields import (
     LAYOUT_PACKED,
 )
 from operations.conv.memory import HostBuffer, Writes
-from operations.conv.operands import Arguments, Operands, OperandTypes
+from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.conv.packing import FilterStrides, pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.conv.registry import ALL_KERNELS, Device, kernel_name
+from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.gemm.launch import ImplicitGemm
 from operations.cpu.pool import CpuContext, MaxPool

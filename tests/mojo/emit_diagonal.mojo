@@ -26,9 +26,8 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
 from operations.conv.known import KnownFilter
 from operations.conv.memory import Reads, Writes
-from operations.conv.operands import Arguments, Operands, OperandTypes
+from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.conv.registry import Device
 from operations.nvidia.stream import Stream
 from operations.nvidia.sm90.diagonal.kernel import DiagonalKernel
 from operations.nvidia.sm90.diagonal.geometry import DiagonalGeometry

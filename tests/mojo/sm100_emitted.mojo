@@ -28,7 +28,7 @@ from operations.nvidia.sm100.config import Conv2dConfig
 from operations.nvidia.sm100.kernel import NUM_THREADS, Conv2dFpropKernel
 from operations.nvidia.sm100.layout import launch_shape, visitor_refusal
 from operations.nvidia.sm100.mma import instruction_descriptor
-from operations.nvidia.tma.operands import (
+from operations.nvidia.im2col.descriptors import (
     activation_view,
     activation_box,
     filter_view,

@@ -12,9 +12,9 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_DEPTHWISE
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
+from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal
 from ..pool import Pool
 from .image_row import (
@@ -164,13 +164,11 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     """`[taps][channels]`."""
 
     def filters_at_once(self, filters: Int) -> Int:
-        """See `SpanKernel`."""
         return MAX_SPAN_FILTERS
 
     def compute[
         dtype: DType
     ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
-        """See `SpanKernel`."""
         ref problem = row.problem
         if span.filters() >= LANES:
             if problem.dilation[2] == 1:
@@ -240,12 +238,10 @@ struct Depthwise[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """See `ConvKernel`."""
         return (known.channels == UNKNOWN or known.channels == 1) and (
             known.filters == UNKNOWN or known.filters == 1
         )
@@ -256,7 +252,6 @@ struct Depthwise[P: Pool](ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """See `ConvKernel`."""
         if problem.is_depthwise():
             return None
         return String(
@@ -266,7 +261,6 @@ struct Depthwise[P: Pool](ConvKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """See `ConvKernel`."""
         return problem.is_depthwise()
 
     @staticmethod
@@ -275,7 +269,6 @@ struct Depthwise[P: Pool](ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DepthwisePlan:
-        """See `ConvKernel`."""
         return DepthwisePlan(RowPlan(problem, device.units, unit=LANES))
 
     @staticmethod
@@ -293,7 +286,6 @@ struct Depthwise[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        """See `ConvKernel`."""
         launch_rows(
             DepthwiseSpans(arguments.filter),
             plan.rows,

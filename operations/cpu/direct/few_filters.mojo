@@ -19,9 +19,9 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_FEW_FILTERS, PANEL
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import HostBuffer, Reads, Writes
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
+from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal, vector_registers
 from ..pool import Pool
 from .image_row import COLUMNS, SPAN_SUMS, ColumnTile, ImageRow, Span
@@ -321,7 +321,6 @@ struct FewFiltersSpans(ImplicitlyCopyable, SpanKernel):
     def compute[
         dtype: DType
     ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
-        """See `SpanKernel`."""
         comptime for filters in range(1, TILE_FILTERS + 1):
             if span.filters() == filters:
                 _span[dtype, filters](row, self.filter, span, to)
@@ -364,12 +363,10 @@ struct FewFilters[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """See `ConvKernel`."""
         return (known.groups == UNKNOWN or known.groups == 1) and (
             known.filters == UNKNOWN or known.filters <= MAX_FEW_FILTERS
         )
@@ -380,7 +377,6 @@ struct FewFilters[P: Pool](ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """See `ConvKernel`."""
         if problem.groups > 1 or problem.is_depthwise():
             return String(
                 t"few_filters takes one group and no depthwise filter; here"
@@ -424,7 +420,6 @@ struct FewFilters[P: Pool](ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> FewFiltersPlan:
-        """See `ConvKernel`."""
         var rows = RowPlan(
             problem,
             device.units,
@@ -449,7 +444,6 @@ struct FewFilters[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        """See `ConvKernel`."""
         var memory = HostBuffer[DType.float32](UnpackedFilter.length(problem))
         var filter = UnpackedFilter(problem, memory.elements)
         filter.unpack(problem, arguments.filter)

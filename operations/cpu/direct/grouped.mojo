@@ -14,9 +14,9 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_GROUPED, PANEL
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
+from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal
 from ..pool import Pool
 from .image_row import (
@@ -153,13 +153,11 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     """In panels that groups share."""
 
     def filters_at_once(self, filters: Int) -> Int:
-        """See `SpanKernel`."""
         return MAX_SPAN_FILTERS
 
     def compute[
         dtype: DType
     ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
-        """See `SpanKernel`."""
         comptime for doubling in range(1, 4):
             comptime width = 1 << doubling
             if row.problem.group_filters() == width:
@@ -205,12 +203,10 @@ struct Grouped[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """See `ConvKernel`."""
         return fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """See `ConvKernel`."""
         return known.groups != 1
 
     @staticmethod
@@ -219,7 +215,6 @@ struct Grouped[P: Pool](ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """See `ConvKernel`."""
         if problem.panel_groups() > 1:
             return None
         return String(
@@ -230,7 +225,6 @@ struct Grouped[P: Pool](ConvKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """See `ConvKernel`."""
         return problem.panel_groups() > 1
 
     @staticmethod
@@ -239,7 +233,6 @@ struct Grouped[P: Pool](ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GroupedPlan:
-        """See `ConvKernel`."""
         return GroupedPlan(
             RowPlan(problem, device.units, unit=PANEL), problem.group_channels()
         )
@@ -259,7 +252,6 @@ struct Grouped[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        """See `ConvKernel`."""
         launch_rows(
             GroupedSpans(arguments.filter), plan.rows, problem, arguments, queue
         )

@@ -155,7 +155,6 @@ struct Blockings(Candidates):
                 )
 
     def count(self) -> Int:
-        """See `Candidates`."""
         return len(self.table)
 
     def refusal(self, index: Int) -> Optional[String]:

@@ -7,9 +7,9 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_IMPLICIT_GEMM, KERNEL_POINTWISE
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Writes
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device, kernel_name
+from ...conv.registry import ConvKernel, kernel_name
 from ..config import CPU_TILE, fused_input_refusal, reads_in_place
 from ..pool import Pool
 from ..scheduler import Schedule
@@ -121,7 +121,6 @@ struct ImplicitGemm[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """See `ConvKernel`."""
         return True
 
     @staticmethod
@@ -130,12 +129,10 @@ struct ImplicitGemm[P: Pool](ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """See `ConvKernel`."""
         return _panels_refusal(Self.code, problem)
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """See `ConvKernel`."""
         return True
 
     @staticmethod
@@ -144,7 +141,6 @@ struct ImplicitGemm[P: Pool](ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
-        """See `ConvKernel`."""
         return GemmPlan(problem, types, device)
 
     @staticmethod
@@ -162,7 +158,6 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        """See `ConvKernel`."""
         _launch(plan, problem, arguments, queue)
 
 
@@ -184,7 +179,6 @@ struct Pointwise[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """See `ConvKernel`."""
         var refusal = fused_input_refusal(Self.code, types)
         if refusal or reads_in_place(types.input, types.fused_input):
             return refusal
@@ -195,7 +189,6 @@ struct Pointwise[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """See `ConvKernel`."""
         return known.filter().may_have(taps=1, stride=1)
 
     @staticmethod
@@ -204,7 +197,6 @@ struct Pointwise[P: Pool](ConvKernel):
     ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
         String
     ]:
-        """See `ConvKernel`."""
         var refusal = _panels_refusal(Self.code, problem)
         if refusal or problem.is_pointwise():
             return refusal
@@ -216,7 +208,6 @@ struct Pointwise[P: Pool](ConvKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """See `ConvKernel`."""
         return problem.is_pointwise()
 
     @staticmethod
@@ -225,7 +216,6 @@ struct Pointwise[P: Pool](ConvKernel):
     ](
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
-        """See `ConvKernel`."""
         return GemmPlan(problem, types, device)
 
     @staticmethod
@@ -243,5 +233,4 @@ struct Pointwise[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        """See `ConvKernel`."""
         _launch(plan, problem, arguments, queue)

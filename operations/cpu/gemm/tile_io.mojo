@@ -105,7 +105,6 @@ struct Columns(ImplicitlyCopyable, Movable):
     var first_t: Int
     var first_r: Int
     var adjacent: Bool
-    """See `is_adjacent`."""
     var elements: Int
     """Of the activation."""
 

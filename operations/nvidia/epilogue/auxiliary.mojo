@@ -56,7 +56,6 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """See `EpilogueVisitor`."""
         comptime assert (
             Self.dtype.is_half_float() or Self.dtype == DType.float32
         ), "an auxiliary output is of bfloat16, float16 or float32"
@@ -92,18 +91,15 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
 
     @staticmethod
     def shared_bytes(layout: VisitLayout) -> Int:
-        """See `EpilogueVisitor`."""
         return layout.buffers() * Self._buffer_bytes(layout)
 
     @staticmethod
     def shares(layout: VisitLayout) -> Bool:
-        """See `EpilogueVisitor`."""
         return True
 
     def prepared(
         self, shape: LaunchShape, workspace: Writes[DType.float32]
     ) -> Self:
-        """See `EpilogueVisitor`."""
         return Self(self.output, OutputShape(shape.problem))
 
     @staticmethod
@@ -133,7 +129,6 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         at.place.write[Self.dtype](Self._buffer(at, subtile), group, values)
         return values
 
@@ -141,7 +136,6 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
     def postreduce[
         Values: Fragments
     ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
-        """See `EpilogueVisitor`."""
         at.place.store_rows(
             self.output,
             self.shape,

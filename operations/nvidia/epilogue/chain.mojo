@@ -74,7 +74,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """See `EpilogueVisitor`."""
         Self._check()
         var refusal = self.first.refusal(layout, problem)
         if refusal:
@@ -90,7 +89,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
 
     @staticmethod
     def shares(layout: VisitLayout) -> Bool:
-        """See `EpilogueVisitor`."""
         return Self.First.shares(layout) or Self.Second.shares(layout)
 
     def workspace_elements(self, shape: LaunchShape) -> Int:
@@ -102,7 +100,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     def prepared(
         self, shape: LaunchShape, workspace: Writes[DType.float32]
     ) -> Self:
-        """See `EpilogueVisitor`."""
         return Self(
             self.first.prepared(shape, workspace),
             self.second.prepared(
@@ -112,28 +109,23 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
         )
 
     def conclude(self, mut queue: Stream, shape: LaunchShape) raises:
-        """See `EpilogueVisitor`."""
         self.first.conclude(queue, shape)
         self.second.conclude(queue, shape)
 
     @always_inline
     def reads_residual(self) -> Bool:
-        """See `EpilogueVisitor`."""
         return self.first.reads_residual() or self.second.reads_residual()
 
     @always_inline
     def is_identity(self) -> Bool:
-        """See `EpilogueVisitor`."""
         return self.first.is_identity() and self.second.is_identity()
 
     @always_inline
     def has_forms(self) -> Bool:
-        """See `EpilogueVisitor`."""
         return self.first.has_forms() and self.second.has_forms()
 
     @always_inline
     def is_form[form: Int](self) -> Bool:
-        """See `EpilogueVisitor`."""
         comptime if Self.First.forms > 1:
             return self.first.is_form[form]()
         else:
@@ -149,13 +141,11 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
 
     @always_inline
     def start[Values: Fragments](self, at: Visited[Values]):
-        """See `EpilogueVisitor`."""
         self.first.start(at)
         self.second.start(Self._behind(at))
 
     @always_inline
     def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
-        """See `EpilogueVisitor`."""
         return Self.State(
             self.first.begin(at), self.second.begin(Self._behind(at))
         )
@@ -164,7 +154,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     def previsit[
         Values: Fragments
     ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
-        """See `EpilogueVisitor`."""
         self.first.previsit(state.first, at, subtile)
         self.second.previsit(state.second, Self._behind(at), subtile)
 
@@ -180,7 +169,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         # A visitor with one form has no other.
         comptime one = Self.First.forms == 1 and not Self.First.looped
         comptime other = Self.Second.forms == 1 and not Self.Second.looped
@@ -195,7 +183,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     def reduce[
         Values: Fragments
     ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
-        """See `EpilogueVisitor`."""
         self.first.reduce(state.first, at, subtile)
         self.second.reduce(state.second, Self._behind(at), subtile)
 
@@ -203,7 +190,6 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     def postreduce[
         Values: Fragments
     ](self, mut state: Self.State, at: Visited[Values], subtile: Subtile):
-        """See `EpilogueVisitor`."""
         self.first.postreduce(state.first, at, subtile)
         self.second.postreduce(state.second, Self._behind(at), subtile)
 
@@ -211,6 +197,5 @@ struct Chain[First: EpilogueVisitor, Second: EpilogueVisitor](EpilogueVisitor):
     def end[
         Values: Fragments
     ](self, mut state: Self.State, at: Visited[Values]):
-        """See `EpilogueVisitor`."""
         self.first.end(state.first, at)
         self.second.end(state.second, Self._behind(at))

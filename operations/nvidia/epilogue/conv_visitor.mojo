@@ -92,7 +92,6 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """See `EpilogueVisitor`."""
         comptime if Self.scaled:
             var refused = self.scale[0].refusal("scale", layout)
             if refused:
@@ -103,7 +102,6 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
 
     @always_inline
     def reads_residual(self) -> Bool:
-        """See `EpilogueVisitor`."""
         return self.has_residual
 
     @always_inline
@@ -116,7 +114,6 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
 
     @always_inline
     def is_form[form: Int](self) -> Bool:
-        """See `EpilogueVisitor`."""
         comptime formula = FAST[form]
         comptime if formula == DeviceActivation.LIMITS:
             if self.activation.formula == DeviceActivation.NONE:
@@ -156,7 +153,6 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         comptime exact = Values.layout.out_type == DType.float32
         comptime if form != LOOPED and not (exact or Self.scaled):
             comptime if FAST[form] == DeviceActivation.SILU:

@@ -58,7 +58,6 @@ struct ChannelScale[dtype: DType](EpilogueVisitor):
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """See `EpilogueVisitor`."""
         return self.vector.refusal("scale", layout)
 
     @always_inline
@@ -78,7 +77,6 @@ struct ChannelScale[dtype: DType](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         return values * self.vector.values[size](state, at, subtile, group)
 
 
@@ -109,7 +107,6 @@ struct ChannelBias[dtype: DType](EpilogueVisitor):
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """See `EpilogueVisitor`."""
         return self.vector.refusal("bias", layout)
 
     @always_inline
@@ -129,7 +126,6 @@ struct ChannelBias[dtype: DType](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         return values + self.vector.values[size](state, at, subtile, group)
 
 
@@ -178,7 +174,6 @@ struct Activate[code: Int](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         comptime formula = DeviceActivation.of(
             Activation(Self.code, 0, 0)
         ).formula
@@ -203,7 +198,6 @@ struct AddResidual(EpilogueVisitor):
 
     @always_inline
     def reads_residual(self) -> Bool:
-        """See `EpilogueVisitor`."""
         return self.beta != 0
 
     @always_inline
@@ -223,7 +217,6 @@ struct AddResidual(EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         var result = values
         if residual.is_present():
             result = residual.read[size](group).fma(
@@ -265,7 +258,6 @@ struct Rounded[dtype: DType](EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         return values.cast[Self.dtype]().cast[DType.float32]()
 
 
@@ -299,5 +291,4 @@ struct Discard(EpilogueVisitor):
         residual: Values.Residual,
         values: SIMD[DType.float32, size],
     ) -> SIMD[DType.float32, size]:
-        """See `EpilogueVisitor`."""
         return values

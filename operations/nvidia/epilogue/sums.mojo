@@ -90,7 +90,6 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
-        """See `EpilogueVisitor`."""
         if layout.whole_pixels():
             if layout.filters == WARP:
                 return None
@@ -112,7 +111,6 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
 
     @staticmethod
     def shared_bytes(layout: VisitLayout) -> Int:
-        """See `EpilogueVisitor`."""
         if layout.keeps_filters():
             return 0
         var bytes = layout.buffers() * Self._buffer_bytes(layout)
@@ -120,17 +118,14 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
 
     @staticmethod
     def shares(layout: VisitLayout) -> Bool:
-        """See `EpilogueVisitor`."""
         return not layout.keeps_filters()
 
     def workspace_elements(self, shape: LaunchShape) -> Int:
-        """See `EpilogueVisitor`."""
         return shape.reducers * Self.KINDS * shape.problem.filters
 
     def prepared(
         self, shape: LaunchShape, workspace: Writes[DType.float32]
     ) -> Self:
-        """See `EpilogueVisitor`."""
         return Self(
             self.sums, self.squares, workspace, UInt32(shape.problem.filters)
         )

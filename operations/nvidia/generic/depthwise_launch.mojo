@@ -6,10 +6,10 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_DEPTHWISE
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
 from ..device import is_hopper, target_capability
+from ..inspect import GpuKernel, PtxWriter
 from ..legality import alignment_refusal, has_diagonal_types
 from ..limits import MAX_INDEX
 from ..stream import LaunchGrid, Stream
@@ -75,7 +75,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
             writer.write(t"{self.strip_config}: {self.strips}")
 
 
-struct Depthwise(ConvKernel):
+struct Depthwise(GpuKernel):
     """One input channel a group, on CUDA cores."""
 
     comptime code = KERNEL_DEPTHWISE
@@ -209,6 +209,26 @@ struct Depthwise(ConvKernel):
                     arguments.output,
                     geometry,
                 )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every configuration, and those of strips that an op has."""
+        comptime W = type_of(writer)
+        comptime for index in range(DEPTHWISE_CANDIDATES):
+            comptime kernel = DepthwiseKernel[
+                W.Source,
+                dtype,
+                dtype,
+                W.Output,
+                depthwise_candidate[dtype](index),
+            ].run
+            writer.write[kernel](String(t"depthwise-{index}"))
+        comptime if _has_strips(W.types, target_capability()):
+            comptime for index in range(STRIP_CANDIDATES):
+                comptime kernel = StripKernel[
+                    dtype, dtype, dtype, W.Output, strip_candidate[dtype](index)
+                ].run
+                writer.write[kernel](String(t"depthwise-strip-{index}"))
 
 
 def _has_strips(types: OperandTypes, capability: Int) -> Bool:

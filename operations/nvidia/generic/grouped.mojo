@@ -24,7 +24,7 @@ from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from .geometry import GpuGeometry, spatial
-from .rows import MAX_BLOCKS, THREADS, Rows
+from .rows import THREADS, Rows
 
 comptime COLUMNS = 32
 """Filters of a block's tile: a warp's threads."""

@@ -6,14 +6,15 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_GROUPED, TILE_FILTERS
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
+from ..inspect import GpuKernel, PtxWriter
 from ..legality import cuda_core_refusal
 from ..stream import LaunchGrid, Stream
 from .geometry import GpuGeometry, geometry_refusal
 from .grouped import COLUMNS, PIXELS, GroupedKernel
-from .rows import MAX_BLOCKS, THREADS, Rows
+from ..limits import MAX_BLOCKS
+from .rows import THREADS, Rows
 
 
 @fieldwise_init
@@ -36,7 +37,7 @@ struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct Grouped(ConvKernel):
+struct Grouped(GpuKernel):
     """Groups of few filters, on CUDA cores."""
 
     comptime code = KERNEL_GROUPED
@@ -118,3 +119,12 @@ struct Grouped(ConvKernel):
             arguments.output,
             plan.geometry,
         )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes the kernel."""
+        comptime W = type_of(writer)
+        comptime kernel = GroupedKernel[
+            W.Source, W.Output, W.out_type, W.out_type
+        ].run
+        writer.write[kernel]("grouped", Rows[PIXELS].bytes())

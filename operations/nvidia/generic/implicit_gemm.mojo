@@ -28,7 +28,7 @@ from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from .geometry import GpuGeometry, spatial
-from .rows import MAX_BLOCKS, THREADS, Rows, Shared
+from .rows import THREADS, Rows, Shared
 
 comptime VECTOR = 4
 """Elements that a thread loads or stores at once where they are aligned."""

@@ -6,17 +6,21 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_IMPLICIT_GEMM, TILE_FILTERS
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
+from ..inspect import GpuKernel, PtxWriter
 from ..legality import cuda_core_refusal
 from ..stream import LaunchGrid, Stream
 from .geometry import GpuGeometry, geometry_refusal
 from .implicit_gemm import NARROW, SMALL, VECTOR, WIDE, DirectKernel
-from .rows import MAX_BLOCKS, THREADS, Rows
+from ..limits import MAX_BLOCKS
+from .rows import THREADS, Rows
 
 comptime TILES = [NARROW, SMALL, WIDE]
 """The tiles that are compiled."""
+
+comptime TILE_NAMES: List[StaticString] = ["narrow", "small", "wide"]
+"""What `maxconv inspect` calls them."""
 
 
 @fieldwise_init
@@ -45,7 +49,7 @@ struct ImplicitGemmPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct ImplicitGemm(ConvKernel):
+struct ImplicitGemm(GpuKernel):
     """The implicit GEMM for any GPU and any problem, on CUDA cores."""
 
     comptime code = KERNEL_IMPLICIT_GEMM
@@ -145,6 +149,24 @@ struct ImplicitGemm(ConvKernel):
                         plan.geometry,
                         Int32(1 if plan.vector_stores else 0),
                     )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every tile, with loads of vectors and of elements."""
+        comptime W = type_of(writer)
+        comptime for index in range(len(TILES)):
+            comptime tile = TILES[index]
+            comptime for width in [VECTOR, 1]:
+                comptime kernel = DirectKernel[
+                    W.Source, W.Output, W.out_type, W.out_type, tile, width
+                ].run
+                comptime tile_name = TILE_NAMES[index]
+                var name = String(t"implicit_gemm-{tile_name}")
+                comptime if width > 1:
+                    name += "-vector"
+                writer.write[kernel](
+                    name, tile.staged_bytes() + Rows[tile.pixels].bytes()
+                )
 
 
 def _choose_tile(problem: ConvProblem, multiprocessors: Int) -> Int:

@@ -9,7 +9,7 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL, ConvProblem
-from .rows import MAX_BLOCKS, THREADS
+from .rows import THREADS
 
 
 def reference_kernel[

@@ -6,13 +6,14 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_REFERENCE
 from ...conv.known import KnownFilter, KnownProblem
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
+from ..inspect import GpuKernel, PtxWriter
 from ..legality import cuda_core_refusal
 from ..stream import LaunchGrid, Stream
 from .reference import reference_kernel
-from .rows import MAX_BLOCKS, THREADS
+from ..limits import MAX_BLOCKS
+from .rows import THREADS
 
 
 @fieldwise_init
@@ -30,7 +31,7 @@ struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
         writer.write("the definition, a thread an output")
 
 
-struct Reference(ConvKernel):
+struct Reference(GpuKernel):
     """The definition of a convolution, which other kernels are compared
     with."""
 
@@ -105,3 +106,12 @@ struct Reference(ConvKernel):
             arguments.output,
             problem,
         )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes the kernel."""
+        comptime W = type_of(writer)
+        comptime kernel = reference_kernel[
+            W.Source, W.Output, W.out_type, W.out_type
+        ]
+        writer.write[kernel]("reference", 0)

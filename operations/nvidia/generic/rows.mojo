@@ -7,9 +7,6 @@ from .geometry import OUTSIDE, GpuGeometry, Position
 comptime THREADS = 256
 """Threads of a block."""
 
-comptime MAX_BLOCKS = 1 << 30
-"""Blocks of a grid; each takes tiles in turn."""
-
 comptime Shared[dtype: DType] = Pointer[
     Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
 ]

@@ -31,32 +31,26 @@ struct PixelFragments[cut: VisitLayout](Fragments):
 
     @always_inline
     def thread(self) -> UInt32:
-        """See `Fragments`."""
         return self.index
 
     @always_inline
     def filter(self) -> UInt32:
-        """See `Fragments`."""
         return 0
 
     @always_inline
     def pixel(self) -> UInt32:
-        """See `Fragments`."""
         return self.index
 
     @staticmethod
     def thread_filter(index: Int) -> Int:
-        """See `Fragments`."""
         return index
 
     @staticmethod
     def filter_index(value: Int) -> Int:
-        """See `Fragments`."""
         return value
 
     @staticmethod
     def pixel_of(value: Int) -> Int:
-        """See `Fragments`."""
         return 0
 
     @staticmethod
@@ -96,7 +90,6 @@ struct PixelFragments[cut: VisitLayout](Fragments):
         group: UInt32,
         values: SIMD[DType.float32, size],
     ):
-        """See `Fragments`."""
         comptime width = CHUNK_BYTES // size_of[dtype]()
         comptime for chunk in range(size // width):
             store_chunk(
@@ -183,12 +176,10 @@ struct BufferedResidual[cut: VisitLayout](ResidualTile):
 
     @always_inline
     def is_present(self) -> Bool:
-        """See `ResidualTile`."""
         return self.present
 
     @always_inline
     def read[size: Int](self, group: UInt32) -> SIMD[DType.float32, size]:
-        """See `ResidualTile`."""
         comptime dtype = Self.cut.out_type
         comptime width = CHUNK_BYTES // size_of[dtype]()
         self.full.wait(self.parity)

@@ -9,9 +9,8 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_SM100
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import CACHE_LINE, Reads, Writes
-from ...conv.operands import Arguments, Operands, OperandTypes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, Device
 from ...conv.search import refusal_of_all
 from ..epilogue.callbacks import EpilogueVisitor
 from ..epilogue.conv_visitor import ConvVisitor
@@ -21,6 +20,7 @@ from ..epilogue.fused_output import (
 )
 from ..epilogue.params import EpilogueParams
 from ..im2col.traversal import ROW_BYTES, Traversal
+from ..inspect import GpuKernel, PtxWriter
 from ..legality import (
     alignment_refusal,
     blackwell_refusal,
@@ -31,7 +31,7 @@ from ..legality import (
 )
 from ..stream import LaunchGrid, Stream
 from ..tma.descriptor import TensorMap
-from ..tma.operands import activation_map, filter_map, output_map
+from ..im2col.descriptors import activation_map, filter_map, output_map
 from .candidates import candidates
 from .config import Conv2dConfig
 from .layout import launch_shape, visitor_refusal
@@ -39,7 +39,7 @@ from .kernel import NUM_THREADS, Conv2dFpropKernel
 from .plan import GemmCandidates, GemmPlan, plan_gemm
 
 
-struct Gemm(ConvKernel):
+struct Gemm(GpuKernel):
     """The implicit GEMM on Blackwell's tensor cores."""
 
     comptime code = KERNEL_SM100
@@ -72,7 +72,7 @@ struct Gemm(ConvKernel):
         var refusal = precision_refusal(Self.code, operands)
         if not refusal:
             refusal = alignment_refusal(Self.code, operands)
-        if refusal or problem.gemm_m() == 0 or problem.filters == 0:
+        if refusal or not problem.has_outputs():
             return refusal
         return refusal_of_all(
             GemmCandidates[types.input, types.output](problem, operands, device)
@@ -134,6 +134,23 @@ struct Gemm(ConvKernel):
                         ConvVisitor[bias_type, scaled].of(arguments.epilogue),
                         queue,
                     )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every configuration, and with a residual the defaults."""
+        comptime W = type_of(writer)
+        comptime table = candidates[dtype, dtype, W.out_type]()
+        comptime for index in range(len(table)):
+            comptime config = table[index].config
+            comptime Kernel = Conv2dFpropKernel[
+                dtype, dtype, W.Output, ConvVisitor[W.out_type], config
+            ]
+            comptime bytes = config.shared_bytes()
+            writer.write[Kernel.run](String(t"sm100-{index}"), bytes)
+            comptime if index < 2:
+                writer.write[Kernel.run_with_residual](
+                    String(t"sm100-{index}-residual"), bytes
+                )
 
 
 @fieldwise_init

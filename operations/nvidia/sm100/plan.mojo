@@ -3,9 +3,8 @@ geometry."""
 
 from std.collections import Optional
 
-from ...conv.operands import Operands
+from ...conv.operands import Device, Operands
 from ...conv.problem import ConvProblem
-from ...conv.registry import Device
 from ...conv.search import Candidates, Found, cheapest
 from ..epilogue.params import residual_refusal
 from ..im2col.tiles import TileGeometry

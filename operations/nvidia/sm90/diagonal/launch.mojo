@@ -10,9 +10,9 @@ from ....conv.epilogue import Epilogue
 from ....conv.fields import DIAGONAL_CHANNELS, KERNEL_DIAGONAL
 from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ....conv.memory import Reads
-from ....conv.operands import Arguments, Operands, OperandTypes
+from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
-from ....conv.registry import ConvKernel, Device
+from ...inspect import GpuKernel, PtxWriter
 from ...legality import (
     alignment_refusal,
     has_diagonal_types,
@@ -53,7 +53,7 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
         writer.write(t"{diagonal_candidate(self.candidate)}: {self.tiling}")
 
 
-struct Diagonal(ConvKernel):
+struct Diagonal(GpuKernel):
     """Depthwise convolutions and groups of few channels on Hopper's tensor
     cores: taps are matrices with blocks on their diagonal."""
 
@@ -194,6 +194,15 @@ struct Diagonal(ConvKernel):
                         plan.geometry,
                     )
                     return
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every configuration."""
+        comptime for index in range(DIAGONAL_CANDIDATES):
+            comptime kernel = DiagonalKernel[
+                dtype, dtype, type_of(writer).Output, diagonal_candidate(index)
+            ].run
+            writer.write[kernel](String(t"diagonal-{index}"))
 
 
 def _map[

@@ -8,7 +8,6 @@ from .config import Sm90Config
 from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
 
 
-@fieldwise_init
 struct Candidate(ImplicitlyCopyable, Movable):
     """A row of the table: a configuration, and the ops that are compiled with
     it."""
@@ -22,6 +21,27 @@ struct Candidate(ImplicitlyCopyable, Movable):
     var fused_outputs: Bool
     """Whether it is for outputs that the graph compiler fused something behind
     too: few are, as every such op compiles them anew."""
+
+    def __init__(
+        out self,
+        config: Sm90Config,
+        *,
+        wide_outputs: Bool = True,
+        other_inputs: Bool = False,
+        fused_outputs: Bool = False,
+    ):
+        """A row; by default for 16-bit inputs with every type of output.
+
+        Args:
+            config: The configuration.
+            wide_outputs: Whether float32 outputs have it.
+            other_inputs: Whether float32 and 8-bit inputs have it.
+            fused_outputs: Whether outputs with work fused behind have it.
+        """
+        self.config = config
+        self.wide_outputs = wide_outputs
+        self.other_inputs = other_inputs
+        self.fused_outputs = fused_outputs
 
     def offered(self, types: OperandTypes) -> Bool:
         """Whether ops with such operands are compiled with it.
@@ -84,56 +104,30 @@ def _table() -> List[Candidate]:
     return [
         Candidate(
             _rows(256, 128, 3, 5, 2, cluster_m=2, halo=8),
-            wide_outputs=True,
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(
-            _rows(256, 128, 4, 4, 2, cluster_m=2),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
-        ),
+        Candidate(_rows(256, 128, 4, 4, 2, cluster_m=2)),
         # Its epilogue of 4-byte values would spill registers.
         Candidate(
             _rows(224, 128, 3, 5, 7, cluster_n=2, halo=16, subtile_pixels=32),
             wide_outputs=False,
-            other_inputs=False,
-            fused_outputs=False,
         ),
-        Candidate(
-            _rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
-        ),
+        Candidate(_rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32)),
         Candidate(
             _rows(192, 128, 5, 5, 3, subtile_pixels=32),
-            wide_outputs=True,
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(
-            _rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
-        ),
+        Candidate(_rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32)),
         Candidate(
             _rows(96, 128, 7, 7, 3, subtile_pixels=32),
-            wide_outputs=True,
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(
-            _rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
-        ),
+        Candidate(_rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32)),
         Candidate(
             _rows(256, 64, 3, 8, 3, cooperative=False, halo=8),
-            wide_outputs=True,
             other_inputs=True,
             fused_outputs=True,
         ),
@@ -148,40 +142,23 @@ def _table() -> List[Candidate]:
                 halo=8,
                 stationary=True,
                 subtile_pixels=32,
-            ),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
+            )
         ),
         Candidate(
             _rows(64, 64, 8, 8, 4, consumers=1, splits=True),
-            wide_outputs=True,
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(
-            _rows(64, 128, 8, 8, 2, splits=True),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
-        ),
+        Candidate(_rows(64, 128, 8, 8, 2, splits=True)),
         Candidate(
             _rows(128, 128, 5, 5, 4, cooperative=False),
-            wide_outputs=True,
             other_inputs=True,
-            fused_outputs=False,
         ),
         Candidate(
-            _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
+            _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32)
         ),
         Candidate(
-            _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16),
-            wide_outputs=True,
-            other_inputs=False,
-            fused_outputs=False,
+            _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16)
         ),
     ]
 

@@ -212,6 +212,24 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
+        var refused = self._refused_tile()
+        if not refused:
+            refused = self.epilogue.refusal()
+        if not refused:
+            refused = self._refused_loads()
+        if refused:
+            return refused
+        if self.halo > 0 and self.epilogue.tma_store:
+            return String("tma_store: TMA stores no tile with a halo")
+        if self.shared_bytes() > MAX_SHARED_BYTES:
+            return String(
+                t"shared memory: {self.shared_bytes()} bytes, but a block has"
+                t" {MAX_SHARED_BYTES}"
+            )
+        return None
+
+    def _refused_tile(self) -> Optional[String]:
+        """Why consumers cannot share out such a tile, or None."""
         if self.consumers < 1 or self.consumers > 2:
             return String(t"consumers: {self.consumers} is not 1 or 2")
         if not self.cooperative and self.consumers != 2:
@@ -236,9 +254,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"output_tile_shape: M {self.epilogue.output_tile_shape[0]} is"
                 t" not {MMA_M}, the multiply's rows"
             )
-        var refused = self.epilogue.refusal()
-        if refused:
-            return refused
         if self.block_tile_shape[1] % 64 != 0:
             return String(
                 t"block_tile_shape: N {self.block_tile_shape[1]} is no multiple"
@@ -259,6 +274,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t" thread leave under {SPARE_REGISTERS} of its"
                 t" {self.consumer_registers()} registers"
             )
+        return None
+
+    def _refused_loads(self) -> Optional[String]:
+        """Why a cluster cannot load, or split, the operands so, or None."""
         if self.halo % 8 != 0 or self.halo < 0:
             return String(t"halo: {self.halo} is no multiple of 8")
         if self.act_stage_pixels() % (8 * self.cluster_shape[1]) != 0:
@@ -302,13 +321,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"cluster_shape: {self.cluster_shape[2]} blocks along K cannot"
                 t" each add up an equal share of"
                 t" {self.accumulators()} accumulators"
-            )
-        if self.halo > 0 and self.epilogue.tma_store:
-            return String("tma_store: TMA stores no tile with a halo")
-        if self.shared_bytes() > MAX_SHARED_BYTES:
-            return String(
-                t"shared memory: {self.shared_bytes()} bytes, but a block has"
-                t" {MAX_SHARED_BYTES}"
             )
         return None
 

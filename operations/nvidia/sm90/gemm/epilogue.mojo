@@ -31,13 +31,17 @@ from ...tma.copy import (
 from ...tma.descriptor import TensorMap
 from .config import Sm90Config, layout_of
 from .epilogue_buffers import EpilogueBuffers
-from .epilogue_config import CONSUMER_THREADS, ROW_BYTES, SUBTILE_FILTERS
-from .epilogue_fragment import (
+from .epilogue_config import (
+    CONSUMER_THREADS,
     MATRIX_VALUES,
-    SharedResidual,
-    WarpgroupFragments,
+    ROW_BYTES,
+    SUBTILE_FILTERS,
     panel_filters,
     panels,
+)
+from .epilogue_fragment import (
+    SharedResidual,
+    WarpgroupFragments,
     write_fragment,
 )
 from .epilogue_fused_store import FusedStore
@@ -497,7 +501,7 @@ struct CollectiveEpilogue[
                 # Visitors that keep more would spill.
                 Self.visitor_bytes() == 0,
             ]
-            var rows = Rows(self.place)
+            var rows = Rows(self.place.warp, self.place.lane)
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()
             comptime for panel in range(Rows.held):
                 chunks[panel] = rows.load[panel](buffer)

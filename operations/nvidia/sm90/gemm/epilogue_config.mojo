@@ -2,6 +2,7 @@
 stages of residual and output buffers, and when a copy starts."""
 
 from std.collections import Optional
+from std.sys.info import size_of
 from std.utils import IndexList
 
 from ...im2col.traversal import ROW_BYTES
@@ -25,6 +26,31 @@ comptime CONSUMER_WARPS = WARPGROUP // WARP
 
 comptime CONSUMER_THREADS = WARPGROUP
 """Threads of a consumer."""
+
+
+comptime MATRIX_ROWS = 16
+"""Rows and columns of the four 8x8 matrices that an instruction moves."""
+
+comptime MATRIX_VALUES = 8
+"""Values of a thread of four 8x8 matrices."""
+
+
+def panel_filters[dtype: DType]() -> Int:
+    """Filters of a panel.
+
+    Parameters:
+        dtype: Of the buffer's elements.
+    """
+    return ROW_BYTES // size_of[dtype]()
+
+
+def panels[dtype: DType]() -> Int:
+    """Panels of a buffer.
+
+    Parameters:
+        dtype: Of the buffer's elements.
+    """
+    return SUBTILE_FILTERS // panel_filters[dtype]()
 
 
 @fieldwise_init

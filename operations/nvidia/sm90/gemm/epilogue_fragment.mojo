@@ -23,32 +23,14 @@ from ...pipeline.chunks import (
     swizzled_chunk,
 )
 from ...tma.copy import SharedAddress
-from .epilogue_config import ROW_BYTES, ROW_FILTERS, SUBTILE_FILTERS
+from .epilogue_config import (
+    MATRIX_ROWS,
+    MATRIX_VALUES,
+    ROW_BYTES,
+    ROW_FILTERS,
+    SUBTILE_FILTERS,
+)
 from .epilogue_rows import RowStore
-
-comptime MATRIX_ROWS = 16
-"""Rows and columns of the four 8x8 matrices that an instruction moves."""
-
-comptime MATRIX_VALUES = 8
-"""Values of a thread of four 8x8 matrices."""
-
-
-def panel_filters[dtype: DType]() -> Int:
-    """Filters of a panel.
-
-    Parameters:
-        dtype: Of the buffer's elements.
-    """
-    return ROW_BYTES // size_of[dtype]()
-
-
-def panels[dtype: DType]() -> Int:
-    """Panels of a buffer.
-
-    Parameters:
-        dtype: Of the buffer's elements.
-    """
-    return SUBTILE_FILTERS // panel_filters[dtype]()
 
 
 @always_inline
@@ -101,12 +83,10 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
 
     @always_inline
     def thread(self) -> UInt32:
-        """See `Fragments`."""
         return self.warp * WARP + self.lane
 
     @always_inline
     def filter(self) -> UInt32:
-        """See `Fragments`."""
         comptime if Self.swapped:
             return self.warp * 16 + self.lane // 4
         else:
@@ -114,7 +94,6 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
 
     @always_inline
     def pixel(self) -> UInt32:
-        """See `Fragments`."""
         comptime if Self.swapped:
             return self.lane % 4 * 2
         else:
@@ -122,12 +101,10 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
 
     @staticmethod
     def thread_filter(index: Int) -> Int:
-        """See `Fragments`."""
         return 8 * index if Self.swapped else 8 * (index // 2) + index % 2
 
     @staticmethod
     def filter_index(value: Int) -> Int:
-        """See `Fragments`."""
         return value // 2 % 2 if Self.swapped else 2 * (value // 4) + value % 2
 
     @staticmethod
@@ -141,19 +118,16 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
 
     @staticmethod
     def pixel_of(value: Int) -> Int:
-        """See `Fragments`."""
         return column_of(value) if Self.swapped else row_of(value)
 
     @staticmethod
     @always_inline
     def group_filters(group: UInt32) -> UInt32:
-        """See `Fragments`."""
         return 0 if Self.swapped else group * MATRIX_ROWS
 
     @staticmethod
     @always_inline
     def group_pixels(group: UInt32) -> UInt32:
-        """See `Fragments`."""
         return group * MATRIX_ROWS if Self.swapped else 0
 
     @always_inline
@@ -165,7 +139,6 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
         group: UInt32,
         values: SIMD[DType.float32, size],
     ):
-        """See `Fragments`."""
         write_fragment[dtype](buffer, self, group, values)
 
     @always_inline
@@ -181,9 +154,8 @@ struct WarpgroupFragments[cut: VisitLayout](Fragments):
         filter: UInt32,
         filters: UInt32,
     ):
-        """See `Fragments`."""
         comptime Rows = RowStore[Output, Self.cut]
-        var rows = Rows(self)
+        var rows = Rows(self.warp, self.lane)
         comptime for panel in range(Rows.held):
             rows.store[panel](
                 output,
@@ -386,12 +358,10 @@ struct SharedResidual[cut: VisitLayout](ResidualTile):
 
     @always_inline
     def is_present(self) -> Bool:
-        """See `ResidualTile`."""
         return self.present
 
     @always_inline
     def read[size: Int](self, group: UInt32) -> SIMD[DType.float32, size]:
-        """See `ResidualTile`."""
         keep_branch()
         return read_fragment[Self.cut.out_type, size](
             self.buffer, self.place, group

@@ -14,8 +14,12 @@ from ...epilogue.activations import run_time
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...pipeline.chunks import CHUNK_BYTES, load_chunk, swizzled
 from ...tma.copy import SharedAddress
-from .epilogue_config import CONSUMER_THREADS, ROW_BYTES
-from .epilogue_fragment import panel_filters, panels
+from .epilogue_config import (
+    CONSUMER_THREADS,
+    ROW_BYTES,
+    panel_filters,
+    panels,
+)
 
 
 struct FusedStore[Output: OutputTarget, pixels: Int](TrivialRegisterPassable):

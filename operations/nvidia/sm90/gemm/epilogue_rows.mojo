@@ -19,10 +19,11 @@ from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
 from ...pipeline.chunks import CHUNK_BYTES, load_chunk, swizzled_chunk
 from ...tma.copy import SharedAddress
-from .epilogue_config import CONSUMER_WARPS, ROW_BYTES
-from .epilogue_fragment import (
+from .epilogue_config import (
+    CONSUMER_WARPS,
     MATRIX_ROWS,
-    WarpgroupFragments,
+    ROW_BYTES,
+    ROW_FILTERS,
     panel_filters,
     panels,
 )
@@ -65,12 +66,13 @@ struct RowStore[
         roomy: Whether threads have registers left for a second way.
     """
 
-    comptime Values = WarpgroupFragments[Self.layout]
     comptime dtype = Self.Output.dtype
     comptime fused = Self.Output.computes or Self.Output.stores
     comptime width = 16 // size_of[Self.dtype]()
     comptime Chunk = SIMD[Self.dtype, Self.width]
-    comptime strips = Self.Values.swapped and not Self.whole
+    comptime strips = (
+        Self.layout.thread_filters == ROW_FILTERS and not Self.whole
+    )
     """Whether a warp has some filters of all pixels."""
     comptime chunks = MATRIX_ROWS // Self.width if Self.strips else CHUNKS
     """Pieces of a row that are a warp's."""
@@ -99,13 +101,14 @@ struct RowStore[
     """Of the panel's rows."""
 
     @always_inline
-    def __init__(out self, place: Self.Values):
+    def __init__(out self, warp: UInt32, lane: UInt32):
         """A thread's part.
 
         Args:
-            place: The thread's.
+            warp: The thread's, of its consumer.
+            lane: The thread's, of its warp.
         """
-        var index, chunk = divmod(place.lane, UInt32(Self.chunks))
+        var index, chunk = divmod(lane, UInt32(Self.chunks))
         # Eight threads at a time read eight pieces that no two rows' swizzles
         # put into the same banks.
         comptime spread = CHUNKS // Self.chunks
@@ -119,11 +122,11 @@ struct RowStore[
         self.chunk = chunk
         comptime if Self.strips:
             comptime filters = UInt32(panel_filters[Self.dtype]())
-            var panel, filter = divmod(place.warp * MATRIX_ROWS, filters)
+            var panel, filter = divmod(warp * MATRIX_ROWS, filters)
             self.panel = panel
             self.chunk += filter // UInt32(Self.width)
         else:
-            self.first = place.warp * UInt32(Self.warp_rows)
+            self.first = warp * UInt32(Self.warp_rows)
             self.row += self.first
 
     @always_inline

@@ -10,13 +10,13 @@ from ....conv.access import ActivationSource, OutputTarget
 from ....conv.fields import COPY_BYTES, KERNEL_SM90
 from ....conv.known import KnownFilter, KnownProblem
 from ....conv.memory import CACHE_LINE, Reads, Writes
-from ....conv.operands import Arguments, Operands, OperandTypes
+from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from ....conv.registry import ConvKernel, Device
 from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
 from ...epilogue.conv_visitor import ConvVisitor
 from ...epilogue.params import EpilogueParams
 from ...im2col.traversal import ROW_BYTES, Traversal
+from ...inspect import GpuKernel, PtxWriter
 from ...legality import (
     alignment_refusal,
     hopper_refusal,
@@ -32,14 +32,14 @@ from ...tma.descriptor import (
     TensorView,
     encode_im2col,
 )
-from ...tma.operands import activation_map, filter_map, output_map
+from ...im2col.descriptors import activation_map, filter_map, output_map
 from .candidates import CANDIDATES, TABLE
 from .config import Sm90Config
 from .kernel import ConvKernel as GemmKernel
 from .plan import GemmPlan, gemm_refusal, plan_gemm
 
 
-struct Gemm(ConvKernel):
+struct Gemm(GpuKernel):
     """The implicit GEMM on Hopper's tensor cores."""
 
     comptime code = KERNEL_SM90
@@ -72,7 +72,7 @@ struct Gemm(ConvKernel):
         var refusal = precision_refusal(Self.code, operands)
         if not refusal:
             refusal = alignment_refusal(Self.code, operands)
-        if refusal or problem.gemm_m() == 0 or problem.filters == 0:
+        if refusal or not problem.has_outputs():
             return refusal
         return gemm_refusal[types.input, types.output](
             problem, operands, device
@@ -123,6 +123,20 @@ struct Gemm(ConvKernel):
                     launch_gemm[TABLE[index].config](
                         plan, problem, operands, visitor, queue
                     )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every configuration."""
+        comptime W = type_of(writer)
+        comptime for index in range(CANDIDATES):
+            comptime if TABLE[index].offered(W.types):
+                comptime config = TABLE[index].config
+                comptime kernel = GemmKernel[
+                    dtype, W.Output, ConvVisitor[W.out_type], config
+                ].run
+                writer.write[kernel](
+                    String(t"sm90-{index}"), config.shared_bytes()
+                )
 
 
 @fieldwise_init

@@ -4,9 +4,8 @@ share a tile, the grid and the geometry."""
 from std.collections import Optional
 
 from ...epilogue.work import FusedWork
-from ....conv.operands import Operands, OperandTypes
+from ....conv.operands import Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from ....conv.registry import Device
 from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal

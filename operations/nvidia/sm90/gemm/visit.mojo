@@ -36,9 +36,8 @@ from std.collections import Optional
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Writes
-from ....conv.operands import Operands, OperandTypes
+from ....conv.operands import Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from ....conv.registry import Device
 from ....conv.search import Candidates, cheapest
 from ...device import device_of
 from ...epilogue.callbacks import EpilogueVisitor

@@ -5,9 +5,9 @@ from std.collections import Optional
 from ....conv.access import ActivationSource, OutputTarget
 from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
 from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
-from ....conv.operands import Arguments, Operands, OperandTypes
+from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from ....conv.registry import ConvKernel, Device
+from ...inspect import GpuKernel, PtxWriter
 from ...legality import alignment_refusal, hopper_refusal, memory_refusal
 from ...limits import MAX_INDEX, MAX_SHARED_BYTES
 from ...stream import LaunchGrid, Stream
@@ -40,7 +40,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
         writer.write(t"{stem_candidate(self.candidate)}: {self.tiling}")
 
 
-struct Stem(ConvKernel):
+struct Stem(GpuKernel):
     """Few input channels, on Hopper's tensor cores."""
 
     comptime code = KERNEL_STEM
@@ -170,3 +170,16 @@ struct Stem(ConvKernel):
                     arguments.output,
                     plan.geometry,
                 )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every configuration."""
+        comptime for index in range(STEM_CANDIDATES):
+            comptime kernel = StemKernel[
+                dtype,
+                dtype,
+                dtype,
+                type_of(writer).Output,
+                stem_candidate(index),
+            ].run
+            writer.write[kernel](String(t"stem-{index}"))

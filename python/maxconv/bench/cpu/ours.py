@@ -18,16 +18,9 @@ from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
 import maxconv
-from maxconv._fields import (
-    GEOMETRY_LENGTH,
-    SCALARS_LENGTH,
-    Activation,
-    Layout,
-    encode_scalars,
-)
-from maxconv._graph import constant
+from maxconv._emit import emit, operand_types, shape_carrier, symbolic_output
+from maxconv._fields import Activation, Layout, encode_scalars
 from maxconv._library import library_path
-from maxconv._packing import cast_array
 from maxconv._problem import ConvProblem
 
 from ..entrant import FUSED, MAXCONV, Entrant, Float32, HostRun, Key
@@ -38,8 +31,6 @@ __all__ = ["Call", "GraphKind", "Kinds", "OwnGraphs", "Through", "kinds", "throu
 #: Variants of maxconv beside its main one.
 PACKED_EACH_CALL = "filter packed in each call"
 BY_THE_COMPILER = "fused by the graph compiler"
-
-_DIMENSIONS = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
 @dataclass(frozen=True)
@@ -97,35 +88,28 @@ def kinds(problem: ConvProblem) -> Kinds:
 
 def build(kind: GraphKind, dtype: str, module: Module) -> Graph:
     """Adds the graph of a kind: activations, then the operands that they share."""
-    device, storage = DeviceRef.CPU(), DType[dtype]
-    axes = _DIMENSIONS[kind.rank]
-    output = ("out_n", *(f"out_{axis}" for axis in axes), "filters")
-    residual = output if kind.compiler_fuses else tuple(f"add_{name}" for name in output)
-    types = [
-        *[TensorType(storage, ("n", *axes, "c"), device)] * kind.convolutions,
-        TensorType(storage, ("filter_elements",), device),
-        TensorType(storage, ("filters" if kind.compiler_fuses else "bias_elements",), device),
-        TensorType(storage, residual, device),
-        TensorType(DType.int64, (GEOMETRY_LENGTH,), device),
-        TensorType(DType.float32, (SCALARS_LENGTH,), device),
-        # Without elements: it names the output's sizes, which no other operand has.
-        TensorType(DType.uint8, (*output, 0), device),
-    ]
-    op = "maxconv.conv_fused_input" if kind.pointwise else "maxconv.conv"
+    device = DeviceRef.CPU()
+    output = symbolic_output(kind.rank, dtype, device)
+    operands = operand_types(kind.rank, dtype, device)
+    if kind.compiler_fuses:
+        operands.bias = TensorType(output.dtype, output.shape[-1:], device)
+        operands.residual = output
+    types = [*[operands.x] * (kind.convolutions - 1), *operands, shape_carrier(output)]
     library = maxconv.kernel_library()
     with Graph(_symbol(kind), input_types=types, kernel_library=library, module=module) as graph:
         values = [value.tensor for value in graph.inputs]
-        images, shared = values[: kind.convolutions], values[kind.convolutions :]
-        filter, bias, added, geometry, scalars, _ = shared
-        scale = _nothing(1, "float32", device)
-        operands = [filter, bias, added, scale, geometry, scalars]
+        shared = operands.with_values(values[kind.convolutions - 1 : -1])
+        bias, residual = shared.bias, shared.residual
+        assert bias is not None
+        assert residual is not None
         if kind.compiler_fuses:
-            operands[1] = _nothing(1, dtype, device)
-            operands[2] = _nothing(kind.rank + 2, dtype, device)
-        types = [TensorType(storage, output, device)]
-        outputs = [ops.custom(op, device, [x, *operands], types)[0].tensor for x in images]
+            shared.bias = shared.residual = None
+        outputs = [
+            emit(replace(shared, x=x), output, fused_input=kind.pointwise)
+            for x in values[: kind.convolutions]
+        ]
         if kind.compiler_fuses:
-            outputs = [ops.relu(y + bias) + added for y in outputs]
+            outputs = [ops.relu(y + bias) + residual for y in outputs]
         graph.output(*outputs)
     return graph
 
@@ -134,12 +118,6 @@ def _symbol(kind: GraphKind) -> str:
     """Returns what a kind's graph is called."""
     name = f"bench_{kind.rank}d{'_pointwise' * kind.pointwise}{'_fused' * kind.compiler_fuses}"
     return f"{name}_{kind.convolutions}"
-
-
-def _nothing(rank: int, dtype: str, device: DeviceRef) -> TensorValue:
-    """Returns the operand that stands for a bias or a residual that is not there."""
-    empty = cast_array(np.empty((0,) * rank, np.float32), "float32", dtype)
-    return constant(empty, dtype, device)
 
 
 class OwnGraphs:

@@ -7,10 +7,10 @@ from max.gpu.memory import external_memory
 from std.math import ceildiv
 from std.sys.info import size_of
 
-from ...conv.fields import LAYOUT_FCRS, LAYOUT_RSCF
-from ...conv.memory import Reads, Writes
-from ...conv.problem import ConvProblem, layout_name
-from .rows import MAX_BLOCKS
+from ..conv.fields import LAYOUT_FCRS, LAYOUT_RSCF
+from ..conv.memory import Reads, Writes
+from ..conv.problem import ConvProblem, layout_name
+from .limits import MAX_BLOCKS
 
 comptime SIDE = 32
 """Rows and columns of a tile."""

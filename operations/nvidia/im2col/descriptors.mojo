@@ -8,8 +8,8 @@ from std.utils import IndexList
 
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL, ConvProblem
-from ..im2col.traversal import Traversal
-from .descriptor import (
+from .traversal import Traversal
+from ..tma.descriptor import (
     TFLOAT32,
     PixelBox,
     TensorMap,
