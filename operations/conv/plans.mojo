@@ -42,7 +42,7 @@ struct Planned(ImplicitlyCopyable, Movable):
             size_of[Plan]() <= PLAN_WORDS * 8
         ), "a plan is larger than PLAN_WORDS"
         self.kernel = kernel
-        self.words = StaticTuple[UInt64, PLAN_WORDS](fill=0)
+        self.words = StaticTuple[UInt64, PLAN_WORDS]()
         Pointer(to=self.words).unsafe_bitcast[Plan]()[] = plan
 
     def get[Plan: PlanValue](self) -> Plan:

@@ -162,7 +162,7 @@ def emit(
     Args:
         operands: Its operands; ``None`` where there is no bias, residual or scale.
         output: The type of the result, ``[N, *spatial, K]``.
-        known: What ``known_problem`` says: a GPU's op is compiled for that alone.
+        known: Facts of ``KnownProblem``: the op is compiled for that alone.
         fused_input: Whether MAX may fuse into the op what computes the activation.
     """
     x, device = operands.x, operands.x.device
@@ -230,7 +230,9 @@ def convolution(
             scalars=host_constant(scalars),
         ),
         TensorType(DType[out_dtype], _output_shape(problem), device),
-        known=known_problem(problem, kernel, precision) if device.is_gpu() else None,
+        known=known_problem(problem, kernel, precision)
+        if device.is_gpu()
+        else _known_to_cpus(problem, kernel),
         fused_input=problem.taps == 1 and not reads and is_computed(x),
     )
 
@@ -258,6 +260,19 @@ def known_problem(
     for name, count in (("channels", problem.channels), ("filters", problem.filters)):
         if isinstance(count, int):
             known[name] = count // problem.groups
+    return known
+
+
+def _known_to_cpus(problem: ConvProblem, kernel: Kernel) -> dict[str, bool | int]:
+    """Returns what a CPU's op is compiled for.
+
+    It is little, so that the convolutions of a network share what is compiled: whether one group of
+    several channels or filters rules out the kernels for depthwise convolutions and for groups.
+    """
+    known: dict[str, bool | int] = {"kernel": int(kernel)}
+    sizes = problem.channels, problem.filters
+    if problem.groups == 1 and all(isinstance(size, int) for size in sizes) and sizes != (1, 1):
+        known["groups"] = 1
     return known
 
 

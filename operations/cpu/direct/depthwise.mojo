@@ -242,6 +242,10 @@ struct Depthwise[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether groups may have one channel and one filter; where one group
+        is known, they are known to."""
+        if known.groups == 1:
+            return known.channels == 1 and known.filters == 1
         return (known.channels == UNKNOWN or known.channels == 1) and (
             known.filters == UNKNOWN or known.filters == 1
         )
