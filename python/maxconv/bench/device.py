@@ -21,6 +21,7 @@ __all__ = [
     "LAUNCHES",
     "MAX_TOLERANCE",
     "ROTATED_NBYTES",
+    "ROUNDED_BETWEEN",
     "TOLERANCE",
     "Device",
 ]
@@ -43,6 +44,12 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 #: The same for MAX's own convolutions, which on a CPU sum in the storage type: less exact in 16
 #: bits, but no other computation.
 MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
+
+
+#: How many times as far torch's functions may be off where work is fused: they round the
+#: convolution, the sum with the bias and the activation too, and these may be large beside the
+#: result, if the residual has the other sign.
+ROUNDED_BETWEEN = 4
 
 
 @dataclass(frozen=True)

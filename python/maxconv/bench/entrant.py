@@ -21,6 +21,7 @@ __all__ = [
     "KERNEL",
     "MAX",
     "MAXCONV",
+    "TORCH",
     "WORKS",
     "Entrant",
     "Float32",
@@ -37,7 +38,7 @@ BARE, FUSED = WORKS = ("bare", "fused")
 #: What is timed: the kernel alone, or a call as a user makes it, the host's part included.
 KERNEL, CALL = FIGURES = ("kernel", "call")
 
-MAXCONV, MAX = "maxconv", "max"
+MAXCONV, MAX, TORCH = "maxconv", "max", "torch"
 
 #: The contenders' names and colours, in the order of tables and plots.
 COLORS = {

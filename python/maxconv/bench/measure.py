@@ -7,8 +7,8 @@ from typing import Any
 
 from maxconv._problems import NamedProblem
 
-from .device import MAX_TOLERANCE, TOLERANCE
-from .entrant import CALL, FIGURES, KERNEL, MAX, Entrant, Key, Mismatch
+from .device import MAX_TOLERANCE, ROUNDED_BETWEEN, TOLERANCE
+from .entrant import CALL, FIGURES, FUSED, KERNEL, MAX, TORCH, Entrant, Key, Mismatch
 from .record import Measurement, Result
 from .timing import Protocol, interleave
 
@@ -55,7 +55,11 @@ def measure_problem(
 
 
 def _tolerance(key: Key, dtype: str) -> float:
-    return (MAX_TOLERANCE if key.contender == MAX else TOLERANCE)[dtype]
+    if key.contender == MAX:
+        return MAX_TOLERANCE[dtype]
+    return TOLERANCE[dtype] * (
+        ROUNDED_BETWEEN if (key.contender, key.work) == (TORCH, FUSED) else 1
+    )
 
 
 def measure_entrants(
