@@ -46,9 +46,9 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
 
 
-#: How many times as far torch's functions may be off where work is fused: they round the
-#: convolution, the sum with the bias and the activation too, and these may be large beside the
-#: result, if the residual has the other sign.
+#: How many times as far torch may be off where work is fused: it rounds what the convolution's
+#: kernel stores, and without its compiler the sum with the bias and the activation too. These may
+#: be large beside the result, if the residual has the other sign.
 ROUNDED_BETWEEN = 4
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "MAX",
     "MAXCONV",
     "TORCH",
+    "TORCH_COMPILE",
     "WORKS",
     "Entrant",
     "Float32",
@@ -38,7 +39,7 @@ BARE, FUSED = WORKS = ("bare", "fused")
 #: What is timed: the kernel alone, or a call as a user makes it, the host's part included.
 KERNEL, CALL = FIGURES = ("kernel", "call")
 
-MAXCONV, MAX, TORCH = "maxconv", "max", "torch"
+MAXCONV, MAX, TORCH, TORCH_COMPILE = "maxconv", "max", "torch", "torch.compile"
 
 #: The contenders' names and colours, in the order of tables and plots.
 COLORS = {

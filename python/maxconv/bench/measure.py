@@ -8,7 +8,7 @@ from typing import Any
 from maxconv._problems import NamedProblem
 
 from .device import MAX_TOLERANCE, ROUNDED_BETWEEN, TOLERANCE
-from .entrant import CALL, FIGURES, FUSED, KERNEL, MAX, TORCH, Entrant, Key, Mismatch
+from .entrant import CALL, FIGURES, FUSED, KERNEL, MAX, TORCH, TORCH_COMPILE, Entrant, Key, Mismatch
 from .record import Measurement, Result
 from .timing import Protocol, interleave
 
