@@ -57,9 +57,8 @@ def measure_problem(
 def _tolerance(key: Key, dtype: str) -> float:
     if key.contender == MAX:
         return MAX_TOLERANCE[dtype]
-    return TOLERANCE[dtype] * (
-        ROUNDED_BETWEEN if (key.contender, key.work) == (TORCH, FUSED) else 1
-    )
+    between = key.work == FUSED and key.contender in (TORCH, TORCH_COMPILE)
+    return TOLERANCE[dtype] * (ROUNDED_BETWEEN if between else 1)
 
 
 def measure_entrants(
