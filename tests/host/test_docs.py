@@ -272,6 +272,7 @@ def test_every_document_has_its_programs() -> None:
     assert run >= {"README.md", "graphs.md", "pytorch.md", "mojo.md", "ptxemu.md"}
 
 
+@pytest.mark.extended
 def test_the_documents_programs_run(tmp_path: Path) -> None:
     run = _programs("python", "py")
     assert run
