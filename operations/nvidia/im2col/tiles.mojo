@@ -5,13 +5,12 @@ and passes it to the kernel.
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
-from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..divisor import Divisor
 from ..split_k import SplitK
 from ...conv.problem import SPATIAL, ConvProblem
-from .traversal import ROW_BYTES, Traversal
+from .traversal import Traversal
 
 
 @fieldwise_init
@@ -80,9 +79,7 @@ struct TileGeometry(
         return "TileGeometry"
 
     @staticmethod
-    def of[
-        in_type: DType
-    ](
+    def of(
         traversal: Traversal,
         halo: Int,
         cluster_pixels: Int,
@@ -90,11 +87,8 @@ struct TileGeometry(
     ) -> TileGeometry:
         """Cuts a problem into tiles.
 
-        Parameters:
-            in_type: Of the activation.
-
         Args:
-            traversal: The problem's; `can_implement` has agreed.
+            traversal: The problem's, which a descriptor holds.
             halo: Pixels that a stage holds beyond its tile's.
             cluster_pixels: Pixels of the tiles of a whole cluster.
             cluster_filters: Their filters.
@@ -124,8 +118,8 @@ struct TileGeometry(
             dilation_w=UInt32(traversal.dilation[2]),
             dilation_h=UInt32(traversal.dilation[1]),
             dilation_d=UInt32(traversal.dilation[0]),
-            slices=UInt32(traversal.slices[in_type]()),
-            slice_channels=UInt32(ROW_BYTES // size_of[in_type]()),
+            slices=UInt32(traversal.slices()),
+            slice_channels=UInt32(traversal.row_channels()),
             clusters_m=UInt32(ceildiv(traversal.pixels(halo), cluster_pixels)),
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * traversal.groups),
@@ -143,18 +137,15 @@ struct TileGeometry(
         """
         self.split_k = SplitK(self.rounds(halo), count)
 
-    def narrow[in_type: DType](mut self, traversal: Traversal):
+    def narrow(mut self, traversal: Traversal):
         """Divides the channels into equal slices, one a stage, so that no load
         reaches beyond the channels. The rest of each row of a stage must have
         been cleared (`pipeline.chunks.clear_rows`).
 
-        Parameters:
-            in_type: Of the activation.
-
         Args:
             traversal: The problem's.
         """
-        self.slice_channels = UInt32(traversal.slice_channels[in_type]())
+        self.slice_channels = UInt32(traversal.slice_channels())
 
     @always_inline
     def rounds(self, halo: Int) -> UInt32:

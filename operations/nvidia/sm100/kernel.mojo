@@ -92,11 +92,9 @@ comptime TMEM_THREADS = EPILOGUE_THREADS + WARP
 
 @fieldwise_init
 struct Conv2dFpropKernel[
-    act_type: DType,
-    filter_type: DType,
     Output: OutputTarget,
     Visitor: EpilogueVisitor,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    config: Conv2dConfig,
     *,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
     elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
@@ -105,10 +103,8 @@ struct Conv2dFpropKernel[
     """The kernel of a configuration.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        Output: The output, of bfloat16, float16 or float32, as is the
-            residual, and what the graph compiler fused behind it.
+        Output: The output, of the configuration's type, and what the graph
+            compiler fused behind it.
         Visitor: What is made of the values before they are rounded.
         config: The configuration.
         elementwise_lambda_fn: Stores values, instead of the kernel; with a
@@ -119,14 +115,12 @@ struct Conv2dFpropKernel[
             registers, or after shared memory.
     """
 
-    comptime out_type = Self.Output.dtype
     comptime cta_group = Self.config.cta_group
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
     comptime SPLIT_K = Self.config.split_k()
     comptime CLUSTER_SIZE = Self.config.cluster_size()
     comptime num_group_pipeline_stages = Self.config.num_group_pipeline_stages()
-    comptime NUM_TMEM_COLS = TMEM_COLUMNS
     comptime stage_stride_cols = (
         TMEM_COLUMNS // Self.config.num_accum_pipeline_stages
     )
@@ -258,6 +252,7 @@ struct Conv2dFpropKernel[
         """A block."""
         comptime refusal = Self.config.refusal()
         comptime assert not refusal, refusal
+        comptime assert Self.config.types.out == Self.Output.dtype
         comptime overfull = Self.Work.refusal()
         comptime assert not overfull, overfull
         var storage = Self.Storage()

@@ -10,16 +10,9 @@ from ..epilogue.params import visitor_refusal as refusal_of_visitor
 from .config import EPILOGUE_THREADS, Conv2dConfig
 
 
-def layout_of[
-    act_type: DType, filter_type: DType, out_type: DType, //
-](config: Conv2dConfig[act_type, filter_type, out_type]) -> VisitLayout:
+def layout_of(config: Conv2dConfig) -> VisitLayout:
     """How the epilogue's values are cut up: a thread has a pixel, with all
     filters of a sub-tile.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of output and residual.
 
     Args:
         config: The configuration.
@@ -30,7 +23,7 @@ def layout_of[
         filter_subtiles=config.subtiles(),
         threads=EPILOGUE_THREADS,
         thread_filters=config.output_tile_shape[1],
-        out_type=out_type,
+        out_type=config.types.out,
         delayed=False,
     )
 

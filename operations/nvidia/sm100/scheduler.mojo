@@ -22,20 +22,13 @@ from .smem import SharedStorage
 
 @fieldwise_init
 struct ClusterPlace[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](TrivialRegisterPassable):
     """A block's place in its cluster: ranks count along M first, so that the
     blocks of a pair have ranks that differ in the last bit, then along N, then
     the blocks that share a tile.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
     """
 
@@ -143,20 +136,13 @@ def _strided_bits(count: Int, step: Int) -> Int:
 
 @always_inline
 def tile_of[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](geometry: TileGeometry, place: ClusterPlace[config], index: UInt32) -> Tile:
     """A block's part of the tiles of a cluster. Filters are innermost, so that
     clusters that run at the same time read the same activations; within
     bands of `block_swizzle_size` clusters along M, M is.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
 
     Args:
@@ -195,19 +181,12 @@ def tile_of[
 
 @always_inline
 def share_of[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](geometry: TileGeometry, place: ClusterPlace[config]) -> Tuple[UInt32, UInt32]:
     """What of every tile's sum a block adds up: the steps in front of its own,
     and its own.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
 
     Args:
@@ -283,18 +262,11 @@ def read_answer[cluster_size: Int](answer: SharedAddress) -> Work:
 
 
 struct WorkQueue[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](TrivialRegisterPassable):
     """One role's way through the scheduler's answers.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
     """
 
@@ -356,20 +328,13 @@ struct WorkQueue[
 
 @always_inline
 def schedule[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](storage: SharedStorage[config]):
     """Asks for work until there is none: one thread of the cluster's first
     block. It asks only once the present work's loads have begun, so that no
     cluster takes work that another could begin sooner.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
 
     Args:

@@ -1,7 +1,5 @@
 """Loads of activation and filter tiles into the input ring's stages."""
 
-from std.sys.info import size_of
-
 from ..im2col.loads import load_filters, load_pixels
 from ..im2col.tiles import LoadStart, Tap, TileGeometry
 from ..im2col.traversal import ROW_BYTES
@@ -14,18 +12,11 @@ from .scheduler import ClusterPlace
 
 @always_inline
 def input_barrier[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](full: SharedAddress, place: ClusterPlace[config]) -> SharedAddress:
     """The barrier that counts a stage's bytes: of a pair, the first block's.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
 
     Args:
@@ -39,11 +30,7 @@ def input_barrier[
 
 @always_inline
 def load_activation[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](
     ref map: TensorMap,
     tile: SharedAddress,
@@ -57,9 +44,6 @@ def load_activation[
     slice of their channels. Blocks along N share them, and load a part each.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
 
     Args:
@@ -71,7 +55,7 @@ def load_activation[
         first: The first pixel of this block's part.
         tap: The step.
     """
-    comptime channels = ROW_BYTES // size_of[act_type]()
+    comptime channels = config.block_tile_shape[2]
     comptime part_bytes = config.act_tile_dim0() * ROW_BYTES
     comptime multicast = config.cluster_shape[1] > 1
     var part = tile
@@ -91,11 +75,7 @@ def load_activation[
 
 @always_inline
 def load_filter[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](
     ref map: TensorMap,
     tile: SharedAddress,
@@ -110,9 +90,6 @@ def load_filter[
     share them, and load a part each.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration.
 
     Args:
@@ -124,7 +101,7 @@ def load_filter[
         first: The tile's first filter.
         tap: The step.
     """
-    comptime channels = ROW_BYTES // size_of[filter_type]()
+    comptime channels = config.block_tile_shape[2]
     comptime part_filters = config.filter_tile_dim0()
     comptime multicast = config.cluster_shape[0] > config.cta_group
     var part = tile

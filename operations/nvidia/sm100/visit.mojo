@@ -6,31 +6,23 @@ from std.collections import Optional
 
 from ...conv.access import OutputTarget
 from ...conv.memory import Writes
-from ...conv.operands import Device, Operands, OperandTypes
+from ...conv.operands import Device, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..epilogue.callbacks import EpilogueVisitor
+from ..epilogue.work import visited_operands, visited_types
 from ..limits import MAX_SHARED_BYTES
 from ..stream import Stream
 from .candidates import CANDIDATES, candidate, candidates
-from .config import Conv2dConfig
+from .config import Conv2dConfig, GemmTypes
 from .launch import GemmOperands, launch_gemm
 from .layout import launch_shape, layout_of, visitor_refusal
 from .plan import GemmCandidates, GemmPlan
 
 
-def with_room[
-    act_type: DType, filter_type: DType, out_type: DType, //
-](config: Conv2dConfig[act_type, filter_type, out_type], bytes: Int) -> type_of(
-    config
-):
+def with_room(config: Conv2dConfig, bytes: Int) -> Conv2dConfig:
     """A configuration with as many stages less as leave a block some shared
     memory; if there are none left to drop, `visitor_refusal` will say so.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
 
     Args:
         config: The configuration.
@@ -45,59 +37,53 @@ def with_room[
 
 
 def visited_config[
-    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
-](index: Int) -> Conv2dConfig[in_type, in_type, out_type]:
+    Visitor: EpilogueVisitor
+](types: GemmTypes, index: Int) -> Conv2dConfig:
     """A candidate's configuration, with room for a visitor.
 
     Parameters:
         Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
+        types: Of the operands.
         index: Of the candidate.
     """
-    var config = candidate[in_type, in_type, out_type](index)
+    var config = candidate(types, index)
     return with_room(config, Visitor.shared_bytes(layout_of(config)))
 
 
-struct VisitedCandidates[
-    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
-](Candidates):
+struct VisitedCandidates[Visitor: EpilogueVisitor](Candidates):
     """The candidates of the implicit GEMM, each with room for a visitor.
 
     Parameters:
         Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
     """
 
-    var base: GemmCandidates[Self.in_type, Self.out_type]
+    var base: GemmCandidates
     var visitor: Self.Visitor
 
     def __init__(
-        out self, problem: ConvProblem, visitor: Self.Visitor, device: Device
+        out self,
+        problem: ConvProblem,
+        visitor: Self.Visitor,
+        types: OperandTypes,
+        device: Device,
     ):
         """The rows of the table that visitors are compiled with.
 
         Args:
             problem: The convolution.
             visitor: The visitor.
+            types: `visited_types`.
             device: The device.
         """
-        # Few rows, as for what the graph compiler fuses: a visitor compiles
-        # them anew.
-        var operands = Operands.bare(
-            OperandTypes.unfused(Self.in_type, Self.out_type, fused_output=True)
-        )
-        operands.residual = visitor.reads_residual()
-        self.base = GemmCandidates[Self.in_type, Self.out_type](
-            problem, operands, device
+        self.base = GemmCandidates(
+            problem, visited_operands(visitor, types), device
         )
         for row in self.base.rows:
-            self.base.table[row].config = visited_config[
-                Self.Visitor, Self.in_type, Self.out_type
-            ](row)
+            self.base.table[row].config = visited_config[Self.Visitor](
+                GemmTypes.of(types), row
+            )
         self.visitor = visitor
 
     def count(self) -> Int:
@@ -150,8 +136,8 @@ def plan_visited[
     Raises:
         Why no candidate can.
     """
-    var table = VisitedCandidates[Visitor, in_type, out_type](
-        problem, visitor, device
+    var table = VisitedCandidates[Visitor](
+        problem, visitor, visited_types(in_type, out_type), device
     )
     return table.base.plan(cheapest(table))
 
@@ -202,16 +188,13 @@ def launch_visited[
     Raises:
         What the driver refused.
     """
-    comptime types = OperandTypes.unfused(
-        in_type, Output.dtype, fused_output=True
-    )
-    comptime table = candidates[in_type, in_type, Output.dtype]()
+    comptime types = visited_types(in_type, Output.dtype)
+    comptime gemm_types = GemmTypes.of(types)
+    comptime table = candidates(gemm_types)
     comptime for index in range(CANDIDATES):
         comptime if table[index].offered(types):
             if plan.candidate == index:
-                comptime config = visited_config[
-                    Visitor, in_type, Output.dtype
-                ](index)
+                comptime config = visited_config[Visitor](gemm_types, index)
                 launch_gemm[config, register_based_epilogue=not Output.stores](
                     plan,
                     problem,

@@ -105,7 +105,7 @@ struct CollectiveEpilogue[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
     comptime Values = SIMD[DType.float32, Self.values]
-    comptime layout = layout_of[Self.out_type](Self.config)
+    comptime layout = layout_of(Self.config, Self.out_type)
     comptime ThreadPlace = WarpgroupFragments[Self.layout]
     comptime Visited = Visited[Self.ThreadPlace]
     comptime State = Self.Visitor.State

@@ -29,17 +29,14 @@ comptime CONSUMERS_NAME = 15
 """The named barrier of all consumers."""
 
 
-def split_refusal[
-    in_type: DType
-](config: Sm90Config, traversal: Traversal, split_k: Int) -> Optional[String]:
+def split_refusal(
+    config: Sm90Config, traversal: Traversal, split_k: Int
+) -> Optional[String]:
     """Why so many blocks cannot share a tile.
-
-    Parameters:
-        in_type: Of the activation.
 
     Args:
         config: The configuration.
-        traversal: The problem's; `can_implement` has agreed.
+        traversal: Of a problem that the configuration does not refuse.
         split_k: Blocks that share a tile.
 
     Returns:
@@ -53,7 +50,7 @@ def split_refusal[
         )
     if split_k != 2 and split_k != 4 and split_k != MAX_SPLIT_K:
         return String(t"split_k: {split_k} is not 1, 2, 4 or {MAX_SPLIT_K}")
-    var rounds = rounds_of[in_type](config, traversal)
+    var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
             t"split_k: {split_k}, but a tile's sum has {rounds} stages"
@@ -61,17 +58,14 @@ def split_refusal[
     return None
 
 
-def rounds_of[in_type: DType](config: Sm90Config, traversal: Traversal) -> Int:
+def rounds_of(config: Sm90Config, traversal: Traversal) -> Int:
     """Activation stages of a tile's sum.
-
-    Parameters:
-        in_type: Of the activation.
 
     Args:
         config: The configuration.
         traversal: The problem's.
     """
-    var steps = traversal.taps() * traversal.slices[in_type]()
+    var steps = traversal.steps()
     return steps // traversal.filter[2] if config.halo > 0 else steps
 
 

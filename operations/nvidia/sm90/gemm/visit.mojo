@@ -36,11 +36,12 @@ from std.collections import Optional
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Writes
-from ....conv.operands import Device, Operands, OperandTypes
+from ....conv.operands import Device, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.search import Candidates, cheapest
 from ...device import device_of
 from ...epilogue.callbacks import EpilogueVisitor
+from ...epilogue.work import visited_operands, visited_types
 from ...limits import MAX_SHARED_BYTES
 from ...stream import Stream
 from .candidates import CANDIDATES, TABLE, candidate
@@ -78,63 +79,56 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
 
 
 def visited_config[
-    Visitor: EpilogueVisitor, out_type: DType
-](index: Int) -> Sm90Config:
+    Visitor: EpilogueVisitor
+](index: Int, out_type: DType) -> Sm90Config:
     """A candidate's configuration, with room for a visitor.
 
     Parameters:
         Visitor: Of the visitor.
-        out_type: Of the output.
 
     Args:
         index: Of the candidate.
+        out_type: Of the output.
     """
     var config = candidate(index)
     return with_room(
         config,
-        config.consumers * Visitor.shared_bytes(layout_of[out_type](config)),
+        config.consumers * Visitor.shared_bytes(layout_of(config, out_type)),
     )
 
 
-struct VisitedCandidates[
-    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
-](Candidates):
+struct VisitedCandidates[Visitor: EpilogueVisitor](Candidates):
     """The candidates of the implicit GEMM, each with room for a visitor.
 
     Parameters:
         Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
     """
 
-    var base: GemmCandidates[Self.in_type, Self.out_type]
+    var base: GemmCandidates
     var visitor: Self.Visitor
 
     def __init__(
-        out self, problem: ConvProblem, visitor: Self.Visitor, device: Device
+        out self,
+        problem: ConvProblem,
+        visitor: Self.Visitor,
+        types: OperandTypes,
+        device: Device,
     ):
         """The rows of the table that visitors are compiled with.
 
         Args:
             problem: The convolution.
             visitor: The visitor.
+            types: `visited_types`.
             device: The device.
         """
-        # Few rows, as for what the graph compiler fuses: a visitor compiles
-        # them anew.
-        var types = OperandTypes.unfused(
-            Self.in_type, Self.out_type, fused_output=True
+        self.base = GemmCandidates(
+            problem, visited_operands(visitor, types), device
         )
-        var operands = Operands.bare(types)
-        operands.bias = True
-        operands.residual = visitor.reads_residual()
-        self.base = GemmCandidates[Self.in_type, Self.out_type](
-            problem, operands, device
-        )
-        self.base.fused_output = False
+        self.base.types.fused_output = False
         for i in range(len(self.base.rows)):
-            self.base.configs[i] = visited_config[Self.Visitor, Self.out_type](
-                self.base.rows[i]
+            self.base.configs[i] = visited_config[Self.Visitor](
+                self.base.rows[i], types.output
             )
         self.visitor = visitor
 
@@ -153,8 +147,11 @@ struct VisitedCandidates[
         var refusal = self.base.refusal(index)
         if refusal:
             return refusal
-        return visitor_refusal[Self.out_type](
-            self.visitor, self.base.config(index), self.base.problem
+        return visitor_refusal(
+            self.visitor,
+            self.base.config(index),
+            self.base.problem,
+            self.base.types.output,
         )
 
     def cost(self, index: Int) -> Float64:
@@ -188,8 +185,8 @@ def plan_visited[
     Raises:
         Why no candidate can.
     """
-    var table = VisitedCandidates[Visitor, in_type, out_type](
-        problem, visitor, device
+    var table = VisitedCandidates[Visitor](
+        problem, visitor, visited_types(in_type, out_type), device
     )
     return table.base.plan(cheapest(table))
 
@@ -208,7 +205,7 @@ def visitor_workspace[
         problem: The convolution.
         visitor: The visitor.
     """
-    var config = visited_config[Visitor, out_type](plan.candidate)
+    var config = visited_config[Visitor](plan.candidate, out_type)
     return visitor.workspace_elements(launch_shape(config, problem, plan))
 
 
@@ -241,13 +238,11 @@ def launch_visited[
     Raises:
         What the driver refused.
     """
-    comptime types = OperandTypes.unfused(
-        in_type, Output.dtype, fused_output=True
-    )
+    comptime types = visited_types(in_type, Output.dtype)
     comptime for index in range(CANDIDATES):
         comptime if TABLE[index].offered(types):
             if plan.candidate == index:
-                comptime config = visited_config[Visitor, Output.dtype](index)
+                comptime config = visited_config[Visitor](index, Output.dtype)
                 launch_gemm[config](
                     plan,
                     problem,
