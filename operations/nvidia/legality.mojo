@@ -115,10 +115,6 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
 def may_be_tiled(known: KnownProblem, types: OperandTypes) -> Bool:
     """Whether an implicit GEMM of tensor cores may run: TMA takes pixels of
     whole units of `COPY_BYTES`.
-
-    Args:
-        known: Of the problem.
-        types: Of the operands.
     """
     if types.input == DType.float32 and known.exact:
         return False
@@ -176,11 +172,7 @@ def precision_refusal(kernel: Int, operands: Operands) -> Optional[String]:
 
 
 def has_diagonal_types(types: OperandTypes) -> Bool:
-    """Whether Hopper's diagonal kernel is built for types.
-
-    Args:
-        types: Of the operands.
-    """
+    """Whether Hopper's diagonal kernel is built for types."""
     return (
         types.input.is_half_float()
         and types.output.is_half_float()

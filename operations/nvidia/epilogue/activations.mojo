@@ -25,7 +25,6 @@ from ...conv.fields import (
     ACTIVATION_RELU,
     ACTIVATION_SIGMOID,
     ACTIVATION_SILU,
-    ACTIVATION_TANH,
 )
 
 comptime LOG2_E = Float32(1.4426950408889634)

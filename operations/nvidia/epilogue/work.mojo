@@ -46,10 +46,6 @@ def visited_types(in_type: DType, out_type: DType) -> OperandTypes:
     """The types whose candidates visitors are compiled with: those that work
     of the graph compiler's is, too. They are few, as a visitor compiles them
     anew.
-
-    Args:
-        in_type: Of activation and filter.
-        out_type: Of the output.
     """
     return OperandTypes.unfused(in_type, out_type, fused_output=True)
 

@@ -3,10 +3,10 @@ which pixels a tile has, and the steps of its sum. The host computes this once
 and passes it to the kernel.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.utils import IndexList
 
+from ...conv.device_value import DeviceValue
 from ..divisor import Divisor
 from ..split_k import SplitK
 from ...conv.problem import SPATIAL, ConvProblem
@@ -15,7 +15,7 @@ from .traversal import Traversal
 
 @fieldwise_init
 struct TileGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
     """A problem as the kernel sees it: the traversal over pixels, the steps of
     a tile's sum, and how many tiles there are."""
@@ -65,18 +65,6 @@ struct TileGeometry(
     """How blocks share a tile's sum."""
     var keeps_filters: Bool
     """Whether all tiles of a block have the same filters, loaded once."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "TileGeometry"
 
     @staticmethod
     def of(
@@ -141,9 +129,6 @@ struct TileGeometry(
         """Divides the channels into equal slices, one a stage, so that no load
         reaches beyond the channels. The rest of each row of a stage must have
         been cleared (`pipeline.chunks.clear_rows`).
-
-        Args:
-            traversal: The problem's.
         """
         self.slice_channels = UInt32(traversal.slice_channels())
 
@@ -192,9 +177,6 @@ struct TileGeometry(
     def is_output(self, pixel: Pixel) -> Bool:
         """Whether a pixel of the traversal is one of the output: neither beyond
         a row's end nor after the last image.
-
-        Args:
-            pixel: The pixel.
         """
         return pixel.w < self.columns and pixel.row < self.rows
 
@@ -304,20 +286,12 @@ struct Tap(TrivialRegisterPassable):
 
     @always_inline
     def channel(self, geometry: TileGeometry) -> Int:
-        """The first channel of the step's slice.
-
-        Args:
-            geometry: The problem.
-        """
+        """The first channel of the step's slice."""
         return Int(self.slice * geometry.slice_channels)
 
     @always_inline
     def position(self, geometry: TileGeometry) -> UInt32:
-        """The tap's index in the filter.
-
-        Args:
-            geometry: The problem.
-        """
+        """The tap's index in the filter."""
         var row = self.d * geometry.taps_h + self.h
         return row * geometry.taps_w + self.w
 
@@ -352,9 +326,6 @@ struct Tile(TrivialRegisterPassable):
     def filter_end(self, geometry: TileGeometry) -> UInt32:
         """The first filter after the tile's group. Columns of the tile from
         there on are no outputs.
-
-        Args:
-            geometry: The problem.
         """
         return (self.group + 1) * geometry.group_filters
 
@@ -373,11 +344,7 @@ struct OutputShape(ImplicitlyCopyable, TrivialRegisterPassable):
         self.depth = Divisor(1)
 
     def __init__(out self, problem: ConvProblem):
-        """The output's shape.
-
-        Args:
-            problem: The convolution.
-        """
+        """The output's shape."""
         self.width = Divisor(problem.output[2])
         self.height = Divisor(problem.output[1])
         self.depth = Divisor(problem.output[0])

@@ -196,9 +196,6 @@ struct Traversal(ImplicitlyCopyable, Movable):
     def width(self, halo: Int) -> Int:
         """Pixels of a row of the traversal: the output's, or the padded input's
         if tiles have a halo.
-
-        Args:
-            halo: The configuration's.
         """
         if halo > 0:
             return self.input[2] + self.pad_before[2] + self.pad_after[2]
@@ -209,18 +206,11 @@ struct Traversal(ImplicitlyCopyable, Movable):
         return self.images * self.output[0] * self.output[1]
 
     def pixels(self, halo: Int) -> Int:
-        """Pixels of the traversal.
-
-        Args:
-            halo: The configuration's.
-        """
+        """Pixels of the traversal."""
         return self.rows() * self.width(halo)
 
     def refusal(self, halo: Int) -> Optional[String]:
         """Why no descriptor holds the traversal.
-
-        Args:
-            halo: The configuration's.
 
         Returns:
             The reason, or None.

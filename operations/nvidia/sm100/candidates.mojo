@@ -18,11 +18,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
     too."""
 
     def offered(self, types: OperandTypes) -> Bool:
-        """Whether ops with such operands are compiled with it.
-
-        Args:
-            types: Of the operands.
-        """
+        """Whether ops with such operands are compiled with it."""
         if types.fused_output and not self.fused_outputs:
             return False
         if types.input.is_half_float():
@@ -41,11 +37,7 @@ comptime ALL_INPUTS = 4
 
 
 def candidates(types: GemmTypes) -> List[Candidate]:
-    """The table; what a plan calls a candidate is its index here.
-
-    Args:
-        types: Of the operands.
-    """
+    """The table; what a plan calls a candidate is its index here."""
     var one = Conv2dConfig.default_1sm(types)
     var two = Conv2dConfig.default_2sm(types)
     comptime Row = Candidate

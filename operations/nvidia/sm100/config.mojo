@@ -200,20 +200,12 @@ struct Conv2dConfig(ImplicitlyCopyable, Movable, Writable):
 
     @staticmethod
     def default_1sm(types: GemmTypes) -> Self:
-        """One block a tile of 128 pixels and 128 filters.
-
-        Args:
-            types: Of the operands.
-        """
+        """One block a tile of 128 pixels and 128 filters."""
         return Self.pipelined(types, 128)
 
     @staticmethod
     def default_2sm(types: GemmTypes) -> Self:
-        """Two blocks a tile of 256 pixels and 256 filters.
-
-        Args:
-            types: Of the operands.
-        """
+        """Two blocks a tile of 256 pixels and 256 filters."""
         return Self.pipelined(types, 256, cta_group=2)
 
     def num_group_pipeline_stages(self) -> Int:
@@ -538,19 +530,11 @@ struct Conv2dConfig(ImplicitlyCopyable, Movable, Writable):
         return None
 
     def traversal(self, problem: ConvProblem) -> Traversal:
-        """How its loads traverse a problem's activation.
-
-        Args:
-            problem: The convolution.
-        """
+        """How its loads traverse a problem's activation."""
         return Traversal(problem, self.types.act)
 
     def geometry(self, traversal: Traversal) -> TileGeometry:
-        """A problem cut into tiles.
-
-        Args:
-            traversal: The problem's.
-        """
+        """A problem cut into tiles."""
         var cut = TileGeometry.of(
             traversal, 0, self.cluster_pixels(), self.cluster_filters()
         )
@@ -560,18 +544,11 @@ struct Conv2dConfig(ImplicitlyCopyable, Movable, Writable):
     def blocks(self, traversal: Traversal) -> Int:
         """Blocks of the grid: a cluster for each of the cut's tiles, which
         running clusters take over from those that have not started.
-
-        Args:
-            traversal: The problem's.
         """
         return Int(self.geometry(traversal).tiles()) * self.cluster_size()
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         writer.write(
             t"tile {self.mma_shape[0]}x{self.mma_shape[1]},"
             t" {self.cta_group} blocks, cluster"

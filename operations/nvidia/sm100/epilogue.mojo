@@ -170,12 +170,7 @@ struct TileEpilogue[
 
     @always_inline
     def start(self, params: Self.Params, geometry: TileGeometry):
-        """What comes before the first tile.
-
-        Args:
-            params: The epilogue's.
-            geometry: The problem.
-        """
+        """What comes before the first tile."""
         comptime if Self.Visitor.starts:
             params.visitor.start(self._visited(geometry, Tile()))
             sync_threads[EPILOGUE_THREADS](EPILOGUE_NAME)

@@ -20,13 +20,6 @@ def subtiles_of[
     """Sub-tiles of a tile that hold filters of its group; at least one, so
     that every tile's accumulator is released alike. A block that shares the
     tile stores every `split_k`-th of them, from its own part's number on.
-
-    Parameters:
-        config: The configuration.
-
-    Args:
-        geometry: The problem.
-        tile: The tile.
     """
     comptime filters = UInt32(config.output_tile_shape[1])
     var end = tile.filter_end(geometry)
@@ -63,9 +56,6 @@ def load_residuals[
     place: ClusterPlace[config],
 ):
     """Fills the residual's buffers, tile after tile. One thread.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         map: The residual's descriptor, as the output's.

@@ -91,6 +91,18 @@ comptime TMEM_THREADS = EPILOGUE_THREADS + WARP
 
 
 @fieldwise_init
+struct TileLoads(TrivialRegisterPassable):
+    """Where the loads of a tile's operands are."""
+
+    var first: LoadStart
+    """The first pixel of this block's part."""
+    var filter: UInt32
+    """The tile's first."""
+    var tap: Tap
+    """The next step."""
+
+
+@fieldwise_init
 struct Conv2dFpropKernel[
     Output: OutputTarget,
     Visitor: EpilogueVisitor,
@@ -296,9 +308,6 @@ struct Conv2dFpropKernel[
 
         Parameters:
             has_residual: Whether there is a residual.
-
-        Args:
-            storage: The block's shared memory.
         """
         var thread = UInt32(thread_idx.x)
         if thread < WARP:
@@ -366,9 +375,9 @@ struct Conv2dFpropKernel[
             var first = geometry.load_start(
                 geometry.pixel(tile.pixel + place.n * part), tile.group
             )
-            var tap = Tap()
+            var loads = TileLoads(first, tile.filter, Tap())
             comptime if Self.SPLIT_K > 1:
-                tap.skip(0, geometry, tile.first)
+                loads.tap.skip(0, geometry, tile.first)
             var left = tile.rounds
             while left > 0:
                 var steps = min(left, UInt32(Self.config.k_group_size))
@@ -379,9 +388,7 @@ struct Conv2dFpropKernel[
                     storage,
                     place,
                     position,
-                    first,
-                    tile.filter,
-                    tap,
+                    loads,
                     steps,
                 )
                 position.step()
@@ -402,9 +409,7 @@ struct Conv2dFpropKernel[
         storage: Self.Storage,
         place: Self.Place,
         position: Self.InputPosition,
-        first: LoadStart,
-        first_filter: UInt32,
-        mut tap: Tap,
+        mut loads: TileLoads,
         steps: UInt32,
     ):
         """Fills a stage of the input ring: activations by im2col, filters by
@@ -417,9 +422,7 @@ struct Conv2dFpropKernel[
             storage: The block's shared memory.
             place: The block's.
             position: Of the stage.
-            first: The first pixel of this block's part.
-            first_filter: The tile's.
-            tap: The stage's first step; moved behind its last.
+            loads: At the stage's first step; moved behind its last.
             steps: Steps of the stage: `k_group_size`, or what is left.
         """
         var ring = storage.inputs()
@@ -434,7 +437,13 @@ struct Conv2dFpropKernel[
         comptime for step in range(Self.config.k_group_size):
             if UInt32(step) < steps:
                 load_activation(
-                    activation, tile, barrier, geometry, place, first, tap
+                    activation,
+                    tile,
+                    barrier,
+                    geometry,
+                    place,
+                    loads.first,
+                    loads.tap,
                 )
                 load_filter(
                     filter,
@@ -442,10 +451,10 @@ struct Conv2dFpropKernel[
                     barrier,
                     geometry,
                     place,
-                    first_filter,
-                    tap,
+                    loads.filter,
+                    loads.tap,
                 )
-                tap.step(0, geometry)
+                loads.tap.step(0, geometry)
                 tile += UInt32(Self.config.step_bytes())
 
     @staticmethod

@@ -75,11 +75,6 @@ struct Gemm(GpuKernel):
         return refusal_of_all(GemmCandidates(problem, operands, device))
 
     @staticmethod
-    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether to choose it where it can run: always."""
-        return True
-
-    @staticmethod
     def plan[
         types: OperandTypes
     ](
@@ -278,11 +273,7 @@ def launch_gemm[
 
 
 struct GemmMaps[config: Conv2dConfig]:
-    """The descriptors of a launch.
-
-    Parameters:
-        config: The configuration.
-    """
+    """The descriptors of a launch."""
 
     var activation: TensorMap
     var filter: TensorMap
@@ -303,11 +294,6 @@ struct GemmMaps[config: Conv2dConfig]:
         adds_residual: Bool,
     ) raises:
         """Encodes them.
-
-        Parameters:
-            act_type: Of the activation.
-            filter_type: Of the filter.
-            Output: How the output is reached.
 
         Args:
             ctx: The device.

@@ -13,9 +13,6 @@ from .config import EPILOGUE_THREADS, Conv2dConfig
 def layout_of(config: Conv2dConfig) -> VisitLayout:
     """How the epilogue's values are cut up: a thread has a pixel, with all
     filters of a sub-tile.
-
-    Args:
-        config: The configuration.
     """
     return VisitLayout(
         pixels=config.output_tile_shape[0],
@@ -31,10 +28,6 @@ def layout_of(config: Conv2dConfig) -> VisitLayout:
 def launch_shape(config: Conv2dConfig, problem: ConvProblem) -> LaunchShape:
     """A launch as visitors see it: which block stores a tile is found out while
     the kernel runs, so each tile along the pixels is a reducer.
-
-    Args:
-        config: The configuration.
-        problem: The convolution.
     """
     return LaunchShape(
         problem, ceildiv(problem.gemm_m(), config.block_tile_shape[0])
@@ -47,9 +40,6 @@ def visitor_refusal[
     String
 ]:
     """Why a configuration cannot run with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
 
     Args:
         visitor: The visitor.

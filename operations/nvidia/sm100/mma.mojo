@@ -64,9 +64,6 @@ def instruction_descriptor(config: Conv2dConfig) -> UInt32:
     """The instruction descriptor (PTX ISA, "Instruction descriptor"): D's type
     in bits 4-5, A's in 7-9, B's in 10-12, N/8 in 17-22, M/16 in 24-28; neither
     operand is negated or transposed.
-
-    Args:
-        config: The configuration.
     """
     var integer = accumulator_type(config.types.act) == DType.int32
     var sums = UInt32(2 if integer else 1)
@@ -105,9 +102,6 @@ def multiply_step[
 ):
     """Starts multiplying a step of the sum. One thread, of a pair of blocks
     the first one's.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         accumulator: Its address in tensor memory.

@@ -51,11 +51,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         self.blocks = config.blocks(traversal)
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         var microseconds = round(self.seconds * 1e7) / 10
         writer.write(
             t"{self.config}: {microseconds} us by a model that no timing has"
@@ -69,6 +65,8 @@ struct GemmCandidates(Candidates):
     var rows: List[Int]
     """Of the table, which are offered."""
     var table: List[Candidate]
+    var refusals: List[Optional[String]]
+    """Why a row of the table cannot run for another reason: a visitor's."""
     var problem: ConvProblem
     var residual: Bool
     var device: Device
@@ -76,18 +74,15 @@ struct GemmCandidates(Candidates):
     def __init__(
         out self, problem: ConvProblem, operands: Operands, device: Device
     ):
-        """The rows that are offered for the operands' types.
-
-        Args:
-            problem: The convolution.
-            operands: Its operands.
-            device: The device.
-        """
+        """The rows that are offered for the operands' types."""
         self.rows = List[Int]()
         self.table = candidates(GemmTypes.of(operands.types))
         for row in range(len(self.table)):
             if self.table[row].offered(operands.types):
                 self.rows.append(row)
+        self.refusals = List[Optional[String]](
+            length=len(self.table), fill=Optional[String]()
+        )
         self.problem = problem
         self.residual = operands.residual
         self.device = device
@@ -99,14 +94,13 @@ struct GemmCandidates(Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or shares tiles where every
         multiprocessor has one.
-
-        Args:
-            index: Of the candidate.
         """
         ref config = self.table[self.rows[index]].config
         var refusal = config.problem_refusal(self.problem)
         if not refusal and self.residual:
             refusal = residual_refusal(config.num_epi_load_stages)
+        if not refusal:
+            refusal = self.refusals[self.rows[index]]
         if refusal or config.split_k() == 1:
             return refusal
         var waves = predict(config, self.problem, self.device.units).waves

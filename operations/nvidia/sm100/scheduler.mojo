@@ -27,9 +27,6 @@ struct ClusterPlace[
     """A block's place in its cluster: ranks count along M first, so that the
     blocks of a pair have ranks that differ in the last bit, then along N, then
     the blocks that share a tile.
-
-    Parameters:
-        config: The configuration.
     """
 
     comptime blocks_m = Self.config.cluster_shape[0]
@@ -142,9 +139,6 @@ def tile_of[
     clusters that run at the same time read the same activations; within
     bands of `block_swizzle_size` clusters along M, M is.
 
-    Parameters:
-        config: The configuration.
-
     Args:
         geometry: The problem.
         place: The block's.
@@ -185,13 +179,6 @@ def share_of[
 ](geometry: TileGeometry, place: ClusterPlace[config]) -> Tuple[UInt32, UInt32]:
     """What of every tile's sum a block adds up: the steps in front of its own,
     and its own.
-
-    Parameters:
-        config: The configuration.
-
-    Args:
-        geometry: The problem.
-        place: The block's.
     """
     comptime if config.split_k() == 1:
         return UInt32(0), geometry.rounds(0)
@@ -264,11 +251,7 @@ def read_answer[cluster_size: Int](answer: SharedAddress) -> Work:
 struct WorkQueue[
     config: Conv2dConfig,
 ](TrivialRegisterPassable):
-    """One role's way through the scheduler's answers.
-
-    Parameters:
-        config: The configuration.
-    """
+    """One role's way through the scheduler's answers."""
 
     comptime Storage = SharedStorage[Self.config]
     comptime Position = RingPosition[Self.config.num_clc_pipeline_stages]
@@ -281,11 +264,7 @@ struct WorkQueue[
 
     @always_inline
     def __init__(out self, storage: Self.Storage):
-        """Starts with the cluster's own work.
-
-        Args:
-            storage: The block's shared memory.
-        """
+        """Starts with the cluster's own work."""
         comptime size = UInt32(Self.config.cluster_size())
         self.storage = storage
         self.work = Work(UInt32(block_idx.x) // size, True)
@@ -333,12 +312,6 @@ def schedule[
     """Asks for work until there is none: one thread of the cluster's first
     block. It asks only once the present work's loads have begun, so that no
     cluster takes work that another could begin sooner.
-
-    Parameters:
-        config: The configuration.
-
-    Args:
-        storage: The block's shared memory.
     """
     comptime blocks = config.cluster_size()
     var answers = storage.answers()

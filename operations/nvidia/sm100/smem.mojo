@@ -15,11 +15,7 @@ from .config import CLC_RESPONSE_BYTES, Conv2dConfig
 struct SharedStorage[
     config: Conv2dConfig,
 ](TrivialRegisterPassable):
-    """A block's shared memory.
-
-    Parameters:
-        config: The configuration.
-    """
+    """A block's shared memory."""
 
     comptime InputRing = Ring[
         Self.config.num_group_pipeline_stages(),

@@ -16,9 +16,6 @@ def input_barrier[
 ](full: SharedAddress, place: ClusterPlace[config]) -> SharedAddress:
     """The barrier that counts a stage's bytes: of a pair, the first block's.
 
-    Parameters:
-        config: The configuration.
-
     Args:
         full: The stage's barrier in this block.
         place: The block's.
@@ -42,9 +39,6 @@ def load_activation[
 ):
     """Loads the activations of a step: the tile's pixels, moved by a tap, one
     slice of their channels. Blocks along N share them, and load a part each.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         map: The activation's descriptor, im2col.
@@ -88,9 +82,6 @@ def load_filter[
     """Loads the filters of a step: the tile's, or of a pair this block's half
     of them, one tap, one slice of their channels. Blocks along M, or pairs,
     share them, and load a part each.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         map: The filter's descriptor, `[K, T*R*S, C/groups]`.

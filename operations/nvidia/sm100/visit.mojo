@@ -2,13 +2,11 @@
 `plan_visited`, a workspace of `visitor_workspace` elements, and
 `launch_visited`. An example is in `sm90.gemm.visit`."""
 
-from std.collections import Optional
-
 from ...conv.access import OutputTarget
 from ...conv.memory import Writes
 from ...conv.operands import Device, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.search import Candidates, cheapest
+from ...conv.search import cheapest
 from ..epilogue.callbacks import EpilogueVisitor
 from ..epilogue.work import visited_operands, visited_types
 from ..limits import MAX_SHARED_BYTES
@@ -39,79 +37,9 @@ def with_room(config: Conv2dConfig, bytes: Int) -> Conv2dConfig:
 def visited_config[
     Visitor: EpilogueVisitor
 ](types: GemmTypes, index: Int) -> Conv2dConfig:
-    """A candidate's configuration, with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-
-    Args:
-        types: Of the operands.
-        index: Of the candidate.
-    """
+    """A candidate's configuration, with room for a visitor."""
     var config = candidate(types, index)
     return with_room(config, Visitor.shared_bytes(layout_of(config)))
-
-
-struct VisitedCandidates[Visitor: EpilogueVisitor](Candidates):
-    """The candidates of the implicit GEMM, each with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-    """
-
-    var base: GemmCandidates
-    var visitor: Self.Visitor
-
-    def __init__(
-        out self,
-        problem: ConvProblem,
-        visitor: Self.Visitor,
-        types: OperandTypes,
-        device: Device,
-    ):
-        """The rows of the table that visitors are compiled with.
-
-        Args:
-            problem: The convolution.
-            visitor: The visitor.
-            types: `visited_types`.
-            device: The device.
-        """
-        self.base = GemmCandidates(
-            problem, visited_operands(visitor, types), device
-        )
-        for row in self.base.rows:
-            self.base.table[row].config = visited_config[Self.Visitor](
-                GemmTypes.of(types), row
-            )
-        self.visitor = visitor
-
-    def count(self) -> Int:
-        """The number of rows."""
-        return self.base.count()
-
-    def refusal(self, index: Int) -> Optional[String]:
-        """Why a candidate cannot run the problem with the visitor.
-
-        Args:
-            index: Of the candidate.
-        """
-        var refusal = self.base.refusal(index)
-        if refusal:
-            return refusal
-        return visitor_refusal(
-            self.visitor,
-            self.base.table[self.base.rows[index]].config,
-            self.base.problem,
-        )
-
-    def cost(self, index: Int) -> Float64:
-        """The model's time, in seconds.
-
-        Args:
-            index: Of a candidate that does not refuse.
-        """
-        return self.base.cost(index)
 
 
 def plan_visited[
@@ -119,11 +47,6 @@ def plan_visited[
 ](problem: ConvProblem, visitor: Visitor, device: Device) raises -> GemmPlan:
     """The candidate that the model finds fastest among those that can take a
     problem with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, valid and with at least one output.
@@ -136,10 +59,15 @@ def plan_visited[
     Raises:
         Why no candidate can.
     """
-    var table = VisitedCandidates[Visitor](
-        problem, visitor, visited_types(in_type, out_type), device
+    var types = visited_types(in_type, out_type)
+    var table = GemmCandidates(
+        problem, visited_operands(visitor, types), device
     )
-    return table.base.plan(cheapest(table))
+    for row in table.rows:
+        var config = visited_config[Visitor](GemmTypes.of(types), row)
+        table.table[row].config = config
+        table.refusals[row] = visitor_refusal(visitor, config, problem)
+    return table.plan(cheapest(table))
 
 
 def visitor_workspace[
@@ -147,9 +75,6 @@ def visitor_workspace[
 ](plan: GemmPlan, problem: ConvProblem, visitor: Visitor) -> Int:
     """Elements of float32 in device memory that a launch needs beside its
     operands.
-
-    Parameters:
-        Visitor: Of the visitor.
 
     Args:
         plan: What `plan_visited` returned.

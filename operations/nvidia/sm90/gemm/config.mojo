@@ -324,11 +324,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         return None
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
         writer.write(
@@ -403,9 +399,6 @@ def visitor_refusal[
     out_type: DType,
 ) -> Optional[String]:
     """Why a configuration cannot run with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
 
     Args:
         visitor: The visitor.

@@ -197,12 +197,7 @@ struct CollectiveEpilogue[
 
     @always_inline
     def start(self, params: Self.Params, geometry: TileGeometry):
-        """What comes before the consumer's first tile.
-
-        Args:
-            params: The epilogue's.
-            geometry: The problem.
-        """
+        """What comes before the consumer's first tile."""
         comptime if Self.Visitor.starts:
             params.visitor.start(self._visited(geometry, Tile()))
             self.buffers.sync()

@@ -65,12 +65,7 @@ struct Grid(ImplicitlyCopyable, Movable):
     def geometry(
         self, config: Sm90Config, traversal: Traversal
     ) -> TileGeometry:
-        """What the kernel is passed, for whole sums.
-
-        Args:
-            config: The configuration.
-            traversal: The problem's.
-        """
+        """What the kernel is passed, for whole sums."""
         var cut = TileGeometry.of(
             traversal,
             config.halo,
@@ -101,12 +96,7 @@ def cluster_places(size: Int, multiprocessors: Int) -> Int:
 
 
 def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:
-    """Tiles of a problem, in whole clusters.
-
-    Args:
-        config: The configuration.
-        traversal: The problem's.
-    """
+    """Tiles of a problem, in whole clusters."""
     return _filter_clusters(config, traversal) * ceildiv(
         traversal.pixels(config.halo), config.cluster_pixels()
     )

@@ -77,11 +77,6 @@ struct Gemm(GpuKernel):
         return gemm_refusal(problem, operands, device)
 
     @staticmethod
-    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether to choose it where it can run: always."""
-        return True
-
-    @staticmethod
     def plan[
         types: OperandTypes
     ](
@@ -141,12 +136,7 @@ struct Gemm(GpuKernel):
 struct GemmOperands[in_type: DType, Output: OutputTarget](
     ImplicitlyCopyable, Movable
 ):
-    """The pointers of a launch, beside the visitor's.
-
-    Parameters:
-        in_type: Of activation and filter.
-        Output: How the output is reached.
-    """
+    """The pointers of a launch, beside the visitor's."""
 
     var activation: Reads[Self.in_type]
     """`[N, *input, C]`."""
@@ -236,11 +226,7 @@ def launch_shape(
 
 
 struct GemmMaps[config: Sm90Config]:
-    """The descriptors of a launch.
-
-    Parameters:
-        config: The configuration.
-    """
+    """The descriptors of a launch."""
 
     var activation: TensorMap
     var filter: TensorMap

@@ -67,11 +67,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         self.blocks = grid.clusters * self.cluster
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         var microseconds = round(self.seconds * 1e7) / 10
         writer.write(candidate(self.candidate))
         if self.split_k > 1:
@@ -87,6 +83,10 @@ struct GemmCandidates(Candidates):
     """Of the table, which are offered."""
     var configs: List[Sm90Config]
     """Of these rows."""
+    var refusals: List[Optional[String]]
+    """Why a row cannot run for another reason: a visitor's."""
+    var ways: Int
+    """To share a tile: `SPLITS`, or 1."""
     var problem: ConvProblem
     var traversal: Traversal
     var work: FusedWork
@@ -96,20 +96,17 @@ struct GemmCandidates(Candidates):
     def __init__(
         out self, problem: ConvProblem, operands: Operands, device: Device
     ):
-        """The rows that are offered for the operands' types.
-
-        Args:
-            problem: The convolution.
-            operands: Its operands.
-            device: The device.
-        """
+        """The rows that are offered for the operands' types."""
         self.rows = List[Int]()
         self.configs = List[Sm90Config]()
+        self.refusals = List[Optional[String]]()
+        self.ways = SPLITS
         var table = candidates()
         for row in range(len(table)):
             if table[row].offered(operands.types):
                 self.rows.append(row)
                 self.configs.append(table[row].config)
+                self.refusals.append(None)
         self.problem = problem
         self.traversal = Traversal(problem, operands.types.input)
         self.work = FusedWork.of(operands)
@@ -118,41 +115,28 @@ struct GemmCandidates(Candidates):
 
     def count(self) -> Int:
         """Rows, times the ways to share a tile."""
-        return len(self.rows) * SPLITS
+        return len(self.rows) * self.ways
 
     def split_k(self, index: Int) -> Int:
-        """Blocks that share a tile.
-
-        Args:
-            index: Of the candidate.
-        """
-        return 1 << (index % SPLITS)
+        """Blocks that share a tile."""
+        return 1 << (index % self.ways)
 
     def row(self, index: Int) -> Int:
-        """A candidate's row of the table.
-
-        Args:
-            index: Of the candidate.
-        """
-        return self.rows[index // SPLITS]
+        """A candidate's row of the table."""
+        return self.rows[index // self.ways]
 
     def config(self, index: Int) -> Sm90Config:
-        """A candidate's configuration.
-
-        Args:
-            index: Of the candidate.
-        """
-        return self.configs[index // SPLITS]
+        """A candidate's configuration."""
+        return self.configs[index // self.ways]
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or would leave
         multiprocessors without a tile for nothing.
-
-        Args:
-            index: Of the candidate.
         """
-        ref config = self.configs[index // SPLITS]
+        ref config = self.configs[index // self.ways]
         var refusal = problem_refusal(config, self.traversal, self.types.output)
+        if not refusal:
+            refusal = self.refusals[index // self.ways]
         var split_k = self.split_k(index)
         if refusal or split_k == 1:
             return refusal

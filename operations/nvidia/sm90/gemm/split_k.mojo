@@ -59,12 +59,7 @@ def split_refusal(
 
 
 def rounds_of(config: Sm90Config, traversal: Traversal) -> Int:
-    """Activation stages of a tile's sum.
-
-    Args:
-        config: The configuration.
-        traversal: The problem's.
-    """
+    """Activation stages of a tile's sum."""
     var steps = traversal.steps()
     return steps // traversal.filter[2] if config.halo > 0 else steps
 
@@ -82,9 +77,6 @@ def sum_splits[
 ) -> Bool:
     """Adds up the sums of a consumer's tile, with the other blocks of the
     cluster. Threads that are no consumer's call `await_sums` meanwhile.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         accumulators: This block's sum, waited for; in the first block the
@@ -120,11 +112,7 @@ def sum_splits[
 
 @always_inline
 def await_sums(geometry: TileGeometry):
-    """What threads that are no consumer's do while `sum_splits` runs.
-
-    Args:
-        geometry: The problem.
-    """
+    """What threads that are no consumer's do while `sum_splits` runs."""
     if geometry.split_k.count.value > 1:
         sync_cluster()
         sync_cluster()

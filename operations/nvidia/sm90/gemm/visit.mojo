@@ -32,13 +32,12 @@ With `.then(Discard())` behind it only the sums are kept, and with
 """
 
 from max.gpu.host import DeviceContext
-from std.collections import Optional
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Writes
 from ....conv.operands import Device, OperandTypes
 from ....conv.problem import ConvProblem
-from ....conv.search import Candidates, cheapest
+from ....conv.search import cheapest
 from ...device import device_of
 from ...epilogue.callbacks import EpilogueVisitor
 from ...epilogue.work import visited_operands, visited_types
@@ -81,15 +80,7 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
 def visited_config[
     Visitor: EpilogueVisitor
 ](index: Int, out_type: DType) -> Sm90Config:
-    """A candidate's configuration, with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-
-    Args:
-        index: Of the candidate.
-        out_type: Of the output.
-    """
+    """A candidate's configuration, with room for a visitor."""
     var config = candidate(index)
     return with_room(
         config,
@@ -97,82 +88,11 @@ def visited_config[
     )
 
 
-struct VisitedCandidates[Visitor: EpilogueVisitor](Candidates):
-    """The candidates of the implicit GEMM, each with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-    """
-
-    var base: GemmCandidates
-    var visitor: Self.Visitor
-
-    def __init__(
-        out self,
-        problem: ConvProblem,
-        visitor: Self.Visitor,
-        types: OperandTypes,
-        device: Device,
-    ):
-        """The rows of the table that visitors are compiled with.
-
-        Args:
-            problem: The convolution.
-            visitor: The visitor.
-            types: `visited_types`.
-            device: The device.
-        """
-        self.base = GemmCandidates(
-            problem, visited_operands(visitor, types), device
-        )
-        self.base.types.fused_output = False
-        for i in range(len(self.base.rows)):
-            self.base.configs[i] = visited_config[Self.Visitor](
-                self.base.rows[i], types.output
-            )
-        self.visitor = visitor
-
-    def count(self) -> Int:
-        """As many as there are rows and ways to share a tile."""
-        return self.base.count()
-
-    def refusal(self, index: Int) -> Optional[String]:
-        """Why a candidate cannot run the problem with the visitor.
-
-        Args:
-            index: Of the candidate.
-        """
-        if self.base.split_k(index) > 1:
-            return String("split_k: a visitor's tiles are not shared")
-        var refusal = self.base.refusal(index)
-        if refusal:
-            return refusal
-        return visitor_refusal(
-            self.visitor,
-            self.base.config(index),
-            self.base.problem,
-            self.base.types.output,
-        )
-
-    def cost(self, index: Int) -> Float64:
-        """The model's time, in seconds.
-
-        Args:
-            index: Of a candidate that does not refuse.
-        """
-        return self.base.cost(index)
-
-
 def plan_visited[
     Visitor: EpilogueVisitor, //, in_type: DType, out_type: DType
 ](problem: ConvProblem, visitor: Visitor, device: Device) raises -> GemmPlan:
     """The candidate that the model finds fastest among those that can take a
     problem with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, valid and with at least one output.
@@ -185,20 +105,23 @@ def plan_visited[
     Raises:
         Why no candidate can.
     """
-    var table = VisitedCandidates[Visitor](
-        problem, visitor, visited_types(in_type, out_type), device
+    var types = visited_types(in_type, out_type)
+    var table = GemmCandidates(
+        problem, visited_operands(visitor, types), device
     )
-    return table.base.plan(cheapest(table))
+    table.ways = 1
+    table.types.fused_output = False
+    for i in range(len(table.rows)):
+        var config = visited_config[Visitor](table.rows[i], out_type)
+        table.configs[i] = config
+        table.refusals[i] = visitor_refusal(visitor, config, problem, out_type)
+    return table.plan(cheapest(table))
 
 
 def visitor_workspace[
     Visitor: EpilogueVisitor, //, out_type: DType
 ](plan: GemmPlan, problem: ConvProblem, visitor: Visitor) -> Int:
     """Float32 values of device memory that a launch needs beside its operands.
-
-    Parameters:
-        Visitor: Of the visitor.
-        out_type: Of the output.
 
     Args:
         plan: What `plan_visited` returned.
