@@ -52,6 +52,16 @@ struct Candidate(ImplicitlyCopyable, Movable):
         return self.other_inputs
 
 
+comptime PAIR_M = (2, 1, 1)
+"""A cluster of two blocks along the pixels, which share filters."""
+
+comptime PAIR_N = (1, 2, 1)
+"""A cluster of two blocks along the filters, which share activations."""
+
+comptime SPLIT_K = (1, 1, MAX_SPLIT_K)
+"""Clusters of blocks that may share a tile."""
+
+
 def _rows(
     tile: Tuple[Int, Int],
     stages: Tuple[Int, Int, Int],
@@ -103,24 +113,24 @@ def candidates() -> List[Candidate]:
     """The table; what a plan calls a candidate is its index here."""
     return [
         Candidate(
-            _rows((256, 128), (3, 5, 2), cluster=(2, 1, 1), halo=8),
+            _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(_rows((256, 128), (4, 4, 2), cluster=(2, 1, 1))),
+        Candidate(_rows((256, 128), (4, 4, 2), cluster=PAIR_M)),
         # Its epilogue of 4-byte values would spill registers.
         Candidate(
             _rows(
                 (224, 128),
                 (3, 5, 7),
-                cluster=(1, 2, 1),
+                cluster=PAIR_N,
                 halo=16,
                 subtile_pixels=32,
             ),
             wide_outputs=False,
         ),
         Candidate(
-            _rows((224, 128), (4, 4, 6), cluster=(1, 2, 1), subtile_pixels=32)
+            _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
             _rows((192, 128), (5, 5, 3), subtile_pixels=32),
@@ -128,7 +138,7 @@ def candidates() -> List[Candidate]:
             fused_outputs=True,
         ),
         Candidate(
-            _rows((192, 128), (5, 5, 3), cluster=(1, 2, 1), subtile_pixels=32)
+            _rows((192, 128), (5, 5, 3), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
@@ -136,7 +146,7 @@ def candidates() -> List[Candidate]:
             fused_outputs=True,
         ),
         Candidate(
-            _rows((96, 128), (7, 7, 3), cluster=(1, 2, 1), subtile_pixels=32)
+            _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
             _rows((256, 64), (3, 8, 3), cooperative=False, halo=8),
@@ -154,33 +164,26 @@ def candidates() -> List[Candidate]:
             )
         ),
         Candidate(
-            _rows(
-                (64, 64), (8, 8, 4), consumers=1, cluster=(1, 1, MAX_SPLIT_K)
-            ),
+            _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(_rows((64, 128), (8, 8, 2), cluster=(1, 1, MAX_SPLIT_K))),
+        Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K)),
         Candidate(
-            _rows((128, 128), (5, 5, 4), cooperative=False),
-            other_inputs=True,
+            _rows((128, 128), (5, 5, 4), cooperative=False), other_inputs=True
         ),
         Candidate(
             _rows(
                 (128, 128),
                 (4, 7, 4),
                 halo=8,
-                cluster=(1, 1, MAX_SPLIT_K),
+                cluster=SPLIT_K,
                 subtile_pixels=32,
             )
         ),
         Candidate(
             _rows(
-                (256, 64),
-                (3, 8, 3),
-                cooperative=False,
-                cluster=(1, 2, 1),
-                halo=16,
+                (256, 64), (3, 8, 3), cooperative=False, cluster=PAIR_N, halo=16
             )
         ),
     ]
