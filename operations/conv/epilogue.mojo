@@ -161,8 +161,7 @@ struct Epilogue[bias_type: DType, residual_type: DType](
 
     `scale` and `bias` have one value a filter, `residual` the output's shape in
     row-major order, all in the kernel's memory; each is read only if its flag
-    is set.
-    """
+    is set."""
 
     var has_bias: Bool
     var has_residual: Bool

@@ -114,8 +114,7 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
 
 def may_be_tiled(known: KnownProblem, types: OperandTypes) -> Bool:
     """Whether an implicit GEMM of tensor cores may run: TMA takes pixels of
-    whole units of `COPY_BYTES`.
-    """
+    whole units of `COPY_BYTES`."""
     if types.input == DType.float32 and known.exact:
         return False
     return known.may_be_multiple(

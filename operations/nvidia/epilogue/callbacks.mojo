@@ -109,8 +109,7 @@ trait EpilogueVisitor(DeviceValue, TrivialRegisterPassable):
     """Work between multiply and store. A value of it is what a launch passes to
     the device: the host writes operands (pointers to device memory) into it,
     `refusal` says whether they go with configuration and problem, and
-    `prepared`, once a launch, adds what only the launch knows.
-    """
+    `prepared`, once a launch, adds what only the launch knows."""
 
     comptime State: TrivialRegisterPassable
     """What a thread keeps of a tile."""

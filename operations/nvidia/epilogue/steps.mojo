@@ -208,8 +208,7 @@ struct AddResidual(EpilogueVisitor):
 @fieldwise_init
 struct Rounded[dtype: DType](EpilogueVisitor):
     """Each value as a type has it, for visitors behind that are to see what is
-    stored.
-    """
+    stored."""
 
     comptime State = Stateless
 

@@ -45,8 +45,7 @@ struct FusedWork(ImplicitlyCopyable, Movable):
 def visited_types(in_type: DType, out_type: DType) -> OperandTypes:
     """The types whose candidates visitors are compiled with: those that work
     of the graph compiler's is, too. They are few, as a visitor compiles them
-    anew.
-    """
+    anew."""
     return OperandTypes.unfused(in_type, out_type, fused_output=True)
 
 

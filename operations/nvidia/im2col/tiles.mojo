@@ -128,8 +128,7 @@ struct TileGeometry(
     def narrow(mut self, traversal: Traversal):
         """Divides the channels into equal slices, one a stage, so that no load
         reaches beyond the channels. The rest of each row of a stage must have
-        been cleared (`pipeline.chunks.clear_rows`).
-        """
+        been cleared (`pipeline.chunks.clear_rows`)."""
         self.slice_channels = UInt32(traversal.slice_channels())
 
     @always_inline
@@ -176,8 +175,7 @@ struct TileGeometry(
     @always_inline
     def is_output(self, pixel: Pixel) -> Bool:
         """Whether a pixel of the traversal is one of the output: neither beyond
-        a row's end nor after the last image.
-        """
+        a row's end nor after the last image."""
         return pixel.w < self.columns and pixel.row < self.rows
 
     @always_inline
@@ -325,8 +323,7 @@ struct Tile(TrivialRegisterPassable):
     @always_inline
     def filter_end(self, geometry: TileGeometry) -> UInt32:
         """The first filter after the tile's group. Columns of the tile from
-        there on are no outputs.
-        """
+        there on are no outputs."""
         return (self.group + 1) * geometry.group_filters
 
 

@@ -37,8 +37,7 @@ struct Traversal(ImplicitlyCopyable, Movable):
     along are merged with their neighbours, so that few ranks serve all
     problems. The groups of a grouped convolution are the outermost dimension,
     whose pixels are `channels` wide, and the images are the depth: a load
-    stays within its group, and beyond the group's channels come zeros.
-    """
+    stays within its group, and beyond the group's channels come zeros."""
 
     var rank: Int
     """Of the descriptor; beyond `MAX_RANK` there is none."""
@@ -195,8 +194,7 @@ struct Traversal(ImplicitlyCopyable, Movable):
 
     def width(self, halo: Int) -> Int:
         """Pixels of a row of the traversal: the output's, or the padded input's
-        if tiles have a halo.
-        """
+        if tiles have a halo."""
         if halo > 0:
             return self.input[2] + self.pad_before[2] + self.pad_after[2]
         return self.output[2]

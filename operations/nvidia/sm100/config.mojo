@@ -110,8 +110,7 @@ struct Conv2dConfig(ImplicitlyCopyable, Movable, Writable):
     As an implicit GEMM, M are output pixels, N filters, K products. A block, or
     a pair of blocks that multiply together (`cta_group` 2), computes a tile of
     `mma_shape` M by N. Of a pair each block holds half of the tile's pixels,
-    with all of its filters, and loads half of the filters.
-    """
+    with all of its filters, and loads half of the filters."""
 
     var types: GemmTypes
     var block_tile_shape: IndexList[3]
@@ -543,8 +542,7 @@ struct Conv2dConfig(ImplicitlyCopyable, Movable, Writable):
 
     def blocks(self, traversal: Traversal) -> Int:
         """Blocks of the grid: a cluster for each of the cut's tiles, which
-        running clusters take over from those that have not started.
-        """
+        running clusters take over from those that have not started."""
         return Int(self.geometry(traversal).tiles()) * self.cluster_size()
 
     def write_to(self, mut writer: Some[Writer]):

@@ -19,8 +19,7 @@ def subtiles_of[
 ](geometry: TileGeometry, tile: Tile) -> UInt32:
     """Sub-tiles of a tile that hold filters of its group; at least one, so
     that every tile's accumulator is released alike. A block that shares the
-    tile stores every `split_k`-th of them, from its own part's number on.
-    """
+    tile stores every `split_k`-th of them, from its own part's number on."""
     comptime filters = UInt32(config.output_tile_shape[1])
     var end = tile.filter_end(geometry)
     if tile.filter + filters >= end:

@@ -12,8 +12,7 @@ from .config import EPILOGUE_THREADS, Conv2dConfig
 
 def layout_of(config: Conv2dConfig) -> VisitLayout:
     """How the epilogue's values are cut up: a thread has a pixel, with all
-    filters of a sub-tile.
-    """
+    filters of a sub-tile."""
     return VisitLayout(
         pixels=config.output_tile_shape[0],
         filters=config.output_tile_shape[1],
@@ -27,8 +26,7 @@ def layout_of(config: Conv2dConfig) -> VisitLayout:
 
 def launch_shape(config: Conv2dConfig, problem: ConvProblem) -> LaunchShape:
     """A launch as visitors see it: which block stores a tile is found out while
-    the kernel runs, so each tile along the pixels is a reducer.
-    """
+    the kernel runs, so each tile along the pixels is a reducer."""
     return LaunchShape(
         problem, ceildiv(problem.gemm_m(), config.block_tile_shape[0])
     )

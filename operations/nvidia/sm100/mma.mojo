@@ -63,8 +63,7 @@ def operand_format(dtype: DType) -> UInt32:
 def instruction_descriptor(config: Conv2dConfig) -> UInt32:
     """The instruction descriptor (PTX ISA, "Instruction descriptor"): D's type
     in bits 4-5, A's in 7-9, B's in 10-12, N/8 in 17-22, M/16 in 24-28; neither
-    operand is negated or transposed.
-    """
+    operand is negated or transposed."""
     var integer = accumulator_type(config.types.act) == DType.int32
     var sums = UInt32(2 if integer else 1)
     return (

@@ -93,8 +93,7 @@ struct GemmCandidates(Candidates):
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or shares tiles where every
-        multiprocessor has one.
-        """
+        multiprocessor has one."""
         ref config = self.table[self.rows[index]].config
         var refusal = config.problem_refusal(self.problem)
         if not refusal and self.residual:

@@ -26,8 +26,7 @@ struct ClusterPlace[
 ](TrivialRegisterPassable):
     """A block's place in its cluster: ranks count along M first, so that the
     blocks of a pair have ranks that differ in the last bit, then along N, then
-    the blocks that share a tile.
-    """
+    the blocks that share a tile."""
 
     comptime blocks_m = Self.config.cluster_shape[0]
     comptime blocks_n = Self.config.cluster_shape[1]
@@ -178,8 +177,7 @@ def share_of[
     config: Conv2dConfig,
 ](geometry: TileGeometry, place: ClusterPlace[config]) -> Tuple[UInt32, UInt32]:
     """What of every tile's sum a block adds up: the steps in front of its own,
-    and its own.
-    """
+    and its own."""
     comptime if config.split_k() == 1:
         return UInt32(0), geometry.rounds(0)
     return geometry.split_k.share(place.split)
@@ -311,8 +309,7 @@ def schedule[
 ](storage: SharedStorage[config]):
     """Asks for work until there is none: one thread of the cluster's first
     block. It asks only once the present work's loads have begun, so that no
-    cluster takes work that another could begin sooner.
-    """
+    cluster takes work that another could begin sooner."""
     comptime blocks = config.cluster_size()
     var answers = storage.answers()
     var throttle = storage.throttle()

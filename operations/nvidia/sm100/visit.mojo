@@ -4,7 +4,7 @@
 
 from ...conv.access import OutputTarget
 from ...conv.memory import Writes
-from ...conv.operands import Device, OperandTypes
+from ...conv.operands import Device
 from ...conv.problem import ConvProblem
 from ...conv.search import cheapest
 from ..epilogue.callbacks import EpilogueVisitor

@@ -114,8 +114,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
 
     def together(self) -> Int:
         """Sets that a warp computes at the same time where nothing is fused:
-        several where a multiprocessor has too few warps to hide latency.
-        """
+        several where a multiprocessor has too few warps to hide latency."""
         return 2 if self.resident() == 1 else 1
 
     def resident(self) -> Int:

@@ -47,8 +47,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     As an implicit GEMM, M are output pixels, N filters, K products. Cooperative
     consumers share a tile, each taking a part of its pixels or of its filters;
     otherwise (ping-pong) each has a tile of its own, and one multiplies while
-    the other stores.
-    """
+    the other stores."""
 
     var block_tile_shape: IndexList[2]
     """M and N of a tile; its K is a row of `ROW_BYTES` of any type."""

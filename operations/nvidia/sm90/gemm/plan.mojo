@@ -131,8 +131,7 @@ struct GemmCandidates(Candidates):
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or would leave
-        multiprocessors without a tile for nothing.
-        """
+        multiprocessors without a tile for nothing."""
         ref config = self.configs[index // self.ways]
         var refusal = problem_refusal(config, self.traversal, self.types.output)
         if not refusal:

@@ -11,8 +11,7 @@ from .config import Sm90Config
 struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
     """A block's tiles: those of a cluster go to its blocks, and clusters take
     tiles in turn, filters innermost, so that blocks that run at the same time
-    read the same activations.
-    """
+    read the same activations."""
 
     comptime CLUSTER_M = UInt32(Self.config.cluster_shape[0])
     comptime CLUSTER_N = UInt32(Self.config.cluster_shape[1])

@@ -35,7 +35,7 @@ from max.gpu.host import DeviceContext
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Writes
-from ....conv.operands import Device, OperandTypes
+from ....conv.operands import Device
 from ....conv.problem import ConvProblem
 from ....conv.search import cheapest
 from ...device import device_of

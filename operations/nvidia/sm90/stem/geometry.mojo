@@ -385,8 +385,7 @@ def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
 
 def choose_stem(problem: ConvProblem) -> Int:
     """The candidate whose multiplies take the least time. Of equal ones it is
-    the last, which gathers the most at a time.
-    """
+    the last, which gathers the most at a time."""
     var best = 0
     var least = Float64.MAX
     for index in range(STEM_CANDIDATES):
