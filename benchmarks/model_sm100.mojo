@@ -4,18 +4,18 @@
     model_sm100 MULTIPROCESSORS GEOMETRY...
 
 GEOMETRY are 22 numbers of a `ConvProblem`, in its fields' order but for the
-output's extents. For each configuration and each kind of epilogue, a line: the
-configuration's index, 1 if dispatch considers it, tiles, waves, cycles of a tile
-to multiply, load and store, seconds of memory and in all, what bounds it, and
-the configuration. A line of two words says why it cannot.
+output's extents. For each configuration that an op has, a line: its index in
+the table, tiles, waves, cycles of a tile to multiply, load and store, seconds
+of memory and in all, what bounds it, and the configuration. A line of two words
+says why it cannot.
 """
 
 from std.sys import argv
 
+from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
-from operations.nvidia.sm100.candidates import CANDIDATES, candidate, offered
-from operations.nvidia.sm100.dispatch import is_considered
 from operations.nvidia.sm100.model import predict
+from operations.nvidia.sm100.plan import GemmCandidates
 
 
 def problem_of() raises -> ConvProblem:
@@ -26,19 +26,19 @@ def problem_of() raises -> ConvProblem:
 
 
 def main() raises:
-    comptime Type = DType.bfloat16
     var problem = problem_of()
-    var multiprocessors = Int(argv()[1])
-    comptime for index in range(CANDIDATES):
-        comptime config = candidate[Type, Type, Type](index)
-        var refusal = config.can_implement(problem)
+    var device = Device(100, Int(argv()[1]))
+    var types = OperandTypes.unfused(DType.bfloat16, DType.bfloat16)
+    var table = GemmCandidates(problem, Operands.bare(types), device)
+    for i in range(table.count()):
+        var row = table.rows[i]
+        var refusal = table.refusal(i)
         if refusal:
-            print(t"{index}|{refusal.value()}")
-        else:
-            var p = predict[config](problem, multiprocessors)
-            var considered = offered[Type](index) and is_considered[config](p)
-            print(
-                t"{index}|{Int(considered)}|{p.tiles}|{p.waves}|"
-                t"{p.multiply}|{p.load}|{p.store}|{p.memory}|{p.seconds}|"
-                t"{p.bound()}|{config}"
-            )
+            print(t"{row}|{refusal.value()}")
+            continue
+        ref config = table.table[row].config
+        var p = predict(config, problem, device.units)
+        print(
+            t"{row}|{p.tiles}|{p.waves}|{p.multiply}|{p.load}|{p.store}|"
+            t"{p.memory}|{p.seconds}|{p.bound()}|{config}"
+        )

@@ -5,9 +5,9 @@ bfloat16.
 
     python benchmarks/model_sm100.py [--plot FILE.png] [PROBLEM...]
 
-For each problem: the configuration that dispatch picks, its tiles and waves over 148
+For each problem: the configuration that a plan takes, its tiles and waves over 148
 multiprocessors, what bounds it, and the part of the peak that is left. The model itself is
-``operations/nvidia/sm100/model.mojo``, which dispatch asks too.
+``operations/nvidia/sm100/model.mojo``, which plans ask too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.lines import line_of
-
 from maxconv import _library as library
 from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems
 from maxconv._targets import BLACKWELL, TARGETS
+from maxconv.bench.gpu.operands import geometry
 
 SOURCE = Path(__file__).with_suffix(".mojo")
 
@@ -38,7 +37,6 @@ class Prediction:
     """A configuration's times for a problem; those of a tile in cycles."""
 
     index: int
-    offered: bool
     tiles: int
     waves: int
     multiply: float
@@ -55,11 +53,10 @@ class Prediction:
         fields = line.split("|")
         if len(fields) == 2:
             return None
-        index, offered, tiles, waves, *times, bound, configuration = fields
+        index, tiles, waves, *times, bound, configuration = fields
         multiply, load, store, memory, seconds = map(float, times)
         return cls(
             int(index),
-            offered == "1",
             int(tiles),
             int(waves),
             multiply,
@@ -86,7 +83,7 @@ def predictions(program: Path, problem: ConvProblem) -> list[Prediction]:
     """What the model says of every configuration that can take a problem."""
     multiprocessors = str(TARGETS[BLACKWELL].multiprocessors)
     printed = subprocess.run(
-        [str(program), multiprocessors, *line_of("-", problem).split()[1:]],
+        [str(program), multiprocessors, *map(str, geometry(problem))],
         capture_output=True,
         text=True,
         check=True,
@@ -133,7 +130,7 @@ def main() -> None:
         program = build(Path(scratch))
         for name, entry in chosen.items():
             problem = entry.problem
-            found = [best for best in predictions(program, problem) if best.offered]
+            found = predictions(program, problem)
             if not found:
                 print(f"{name:32} {'':5} {'':8} {'':9} {'':8}  none can")
                 continue

@@ -11,10 +11,10 @@ from extensibility.managed_tensor_slice import (
     InputFusion,
     OutputFusion,
 )
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.sys.info import size_of
 from std.utils import IndexList
 
+from .device_value import DeviceValue
 from .memory import Reads, Writes
 from .problem import SPATIAL
 
@@ -45,7 +45,7 @@ def tensor_index[
     return index
 
 
-trait ActivationSource(DevicePassable, TrivialRegisterPassable):
+trait ActivationSource(DeviceValue, TrivialRegisterPassable):
     """The activation of a kernel, `[N, D, H, W, C]`."""
 
     comptime dtype: DType
@@ -79,7 +79,7 @@ trait ActivationSource(DevicePassable, TrivialRegisterPassable):
         ...
 
 
-trait OutputTarget(DevicePassable, TrivialRegisterPassable):
+trait OutputTarget(DeviceValue, TrivialRegisterPassable):
     """The output of a kernel, `[N, Z, P, Q, K]`, after the epilogue and the
     rounding."""
 
@@ -96,6 +96,7 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
         """The elements, if the fused work does not store."""
         ...
 
+    @always_inline
     def compute[
         width: Int, alignment: Int = width
     ](
@@ -118,8 +119,9 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
             filter: The first filter.
             value: The rounded values.
         """
-        ...
+        return value
 
+    @always_inline
     def store[
         width: Int, alignment: Int = width
     ](
@@ -143,7 +145,10 @@ trait OutputTarget(DevicePassable, TrivialRegisterPassable):
             offset: The first element's row-major offset.
             value: The rounded values.
         """
-        ...
+        comptime bytes = alignment * size_of[Self.dtype]()
+        self.data().unsafe_store[alignment=bytes](
+            offset, self.compute[width, alignment](n, at, filter, value)
+        )
 
 
 @fieldwise_init
@@ -156,19 +161,8 @@ struct MemoryActivation[element_type: DType](ActivationSource):
 
     comptime dtype = Self.element_type
     comptime fused = False
-    comptime device_type: AnyType = Self
 
     var elements: Reads[Self.element_type]
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "MemoryActivation"
 
     @always_inline
     def data(self) -> Reads[Self.dtype]:
@@ -199,20 +193,9 @@ struct GraphActivation[element_type: DType, rank: Int, Fusion: InputFusion](
 
     comptime dtype = Self.element_type
     comptime fused = True
-    comptime device_type: AnyType = Self
 
     var elements: Reads[Self.element_type]
     var fusion: Self.Fusion
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "GraphActivation"
 
     @always_inline
     def data(self) -> Reads[Self.dtype]:
@@ -241,50 +224,13 @@ struct MemoryOutput[element_type: DType](OutputTarget):
     comptime dtype = Self.element_type
     comptime computes = False
     comptime stores = False
-    comptime device_type: AnyType = Self
 
     var elements: Writes[Self.element_type]
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "MemoryOutput"
 
     @always_inline
     def data(self) -> Writes[Self.dtype]:
         """The elements."""
         return self.elements
-
-    @always_inline
-    def compute[
-        width: Int, alignment: Int = width
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        value: SIMD[Self.dtype, width],
-    ) -> SIMD[Self.dtype, width]:
-        return value
-
-    @always_inline
-    def store[
-        width: Int, alignment: Int = width
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        offset: Int,
-        value: SIMD[Self.dtype, width],
-    ):
-        comptime bytes = alignment * size_of[Self.dtype]()
-        self.elements.unsafe_store[alignment=bytes](offset, value)
 
 
 @fieldwise_init
@@ -302,20 +248,9 @@ struct ComputedOutput[
     comptime dtype = Self.element_type
     comptime computes = True
     comptime stores = False
-    comptime device_type: AnyType = Self
 
     var elements: Writes[Self.element_type]
     var fusion: Self.Fusion
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "ComputedOutput"
 
     @always_inline
     def data(self) -> Writes[Self.dtype]:
@@ -336,22 +271,6 @@ struct ComputedOutput[
             tensor_index[Self.rank](n, at, filter), value
         )
 
-    @always_inline
-    def store[
-        width: Int, alignment: Int = width
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        offset: Int,
-        value: SIMD[Self.dtype, width],
-    ):
-        comptime bytes = alignment * size_of[Self.dtype]()
-        self.elements.unsafe_store[alignment=bytes](
-            offset, self.compute[width, alignment](n, at, filter, value)
-        )
-
 
 @fieldwise_init
 struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
@@ -369,37 +288,14 @@ struct StoredOutput[element_type: DType, rank: Int, Fusion: OutputFusion](
     comptime dtype = Self.element_type
     comptime computes = False
     comptime stores = True
-    comptime device_type: AnyType = Self
 
     var elements: Writes[Self.element_type]
     var fusion: Self.Fusion
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "StoredOutput"
 
     @always_inline
     def data(self) -> Writes[Self.dtype]:
         """Nothing that may be written."""
         return self.elements
-
-    @always_inline
-    def compute[
-        width: Int, alignment: Int = width
-    ](
-        self,
-        n: Int,
-        at: IndexList[SPATIAL],
-        filter: Int,
-        value: SIMD[Self.dtype, width],
-    ) -> SIMD[Self.dtype, width]:
-        return value
 
     @always_inline
     def store[

@@ -10,12 +10,12 @@ compiler fused behind the op, and stores it.
 """
 
 from std.collections import Optional
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import erf, exp, tanh
 from std.sys._assembly import inlined_assembly
 from std.sys.info import is_gpu, is_nvidia_gpu, size_of
 from std.utils import IndexList
 
+from .device_value import DeviceValue
 from .memory import CACHE_LINE, Reads
 from .fields import (
     ACTIVATION_CLAMP,
@@ -27,7 +27,6 @@ from .fields import (
     ACTIVATION_RELU,
     ACTIVATION_SIGMOID,
     ACTIVATION_SILU,
-    ACTIVATION_TANH,
     GEOMETRY_ACTIVATION,
     GEOMETRY_FINAL_ACTIVATION,
     GEOMETRY_HAS_BIAS,
@@ -90,25 +89,13 @@ def clamped[
 
 
 @fieldwise_init
-struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
+struct Activation(DeviceValue, ImplicitlyCopyable, Movable):
     """One elementwise function, chosen at run time by its `ACTIVATION_*` code.
     """
 
     var code: Int
     var p0: Float32
     var p1: Float32
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "Activation"
 
     @always_inline
     def apply[
@@ -167,15 +154,14 @@ struct Activation(DevicePassable, ImplicitlyCopyable, Movable):
 
 @fieldwise_init
 struct Epilogue[bias_type: DType, residual_type: DType](
-    DevicePassable, ImplicitlyCopyable, Movable
+    DeviceValue, ImplicitlyCopyable, Movable
 ):
     """What happens to an accumulator before the store, except for what the
     graph compiler fused. It is a kernel's argument on every target.
 
     `scale` and `bias` have one value a filter, `residual` the output's shape in
     row-major order, all in the kernel's memory; each is read only if its flag
-    is set.
-    """
+    is set."""
 
     var has_bias: Bool
     var has_residual: Bool
@@ -186,18 +172,6 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     var beta: Float32
     var activation: Activation
     var final_activation: Activation
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "Epilogue"
 
     def __init__(
         out self,

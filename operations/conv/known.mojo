@@ -2,7 +2,6 @@
 compiled with only the kernels and configurations that such a problem may
 need."""
 
-from .fields import KERNEL_AUTO
 from .problem import ConvProblem
 
 comptime UNKNOWN = 0
@@ -65,11 +64,7 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
 
     @staticmethod
     def of(problem: ConvProblem) -> KnownFilter:
-        """A problem's filter.
-
-        Args:
-            problem: The convolution.
-        """
+        """A problem's filter."""
         return KnownFilter(
             problem.filter[2], problem.stride[2], problem.group_channels()
         )

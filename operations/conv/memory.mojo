@@ -14,6 +14,17 @@ comptime Writes[dtype: DType] = Pointer[Scalar[dtype], MutUntrackedOrigin]
 """Elements that a kernel writes."""
 
 
+def element_bytes(dtype: DType) -> Int:
+    """Bytes of an element that a convolution reads or writes.
+
+    Args:
+        dtype: Its type: float32, or one of 16 or 8 bits.
+    """
+    if dtype == DType.float32:
+        return 4
+    return 2 if dtype.is_half_float() else 1
+
+
 @always_inline
 def operand(tensor: ManagedTensorSlice) -> Reads[tensor.dtype]:
     """The elements of an op's operand, which outlive the op's call.

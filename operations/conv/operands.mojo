@@ -1,7 +1,6 @@
 """The operands of a convolution: what a plan may know of them, and the pointers
 that a launch passes on."""
 
-from std.sys.info import size_of
 
 from .access import ActivationSource, OutputTarget
 from .epilogue import Epilogue
@@ -10,7 +9,7 @@ from .memory import Reads
 
 
 @fieldwise_init
-struct Device(Equatable, Hashable, ImplicitlyCopyable, Movable):
+struct Device(Equatable, ImplicitlyCopyable, Movable):
     """What a plan depends on of a device."""
 
     var capability: Int
@@ -20,7 +19,7 @@ struct Device(Equatable, Hashable, ImplicitlyCopyable, Movable):
 
 
 @fieldwise_init
-struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
+struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
     """What is known of the operands when an op is compiled."""
 
     var input: DType
@@ -56,10 +55,6 @@ struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
     ](residual: DType, scaled: Bool) -> OperandTypes:
         """Types of an op's operands.
 
-        Parameters:
-            Source: How the activation is reached.
-            Output: How the output is reached.
-
         Args:
             residual: Of the residual.
             scaled: Whether each filter has a scale.
@@ -75,7 +70,7 @@ struct OperandTypes(Equatable, Hashable, ImplicitlyCopyable, Movable):
 
 
 @fieldwise_init
-struct Operands(Equatable, Hashable, ImplicitlyCopyable, Movable):
+struct Operands(Equatable, ImplicitlyCopyable, Movable):
     """Everything beside the problem and the device that a plan depends on; no
     pointer."""
 

@@ -6,7 +6,6 @@ from max.gpu.host import DeviceContext
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import LAYOUT_KRSC
 from ..conv.known import KnownFilter
-from ..conv.memory import Reads
 from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem
 from .device import device_of, target_capability

@@ -1,11 +1,13 @@
 """The kernels of GPUs as PTX, without a GPU: for people, and for the tests."""
 
 from max.gpu.host import get_gpu_target
+from std.collections import Optional
 from std.compile import compile_info
 from std.sys.info import size_of
 
 from ..conv.access import MemoryActivation, MemoryOutput
-from ..conv.operands import OperandTypes
+from ..conv.operands import Device, Operands, OperandTypes
+from ..conv.problem import ConvProblem
 from ..conv.registry import ConvKernel
 
 
@@ -55,7 +57,16 @@ struct PtxWriter[dtype: DType](Copyable, Movable):
 
 
 trait GpuKernel(ConvKernel):
-    """A kernel of a GPU's registry."""
+    """A kernel of a GPU's registry: unless it says otherwise, one that runs on
+    every GPU, and that is chosen where it can run."""
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        return None
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        return True
 
     @staticmethod
     def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:

@@ -4,6 +4,7 @@ from std.collections import Optional
 
 from ..conv.fields import BLACKWELL_DTYPES, COPY_BYTES, KERNEL_SM100
 from ..conv.known import KnownProblem
+from ..conv.memory import element_bytes
 from ..conv.operands import Operands, OperandTypes
 from ..conv.registry import kernel_name
 from .device import is_blackwell, is_hopper
@@ -113,24 +114,14 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
 
 def may_be_tiled(known: KnownProblem, types: OperandTypes) -> Bool:
     """Whether an implicit GEMM of tensor cores may run: TMA takes pixels of
-    whole units of `COPY_BYTES`.
-
-    Args:
-        known: Of the problem.
-        types: Of the operands.
-    """
+    whole units of `COPY_BYTES`."""
     if types.input == DType.float32 and known.exact:
         return False
     return known.may_be_multiple(
-        known.channels, _bytes(types.input), COPY_BYTES
-    ) and known.may_be_multiple(known.filters, _bytes(types.output), COPY_BYTES)
-
-
-def _bytes(dtype: DType) -> Int:
-    """Bytes of an element."""
-    if dtype == DType.float32:
-        return 4
-    return 2 if dtype.is_half_float() else 1
+        known.channels, element_bytes(types.input), COPY_BYTES
+    ) and known.may_be_multiple(
+        known.filters, element_bytes(types.output), COPY_BYTES
+    )
 
 
 def memory_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
@@ -180,11 +171,7 @@ def precision_refusal(kernel: Int, operands: Operands) -> Optional[String]:
 
 
 def has_diagonal_types(types: OperandTypes) -> Bool:
-    """Whether Hopper's diagonal kernel is built for types.
-
-    Args:
-        types: Of the operands.
-    """
+    """Whether Hopper's diagonal kernel is built for types."""
     return (
         types.input.is_half_float()
         and types.output.is_half_float()

@@ -30,9 +30,6 @@ def transpose_kernel[
 ):
     """Transposes matrices, a tile of one at a time.
 
-    Parameters:
-        dtype: Of the elements.
-
     Args:
         source: `[matrices, rows, columns]`.
         target: `[matrices, columns, rows]`.

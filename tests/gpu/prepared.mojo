@@ -68,22 +68,19 @@ struct Prepared[
             Why the configuration cannot take the problem or the visitor.
         """
         comptime out_type = Self.Output.dtype
-        var refusal = problem_refusal[Self.in_type, out_type](
-            Self.config, problem
-        )
+        var traversal = Traversal(problem, Self.in_type)
+        var refusal = problem_refusal(Self.config, traversal, out_type)
         if not refusal:
-            refusal = visitor_refusal[out_type](visitor, Self.config, problem)
+            refusal = visitor_refusal(visitor, Self.config, problem, out_type)
         if not refusal:
-            refusal = split_refusal[Self.in_type](
-                Self.config, Traversal(problem), split_k
-            )
+            refusal = split_refusal(Self.config, traversal, split_k)
         if refusal:
             raise Error(t"sm90: {refusal.value()}; problem {problem}")
         self.problem = problem
         self.operands = operands
         self.visitor = visitor
-        self.plan = GemmPlan.__init__[Self.in_type](
-            Self.config, problem, device_of(ctx), split_k=split_k
+        self.plan = GemmPlan(
+            Self.config, traversal, device_of(ctx), split_k=split_k
         )
         self.workspace = None
         var elements = visitor.workspace_elements(

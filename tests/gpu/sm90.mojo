@@ -238,7 +238,7 @@ def error_of[in_type: DType](ctx: DeviceContext, named: Case) raises:
     """
     comptime out_type = DType.float32
     comptime config = candidate(MEASURED)
-    if problem_refusal[in_type, out_type](config, named.problem):
+    if problem_refusal(config, Traversal(named.problem, in_type), out_type):
         return
     var check = Check[in_type, out_type](ctx, named.problem)
     var y = elements_of(named.problem)[2]
@@ -343,8 +343,8 @@ def check_case[
     in_type: DType, out_type: DType
 ](ctx: DeviceContext, named: Case) raises -> Int:
     """Checks a problem, and returns how many launches' results are wrong."""
-    var traversal = Traversal(named.problem)
-    var refusal = traversal.refusal[in_type](0)
+    var traversal = Traversal(named.problem, in_type)
+    var refusal = traversal.refusal(0)
     if refusal:
         print(named.name, in_type, "refused:", refusal.value())
         return 0
@@ -355,11 +355,11 @@ def check_case[
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
         comptime if TABLE[index].offered(types):
-            if selected(index) and not problem_refusal[in_type, out_type](
-                config, named.problem
+            if selected(index) and not problem_refusal(
+                config, traversal, out_type
             ):
                 for split_k in [1, 2, 4, 8]:
-                    if not split_refusal[in_type](config, traversal, split_k):
+                    if not split_refusal(config, traversal, split_k):
                         var result = check.run[index](ctx, split_k)
                         ran += 1
                         if result != "ok":
@@ -382,8 +382,8 @@ def time_case[
     comptime types = OperandTypes.unfused(in_type, TIMED)
     var p = named.problem
     var device = device_of(ctx)
-    var table = GemmCandidates[in_type, TIMED](p, Operands.bare(types), device)
-    var chosen = plan_gemm[in_type, TIMED](p, Operands.bare(types), device)
+    var table = GemmCandidates(p, Operands.bare(types), device)
+    var chosen = plan_gemm(p, Operands.bare(types), device)
     print(named.name, in_type, "chooses", chosen.candidate, chosen)
     for i in range(table.count()):
         var split_k = table.split_k(i)

@@ -351,11 +351,10 @@ def check_types[
     many results are wrong."""
     var wrong = 0
     var check = Check[dtype, in_type](ctx, named.problem)
+    var traversal = Traversal(named.problem, in_type)
     comptime for index in range(0, CANDIDATES + VARIANTS, stride):
         comptime config = configuration(index)
-        if selected(index) and not problem_refusal[in_type, dtype](
-            config, named.problem
-        ):
+        if selected(index) and not problem_refusal(config, traversal, dtype):
             var output = MemoryOutput(data_of(check.found, GUARD))
             var ran = 0
             for i in range(FEATURES):
@@ -366,10 +365,7 @@ def check_types[
                     continue
                 for split_k in range(1, 3):
                     if split_k > 1 and (
-                        i % 4 != 3
-                        or split_refusal[in_type](
-                            config, Traversal(named.problem), split_k
-                        )
+                        i % 4 != 3 or split_refusal(config, traversal, split_k)
                     ):
                         continue
                     var result = check.run[config](
@@ -398,9 +394,10 @@ def check_fused[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
     var stored = StoredOutput[dtype, 4, Elsewhere[dtype]](
         data_of(check.before, GUARD), Elsewhere[dtype](shape, found)
     )
+    var traversal = Traversal(p, dtype)
     comptime for index in [0, 1, 8, 10, CANDIDATES + 1, CANDIDATES + 3]:
         comptime config = configuration(index)
-        if selected(index) and not problem_refusal[dtype, dtype](config, p):
+        if selected(index) and not problem_refusal(config, traversal, dtype):
             for i in range(7):
                 var what = feature(i)
                 var result = check.run[config](ctx, what, computed, 2, 1)
@@ -476,11 +473,11 @@ def time_case(ctx: DeviceContext, named: Case) raises:
     residual; on what is chosen bare, and on what is chosen with all of it."""
     var device = device_of(ctx)
     var work = Operands.bare(OperandTypes.unfused(TIMED, TIMED))
-    var choice = plan_gemm[TIMED, TIMED](named.problem, work, device).candidate
+    var choice = plan_gemm(named.problem, work, device).candidate
     work.bias = True
     work.residual = True
     work.activation = ACTIVATION_SILU
-    var fused = plan_gemm[TIMED, TIMED](named.problem, work, device).candidate
+    var fused = plan_gemm(named.problem, work, device).candidate
     var bare = feature(0)
     var relu = feature(2)
     relu.has_bias = True
@@ -490,8 +487,8 @@ def time_case(ctx: DeviceContext, named: Case) raises:
     comptime for index in range(CANDIDATES + VARIANTS):
         var asked = len(argv()) > 3 and selected(index)
         var chosen = choice == index or fused == index
-        if (asked or chosen) and not problem_refusal[TIMED, TIMED](
-            configuration(index), named.problem
+        if (asked or chosen) and not problem_refusal(
+            configuration(index), Traversal(named.problem, TIMED), TIMED
         ):
             var one = time_of[index](ctx, named.problem, bare)
             var two = time_of[index](ctx, named.problem, relu)

@@ -25,6 +25,7 @@ from operations.conv.fields import (
 )
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE
+from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm90.gemm.config import problem_refusal
 from operations.nvidia.device import device_of
 from operations.nvidia.epilogue.auxiliary import (
@@ -207,7 +208,7 @@ def check_order[index: Int](ctx: DeviceContext, named: Case) raises -> Int:
     check.expect(ctx, what)
     var visitor = check.scaled_bias().then(check.adding()).then(Discard())
     comptime config = roomy[type_of(visitor), dtype](index)
-    if problem_refusal[IN_TYPE, dtype](config, named.problem):
+    if problem_refusal(config, Traversal(named.problem, IN_TYPE), dtype):
         return 0
     var prepared = Prepared[config](
         ctx,
@@ -299,7 +300,7 @@ def _time_on[
         in_type=IN_TYPE,
         Output=MemoryOutput[IN_TYPE],
         Visitor=Visitor,
-        visited_config[Visitor, IN_TYPE](index),
+        visited_config[Visitor](index, IN_TYPE),
     ]
     var launches = List[Launch]()
     for i in range(sets):

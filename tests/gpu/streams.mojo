@@ -90,9 +90,7 @@ def _convolve(stream: Int64, pointers: Words, numbers: Words) raises:
             _reads(pointers[unsafe_offset=1]),
             epilogue,
             MemoryOutput[TYPE](
-                Writes[TYPE](
-                    unsafe_from_address=Int(pointers[unsafe_offset=4])
-                )
+                Writes[TYPE](unsafe_from_address=Int(pointers[unsafe_offset=4]))
             ),
         ),
         requested=KERNEL_AUTO,

@@ -6,6 +6,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from operations.conv.access import MemoryOutput
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES
+from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm90.gemm.config import Sm90Config, problem_refusal
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
 from operations.nvidia.epilogue.chain import Chain
@@ -69,7 +70,7 @@ def roomy[Visitor: EpilogueVisitor, dtype: DType](index: Int) -> Sm90Config:
     var config = configuration(index)
     return with_room(
         config,
-        config.consumers * Visitor.shared_bytes(layout_of[dtype](config)),
+        config.consumers * Visitor.shared_bytes(layout_of(config, dtype)),
     )
 
 
@@ -253,9 +254,11 @@ struct Check[dtype: DType, auxiliary_type: DType](Movable):
             1 if anything is wrong.
         """
         comptime config = roomy[Visitor, Self.dtype](index)
-        var refusal = problem_refusal[IN_TYPE, Self.dtype](config, self.problem)
+        var refusal = problem_refusal(
+            config, Traversal(self.problem, IN_TYPE), Self.dtype
+        )
         if not refusal:
-            refusal = visitor_refusal[Self.dtype](visitor, config, self.problem)
+            refusal = visitor_refusal(visitor, config, self.problem, Self.dtype)
         if refusal:
             return 0
         self.wrong.enqueue_fill(0)

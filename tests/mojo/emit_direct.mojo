@@ -36,7 +36,7 @@ def describe_others():
             config,
         )
     for index in range(depthwise_geometry.DEPTHWISE_CANDIDATES):
-        var config = depthwise_geometry.depthwise_candidate[TYPE](index)
+        var config = depthwise_geometry.depthwise_candidate(TYPE, index)
         print(
             String(t"depthwise-{index}"),
             depthwise_geometry.THREADS,
@@ -49,7 +49,7 @@ def main() raises:
     describe_others()
     comptime target = get_gpu_target["sm_90a"]()
     comptime for index in range(depthwise_strips.STRIP_CANDIDATES):
-        comptime config = depthwise_strips.strip_candidate[TYPE](index)
+        comptime config = depthwise_strips.strip_candidate(TYPE, index)
         comptime kernel = StripKernel[
             TYPE, DType.float32, TYPE, MemoryOutput[TYPE], config
         ].run

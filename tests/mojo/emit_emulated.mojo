@@ -156,8 +156,9 @@ def print_launch[
         ConvVisitor[Dtype].of(epilogue),
         MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT)),
     )
-    var grid = Grid.of[Dtype](config, Traversal(problem), multiprocessors)
-    var geometry = grid.geometry[Dtype](config, Traversal(problem))
+    var traversal = Traversal(problem, Dtype)
+    var grid = Grid.of(config, traversal, multiprocessors)
+    var geometry = grid.geometry(config, traversal)
     print(
         index,
         config.threads(),

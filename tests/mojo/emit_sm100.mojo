@@ -35,7 +35,7 @@ from operations.nvidia.epilogue.fused_output import (
 )
 from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm100.candidates import CANDIDATES, SHARED, candidate
-from operations.nvidia.sm100.config import Conv2dConfig
+from operations.nvidia.sm100.config import Conv2dConfig, GemmTypes
 from operations.nvidia.sm100.scheduler import ClusterPlace, tile_of
 
 
@@ -54,11 +54,10 @@ def emit_op[
     arch: StaticString = "sm_100a",
 ](name: String) raises:
     """A candidate with an op's own epilogue."""
-    comptime config = candidate[act_type, filter_type, Output.dtype](index)
+    comptime types = GemmTypes(act_type, filter_type, Output.dtype)
+    comptime config = candidate(types, index)
     comptime Visitor = ConvVisitor[bias_type, scaled]
     Emitted[
-        act_type,
-        filter_type,
         Output,
         Visitor,
         config,
@@ -311,17 +310,18 @@ def emit_all() raises:
 def print_refusals():
     """Why configurations cannot be built, a line each."""
     comptime Type = DType.bfloat16
-    comptime Config = Conv2dConfig[Type, Type, Type]
-    var one = Config.default_1sm()
-    var two = Config.default_2sm()
+    comptime Config = Conv2dConfig
+    var types = GemmTypes(Type, Type, Type)
+    var one = Config.default_1sm(types)
+    var two = Config.default_2sm(types)
     var wrong = one
     wrong.cta_group = 3
     print(wrong.refusal())
     wrong = one
     wrong.mma_shape[0] = 64
     print(wrong.refusal())
-    print(Config.pipelined(264).refusal())
-    print(Config.pipelined(144, cta_group=2).refusal())
+    print(Config.pipelined(types, 264).refusal())
+    print(Config.pipelined(types, 144, cta_group=2).refusal())
     wrong = one
     wrong.mma_shape[2] = 32
     print(wrong.refusal())
@@ -331,17 +331,20 @@ def print_refusals():
     wrong = one
     wrong.block_tile_shape[2] = 128
     print(wrong.refusal())
-    print(Config.pipelined(128, output_filters=48).refusal())
-    print(Config.pipelined(128, output_filters=128).refusal())
-    print(Config.pipelined(128, cta_group=2, cluster_m=3).refusal())
-    print(Config.pipelined(128, cluster_m=4, cluster_n=4).refusal())
-    print(Config.pipelined(48, cluster_m=4).refusal())
-    print(Config.pipelined(64, cluster_k=4).refusal())
-    print(Config.pipelined(128, k_group_size=7).refusal())
+    wrong = one
+    wrong.output_tile_shape[1] = 48
+    print(wrong.refusal())
+    wrong.output_tile_shape[1] = 128
+    print(wrong.refusal())
+    print(Config.pipelined(types, 128, cta_group=2, cluster_m=3).refusal())
+    print(Config.pipelined(types, 128, cluster_m=4, cluster_n=4).refusal())
+    print(Config.pipelined(types, 48, cluster_m=4).refusal())
+    print(Config.pipelined(types, 64, cluster_k=4).refusal())
+    print(Config.pipelined(types, 128, k_group_size=7).refusal())
     wrong = one
     wrong.num_pipeline_stages = 7
     print(wrong.refusal())
-    wrong = Config.pipelined(256)
+    wrong = Config.pipelined(types, 256)
     wrong.num_accum_pipeline_stages = 3
     print(wrong.refusal())
     wrong = one
@@ -350,8 +353,10 @@ def print_refusals():
     wrong = one
     wrong.num_clc_pipeline_stages = 30
     print(wrong.refusal())
-    print(Conv2dConfig[Type, DType.float16, Type].default_1sm().refusal())
-    print(Conv2dConfig[Type, Type, DType.int8].default_1sm().refusal())
+    print(GemmTypes(Type, DType.float16, Type).refusal())
+    wrong = one
+    wrong.types.out = DType.int8
+    print(wrong.refusal())
     comptime compute = Optional[ElementwiseComputeLambda](placed)
     print(FusedOutput[Placed[Type, True], None, compute].refusal())
 
@@ -359,9 +364,10 @@ def print_refusals():
 def print_tiles() raises:
     """What each block of the grid computes, a line each."""
     comptime Type = DType.bfloat16
-    var traversal = Traversal(problem_of())
+    comptime types = GemmTypes(Type, Type, Type)
+    var traversal = Traversal(problem_of(), Type)
     comptime for index in range(CANDIDATES):
-        comptime config = candidate[Type, Type, Type](index)
+        comptime config = candidate(types, index)
         var geometry = config.geometry(traversal)
         for work in range(geometry.tiles()):
             for rank in range(UInt32(config.cluster_size())):

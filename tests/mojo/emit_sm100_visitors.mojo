@@ -42,7 +42,7 @@ from operations.nvidia.epilogue.sums import (
     add_rows,
     sum_channels,
 )
-from operations.nvidia.sm100.config import Conv2dConfig
+from operations.nvidia.sm100.config import Conv2dConfig, GemmTypes
 from operations.nvidia.sm100.layout import visitor_refusal
 from operations.nvidia.sm100.visit import visited_config, with_room
 
@@ -93,8 +93,9 @@ def emit[
     register_based: Bool = True,
 ](name: String, output: Output, visitor: Visitor) raises:
     """Does what the mode says with a chain on a candidate that has room."""
-    comptime roomy = visited_config[Visitor, Type, Output.dtype](index)
-    Emitted[Type, Type, Output, Visitor, roomy, residual, register_based].emit(
+    comptime types = GemmTypes(Type, Type, Output.dtype)
+    comptime roomy = visited_config[Visitor](types, index)
+    Emitted[Output, Visitor, roomy, residual, register_based].emit(
         name, visitor, Type, True
     )
 
@@ -148,7 +149,7 @@ def pointwise(filters: Int) -> ConvProblem:
 
 def refuse[
     Visitor: EpilogueVisitor, //
-](visitor: Visitor, config: Conv2dConfig[Type, Type, Type], filters: Int = 64,):
+](visitor: Visitor, config: Conv2dConfig, filters: Int = 64):
     """Prints why a visitor cannot run."""
     var refusal = visitor_refusal(visitor, config, pointwise(filters))
     print(refusal.or_else("nothing"))
@@ -156,21 +157,24 @@ def refuse[
 
 def refuse_all():
     """Prints all reasons."""
-    comptime Config = Conv2dConfig[Type, Type, Type]
-    var config = with_room(Config.default_1sm(), 64 * 1024)
-    var wide = with_room(Config.pipelined(128, output_filters=64), 64 * 1024)
+    var one = Conv2dConfig.default_1sm(GemmTypes(Type, Type, Type))
+    var config = with_room(one, 64 * 1024)
+    var wide = one
+    wide.output_tile_shape[1] = 64
+    wide = with_room(wide, 64 * 1024)
     refuse(sums(), config)
     refuse(sums(), wide)
     refuse(auxiliary[DType.float32](), config)
     refuse(auxiliary[DType.float32](), wide)
-    refuse(auxiliary[Type](), Config.default_1sm())
+    refuse(auxiliary[Type](), one)
     refuse(auxiliary[Type](), config, 20)
     refuse(ChannelBias(Reads[Type](unsafe_from_address=0x108)), config)
     refuse(
         ChannelScale(Reads[DType.float32](unsafe_from_address=0x104)), config
     )
-    refuse(AddResidual(1), Config.pipelined(128, epi_load_stages=0))
-    refuse(AddResidual(0), Config.pipelined(128, epi_load_stages=0))
+    one.num_epi_load_stages = 0
+    refuse(AddResidual(1), one)
+    refuse(AddResidual(0), one)
 
 
 def main() raises:

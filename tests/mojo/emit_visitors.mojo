@@ -88,7 +88,7 @@ def problem(filters: Int) -> ConvProblem:
 def emit[Visitor: EpilogueVisitor, //](name: String, visitor: Visitor) raises:
     """Writes a chain's kernels."""
     comptime for index in SHOWN:
-        comptime config = visited_config[Visitor, TYPE](index)
+        comptime config = visited_config[Visitor](index, TYPE)
         comptime kernel = ConvKernel[TYPE, MemoryOutput[TYPE], Visitor, config]
         var info = compile_info[
             kernel.run, emission_kind="asm", target=get_gpu_target["sm_90a"]()
@@ -113,7 +113,7 @@ def refuse[
     filters: Int = 64,
 ):
     """Prints why a visitor cannot run."""
-    var refusal = visitor_refusal[out_type](visitor, config, problem(filters))
+    var refusal = visitor_refusal(visitor, config, problem(filters), out_type)
     print("REFUSES", name, refusal.or_else("nothing"))
 
 

@@ -12,6 +12,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm100.candidates import candidate
+from operations.nvidia.sm100.config import GemmTypes
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.epilogue.fused_output import (
     ElementwiseComputeLambda,
@@ -57,7 +58,7 @@ def launch[Output: TestOutput](problem: ConvProblem) raises:
         activation=Activation(0, 0, 0),
         final_activation=Activation(0, 0, 0),
     )
-    comptime config = candidate[Type, Type, Output.dtype](0)
+    comptime config = candidate(GemmTypes(Type, Type, Output.dtype), 0)
     var queue = Stream(DeviceContext())
     launch_gemm[
         config,

@@ -21,7 +21,7 @@ def ask[Visitor: EpilogueVisitor, //](visitor: Visitor):
     """Asks a chain whether it can run."""
     print(
         visitor.refusal(
-            layout_of[DType.bfloat16](candidate(0)), problem(64)
+            layout_of(candidate(0), DType.bfloat16), problem(64)
         ).or_else("yes")
     )
 

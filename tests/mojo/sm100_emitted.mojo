@@ -109,11 +109,9 @@ def print_traversal[rank: Int](traversal: Traversal):
 
 @fieldwise_init
 struct Emitted[
-    act_type: DType,
-    filter_type: DType,
     Output: TestOutput,
     Visitor: EpilogueVisitor,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    config: Conv2dConfig,
     residual: Bool,
     register_based: Bool,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
@@ -122,8 +120,6 @@ struct Emitted[
     """A kernel, and its entry with or without a residual."""
 
     comptime Kernel = Conv2dFpropKernel[
-        Self.act_type,
-        Self.filter_type,
         Self.Output,
         Self.Visitor,
         Self.config,
@@ -154,11 +150,9 @@ struct Emitted[
         comptime chosen = Self.config
         comptime computes = Bool(Self.elementwise_compute_lambda_fn)
         comptime stores = Bool(Self.elementwise_lambda_fn)
-        var instruction = instruction_descriptor[
-            Self.act_type, Self.filter_type
-        ](chosen.mma_shape[0], chosen.mma_shape[1])
+        comptime instruction = instruction_descriptor(chosen)
         print(
-            t"name={name} act={Self.act_type} filter={Self.filter_type}"
+            t"name={name} act={chosen.types.act} filter={chosen.types.filter}"
             t" out={Self.Output.dtype} bias={bias_type} scaled={Int(scaled)}"
             t" residual={Int(Self.residual)} computes="
             t"{Int(Kernel.Work.computes)} stores={Int(Kernel.Work.stores)}"
@@ -211,7 +205,7 @@ struct Emitted[
             Self.describe(name, bias_type, scaled, captures)
             return
         var problem = problem_of()
-        var traversal = Traversal(problem)
+        var traversal = Self.config.traversal(problem)
         var shape = launch_shape(materialize[Self.config](), problem)
         var workspace = Writes[DType.float32](unsafe_from_address=WORKSPACE_AT)
         var params = Self.Kernel.Params(

@@ -1,7 +1,6 @@
 """Outputs for `emit_sm100`: memory, and what stands for work that the graph
 compiler fused."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils import IndexList
 
 from operations.conv.access import MemoryOutput, OutputTarget
@@ -28,18 +27,8 @@ struct Plain[element_type: DType](TestOutput):
     comptime dtype = Self.element_type
     comptime computes = False
     comptime stores = False
-    comptime device_type: AnyType = Self
 
     var memory: MemoryOutput[Self.element_type]
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Plain"
 
     @staticmethod
     def of(problem: ConvProblem) -> Self:
@@ -86,20 +75,10 @@ struct Placed[element_type: DType, stored: Bool](TestOutput):
     comptime dtype = Self.element_type
     comptime computes = not Self.stored
     comptime stores = Self.stored
-    comptime device_type: AnyType = Self
 
     var elements: Writes[Self.element_type]
     var images: Int
     var extents: IndexList[SPATIAL]
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        return "Placed"
 
     @staticmethod
     def of(problem: ConvProblem) -> Self:

@@ -25,7 +25,6 @@ from ...conv.fields import (
     ACTIVATION_RELU,
     ACTIVATION_SIGMOID,
     ACTIVATION_SILU,
-    ACTIVATION_TANH,
 )
 
 comptime LOG2_E = Float32(1.4426950408889634)
@@ -215,8 +214,7 @@ struct DeviceActivation(TrivialRegisterPassable):
     """An activation as the kernel evaluates it: one of few formulas, chosen
     by a branch that all threads take alike.
 
-    ReLU and clamp are one formula, of two limits. NaN stays NaN in all.
-    """
+    ReLU and clamp are one formula, of two limits. NaN stays NaN in all."""
 
     comptime NONE = Int32(0)
     comptime LIMITS = Int32(1)

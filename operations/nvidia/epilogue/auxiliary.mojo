@@ -48,11 +48,6 @@ struct RowOutput[Output: OutputTarget](EpilogueVisitor):
         self.output = output
         self.shape = OutputShape()
 
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "RowOutput"
-
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:

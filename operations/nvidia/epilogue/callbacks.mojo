@@ -18,9 +18,9 @@ What the graph compiler fused comes last: it is a visitor of the rounded values,
 neighbouring filters of one pixel at a time (`conv.access.OutputTarget`).
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 
+from ...conv.device_value import DeviceValue
 from ...conv.memory import Writes
 from ...conv.problem import ConvProblem
 from ..im2col.tiles import Tile, TileGeometry
@@ -105,12 +105,11 @@ struct Subtile(TrivialRegisterPassable):
     """Sub-tiles that the consumer visited before it, in all tiles."""
 
 
-trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
+trait EpilogueVisitor(DeviceValue, TrivialRegisterPassable):
     """Work between multiply and store. A value of it is what a launch passes to
     the device: the host writes operands (pointers to device memory) into it,
     `refusal` says whether they go with configuration and problem, and
-    `prepared`, once a launch, adds what only the launch knows.
-    """
+    `prepared`, once a launch, adds what only the launch knows."""
 
     comptime State: TrivialRegisterPassable
     """What a thread keeps of a tile."""
@@ -134,13 +133,6 @@ trait EpilogueVisitor(DevicePassable, TrivialRegisterPassable):
 
     comptime starts: Bool = False
     """Whether it has a `start`."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
 
     def then[Next: EpilogueVisitor](self, next: Next) -> Chain[Self, Next]:
         """This visitor, and behind it another one.

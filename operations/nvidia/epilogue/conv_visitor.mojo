@@ -50,19 +50,11 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     var final_activation: DeviceActivation
 
     @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "ConvVisitor"
-
-    @staticmethod
     def of[
         residual_type: DType
     ](epilogue: Epilogue[Self.bias_type, residual_type]) raises -> Self:
         """The device's view of an epilogue; a residual that is multiplied with
         0 is none, and is not read.
-
-        Parameters:
-            residual_type: Of the residual.
 
         Args:
             epilogue: As the op has it.

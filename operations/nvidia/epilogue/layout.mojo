@@ -7,6 +7,7 @@ of which each thread has a vector of values.
 """
 
 from ...conv.access import OutputTarget
+from ...conv.memory import element_bytes
 from ..im2col.tiles import OutputShape, TileGeometry
 from ..tma.copy import SharedAddress
 
@@ -39,8 +40,8 @@ struct VisitLayout(ImplicitlyCopyable, Movable):
         return self.pixels * self.filters // self.threads
 
     def out_bytes(self) -> Int:
-        """Bytes of an element of the output: of float32, or of 16 bits."""
-        return 4 if self.out_type == DType.float32 else 2
+        """Bytes of an element of the output."""
+        return element_bytes(self.out_type)
 
     def keeps_filters(self) -> Bool:
         """Whether a thread has so few filters in all sub-tiles that it keeps

@@ -1,8 +1,8 @@
 """What a launch passes to a kernel's epilogue, beside descriptors."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 
+from ...conv.device_value import DeviceValue
 from ...conv.access import OutputTarget
 from ...conv.problem import ConvProblem
 from ..im2col.tiles import OutputShape
@@ -12,7 +12,7 @@ from .layout import VisitLayout
 
 
 struct EpilogueParams[Output: OutputTarget, Visitor: EpilogueVisitor](
-    DevicePassable, ImplicitlyCopyable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, TrivialRegisterPassable
 ):
     """The epilogue's operands as the device sees them.
 
@@ -24,18 +24,6 @@ struct EpilogueParams[Output: OutputTarget, Visitor: EpilogueVisitor](
     var output: Self.Output
     var visitor: Self.Visitor
     var shape: OutputShape
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "EpilogueParams"
 
     def __init__(
         out self,
@@ -67,9 +55,6 @@ def visitor_refusal[
     epi_load_stages: Int,
 ) -> Optional[String]:
     """Why a configuration cannot run with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
 
     Args:
         visitor: The visitor.

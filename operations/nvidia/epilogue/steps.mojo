@@ -50,11 +50,6 @@ struct ChannelScale[dtype: DType](EpilogueVisitor):
         """
         self.vector = ChannelVector(scale)
 
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "ChannelScale"
-
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
     ) -> Optional[String]:
@@ -98,11 +93,6 @@ struct ChannelBias[dtype: DType](EpilogueVisitor):
             bias: `[K]`.
         """
         self.vector = ChannelVector(bias)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "ChannelBias"
 
     def refusal(
         self, layout: VisitLayout, problem: ConvProblem
@@ -152,11 +142,6 @@ struct Activate[code: Int](EpilogueVisitor):
         """
         self.activation = DeviceActivation.of(Activation(Self.code, p0, p1))
 
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "Activate"
-
     @always_inline
     def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Keeps nothing."""
@@ -191,11 +176,6 @@ struct AddResidual(EpilogueVisitor):
 
     var beta: Float32
 
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "AddResidual"
-
     @always_inline
     def reads_residual(self) -> Bool:
         return self.beta != 0
@@ -228,18 +208,9 @@ struct AddResidual(EpilogueVisitor):
 @fieldwise_init
 struct Rounded[dtype: DType](EpilogueVisitor):
     """Each value as a type has it, for visitors behind that are to see what is
-    stored.
-
-    Parameters:
-        dtype: The type.
-    """
+    stored."""
 
     comptime State = Stateless
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "Rounded"
 
     @always_inline
     def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
@@ -268,11 +239,6 @@ struct Discard(EpilogueVisitor):
 
     comptime State = Stateless
     comptime discards = True
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "Discard"
 
     @always_inline
     def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:

@@ -80,11 +80,6 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
     var filters: UInt32
     """`K`."""
 
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "ChannelSums"
-
     # The host.
 
     def refusal(

@@ -2,8 +2,9 @@
 choose configurations."""
 
 from ...conv.epilogue import Activation
-from ...conv.operands import Operands
+from ...conv.operands import Operands, OperandTypes
 from .activations import FAST, DeviceActivation
+from .callbacks import EpilogueVisitor
 
 
 @fieldwise_init
@@ -39,3 +40,26 @@ struct FusedWork(ImplicitlyCopyable, Movable):
             residual=operands.residual,
             looped=looped,
         )
+
+
+def visited_types(in_type: DType, out_type: DType) -> OperandTypes:
+    """The types whose candidates visitors are compiled with: those that work
+    of the graph compiler's is, too. They are few, as a visitor compiles them
+    anew."""
+    return OperandTypes.unfused(in_type, out_type, fused_output=True)
+
+
+def visited_operands(
+    visitor: Some[EpilogueVisitor], types: OperandTypes
+) -> Operands:
+    """What a plan for a visitor is made of.
+
+    Args:
+        visitor: The visitor.
+        types: `visited_types`.
+    """
+    var operands = Operands.bare(types)
+    # Something is made of the values, as of an op's with a bias.
+    operands.bias = True
+    operands.residual = visitor.reads_residual()
+    return operands

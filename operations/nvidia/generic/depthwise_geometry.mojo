@@ -6,11 +6,12 @@ its lanes. Blocks take consecutive items, so that the input rows that items
 share come from the cache.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ...conv.device_value import DeviceValue
 from ..divisor import Divisor
+from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem
 
 comptime THREADS = 128
@@ -25,7 +26,6 @@ comptime FILTER_BYTES = 48 * 1024
 
 comptime ACCESS_BYTES = 8
 """Bytes that a thread reads of a pixel."""
-
 
 comptime COLUMNS = 4
 """Output pixels of an item, along w."""
@@ -57,11 +57,7 @@ struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
         return taps * self.filter_row() * size_of[DType.float32]()
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         writer.write(
             t"depthwise of any filter, {self.lanes} lanes of {self.width}"
             t" filters"
@@ -72,47 +68,42 @@ comptime DEPTHWISE_CANDIDATES = 3
 """Configurations to choose from, in the order of preference."""
 
 
-def vector_width[dtype: DType]() -> Int:
+def vector_width(dtype: DType) -> Int:
     """Neighbouring filters of a thread, unless it has one.
 
-    Parameters:
+    Args:
         dtype: Of the activation.
     """
-    return ACCESS_BYTES // size_of[dtype]()
+    return ACCESS_BYTES // element_bytes(dtype)
 
 
-def depthwise_candidate[dtype: DType](index: Int) -> DepthwiseConfig:
+def depthwise_candidate(dtype: DType, index: Int) -> DepthwiseConfig:
     """A configuration to choose from.
 
-    Parameters:
-        dtype: Of the activation.
-
     Args:
+        dtype: Of the activation.
         index: From 0 to `DEPTHWISE_CANDIDATES - 1`.
     """
-    comptime width = vector_width[dtype]()
     if index == 0:
-        return DepthwiseConfig(width, LANES)
+        return DepthwiseConfig(vector_width(dtype), LANES)
     if index == 1:
         return DepthwiseConfig(1, LANES)
     return DepthwiseConfig(1, 1)
 
 
-def choose_depthwise[dtype: DType](problem: ConvProblem) -> Int:
+def choose_depthwise(dtype: DType, problem: ConvProblem) -> Int:
     """The candidate that computes a problem.
 
-    Parameters:
-        dtype: Of the activation.
-
     Args:
+        dtype: Of the activation.
         problem: The convolution, one channel a group.
     """
     var wide = (
         problem.group_filters() == 1
-        and problem.filters % vector_width[dtype]() == 0
+        and problem.filters % vector_width(dtype) == 0
     )
     for index in range(DEPTHWISE_CANDIDATES):
-        var config = depthwise_candidate[dtype](index)
+        var config = depthwise_candidate(dtype, index)
         if (wide or config.width == 1) and config.filter_bytes(
             problem.taps()
         ) <= FILTER_BYTES:
@@ -121,19 +112,14 @@ def choose_depthwise[dtype: DType](problem: ConvProblem) -> Int:
 
 
 def lanes_of(config: DepthwiseConfig, problem: ConvProblem) -> Int:
-    """Threads of a block that share an item.
-
-    Args:
-        config: The configuration.
-        problem: The convolution.
-    """
+    """Threads of a block that share an item."""
     var vectors = problem.filters // config.width
     return ceildiv(vectors, ceildiv(vectors, config.lanes))
 
 
 @fieldwise_init
 struct DepthwiseGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
     """A problem as the depthwise kernel sees it."""
 
@@ -170,18 +156,6 @@ struct DepthwiseGeometry(
     var block_items: UInt32
     """Items of a block, consecutive ones."""
 
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "DepthwiseGeometry"
-
     @always_inline
     def taps(self) -> UInt32:
         """Taps of the filter."""
@@ -189,11 +163,7 @@ struct DepthwiseGeometry(
 
 
 def items_of(problem: ConvProblem) -> Int:
-    """Items of all images.
-
-    Args:
-        problem: The convolution.
-    """
+    """Items of all images."""
     return (
         problem.batch
         * problem.output[0]

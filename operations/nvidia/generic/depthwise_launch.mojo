@@ -61,11 +61,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
     """Shared memory of its filters."""
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         if self.strip == NO_STRIPS:
             writer.write(
                 t"depthwise of any filter, {self.geometry.lanes.value} lanes of"
@@ -81,11 +77,6 @@ struct Depthwise(GpuKernel):
     comptime code = KERNEL_DEPTHWISE
     comptime Plan = DepthwisePlan
     comptime Queue = Stream
-
-    @staticmethod
-    def device_refusal(capability: Int) -> Optional[String]:
-        """None: it runs on every GPU."""
-        return None
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
@@ -117,8 +108,8 @@ struct Depthwise(GpuKernel):
                 t"depthwise takes one input channel a group; here"
                 t" {problem.group_channels()}"
             )
-        var config = depthwise_candidate[types.input](
-            choose_depthwise[types.input](problem)
+        var config = depthwise_candidate(
+            types.input, choose_depthwise(types.input, problem)
         )
         if config.filter_bytes(problem.taps()) > FILTER_BYTES:
             return String(
@@ -144,17 +135,17 @@ struct Depthwise(GpuKernel):
     ) raises -> DepthwisePlan:
         """Strips, where a candidate takes the filter and no other kernel is
         faster; otherwise pixels from memory."""
-        comptime dtype = types.input
+        var dtype = types.input
         var strip = NO_STRIPS
         var strips = StripPlan.nothing()
         var strip_config = StripConfig(0, 0, 0)
         if _has_strips(types, device.capability):
-            strip = choose_strips[dtype](problem)
+            strip = choose_strips(dtype, problem)
             if strip != NO_STRIPS:
-                strip_config = strip_candidate[dtype](strip)
+                strip_config = strip_candidate(dtype, strip)
                 strips = StripPlan(strip_config, problem, device.units)
-        var candidate = choose_depthwise[dtype](problem)
-        var config = depthwise_candidate[dtype](candidate)
+        var candidate = choose_depthwise(dtype, problem)
+        var config = depthwise_candidate(dtype, candidate)
         return DepthwisePlan(
             strip,
             strip_config,
@@ -194,7 +185,7 @@ struct Depthwise(GpuKernel):
                     bias_type,
                     residual_type,
                     Output,
-                    depthwise_candidate[Source.dtype](index),
+                    depthwise_candidate(Source.dtype, index),
                 ].run
                 queue.enqueue[kernel](
                     LaunchGrid(
@@ -220,13 +211,13 @@ struct Depthwise(GpuKernel):
                 dtype,
                 dtype,
                 W.Output,
-                depthwise_candidate[dtype](index),
+                depthwise_candidate(dtype, index),
             ].run
             writer.write[kernel](String(t"depthwise-{index}"))
         comptime if _has_strips(W.types, target_capability()):
             comptime for index in range(STRIP_CANDIDATES):
                 comptime kernel = StripKernel[
-                    dtype, dtype, dtype, W.Output, strip_candidate[dtype](index)
+                    dtype, dtype, dtype, W.Output, strip_candidate(dtype, index)
                 ].run
                 writer.write[kernel](String(t"depthwise-strip-{index}"))
 
@@ -255,7 +246,7 @@ def _launch_strips[
     """Enqueues the plan's strip candidate."""
     comptime dtype = Source.dtype
     comptime for index in range(STRIP_CANDIDATES):
-        comptime config = strip_candidate[dtype](index)
+        comptime config = strip_candidate(dtype, index)
         comptime if config.may_run(known):
             if plan.strip == index:
                 comptime kernel = StripKernel[

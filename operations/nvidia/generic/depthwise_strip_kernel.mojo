@@ -116,12 +116,7 @@ struct StripBlock(TrivialRegisterPassable):
 
     @always_inline
     def __init__(out self, config: StripConfig, geometry: StripGeometry):
-        """Finds them.
-
-        Args:
-            config: The configuration.
-            geometry: The problem.
-        """
+        """Finds them."""
         var rest, slab = geometry.slabs.split(UInt32(block_idx.x))
         var more, group = geometry.groups.split(rest)
         var down, segment = geometry.segments.split(more)
@@ -155,11 +150,7 @@ struct StripBlock(TrivialRegisterPassable):
 
     @always_inline
     def output_offset(self, geometry: StripGeometry) -> Int:
-        """Elements before the thread's first output.
-
-        Args:
-            geometry: The problem.
-        """
+        """Elements before the thread's first output."""
         var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
             self.plane
         )

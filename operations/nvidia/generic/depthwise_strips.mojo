@@ -7,12 +7,12 @@ of a step, and those of the next steps while they are loaded. A thread has
 `width` channels and `COLUMNS` neighbouring columns, a strip of the block's.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
-from std.sys.info import size_of
 
+from ...conv.device_value import DeviceValue
 from ..divisor import Divisor
 from ...conv.known import KnownFilter
+from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem
 
 comptime COLUMNS = 4
@@ -111,11 +111,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
         return self.taps * self.taps * LANES * self.width * 4
 
     def takes(self, problem: ConvProblem) -> Bool:
-        """Whether the kernel computes a depthwise problem.
-
-        Args:
-            problem: The convolution.
-        """
+        """Whether the kernel computes a depthwise problem."""
         return (
             problem.group_filters() == 1
             and problem.channels * LANE_BYTES % (self.width * CHUNK_BYTES) == 0
@@ -129,11 +125,7 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
         )
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         writer.write(
             t"depthwise {self.taps}x{self.taps}, stride {self.stride},"
             t" {self.width} channels a thread"
@@ -144,16 +136,14 @@ comptime STRIP_CANDIDATES = 5
 """Configurations to choose from."""
 
 
-def strip_candidate[dtype: DType](index: Int) -> StripConfig:
+def strip_candidate(dtype: DType, index: Int) -> StripConfig:
     """A configuration to choose from.
 
-    Parameters:
-        dtype: Of the activation.
-
     Args:
+        dtype: Of the activation.
         index: From 0 to `STRIP_CANDIDATES - 1`.
     """
-    comptime width = LANE_BYTES // size_of[dtype]()
+    var width = LANE_BYTES // element_bytes(dtype)
     if index == 0:
         return StripConfig(width, 3, 1)
     if index == 1:
@@ -165,17 +155,15 @@ def strip_candidate[dtype: DType](index: Int) -> StripConfig:
     return StripConfig(width, 7, 1)
 
 
-def choose_strips[dtype: DType](problem: ConvProblem) -> Int:
+def choose_strips(dtype: DType, problem: ConvProblem) -> Int:
     """The candidate that computes a problem, or -1.
 
-    Parameters:
-        dtype: Of the activation.
-
     Args:
+        dtype: Of the activation.
         problem: The convolution, one channel a group.
     """
     for index in range(STRIP_CANDIDATES):
-        if strip_candidate[dtype](index).takes(problem):
+        if strip_candidate(dtype, index).takes(problem):
             return index
     return -1
 
@@ -259,11 +247,7 @@ struct StripPlan(ImplicitlyCopyable, Movable, Writable):
         return ceildiv(self.strips * LANES, 32) * 32
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the cut on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the cut on one line."""
         writer.write(
             t"{self.blocks} blocks of {self.rows} rows, {self.strips} strips,"
             t" {self.shared_bytes} bytes of shared memory"
@@ -272,7 +256,7 @@ struct StripPlan(ImplicitlyCopyable, Movable, Writable):
 
 @fieldwise_init
 struct StripGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
     """A problem as the strip kernel sees it."""
 
@@ -295,26 +279,9 @@ struct StripGeometry(
     var strips: UInt32
     var staged_columns: Divisor
 
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "StripGeometry"
-
     @staticmethod
     def of(problem: ConvProblem, plan: StripPlan) -> StripGeometry:
-        """Builds the geometry from a problem and its cut.
-
-        Args:
-            problem: The convolution.
-            plan: Its cut.
-        """
+        """Builds the geometry from a problem and its cut."""
         return StripGeometry(
             channels=UInt32(problem.channels),
             depth=Int32(problem.input[0]),

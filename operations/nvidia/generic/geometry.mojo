@@ -1,10 +1,10 @@
 """A problem as the general kernels see it: in 32 bits where they suffice, with
 precomputed divisors."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.collections import Optional
 from std.utils import IndexList
 
+from ...conv.device_value import DeviceValue
 from ..divisor import Divisor
 from ...conv.problem import SPATIAL, ConvProblem
 
@@ -23,7 +23,7 @@ comptime OUTSIDE = Int32(-(1 << 30))
 
 
 @fieldwise_init
-struct GpuGeometry(DevicePassable, TrivialRegisterPassable):
+struct GpuGeometry(DeviceValue, TrivialRegisterPassable):
     """The geometry of a convolution, for a kernel."""
 
     var pixels: Int
@@ -47,18 +47,6 @@ struct GpuGeometry(DevicePassable, TrivialRegisterPassable):
     """Taps along w."""
     var depth: Int32
     """Products of an output element."""
-
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "GpuGeometry"
 
     def __init__(out self, problem: ConvProblem):
         """Converts a problem.
@@ -149,11 +137,7 @@ def spatial(at: Position) -> IndexList[SPATIAL]:
 
 
 def geometry_refusal(problem: ConvProblem) -> Optional[String]:
-    """Why 32 bits do not hold a problem's geometry, or None.
-
-    Args:
-        problem: The convolution.
-    """
+    """Why 32 bits do not hold a problem's geometry, or None."""
     for axis in range(SPATIAL):
         var reach = max(
             problem.padded(axis), problem.stride[axis] * problem.output[axis]

@@ -14,7 +14,6 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 from max.gpu.memory import external_memory
 from std.math import ceildiv
 from std.utils import StaticTuple
@@ -22,7 +21,6 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
-from ...conv.problem import ConvProblem
 from .geometry import GpuGeometry, spatial
 from .rows import THREADS, Rows
 

@@ -26,11 +26,7 @@ struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
     var blocks: Int
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         writer.write(
             t"groups of {self.group_filters} filters: neighbouring threads"
             t" compute neighbouring filters"
@@ -43,11 +39,6 @@ struct Grouped(GpuKernel):
     comptime code = KERNEL_GROUPED
     comptime Plan = GroupedPlan
     comptime Queue = Stream
-
-    @staticmethod
-    def device_refusal(capability: Int) -> Optional[String]:
-        """None: it runs on every GPU."""
-        return None
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:

@@ -17,7 +17,6 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 from max.gpu.memory import external_memory
 from std.math import ceildiv
 from std.sys.info import size_of
@@ -26,7 +25,6 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
-from ...conv.problem import ConvProblem
 from .geometry import GpuGeometry, spatial
 from .rows import THREADS, Rows, Shared
 

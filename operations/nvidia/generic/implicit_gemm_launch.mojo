@@ -38,11 +38,7 @@ struct ImplicitGemmPlan(ImplicitlyCopyable, Movable, Writable):
     var blocks: Int
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         var tile = materialize[TILES]()[self.tile]
         writer.write(
             t"tile {tile.pixels} pixels x {tile.filters} filters, CUDA cores"
@@ -55,11 +51,6 @@ struct ImplicitGemm(GpuKernel):
     comptime code = KERNEL_IMPLICIT_GEMM
     comptime Plan = ImplicitGemmPlan
     comptime Queue = Stream
-
-    @staticmethod
-    def device_refusal(capability: Int) -> Optional[String]:
-        """None: it runs on every GPU."""
-        return None
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
@@ -83,11 +74,6 @@ struct ImplicitGemm(GpuKernel):
     ]:
         """Refuses sizes beyond 32 bits."""
         return geometry_refusal(problem)
-
-    @staticmethod
-    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Always: the kernels before it have refused."""
-        return True
 
     @staticmethod
     def plan[

@@ -1,15 +1,12 @@
 """The naive convolution: the oracle that a GPU's kernels are compared with."""
 
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
-from max.gpu.host import DeviceContext
-from std.math import ceildiv
 from std.utils import IndexList
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL, ConvProblem
-from .rows import THREADS
 
 
 def reference_kernel[

@@ -23,11 +23,7 @@ struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
     var blocks: Int
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         writer.write("the definition, a thread an output")
 
 
@@ -38,11 +34,6 @@ struct Reference(GpuKernel):
     comptime code = KERNEL_REFERENCE
     comptime Plan = ReferencePlan
     comptime Queue = Stream
-
-    @staticmethod
-    def device_refusal(capability: Int) -> Optional[String]:
-        """None: it runs on every GPU."""
-        return None
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:

@@ -97,9 +97,6 @@ def activation_view[rank: Int](traversal: Traversal) -> TensorView[rank]:
 
     Parameters:
         rank: The traversal's.
-
-    Args:
-        traversal: The problem's.
     """
     var extents = IndexList[rank](fill=traversal.channels)
     var steps = IndexList[rank](fill=1)
@@ -176,11 +173,7 @@ def filter_map[
 
 
 def filter_view(problem: ConvProblem) -> TensorView[3]:
-    """A filter as its descriptor sees it: `[K, T*R*S, C/groups]`.
-
-    Args:
-        problem: The convolution.
-    """
+    """A filter as its descriptor sees it: `[K, T*R*S, C/groups]`."""
     return TensorView[3](
         IndexList[3](problem.group_channels(), problem.taps(), problem.filters)
     )
@@ -226,11 +219,7 @@ def output_map[
 
 
 def output_view(problem: ConvProblem) -> TensorView[3]:
-    """An output as its descriptor sees it: `[groups, N*Z*P*Q, K/groups]`.
-
-    Args:
-        problem: The convolution.
-    """
+    """An output as its descriptor sees it: `[groups, N*Z*P*Q, K/groups]`."""
     var group_filters = problem.group_filters()
     return TensorView[3](
         IndexList[3](group_filters, problem.gemm_m(), problem.groups),

@@ -3,20 +3,19 @@ which pixels a tile has, and the steps of its sum. The host computes this once
 and passes it to the kernel.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
-from std.sys.info import size_of
 from std.utils import IndexList
 
+from ...conv.device_value import DeviceValue
 from ..divisor import Divisor
 from ..split_k import SplitK
 from ...conv.problem import SPATIAL, ConvProblem
-from .traversal import ROW_BYTES, Traversal
+from .traversal import Traversal
 
 
 @fieldwise_init
 struct TileGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
     """A problem as the kernel sees it: the traversal over pixels, the steps of
     a tile's sum, and how many tiles there are."""
@@ -67,22 +66,8 @@ struct TileGeometry(
     var keeps_filters: Bool
     """Whether all tiles of a block have the same filters, loaded once."""
 
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
     @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "TileGeometry"
-
-    @staticmethod
-    def of[
-        in_type: DType
-    ](
+    def of(
         traversal: Traversal,
         halo: Int,
         cluster_pixels: Int,
@@ -90,11 +75,8 @@ struct TileGeometry(
     ) -> TileGeometry:
         """Cuts a problem into tiles.
 
-        Parameters:
-            in_type: Of the activation.
-
         Args:
-            traversal: The problem's; `can_implement` has agreed.
+            traversal: The problem's, which a descriptor holds.
             halo: Pixels that a stage holds beyond its tile's.
             cluster_pixels: Pixels of the tiles of a whole cluster.
             cluster_filters: Their filters.
@@ -124,8 +106,8 @@ struct TileGeometry(
             dilation_w=UInt32(traversal.dilation[2]),
             dilation_h=UInt32(traversal.dilation[1]),
             dilation_d=UInt32(traversal.dilation[0]),
-            slices=UInt32(traversal.slices[in_type]()),
-            slice_channels=UInt32(ROW_BYTES // size_of[in_type]()),
+            slices=UInt32(traversal.slices()),
+            slice_channels=UInt32(traversal.row_channels()),
             clusters_m=UInt32(ceildiv(traversal.pixels(halo), cluster_pixels)),
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * traversal.groups),
@@ -143,18 +125,11 @@ struct TileGeometry(
         """
         self.split_k = SplitK(self.rounds(halo), count)
 
-    def narrow[in_type: DType](mut self, traversal: Traversal):
+    def narrow(mut self, traversal: Traversal):
         """Divides the channels into equal slices, one a stage, so that no load
         reaches beyond the channels. The rest of each row of a stage must have
-        been cleared (`pipeline.chunks.clear_rows`).
-
-        Parameters:
-            in_type: Of the activation.
-
-        Args:
-            traversal: The problem's.
-        """
-        self.slice_channels = UInt32(traversal.slice_channels[in_type]())
+        been cleared (`pipeline.chunks.clear_rows`)."""
+        self.slice_channels = UInt32(traversal.slice_channels())
 
     @always_inline
     def rounds(self, halo: Int) -> UInt32:
@@ -200,11 +175,7 @@ struct TileGeometry(
     @always_inline
     def is_output(self, pixel: Pixel) -> Bool:
         """Whether a pixel of the traversal is one of the output: neither beyond
-        a row's end nor after the last image.
-
-        Args:
-            pixel: The pixel.
-        """
+        a row's end nor after the last image."""
         return pixel.w < self.columns and pixel.row < self.rows
 
     @always_inline
@@ -313,20 +284,12 @@ struct Tap(TrivialRegisterPassable):
 
     @always_inline
     def channel(self, geometry: TileGeometry) -> Int:
-        """The first channel of the step's slice.
-
-        Args:
-            geometry: The problem.
-        """
+        """The first channel of the step's slice."""
         return Int(self.slice * geometry.slice_channels)
 
     @always_inline
     def position(self, geometry: TileGeometry) -> UInt32:
-        """The tap's index in the filter.
-
-        Args:
-            geometry: The problem.
-        """
+        """The tap's index in the filter."""
         var row = self.d * geometry.taps_h + self.h
         return row * geometry.taps_w + self.w
 
@@ -360,11 +323,7 @@ struct Tile(TrivialRegisterPassable):
     @always_inline
     def filter_end(self, geometry: TileGeometry) -> UInt32:
         """The first filter after the tile's group. Columns of the tile from
-        there on are no outputs.
-
-        Args:
-            geometry: The problem.
-        """
+        there on are no outputs."""
         return (self.group + 1) * geometry.group_filters
 
 
@@ -382,11 +341,7 @@ struct OutputShape(ImplicitlyCopyable, TrivialRegisterPassable):
         self.depth = Divisor(1)
 
     def __init__(out self, problem: ConvProblem):
-        """The output's shape.
-
-        Args:
-            problem: The convolution.
-        """
+        """The output's shape."""
         self.width = Divisor(problem.output[2])
         self.height = Divisor(problem.output[1])
         self.depth = Divisor(problem.output[0])

@@ -7,10 +7,10 @@ to three spatial axes, and what lies outermost.
 
 from std.collections import Optional
 from std.math import ceildiv
-from std.sys.info import size_of
 from std.utils import IndexList
 
 from ...conv.fields import COPY_BYTES
+from ...conv.memory import element_bytes
 from ...conv.problem import SPATIAL, ConvProblem, axis_name
 
 comptime ROW_BYTES = 128
@@ -37,8 +37,7 @@ struct Traversal(ImplicitlyCopyable, Movable):
     along are merged with their neighbours, so that few ranks serve all
     problems. The groups of a grouped convolution are the outermost dimension,
     whose pixels are `channels` wide, and the images are the depth: a load
-    stays within its group, and beyond the group's channels come zeros.
-    """
+    stays within its group, and beyond the group's channels come zeros."""
 
     var rank: Int
     """Of the descriptor; beyond `MAX_RANK` there is none."""
@@ -47,6 +46,8 @@ struct Traversal(ImplicitlyCopyable, Movable):
     var groups: Int
     var channels: Int
     """Of a group."""
+    var channel_bytes: Int
+    """Of the activation's elements."""
     var filters: Int
     """Of a group."""
     var pixel_step: Int
@@ -59,16 +60,18 @@ struct Traversal(ImplicitlyCopyable, Movable):
     var pad_before: IndexList[SPATIAL]
     var pad_after: IndexList[SPATIAL]
 
-    def __init__(out self, problem: ConvProblem):
+    def __init__(out self, problem: ConvProblem, in_type: DType):
         """Merges axes, and finds the rank.
 
         Args:
             problem: The convolution, valid (`ConvProblem.validate`).
+            in_type: Of the activation.
         """
         self.rank = MAX_RANK
         self.images = problem.batch
         self.groups = problem.groups
         self.channels = problem.group_channels()
+        self.channel_bytes = element_bytes(in_type)
         self.filters = problem.group_filters()
         self.pixel_step = problem.channels
         self.input = problem.input
@@ -146,30 +149,29 @@ struct Traversal(ImplicitlyCopyable, Movable):
         """Filter positions."""
         return self.filter[0] * self.filter[1] * self.filter[2]
 
-    def slices[in_type: DType](self) -> Int:
-        """Stages that the channels of one tap fill.
+    def slices(self) -> Int:
+        """Stages that the channels of one tap fill."""
+        return ceildiv(self.channels * self.channel_bytes, ROW_BYTES)
 
-        Parameters:
-            in_type: Of the activation.
-        """
-        return ceildiv(self.channels * size_of[in_type](), ROW_BYTES)
+    def steps(self) -> Int:
+        """Steps of a tile's sum: a slice of a tap each."""
+        return self.taps() * self.slices()
 
-    def slice_channels[in_type: DType](self) -> Int:
+    def row_channels(self) -> Int:
+        """Channels of a row of a tile."""
+        return ROW_BYTES // self.channel_bytes
+
+    def slice_channels(self) -> Int:
         """Channels of a slice: equal parts, so that none ends beyond the
         channels, which takes TMA several times as long. A slice is a whole row
-        where the second slice would begin within a sector of the L2.
-
-        Parameters:
-            in_type: Of the activation.
-        """
-        comptime most = ROW_BYTES // size_of[in_type]()
-        var slices = self.slices[in_type]()
+        where the second slice would begin within a sector of the L2."""
+        var slices = self.slices()
         var part, rest = divmod(self.channels, slices)
         if slices == 1 or (
-            rest == 0 and part * size_of[in_type]() % SECTOR_BYTES == 0
+            rest == 0 and part * self.channel_bytes % SECTOR_BYTES == 0
         ):
             return part
-        return most
+        return self.row_channels()
 
     def span(self, axis: Int) -> Int:
         """Input pixels that the dilated filter covers along an axis."""
@@ -192,11 +194,7 @@ struct Traversal(ImplicitlyCopyable, Movable):
 
     def width(self, halo: Int) -> Int:
         """Pixels of a row of the traversal: the output's, or the padded input's
-        if tiles have a halo.
-
-        Args:
-            halo: The configuration's.
-        """
+        if tiles have a halo."""
         if halo > 0:
             return self.input[2] + self.pad_before[2] + self.pad_after[2]
         return self.output[2]
@@ -206,21 +204,11 @@ struct Traversal(ImplicitlyCopyable, Movable):
         return self.images * self.output[0] * self.output[1]
 
     def pixels(self, halo: Int) -> Int:
-        """Pixels of the traversal.
-
-        Args:
-            halo: The configuration's.
-        """
+        """Pixels of the traversal."""
         return self.rows() * self.width(halo)
 
-    def refusal[in_type: DType](self, halo: Int) -> Optional[String]:
+    def refusal(self, halo: Int) -> Optional[String]:
         """Why no descriptor holds the traversal.
-
-        Parameters:
-            in_type: Of the activation.
-
-        Args:
-            halo: The configuration's.
 
         Returns:
             The reason, or None.
@@ -231,17 +219,36 @@ struct Traversal(ImplicitlyCopyable, Movable):
                 t" groups of a convolution over depth, height and width need"
                 t" {self.rank}"
             )
-        if self.channels * size_of[in_type]() % COPY_BYTES != 0:
-            var each = " in each group" if self.groups > 1 else ""
+        if self.channels * self.channel_bytes % COPY_BYTES != 0:
             return String(
-                t"TMA takes pixels of multiples of {COPY_BYTES}"
-                t" bytes; here {self.channels} input channels{each}"
+                t"TMA takes pixels of multiples of {COPY_BYTES} bytes; here"
+                t" {self.channels} input channels{self._each()}"
             )
         for axis in range(SPATIAL - (self.rank - 2), SPATIAL):
             var refused = self._axis_refusal(axis, halo)
             if refused:
                 return refused
         return None
+
+    def output_refusal(self, filter_bytes: Int) -> Optional[String]:
+        """Why no descriptor holds the output.
+
+        Args:
+            filter_bytes: Of the output's elements.
+
+        Returns:
+            The reason, or None.
+        """
+        if self.filters * filter_bytes % COPY_BYTES == 0:
+            return None
+        return String(
+            t"TMA takes pixels of multiples of {COPY_BYTES} bytes; here"
+            t" {self.filters} output channels{self._each()}"
+        )
+
+    def _each(self) -> String:
+        """What messages add to a count of channels."""
+        return " in each group" if self.groups > 1 else ""
 
     def _axis_refusal(self, axis: Int, halo: Int) -> Optional[String]:
         """Why a descriptor of the traversal's rank cannot hold an axis."""

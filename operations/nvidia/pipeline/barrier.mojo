@@ -14,8 +14,7 @@ struct Barrier(TrivialRegisterPassable):
 
     A phase completes after `count` arrivals and every expected byte; then the
     next begins. `wait(parity)` returns once the phase of
-    that parity has completed: on a fresh barrier parity 1 at once.
-    """
+    that parity has completed: on a fresh barrier parity 1 at once."""
 
     var address: SharedAddress
 

@@ -18,9 +18,6 @@ def shared_pointer[
 ]:
     """Shared memory at an address.
 
-    Parameters:
-        dtype: Of the elements.
-
     Args:
         address: Of the first.
     """

@@ -2,22 +2,14 @@
 ops are compiled with them."""
 
 from ...conv.operands import OperandTypes
-from .config import Conv2dConfig
+from .config import Conv2dConfig, GemmTypes
 
 
 @fieldwise_init
-struct Candidate[act_type: DType, filter_type: DType, out_type: DType](
-    ImplicitlyCopyable, Movable
-):
-    """A row of the table.
+struct Candidate(ImplicitlyCopyable, Movable):
+    """A row of the table."""
 
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-    """
-
-    var config: Conv2dConfig[Self.act_type, Self.filter_type, Self.out_type]
+    var config: Conv2dConfig
     var inputs: Int
     """Bytes of the inputs that ops are compiled with it for: `NO_INPUTS`,
     `HALF_INPUTS` or `ALL_INPUTS`."""
@@ -26,11 +18,7 @@ struct Candidate[act_type: DType, filter_type: DType, out_type: DType](
     too."""
 
     def offered(self, types: OperandTypes) -> Bool:
-        """Whether ops with such operands are compiled with it.
-
-        Args:
-            types: Of the operands.
-        """
+        """Whether ops with such operands are compiled with it."""
         if types.fused_output and not self.fused_outputs:
             return False
         if types.input.is_half_float():
@@ -48,44 +36,38 @@ comptime ALL_INPUTS = 4
 """Every type."""
 
 
-def candidates[
-    act_type: DType, filter_type: DType, out_type: DType
-]() -> List[Candidate[act_type, filter_type, out_type]]:
-    """The table.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-    """
-    comptime Config = Conv2dConfig[act_type, filter_type, out_type]
-    comptime Row = Candidate[act_type, filter_type, out_type]
+def candidates(types: GemmTypes) -> List[Candidate]:
+    """The table; what a plan calls a candidate is its index here."""
+    var one = Conv2dConfig.default_1sm(types)
+    var two = Conv2dConfig.default_2sm(types)
+    comptime Row = Candidate
+    comptime pipelined = Conv2dConfig.pipelined
     return [
-        Row(Config.default_1sm(), ALL_INPUTS, True),
-        Row(Config.default_2sm(), ALL_INPUTS, True),
-        Row(Config.pipelined(64, k_group_size=2), HALF_INPUTS, False),
-        Row(Config.pipelined(256, block_swizzle_size=8), NO_INPUTS, False),
+        Row(one, ALL_INPUTS, True),
+        Row(two, ALL_INPUTS, True),
+        Row(pipelined(types, 64, k_group_size=2), HALF_INPUTS, False),
+        Row(pipelined(types, 256, block_swizzle_size=8), NO_INPUTS, False),
         Row(
-            Config.pipelined(128, cta_group=2, k_group_size=2),
+            pipelined(types, 128, cta_group=2, k_group_size=2),
             NO_INPUTS,
             False,
         ),
         Row(
-            Config.pipelined(
-                256, cta_group=2, cluster_m=4, block_swizzle_size=4
+            pipelined(
+                types, 256, cta_group=2, cluster_m=4, block_swizzle_size=4
             ),
             NO_INPUTS,
             False,
         ),
-        Row(Config.pipelined(128, cluster_m=2, cluster_n=2), NO_INPUTS, False),
+        Row(pipelined(types, 128, cluster_m=2, cluster_n=2), NO_INPUTS, False),
         # Four blocks share a tile, of problems with few tiles.
-        Row(Config.pipelined(128, cluster_k=4), HALF_INPUTS, False),
-        Row(Config.pipelined(64, cluster_k=2), NO_INPUTS, False),
+        Row(pipelined(types, 128, cluster_k=4), HALF_INPUTS, False),
+        Row(pipelined(types, 64, cluster_k=2), NO_INPUTS, False),
     ]
 
 
 comptime CANDIDATES = len(
-    candidates[DType.bfloat16, DType.bfloat16, DType.bfloat16]()
+    candidates(GemmTypes(DType.bfloat16, DType.bfloat16, DType.bfloat16))
 )
 """Rows of the table."""
 
@@ -93,17 +75,11 @@ comptime SHARED = 7
 """The row whose tiles four blocks share, for problems with few tiles."""
 
 
-def candidate[
-    act_type: DType, filter_type: DType, out_type: DType
-](index: Int) -> Conv2dConfig[act_type, filter_type, out_type]:
+def candidate(types: GemmTypes, index: Int) -> Conv2dConfig:
     """A row's configuration.
 
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-
     Args:
+        types: Of the operands.
         index: From 0 to `CANDIDATES - 1`.
     """
-    return candidates[act_type, filter_type, out_type]()[index].config
+    return candidates(types)[index].config

@@ -11,7 +11,8 @@ from std.math import ceildiv
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ...conv.fields import COPY_BYTES
+from ...conv.memory import element_bytes
+from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ..im2col.tiles import TileGeometry
 from ..im2col.traversal import ROW_BYTES, Traversal
@@ -44,6 +45,9 @@ comptime MAX_GROUPS = 16
 comptime CLC_RESPONSE_BYTES = 16
 """Bytes of the answer to a request for the next cluster's work."""
 
+comptime SUBTILE_FILTERS = 32
+"""Filters that the epilogue stores at a time."""
+
 comptime SUM_BYTES = size_of[DType.float32]()
 """Bytes of an accumulator's value."""
 
@@ -52,22 +56,63 @@ comptime MAX_BANDS = 64
 
 
 @fieldwise_init
-struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
-    ImplicitlyCopyable, Movable, Writable
-):
+struct GemmTypes(ImplicitlyCopyable, Movable):
+    """The types of the operands."""
+
+    var act: DType
+    """Of the activation: bfloat16, float16, float8_e4m3fn, float8_e5m2, int8,
+    uint8, or float32, of which the products take the 19 bits of tf32."""
+    var filter: DType
+    """Of the filter: the activation's, or the other float8."""
+    var out: DType
+    """Of output and residual: bfloat16, float16 or float32."""
+
+    @staticmethod
+    def of(types: OperandTypes) -> Self:
+        """An op's.
+
+        Args:
+            types: Of its operands.
+        """
+        return Self(types.input, types.input, types.output)
+
+    def refusal(self) -> String:
+        """Why no instruction multiplies or stores these types; empty if one
+        does."""
+        var same = self.act == self.filter and (
+            self.act.is_half_float()
+            or self.act == DType.float32
+            or self.act == DType.int8
+            or self.act == DType.uint8
+        )
+        if not same and not (_is_float8(self.act) and _is_float8(self.filter)):
+            return String(
+                t"types: no instruction multiplies {self.act} by {self.filter};"
+                t" two of bfloat16, float16, float32, int8 or uint8, or two of"
+                t" float8_e4m3fn and float8_e5m2, are"
+            )
+        if not (self.out.is_half_float() or self.out == DType.float32):
+            return String(
+                t"types: output {self.out} is not bfloat16, float16 or float32"
+            )
+        return String()
+
+
+def _is_float8(dtype: DType) -> Bool:
+    """Whether it is one of the two types of 8 bits that mix."""
+    return dtype == DType.float8_e4m3fn or dtype == DType.float8_e5m2
+
+
+@fieldwise_init
+struct Conv2dConfig(ImplicitlyCopyable, Movable, Writable):
     """How blocks of the Blackwell kernel are built.
 
     As an implicit GEMM, M are output pixels, N filters, K products. A block, or
     a pair of blocks that multiply together (`cta_group` 2), computes a tile of
     `mma_shape` M by N. Of a pair each block holds half of the tile's pixels,
-    with all of its filters, and loads half of the filters.
+    with all of its filters, and loads half of the filters."""
 
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of output and residual.
-    """
-
+    var types: GemmTypes
     var block_tile_shape: IndexList[3]
     """M, N and K of what one block loads in a step of the sum."""
     var mma_shape: IndexList[3]
@@ -97,6 +142,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     @staticmethod
     def pipelined(
+        types: GemmTypes,
         mma_n: Int,
         *,
         cta_group: Int = 1,
@@ -104,38 +150,33 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         cluster_n: Int = 1,
         cluster_k: Int = 1,
         k_group_size: Int = 1,
-        output_filters: Int = 32,
-        epi_load_stages: Int = 2,
         block_swizzle_size: Int = 1,
     ) -> Self:
         """A configuration with as many input stages as shared memory holds.
 
         Args:
+            types: Of the operands.
             mma_n: Filters of a tile.
             cta_group: Blocks that multiply together.
             cluster_m: Blocks of a cluster along the pixels; 0: `cta_group`.
             cluster_n: Blocks of a cluster along the filters.
             cluster_k: Blocks of a cluster that share a tile's sum.
             k_group_size: Steps of the sum in a stage.
-            output_filters: Filters of a sub-tile.
-            epi_load_stages: Residual buffers.
             block_swizzle_size: As the field.
 
         Returns:
             The configuration; `refusal` says whether it can be built.
         """
+        var bytes = element_bytes(types.act)
         var config = Self(
+            types=types,
             block_tile_shape=IndexList[3](
-                TMEM_LANES,
-                mma_n // cta_group,
-                ROW_BYTES // size_of[Self.act_type](),
+                TMEM_LANES, mma_n // cta_group, ROW_BYTES // bytes
             ),
             mma_shape=IndexList[3](
-                TMEM_LANES * cta_group,
-                mma_n,
-                MMA_K_BYTES // size_of[Self.act_type](),
+                TMEM_LANES * cta_group, mma_n, MMA_K_BYTES // bytes
             ),
-            output_tile_shape=IndexList[2](TMEM_LANES, output_filters),
+            output_tile_shape=IndexList[2](TMEM_LANES, SUBTILE_FILTERS),
             cluster_shape=IndexList[3](
                 cluster_m if cluster_m > 0 else cta_group, cluster_n, cluster_k
             ),
@@ -145,7 +186,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             num_accum_pipeline_stages=2,
             num_clc_pipeline_stages=3,
             num_output_stages=2,
-            num_epi_load_stages=epi_load_stages,
+            num_epi_load_stages=2,
             block_swizzle_size=block_swizzle_size,
         )
         for groups in range(2, MAX_GROUPS + 1):
@@ -157,14 +198,14 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         return config
 
     @staticmethod
-    def default_1sm() -> Self:
+    def default_1sm(types: GemmTypes) -> Self:
         """One block a tile of 128 pixels and 128 filters."""
-        return Self.pipelined(128)
+        return Self.pipelined(types, 128)
 
     @staticmethod
-    def default_2sm() -> Self:
+    def default_2sm(types: GemmTypes) -> Self:
         """Two blocks a tile of 256 pixels and 256 filters."""
-        return Self.pipelined(256, cta_group=2)
+        return Self.pipelined(types, 256, cta_group=2)
 
     def num_group_pipeline_stages(self) -> Int:
         """Stages of the input ring: groups of `k_group_size` steps."""
@@ -236,7 +277,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def output_row_bytes(self) -> Int:
         """Bytes of a pixel in a sub-tile."""
-        return self.output_tile_shape[1] * size_of[Self.out_type]()
+        return self.output_tile_shape[1] * element_bytes(self.types.out)
 
     def src_expected_bytes(self) -> Int:
         """Bytes of a sub-tile of residual or output."""
@@ -285,7 +326,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def refusal(self) -> String:
         """Why no kernel can be built so; empty if one can."""
-        var refused = self._refused_types()
+        var refused = self.types.refusal()
         if not refused:
             refused = self._refused_shapes()
         if not refused:
@@ -294,40 +335,12 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             refused = self._refused_stages()
         return refused
 
-    def _refused_types(self) -> String:
-        """Why no instruction multiplies or stores these types."""
-        comptime act = Self.act_type
-        comptime filter = Self.filter_type
-        comptime narrow = (
-            act == DType.float8_e4m3fn or act == DType.float8_e5m2
-        ) and (filter == DType.float8_e4m3fn or filter == DType.float8_e5m2)
-        comptime same = act == filter and (
-            act.is_half_float()
-            or act == DType.float32
-            or act == DType.int8
-            or act == DType.uint8
-        )
-        comptime if not (narrow or same):
-            return String(
-                t"types: no instruction multiplies {act} by {filter}; two of"
-                t" bfloat16, float16, float32, int8 or uint8, or two of"
-                t" float8_e4m3fn and float8_e5m2, are"
-            )
-        comptime if not (
-            Self.out_type.is_half_float() or Self.out_type == DType.float32
-        ):
-            return String(
-                t"types: output {Self.out_type} is not bfloat16, float16 or"
-                t" float32"
-            )
-        return String()
-
     def _refused_shapes(self) -> String:
         """Why tile, instruction and sub-tile do not fit one another."""
         var tile = self.block_tile_shape
         var mma = self.mma_shape
-        var depth = ROW_BYTES // size_of[Self.act_type]()
-        var mma_depth = MMA_K_BYTES // size_of[Self.act_type]()
+        var depth = ROW_BYTES // element_bytes(self.types.act)
+        var mma_depth = MMA_K_BYTES // element_bytes(self.types.act)
         if self.cta_group != 1 and self.cta_group != 2:
             return String(t"cta_group: {self.cta_group} is not 1 or 2")
         if mma[0] != TMEM_LANES * self.cta_group:
@@ -345,7 +358,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         if mma[2] != mma_depth:
             return String(
                 t"mma_shape: K {mma[2]} is not {mma_depth}, {MMA_K_BYTES} bytes"
-                t" of {Self.act_type}"
+                t" of {self.types.act}"
             )
         if tile[0] * self.cta_group != mma[0]:
             return String(
@@ -360,7 +373,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         if tile[2] != depth:
             return String(
                 t"block_tile_shape: K {tile[2]} is not {depth}, a row of"
-                t" {ROW_BYTES} bytes of {Self.act_type}; longer steps are"
+                t" {ROW_BYTES} bytes of {self.types.act}; longer steps are"
                 t" k_group_size"
             )
         if self.output_tile_shape[0] != tile[0]:
@@ -380,7 +393,7 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         if row != 32 and row != 64 and row != 128:
             return String(
                 t"output_tile_shape: {self.output_tile_shape[1]} filters of"
-                t" {Self.out_type} are {row} bytes, not a swizzle's 32, 64 or"
+                t" {self.types.out} are {row} bytes, not a swizzle's 32, 64 or"
                 t" 128"
             )
         return String()
@@ -493,18 +506,13 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
         var refused = self.refusal()
         if refused:
             return refused
-        if problem.group_filters() * size_of[Self.out_type]() % COPY_BYTES != 0:
-            var each = " in each group" if problem.groups > 1 else ""
-            return String(
-                t"TMA takes pixels of multiples of {COPY_BYTES}"
-                t" bytes; here {problem.group_filters()} output"
-                t" channels{each}"
-            )
-        var traversal = Traversal(problem)
-        var refusal = traversal.refusal[Self.act_type](0)
+        var traversal = self.traversal(problem)
+        var refusal = traversal.output_refusal(element_bytes(self.types.out))
+        if not refusal:
+            refusal = traversal.refusal(0)
         if refusal:
             return refusal
-        var steps = traversal.taps() * traversal.slices[Self.act_type]()
+        var steps = traversal.steps()
         if steps < self.split_k():
             return String(
                 t"cluster_shape: {self.split_k()} blocks along K, but a tile's"
@@ -520,13 +528,13 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
             )
         return None
 
-    def geometry(self, traversal: Traversal) -> TileGeometry:
-        """A problem cut into tiles.
+    def traversal(self, problem: ConvProblem) -> Traversal:
+        """How its loads traverse a problem's activation."""
+        return Traversal(problem, self.types.act)
 
-        Args:
-            traversal: The problem's.
-        """
-        var cut = TileGeometry.of[Self.act_type](
+    def geometry(self, traversal: Traversal) -> TileGeometry:
+        """A problem cut into tiles."""
+        var cut = TileGeometry.of(
             traversal, 0, self.cluster_pixels(), self.cluster_filters()
         )
         cut.split(0, self.split_k())
@@ -534,19 +542,11 @@ struct Conv2dConfig[act_type: DType, filter_type: DType, out_type: DType](
 
     def blocks(self, traversal: Traversal) -> Int:
         """Blocks of the grid: a cluster for each of the cut's tiles, which
-        running clusters take over from those that have not started.
-
-        Args:
-            traversal: The problem's.
-        """
+        running clusters take over from those that have not started."""
         return Int(self.geometry(traversal).tiles()) * self.cluster_size()
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         writer.write(
             t"tile {self.mma_shape[0]}x{self.mma_shape[1]},"
             t" {self.cta_group} blocks, cluster"

@@ -62,10 +62,8 @@ comptime EPILOGUE_NAME = 1
 struct TileEpilogue[
     Output: OutputTarget,
     Visitor: EpilogueVisitor,
-    act_type: DType,
-    filter_type: DType,
     //,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    config: Conv2dConfig,
     *,
     has_residual: Bool,
     register_based: Bool,
@@ -77,8 +75,6 @@ struct TileEpilogue[
     Parameters:
         Output: The output, and what the graph compiler fused behind it.
         Visitor: What is made of the values before they are rounded.
-        act_type: Of the activation.
-        filter_type: Of the filter.
         config: The configuration.
         has_residual: Whether a residual is added.
         register_based: Whether what is fused behind is computed in registers,
@@ -106,7 +102,7 @@ struct TileEpilogue[
     )
     comptime split_k = Self.config.split_k()
     comptime Values = SIMD[DType.float32, Self.size]
-    comptime sum_type = accumulator_type[Self.act_type]()
+    comptime sum_type = accumulator_type(Self.config.types.act)
     comptime Sums = SIMD[Self.sum_type, Self.size]
     comptime Chunk = SIMD[Self.out_type, Self.width]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
@@ -174,12 +170,7 @@ struct TileEpilogue[
 
     @always_inline
     def start(self, params: Self.Params, geometry: TileGeometry):
-        """What comes before the first tile.
-
-        Args:
-            params: The epilogue's.
-            geometry: The problem.
-        """
+        """What comes before the first tile."""
         comptime if Self.Visitor.starts:
             params.visitor.start(self._visited(geometry, Tile()))
             sync_threads[EPILOGUE_THREADS](EPILOGUE_NAME)

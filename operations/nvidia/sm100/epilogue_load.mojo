@@ -15,26 +15,11 @@ from .smem import SharedStorage
 
 @always_inline
 def subtiles_of[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](geometry: TileGeometry, tile: Tile) -> UInt32:
     """Sub-tiles of a tile that hold filters of its group; at least one, so
     that every tile's accumulator is released alike. A block that shares the
-    tile stores every `split_k`-th of them, from its own part's number on.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-
-    Args:
-        geometry: The problem.
-        tile: The tile.
-    """
+    tile stores every `split_k`-th of them, from its own part's number on."""
     comptime filters = UInt32(config.output_tile_shape[1])
     var end = tile.filter_end(geometry)
     if tile.filter + filters >= end:
@@ -62,11 +47,7 @@ def subtile_at(
 
 @always_inline
 def load_residuals[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](
     ref map: TensorMap,
     geometry: TileGeometry,
@@ -74,12 +55,6 @@ def load_residuals[
     place: ClusterPlace[config],
 ):
     """Fills the residual's buffers, tile after tile. One thread.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
 
     Args:
         map: The residual's descriptor, as the output's.

@@ -91,12 +91,22 @@ comptime TMEM_THREADS = EPILOGUE_THREADS + WARP
 
 
 @fieldwise_init
+struct TileLoads(TrivialRegisterPassable):
+    """Where the loads of a tile's operands are."""
+
+    var first: LoadStart
+    """The first pixel of this block's part."""
+    var filter: UInt32
+    """The tile's first."""
+    var tap: Tap
+    """The next step."""
+
+
+@fieldwise_init
 struct Conv2dFpropKernel[
-    act_type: DType,
-    filter_type: DType,
     Output: OutputTarget,
     Visitor: EpilogueVisitor,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    config: Conv2dConfig,
     *,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
     elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
@@ -105,10 +115,8 @@ struct Conv2dFpropKernel[
     """The kernel of a configuration.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        Output: The output, of bfloat16, float16 or float32, as is the
-            residual, and what the graph compiler fused behind it.
+        Output: The output, of the configuration's type, and what the graph
+            compiler fused behind it.
         Visitor: What is made of the values before they are rounded.
         config: The configuration.
         elementwise_lambda_fn: Stores values, instead of the kernel; with a
@@ -119,14 +127,12 @@ struct Conv2dFpropKernel[
             registers, or after shared memory.
     """
 
-    comptime out_type = Self.Output.dtype
     comptime cta_group = Self.config.cta_group
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
     comptime SPLIT_K = Self.config.split_k()
     comptime CLUSTER_SIZE = Self.config.cluster_size()
     comptime num_group_pipeline_stages = Self.config.num_group_pipeline_stages()
-    comptime NUM_TMEM_COLS = TMEM_COLUMNS
     comptime stage_stride_cols = (
         TMEM_COLUMNS // Self.config.num_accum_pipeline_stages
     )
@@ -258,6 +264,7 @@ struct Conv2dFpropKernel[
         """A block."""
         comptime refusal = Self.config.refusal()
         comptime assert not refusal, refusal
+        comptime assert Self.config.types.out == Self.Output.dtype
         comptime overfull = Self.Work.refusal()
         comptime assert not overfull, overfull
         var storage = Self.Storage()
@@ -301,9 +308,6 @@ struct Conv2dFpropKernel[
 
         Parameters:
             has_residual: Whether there is a residual.
-
-        Args:
-            storage: The block's shared memory.
         """
         var thread = UInt32(thread_idx.x)
         if thread < WARP:
@@ -371,9 +375,9 @@ struct Conv2dFpropKernel[
             var first = geometry.load_start(
                 geometry.pixel(tile.pixel + place.n * part), tile.group
             )
-            var tap = Tap()
+            var loads = TileLoads(first, tile.filter, Tap())
             comptime if Self.SPLIT_K > 1:
-                tap.skip(0, geometry, tile.first)
+                loads.tap.skip(0, geometry, tile.first)
             var left = tile.rounds
             while left > 0:
                 var steps = min(left, UInt32(Self.config.k_group_size))
@@ -384,9 +388,7 @@ struct Conv2dFpropKernel[
                     storage,
                     place,
                     position,
-                    first,
-                    tile.filter,
-                    tap,
+                    loads,
                     steps,
                 )
                 position.step()
@@ -407,9 +409,7 @@ struct Conv2dFpropKernel[
         storage: Self.Storage,
         place: Self.Place,
         position: Self.InputPosition,
-        first: LoadStart,
-        first_filter: UInt32,
-        mut tap: Tap,
+        mut loads: TileLoads,
         steps: UInt32,
     ):
         """Fills a stage of the input ring: activations by im2col, filters by
@@ -422,9 +422,7 @@ struct Conv2dFpropKernel[
             storage: The block's shared memory.
             place: The block's.
             position: Of the stage.
-            first: The first pixel of this block's part.
-            first_filter: The tile's.
-            tap: The stage's first step; moved behind its last.
+            loads: At the stage's first step; moved behind its last.
             steps: Steps of the stage: `k_group_size`, or what is left.
         """
         var ring = storage.inputs()
@@ -439,7 +437,13 @@ struct Conv2dFpropKernel[
         comptime for step in range(Self.config.k_group_size):
             if UInt32(step) < steps:
                 load_activation(
-                    activation, tile, barrier, geometry, place, first, tap
+                    activation,
+                    tile,
+                    barrier,
+                    geometry,
+                    place,
+                    loads.first,
+                    loads.tap,
                 )
                 load_filter(
                     filter,
@@ -447,10 +451,10 @@ struct Conv2dFpropKernel[
                     barrier,
                     geometry,
                     place,
-                    first_filter,
-                    tap,
+                    loads.filter,
+                    loads.tap,
                 )
-                tap.step(0, geometry)
+                loads.tap.step(0, geometry)
                 tile += UInt32(Self.config.step_bytes())
 
     @staticmethod

@@ -3,7 +3,6 @@ launcher for all of the kernel's entry points."""
 
 from max.gpu.host import DeviceContext
 from std.collections import Optional
-from std.sys.info import size_of
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_SM100
@@ -19,7 +18,6 @@ from ..epilogue.fused_output import (
     ElementwiseLambda,
 )
 from ..epilogue.params import EpilogueParams
-from ..im2col.traversal import ROW_BYTES, Traversal
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import (
     alignment_refusal,
@@ -33,7 +31,7 @@ from ..stream import LaunchGrid, Stream
 from ..tma.descriptor import TensorMap
 from ..im2col.descriptors import activation_map, filter_map, output_map
 from .candidates import candidates
-from .config import Conv2dConfig
+from .config import Conv2dConfig, GemmTypes
 from .layout import launch_shape, visitor_refusal
 from .kernel import NUM_THREADS, Conv2dFpropKernel
 from .plan import GemmCandidates, GemmPlan, plan_gemm
@@ -74,14 +72,7 @@ struct Gemm(GpuKernel):
             refusal = alignment_refusal(Self.code, operands)
         if refusal or not problem.has_outputs():
             return refusal
-        return refusal_of_all(
-            GemmCandidates[types.input, types.output](problem, operands, device)
-        )
-
-    @staticmethod
-    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether to choose it where it can run: always."""
-        return True
+        return refusal_of_all(GemmCandidates(problem, operands, device))
 
     @staticmethod
     def plan[
@@ -90,7 +81,7 @@ struct Gemm(GpuKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
         """The candidate that the model finds fastest."""
-        return plan_gemm[types.input, types.output](problem, operands, device)
+        return plan_gemm(problem, operands, device)
 
     @staticmethod
     def launch[
@@ -109,9 +100,8 @@ struct Gemm(GpuKernel):
     ) raises:
         """Encodes the descriptors and enqueues the plan's candidate."""
         comptime assert residual_type == Output.dtype
-        comptime in_type = Source.dtype
         comptime types = type_of(arguments).types(scaled)
-        comptime table = candidates[in_type, in_type, Output.dtype]()
+        comptime table = candidates(GemmTypes.of(types))
         comptime for index in range(len(table)):
             comptime if table[index].offered(types):
                 if plan.candidate == index:
@@ -139,11 +129,11 @@ struct Gemm(GpuKernel):
     def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
         """Writes every configuration, and with a residual the defaults."""
         comptime W = type_of(writer)
-        comptime table = candidates[dtype, dtype, W.out_type]()
+        comptime table = candidates(GemmTypes.of(W.types))
         comptime for index in range(len(table)):
             comptime config = table[index].config
             comptime Kernel = Conv2dFpropKernel[
-                dtype, dtype, W.Output, ConvVisitor[W.out_type], config
+                W.Output, ConvVisitor[W.out_type], config
             ]
             comptime bytes = config.shared_bytes()
             writer.write[Kernel.run](String(t"sm100-{index}"), bytes)
@@ -160,12 +150,9 @@ struct GemmOperands[act_type: DType, filter_type: DType, Output: OutputTarget](
     """The pointers of a launch, beside the visitor's.
 
     Parameters:
-        act_type: Of the activation: bfloat16, float16, float8_e4m3fn,
-            float8_e5m2, int8, uint8, or float32, of which the products take
-            the 19 bits of tf32.
-        filter_type: Of the filter: the activation's, or the other float8.
-        Output: The output, of bfloat16, float16 or float32, and what the graph
-            compiler fused behind it.
+        act_type: Of the activation, as `GemmTypes` has it.
+        filter_type: Of the filter.
+        Output: The output, and what the graph compiler fused behind it.
     """
 
     var activation: Reads[Self.act_type]
@@ -186,7 +173,7 @@ def launch_gemm[
     Output: OutputTarget,
     Visitor: EpilogueVisitor,
     //,
-    config: Conv2dConfig[act_type, filter_type, Output.dtype],
+    config: Conv2dConfig,
     *,
     elementwise_lambda_fn: Optional[ElementwiseLambda] = None,
     elementwise_compute_lambda_fn: Optional[ElementwiseComputeLambda] = None,
@@ -231,8 +218,6 @@ def launch_gemm[
         Why the epilogue's operands cannot be taken, or what the driver refused.
     """
     comptime Kernel = Conv2dFpropKernel[
-        act_type,
-        filter_type,
         Output,
         Visitor,
         config,
@@ -245,9 +230,12 @@ def launch_gemm[
     var refusal = visitor_refusal(visitor, config, problem)
     if refusal:
         raise Error(t"sm100: {refusal.value()}; problem {problem}")
-    comptime stores = not (Kernel.Work.stores or Visitor.discards)
-    var maps = GemmMaps[config, stores_output=stores](
-        queue.ctx, problem, operands, visitor.reads_residual()
+    var maps = GemmMaps[config](
+        queue.ctx,
+        problem,
+        operands,
+        stores_output=not (Kernel.Work.stores or Visitor.discards),
+        adds_residual=visitor.reads_residual(),
     )
     var shape = launch_shape(config, problem)
     var prepared = visitor.prepared(shape, workspace)
@@ -284,61 +272,46 @@ def launch_gemm[
     prepared.conclude(queue, shape)
 
 
-struct GemmMaps[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
-    *,
-    stores_output: Bool,
-]:
-    """The descriptors of a launch.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-        stores_output: Whether the kernel stores the output.
-    """
+struct GemmMaps[config: Conv2dConfig]:
+    """The descriptors of a launch."""
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
-    """Not to be used unless `stores_output`."""
+    """The filter's unless the kernel stores the output."""
     var residual: TensorMap
-    """Not to be used unless a residual is added."""
+    """The output's unless a residual is added."""
 
     def __init__[
-        Output: OutputTarget
+        act_type: DType, filter_type: DType, Output: OutputTarget, //
     ](
         out self,
         ctx: DeviceContext,
         problem: ConvProblem,
-        operands: GemmOperands[Self.act_type, Self.filter_type, Output],
+        operands: GemmOperands[act_type, filter_type, Output],
+        *,
+        stores_output: Bool,
         adds_residual: Bool,
     ) raises:
         """Encodes them.
-
-        Parameters:
-            Output: How the output is reached.
 
         Args:
             ctx: The device.
             problem: The convolution.
             operands: The pointers.
+            stores_output: Whether the kernel stores the output.
             adds_residual: Whether a residual is read.
 
         Raises:
             What the driver refused.
         """
+        comptime channels = Self.config.block_tile_shape[2]
         self.activation = activation_map(
             ctx,
-            Traversal(problem),
+            Self.config.traversal(problem),
             operands.activation,
             Self.config.act_tile_dim0(),
-            ROW_BYTES // size_of[Self.act_type](),
+            channels,
             0,
         )
         self.filter = filter_map(
@@ -346,10 +319,10 @@ struct GemmMaps[
             problem,
             operands.filter,
             Self.config.filter_tile_dim0(),
-            ROW_BYTES // size_of[Self.filter_type](),
+            channels,
         )
         self.output = self.filter
-        comptime if Self.stores_output:
+        if stores_output:
             self.output = Self._matrix_map(
                 ctx, problem, operands.output.data().as_imm()
             )

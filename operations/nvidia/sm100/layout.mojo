@@ -10,39 +10,23 @@ from ..epilogue.params import visitor_refusal as refusal_of_visitor
 from .config import EPILOGUE_THREADS, Conv2dConfig
 
 
-def layout_of[
-    act_type: DType, filter_type: DType, out_type: DType, //
-](config: Conv2dConfig[act_type, filter_type, out_type]) -> VisitLayout:
+def layout_of(config: Conv2dConfig) -> VisitLayout:
     """How the epilogue's values are cut up: a thread has a pixel, with all
-    filters of a sub-tile.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of output and residual.
-
-    Args:
-        config: The configuration.
-    """
+    filters of a sub-tile."""
     return VisitLayout(
         pixels=config.output_tile_shape[0],
         filters=config.output_tile_shape[1],
         filter_subtiles=config.subtiles(),
         threads=EPILOGUE_THREADS,
         thread_filters=config.output_tile_shape[1],
-        out_type=out_type,
+        out_type=config.types.out,
         delayed=False,
     )
 
 
 def launch_shape(config: Conv2dConfig, problem: ConvProblem) -> LaunchShape:
     """A launch as visitors see it: which block stores a tile is found out while
-    the kernel runs, so each tile along the pixels is a reducer.
-
-    Args:
-        config: The configuration.
-        problem: The convolution.
-    """
+    the kernel runs, so each tile along the pixels is a reducer."""
     return LaunchShape(
         problem, ceildiv(problem.gemm_m(), config.block_tile_shape[0])
     )
@@ -54,9 +38,6 @@ def visitor_refusal[
     String
 ]:
     """Why a configuration cannot run with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
 
     Args:
         visitor: The visitor.

@@ -7,7 +7,6 @@ issued is done.
 """
 
 from std.sys._assembly import inlined_assembly
-from std.sys.info import size_of
 
 from ..im2col.traversal import ROW_BYTES
 from ..tma.copy import SharedAddress
@@ -18,75 +17,61 @@ comptime MMA_STEPS = ROW_BYTES // MMA_K_BYTES
 """Instructions of a step of the sum."""
 
 
-def mma_kind[dtype: DType]() -> String:
+def mma_kind(dtype: DType) -> String:
     """The instruction's kind.
 
-    Parameters:
+    Args:
         dtype: Of the activation.
     """
-    comptime if dtype.is_half_float():
+    if dtype.is_half_float():
         return "f16"
-    elif dtype == DType.float32:
+    if dtype == DType.float32:
         return "tf32"
-    elif dtype == DType.int8 or dtype == DType.uint8:
+    if accumulator_type(dtype) == DType.int32:
         return "i8"
-    else:
-        return "f8f6f4"
+    return "f8f6f4"
 
 
-def accumulator_type[dtype: DType]() -> DType:
+def accumulator_type(dtype: DType) -> DType:
     """The type of sums.
 
-    Parameters:
+    Args:
         dtype: Of the activation.
     """
-    comptime if dtype == DType.int8 or dtype == DType.uint8:
+    if dtype == DType.int8 or dtype == DType.uint8:
         return DType.int32
-    else:
-        return DType.float32
+    return DType.float32
 
 
-def operand_format[dtype: DType]() -> UInt32:
+def operand_format(dtype: DType) -> UInt32:
     """An operand's code in the instruction descriptor.
 
-    Parameters:
+    Args:
         dtype: Of the operand.
     """
-    comptime if dtype == DType.float32:
+    if dtype == DType.float32:
         return 2
-    elif (
+    if (
         dtype == DType.bfloat16
         or dtype == DType.float8_e5m2
         or dtype == DType.int8
     ):
         return 1
-    else:
-        return 0
+    return 0
 
 
-def instruction_descriptor[
-    act_type: DType, filter_type: DType
-](rows: Int, columns: Int) -> UInt32:
+def instruction_descriptor(config: Conv2dConfig) -> UInt32:
     """The instruction descriptor (PTX ISA, "Instruction descriptor"): D's type
     in bits 4-5, A's in 7-9, B's in 10-12, N/8 in 17-22, M/16 in 24-28; neither
-    operand is negated or transposed.
-
-    Parameters:
-        act_type: Of A.
-        filter_type: Of B.
-
-    Args:
-        rows: M.
-        columns: N.
-    """
-    comptime integer = accumulator_type[act_type]() == DType.int32
+    operand is negated or transposed."""
+    var integer = accumulator_type(config.types.act) == DType.int32
     var sums = UInt32(2 if integer else 1)
     return (
         sums << 4
-        | operand_format[act_type]() << 7
-        | operand_format[filter_type]() << 10
-        | UInt32(columns // 8) << 17
-        | UInt32(rows // 16) << 24
+        | operand_format(config.types.act) << 7
+        | operand_format(config.types.filter) << 10
+        | UInt32(config.mma_shape[1] // 8) << 17
+        | UInt32(config.mma_shape[0] // 16) << 24
     )
 
 
@@ -107,11 +92,7 @@ def matrix_descriptor(address: SharedAddress) -> UInt64:
 
 @always_inline
 def multiply_step[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](
     accumulator: UInt32,
     activations: SharedAddress,
@@ -120,12 +101,6 @@ def multiply_step[
 ):
     """Starts multiplying a step of the sum. One thread, of a pair of blocks
     the first one's.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
 
     Args:
         accumulator: Its address in tensor memory.
@@ -138,12 +113,10 @@ def multiply_step[
         "tcgen05.mma.cta_group::",
         config.cta_group,
         ".kind::",
-        mma_kind[act_type](),
+        mma_kind(config.types.act),
         " [$0], $1, $2, $3, accumulate;\n}",
     )
-    comptime instruction = instruction_descriptor[act_type, filter_type](
-        config.mma_shape[0], config.mma_shape[1]
-    )
+    comptime instruction = instruction_descriptor(config)
     var a = matrix_descriptor(activations)
     var b = matrix_descriptor(filters)
     comptime for k in range(MMA_STEPS):

@@ -6,12 +6,11 @@ Multiplies, loads and stores overlap; the slowest of them is a tile's time.
 """
 
 from std.math import ceildiv
-from std.sys.info import size_of
 
+from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem
-from ..im2col.traversal import Traversal
-from ..limits import MMA_K_BYTES
 from .config import SUM_BYTES, Conv2dConfig
+from .mma import MMA_STEPS
 
 comptime CLOCK = 1.85e9
 """Cycles of a second (B200, boost)."""
@@ -20,7 +19,6 @@ comptime ROW_CYCLES_PER_MMA = 0.25
 """Cycles of an instruction for each of its columns: 128 rows by 32 bytes of
 products a block, or 8192 multiply-adds of 16 bits a cycle, as 148 units of them
 make 2.25e15 operations of a second dense (B200's data sheet: 2.25 PFLOP/s)."""
-
 
 comptime LOAD_BYTES_PER_CYCLE = 128.0
 """That a multiprocessor's shared memory takes; L2 is assumed to keep up."""
@@ -76,22 +74,13 @@ struct Prediction(ImplicitlyCopyable, Movable):
         return "load" if self.load >= cycles else "store"
 
 
-def predict[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-](
-    config: Conv2dConfig[act_type, filter_type, out_type],
+def predict(
+    config: Conv2dConfig,
     problem: ConvProblem,
     multiprocessors: Int,
     residual: Bool = False,
 ) -> Prediction:
     """What the model says about a configuration.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
 
     Args:
         config: The configuration, whose `problem_refusal` has nothing against
@@ -100,60 +89,22 @@ def predict[
         multiprocessors: Of the device.
         residual: Whether one is added.
     """
-    var traversal = Traversal(problem)
-    var split_k = config.split_k()
-    # The longest part's.
-    var steps = Float64(
-        ceildiv(traversal.taps() * traversal.slices[act_type](), split_k)
-    )
-    var columns = Float64(config.mma_shape[1])
+    var traversal = config.traversal(problem)
     var size = config.cluster_size()
     var tiles = config.blocks(traversal) // size
     var waves = ceildiv(tiles, max(1, multiprocessors // size))
-    comptime instructions = Float64(128 // MMA_K_BYTES)
-    var multiply = steps * instructions * columns * ROW_CYCLES_PER_MMA
-    # A block that shares a tile loads its part of it.
-    var loaded = (
-        config.act_tile_bytes() // config.cluster_shape[1]
-        + config.filter_tile_bytes()
-        * config.cta_group
-        // config.cluster_shape[0]
-    )
-    var load = steps * Float64(loaded) / LOAD_BYTES_PER_CYCLE
-    var rows = Float64(config.block_tile_shape[0])
-    var values = rows * columns
-    var bytes = values * Float64(size_of[out_type]())
-    if residual:
-        load += bytes / Float64(split_k) / LOAD_BYTES_PER_CYCLE
-    # Blocks that share a tile store a part of it each.
-    var store = values * Float64(SUM_BYTES) / TMEM_BYTES_PER_CYCLE + (
-        columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
-        + bytes / STORE_BYTES_PER_CYCLE
-    ) / Float64(split_k)
-    if split_k > 1:
-        var sent = (
-            values
-            * Float64(SUM_BYTES)
-            * Float64(split_k - 1)
-            / Float64(split_k)
-        )
-        store += EXCHANGE_CYCLES + sent * (
-            1 / STORE_BYTES_PER_CYCLE + 1 / LOAD_BYTES_PER_CYCLE
-        )
+    # The longest part's.
+    var steps = Float64(ceildiv(traversal.steps(), config.split_k()))
+    var columns = Float64(config.mma_shape[1])
+    var multiply = steps * Float64(MMA_STEPS) * columns * ROW_CYCLES_PER_MMA
+    var load = _load_cycles(config, steps, residual)
+    var store = _store_cycles(config)
     var cycles = max(max(multiply, load), store)
     # The first tile's loads and the last one's stores overlap with nothing.
     var seconds = (Float64(waves) * cycles + store) / CLOCK
-    var output = Float64(problem.gemm_m() * problem.filters) * Float64(
-        size_of[out_type]()
+    var memory = _memory_bytes(config, problem, residual) / (
+        MEMORY_BYTES_PER_SECOND
     )
-    var pixels = problem.input[0] * problem.input[1] * problem.input[2]
-    var memory = (
-        Float64(problem.batch * pixels * problem.channels)
-        * Float64(size_of[act_type]())
-        + Float64(problem.filters * problem.gemm_k())
-        * Float64(size_of[filter_type]())
-        + output * (2.0 if residual else 1.0)
-    ) / MEMORY_BYTES_PER_SECOND
     return Prediction(
         tiles=tiles,
         waves=waves,
@@ -162,4 +113,75 @@ def predict[
         store=store,
         memory=memory,
         seconds=max(seconds, memory) + LAUNCH_SECONDS,
+    )
+
+
+def _tile_values(config: Conv2dConfig) -> Float64:
+    """Of a block's part of a tile."""
+    return Float64(config.block_tile_shape[0]) * Float64(config.mma_shape[1])
+
+
+def _tile_bytes(config: Conv2dConfig) -> Float64:
+    """Of the same, in the output's type."""
+    return _tile_values(config) * Float64(element_bytes(config.types.out))
+
+
+def _load_cycles(
+    config: Conv2dConfig, steps: Float64, residual: Bool
+) -> Float64:
+    """Of a tile's operands and its residual."""
+    # A block that shares a tile loads its part of it.
+    var loaded = (
+        config.act_tile_bytes() // config.cluster_shape[1]
+        + config.filter_tile_bytes()
+        * config.cta_group
+        // config.cluster_shape[0]
+    )
+    var cycles = steps * Float64(loaded) / LOAD_BYTES_PER_CYCLE
+    if residual:
+        cycles += (
+            _tile_bytes(config)
+            / Float64(config.split_k())
+            / LOAD_BYTES_PER_CYCLE
+        )
+    return cycles
+
+
+def _store_cycles(config: Conv2dConfig) -> Float64:
+    """Out of tensor memory, through what is fused, to memory."""
+    var split_k = Float64(config.split_k())
+    var columns = Float64(config.mma_shape[1])
+    var sums = _tile_values(config) * Float64(SUM_BYTES)
+    # Blocks that share a tile store a part of it each.
+    var cycles = (
+        sums / TMEM_BYTES_PER_CYCLE
+        + (
+            columns * VISIT_INSTRUCTIONS * VISIT_CYCLES
+            + _tile_bytes(config) / STORE_BYTES_PER_CYCLE
+        )
+        / split_k
+    )
+    if config.split_k() > 1:
+        var sent = sums * (split_k - 1) / split_k
+        cycles += EXCHANGE_CYCLES + sent * (
+            1 / STORE_BYTES_PER_CYCLE + 1 / LOAD_BYTES_PER_CYCLE
+        )
+    return cycles
+
+
+def _memory_bytes(
+    config: Conv2dConfig, problem: ConvProblem, residual: Bool
+) -> Float64:
+    """Of every operand, once."""
+    var output = problem.gemm_m() * problem.filters
+    output *= element_bytes(config.types.out)
+    if residual:
+        output *= 2
+    var pixels = problem.input[0] * problem.input[1] * problem.input[2]
+    var activation = problem.batch * pixels * problem.channels
+    var filter = problem.filters * problem.gemm_k()
+    return Float64(
+        activation * element_bytes(config.types.act)
+        + filter * element_bytes(config.types.filter)
+        + output
     )

@@ -8,15 +8,9 @@ from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, Found, cheapest
 from ..epilogue.params import residual_refusal
 from ..im2col.tiles import TileGeometry
-from ..im2col.traversal import Traversal
 from .candidates import Candidate, candidates
-from .config import Conv2dConfig
+from .config import Conv2dConfig, GemmTypes
 from .model import predict
-
-comptime AnyConfig = Conv2dConfig[
-    DType.bfloat16, DType.bfloat16, DType.bfloat16
-]
-"""A configuration whose types do not matter: it is only written."""
 
 
 @fieldwise_init
@@ -25,30 +19,22 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
 
     var candidate: Int
     """The configuration's index in the table."""
-    var config: AnyConfig
-    """The configuration, for people."""
+    var config: Conv2dConfig
     var seconds: Float64
     """The model's."""
     var geometry: TileGeometry
     var blocks: Int
     """Of the grid."""
 
-    def __init__[
-        act_type: DType, filter_type: DType, out_type: DType
-    ](
+    def __init__(
         out self,
-        config: Conv2dConfig[act_type, filter_type, out_type],
+        config: Conv2dConfig,
         problem: ConvProblem,
         *,
         candidate: Int = -1,
         seconds: Float64 = 0,
     ):
         """Cuts a problem for a configuration.
-
-        Parameters:
-            act_type: Of the activation.
-            filter_type: Of the filter.
-            out_type: Of the output.
 
         Args:
             config: The configuration, whose `problem_refusal` has nothing
@@ -57,19 +43,15 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             candidate: The configuration's index in the table, if it is one.
             seconds: The model's.
         """
-        var traversal = Traversal(problem)
+        var traversal = config.traversal(problem)
         self.candidate = candidate
-        self.config = Pointer(to=config).unsafe_bitcast[AnyConfig]()[]
+        self.config = config
         self.seconds = seconds
         self.geometry = config.geometry(traversal)
         self.blocks = config.blocks(traversal)
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         var microseconds = round(self.seconds * 1e7) / 10
         writer.write(
             t"{self.config}: {microseconds} us by a model that no timing has"
@@ -77,19 +59,14 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
-    """What the Blackwell implicit GEMM can run a problem with.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-    """
-
-    comptime Row = Candidate[Self.in_type, Self.in_type, Self.out_type]
+struct GemmCandidates(Candidates):
+    """What the Blackwell implicit GEMM can run a problem with."""
 
     var rows: List[Int]
     """Of the table, which are offered."""
-    var table: List[Self.Row]
+    var table: List[Candidate]
+    var refusals: List[Optional[String]]
+    """Why a row of the table cannot run for another reason: a visitor's."""
     var problem: ConvProblem
     var residual: Bool
     var device: Device
@@ -97,18 +74,15 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
     def __init__(
         out self, problem: ConvProblem, operands: Operands, device: Device
     ):
-        """The rows that are offered for the operands' types.
-
-        Args:
-            problem: The convolution.
-            operands: Its operands.
-            device: The device.
-        """
+        """The rows that are offered for the operands' types."""
         self.rows = List[Int]()
-        self.table = candidates[Self.in_type, Self.in_type, Self.out_type]()
+        self.table = candidates(GemmTypes.of(operands.types))
         for row in range(len(self.table)):
             if self.table[row].offered(operands.types):
                 self.rows.append(row)
+        self.refusals = List[Optional[String]](
+            length=len(self.table), fill=Optional[String]()
+        )
         self.problem = problem
         self.residual = operands.residual
         self.device = device
@@ -119,15 +93,13 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or shares tiles where every
-        multiprocessor has one.
-
-        Args:
-            index: Of the candidate.
-        """
+        multiprocessor has one."""
         ref config = self.table[self.rows[index]].config
         var refusal = config.problem_refusal(self.problem)
         if not refusal and self.residual:
             refusal = residual_refusal(config.num_epi_load_stages)
+        if not refusal:
+            refusal = self.refusals[self.rows[index]]
         if refusal or config.split_k() == 1:
             return refusal
         var waves = predict(config, self.problem, self.device.units).waves
@@ -171,14 +143,10 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
         )
 
 
-def plan_gemm[
-    in_type: DType, out_type: DType
-](problem: ConvProblem, operands: Operands, device: Device) raises -> GemmPlan:
+def plan_gemm(
+    problem: ConvProblem, operands: Operands, device: Device
+) raises -> GemmPlan:
     """The candidate that the model finds fastest.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, with at least one output.
@@ -188,5 +156,5 @@ def plan_gemm[
     Raises:
         If no candidate can run the problem: why.
     """
-    var table = GemmCandidates[in_type, out_type](problem, operands, device)
+    var table = GemmCandidates(problem, operands, device)
     return table.plan(cheapest(table))

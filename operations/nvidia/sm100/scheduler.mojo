@@ -22,22 +22,11 @@ from .smem import SharedStorage
 
 @fieldwise_init
 struct ClusterPlace[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](TrivialRegisterPassable):
     """A block's place in its cluster: ranks count along M first, so that the
     blocks of a pair have ranks that differ in the last bit, then along N, then
-    the blocks that share a tile.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-    """
+    the blocks that share a tile."""
 
     comptime blocks_m = Self.config.cluster_shape[0]
     comptime blocks_n = Self.config.cluster_shape[1]
@@ -143,21 +132,11 @@ def _strided_bits(count: Int, step: Int) -> Int:
 
 @always_inline
 def tile_of[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](geometry: TileGeometry, place: ClusterPlace[config], index: UInt32) -> Tile:
     """A block's part of the tiles of a cluster. Filters are innermost, so that
     clusters that run at the same time read the same activations; within
     bands of `block_swizzle_size` clusters along M, M is.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
 
     Args:
         geometry: The problem.
@@ -195,25 +174,10 @@ def tile_of[
 
 @always_inline
 def share_of[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](geometry: TileGeometry, place: ClusterPlace[config]) -> Tuple[UInt32, UInt32]:
     """What of every tile's sum a block adds up: the steps in front of its own,
-    and its own.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-
-    Args:
-        geometry: The problem.
-        place: The block's.
-    """
+    and its own."""
     comptime if config.split_k() == 1:
         return UInt32(0), geometry.rounds(0)
     return geometry.split_k.share(place.split)
@@ -283,20 +247,9 @@ def read_answer[cluster_size: Int](answer: SharedAddress) -> Work:
 
 
 struct WorkQueue[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](TrivialRegisterPassable):
-    """One role's way through the scheduler's answers.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-    """
+    """One role's way through the scheduler's answers."""
 
     comptime Storage = SharedStorage[Self.config]
     comptime Position = RingPosition[Self.config.num_clc_pipeline_stages]
@@ -309,11 +262,7 @@ struct WorkQueue[
 
     @always_inline
     def __init__(out self, storage: Self.Storage):
-        """Starts with the cluster's own work.
-
-        Args:
-            storage: The block's shared memory.
-        """
+        """Starts with the cluster's own work."""
         comptime size = UInt32(Self.config.cluster_size())
         self.storage = storage
         self.work = Work(UInt32(block_idx.x) // size, True)
@@ -356,25 +305,11 @@ struct WorkQueue[
 
 @always_inline
 def schedule[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](storage: SharedStorage[config]):
     """Asks for work until there is none: one thread of the cluster's first
     block. It asks only once the present work's loads have begun, so that no
-    cluster takes work that another could begin sooner.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-
-    Args:
-        storage: The block's shared memory.
-    """
+    cluster takes work that another could begin sooner."""
     comptime blocks = config.cluster_size()
     var answers = storage.answers()
     var throttle = storage.throttle()

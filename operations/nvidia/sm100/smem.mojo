@@ -13,20 +13,9 @@ from .config import CLC_RESPONSE_BYTES, Conv2dConfig
 
 @fieldwise_init
 struct SharedStorage[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](TrivialRegisterPassable):
-    """A block's shared memory.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-    """
+    """A block's shared memory."""
 
     comptime InputRing = Ring[
         Self.config.num_group_pipeline_stages(),

@@ -30,26 +30,19 @@ from .smem import SharedStorage
 
 @fieldwise_init
 struct PartialSums[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](TrivialRegisterPassable):
     """One thread of the epilogue in the exchange of sums. All threads of its
     warp call each method together.
 
     Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
         config: The configuration, with `split_k` above 1.
     """
 
     comptime size = Self.config.output_tile_shape[1]
     """Filters of a sub-tile."""
     comptime split_k = UInt32(Self.config.split_k())
-    comptime sum_type = accumulator_type[Self.act_type]()
+    comptime sum_type = accumulator_type(Self.config.types.act)
     comptime Values = SIMD[Self.sum_type, Self.size]
 
     var storage: SharedStorage[Self.config]

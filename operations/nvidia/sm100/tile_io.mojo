@@ -1,7 +1,5 @@
 """Loads of activation and filter tiles into the input ring's stages."""
 
-from std.sys.info import size_of
-
 from ..im2col.loads import load_filters, load_pixels
 from ..im2col.tiles import LoadStart, Tap, TileGeometry
 from ..im2col.traversal import ROW_BYTES
@@ -14,19 +12,9 @@ from .scheduler import ClusterPlace
 
 @always_inline
 def input_barrier[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](full: SharedAddress, place: ClusterPlace[config]) -> SharedAddress:
     """The barrier that counts a stage's bytes: of a pair, the first block's.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
 
     Args:
         full: The stage's barrier in this block.
@@ -39,11 +27,7 @@ def input_barrier[
 
 @always_inline
 def load_activation[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](
     ref map: TensorMap,
     tile: SharedAddress,
@@ -56,12 +40,6 @@ def load_activation[
     """Loads the activations of a step: the tile's pixels, moved by a tap, one
     slice of their channels. Blocks along N share them, and load a part each.
 
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-
     Args:
         map: The activation's descriptor, im2col.
         tile: Where to.
@@ -71,7 +49,7 @@ def load_activation[
         first: The first pixel of this block's part.
         tap: The step.
     """
-    comptime channels = ROW_BYTES // size_of[act_type]()
+    comptime channels = config.block_tile_shape[2]
     comptime part_bytes = config.act_tile_dim0() * ROW_BYTES
     comptime multicast = config.cluster_shape[1] > 1
     var part = tile
@@ -91,11 +69,7 @@ def load_activation[
 
 @always_inline
 def load_filter[
-    act_type: DType,
-    filter_type: DType,
-    out_type: DType,
-    //,
-    config: Conv2dConfig[act_type, filter_type, out_type],
+    config: Conv2dConfig,
 ](
     ref map: TensorMap,
     tile: SharedAddress,
@@ -109,12 +83,6 @@ def load_filter[
     of them, one tap, one slice of their channels. Blocks along M, or pairs,
     share them, and load a part each.
 
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
-        config: The configuration.
-
     Args:
         map: The filter's descriptor, `[K, T*R*S, C/groups]`.
         tile: Where to.
@@ -124,7 +92,7 @@ def load_filter[
         first: The tile's first filter.
         tap: The step.
     """
-    comptime channels = ROW_BYTES // size_of[filter_type]()
+    comptime channels = config.block_tile_shape[2]
     comptime part_filters = config.filter_tile_dim0()
     comptime multicast = config.cluster_shape[0] > config.cta_group
     var part = tile

@@ -2,35 +2,25 @@
 `plan_visited`, a workspace of `visitor_workspace` elements, and
 `launch_visited`. An example is in `sm90.gemm.visit`."""
 
-from std.collections import Optional
-
 from ...conv.access import OutputTarget
 from ...conv.memory import Writes
-from ...conv.operands import Device, Operands, OperandTypes
+from ...conv.operands import Device
 from ...conv.problem import ConvProblem
-from ...conv.search import Candidates, cheapest
+from ...conv.search import cheapest
 from ..epilogue.callbacks import EpilogueVisitor
+from ..epilogue.work import visited_operands, visited_types
 from ..limits import MAX_SHARED_BYTES
 from ..stream import Stream
 from .candidates import CANDIDATES, candidate, candidates
-from .config import Conv2dConfig
+from .config import Conv2dConfig, GemmTypes
 from .launch import GemmOperands, launch_gemm
 from .layout import launch_shape, layout_of, visitor_refusal
 from .plan import GemmCandidates, GemmPlan
 
 
-def with_room[
-    act_type: DType, filter_type: DType, out_type: DType, //
-](config: Conv2dConfig[act_type, filter_type, out_type], bytes: Int) -> type_of(
-    config
-):
+def with_room(config: Conv2dConfig, bytes: Int) -> Conv2dConfig:
     """A configuration with as many stages less as leave a block some shared
     memory; if there are none left to drop, `visitor_refusal` will say so.
-
-    Parameters:
-        act_type: Of the activation.
-        filter_type: Of the filter.
-        out_type: Of the output.
 
     Args:
         config: The configuration.
@@ -45,87 +35,11 @@ def with_room[
 
 
 def visited_config[
-    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
-](index: Int) -> Conv2dConfig[in_type, in_type, out_type]:
-    """A candidate's configuration, with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
-
-    Args:
-        index: Of the candidate.
-    """
-    var config = candidate[in_type, in_type, out_type](index)
+    Visitor: EpilogueVisitor
+](types: GemmTypes, index: Int) -> Conv2dConfig:
+    """A candidate's configuration, with room for a visitor."""
+    var config = candidate(types, index)
     return with_room(config, Visitor.shared_bytes(layout_of(config)))
-
-
-struct VisitedCandidates[
-    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
-](Candidates):
-    """The candidates of the implicit GEMM, each with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
-    """
-
-    var base: GemmCandidates[Self.in_type, Self.out_type]
-    var visitor: Self.Visitor
-
-    def __init__(
-        out self, problem: ConvProblem, visitor: Self.Visitor, device: Device
-    ):
-        """The rows of the table that visitors are compiled with.
-
-        Args:
-            problem: The convolution.
-            visitor: The visitor.
-            device: The device.
-        """
-        # Few rows, as for what the graph compiler fuses: a visitor compiles
-        # them anew.
-        var operands = Operands.bare(
-            OperandTypes.unfused(Self.in_type, Self.out_type, fused_output=True)
-        )
-        operands.residual = visitor.reads_residual()
-        self.base = GemmCandidates[Self.in_type, Self.out_type](
-            problem, operands, device
-        )
-        for row in self.base.rows:
-            self.base.table[row].config = visited_config[
-                Self.Visitor, Self.in_type, Self.out_type
-            ](row)
-        self.visitor = visitor
-
-    def count(self) -> Int:
-        """The number of rows."""
-        return self.base.count()
-
-    def refusal(self, index: Int) -> Optional[String]:
-        """Why a candidate cannot run the problem with the visitor.
-
-        Args:
-            index: Of the candidate.
-        """
-        var refusal = self.base.refusal(index)
-        if refusal:
-            return refusal
-        return visitor_refusal(
-            self.visitor,
-            self.base.table[self.base.rows[index]].config,
-            self.base.problem,
-        )
-
-    def cost(self, index: Int) -> Float64:
-        """The model's time, in seconds.
-
-        Args:
-            index: Of a candidate that does not refuse.
-        """
-        return self.base.cost(index)
 
 
 def plan_visited[
@@ -133,11 +47,6 @@ def plan_visited[
 ](problem: ConvProblem, visitor: Visitor, device: Device) raises -> GemmPlan:
     """The candidate that the model finds fastest among those that can take a
     problem with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, valid and with at least one output.
@@ -150,10 +59,15 @@ def plan_visited[
     Raises:
         Why no candidate can.
     """
-    var table = VisitedCandidates[Visitor, in_type, out_type](
-        problem, visitor, device
+    var types = visited_types(in_type, out_type)
+    var table = GemmCandidates(
+        problem, visited_operands(visitor, types), device
     )
-    return table.base.plan(cheapest(table))
+    for row in table.rows:
+        var config = visited_config[Visitor](GemmTypes.of(types), row)
+        table.table[row].config = config
+        table.refusals[row] = visitor_refusal(visitor, config, problem)
+    return table.plan(cheapest(table))
 
 
 def visitor_workspace[
@@ -161,9 +75,6 @@ def visitor_workspace[
 ](plan: GemmPlan, problem: ConvProblem, visitor: Visitor) -> Int:
     """Elements of float32 in device memory that a launch needs beside its
     operands.
-
-    Parameters:
-        Visitor: Of the visitor.
 
     Args:
         plan: What `plan_visited` returned.
@@ -202,16 +113,13 @@ def launch_visited[
     Raises:
         What the driver refused.
     """
-    comptime types = OperandTypes.unfused(
-        in_type, Output.dtype, fused_output=True
-    )
-    comptime table = candidates[in_type, in_type, Output.dtype]()
+    comptime types = visited_types(in_type, Output.dtype)
+    comptime gemm_types = GemmTypes.of(types)
+    comptime table = candidates(gemm_types)
     comptime for index in range(CANDIDATES):
         comptime if table[index].offered(types):
             if plan.candidate == index:
-                comptime config = visited_config[
-                    Visitor, in_type, Output.dtype
-                ](index)
+                comptime config = visited_config[Visitor](gemm_types, index)
                 launch_gemm[config, register_based_epilogue=not Output.stores](
                     plan,
                     problem,

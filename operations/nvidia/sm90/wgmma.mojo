@@ -16,9 +16,6 @@ def matrix_descriptor[
     """A tile's descriptor (PTX ISA, "Matrix descriptor format"): address,
     distance of 8-row groups, 128-byte swizzle.
 
-    Parameters:
-        dtype: Of the elements.
-
     Args:
         address: The tile's.
     """

@@ -68,11 +68,7 @@ struct TensorView[rank: Int](ImplicitlyCopyable, Movable, Writable):
         return result^
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes extents and steps.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes extents and steps."""
         writer.write(t"{self.extents}, steps {self.steps}")
 
 
@@ -93,11 +89,7 @@ struct PixelBox[spatial: Int](ImplicitlyCopyable, Movable, Writable):
     var stride: IndexList[Self.spatial]
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the corners and strides.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the corners and strides."""
         writer.write(
             t"corners {self.lower} to {self.upper}, strides {self.stride}"
         )

@@ -167,11 +167,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
 
     @always_inline
     def __init__(out self, geometry: DiagonalGeometry):
-        """The block's dynamic shared memory.
-
-        Args:
-            geometry: The problem.
-        """
+        """The block's dynamic shared memory."""
         var base = external_memory[
             UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
         ]()
@@ -241,11 +237,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
 
 
 struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
-    """The part of a slab's steps that a thread computes.
-
-    Parameters:
-        config: The configuration.
-    """
+    """The part of a slab's steps that a thread computes."""
 
     comptime load_rows = 1 if Self.config.group_chunks == 1 else STAGE_ROWS
     """Loads for a stage and a column of taps."""

@@ -1,8 +1,8 @@
 """A problem, and its cut into steps, as the diagonal kernel sees them."""
 
 from std.bit import log2_floor
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 
+from ....conv.device_value import DeviceValue
 from ...divisor import Divisor
 from ....conv.problem import ConvProblem
 from .plan import (
@@ -64,7 +64,7 @@ struct DiagonalSchedule(TrivialRegisterPassable):
 
 @fieldwise_init
 struct DiagonalGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
     """A problem as the diagonal kernel sees it."""
 
@@ -125,29 +125,11 @@ struct DiagonalGeometry(
     """Bytes of a step's outputs."""
     var batch_bytes: UInt32
 
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "DiagonalGeometry"
-
     @staticmethod
     def of(
         config: DiagonalConfig, problem: ConvProblem, plan: DiagonalTiling
     ) -> DiagonalGeometry:
-        """Builds the geometry from a problem and its cut.
-
-        Args:
-            config: The configuration.
-            problem: The convolution.
-            plan: Its cut.
-        """
+        """Builds the geometry from a problem and its cut."""
         # A set is of two images, or of two times 8 columns of one.
         var pairs = plan.images > 1 and plan.columns == MATRIX
         var half_bytes = MATRIX * config.stride * PIXEL_BYTES
@@ -225,21 +207,8 @@ struct DiagonalGeometry(
         )
 
     @always_inline
-    def slab_end(self, index: UInt32) -> UInt32:
-        """One past the last step of a slab.
-
-        Args:
-            index: Of a step of it.
-        """
-        return (self.slab_steps.split(index)[0] + 1) * self.slab_steps.value
-
-    @always_inline
     def step(self, index: UInt32) -> DiagonalStep:
-        """The position of a step.
-
-        Args:
-            index: Of the step.
-        """
+        """The position of a step."""
         # Slabs change the slowest: their filters stay in registers.
         var slab, within = self.slab_steps.split(index)
         var rest, down = self.row_steps.split(within)

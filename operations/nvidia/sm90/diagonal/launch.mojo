@@ -45,11 +45,7 @@ struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
     var geometry: DiagonalGeometry
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         writer.write(t"{diagonal_candidate(self.candidate)}: {self.tiling}")
 
 

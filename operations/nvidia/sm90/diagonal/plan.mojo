@@ -114,8 +114,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
 
     def together(self) -> Int:
         """Sets that a warp computes at the same time where nothing is fused:
-        several where a multiprocessor has too few warps to hide latency.
-        """
+        several where a multiprocessor has too few warps to hide latency."""
         return 2 if self.resident() == 1 else 1
 
     def resident(self) -> Int:
@@ -197,11 +196,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         return None
 
     def takes_groups(self, problem: ConvProblem) -> Bool:
-        """Whether the kernel of this configuration takes a problem's groups.
-
-        Args:
-            problem: The convolution.
-        """
+        """Whether the kernel of this configuration takes a problem's groups."""
         var width = problem.group_channels()
         return width == problem.group_filters() and self.takes_width(width)
 
@@ -228,11 +223,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         )
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         writer.write(t"diagonal {self.taps}x{self.taps}, stride {self.stride}")
         if self.group_chunks > 1:
             writer.write(t", groups of {self.group_chunks * MATRIX} channels")
@@ -264,11 +255,7 @@ def diagonal_candidate(index: Int) -> DiagonalConfig:
 
 
 def choose_diagonal(problem: ConvProblem) -> Int:
-    """The candidate that computes a problem, or -1.
-
-    Args:
-        problem: The convolution.
-    """
+    """The candidate that computes a problem, or -1."""
     # Formatting a refusal takes time: only one configuration is asked.
     var known = KnownFilter.of(problem)
     comptime for index in range(DIAGONAL_CANDIDATES):
@@ -279,11 +266,7 @@ def choose_diagonal(problem: ConvProblem) -> Int:
 
 
 def diagonal_refusal(problem: ConvProblem) -> Optional[String]:
-    """Why no candidate computes a problem, or None.
-
-    Args:
-        problem: The convolution.
-    """
+    """Why no candidate computes a problem, or None."""
     var known = KnownFilter.of(problem)
     comptime for index in range(DIAGONAL_CANDIDATES):
         comptime config = diagonal_candidate(index)
@@ -468,11 +451,7 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         )
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the cut on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the cut on one line."""
         writer.write(
             t"{self.steps} steps of {self.columns} columns, images a step"
             t" {self.images}, {self.batch} steps a batch, {self.blocks} blocks"

@@ -44,11 +44,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
         self.fused_outputs = fused_outputs
 
     def offered(self, types: OperandTypes) -> Bool:
-        """Whether ops with such operands are compiled with it.
-
-        Args:
-            types: Of the operands.
-        """
+        """Whether ops with such operands are compiled with it."""
         if types.fused_output and not self.fused_outputs:
             return False
         if types.input.is_half_float():
@@ -56,40 +52,54 @@ struct Candidate(ImplicitlyCopyable, Movable):
         return self.other_inputs
 
 
+comptime PAIR_M = (2, 1, 1)
+"""A cluster of two blocks along the pixels, which share filters."""
+
+comptime PAIR_N = (1, 2, 1)
+"""A cluster of two blocks along the filters, which share activations."""
+
+comptime SPLIT_K = (1, 1, MAX_SPLIT_K)
+"""Clusters of blocks that may share a tile."""
+
+
 def _rows(
-    tile_m: Int,
-    tile_n: Int,
-    act_stages: Int,
-    filter_stages: Int,
-    epilogue_stages: Int,
+    tile: Tuple[Int, Int],
+    stages: Tuple[Int, Int, Int],
     *,
+    cluster: Tuple[Int, Int, Int] = (1, 1, 1),
     subtile_pixels: Int = 64,
     consumers: Int = 2,
     cooperative: Bool = True,
-    cluster_m: Int = 1,
-    cluster_n: Int = 1,
     halo: Int = 0,
     stationary: Bool = False,
-    splits: Bool = False,
 ) -> Sm90Config:
-    """A configuration whose filters are the multiply's rows; TMA
-    stores tiles without a halo."""
+    """A configuration whose filters are the multiply's rows; TMA stores tiles
+    without a halo.
+
+    Args:
+        tile: M and N.
+        stages: Of activations, of filters, and of the residual.
+        cluster: Blocks along M, N and K.
+        subtile_pixels: Pixels of what the epilogue stores at a time.
+        consumers: Warpgroups that multiply.
+        cooperative: Whether they share a tile.
+        halo: As the field.
+        stationary: As the field.
+    """
     return Sm90Config(
-        block_tile_shape=IndexList[2](tile_m, tile_n),
-        cluster_shape=IndexList[3](
-            cluster_m, cluster_n, MAX_SPLIT_K if splits else 1
-        ),
+        block_tile_shape=IndexList[2](tile[0], tile[1]),
+        cluster_shape=IndexList[3](cluster[0], cluster[1], cluster[2]),
         consumers=consumers,
         cooperative=cooperative,
         swapped=True,
         halo=halo,
-        num_act_pipeline_stages=act_stages,
-        num_filter_pipeline_stages=filter_stages,
+        num_act_pipeline_stages=stages[0],
+        num_filter_pipeline_stages=stages[1],
         stationary=stationary,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
-            num_epi_load_stages=epilogue_stages,
-            num_output_stages=min(2, epilogue_stages),
+            num_epi_load_stages=stages[2],
+            num_output_stages=min(2, stages[2]),
             fragment_size=16 if cooperative else 8,
             reuse_c=True,
             delay_store=False,
@@ -99,45 +109,54 @@ def _rows(
     )
 
 
-def _table() -> List[Candidate]:
-    """The rows; what a plan calls a candidate is its index here."""
+def candidates() -> List[Candidate]:
+    """The table; what a plan calls a candidate is its index here."""
     return [
         Candidate(
-            _rows(256, 128, 3, 5, 2, cluster_m=2, halo=8),
+            _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(_rows(256, 128, 4, 4, 2, cluster_m=2)),
+        Candidate(_rows((256, 128), (4, 4, 2), cluster=PAIR_M)),
         # Its epilogue of 4-byte values would spill registers.
         Candidate(
-            _rows(224, 128, 3, 5, 7, cluster_n=2, halo=16, subtile_pixels=32),
+            _rows(
+                (224, 128),
+                (3, 5, 7),
+                cluster=PAIR_N,
+                halo=16,
+                subtile_pixels=32,
+            ),
             wide_outputs=False,
         ),
-        Candidate(_rows(224, 128, 4, 4, 6, cluster_n=2, subtile_pixels=32)),
         Candidate(
-            _rows(192, 128, 5, 5, 3, subtile_pixels=32),
+            _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32)
+        ),
+        Candidate(
+            _rows((192, 128), (5, 5, 3), subtile_pixels=32),
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(_rows(192, 128, 5, 5, 3, cluster_n=2, subtile_pixels=32)),
         Candidate(
-            _rows(96, 128, 7, 7, 3, subtile_pixels=32),
+            _rows((192, 128), (5, 5, 3), cluster=PAIR_N, subtile_pixels=32)
+        ),
+        Candidate(
+            _rows((96, 128), (7, 7, 3), subtile_pixels=32),
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(_rows(96, 128, 7, 7, 3, cluster_n=2, subtile_pixels=32)),
         Candidate(
-            _rows(256, 64, 3, 8, 3, cooperative=False, halo=8),
+            _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32)
+        ),
+        Candidate(
+            _rows((256, 64), (3, 8, 3), cooperative=False, halo=8),
             other_inputs=True,
             fused_outputs=True,
         ),
         Candidate(
             _rows(
-                160,
-                64,
-                4,
-                9,
-                5,
+                (160, 64),
+                (4, 9, 5),
                 cooperative=False,
                 halo=8,
                 stationary=True,
@@ -145,34 +164,36 @@ def _table() -> List[Candidate]:
             )
         ),
         Candidate(
-            _rows(64, 64, 8, 8, 4, consumers=1, splits=True),
+            _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
             fused_outputs=True,
         ),
-        Candidate(_rows(64, 128, 8, 8, 2, splits=True)),
+        Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K)),
         Candidate(
-            _rows(128, 128, 5, 5, 4, cooperative=False),
-            other_inputs=True,
+            _rows((128, 128), (5, 5, 4), cooperative=False), other_inputs=True
         ),
         Candidate(
-            _rows(128, 128, 4, 7, 4, halo=8, splits=True, subtile_pixels=32)
+            _rows(
+                (128, 128),
+                (4, 7, 4),
+                halo=8,
+                cluster=SPLIT_K,
+                subtile_pixels=32,
+            )
         ),
         Candidate(
-            _rows(256, 64, 3, 8, 3, cooperative=False, cluster_n=2, halo=16)
+            _rows(
+                (256, 64), (3, 8, 3), cooperative=False, cluster=PAIR_N, halo=16
+            )
         ),
     ]
 
 
-comptime TABLE = _table()
+comptime TABLE = candidates()
 """The table, for the compiler."""
 
 comptime CANDIDATES = len(TABLE)
 """Its rows."""
-
-
-def candidates() -> List[Candidate]:
-    """The table, at run time."""
-    return _table()
 
 
 def candidate(index: Int) -> Sm90Config:
@@ -181,4 +202,4 @@ def candidate(index: Int) -> Sm90Config:
     Args:
         index: From 0 to `CANDIDATES - 1`.
     """
-    return _table()[index].config
+    return candidates()[index].config

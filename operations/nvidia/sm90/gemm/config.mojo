@@ -6,10 +6,9 @@ run-time one.
 """
 
 from std.collections import Optional
-from std.sys.info import size_of
 from std.utils import IndexList
 
-from ....conv.fields import COPY_BYTES
+from ....conv.memory import element_bytes
 from ....conv.problem import ConvProblem
 from ...epilogue.callbacks import EpilogueVisitor
 from ...epilogue.layout import VisitLayout
@@ -48,8 +47,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     As an implicit GEMM, M are output pixels, N filters, K products. Cooperative
     consumers share a tile, each taking a part of its pixels or of its filters;
     otherwise (ping-pong) each has a tile of its own, and one multiplies while
-    the other stores.
-    """
+    the other stores."""
 
     var block_tile_shape: IndexList[2]
     """M and N of a tile; its K is a row of `ROW_BYTES` of any type."""
@@ -325,11 +323,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         return None
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
         writer.write(
@@ -341,18 +335,15 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-def problem_refusal[
-    in_type: DType, out_type: DType
-](config: Sm90Config, problem: ConvProblem) -> Optional[String]:
+def problem_refusal(
+    config: Sm90Config, traversal: Traversal, out_type: DType
+) -> Optional[String]:
     """Why the kernel cannot take a problem, or None.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         config: The configuration.
-        problem: The convolution, valid (`ConvProblem.validate`).
+        traversal: Of a problem that is valid (`ConvProblem.validate`).
+        out_type: Of the output: float32, or a type of 16 bits.
 
     Returns:
         The reason, or None if the kernel can.
@@ -360,29 +351,18 @@ def problem_refusal[
     var refusal = config.refusal()
     if refusal:
         return refusal
-    comptime assert out_type.is_half_float() or out_type == DType.float32
-    if not config.swapped and size_of[out_type]() != HALF_BYTES:
+    var bytes = element_bytes(out_type)
+    if not config.swapped and bytes != HALF_BYTES:
         return String(
             t"the multiply's rows must be filters for {out_type} outputs"
         )
-    if problem.filters * size_of[out_type]() % COPY_BYTES != 0:
-        return String(
-            t"TMA takes pixels of multiples of {COPY_BYTES} bytes;"
-            t" here {problem.filters} output channels"
-        )
-    if problem.group_filters() * size_of[out_type]() % COPY_BYTES != 0:
-        return String(
-            t"TMA takes pixels of multiples of {COPY_BYTES} bytes;"
-            t" here {problem.group_filters()} output channels in each group"
-        )
-    var traversal = Traversal(problem)
-    refusal = traversal.refusal[in_type](config.halo)
-    if refusal:
-        return refusal
-    refusal = _halo_refusal(config, traversal)
-    if refusal:
-        return refusal
-    refusal = _stationary_refusal[in_type](config, traversal)
+    refusal = traversal.output_refusal(bytes)
+    if not refusal:
+        refusal = traversal.refusal(config.halo)
+    if not refusal:
+        refusal = _halo_refusal(config, traversal)
+    if not refusal:
+        refusal = _stationary_refusal(config, traversal)
     if refusal:
         return refusal
     var pixels = traversal.pixels(config.halo)
@@ -391,17 +371,15 @@ def problem_refusal[
     return None
 
 
-def layout_of[out_type: DType](config: Sm90Config) -> VisitLayout:
+def layout_of(config: Sm90Config, out_type: DType) -> VisitLayout:
     """How a consumer's values are cut up, for visitors.
-
-    Parameters:
-        out_type: Of output and residual.
 
     Args:
         config: The configuration.
+        out_type: Of output and residual.
     """
     return VisitLayout(
-        pixels=config.epilogue.pixels(size_of[out_type]()),
+        pixels=config.epilogue.pixels(element_bytes(out_type)),
         filters=SUBTILE_FILTERS,
         filter_subtiles=config.consumer_filters() // SUBTILE_FILTERS,
         threads=CONSUMER_THREADS,
@@ -412,27 +390,27 @@ def layout_of[out_type: DType](config: Sm90Config) -> VisitLayout:
 
 
 def visitor_refusal[
-    Visitor: EpilogueVisitor, //, out_type: DType
-](visitor: Visitor, config: Sm90Config, problem: ConvProblem) -> Optional[
-    String
-]:
+    Visitor: EpilogueVisitor, //
+](
+    visitor: Visitor,
+    config: Sm90Config,
+    problem: ConvProblem,
+    out_type: DType,
+) -> Optional[String]:
     """Why a configuration cannot run with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        out_type: Of the output.
 
     Args:
         visitor: The visitor.
         config: The configuration, which does not refuse the problem.
         problem: The convolution.
+        out_type: Of the output.
 
     Returns:
         The reason, or None if it can.
     """
     return refusal_of_visitor(
         visitor,
-        layout_of[out_type](config),
+        layout_of(config, out_type),
         problem,
         consumers=config.consumers,
         shared_bytes=config.shared_bytes(),
@@ -456,9 +434,9 @@ def _halo_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
     return None
 
 
-def _stationary_refusal[
-    in_type: DType
-](config: Sm90Config, traversal: Traversal) -> Optional[String]:
+def _stationary_refusal(
+    config: Sm90Config, traversal: Traversal
+) -> Optional[String]:
     """Why the filter ring does not hold the whole filter."""
     if not config.stationary:
         return None
@@ -466,7 +444,7 @@ def _stationary_refusal[
         return String(
             t"a stationary filter has one group; here {traversal.groups}"
         )
-    var steps = traversal.taps() * traversal.slices[in_type]()
+    var steps = traversal.steps()
     if steps > config.num_filter_pipeline_stages:
         return String(
             t"a stationary filter has at most"

@@ -105,7 +105,7 @@ struct CollectiveEpilogue[
         Self.config.mma_rows(), Self.config.mma_columns()
     ]
     comptime Values = SIMD[DType.float32, Self.values]
-    comptime layout = layout_of[Self.out_type](Self.config)
+    comptime layout = layout_of(Self.config, Self.out_type)
     comptime ThreadPlace = WarpgroupFragments[Self.layout]
     comptime Visited = Visited[Self.ThreadPlace]
     comptime State = Self.Visitor.State
@@ -197,12 +197,7 @@ struct CollectiveEpilogue[
 
     @always_inline
     def start(self, params: Self.Params, geometry: TileGeometry):
-        """What comes before the consumer's first tile.
-
-        Args:
-            params: The epilogue's.
-            geometry: The problem.
-        """
+        """What comes before the consumer's first tile."""
         comptime if Self.Visitor.starts:
             params.visitor.start(self._visited(geometry, Tile()))
             self.buffers.sync()

@@ -167,11 +167,7 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
         return None
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         var kind = "whole-row" if self.whole_rows else "row"
         writer.write(
             t"{'TMA' if self.tma_store else kind} stores of"

@@ -28,7 +28,6 @@ from .epilogue_config import (
     MATRIX_VALUES,
     ROW_BYTES,
     ROW_FILTERS,
-    SUBTILE_FILTERS,
 )
 from .epilogue_rows import RowStore
 

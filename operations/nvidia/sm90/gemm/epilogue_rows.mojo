@@ -10,10 +10,9 @@ rows, in fewer requests to memory.
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
-from std.utils import IndexList, StaticTuple
+from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
-from ....conv.problem import SPATIAL
 from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP

@@ -29,65 +29,51 @@ struct Grid(ImplicitlyCopyable, Movable):
     once."""
 
     @staticmethod
-    def of[
-        in_type: DType
-    ](
+    def of(
         config: Sm90Config,
         traversal: Traversal,
         multiprocessors: Int,
-        parts: Int = 1,
+        split_k: Int = 1,
     ) -> Grid:
         """The grid of a problem: filters are kept where the ring holds those of
         a tile, and where to launch a multiple of the tiles along the filters
         costs no wave.
 
-        Parameters:
-            in_type: Of activation and filter.
-
         Args:
             config: The configuration.
-            traversal: The problem's; `can_implement` has agreed.
+            traversal: Of a problem that the configuration does not refuse.
             multiprocessors: Of the device.
-            parts: Of a tile's sum: each a tile of its own here.
+            split_k: Blocks that share a tile.
         """
         var tiles = tile_clusters(config, traversal)
         var along_filters = _filter_clusters(config, traversal)
         var places = cluster_places(
-            config.cluster_size() * parts, multiprocessors
+            config.cluster_size() * split_k, multiprocessors
         )
-        if parts > 1:
+        if split_k > 1:
             return Grid(tiles, tiles, places, False)
         var clusters = min(tiles, places)
-        var steps = traversal.taps() * traversal.slices[in_type]()
         var even = clusters // along_filters * along_filters
         if (
-            steps <= config.num_filter_pipeline_stages
+            traversal.steps() <= config.num_filter_pipeline_stages
             and even > 0
             and ceildiv(tiles, even) == ceildiv(tiles, clusters)
         ):
             return Grid(tiles, even, places, True)
         return Grid(tiles, clusters, places, False)
 
-    def geometry[
-        in_type: DType
-    ](self, config: Sm90Config, traversal: Traversal) -> TileGeometry:
-        """What the kernel is passed, for whole sums.
-
-        Parameters:
-            in_type: Of activation and filter.
-
-        Args:
-            config: The configuration.
-            traversal: The problem's.
-        """
-        var cut = TileGeometry.of[in_type](
+    def geometry(
+        self, config: Sm90Config, traversal: Traversal
+    ) -> TileGeometry:
+        """What the kernel is passed, for whole sums."""
+        var cut = TileGeometry.of(
             traversal,
             config.halo,
             config.cluster_pixels(),
             config.cluster_filters(),
         )
         cut.keeps_filters = self.keeps_filters
-        cut.narrow[in_type](traversal)
+        cut.narrow(traversal)
         return cut
 
     def waves(self) -> Int:
@@ -110,12 +96,7 @@ def cluster_places(size: Int, multiprocessors: Int) -> Int:
 
 
 def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:
-    """Tiles of a problem, in whole clusters.
-
-    Args:
-        config: The configuration.
-        traversal: The problem's.
-    """
+    """Tiles of a problem, in whole clusters."""
     return _filter_clusters(config, traversal) * ceildiv(
         traversal.pixels(config.halo), config.cluster_pixels()
     )

@@ -19,7 +19,6 @@ from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
-from ....conv.memory import Writes
 from ...epilogue.callbacks import EpilogueVisitor
 from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tap, Tile, TileGeometry

@@ -7,7 +7,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ....conv.access import ActivationSource, OutputTarget
-from ....conv.fields import COPY_BYTES, KERNEL_SM90
+from ....conv.fields import KERNEL_SM90
 from ....conv.known import KnownFilter, KnownProblem
 from ....conv.memory import CACHE_LINE, Reads, Writes
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
@@ -74,14 +74,7 @@ struct Gemm(GpuKernel):
             refusal = alignment_refusal(Self.code, operands)
         if refusal or not problem.has_outputs():
             return refusal
-        return gemm_refusal[types.input, types.output](
-            problem, operands, device
-        )
-
-    @staticmethod
-    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether to choose it where it can run: always."""
-        return True
+        return gemm_refusal(problem, operands, device)
 
     @staticmethod
     def plan[
@@ -90,7 +83,7 @@ struct Gemm(GpuKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
         """The candidate that the model finds fastest."""
-        return plan_gemm[types.input, types.output](problem, operands, device)
+        return plan_gemm(problem, operands, device)
 
     @staticmethod
     def launch[
@@ -143,12 +136,7 @@ struct Gemm(GpuKernel):
 struct GemmOperands[in_type: DType, Output: OutputTarget](
     ImplicitlyCopyable, Movable
 ):
-    """The pointers of a launch, beside the visitor's.
-
-    Parameters:
-        in_type: Of activation and filter.
-        Output: How the output is reached.
-    """
+    """The pointers of a launch, beside the visitor's."""
 
     var activation: Reads[Self.in_type]
     """`[N, *input, C]`."""
@@ -238,11 +226,7 @@ def launch_shape(
 
 
 struct GemmMaps[config: Sm90Config]:
-    """The descriptors of a launch.
-
-    Parameters:
-        config: The configuration.
-    """
+    """The descriptors of a launch."""
 
     var activation: TensorMap
     var filter: TensorMap
@@ -278,8 +262,8 @@ struct GemmMaps[config: Sm90Config]:
             What the driver refused.
         """
         comptime out_type = Output.dtype
-        var traversal = Traversal(problem)
-        var channels = traversal.slice_channels[in_type]()
+        var traversal = Traversal(problem, in_type)
+        var channels = traversal.slice_channels()
         self.activation = activation_map(
             ctx,
             traversal,

@@ -1,9 +1,10 @@
 """How long a configuration should take: waves of tiles, and bytes."""
 
 from std.math import ceildiv
-from std.sys.info import size_of
 
 from ...epilogue.work import FusedWork
+from ....conv.memory import element_bytes
+from ....conv.operands import OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
 from ...im2col.traversal import ROW_BYTES, SECTOR_BYTES, Traversal
 from ..wgmma import MMA_M
@@ -108,39 +109,33 @@ def fused_cycles(work: FusedWork, cooperative: Bool) -> Float64:
     return result
 
 
-def predicted_seconds[
-    in_type: DType, out_type: DType
-](
+def predicted_seconds(
     config: Sm90Config,
     problem: ConvProblem,
+    traversal: Traversal,
     multiprocessors: Int,
-    parts: Int,
+    split_k: Int,
+    types: OperandTypes,
     work: FusedWork,
-    fused_output: Bool = False,
 ) -> Float64:
     """The model's time of a problem: waves of tiles, or the bytes of device
     memory.
 
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-
     Args:
         config: The configuration.
-        problem: The convolution; `can_implement` has agreed.
+        problem: The convolution, which the configuration does not refuse.
+        traversal: The problem's.
         multiprocessors: Of the device.
-        parts: Of a tile's sum; `split_refusal` has agreed.
+        split_k: Blocks that share a tile, which `split_refusal` allows.
+        types: Of the operands.
         work: What the epilogue has to do.
-        fused_output: Whether the graph compiler fused something behind the
-            output.
 
     Returns:
         Seconds.
     """
-    var traversal = Traversal(problem)
-    var grid = Grid.of[in_type](config, traversal, multiprocessors, parts)
-    var steps = ceildiv(traversal.taps() * traversal.slices[in_type](), parts)
-    var tile = Float64(steps) * _step_cycles[in_type](
+    var grid = Grid.of(config, traversal, multiprocessors, split_k)
+    var steps = ceildiv(traversal.steps(), split_k)
+    var tile = Float64(steps) * _step_cycles(
         config, traversal, grid.keeps_filters
     )
     var units = Float64(
@@ -150,7 +145,7 @@ def predicted_seconds[
     var last = 0.0
     if config.cooperative:
         tile += STORE_CYCLES * units + extra
-        if fused_output and not config.epilogue.tma_store:
+        if types.fused_output and not config.epilogue.tma_store:
             tile += FUSED_STORE_CYCLES * units
     else:
         # One consumer stores while the other multiplies, but for the last.
@@ -162,12 +157,13 @@ def predicted_seconds[
     var launch = LAUNCH_SECONDS
     if config.cluster_size() > 1:
         launch += CLUSTER_SECONDS
-    if parts > 1:
-        var sums = Float64(parts * config.accumulators())
+    if split_k > 1:
+        var sums = Float64(split_k * config.accumulators())
         launch += CLUSTER_SYNC_SECONDS + SUM_SECONDS * sums
     var computation = (Float64(grid.waves()) * tile + last) / CLOCK + launch
-    var output = problem.gemm_m() * problem.filters * size_of[out_type]()
-    var bytes = _input_elements(problem) * size_of[in_type]() + output
+    var output = problem.gemm_m() * problem.filters
+    output *= element_bytes(types.output)
+    var bytes = _input_elements(problem) * element_bytes(types.input) + output
     if work.residual:
         bytes += output
     var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
@@ -182,9 +178,9 @@ def _input_elements(problem: ConvProblem) -> Int:
     return pixels * problem.channels + problem.filters * problem.gemm_k()
 
 
-def _step_cycles[
-    in_type: DType
-](config: Sm90Config, traversal: Traversal, keeps_filters: Bool) -> Float64:
+def _step_cycles(
+    config: Sm90Config, traversal: Traversal, keeps_filters: Bool
+) -> Float64:
     """The model's time of one stage of a tile: the multiply's, or shared
     memory's."""
     var activation = Float64(config.act_stage_bytes())
@@ -220,20 +216,17 @@ def _step_cycles[
             (config.num_act_pipeline_stages - 1) * traversal.filter[2]
         )
         step = max(step, LOAD_CYCLES / stages)
-    if traversal.slice_channels[in_type]() * size_of[in_type]() == ROW_BYTES:
-        step = max(
-            step,
-            _partial_rows_cycles[in_type](config, traversal, keeps_filters),
-        )
+    if traversal.slice_channels() == traversal.row_channels():
+        step = max(step, _partial_rows_cycles(config, traversal, keeps_filters))
     return step
 
 
-def _partial_rows_cycles[
-    in_type: DType
-](config: Sm90Config, traversal: Traversal, keeps_filters: Bool) -> Float64:
+def _partial_rows_cycles(
+    config: Sm90Config, traversal: Traversal, keeps_filters: Bool
+) -> Float64:
     """What loads of rows that end beyond the channels cost a step, on average:
     those of one slice of a tap."""
-    var bytes = traversal.channels * size_of[in_type]()
+    var bytes = traversal.channels * traversal.channel_bytes
     if bytes % ROW_BYTES == 0:
         return 0.0
     var rows = Float64(config.act_tile_dim0())
@@ -244,4 +237,4 @@ def _partial_rows_cycles[
     var cycles = (
         PARTIAL_ROW_CYCLES if bytes % SECTOR_BYTES == 0 else ODD_ROW_CYCLES
     )
-    return cycles * rows / Float64(traversal.slices[in_type]())
+    return cycles * rows / Float64(traversal.slices())

@@ -9,7 +9,6 @@ from ....conv.problem import ConvProblem
 from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
-from ...split_k import MAX_SPLIT_K
 from .candidates import candidate, candidates
 from .config import Sm90Config, problem_refusal
 from .grid import Grid, tile_clusters
@@ -36,12 +35,10 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     var blocks: Int
     """Of the grid."""
 
-    def __init__[
-        in_type: DType
-    ](
+    def __init__(
         out self,
         config: Sm90Config,
-        problem: ConvProblem,
+        traversal: Traversal,
         device: Device,
         *,
         candidate: Int = -1,
@@ -50,35 +47,27 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     ):
         """Cuts a problem for a configuration.
 
-        Parameters:
-            in_type: Of activation and filter.
-
         Args:
-            config: The configuration; neither its `refusal` nor `split_refusal`
-                has anything against the problem.
-            problem: The convolution, with at least one output.
+            config: The configuration.
+            traversal: Of a problem with at least one output, which neither
+                `problem_refusal` nor `split_refusal` has anything against.
             device: The device.
             candidate: The configuration's index in the table, if it is one.
             split_k: Blocks that share a tile.
             seconds: The model's.
         """
-        var traversal = Traversal(problem)
-        var grid = Grid.of[in_type](config, traversal, device.units, split_k)
+        var grid = Grid.of(config, traversal, device.units, split_k)
         self.candidate = candidate
         self.split_k = split_k
         self.seconds = seconds
-        self.geometry = grid.geometry[in_type](config, traversal)
+        self.geometry = grid.geometry(config, traversal)
         if split_k > 1:
             self.geometry.split(config.halo, split_k)
         self.cluster = config.cluster_size() * split_k
         self.blocks = grid.clusters * self.cluster
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         var microseconds = round(self.seconds * 1e7) / 10
         writer.write(candidate(self.candidate))
         if self.split_k > 1:
@@ -86,91 +75,71 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         writer.write(t": {microseconds} us by the model")
 
 
-struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
+struct GemmCandidates(Candidates):
     """What the Hopper implicit GEMM can run a problem with: rows of the table,
-    each with tiles of one block's own or shared by several.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
-    """
+    each with tiles of one block's own or shared by several."""
 
     var rows: List[Int]
     """Of the table, which are offered."""
     var configs: List[Sm90Config]
     """Of these rows."""
+    var refusals: List[Optional[String]]
+    """Why a row cannot run for another reason: a visitor's."""
+    var ways: Int
+    """To share a tile: `SPLITS`, or 1."""
     var problem: ConvProblem
     var traversal: Traversal
     var work: FusedWork
-    var fused_output: Bool
+    var types: OperandTypes
     var device: Device
 
     def __init__(
         out self, problem: ConvProblem, operands: Operands, device: Device
     ):
-        """The rows that are offered for the operands' types.
-
-        Args:
-            problem: The convolution.
-            operands: Its operands.
-            device: The device.
-        """
+        """The rows that are offered for the operands' types."""
         self.rows = List[Int]()
         self.configs = List[Sm90Config]()
+        self.refusals = List[Optional[String]]()
+        self.ways = SPLITS
         var table = candidates()
         for row in range(len(table)):
             if table[row].offered(operands.types):
                 self.rows.append(row)
                 self.configs.append(table[row].config)
+                self.refusals.append(None)
         self.problem = problem
-        self.traversal = Traversal(problem)
+        self.traversal = Traversal(problem, operands.types.input)
         self.work = FusedWork.of(operands)
-        self.fused_output = operands.types.fused_output
+        self.types = operands.types
         self.device = device
 
     def count(self) -> Int:
         """Rows, times the ways to share a tile."""
-        return len(self.rows) * SPLITS
+        return len(self.rows) * self.ways
 
     def split_k(self, index: Int) -> Int:
-        """Blocks that share a tile.
-
-        Args:
-            index: Of the candidate.
-        """
-        return 1 << (index % SPLITS)
+        """Blocks that share a tile."""
+        return 1 << (index % self.ways)
 
     def row(self, index: Int) -> Int:
-        """A candidate's row of the table.
-
-        Args:
-            index: Of the candidate.
-        """
-        return self.rows[index // SPLITS]
+        """A candidate's row of the table."""
+        return self.rows[index // self.ways]
 
     def config(self, index: Int) -> Sm90Config:
-        """A candidate's configuration.
-
-        Args:
-            index: Of the candidate.
-        """
-        return self.configs[index // SPLITS]
+        """A candidate's configuration."""
+        return self.configs[index // self.ways]
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or would leave
-        multiprocessors without a tile for nothing.
-
-        Args:
-            index: Of the candidate.
-        """
-        ref config = self.configs[index // SPLITS]
-        var refusal = problem_refusal[Self.in_type, Self.out_type](
-            config, self.problem
-        )
+        multiprocessors without a tile for nothing."""
+        ref config = self.configs[index // self.ways]
+        var refusal = problem_refusal(config, self.traversal, self.types.output)
+        if not refusal:
+            refusal = self.refusals[index // self.ways]
         var split_k = self.split_k(index)
         if refusal or split_k == 1:
             return refusal
-        refusal = split_refusal[Self.in_type](config, self.traversal, split_k)
+        refusal = split_refusal(config, self.traversal, split_k)
         if refusal:
             return refusal
         var clusters = tile_clusters(config, self.traversal) * split_k
@@ -187,13 +156,14 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
         Args:
             index: Of a candidate that does not refuse.
         """
-        return predicted_seconds[Self.in_type, Self.out_type](
-            self.configs[index // SPLITS],
+        return predicted_seconds(
+            self.config(index),
             self.problem,
+            self.traversal,
             self.device.units,
             self.split_k(index),
+            self.types,
             self.work,
-            self.fused_output,
         )
 
     def plan(self, found: Found) raises -> GemmPlan:
@@ -207,9 +177,9 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
         """
         if found.index < 0:
             raise Error(t"sm90: {found.refusal}; problem {self.problem}")
-        return GemmPlan.__init__[Self.in_type](
-            self.configs[found.index // SPLITS],
-            self.problem,
+        return GemmPlan(
+            self.config(found.index),
+            self.traversal,
             self.device,
             candidate=self.row(found.index),
             split_k=self.split_k(found.index),
@@ -217,36 +187,25 @@ struct GemmCandidates[in_type: DType, out_type: DType](Candidates):
         )
 
 
-def gemm_refusal[
-    in_type: DType, out_type: DType
-](problem: ConvProblem, operands: Operands, device: Device) -> Optional[String]:
+def gemm_refusal(
+    problem: ConvProblem, operands: Operands, device: Device
+) -> Optional[String]:
     """Why no candidate can run a problem, or None.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, valid.
         operands: Its operands.
         device: The device.
     """
-    var refusal = Traversal(problem).refusal[in_type](0)
-    if refusal:
-        return refusal
-    return refusal_of_all(
-        GemmCandidates[in_type, out_type](problem, operands, device)
-    )
+    var table = GemmCandidates(problem, operands, device)
+    var refusal = table.traversal.refusal(0)
+    return refusal if refusal else refusal_of_all(table)
 
 
-def plan_gemm[
-    in_type: DType, out_type: DType
-](problem: ConvProblem, operands: Operands, device: Device) raises -> GemmPlan:
+def plan_gemm(
+    problem: ConvProblem, operands: Operands, device: Device
+) raises -> GemmPlan:
     """The candidate that the model finds fastest.
-
-    Parameters:
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, with at least one output.
@@ -256,5 +215,5 @@ def plan_gemm[
     Raises:
         If no candidate can run the problem: why.
     """
-    var table = GemmCandidates[in_type, out_type](problem, operands, device)
+    var table = GemmCandidates(problem, operands, device)
     return table.plan(cheapest(table))

@@ -11,11 +11,7 @@ from .config import Sm90Config
 struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
     """A block's tiles: those of a cluster go to its blocks, and clusters take
     tiles in turn, filters innermost, so that blocks that run at the same time
-    read the same activations.
-
-    Parameters:
-        config: The configuration.
-    """
+    read the same activations."""
 
     comptime CLUSTER_M = UInt32(Self.config.cluster_shape[0])
     comptime CLUSTER_N = UInt32(Self.config.cluster_shape[1])
@@ -38,22 +34,14 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
 
     @always_inline
     def valid(self, geometry: TileGeometry) -> Bool:
-        """Whether there is a tile left, or a share of one.
-
-        Args:
-            geometry: The problem.
-        """
+        """Whether there is a tile left, or a share of one."""
         comptime if Self.config.splits():
             return self.index < geometry.tiles() * geometry.split_k.count.value
         return self.index < geometry.tiles()
 
     @always_inline
     def tile(self, geometry: TileGeometry) -> Tile:
-        """The block's tile.
-
-        Args:
-            geometry: The problem.
-        """
+        """The block's tile."""
         var index = self.index
         var split = UInt32(0)
         var first = UInt32(0)

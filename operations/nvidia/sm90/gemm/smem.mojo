@@ -12,11 +12,7 @@ from .config import Sm90Config
 
 @fieldwise_init
 struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
-    """A block's shared memory.
-
-    Parameters:
-        config: The configuration.
-    """
+    """A block's shared memory."""
 
     comptime ActivationRing = Ring[
         Self.config.num_act_pipeline_stages, Self.config.act_stage_bytes()

@@ -29,17 +29,14 @@ comptime CONSUMERS_NAME = 15
 """The named barrier of all consumers."""
 
 
-def split_refusal[
-    in_type: DType
-](config: Sm90Config, traversal: Traversal, split_k: Int) -> Optional[String]:
+def split_refusal(
+    config: Sm90Config, traversal: Traversal, split_k: Int
+) -> Optional[String]:
     """Why so many blocks cannot share a tile.
-
-    Parameters:
-        in_type: Of the activation.
 
     Args:
         config: The configuration.
-        traversal: The problem's; `can_implement` has agreed.
+        traversal: Of a problem that the configuration does not refuse.
         split_k: Blocks that share a tile.
 
     Returns:
@@ -53,7 +50,7 @@ def split_refusal[
         )
     if split_k != 2 and split_k != 4 and split_k != MAX_SPLIT_K:
         return String(t"split_k: {split_k} is not 1, 2, 4 or {MAX_SPLIT_K}")
-    var rounds = rounds_of[in_type](config, traversal)
+    var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
             t"split_k: {split_k}, but a tile's sum has {rounds} stages"
@@ -61,17 +58,9 @@ def split_refusal[
     return None
 
 
-def rounds_of[in_type: DType](config: Sm90Config, traversal: Traversal) -> Int:
-    """Activation stages of a tile's sum.
-
-    Parameters:
-        in_type: Of the activation.
-
-    Args:
-        config: The configuration.
-        traversal: The problem's.
-    """
-    var steps = traversal.taps() * traversal.slices[in_type]()
+def rounds_of(config: Sm90Config, traversal: Traversal) -> Int:
+    """Activation stages of a tile's sum."""
+    var steps = traversal.steps()
     return steps // traversal.filter[2] if config.halo > 0 else steps
 
 
@@ -88,9 +77,6 @@ def sum_splits[
 ) -> Bool:
     """Adds up the sums of a consumer's tile, with the other blocks of the
     cluster. Threads that are no consumer's call `await_sums` meanwhile.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         accumulators: This block's sum, waited for; in the first block the
@@ -126,11 +112,7 @@ def sum_splits[
 
 @always_inline
 def await_sums(geometry: TileGeometry):
-    """What threads that are no consumer's do while `sum_splits` runs.
-
-    Args:
-        geometry: The problem.
-    """
+    """What threads that are no consumer's do while `sum_splits` runs."""
     if geometry.split_k.count.value > 1:
         sync_cluster()
         sync_cluster()

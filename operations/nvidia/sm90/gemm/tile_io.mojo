@@ -25,9 +25,6 @@ def load_activation[
     """Loads a stage of activations: the tile's pixels, moved by a tap, one
     slice of their channels. Blocks that share them load a part each.
 
-    Parameters:
-        config: The configuration.
-
     Args:
         map: The activation's descriptor.
         stage: Where to.
@@ -72,9 +69,6 @@ def load_filter[
 ):
     """Loads a stage of filters: the tile's filters, one tap, one slice of
     their channels. Blocks that share them load a part each.
-
-    Parameters:
-        config: The configuration.
 
     Args:
         map: The filter's descriptor, `[K, T*R*S, C/groups]`.

@@ -32,15 +32,15 @@ With `.then(Discard())` behind it only the sums are kept, and with
 """
 
 from max.gpu.host import DeviceContext
-from std.collections import Optional
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Writes
-from ....conv.operands import Device, Operands, OperandTypes
+from ....conv.operands import Device
 from ....conv.problem import ConvProblem
-from ....conv.search import Candidates, cheapest
+from ....conv.search import cheapest
 from ...device import device_of
 from ...epilogue.callbacks import EpilogueVisitor
+from ...epilogue.work import visited_operands, visited_types
 from ...limits import MAX_SHARED_BYTES
 from ...stream import Stream
 from .candidates import CANDIDATES, TABLE, candidate
@@ -78,92 +78,14 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
 
 
 def visited_config[
-    Visitor: EpilogueVisitor, out_type: DType
-](index: Int) -> Sm90Config:
-    """A candidate's configuration, with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        out_type: Of the output.
-
-    Args:
-        index: Of the candidate.
-    """
+    Visitor: EpilogueVisitor
+](index: Int, out_type: DType) -> Sm90Config:
+    """A candidate's configuration, with room for a visitor."""
     var config = candidate(index)
     return with_room(
         config,
-        config.consumers * Visitor.shared_bytes(layout_of[out_type](config)),
+        config.consumers * Visitor.shared_bytes(layout_of(config, out_type)),
     )
-
-
-struct VisitedCandidates[
-    Visitor: EpilogueVisitor, in_type: DType, out_type: DType
-](Candidates):
-    """The candidates of the implicit GEMM, each with room for a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
-    """
-
-    var base: GemmCandidates[Self.in_type, Self.out_type]
-    var visitor: Self.Visitor
-
-    def __init__(
-        out self, problem: ConvProblem, visitor: Self.Visitor, device: Device
-    ):
-        """The rows of the table that visitors are compiled with.
-
-        Args:
-            problem: The convolution.
-            visitor: The visitor.
-            device: The device.
-        """
-        # Few rows, as for what the graph compiler fuses: a visitor compiles
-        # them anew.
-        var types = OperandTypes.unfused(
-            Self.in_type, Self.out_type, fused_output=True
-        )
-        var operands = Operands.bare(types)
-        operands.bias = True
-        operands.residual = visitor.reads_residual()
-        self.base = GemmCandidates[Self.in_type, Self.out_type](
-            problem, operands, device
-        )
-        self.base.fused_output = False
-        for i in range(len(self.base.rows)):
-            self.base.configs[i] = visited_config[Self.Visitor, Self.out_type](
-                self.base.rows[i]
-            )
-        self.visitor = visitor
-
-    def count(self) -> Int:
-        """As many as there are rows and ways to share a tile."""
-        return self.base.count()
-
-    def refusal(self, index: Int) -> Optional[String]:
-        """Why a candidate cannot run the problem with the visitor.
-
-        Args:
-            index: Of the candidate.
-        """
-        if self.base.split_k(index) > 1:
-            return String("split_k: a visitor's tiles are not shared")
-        var refusal = self.base.refusal(index)
-        if refusal:
-            return refusal
-        return visitor_refusal[Self.out_type](
-            self.visitor, self.base.config(index), self.base.problem
-        )
-
-    def cost(self, index: Int) -> Float64:
-        """The model's time, in seconds.
-
-        Args:
-            index: Of a candidate that does not refuse.
-        """
-        return self.base.cost(index)
 
 
 def plan_visited[
@@ -171,11 +93,6 @@ def plan_visited[
 ](problem: ConvProblem, visitor: Visitor, device: Device) raises -> GemmPlan:
     """The candidate that the model finds fastest among those that can take a
     problem with a visitor.
-
-    Parameters:
-        Visitor: Of the visitor.
-        in_type: Of activation and filter.
-        out_type: Of the output.
 
     Args:
         problem: The convolution, valid and with at least one output.
@@ -188,10 +105,17 @@ def plan_visited[
     Raises:
         Why no candidate can.
     """
-    var table = VisitedCandidates[Visitor, in_type, out_type](
-        problem, visitor, device
+    var types = visited_types(in_type, out_type)
+    var table = GemmCandidates(
+        problem, visited_operands(visitor, types), device
     )
-    return table.base.plan(cheapest(table))
+    table.ways = 1
+    table.types.fused_output = False
+    for i in range(len(table.rows)):
+        var config = visited_config[Visitor](table.rows[i], out_type)
+        table.configs[i] = config
+        table.refusals[i] = visitor_refusal(visitor, config, problem, out_type)
+    return table.plan(cheapest(table))
 
 
 def visitor_workspace[
@@ -199,16 +123,12 @@ def visitor_workspace[
 ](plan: GemmPlan, problem: ConvProblem, visitor: Visitor) -> Int:
     """Float32 values of device memory that a launch needs beside its operands.
 
-    Parameters:
-        Visitor: Of the visitor.
-        out_type: Of the output.
-
     Args:
         plan: What `plan_visited` returned.
         problem: The convolution.
         visitor: The visitor.
     """
-    var config = visited_config[Visitor, out_type](plan.candidate)
+    var config = visited_config[Visitor](plan.candidate, out_type)
     return visitor.workspace_elements(launch_shape(config, problem, plan))
 
 
@@ -241,13 +161,11 @@ def launch_visited[
     Raises:
         What the driver refused.
     """
-    comptime types = OperandTypes.unfused(
-        in_type, Output.dtype, fused_output=True
-    )
+    comptime types = visited_types(in_type, Output.dtype)
     comptime for index in range(CANDIDATES):
         comptime if TABLE[index].offered(types):
             if plan.candidate == index:
-                comptime config = visited_config[Visitor, Output.dtype](index)
+                comptime config = visited_config[Visitor](index, Output.dtype)
                 launch_gemm[config](
                     plan,
                     problem,

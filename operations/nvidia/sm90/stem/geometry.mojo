@@ -8,11 +8,11 @@ are quads too, and 4 quads are the depth of a multiply. Of the four threads that
 share a row of the multiply, thread t reads quads t, t + 4, t + 8 and so on.
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import ceildiv
-from std.sys.info import size_of
 
+from ....conv.device_value import DeviceValue
 from ...divisor import Divisor
+from ....conv.memory import element_bytes
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import ROW_BYTES
 from ...limits import MAX_SHARED_BYTES, PATTERN_BYTES
@@ -63,11 +63,7 @@ struct StemConfig(ImplicitlyCopyable, Movable, Writable):
         return self.atoms() * ATOM_STEPS
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the configuration on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the configuration on one line."""
         writer.write(
             t"stem of {self.steps} steps a chunk, {self.tile_n} filters a tile"
         )
@@ -92,7 +88,7 @@ def stem_candidate(index: Int) -> StemConfig:
 
 @fieldwise_init
 struct StemGeometry(
-    DevicePassable, ImplicitlyCopyable, Movable, TrivialRegisterPassable
+    DeviceValue, ImplicitlyCopyable, Movable, TrivialRegisterPassable
 ):
     """A problem as the stem kernel sees it.
 
@@ -139,18 +135,6 @@ struct StemGeometry(
     """Quads of a staged tile."""
     var chunks: UInt32
 
-    comptime device_type: AnyType = Self
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """The name in messages."""
-        return "StemGeometry"
-
     @always_inline
     def tap_quads(self) -> UInt32:
         """Quads of the filter."""
@@ -170,11 +154,7 @@ struct StemGeometry(
 
     @always_inline
     def tile(self, index: UInt32) -> StemTile:
-        """The position of a tile.
-
-        Args:
-            index: Of the tile.
-        """
+        """The position of a tile."""
         var across, w = self.tiles_w.split(index)
         var down, h = self.tiles_h.split(across)
         var image, plane = self.out_planes.split(down)
@@ -291,23 +271,25 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
             problem.filter[0] * self.staged_rows * self.staged_quads
         )
 
-    def choose_pixels[
-        out_type: DType
-    ](mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int):
+    def choose_pixels(
+        mut self,
+        config: StemConfig,
+        problem: ConvProblem,
+        out_type: DType,
+        multiprocessors: Int,
+    ):
         """Cuts the pixels as the model finds fastest.
-
-        Parameters:
-            out_type: Of the output.
 
         Args:
             config: The configuration.
             problem: The convolution, with at least one output.
+            out_type: Of the output.
             multiprocessors: Of the device.
         """
         var workers = max(1, multiprocessors // self.filter_blocks)
         var multiply = max(
             multiply_cycles(config, problem),
-            Float64(MMA_M * config.tile_n * size_of[out_type]())
+            Float64(MMA_M * config.tile_n * element_bytes(out_type))
             / STORE_BYTES_PER_CYCLE,
         ) * Float64(self.tiles_n)
         var best = self
@@ -349,11 +331,7 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
         )
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the cut on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the cut on one line."""
         writer.write(
             t"{self.tiles} tiles of {self.tile_rows}x{self.tile_columns}"
             t" pixels, {self.filter_blocks} blocks of {self.tiles_n} tiles of"
@@ -388,44 +366,26 @@ comptime STAGE_CYCLES = 1.1
 
 
 def quads_of(problem: ConvProblem) -> Int:
-    """Quads of a pixel.
-
-    Args:
-        problem: The convolution.
-    """
+    """Quads of a pixel."""
     return 1 if problem.channels <= QUAD else 2
 
 
 def chunks_of(config: StemConfig, problem: ConvProblem) -> Int:
-    """Chunks of a filter's products.
-
-    Args:
-        config: The configuration.
-        problem: The convolution.
-    """
+    """Chunks of a filter's products."""
     return ceildiv(
         problem.taps() * quads_of(problem), STEP_QUADS * config.steps
     )
 
 
 def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
-    """The model's time of the multiplies of 64 pixels by `tile_n` filters.
-
-    Args:
-        config: The configuration.
-        problem: The convolution.
-    """
+    """The model's time of the multiplies of 64 pixels by `tile_n` filters."""
     var steps = chunks_of(config, problem) * config.steps
     return FULL_MULTIPLY_CYCLES * Float64(steps * config.tile_n) / 64.0
 
 
 def choose_stem(problem: ConvProblem) -> Int:
     """The candidate whose multiplies take the least time. Of equal ones it is
-    the last, which gathers the most at a time.
-
-    Args:
-        problem: The convolution.
-    """
+    the last, which gathers the most at a time."""
     var best = 0
     var least = Float64.MAX
     for index in range(STEM_CANDIDATES):
@@ -440,12 +400,7 @@ def choose_stem(problem: ConvProblem) -> Int:
 
 
 def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
-    """Builds the geometry from a problem and its cut.
-
-    Args:
-        problem: The convolution.
-        plan: Its cut.
-    """
+    """Builds the geometry from a problem and its cut."""
     return StemGeometry(
         channels=UInt32(problem.channels),
         quad_shift=UInt32(quads_of(problem) - 1),

@@ -274,8 +274,7 @@ struct StemKernel[
 
         Column `8*j + 2*t + e` of the multiply is filter `32*(j/4) + 8*t +
         2*(j%4) + e` of the tile, and quad t of a step has the products 2*t,
-        2*t+1, 2*t+8, 2*t+9, as a thread holds them.
-        """
+        2*t+1, 2*t+8, 2*t+9, as a thread holds them."""
         comptime row_quads = UInt32(ATOM_STEPS * STEP_QUADS)
         comptime rows = UInt32(Self.config.tile_n)
         comptime atoms = UInt32(Self.config.atoms())

@@ -4,7 +4,7 @@ from std.collections import Optional
 
 from ....conv.access import ActivationSource, OutputTarget
 from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
-from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ....conv.known import KnownFilter, KnownProblem
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ...inspect import GpuKernel, PtxWriter
@@ -32,11 +32,7 @@ struct StemPlan(ImplicitlyCopyable, Movable, Writable):
     var blocks: Int
 
     def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line.
-
-        Args:
-            writer: Where to.
-        """
+        """Writes the plan on one line."""
         writer.write(t"{stem_candidate(self.candidate)}: {self.tiling}")
 
 
@@ -124,7 +120,7 @@ struct Stem(GpuKernel):
         var candidate = choose_stem(problem)
         var config = stem_candidate(candidate)
         var tiling = StemTiling(config, problem)
-        tiling.choose_pixels[types.output](config, problem, device.units)
+        tiling.choose_pixels(config, problem, types.output, device.units)
         var workers = max(1, device.units // tiling.filter_blocks)
         return StemPlan(
             candidate,

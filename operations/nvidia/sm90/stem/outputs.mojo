@@ -15,14 +15,7 @@ struct StemOutputs[
     Output: OutputTarget,
     config: StemConfig,
 ]:
-    """A thread's epilogue and stores.
-
-    Parameters:
-        bias_type: Of the bias.
-        residual_type: Of the residual.
-        Output: How the output is reached.
-        config: The configuration.
-    """
+    """A thread's epilogue and stores."""
 
     comptime accumulators = MMA_M * Self.config.tile_n // WARPGROUP
     comptime Accumulated = SIMD[DType.float32, Self.accumulators]

@@ -78,11 +78,7 @@ struct StemPixel(TrivialRegisterPassable):
 
     @always_inline
     def element(self, geometry: StemGeometry) -> Int:
-        """The pixel's first element in the output.
-
-        Args:
-            geometry: The problem.
-        """
+        """The pixel's first element in the output."""
         var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
             self.plane
         )

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from maxconv._dtypes import DTYPE_BYTES
+from maxconv._problem import ConvProblem
 from maxconv._problems import NamedProblem
 
 from ..entrant import BARE, FUSED
 from .clock import Clock, input_sets
 
-__all__ = ["SEEDS", "Operands", "command", "filled"]
+__all__ = ["SEEDS", "Operands", "command", "filled", "geometry"]
 
 #: Seeds that a set of operands takes: those of set ``i`` begin at ``i * SEEDS``.
 SEEDS = 4
@@ -56,12 +57,20 @@ def _filter_exponent(named: NamedProblem) -> int:
 def command(named: NamedProblem, dtype: str) -> str:
     """Returns the line by which ``kernels.mojo`` makes the same operands.
 
-    Batch, channels, filters and groups; three values each (depth, height, width) of input, filter,
-    stride, dilation, padding before and padding after; the sets; the two exponents.
+    The numbers of the problem, the sets, the two exponents.
     """
-    problem = named.problem
+    numbers = [*geometry(named.problem), _sets(named, dtype), _EXPONENT, _filter_exponent(named)]
+    return " ".join(("problem", *map(str, numbers)))
+
+
+def geometry(problem: ConvProblem) -> list[int]:
+    """Returns a problem as ``ConvProblem.of_numbers`` of the operations reads it.
+
+    Batch, channels, filters and groups; three values each (depth, height, width) of input, filter,
+    stride, dilation, padding before and padding after.
+    """
     missing = 3 - problem.spatial_rank
-    numbers: list[object] = [problem.batch, problem.channels, problem.filters, problem.groups]
+    numbers = [problem.batch, problem.channels, problem.filters, problem.groups]
     for values, fill in (
         (problem.input_size, 1),
         (problem.filter_size, 1),
@@ -71,8 +80,7 @@ def command(named: NamedProblem, dtype: str) -> str:
         (problem.pad_after, 0),
     ):
         numbers += [*[fill] * missing, *values]
-    numbers += [_sets(named, dtype), _EXPONENT, _filter_exponent(named)]
-    return " ".join(("problem", *map(str, numbers)))
+    return [int(number) for number in numbers]
 
 
 def _sets(named: NamedProblem, dtype: str) -> int:
