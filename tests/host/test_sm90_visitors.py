@@ -101,9 +101,9 @@ def test_misuse_does_not_compile(tmp_path: Path) -> None:
     assert built.returncode != 0
     reports = re.split(r"^\S+: error: ", built.stderr, flags=re.MULTILINE)[1:]
     found = {
-        name[1]: " ".join(re.findall(r"constraint failed: (.*)", report))
+        function[1]: " ".join(re.findall(r"constraint failed: (.*)", report))
         for report in reports
-        if (name := re.match(r"function instantiation failed\ndef (\w+)\(", report))
+        if (function := re.match(r"function instantiation failed\ndef (\w+)\(", report))
     }
     assert found.keys() == MISUSES.keys(), built.stderr
     for name, sentence in MISUSES.items():
