@@ -33,6 +33,7 @@ TOGETHER = (
 #: if what is left at the end is short.
 LONGEST = (
     "tests/host/test_gpu_programs",
+    "tests/host/test_bench_gpu",
     "tests/interop/test_torch",
     "tests/interop/test_graphs",
     "tests/interop/test_bench_run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -82,10 +83,14 @@ def once(
 ) -> tuple[Path, list[str]]:
     """Fills a folder in one of the processes that run the tests.
 
+    With ``MAXCONV_TEST_BUILDS`` in the environment it is one of that folder, for several runs of
+    pytest on the same files.
+
     Returns the folder, and the lines that ``make`` did.
     """
     base = factory.getbasetemp()
-    parent = (base.parent if base.name.startswith("popen-") else base) / name
+    shared = base.parent if base.name.startswith("popen-") else base
+    parent = Path(os.environ.get("MAXCONV_TEST_BUILDS", shared)) / name
     folder, printed = parent / "files", parent / "printed"
     folder.mkdir(parents=True, exist_ok=True)
     with (parent / "lock").open("w") as lock:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tests.emulated.convolution import bfloat16
 from tests.ptxemu.isa.case import Case, Map, Struct
 
 from ptxemu.tma import DataType, Swizzle, TiledDescriptor
+
+if TYPE_CHECKING:
+    import pytest
 
 #: The sizes of ``tests/mojo/matmul_sm90_max.mojo``.
 M, WHOLE_M, N, K = 200, 256, 256, 192
@@ -45,6 +50,23 @@ class Kernel:
     def title(self) -> str:
         """What tells it from the others."""
         return f"{self.cluster[0]}x{self.cluster[1]} n{self.columns}"
+
+
+def compiled(factory: pytest.TempPathFactory) -> list[Kernel]:
+    """The kernels, as the program that calls them holds them."""
+    # Not where a GPU machine runs the cases: it has no compiler.
+    from tests import ptx
+
+    def emit(folder: Path) -> list[str]:
+        program = folder / "matmul"
+        ptx.build("matmul_sm90_max", program)
+        texts = dict(enumerate(ptx.held(program)))
+        for number, text in texts.items():
+            (folder / f"{number}.ptx").write_text(text)
+        return [f"{number}.ptx" for number in texts]
+
+    folder, names = ptx.once("matmul_sm90_max", factory, emit)
+    return [Kernel.of((folder / name).read_text()) for name in names]
 
 
 def case(kernel: Kernel, seed: int, rows: int = 0) -> Case:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests import ptx
 from tests.emulated import max_sm90
 from tests.emulated.convolution import Kernel, Operands, run
 from tests.ptxemu.isa.case import emulate
@@ -25,9 +24,7 @@ def test_hopper_kernel_convolves(emitted: Emitted, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def matmuls(tmp_path_factory: pytest.TempPathFactory) -> list[max_sm90.Kernel]:
-    program = tmp_path_factory.mktemp("matmul") / "matmul"
-    ptx.build("matmul_sm90_max", program)
-    return [max_sm90.Kernel.of(text) for text in ptx.held(program)]
+    return max_sm90.compiled(tmp_path_factory)
 
 
 @pytest.mark.parametrize("seed", range(100, 120))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests import ptx
-from tests.emulated.max_sm90 import Kernel, case
+from tests.emulated.max_sm90 import Kernel, case, compiled
 from tests.ptxemu.isa.case import emulate
 
 from ptxemu import FenceError, MemoryFaultError
@@ -15,11 +14,8 @@ RELAXED = {"barrier_fences": False, "register_fences": False}
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
-    """MAX's kernels, as the program that calls them holds them."""
-    program = tmp_path_factory.mktemp("matmul") / "matmul"
-    ptx.build("matmul_sm90_max", program)
-    found = [Kernel.of(text) for text in ptx.held(program)]
-    return {kernel.title: kernel for kernel in found}
+    """By title."""
+    return {kernel.title: kernel for kernel in compiled(tmp_path_factory)}
 
 
 def test_the_configurations_differ(kernels: dict[str, Kernel]) -> None:

@@ -1,8 +1,7 @@
-"""Chains of visitors that mean nothing, which must not compile: `-D CHAIN=` 1,
-a discarded output that is looked at; 2, two visitors of several forms; 3, an
-auxiliary output of a type that is not stored."""
+"""Chains of visitors: one that compiles, and three that mean nothing, which
+must not.
 
-from std.sys import get_defined_int
+The compiler reports every exported function that it cannot instantiate."""
 
 from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
@@ -14,8 +13,6 @@ from operations.nvidia.epilogue.steps import Discard, Rounded
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from emit_visitors import epilogue, problem, writes
 
-comptime CHAIN = get_defined_int["CHAIN"]()
-
 
 def ask[Visitor: EpilogueVisitor, //](visitor: Visitor):
     """Asks a chain whether it can run."""
@@ -26,13 +23,29 @@ def ask[Visitor: EpilogueVisitor, //](visitor: Visitor):
     )
 
 
-def main() raises:
-    comptime if CHAIN == 0:
-        ask(Rounded[DType.bfloat16]().then(Discard()))
-    comptime if CHAIN == 1:
-        ask(Discard().then(Rounded[DType.bfloat16]()))
-    comptime if CHAIN == 2:
+@export
+def valid() abi("C"):
+    """The last visitor discards the output."""
+    ask(Rounded[DType.bfloat16]().then(Discard()))
+
+
+@export
+def looked_at() abi("C"):
+    """A visitor looks at an output that is discarded."""
+    ask(Discard().then(Rounded[DType.bfloat16]()))
+
+
+@export
+def two_of_several_forms() abi("C"):
+    """Each of two visitors picks from several forms."""
+    try:
         var visitor = ConvVisitor[DType.bfloat16].of(epilogue(False))
         ask(visitor.then(visitor))
-    comptime if CHAIN == 3:
-        ask(AuxiliaryOutput[DType.int32](MemoryOutput(writes[DType.int32]())))
+    except:
+        pass
+
+
+@export
+def auxiliary_type() abi("C"):
+    """An auxiliary output is of a type that is not stored."""
+    ask(AuxiliaryOutput[DType.int32](MemoryOutput(writes[DType.int32]())))
