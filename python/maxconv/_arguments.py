@@ -19,7 +19,7 @@ from ._checks import (
 )
 from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
 from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
-from .activations import NONE, ActivationSpec, parse
+from .activations import ActivationSpec, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +65,10 @@ class ConvArguments:
     """Zeros around the input: one number a spatial dimension for both of its sides, or ``(before,
     after)`` of each; ``None`` is ``"same"``: an output of the input's size."""
     groups: int
-    activation: ActivationSpec = NONE
-    final_activation: ActivationSpec = NONE
+    # Without defaults: torch.compile traces constructors, and PyTorch up to 2.11 only with defaults
+    # of Python's own types.
+    activation: ActivationSpec
+    final_activation: ActivationSpec
     beta: float = 1.0
     precision: Precision | None = Precision.TF32
     """Of products of float32; ``None`` is what PyTorch's settings say in a call."""

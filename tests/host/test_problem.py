@@ -29,6 +29,7 @@ from maxconv._checks import (
 )
 from maxconv._fields import GEOMETRY, Activation, Kernel, Layout
 from maxconv._problem import ConvProblem, GemmShape, output_size
+from maxconv.activations import NONE
 
 
 def problem(**changes: Any) -> ConvProblem:
@@ -428,12 +429,12 @@ def test_small_readers() -> None:
     with pytest.raises(ValueError, match=r"filter_layout: 'CFRS' .* KRSC, RSCF, FCRS are allowed"):
         check_filter_layout(FilterLayout.CFRS, 2)
     sides = read_padding((1, 2, 3, 4, 5, 6), 3)
-    arguments = ConvArguments((1,) * 3, (1,) * 3, sides, groups=1)
+    arguments = ConvArguments((1,) * 3, (1,) * 3, sides, 1, NONE, NONE)
     assert arguments.pads((1, 1, 1)) == ((1, 3, 5), (2, 4, 6))
     # One number a dimension is both of its sides'.
-    assert ConvArguments((1, 1), (1, 1), (3, 4), groups=1).pads((1, 1)) == ((3, 4), (3, 4))
+    assert ConvArguments((1, 1), (1, 1), (3, 4), 1, NONE, NONE).pads((1, 1)) == ((3, 4), (3, 4))
     assert read_padding("same", 2) is None
-    assert ConvArguments((1, 1), (2, 1), None, groups=1).pads((4, 2)) == ((3, 0), (3, 1))
+    assert ConvArguments((1, 1), (2, 1), None, 1, NONE, NONE).pads((4, 2)) == ((3, 0), (3, 1))
 
 
 # --- Activations --------------------------------------------------------------------------------

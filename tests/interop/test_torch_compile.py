@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from enum import Enum
 from typing import Any, cast
 
 import pytest
@@ -10,11 +12,19 @@ from tests.interop.torch_tensors import check, draw, last
 from torch import Tensor, nn
 
 import maxconv.torch as mt
+from maxconv._arguments import ConvArguments
 from maxconv._library import kernel_library
 from maxconv._problem import ConvProblem
 from maxconv.activations import leaky_relu
 
 pytestmark = pytest.mark.torch
+
+
+def test_arguments_have_defaults_that_old_versions_of_dynamo_trace() -> None:
+    # PyTorch up to 2.11 raises Unsupported where a traced constructor has another default.
+    for field in dataclasses.fields(ConvArguments):
+        if field.init and field.default is not dataclasses.MISSING:
+            assert isinstance(field.default, float | str | Enum | None), field.name
 
 
 def test_opcheck() -> None:
