@@ -120,6 +120,9 @@ comptime PRECISION_FLOAT32 = 1
 # Output channels side by side in a packed filter.
 comptime PANEL = 16
 
+# A known number of which only that it is not 1 is known.
+comptime SEVERAL = -1
+
 # What a GPU's kernels take: bytes of a copy, channels of a stem, filters of a tile.
 comptime COPY_BYTES = 16
 comptime STEM_CHANNELS = 8

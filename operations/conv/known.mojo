@@ -13,7 +13,9 @@ comptime ANY_KERNEL = -1
 
 @fieldwise_init
 struct KnownProblem(ImplicitlyCopyable, Movable):
-    """What a graph knows of a problem; `UNKNOWN` stands for the rest."""
+    """What a graph knows of a problem; `UNKNOWN` stands for the rest, and
+    `SEVERAL` for a number of groups, channels or filters that is not 1. Both
+    are below every number that is known."""
 
     var kernel: Int
     """The `KERNEL_*` code that is asked for, or `ANY_KERNEL`."""
@@ -40,6 +42,10 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
         """The facts about the filter alone."""
         return KnownFilter(self.taps, self.stride, self.channels)
 
+    def is_depthwise(self) -> Bool:
+        """Whether each group is known to have one channel and one filter."""
+        return self.channels == 1 and self.filters == 1
+
     def may_be_multiple(self, count: Int, bytes: Int, of: Int) -> Bool:
         """Whether a group's channels or filters may fill whole units.
 
@@ -48,7 +54,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
             bytes: Of an element.
             of: Bytes of a unit.
         """
-        return count == UNKNOWN or count * bytes % of == 0
+        return count <= UNKNOWN or count * bytes % of == 0
 
 
 @fieldwise_init

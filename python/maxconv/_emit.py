@@ -20,6 +20,7 @@ from ._dtypes import CARRIERS, DTYPE_BYTES
 from ._fields import (
     GEOMETRY_LENGTH,
     SCALARS_LENGTH,
+    SEVERAL,
     Kernel,
     Layout,
     Precision,
@@ -36,6 +37,7 @@ __all__ = [
     "emit",
     "encode",
     "known_problem",
+    "known_to_cpu",
     "operand_types",
     "shape_carrier",
     "symbolic_output",
@@ -232,7 +234,7 @@ def convolution(
         TensorType(DType[out_dtype], _output_shape(problem), device),
         known=known_problem(problem, kernel, precision)
         if device.is_gpu()
-        else _known_to_cpus(problem, kernel),
+        else known_to_cpu(problem, kernel),
         fused_input=problem.taps == 1 and not reads and is_computed(x),
     )
 
@@ -263,17 +265,31 @@ def known_problem(
     return known
 
 
-def _known_to_cpus(problem: ConvProblem, kernel: Kernel) -> dict[str, bool | int]:
-    """Returns what a CPU's op is compiled for.
+def known_to_cpu(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> dict[str, bool | int]:
+    """Returns what a CPU's op is compiled for: a part of what ``known_problem`` returns.
 
-    It is little, so that the convolutions of a network share what is compiled: whether one group of
-    several channels or filters rules out the kernels for depthwise convolutions and for groups.
+    It is little, so that the convolutions of a network share what is compiled: whether there is one
+    group, and whether a group of several has one channel and one filter. That tells depthwise
+    convolutions, grouped ones and all others apart, which run on different kernels.
+
+    Args:
+        problem: The convolution.
+        kernel: What was asked for.
     """
     known: dict[str, bool | int] = {"kernel": int(kernel)}
-    sizes = problem.channels, problem.filters
-    if problem.groups == 1 and all(isinstance(size, int) for size in sizes) and sizes != (1, 1):
-        known["groups"] = 1
+    groups, channels, filters = problem.groups, problem.channels, problem.filters
+    if not isinstance(channels, int) or not isinstance(filters, int):
+        return known
+    if groups == 1 and (channels, filters) != (1, 1):
+        return known | {"groups": 1}
+    known["groups"] = _one_or_several(groups)
+    known["channels"] = _one_or_several(channels // groups)
+    known["filters"] = _one_or_several(filters // groups)
     return known
+
+
+def _one_or_several(count: int) -> int:
+    return 1 if count == 1 else SEVERAL
 
 
 def operand_types(

@@ -33,6 +33,7 @@ __all__ = [
     "PANEL",
     "SCALARS",
     "SCALARS_LENGTH",
+    "SEVERAL",
     "STEM_CHANNELS",
     "TILE_FILTERS",
     "Activation",
@@ -47,6 +48,10 @@ __all__ = [
 #: Output channels that lie side by side in a packed filter. It does not depend on the CPU, so that
 #: a filter packed on one machine is right on another.
 PANEL = 16
+
+#: Groups, channels or filters of which an op is told when it is compiled that there is more than
+#: one, but not how many.
+SEVERAL = -1
 
 #: Bytes that a GPU's TMA moves at a time: pixels of a group's channels, and of its filters
 #: in the output, are multiples of it, and so are the addresses.
@@ -317,6 +322,7 @@ def mojo_source() -> str:
         ("Activations of the epilogue.", [(f"ACTIVATION_{m.name}", m.value) for m in Activation]),
         ("Products of float32.", [(f"PRECISION_{m.name}", m.value) for m in Precision]),
         ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
+        ("A known number of which only that it is not 1 is known.", [("SEVERAL", SEVERAL)]),
         (
             "What a GPU's kernels take: bytes of a copy, channels of a stem, filters of a tile.",
             [

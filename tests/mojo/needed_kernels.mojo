@@ -1,17 +1,18 @@
-"""Prints which kernels an op for a GPU is compiled with, of what a graph knows.
+"""Prints which kernels an op is compiled with, of what a graph knows.
 
-A line of the file that is the only argument is a storage type, an output type, a compute capability times
-ten, 1 if something is fused behind the op, and the numbers of `KnownProblem`:
+A line of the file that is the only argument is a storage type, an output type,
+a GPU's compute capability times ten or 0 for a CPU, 1 if something is fused behind the op, and the numbers of `KnownProblem`:
 kernel, exact, groups, channels, filters, taps and stride. A line of output is
 the kernels' names.
 """
 
 from std.sys import argv
 
-from operations.conv.fields import GPU_KERNELS
+from operations.conv.fields import CPU_KERNELS, GPU_KERNELS
 from operations.conv.known import KnownProblem
 from operations.conv.operands import OperandTypes
 from operations.conv.registry import has_kernel, kernel_name
+from operations.cpu.registry import CPU_REGISTRY
 from operations.nvidia.registry import GPU_REGISTRY
 
 
@@ -53,9 +54,15 @@ def main() raises:
             taps=n[7],
             stride=n[8],
         )
-        var kernels = GPU_REGISTRY.needed(types, n[0], known)
         var names = String()
-        for kernel in materialize[GPU_KERNELS]():
-            if has_kernel(kernels, kernel):
-                names += kernel_name(kernel) + " "
+        if n[0] == 0:
+            var kernels = CPU_REGISTRY.needed(types, 0, known)
+            for kernel in materialize[CPU_KERNELS]():
+                if has_kernel(kernels, kernel):
+                    names += kernel_name(kernel) + " "
+        else:
+            var kernels = GPU_REGISTRY.needed(types, n[0], known)
+            for kernel in materialize[GPU_KERNELS]():
+                if has_kernel(kernels, kernel):
+                    names += kernel_name(kernel) + " "
         print(names)

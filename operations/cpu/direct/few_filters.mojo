@@ -367,8 +367,10 @@ struct FewFilters[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return (known.groups == UNKNOWN or known.groups == 1) and (
-            known.filters == UNKNOWN or known.filters <= MAX_FEW_FILTERS
+        return (
+            (known.groups == UNKNOWN or known.groups == 1)
+            and known.filters <= MAX_FEW_FILTERS
+            and not known.is_depthwise()
         )
 
     @staticmethod

@@ -207,7 +207,7 @@ struct Grouped[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return known.groups != 1
+        return known.groups != 1 and not known.is_depthwise()
 
     @staticmethod
     def refusal[

@@ -121,7 +121,7 @@ struct ImplicitGemm[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return True
+        return not known.is_depthwise()
 
     @staticmethod
     def refusal[
@@ -189,7 +189,9 @@ struct Pointwise[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return known.filter().may_have(taps=1, stride=1)
+        return not known.is_depthwise() and known.filter().may_have(
+            taps=1, stride=1
+        )
 
     @staticmethod
     def refusal[

@@ -5,7 +5,7 @@ from std.math import ceildiv
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_GROUPED, TILE_FILTERS
-from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.known import KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
@@ -48,9 +48,7 @@ struct Grouped(GpuKernel):
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether groups may have fewer filters than fill a tile."""
-        return known.groups != 1 and (
-            known.filters == UNKNOWN or known.filters < TILE_FILTERS
-        )
+        return known.groups != 1 and known.filters < TILE_FILTERS
 
     @staticmethod
     def refusal[

@@ -62,7 +62,7 @@ struct ImplicitGemm(GpuKernel):
         """Whether it is not certain that the grouped kernel runs."""
         return (
             known.groups == 1
-            or known.filters == UNKNOWN
+            or known.filters <= UNKNOWN
             or known.filters >= TILE_FILTERS
         )
 

@@ -78,7 +78,7 @@ struct Diagonal(GpuKernel):
         """Whether a configuration may be for the filter."""
         if known.groups == 1 and known.channels > 1:
             return False
-        if known.channels != UNKNOWN and known.filters != UNKNOWN:
+        if known.channels > UNKNOWN and known.filters > UNKNOWN:
             if known.channels != known.filters:
                 return False
         comptime for index in range(DIAGONAL_CANDIDATES):

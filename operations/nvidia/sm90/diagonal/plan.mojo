@@ -23,7 +23,7 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ....conv.fields import DIAGONAL_CHANNELS, DIAGONAL_TAPS
-from ....conv.known import KnownFilter
+from ....conv.known import UNKNOWN, KnownFilter
 from ....conv.problem import SPATIAL, ConvProblem
 from ...limits import MAX_BOX, MAX_INDEX, MAX_SHARED_BYTES, PATTERN_BYTES, WARP
 
@@ -219,7 +219,7 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         """
         var width = known.group_channels
         return known.may_have(taps=self.taps, stride=self.stride) and (
-            width == 0 or self.takes_width(width)
+            width <= UNKNOWN or self.takes_width(width)
         )
 
     def write_to(self, mut writer: Some[Writer]):

@@ -61,7 +61,9 @@ struct Stem(GpuKernel):
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether the problem may have one group of few channels."""
-        return known.groups <= 1 and known.channels <= STEM_CHANNELS
+        return (
+            known.groups == UNKNOWN or known.groups == 1
+        ) and known.channels <= STEM_CHANNELS
 
     @staticmethod
     def refusal[

@@ -1,4 +1,4 @@
-"""Which kernels an op is compiled with for a GPU."""
+"""Which kernels an op is compiled with."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from maxconv import _library as library
-from maxconv._emit import known_problem
-from maxconv._fields import Kernel, Precision
+from maxconv._emit import known_problem, known_to_cpu
+from maxconv._fields import SEVERAL, Kernel, Precision
 from maxconv._problem import ConvProblem
 
 ROOT = Path(__file__).resolve().parents[2]
 
 STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
-HOPPER, BLACKWELL = 90, 100
+CPU, HOPPER, BLACKWELL = 0, 90, 100
 SM90, SM100 = {Kernel.SM90}, {Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
+FEW, POINTWISE = Kernel.FEW_FILTERS, Kernel.POINTWISE
 
 #: Storage types of input and output.
 HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
@@ -108,6 +109,29 @@ CASES: Sequence[Case] = [
         {},
         {STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM, Kernel.REFERENCE} | SM90,
     ),
+    # A CPU's op tells three classes of problems apart.
+    (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, GEMM}),
+    (HALF, CPU, known_to_cpu(problem(64, 64)), {FEW, GEMM}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 64, 64)), {DEPTHWISE}),
+    (SINGLE, CPU, known_to_cpu(problem(1, 1)), {DEPTHWISE}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 64, 16)), {GROUPED, POINTWISE, GEMM}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 128, 64)), {GROUPED, POINTWISE, GEMM}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 64, 64), GEMM), {GEMM}),
+    (SINGLE, CPU, known_to_cpu(symbolic()), {DEPTHWISE, GROUPED, FEW, POINTWISE, GEMM}),
+    # On a GPU too, one fact less compiles no kernel less.
+    (
+        HALF,
+        HOPPER,
+        {"kernel": 0, "groups": SEVERAL, "channels": SEVERAL, "filters": SEVERAL},
+        {DIAGONAL, GROUPED, GEMM} | SM90,
+    ),
+    (
+        HALF,
+        HOPPER,
+        {"kernel": 0, "groups": SEVERAL, "channels": 16, "filters": 16},
+        {DIAGONAL, GEMM} | SM90,
+    ),
 ]
 
 
@@ -148,3 +172,12 @@ def test_a_graph_says_what_it_knows() -> None:
         "stride": 1,
     }
     assert "channels" not in known_problem(symbolic())
+
+
+def test_a_cpus_ops_are_few() -> None:
+    wide, narrow = known_to_cpu(problem(64, 64)), known_to_cpu(problem(3, 8, 1, (1, 1)))
+    assert wide == narrow == {"kernel": 0, "groups": 1}
+    assert known_to_cpu(problem(32, 32, 4)) == known_to_cpu(problem(64, 128, 2))
+    assert known_to_cpu(problem(32, 32, 4))["channels"] == SEVERAL
+    assert known_to_cpu(problem(32, 32, 32)) == known_to_cpu(problem(8, 8, 8))
+    assert known_to_cpu(symbolic()) == {"kernel": 0}
