@@ -4,7 +4,7 @@ from std.collections import Optional
 
 from ....conv.access import ActivationSource, OutputTarget
 from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
-from ....conv.known import KnownFilter, KnownProblem
+from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ...inspect import GpuKernel, PtxWriter
