@@ -535,3 +535,20 @@ def test_the_graphs_are_built(tmp_path: Path) -> None:
     files = {path.name for path in (tmp_path / graphs.FOLDER).iterdir()}
     assert files == {f"{name}.mef" for name in graphs.GRAPHS}
     assert b"maxconv_nvidia_sm90" in (tmp_path / graphs.FOLDER / "maxconv.mef").read_bytes()
+
+
+@pytest.mark.parametrize(("machine", "portable"), [("x86_64", True), ("aarch64", False)])
+def test_the_program_is_built_for_the_cpu_of_another_machine(
+    machine: str, portable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def run_mojo(*arguments: str) -> subprocess.CompletedProcess[str]:
+        asked.extend(arguments)
+        return subprocess.CompletedProcess(arguments, 1, "", "no compiler")
+
+    monkeypatch.setattr(library, "run_mojo", run_mojo)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    with pytest.raises(library.LibraryError, match="no compiler"):
+        building.build_program(tmp_path, "sm_90a", "bfloat16")
+    assert ("--target-cpu x86-64-v3" in " ".join(asked)) == portable

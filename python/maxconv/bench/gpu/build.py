@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -130,6 +131,7 @@ def build_program(folder: Path, architecture: str, dtype: str) -> None:
         "build",
         *("-I", str(library.OPERATIONS.parent)),
         *("--target-accelerator", architecture),
+        *_portable_cpu(),
         *("-D", f"dtype={dtype}"),
         str(_SOURCE),
         *("-o", str(folder / PROGRAM)),
@@ -144,6 +146,15 @@ def build_program(folder: Path, architecture: str, dtype: str) -> None:
         if not found:
             raise library.LibraryError(f"{name}, which the program loads, is not among MAX's files")
         shutil.copy(found[0], folder / LIBRARIES)
+
+
+def _portable_cpu() -> tuple[str, ...]:
+    """Returns Mojo's options for a program that the CPU of any GPU machine runs.
+
+    By default Mojo takes every instruction that the building CPU has: AMD's have some that Intel's
+    lack.
+    """
+    return ("--target-cpu", "x86-64-v3") if platform.machine() == "x86_64" else ()
 
 
 def _build_graphs(folder: Path, architecture: str, dtype: str, names: Collection[str]) -> None:
