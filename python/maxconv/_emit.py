@@ -269,8 +269,8 @@ def known_to_cpu(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> dict[str
     """Returns what a CPU's op is compiled for: a part of what ``known_problem`` returns.
 
     It is little, so that the convolutions of a network share what is compiled: whether there is one
-    group, and whether a group of several has one channel and one filter. That tells depthwise
-    convolutions, grouped ones and all others apart, which run on different kernels.
+    group, and whether a group has one channel and one filter. That tells depthwise convolutions,
+    grouped ones and all others apart, which run on different kernels.
 
     Args:
         problem: The convolution.
