@@ -42,6 +42,10 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
         """The facts about the filter alone."""
         return KnownFilter(self.taps, self.stride, self.channels)
 
+    def may_have_one_group(self) -> Bool:
+        """Whether the problem may turn out not to be grouped."""
+        return self.groups == UNKNOWN or self.groups == 1
+
     def is_depthwise(self) -> Bool:
         """Whether each group is known to have one channel and one filter."""
         return self.channels == 1 and self.filters == 1

@@ -17,7 +17,7 @@ from std.utils import IndexList
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_FEW_FILTERS, PANEL
-from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import HostBuffer, Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
@@ -368,7 +368,7 @@ struct FewFilters[P: Pool](ConvKernel):
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         return (
-            (known.groups == UNKNOWN or known.groups == 1)
+            known.may_have_one_group()
             and known.filters <= MAX_FEW_FILTERS
             and not known.is_depthwise()
         )

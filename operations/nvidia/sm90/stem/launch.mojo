@@ -4,7 +4,7 @@ from std.collections import Optional
 
 from ....conv.access import ActivationSource, OutputTarget
 from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
-from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ....conv.known import KnownFilter, KnownProblem
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ...inspect import GpuKernel, PtxWriter
@@ -61,9 +61,7 @@ struct Stem(GpuKernel):
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether the problem may have one group of few channels."""
-        return (
-            known.groups == UNKNOWN or known.groups == 1
-        ) and known.channels <= STEM_CHANNELS
+        return known.may_have_one_group() and known.channels <= STEM_CHANNELS
 
     @staticmethod
     def refusal[
