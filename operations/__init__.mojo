@@ -1,3 +1,9 @@
 """Convolutions for MAX graphs; loading this package registers its ops."""
 
-from .registrations import Conv, ConvFusedInput, Explain
+from .registrations import (
+    ConvCpu,
+    ConvFusedInputCpu,
+    ConvFusedInputGpu,
+    ConvGpu,
+    Explain,
+)

@@ -28,27 +28,23 @@ from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
-    KERNEL_DEPTHWISE,
-    KERNEL_DIAGONAL,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
-from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FILTER, KnownProblem
+from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
 from .conv.memory import Reads, operand
 from .conv.operands import Arguments, Device
 from .conv.problem import ConvProblem, Geometry
-from .conv.registry import has_kernel
-from .cpu.convolve import convolve as convolve_on_cpu
+from .conv.target import Target
+from .cpu.convolve import Cpu
 from .cpu.pool import CpuContext, MaxPool
-from .cpu.registry import CPU_REGISTRY
 from .explain import explain
-from .nvidia.convolve import convolve_any_layout
+from .nvidia.convolve import Gpu
 from .nvidia.device import device_of, target_capability
-from .nvidia.registry import GPU_REGISTRY
 
 
 def _convolve[
-    target: StaticString,
+    On: Target,
     known: KnownProblem,
     scaled: Bool,
 ](
@@ -77,15 +73,9 @@ def _convolve[
         out_shape,
     )
     var factors = Optional[Reads[DType.float32]]()
+    validate_scale(problem, scale.size(), scaled)
     comptime if scaled:
-        validate_scale(problem, scale.size())
         factors = operand(scale)
-    else:
-        if scale.size() != 0:
-            raise Error(
-                t"scale: {scale.size()} elements, but the op is compiled"
-                t" without a scale; none are allowed"
-            )
     var epilogue = Epilogue(
         decoded,
         operand(scalars),
@@ -93,7 +83,7 @@ def _convolve[
         operand(residual),
         factors,
     )
-    _load[target, known, scaled](
+    _load[On, known, scaled](
         output, x, operand(filter), epilogue, problem, decoded, ctx
     )
 
@@ -103,7 +93,7 @@ def _load[
     bias_type: DType,
     residual_type: DType,
     //,
-    target: StaticString,
+    On: Target,
     known: KnownProblem,
     scaled: Bool,
 ](
@@ -119,7 +109,7 @@ def _load[
     comptime assert x.dtype == filter_type
     var data = rebind[Reads[filter_type]](operand(x))
     comptime if x._has_input_fusion:
-        _store[target, known, scaled](
+        _store[On, known, scaled](
             output,
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
@@ -129,7 +119,7 @@ def _load[
             ctx,
         )
     else:
-        _store[target, known, scaled](
+        _store[On, known, scaled](
             output,
             MemoryActivation[filter_type](data),
             filter,
@@ -145,7 +135,7 @@ def _store[
     bias_type: DType,
     residual_type: DType,
     //,
-    target: StaticString,
+    On: Target,
     known: KnownProblem,
     scaled: Bool,
 ](
@@ -160,7 +150,8 @@ def _store[
     """Takes the output out of its tensor: a pointer, or fused work."""
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if output._has_output_store_fusion:
-        _launch[target, known, scaled](
+        On.convolve[known, scaled](
+            problem,
             Arguments(
                 activation,
                 filter,
@@ -169,12 +160,12 @@ def _store[
                     data, output.out_fusion
                 ),
             ),
-            problem,
             geometry,
             ctx,
         )
     elif output._has_compute_fusion:
-        _launch[target, known, scaled](
+        On.convolve[known, scaled](
+            problem,
             Arguments(
                 activation,
                 filter,
@@ -183,70 +174,24 @@ def _store[
                     data, output.compute_fusion
                 ),
             ),
-            problem,
             geometry,
             ctx,
         )
     else:
-        _launch[target, known, scaled](
+        On.convolve[known, scaled](
+            problem,
             Arguments(
                 activation, filter, epilogue, MemoryOutput[output.dtype](data)
             ),
-            problem,
             geometry,
             ctx,
         )
 
 
-def _launch[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    //,
-    target: StaticString,
-    known: KnownProblem,
-    scaled: Bool,
-](
-    arguments: Arguments[Source, Output, bias_type, residual_type],
-    problem: ConvProblem,
-    geometry: Geometry,
-    ctx: DeviceContext,
-) raises:
-    """Compiles the kernels that the problem may need. Ops that need the same
-    kernels share the compiled ones."""
-    comptime types = type_of(arguments).types(scaled)
-    var layout = geometry[GEOMETRY_FILTER_LAYOUT]
-    var requested = geometry[GEOMETRY_KERNEL]
-    comptime if is_cpu[target]():
-        var pool = MaxPool(rebind[CpuContext](ctx))
-        convolve_on_cpu[CPU_REGISTRY.needed(types, 0, known), scaled](
-            pool, problem, arguments, layout=layout, requested=requested
-        )
-    elif is_gpu[target]():
-        comptime kernels = GPU_REGISTRY.needed(
-            types, target_capability(), known
-        )
-        comptime filter = known.filter() if has_kernel(
-            kernels, KERNEL_DIAGONAL
-        ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
-        convolve_any_layout[kernels, filter, scaled](
-            ctx,
-            problem,
-            arguments,
-            layout=layout,
-            requested=requested,
-            exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
-        )
-    else:
-        raise Error(
-            t"maxconv.conv: device {target} is not supported; allowed: cpu, gpu"
-        )
-
-
-@register("maxconv.conv")
-struct Conv:
-    """A convolution of spatial rank 1 to 3, its geometry a run-time value."""
+@register("maxconv.conv_cpu")
+struct ConvCpu:
+    """A convolution of spatial rank 1 to 3 on a CPU, its geometry a run-time
+    value."""
 
     @staticmethod
     def execute[
@@ -275,13 +220,13 @@ struct Conv:
         """Runs the convolution.
 
         Parameters:
-            target: Where: cpu or gpu.
+            target: Where: cpu.
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
             scaled: Whether each filter's sums are multiplied with its `scale`.
             kernel: What the graph knows of the problem, like those that follow
-                (`KnownProblem`): a GPU's op is compiled for that alone. Here
-                the `KERNEL_*` code that is asked for.
+                (`KnownProblem`): the op is compiled for that alone. Here the
+                `KERNEL_*` code that is asked for.
             exact: Whether products of float32 are not rounded to tf32.
             groups: Of the problem.
             channels: Input channels of a group.
@@ -303,8 +248,9 @@ struct Conv:
         Raises:
             Naming the argument, its value and what is allowed.
         """
+        comptime assert is_cpu[target](), "maxconv.conv_cpu runs on a CPU only"
         _convolve[
-            target,
+            Cpu,
             KnownProblem(
                 kernel, exact, groups, channels, filters, taps, stride
             ),
@@ -322,10 +268,63 @@ struct Conv:
         )
 
 
-@register("maxconv.conv_fused_input")
-struct ConvFusedInput:
-    """`maxconv.conv` that loads its activation through the elementwise work
-    that the graph compiler fused in front of it."""
+@register("maxconv.conv_gpu")
+struct ConvGpu:
+    """A convolution of spatial rank 1 to 3 on a GPU, its geometry a run-time
+    value."""
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        dtype: DType,
+        rank: Int,
+        scaled: Bool = False,
+        kernel: Int = ANY_KERNEL,
+        exact: Bool = False,
+        groups: Int = UNKNOWN,
+        channels: Int = UNKNOWN,
+        filters: Int = UNKNOWN,
+        taps: Int = UNKNOWN,
+        stride: Int = UNKNOWN,
+    ](
+        output: _FusedComputeOutputTensor[rank=rank, ...],
+        x: InputTensor[dtype=dtype, rank=rank, ...],
+        filter: InputTensor[dtype=dtype, rank=1, ...],
+        bias: InputTensor[rank=1, ...],
+        residual: InputTensor[rank=rank, ...],
+        scale: InputTensor[dtype=DType.float32, rank=1, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Runs the convolution.
+
+        All parameters and operands are those of `ConvCpu.execute`.
+        """
+        comptime assert is_gpu[target](), "maxconv.conv_gpu runs on a GPU only"
+        _convolve[
+            Gpu,
+            KnownProblem(
+                kernel, exact, groups, channels, filters, taps, stride
+            ),
+            scaled,
+        ](
+            output,
+            x,
+            filter,
+            bias,
+            residual,
+            scale,
+            geometry,
+            scalars,
+            ctx,
+        )
+
+
+@register("maxconv.conv_fused_input_cpu")
+struct ConvFusedInputCpu:
+    """`maxconv.conv_cpu` that loads its activation through the elementwise
+    work that the graph compiler fused in front of it."""
 
     @staticmethod
     def execute[
@@ -354,10 +353,69 @@ struct ConvFusedInput:
         """Runs the convolution of an activation that may not be in memory:
         `x` loads each element through the work that the graph compiler fused.
 
-        All other parameters and operands are those of `Conv.execute`.
+        All other parameters and operands are those of `ConvCpu.execute`.
         """
+        comptime assert is_cpu[
+            target
+        ](), "maxconv.conv_fused_input_cpu runs on a CPU only"
         _convolve[
-            target,
+            Cpu,
+            KnownProblem(
+                kernel, exact, groups, channels, filters, taps, stride
+            ),
+            scaled,
+        ](
+            output,
+            x,
+            filter,
+            bias,
+            residual,
+            scale,
+            geometry,
+            scalars,
+            ctx,
+        )
+
+
+@register("maxconv.conv_fused_input_gpu")
+struct ConvFusedInputGpu:
+    """`maxconv.conv_gpu` that loads its activation through the elementwise
+    work that the graph compiler fused in front of it."""
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        dtype: DType,
+        rank: Int,
+        scaled: Bool = False,
+        kernel: Int = ANY_KERNEL,
+        exact: Bool = False,
+        groups: Int = UNKNOWN,
+        channels: Int = UNKNOWN,
+        filters: Int = UNKNOWN,
+        taps: Int = UNKNOWN,
+        stride: Int = UNKNOWN,
+    ](
+        output: _FusedComputeOutputTensor[rank=rank, ...],
+        x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
+        filter: InputTensor[dtype=dtype, rank=1, ...],
+        bias: InputTensor[rank=1, ...],
+        residual: InputTensor[rank=rank, ...],
+        scale: InputTensor[dtype=DType.float32, rank=1, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        scalars: InputTensor[dtype=DType.float32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Runs the convolution of an activation that may not be in memory:
+        `x` loads each element through the work that the graph compiler fused.
+
+        All other parameters and operands are those of `ConvCpu.execute`.
+        """
+        comptime assert is_gpu[
+            target
+        ](), "maxconv.conv_fused_input_gpu runs on a GPU only"
+        _convolve[
+            Gpu,
             KnownProblem(
                 kernel, exact, groups, channels, filters, taps, stride
             ),

@@ -361,16 +361,24 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         return self.final_activation.apply[width](result)
 
 
-def validate_scale(problem: ConvProblem, scale: Int) raises:
+def validate_scale(problem: ConvProblem, scale: Int, scaled: Bool) raises:
     """Checks the scale's length.
 
     Args:
         problem: The convolution.
         scale: The scale operand's length.
+        scaled: Whether the op is compiled with a scale.
 
     Raises:
         Naming the argument, its value and what is allowed.
     """
+    if not scaled:
+        if scale == 0:
+            return
+        raise Error(
+            t"scale: {scale} elements, but the op is compiled without a scale;"
+            t" none are allowed"
+        )
     if scale != problem.filters:
         raise Error(
             t"scale: {scale} elements, but there are {problem.filters} filters"

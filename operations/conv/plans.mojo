@@ -2,7 +2,7 @@
 depend on."""
 
 from std.collections import Optional
-from std.ffi import _Global
+from std.ffi import _Global, external_call
 from std.sys.info import size_of
 from std.utils import StaticTuple
 from std.utils.lock import BlockingScopedLock, BlockingSpinLock
@@ -100,32 +100,39 @@ comptime SETS = 512
 """Sets of the cache."""
 
 comptime WAYS = 8
-"""Plans of a set. A further one takes the place of one of them."""
+"""Plans of a set. A further one takes the place of the oldest."""
+
+
+struct KeptSet(Movable):
+    """The plans of a set."""
+
+    var count: Int
+    """How many were kept, those that others took the place of included."""
+    var kept: Array[KeptPlan, WAYS]
 
 
 struct Plans(Movable):
-    """The plans of a process: a set-associative cache. Every op would compile
-    another 20 KB of code for a `Dict` of plans."""
+    """The plans of a process: a set-associative cache. A `Dict` of plans, or a
+    list for each set, is more code in every op that is compiled."""
 
     var lock: BlockingSpinLock
-    var sets: List[List[KeptPlan]]
-    var replaced: Int
-    """Plans that others took the place of."""
+    var sets: Pointer[KeptSet, MutUntrackedOrigin]
+    """`SETS` of them, never freed."""
 
     def __init__(out self):
         """None yet."""
         self.lock = BlockingSpinLock()
-        self.sets = List[List[KeptPlan]](capacity=SETS)
-        for _ in range(SETS):
-            self.sets.append(List[KeptPlan]())
-        self.replaced = 0
+        # Zeros are an empty set, and memory that no set uses stays unused.
+        self.sets = external_call[
+            "calloc", Pointer[KeptSet, MutUntrackedOrigin]
+        ](SETS, size_of[KeptSet]())
 
 
 def _no_plans() -> Plans:
     return Plans()
 
 
-comptime _PLANS = _Global["maxconv_plans_2", _no_plans]
+comptime _PLANS = _Global["maxconv_plans_3", _no_plans]
 """Its name ends with the version of `PlanKey` and of every plan: ops that other
 versions of this package compiled may live in the same process."""
 
@@ -141,9 +148,10 @@ def kept_plan(key: PlanKey) raises -> Optional[Planned]:
     """
     var plans = _PLANS.get_or_create_ptr()
     with BlockingScopedLock(plans[].lock):
-        for kept in plans[].sets[key.set()]:
-            if kept.key == key:
-                return kept.planned
+        ref set = plans[].sets[unsafe_offset=key.set()]
+        for way in range(min(set.count, WAYS)):
+            if set.kept[way].key == key:
+                return set.kept[way].planned
     return None
 
 
@@ -159,9 +167,6 @@ def keep_plan(key: PlanKey, planned: Planned) raises:
     """
     var plans = _PLANS.get_or_create_ptr()
     with BlockingScopedLock(plans[].lock):
-        ref kept = plans[].sets[key.set()]
-        if len(kept) < WAYS:
-            kept.append(KeptPlan(key, planned))
-        else:
-            kept[plans[].replaced % WAYS] = KeptPlan(key, planned)
-            plans[].replaced += 1
+        ref set = plans[].sets[unsafe_offset=key.set()]
+        set.kept[set.count % WAYS] = KeptPlan(key, planned)
+        set.count += 1

@@ -1,15 +1,22 @@
 """A convolution on the CPU: the filter's layout, the plan that is kept, the
 launch."""
 
+from max.gpu.host import DeviceContext
+
 from ..conv.access import ActivationSource, OutputTarget
-from ..conv.fields import LAYOUT_PACKED
-from ..conv.known import UNKNOWN_FILTER
+from ..conv.fields import (
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_KERNEL,
+    LAYOUT_PACKED,
+)
+from ..conv.known import UNKNOWN_FILTER, KnownProblem
 from ..conv.memory import HostBuffer
 from ..conv.operands import Arguments, Device
 from ..conv.packing import pack_filter
-from ..conv.problem import ConvProblem
-from .pool import Pool
-from .registry import CpuRegistry, check_registry
+from ..conv.problem import ConvProblem, Geometry
+from ..conv.target import Target
+from .pool import CpuContext, MaxPool, Pool
+from .registry import CPU_REGISTRY, CpuRegistry
 
 
 def convolve[
@@ -51,7 +58,6 @@ def convolve[
         If the requested kernel, or every one, cannot take the problem: why.
     """
     comptime types = type_of(arguments).types(scaled)
-    check_registry()
     var planned = CpuRegistry[P].find_plan[types, kernels](
         requested,
         problem,
@@ -60,15 +66,43 @@ def convolve[
     )
     if not problem.has_outputs():
         return
-    comptime launch = CpuRegistry[P].launch[
-        capability=0, kernels=kernels, known=UNKNOWN_FILTER, scaled=scaled
-    ]
-    if layout == LAYOUT_PACKED:
-        launch(planned, problem, arguments, pool)
-        return
-    var memory = HostBuffer[Source.dtype](problem.packed_length())
-    pack_filter(problem, layout, arguments.filter, memory.elements)
+    var memory = HostBuffer[Source.dtype](
+        0 if layout == LAYOUT_PACKED else problem.packed_length()
+    )
     var packed = arguments
-    packed.filter = memory.elements.as_imm()
-    launch(planned, problem, packed, pool)
+    if layout != LAYOUT_PACKED:
+        pack_filter(problem, layout, arguments.filter, memory.elements)
+        packed.filter = memory.elements.as_imm()
+    CpuRegistry[P].launch[
+        capability=0, kernels=kernels, known=UNKNOWN_FILTER, scaled=scaled
+    ](planned, problem, packed, pool)
     _ = memory^
+
+
+struct Cpu(Target):
+    """The CPU that MAX runs on, with the threads of its runtime."""
+
+    @staticmethod
+    def convolve[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownProblem,
+        scaled: Bool,
+    ](
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        geometry: Geometry,
+        ctx: DeviceContext,
+    ) raises:
+        comptime types = type_of(arguments).types(scaled)
+        var pool = MaxPool(rebind[CpuContext](ctx))
+        convolve[CPU_REGISTRY.needed(types, 0, known), scaled](
+            pool,
+            problem,
+            arguments,
+            layout=geometry[GEOMETRY_FILTER_LAYOUT],
+            requested=geometry[GEOMETRY_KERNEL],
+        )

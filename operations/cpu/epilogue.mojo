@@ -6,7 +6,7 @@ from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 from std.utils.numerics import inf
 
-from ..conv.access import OutputTarget
+from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Activation, Epilogue, clamped
 from ..conv.fields import (
     ACTIVATION_CLAMP,
@@ -15,6 +15,7 @@ from ..conv.fields import (
     PANEL,
 )
 from ..conv.memory import CACHE_LINE, Reads
+from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem
 from .pixel import Pixel
 
@@ -233,32 +234,105 @@ def _store_rows[
         pixel.advance(problem)
 
 
-@always_inline
-def prefetch_tile[
-    Output: OutputTarget
-](output: Output, epilogue: Epilogue, problem: ConvProblem, tile: OutputTile):
-    """Asks for the memory that `store_tile` will read and write, so that it
-    arrives while the tile is being multiplied: the rows of a tile lie too far
-    apart for the hardware to guess.
+comptime _Operands = Pointer[NoneType, ImmUntrackedOrigin]
+"""An op's `Arguments`, whose types a caller does not know."""
 
-    Parameters:
-        Output: How the output is reached.
 
-    Args:
-        output: The output.
-        epilogue: The epilogue.
-        problem: The convolution.
-        tile: Which outputs.
-    """
+@fieldwise_init
+struct TileStore(ImplicitlyCopyable, Movable):
+    """The epilogue and the output of a launch, behind pointers to functions.
+    Output, bias and residual have other types in nearly every op, the output's
+    because of what the graph compiler fused. What calls this is compiled once
+    for all of them."""
+
+    var has_residual: Bool
+    var _operands: _Operands
+    var _prefetch: def(_Operands, ConvProblem, OutputTile) thin -> None
+    var _store: def(
+        _Operands, ConvProblem, OutputTile, Reads[DType.float32], Int
+    ) thin -> None
+
+    def __init__[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+    ](
+        out self,
+        ref arguments: Arguments[Source, Output, bias_type, residual_type],
+    ):
+        """Of an op.
+
+        Parameters:
+            Source: How the activation is reached.
+            Output: How the output is reached.
+            bias_type: Of the bias.
+            residual_type: Of the residual.
+
+        Args:
+            arguments: The op's operands, which outlive the launch.
+        """
+        self.has_residual = arguments.epilogue.has_residual
+        self._operands = (
+            Pointer(to=arguments)
+            .unsafe_bitcast[NoneType]()
+            .as_imm()
+            .unsafe_origin_cast[ImmUntrackedOrigin]()
+        )
+        self._prefetch = _prefetch_tile[
+            Source, Output, bias_type, residual_type
+        ]
+        self._store = _store_tile[Source, Output, bias_type, residual_type]
+
+    def prefetch(self, problem: ConvProblem, tile: OutputTile):
+        """Asks for the memory that `store` will read and write, so that it
+        arrives while the tile is being multiplied: the rows of a tile lie too
+        far apart for the hardware to guess.
+
+        Args:
+            problem: The convolution.
+            tile: Which outputs.
+        """
+        self._prefetch(self._operands, problem, tile)
+
+    def store(
+        self,
+        problem: ConvProblem,
+        tile: OutputTile,
+        accumulators: Reads[DType.float32],
+        row_stride: Int,
+    ):
+        """Applies the epilogue to a tile of sums in memory and stores it.
+
+        Args:
+            problem: The convolution.
+            tile: Which outputs.
+            accumulators: Their sums.
+            row_stride: Elements between two rows of the sums.
+        """
+        self._store(self._operands, problem, tile, accumulators, row_stride)
+
+
+def _prefetch_tile[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](operands: _Operands, problem: ConvProblem, tile: OutputTile):
+    """Asks for a tile's output, and for its residual if there is one."""
     comptime to_write = PrefetchOptions().for_write().high_locality()
     comptime to_read = PrefetchOptions().for_read().high_locality()
     comptime line = CACHE_LINE // size_of[Output.dtype]()
+    ref arguments = operands.unsafe_bitcast[
+        Arguments[Source, Output, bias_type, residual_type]
+    ]()[]
+    ref epilogue = arguments.epilogue
     for i in range(tile.rows):
         var offset = (tile.row + i) * problem.filters + tile.filter
         for j in range(0, tile.filters, line):
             comptime if not Output.stores:
                 prefetch[params=to_write](
-                    output.data().unsafe_offset(offset + j)
+                    arguments.output.data().unsafe_offset(offset + j)
                 )
             if epilogue.has_residual:
                 prefetch[params=to_read](
@@ -266,28 +340,25 @@ def prefetch_tile[
                 )
 
 
-@no_inline
-def store_tile(
-    output: Some[OutputTarget],
-    epilogue: Epilogue,
+def _store_tile[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](
+    operands: _Operands,
     problem: ConvProblem,
     tile: OutputTile,
     accumulators: Reads[DType.float32],
     row_stride: Int,
 ):
-    """Applies the epilogue to a tile of sums in memory and stores it.
-
-    Args:
-        output: The output.
-        epilogue: The epilogue.
-        problem: The convolution.
-        tile: Which outputs.
-        accumulators: Their sums.
-        row_stride: Elements between two rows of the sums.
-    """
-    var form = Form(epilogue)
+    """Stores a tile through the loop that the epilogue's form has."""
+    ref arguments = operands.unsafe_bitcast[
+        Arguments[Source, Output, bias_type, residual_type]
+    ]()[]
+    var form = Form(arguments.epilogue)
     comptime for kind in range(FORM_ANY + 1):
         if form.kind == kind:
             _store_rows[kind](
-                output, form, problem, tile, accumulators, row_stride
+                arguments.output, form, problem, tile, accumulators, row_stride
             )

@@ -4,14 +4,24 @@ launch."""
 from max.gpu.host import DeviceContext
 
 from ..conv.access import ActivationSource, OutputTarget
-from ..conv.fields import LAYOUT_KRSC
-from ..conv.known import KnownFilter
+from ..conv.fields import (
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_KERNEL,
+    GEOMETRY_PRECISION,
+    KERNEL_DEPTHWISE,
+    KERNEL_DIAGONAL,
+    LAYOUT_KRSC,
+    PRECISION_FLOAT32,
+)
+from ..conv.known import UNKNOWN_FILTER, KnownFilter, KnownProblem
 from ..conv.operands import Arguments
-from ..conv.problem import ConvProblem
+from ..conv.problem import ConvProblem, Geometry
+from ..conv.registry import has_kernel
+from ..conv.target import Target
 from .device import device_of, target_capability
 from .legality import check_type
 from .packing import pack_filter
-from .registry import GPU_REGISTRY, check_registry
+from .registry import GPU_REGISTRY
 from .stream import Stream
 
 
@@ -55,7 +65,6 @@ def convolve[
         what the driver refused.
     """
     comptime types = type_of(arguments).types(scaled)
-    check_registry()
     var device = device_of(stream.ctx)
     check_type(types, device.capability)
     var planned = GPU_REGISTRY.find_plan[types, kernels](
@@ -132,3 +141,37 @@ def convolve_any_layout[
     run(stream, problem, unpacked, requested=requested, exact=exact)
     # Freed in the stream's order, after the kernel.
     _ = packed^
+
+
+struct Gpu(Target):
+    """The GPU that an op is compiled for, in MAX's queue."""
+
+    @staticmethod
+    def convolve[
+        Source: ActivationSource,
+        Output: OutputTarget,
+        bias_type: DType,
+        residual_type: DType,
+        //,
+        known: KnownProblem,
+        scaled: Bool,
+    ](
+        problem: ConvProblem,
+        arguments: Arguments[Source, Output, bias_type, residual_type],
+        geometry: Geometry,
+        ctx: DeviceContext,
+    ) raises:
+        comptime kernels = GPU_REGISTRY.needed(
+            type_of(arguments).types(scaled), target_capability(), known
+        )
+        comptime filter = known.filter() if has_kernel(
+            kernels, KERNEL_DIAGONAL
+        ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
+        convolve_any_layout[kernels, filter, scaled](
+            ctx,
+            problem,
+            arguments,
+            layout=geometry[GEOMETRY_FILTER_LAYOUT],
+            requested=geometry[GEOMETRY_KERNEL],
+            exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
+        )

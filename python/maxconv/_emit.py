@@ -1,4 +1,4 @@
-"""The op ``maxconv.conv``: its operands and their order, what they hold, and its parameters.
+"""The op of a convolution, one for each target: its operands, what they hold, and its parameters.
 
 Nothing else adds the op to a graph. ``emit`` does; ``convolution`` says what it takes for a problem
 that a graph knows, ``operand_types`` for one that is known when the graph runs.
@@ -30,7 +30,6 @@ from ._graph import constant, host_constant, is_computed, not_negative
 from ._problem import ConvProblem
 
 __all__ = [
-    "OP",
     "Operands",
     "Tensors",
     "convolution",
@@ -38,16 +37,11 @@ __all__ = [
     "encode",
     "known_problem",
     "known_to_cpu",
+    "op_name",
     "operand_types",
     "shape_carrier",
     "symbolic_output",
 ]
-
-#: The op's registered name.
-OP = "maxconv.conv"
-
-# This one lets MAX fuse what stands before it, at the price of computing it anew for every tap.
-_OP_FUSED_INPUT = "maxconv.conv_fused_input"
 
 _AXES = ("d", "h", "w")
 
@@ -152,6 +146,20 @@ def encode(
     return geometry, scalars
 
 
+def op_name(device: DeviceRef, *, fused_input: bool = False) -> str:
+    """Returns the registered name of a device's op.
+
+    Each target has its own: compiling a CPU's op loads nothing of a GPU's kernels.
+
+    Args:
+        device: Where the op runs.
+        fused_input: Whether MAX may fuse into the op what computes the activation. The op then
+            computes it anew for every tap.
+    """
+    target = "gpu" if device.is_gpu() else "cpu"
+    return f"maxconv.conv_fused_input_{target}" if fused_input else f"maxconv.conv_{target}"
+
+
 def emit(
     operands: Operands[TensorValue],
     output: TensorType,
@@ -181,8 +189,8 @@ def emit(
     # An op without a scale is spared the multiplication.
     if operands.scale is not None:
         parameters["scaled"] = True
-    op = _OP_FUSED_INPUT if fused_input else OP
-    return ops.custom(op, device, list(whole), [output], parameters)[0].tensor
+    name = op_name(device, fused_input=fused_input)
+    return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 
 
 def convolution(

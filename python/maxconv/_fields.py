@@ -1,7 +1,7 @@
 """The operands through which Python tells the kernels what a convolution is.
 
 This module is the single statement of the order, the names and the codes of the two host operands
-of the op ``maxconv.conv``: ``geometry`` (int64) and ``scalars`` (float32). The Mojo side reads the
+of the ops of a convolution: ``geometry`` (int64) and ``scalars`` (float32). The Mojo side reads the
 same numbers from ``operations/conv/fields.mojo``, which this module writes::
 
     python -m maxconv._fields

@@ -1,4 +1,4 @@
-"""Operands of ``maxconv.conv``, from what a caller of the graph functions may pass."""
+"""Operands of the op, from what a caller of the graph functions may pass."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Convolutions for MAX graphs.
 
 ``conv1d``, ``conv2d`` and ``conv3d`` take what ``max.graph.ops.conv2d`` takes, in the same order,
-and more by name. Each adds one operation to the current graph, ``maxconv.conv``, into which MAX
-fuses the elementwise work that follows::
+and more by name. Each adds one operation to the current graph, into which MAX fuses the
+elementwise work that follows::
 
     with Graph("net", input_types=[...], kernel_library=maxconv.kernel_library()) as graph:
         x = graph.inputs[0].tensor
@@ -32,7 +32,7 @@ from max.graph.type import ConvInputLayout, FilterLayout
 from ._arguments import ConvArguments
 from ._checks import Padding, spatial_tuple
 from ._dtypes import DTYPE_BYTES
-from ._emit import OP, Tensors, convolution
+from ._emit import Tensors, convolution
 from ._graph import repeat, require_kernels, to_channels_first
 from ._operands import bias_operand, filter_operand, input_operand, read_call, scale_operand
 from ._packing import PackedFilter
@@ -370,7 +370,7 @@ def convolve(
         ValueError: A tensor or a layout is not allowed, the sizes are those of no convolution, or
             the graph was not given maxconv's kernels.
     """
-    require_kernels(Graph.current, OP)
+    require_kernels(Graph.current)
     call = read_call(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
     result = convolution(
         call.problem, arguments, call.tensors, kernel=call.kernel, out_dtype=call.out_dtype
@@ -408,7 +408,7 @@ def convolve_transpose(
         ValueError: A tensor, a layout or ``output_paddings`` is not allowed, the sizes are those of
             no transposed convolution, or the graph was not given maxconv's kernels.
     """
-    require_kernels(Graph.current, OP)
+    require_kernels(Graph.current)
     value, first = input_operand(x, input_layout, arguments.rank, DTYPE_BYTES)
     dtype, device = value.dtype.name, value.device
     out_dtype, kernel = arguments.output_dtype(dtype), arguments.kernel(device, dtype)

@@ -445,7 +445,7 @@ class ConvProblem:
         has_residual: bool = False,
         precision: Precision = Precision.TF32,
     ) -> npt.NDArray[np.int64]:
-        """Returns the ``geometry`` operand of ``maxconv.conv`` for this problem."""
+        """Returns the ``geometry`` operand of the op for this problem."""
         return encode_geometry(
             stride=self.stride,
             dilation=self.dilation,

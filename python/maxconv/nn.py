@@ -43,7 +43,6 @@ from ._checks import (
     show,
     spatial_tuple,
 )
-from ._emit import OP
 from ._graph import import_kernels
 from ._ops import convolve, convolve_transpose
 from ._packing import cast_array
@@ -137,7 +136,7 @@ class _Holder(Module[..., Tensor]):
 
     def _parameters(self, x: Tensor) -> tuple[TensorValue, TensorValue | None]:
         """Returns weight and bias in the current graph, which is given maxconv's kernels."""
-        import_kernels(Graph.current, OP)
+        import_kernels(Graph.current)
         weight, bias = TensorValue(self.weight.to(x.device)), self.bias
         return weight, TensorValue(bias.to(x.device)) if isinstance(bias, Tensor) else None
 

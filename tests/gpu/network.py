@@ -110,7 +110,7 @@ def every_fusion(name: str) -> Graph:
         result = TensorType(out, sizes, gpu)
         # Of equal operations MAX would keep one: each has scalars of its own.
         convolved = [
-            ops.custom("maxconv.conv", gpu, [*operands, geometry, own], [result], parameters)[
+            ops.custom("maxconv.conv_gpu", gpu, [*operands, geometry, own], [result], parameters)[
                 0
             ].tensor
             for own in scalars

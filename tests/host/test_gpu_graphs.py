@@ -44,12 +44,12 @@ def test_every_op_compiles(tmp_path: Path) -> None:
                 fusions[op] = fusions.get(op, "") + " ".join(found) + " "
             scaled += re.findall(r"registrations\.(\w+)\.execute\[[^\]]*scaled = True", function)
     # Work behind the op, of both kinds, and in front of the op that takes it.
-    assert set(fusions) == {"Conv", "ConvFusedInput", "Explain"}
+    assert set(fusions) == {"ConvGpu", "ConvFusedInputGpu", "Explain"}
     # One convolution of the graph has a scale; the others' kernels are spared it.
-    assert scaled == ["Conv"]
+    assert scaled == ["ConvGpu"]
     for kind in ("EpilogueComputeFunctor", "EpilogueStoreFunctor", "_bind_to_fused_compute_output"):
-        assert kind in fusions["Conv"]
-    assert "_bind_to_fused_input" in fusions["ConvFusedInput"]
+        assert kind in fusions["ConvGpu"]
+    assert "_bind_to_fused_input" in fusions["ConvFusedInputGpu"]
     # Of the configurations for depthwise filters only the one for the filter that is there.
     (exported,) = (tmp_path / "exported").glob("*.mef")
     diagonal = re.findall(rb"\.text\.(maxconv_nvidia_sm90_diag\w+)", exported.read_bytes())

@@ -224,7 +224,7 @@ def test_a_graph_without_the_kernels() -> None:
         for function in (maxconv.conv2d, maxconv.conv2d_transpose):
             with pytest.raises(
                 ValueError,
-                match=r"^graph: 'bare' does not know maxconv\.conv; build it with Graph\(\.\.\., "
+                match=r"^graph: 'bare' does not know maxconv's ops; build it with Graph\(\.\.\., "
                 r"kernel_library=maxconv\.kernel_library\(\)\) or .*maxconv\.library_path\(\)",
             ):
                 function(bare.inputs[0].tensor, np.ones((3, 3, 6, 6), np.float32))

@@ -161,7 +161,7 @@ def test_the_op_works_through_graph_op() -> None:
         none = ops.constant([], DType.float32, cpu)
         residual = ops.reshape(none, (0, 0, 0, 0))
         operands = [x, filter, none, residual, scale, geometry, scalars]
-        return ops.custom("maxconv.conv", cpu, operands, [output])[0].tensor
+        return ops.custom("maxconv.conv_cpu", cpu, operands, [output])[0].tensor
 
     op = graph_op(
         convolve,

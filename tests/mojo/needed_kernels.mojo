@@ -1,9 +1,11 @@
 """Prints which kernels an op is compiled with, of what a graph knows.
 
 A line of the file that is the only argument is a storage type, an output type,
-a GPU's compute capability times ten or 0 for a CPU, 1 if something is fused behind the op, and the numbers of `KnownProblem`:
-kernel, exact, groups, channels, filters, taps and stride. A line of output is
-the kernels' names.
+a GPU's compute capability times ten or 0 for a CPU, 1 if something is fused
+behind the op, and the numbers of `KnownProblem`: kernel, exact, groups,
+channels, filters, taps and stride. A line of output is the kernels' names.
+
+Does not compile unless Python's lists of the kernels are the registries'.
 """
 
 from std.sys import argv
@@ -13,7 +15,9 @@ from operations.conv.known import KnownProblem
 from operations.conv.operands import OperandTypes
 from operations.conv.registry import has_kernel, kernel_name
 from operations.cpu.registry import CPU_REGISTRY
+from operations.cpu.registry import check_registry as check_cpu_registry
 from operations.nvidia.registry import GPU_REGISTRY
+from operations.nvidia.registry import check_registry as check_gpu_registry
 
 
 def dtype_of(name: String) raises -> DType:
@@ -32,6 +36,8 @@ def dtype_of(name: String) raises -> DType:
 
 
 def main() raises:
+    check_cpu_registry()
+    check_gpu_registry()
     var text: String
     with open(String(argv()[1]), "r") as file:
         text = file.read()

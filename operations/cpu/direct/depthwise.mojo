@@ -16,6 +16,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal
+from ..epilogue import TileStore
 from ..pool import Pool
 from .image_row import (
     COLUMNS,
@@ -294,6 +295,7 @@ struct Depthwise[P: Pool](ConvKernel):
             DepthwiseSpans(arguments.filter),
             plan.rows,
             problem,
-            arguments,
+            arguments.activation.data(),
+            TileStore(arguments),
             queue,
         )

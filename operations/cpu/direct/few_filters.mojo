@@ -23,6 +23,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal, vector_registers
+from ..epilogue import TileStore
 from ..pool import Pool
 from .image_row import COLUMNS, SPAN_SUMS, ColumnTile, ImageRow, Span
 from .launch import MIN_TASK_COLUMNS, RowPlan, SpanKernel, launch_rows
@@ -450,6 +451,11 @@ struct FewFilters[P: Pool](ConvKernel):
         var filter = UnpackedFilter(problem, memory.elements)
         filter.unpack(problem, arguments.filter)
         launch_rows(
-            FewFiltersSpans(filter), plan.rows, problem, arguments, queue
+            FewFiltersSpans(filter),
+            plan.rows,
+            problem,
+            arguments.activation.data(),
+            TileStore(arguments),
+            queue,
         )
         _ = memory^

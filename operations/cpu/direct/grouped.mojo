@@ -18,6 +18,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal
+from ..epilogue import TileStore
 from ..pool import Pool
 from .image_row import (
     COLUMNS,
@@ -253,5 +254,10 @@ struct Grouped[P: Pool](ConvKernel):
         mut queue: Self.P,
     ) raises:
         launch_rows(
-            GroupedSpans(arguments.filter), plan.rows, problem, arguments, queue
+            GroupedSpans(arguments.filter),
+            plan.rows,
+            problem,
+            arguments.activation.data(),
+            TileStore(arguments),
+            queue,
         )

@@ -3,11 +3,9 @@ filters or columns, computed span by span into L1 and stored from there."""
 
 from std.math import ceildiv
 
-from ...conv.access import ActivationSource, OutputTarget
-from ...conv.memory import Writes
-from ...conv.operands import Arguments
+from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
-from ..epilogue import OutputTile, store_tile
+from ..epilogue import OutputTile, TileStore
 from ..pool import Pool
 from ..scheduler import Schedule
 from .image_row import COLUMNS, MAX_SPAN_FILTERS, SPAN_SUMS, ImageRow, Span
@@ -123,20 +121,18 @@ trait SpanKernel(ImplicitlyCopyable):
 
 @always_inline
 def _run_row[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
+    dtype: DType
 ](
     kernel: Some[SpanKernel],
     problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
+    activation: Reads[dtype],
+    output: TileStore,
     index: Int,
     part: Span,
     sums: Writes[DType.float32],
 ):
     """Computes a part of a row of the output image, of any size."""
-    var row = ImageRow(arguments.activation.data(), problem, index)
+    var row = ImageRow(activation, problem, index)
     var first = index * problem.output[2]
     var block = kernel.filters_at_once(part.filters())
     for filter in range(part.begin, part.end, block):
@@ -145,9 +141,7 @@ def _run_row[
         for q in range(part.q, part.q_end, columns):
             var q_end = min(part.q_end, q + columns)
             kernel.compute(row, Span(q, q_end, filter, filter + filters), sums)
-            store_tile(
-                arguments.output,
-                arguments.epilogue,
+            output.store(
                 problem,
                 OutputTile(first + q, q_end - q, filter, filters),
                 sums.as_imm(),
@@ -156,27 +150,19 @@ def _run_row[
 
 
 def launch_rows[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    Kernel: SpanKernel,
-    P: Pool,
-    //,
+    dtype: DType, Kernel: SpanKernel, P: Pool, //
 ](
     kernel: Kernel,
     plan: RowPlan,
     problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
+    activation: Reads[dtype],
+    output: TileStore,
     pool: P,
 ) raises:
     """Runs a plan's tasks.
 
     Parameters:
-        Source: How the activation is reached.
-        Output: How the output is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
+        dtype: Of the activation.
         Kernel: The arithmetic.
         P: The pool's type.
 
@@ -184,7 +170,8 @@ def launch_rows[
         kernel: The arithmetic, with its filter.
         plan: The cut.
         problem: The convolution.
-        arguments: The operands.
+        activation: `[N, D, H, W, C]`.
+        output: The epilogue and the output.
         pool: The threads.
 
     Raises:
@@ -193,12 +180,12 @@ def launch_rows[
 
     def run(
         task: Int, sums: Writes[DType.float32]
-    ) {imm kernel, imm plan, imm problem, imm arguments}:
+    ) {imm kernel, imm plan, imm problem, imm activation, imm output}:
         var row_blocks = ceildiv(plan.image_rows, plan.rows)
         var block, row_block = divmod(task, row_blocks)
         var part = plan.part(problem, block)
         var first = row_block * plan.rows
         for index in range(first, min(plan.image_rows, first + plan.rows)):
-            _run_row(kernel, problem, arguments, index, part, sums)
+            _run_row(kernel, problem, activation, output, index, part, sums)
 
     plan.schedule.run(run, pool)

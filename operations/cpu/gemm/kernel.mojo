@@ -11,13 +11,12 @@
 
 from std.sys.info import size_of
 
-from ...conv.access import ActivationSource, OutputTarget
+from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
-from ...conv.memory import CACHE_LINE, Writes
-from ...conv.operands import Arguments
+from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE, reads_in_place
-from ..epilogue import OutputTile, prefetch_tile, store_tile
+from ..epilogue import OutputTile, TileStore
 from .mma import FilterOperand, Run, TileOperand, multiply, tile_rows
 from .scheduler import (
     ACCESS_MATRIX,
@@ -37,25 +36,17 @@ shorter one, asking for it only keeps the activations waiting."""
 
 
 @fieldwise_init
-struct GemmParams[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-](ImplicitlyCopyable, Movable):
+struct GemmParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     """What all tasks of a launch read.
 
     Parameters:
         Source: How the activation is reached.
-        Output: How the output is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
     """
 
-    var arguments: Arguments[
-        Self.Source, Self.Output, Self.bias_type, Self.residual_type
-    ]
-    """The filter packed."""
+    var activation: Self.Source
+    var filter: Reads[Self.Source.dtype]
+    """Packed."""
+    var output: TileStore
     var problem: ConvProblem
     var blocking: Blocking
 
@@ -120,7 +111,7 @@ def _load_tile(
     comptime Source = type_of(params).Source
     ref problem = params.problem
     ref blocking = params.blocking
-    var x = params.arguments.activation
+    var x = params.activation
     var to = scratch.activation
     if blocking.access == ACCESS_STRIPS:
         to = to.unsafe_offset(index * blocking.tile_elements)
@@ -187,7 +178,6 @@ def _run_tile(
     """Multiplies one register tile by the products of `columns`."""
     ref problem = params.problem
     ref blocking = params.blocking
-    ref arguments = params.arguments
     var products = problem.gemm_k()
     var panels = min(CPU_TILE.panels, task.panels - place.panel)
     var is_last = columns.end == products
@@ -201,15 +191,13 @@ def _run_tile(
     )
     var output = _output_tile(problem, task, tiles[place.index], place)
     if is_last and columns.end - columns.begin >= MIN_PREFETCH_DEPTH:
-        prefetch_tile(arguments.output, arguments.epilogue, problem, output)
+        params.output.prefetch(problem, output)
     elif (
-        is_last
-        and arguments.epilogue.has_residual
-        and place.index + 1 < task.tiles
+        is_last and params.output.has_residual and place.index + 1 < task.tiles
     ):
         # The multiply is too short to wait for memory: a tile earlier then.
         var next = _output_tile(problem, task, tiles[place.index + 1], place)
-        prefetch_tile(arguments.output, arguments.epilogue, problem, next)
+        params.output.prefetch(problem, next)
     multiply(
         output.rows,
         panels,
@@ -220,13 +208,8 @@ def _run_tile(
         columns.begin > 0,
     )
     if is_last:
-        store_tile(
-            arguments.output,
-            arguments.epilogue,
-            problem,
-            output,
-            accumulators.as_imm(),
-            CPU_TILE.columns(),
+        params.output.store(
+            problem, output, accumulators.as_imm(), CPU_TILE.columns()
         )
 
 
@@ -255,7 +238,7 @@ def _filter_operand(
     comptime filter_type = type_of(params).Source.dtype
     comptime line = CACHE_LINE // size_of[filter_type]()
     ref problem = params.problem
-    var filter = params.arguments.filter
+    var filter = params.filter
     var products = problem.gemm_k()
     var group = (task.group + place.group) * problem.panels()
     var panel = task.panel + place.panel

@@ -11,6 +11,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel, kernel_name
 from ..config import CPU_TILE, fused_input_refusal, reads_in_place
+from ..epilogue import TileStore
 from ..pool import Pool
 from ..scheduler import Schedule
 from .candidates import choose_blocking
@@ -64,11 +65,10 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
 
 
 @no_inline
-def _launch[
-    P: Pool, //
-](plan: GemmPlan, problem: ConvProblem, arguments: Arguments, pool: P) raises:
+def _run_tasks[
+    Source: ActivationSource, P: Pool, //
+](plan: GemmPlan, params: GemmParams[Source], pool: P) raises:
     """Runs a plan's tasks."""
-    var params = GemmParams(arguments, problem, plan.blocking)
 
     def run(task: Int, scratch: Writes[DType.float32]) {imm params}:
         run_task(
@@ -80,6 +80,21 @@ def _launch[
         )
 
     plan.schedule.run(run, pool)
+
+
+def _params[
+    Source: ActivationSource, //
+](
+    plan: GemmPlan, problem: ConvProblem, ref arguments: Arguments[Source, ...]
+) -> GemmParams[Source]:
+    """What the tasks of a launch read."""
+    return GemmParams(
+        arguments.activation,
+        arguments.filter,
+        TileStore(arguments),
+        problem,
+        plan.blocking,
+    )
 
 
 def _panels_refusal(kernel: Int, problem: ConvProblem) -> Optional[String]:
@@ -158,7 +173,7 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        _launch(plan, problem, arguments, queue)
+        _run_tasks(plan, _params(plan, problem, arguments), queue)
 
 
 struct Pointwise[P: Pool](ConvKernel):
@@ -235,4 +250,4 @@ struct Pointwise[P: Pool](ConvKernel):
         arguments: Arguments[Source, Output, bias_type, residual_type],
         mut queue: Self.P,
     ) raises:
-        _launch(plan, problem, arguments, queue)
+        _run_tasks(plan, _params(plan, problem, arguments), queue)
