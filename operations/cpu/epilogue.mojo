@@ -356,9 +356,11 @@ def _store_tile[
     ref arguments = operands.unsafe_bitcast[
         Arguments[Source, Output, bias_type, residual_type]
     ]()[]
+    # A copy: as far as the compiler knows, a store may change an operand.
+    var output = arguments.output
     var form = Form(arguments.epilogue)
     comptime for kind in range(FORM_ANY + 1):
         if form.kind == kind:
             _store_rows[kind](
-                arguments.output, form, problem, tile, accumulators, row_stride
+                output, form, problem, tile, accumulators, row_stride
             )
