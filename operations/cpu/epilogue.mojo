@@ -238,7 +238,6 @@ comptime _Operands = Pointer[NoneType, ImmUntrackedOrigin]
 """An op's `Arguments`, whose types a caller does not know."""
 
 
-@fieldwise_init
 struct TileStore(ImplicitlyCopyable, Movable):
     """The epilogue and the output of a launch, behind pointers to functions.
     Output, bias and residual have other types in nearly every op, the output's
