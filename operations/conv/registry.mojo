@@ -8,7 +8,6 @@
 
 from std.collections import Optional
 
-from .access import ActivationSource, OutputTarget
 from .fields import (
     KERNEL_AUTO,
     KERNEL_HOMES,
@@ -139,27 +138,18 @@ trait ConvKernel:
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: Self.Plan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.Queue,
     ) raises:
         """Encodes what depends on pointers, and starts the kernel. Allocates no
         device memory, waits for nothing, and asks no model.
 
         Parameters:
-            Source: How the activation is reached.
-            Output: How the output is reached.
-            bias_type: Of the bias.
-            residual_type: Of the residual.
             known: What is known of the filter: which configurations to compile.
             scaled: Whether each filter has a scale.
 
@@ -464,11 +454,6 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         capability: Int,
         kernels: Int,
         known: KnownFilter,
@@ -476,16 +461,12 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
     ](
         planned: Planned,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.Queue,
     ) raises:
         """Starts a kernel.
 
         Parameters:
-            Source: How the activation is reached.
-            Output: How the output is reached.
-            bias_type: Of the bias.
-            residual_type: Of the residual.
             capability: Of the device that this is compiled for.
             kernels: What to compile.
             known: What is known of the filter.

@@ -2,7 +2,6 @@
 
 from max.gpu.host import DeviceContext
 
-from .access import ActivationSource, OutputTarget
 from .known import KnownProblem
 from .operands import Arguments
 from .problem import ConvProblem, Geometry
@@ -14,16 +13,11 @@ trait Target:
 
     @staticmethod
     def convolve[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownProblem,
         scaled: Bool,
     ](
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         geometry: Geometry,
         ctx: DeviceContext,
     ) raises:
@@ -31,10 +25,6 @@ trait Target:
         share the compiled ones.
 
         Parameters:
-            Source: How the activation is reached.
-            Output: How the output is reached.
-            bias_type: Of the bias.
-            residual_type: Of the residual.
             known: What is known of the problem: which kernels to compile.
             scaled: Whether each filter has a scale.
 

@@ -3,7 +3,6 @@ launch."""
 
 from max.gpu.host import DeviceContext
 
-from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
@@ -20,10 +19,6 @@ from .registry import CPU_REGISTRY, CpuRegistry
 
 
 def convolve[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
     P: Pool,
     //,
     kernels: Int,
@@ -31,7 +26,7 @@ def convolve[
 ](
     mut pool: P,
     problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
+    arguments: Arguments,
     *,
     layout: Int,
     requested: Int,
@@ -39,10 +34,6 @@ def convolve[
     """Runs a convolution, packing its filter first if it is not packed.
 
     Parameters:
-        Source: How the activation is reached.
-        Output: How the output is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
         P: The pool's type.
         kernels: Which kernels to compile, a bit each.
         scaled: Whether each filter has a scale.
@@ -57,6 +48,7 @@ def convolve[
     Raises:
         If the requested kernel, or every one, cannot take the problem: why.
     """
+    comptime Call = type_of(arguments)
     comptime types = type_of(arguments).types(scaled)
     var planned = CpuRegistry[P].find_plan[types, kernels](
         requested,
@@ -66,7 +58,7 @@ def convolve[
     )
     if not problem.has_outputs():
         return
-    var memory = HostBuffer[Source.dtype](
+    var memory = HostBuffer[Call.Source.dtype](
         0 if layout == LAYOUT_PACKED else problem.packed_length()
     )
     var packed = arguments
@@ -84,16 +76,11 @@ struct Cpu(Target):
 
     @staticmethod
     def convolve[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownProblem,
         scaled: Bool,
     ](
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         geometry: Geometry,
         ctx: DeviceContext,
     ) raises:

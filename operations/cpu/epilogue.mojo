@@ -251,22 +251,8 @@ struct TileStore(ImplicitlyCopyable, Movable):
         _Operands, ConvProblem, OutputTile, Reads[DType.float32], Int
     ) thin -> None
 
-    def __init__[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-    ](
-        out self,
-        ref arguments: Arguments[Source, Output, bias_type, residual_type],
-    ):
+    def __init__(out self, ref arguments: Arguments):
         """Of an op.
-
-        Parameters:
-            Source: How the activation is reached.
-            Output: How the output is reached.
-            bias_type: Of the bias.
-            residual_type: Of the residual.
 
         Args:
             arguments: The op's operands, which outlive the launch.
@@ -278,10 +264,13 @@ struct TileStore(ImplicitlyCopyable, Movable):
             .as_imm()
             .unsafe_origin_cast[ImmUntrackedOrigin]()
         )
+        comptime Call = type_of(arguments)
         self._prefetch = _prefetch_tile[
-            Source, Output, bias_type, residual_type
+            Call.Source, Call.Output, Call.bias_type, Call.residual_type
         ]
-        self._store = _store_tile[Source, Output, bias_type, residual_type]
+        self._store = _store_tile[
+            Call.Source, Call.Output, Call.bias_type, Call.residual_type
+        ]
 
     def prefetch(self, problem: ConvProblem, tile: OutputTile):
         """Asks for the memory that `store` will read and write, so that it

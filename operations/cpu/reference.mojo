@@ -3,7 +3,6 @@
 
 from std.collections import Optional
 
-from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import KERNEL_REFERENCE, PANEL
 from ..conv.known import KnownFilter, KnownProblem
 from ..conv.memory import Writes
@@ -80,17 +79,12 @@ struct Reference[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: ReferencePlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.P,
     ) raises:
         def run(

@@ -3,7 +3,6 @@ launch."""
 
 from max.gpu.host import DeviceContext
 
-from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
@@ -26,18 +25,13 @@ from .stream import Stream
 
 
 def convolve[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    //,
     kernels: Int,
     known: KnownFilter,
     scaled: Bool,
 ](
     mut stream: Stream,
     problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
+    arguments: Arguments,
     *,
     requested: Int,
     exact: Bool,
@@ -45,10 +39,6 @@ def convolve[
     """Enqueues a convolution.
 
     Parameters:
-        Source: How the activation is reached.
-        Output: How the output is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
         kernels: Which kernels to compile, a bit each.
         known: What is known of the filter: which configurations to compile.
         scaled: Whether each filter has a scale.
@@ -81,18 +71,13 @@ def convolve[
 
 
 def convolve_any_layout[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    //,
     kernels: Int,
     known: KnownFilter,
     scaled: Bool,
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
+    arguments: Arguments,
     *,
     layout: Int,
     requested: Int,
@@ -102,10 +87,6 @@ def convolve_any_layout[
     is not in the kernels' layout.
 
     Parameters:
-        Source: How the activation is reached.
-        Output: How the output is reached.
-        bias_type: Of the bias.
-        residual_type: Of the residual.
         kernels: Which kernels to compile, a bit each.
         known: What is known of the filter.
         scaled: Whether each filter has a scale.
@@ -122,13 +103,14 @@ def convolve_any_layout[
         If the requested kernel, or every one, cannot take the problem, or the
         filter is packed for a CPU: why; what the driver refused.
     """
+    comptime Call = type_of(arguments)
     comptime run = convolve[kernels, known, scaled]
     var stream = Stream(ctx)
     if layout == LAYOUT_KRSC:
         run(stream, problem, arguments, requested=requested, exact=exact)
         return
     var elements = problem.filter_length(LAYOUT_KRSC)
-    var packed = ctx.enqueue_create_buffer[Source.dtype](max(1, elements))
+    var packed = ctx.enqueue_create_buffer[Call.Source.dtype](max(1, elements))
     var data = (
         packed.unsafe_ptr()
         .unsafe_mut_cast[True]()
@@ -148,16 +130,11 @@ struct Gpu(Target):
 
     @staticmethod
     def convolve[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownProblem,
         scaled: Bool,
     ](
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         geometry: Geometry,
         ctx: DeviceContext,
     ) raises:

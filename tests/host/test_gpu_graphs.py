@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_every_op_compiles(tmp_path: Path) -> None:
     # MAX writes down nothing of a graph that its cache holds.
     places = {

@@ -85,14 +85,20 @@ def test_no_type_spills(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_ptxas
-def test_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_targets(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["inspect", "--target", "sm_80", "--dtype", "fp32", "--kernel", "grouped"]
     assert cli.main(arguments) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:2] == ["kernel", "registers"]
     assert re.fullmatch(r"grouped +\d+ +0 +0 +0 +\d+ +\d+", table[1]), table[1]
     assert int(table[1].split()[-1]) <= 48 * 1024
-    assert cli.main([*arguments[:-1], "sm90"]) == 1
+
+
+@needs_ptxas
+@pytest.mark.extended
+def test_a_kernel_that_the_target_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["inspect", "--target", "sm_80", "--dtype", "fp32", "--kernel", "sm90"]
+    assert cli.main(arguments) == 1
     assert "kernel: sm90 does not exist for sm_80 and float32" in capsys.readouterr().err
 
 

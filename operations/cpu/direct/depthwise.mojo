@@ -8,7 +8,6 @@ loaded once for all the outputs that it reaches.
 
 from std.collections import Optional
 
-from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_DEPTHWISE
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
@@ -278,17 +277,12 @@ struct Depthwise[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: DepthwisePlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.P,
     ) raises:
         launch_rows(

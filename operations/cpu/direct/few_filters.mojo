@@ -15,7 +15,6 @@ from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 from std.utils import IndexList
 
-from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_FEW_FILTERS, PANEL
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import HostBuffer, Reads, Writes
@@ -434,17 +433,12 @@ struct FewFilters[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: FewFiltersPlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.P,
     ) raises:
         var memory = HostBuffer[DType.float32](UnpackedFilter.length(problem))

@@ -10,7 +10,6 @@ Wider groups run on the implicit GEMM.
 from std.collections import Optional
 from std.utils import IndexList
 
-from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_GROUPED, PANEL
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
@@ -240,17 +239,12 @@ struct Grouped[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: GroupedPlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.P,
     ) raises:
         launch_rows(

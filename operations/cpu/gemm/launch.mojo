@@ -3,7 +3,7 @@ launched."""
 
 from std.collections import Optional
 
-from ...conv.access import ActivationSource, OutputTarget
+from ...conv.access import ActivationSource
 from ...conv.fields import KERNEL_IMPLICIT_GEMM, KERNEL_POINTWISE
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Writes
@@ -160,17 +160,12 @@ struct ImplicitGemm[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: GemmPlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.P,
     ) raises:
         _run_tasks(plan, _params(plan, problem, arguments), queue)
@@ -237,17 +232,12 @@ struct Pointwise[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: GemmPlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Self.P,
     ) raises:
         _run_tasks(plan, _params(plan, problem, arguments), queue)

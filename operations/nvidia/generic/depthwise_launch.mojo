@@ -3,7 +3,6 @@
 from std.collections import Optional
 from std.math import ceildiv
 
-from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_DEPTHWISE
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
@@ -158,20 +157,16 @@ struct Depthwise(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: Self.Plan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Enqueues a kernel."""
+        comptime Call = type_of(arguments)
         comptime types = type_of(arguments).types(scaled)
         comptime if _has_strips(types, target_capability()):
             if plan.strip != NO_STRIPS:
@@ -181,11 +176,11 @@ struct Depthwise(GpuKernel):
         comptime for index in range(DEPTHWISE_CANDIDATES):
             if plan.candidate == index:
                 comptime kernel = DepthwiseKernel[
-                    Source,
-                    bias_type,
-                    residual_type,
-                    Output,
-                    depthwise_candidate(Source.dtype, index),
+                    Call.Source,
+                    Call.bias_type,
+                    Call.residual_type,
+                    Call.Output,
+                    depthwise_candidate(Call.Source.dtype, index),
                 ].run
                 queue.enqueue[kernel](
                     LaunchGrid(
@@ -231,26 +226,26 @@ def _has_strips(types: OperandTypes, capability: Int) -> Bool:
 
 
 def _launch_strips[
-    Source: ActivationSource,
-    Output: OutputTarget,
-    bias_type: DType,
-    residual_type: DType,
-    //,
     known: KnownFilter,
 ](
     plan: DepthwisePlan,
     problem: ConvProblem,
-    arguments: Arguments[Source, Output, bias_type, residual_type],
+    arguments: Arguments,
     mut queue: Stream,
 ) raises:
     """Enqueues the plan's strip candidate."""
-    comptime dtype = Source.dtype
+    comptime Call = type_of(arguments)
+    comptime dtype = Call.Source.dtype
     comptime for index in range(STRIP_CANDIDATES):
         comptime config = strip_candidate(dtype, index)
         comptime if config.may_run(known):
             if plan.strip == index:
                 comptime kernel = StripKernel[
-                    dtype, bias_type, residual_type, Output, config
+                    dtype,
+                    Call.bias_type,
+                    Call.residual_type,
+                    Call.Output,
+                    config,
                 ].run
                 queue.enqueue[kernel, max_shared_bytes=MULTIPROCESSOR_BYTES](
                     LaunchGrid(

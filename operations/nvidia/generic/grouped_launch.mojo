@@ -3,7 +3,6 @@
 from std.collections import Optional
 from std.math import ceildiv
 
-from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_GROUPED, TILE_FILTERS
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
@@ -83,22 +82,18 @@ struct Grouped(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: Self.Plan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Enqueues the kernel."""
+        comptime Call = type_of(arguments)
         comptime kernel = GroupedKernel[
-            Source, Output, bias_type, residual_type
+            Call.Source, Call.Output, Call.bias_type, Call.residual_type
         ].run
         queue.enqueue[kernel](
             LaunchGrid(plan.blocks, THREADS, shared_bytes=Rows[PIXELS].bytes()),

@@ -3,7 +3,6 @@
 from std.collections import Optional
 from std.math import ceildiv
 
-from ...conv.access import ActivationSource, OutputTarget
 from ...conv.fields import KERNEL_IMPLICIT_GEMM, TILE_FILTERS
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
@@ -100,26 +99,27 @@ struct ImplicitGemm(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: Self.Plan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Enqueues the kernel with the plan's tile and loads."""
+        comptime Call = type_of(arguments)
         comptime for index in range(len(TILES)):
             comptime for width in [1, VECTOR]:
                 if plan.tile == index and plan.vector_loads == (width > 1):
                     comptime tile = TILES[index]
                     comptime kernel = DirectKernel[
-                        Source, Output, bias_type, residual_type, tile, width
+                        Call.Source,
+                        Call.Output,
+                        Call.bias_type,
+                        Call.residual_type,
+                        tile,
+                        width,
                     ].run
                     queue.enqueue[kernel](
                         LaunchGrid(

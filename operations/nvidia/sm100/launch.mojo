@@ -4,7 +4,7 @@ launcher for all of the kernel's entry points."""
 from max.gpu.host import DeviceContext
 from std.collections import Optional
 
-from ...conv.access import ActivationSource, OutputTarget
+from ...conv.access import OutputTarget
 from ...conv.fields import KERNEL_SM100
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import CACHE_LINE, Reads, Writes
@@ -85,21 +85,17 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: GemmPlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Encodes the descriptors and enqueues the plan's candidate."""
-        comptime assert residual_type == Output.dtype
+        comptime Call = type_of(arguments)
+        comptime assert Call.residual_type == Call.Output.dtype
         comptime types = type_of(arguments).types(scaled)
         comptime table = candidates(GemmTypes.of(types))
         comptime for index in range(len(table)):
@@ -109,19 +105,21 @@ struct Gemm(GpuKernel):
                     # side only after shared memory.
                     launch_gemm[
                         table[index].config,
-                        register_based_epilogue=not Output.stores,
+                        register_based_epilogue=not Call.Output.stores,
                     ](
                         plan,
                         problem,
                         GemmOperands(
                             arguments.activation.data(),
                             arguments.filter,
-                            rebind[Reads[Output.dtype]](
+                            rebind[Reads[Call.Output.dtype]](
                                 arguments.epilogue.residual
                             ),
                             arguments.output,
                         ),
-                        ConvVisitor[bias_type, scaled].of(arguments.epilogue),
+                        ConvVisitor[Call.bias_type, scaled].of(
+                            arguments.epilogue
+                        ),
                         queue,
                     )
 

@@ -5,7 +5,6 @@ from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.collections import Optional
 from std.utils import IndexList
 
-from ....conv.access import ActivationSource, OutputTarget
 from ....conv.epilogue import Epilogue
 from ....conv.fields import DIAGONAL_CHANNELS, KERNEL_DIAGONAL
 from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
@@ -124,21 +123,17 @@ struct Diagonal(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: Self.Plan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Encodes the descriptors and enqueues the plan's configuration."""
-        comptime dtype = Source.dtype
+        comptime Call = type_of(arguments)
+        comptime dtype = Call.Source.dtype
         ref tiling = plan.tiling
         var config = diagonal_candidate(plan.candidate)
         if not config.may_run(known):
@@ -156,7 +151,7 @@ struct Diagonal(GpuKernel):
         )
         # Any descriptor where nothing is read or written through it.
         var to = input
-        comptime if not (Output.computes or Output.stores):
+        comptime if not (Call.Output.computes or Call.Output.stores):
             to = _output_map(
                 queue.ctx, arguments.output.data().as_imm(), problem, tiling
             )
@@ -170,7 +165,7 @@ struct Diagonal(GpuKernel):
             comptime if config.may_run(known):
                 if plan.candidate == index:
                     comptime kernel = DiagonalKernel[
-                        dtype, bias_type, Output, config
+                        dtype, Call.bias_type, Call.Output, config
                     ].run
                     queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
                         LaunchGrid(
@@ -183,7 +178,7 @@ struct Diagonal(GpuKernel):
                         to,
                         residual,
                         arguments.filter,
-                        rebind[Epilogue[bias_type, Output.dtype]](
+                        rebind[Epilogue[Call.bias_type, Call.Output.dtype]](
                             arguments.epilogue
                         ),
                         arguments.output,

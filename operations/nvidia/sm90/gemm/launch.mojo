@@ -6,7 +6,7 @@ from std.collections import Optional
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from ....conv.access import ActivationSource, OutputTarget
+from ....conv.access import OutputTarget
 from ....conv.fields import KERNEL_SM90
 from ....conv.known import KnownFilter, KnownProblem
 from ....conv.memory import CACHE_LINE, Reads, Writes
@@ -87,29 +87,25 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: GemmPlan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Encodes the descriptors and enqueues the plan's candidate."""
-        comptime assert residual_type == Output.dtype
+        comptime Call = type_of(arguments)
+        comptime assert Call.residual_type == Call.Output.dtype
         comptime types = type_of(arguments).types(scaled)
         var operands = GemmOperands(
             arguments.activation.data(),
             arguments.filter,
-            rebind[Reads[Output.dtype]](arguments.epilogue.residual),
+            rebind[Reads[Call.Output.dtype]](arguments.epilogue.residual),
             arguments.output,
         )
-        var visitor = ConvVisitor[bias_type, scaled].of(arguments.epilogue)
+        var visitor = ConvVisitor[Call.bias_type, scaled].of(arguments.epilogue)
         comptime for index in range(CANDIDATES):
             comptime if TABLE[index].offered(types):
                 if plan.candidate == index:

@@ -2,7 +2,6 @@
 
 from std.collections import Optional
 
-from ....conv.access import ActivationSource, OutputTarget
 from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
 from ....conv.known import KnownFilter, KnownProblem
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
@@ -131,27 +130,23 @@ struct Stem(GpuKernel):
 
     @staticmethod
     def launch[
-        Source: ActivationSource,
-        Output: OutputTarget,
-        bias_type: DType,
-        residual_type: DType,
-        //,
         known: KnownFilter,
         scaled: Bool,
     ](
         plan: Self.Plan,
         problem: ConvProblem,
-        arguments: Arguments[Source, Output, bias_type, residual_type],
+        arguments: Arguments,
         mut queue: Stream,
     ) raises:
         """Enqueues the plan's configuration."""
+        comptime Call = type_of(arguments)
         comptime for index in range(STEM_CANDIDATES):
             if plan.candidate == index:
                 comptime kernel = StemKernel[
-                    Source.dtype,
-                    bias_type,
-                    residual_type,
-                    Output,
+                    Call.Source.dtype,
+                    Call.bias_type,
+                    Call.residual_type,
+                    Call.Output,
                     stem_candidate(index),
                 ].run
                 queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
