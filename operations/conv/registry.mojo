@@ -85,19 +85,14 @@ trait ConvKernel:
         ...
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Why the kernel cannot take a problem, or None.
-
-        Parameters:
-            types: Of the operands; `type_refusal` is None.
 
         Args:
             problem: The convolution, valid (`ConvProblem.validate`).
-            operands: Its operands.
+            operands: Its operands, whose types `type_refusal` takes.
             device: The device.
         """
         ...
@@ -115,15 +110,10 @@ trait ConvKernel:
         ...
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> Self.Plan:
         """How the kernel runs a problem.
-
-        Parameters:
-            types: Of the operands; `type_refusal` is None.
 
         Args:
             problem: The convolution, with at least one output; nothing refuses
@@ -347,7 +337,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             comptime if built:
                 if kernel == Kernel.code:
                     return Planned(
-                        kernel, Kernel.plan[types](problem, operands, device)
+                        kernel, Kernel.plan(problem, operands, device)
                     )
         raise _compiled_without(kernel)
 
@@ -526,4 +516,4 @@ def _refusal_of[
     comptime if Kernel.type_refusal(types):
         return None
     else:
-        return Kernel.refusal[types](problem, operands, device)
+        return Kernel.refusal(problem, operands, device)

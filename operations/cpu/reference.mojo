@@ -55,11 +55,9 @@ struct Reference[P: Pool](ConvKernel):
         return True
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """See `ConvKernel`: it takes every problem."""
         return None
 
@@ -68,9 +66,7 @@ struct Reference[P: Pool](ConvKernel):
         return False
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ReferencePlan:
         return ReferencePlan(

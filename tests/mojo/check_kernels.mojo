@@ -289,7 +289,7 @@ def check_smallest_task() raises:
     comptime types = OperandTypes.unfused(DType.float32, DType.float32)
     var numbers: List[Int] = [1, 2048, 33280, 2]
     numbers += [1, 8, 8, 1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1]
-    var plan = ImplicitGemm[MaxPool].plan[types](
+    var plan = ImplicitGemm[MaxPool].plan(
         ConvProblem.of_numbers(numbers),
         Operands.bare(types, exact=True),
         Device(0, 1),

@@ -108,7 +108,7 @@ def refusal_of(problem: ConvProblem) -> String:
     try:
         var stream = Stream(DeviceContext(api="cpu"))
         Diagonal.launch[known=KnownFilter(EMULATED + 1, 1, 1), scaled=False](
-            Diagonal.plan[types](
+            Diagonal.plan(
                 problem, Operands.bare(types), Device(90, 132)
             ),
             problem,

@@ -251,11 +251,9 @@ struct Depthwise[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         if problem.is_depthwise():
             return None
         return String(
@@ -268,9 +266,7 @@ struct Depthwise[P: Pool](ConvKernel):
         return problem.is_depthwise()
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DepthwisePlan:
         return DepthwisePlan(RowPlan(problem, device.units, unit=LANES))

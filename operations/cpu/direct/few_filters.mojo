@@ -374,11 +374,9 @@ struct FewFilters[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         if problem.groups > 1 or problem.is_depthwise():
             return String(
                 t"few_filters takes one group and no depthwise filter; here"
@@ -417,9 +415,7 @@ struct FewFilters[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> FewFiltersPlan:
         var rows = RowPlan(

@@ -210,11 +210,9 @@ struct Grouped[P: Pool](ConvKernel):
         return known.groups != 1 and not known.is_depthwise()
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         if problem.panel_groups() > 1:
             return None
         return String(
@@ -228,9 +226,7 @@ struct Grouped[P: Pool](ConvKernel):
         return problem.panel_groups() > 1
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GroupedPlan:
         return GroupedPlan(

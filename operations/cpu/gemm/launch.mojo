@@ -139,11 +139,9 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         return not known.is_depthwise()
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         return _panels_refusal(Self.code, problem)
 
     @staticmethod
@@ -151,12 +149,10 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         return True
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
-        return GemmPlan(problem, types, device)
+        return GemmPlan(problem, operands.types, device)
 
     @staticmethod
     def launch[
@@ -204,11 +200,9 @@ struct Pointwise[P: Pool](ConvKernel):
         )
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         var refusal = _panels_refusal(Self.code, problem)
         if refusal or problem.is_pointwise():
             return refusal
@@ -223,12 +217,10 @@ struct Pointwise[P: Pool](ConvKernel):
         return problem.is_pointwise()
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
-        return GemmPlan(problem, types, device)
+        return GemmPlan(problem, operands.types, device)
 
     @staticmethod
     def launch[

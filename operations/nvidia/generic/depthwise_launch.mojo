@@ -92,11 +92,9 @@ struct Depthwise(GpuKernel):
         return known.channels == UNKNOWN or known.channels == 1
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Refuses wider groups, filters that do not fit shared memory, and more
         outputs than are counted."""
         var refusal = alignment_refusal(Self.code, operands)
@@ -108,7 +106,8 @@ struct Depthwise(GpuKernel):
                 t" {problem.group_channels()}"
             )
         var config = depthwise_candidate(
-            types.input, choose_depthwise(types.input, problem)
+            operands.types.input,
+            choose_depthwise(operands.types.input, problem),
         )
         if config.filter_bytes(problem.taps()) > FILTER_BYTES:
             return String(
@@ -127,18 +126,16 @@ struct Depthwise(GpuKernel):
         return problem.group_channels() == 1
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DepthwisePlan:
         """Strips, where a candidate takes the filter and no other kernel is
         faster; otherwise pixels from memory."""
-        var dtype = types.input
+        var dtype = operands.types.input
         var strip = NO_STRIPS
         var strips = StripPlan.nothing()
         var strip_config = StripConfig(0, 0, 0)
-        if _has_strips(types, device.capability):
+        if _has_strips(operands.types, device.capability):
             strip = choose_strips(dtype, problem)
             if strip != NO_STRIPS:
                 strip_config = strip_candidate(dtype, strip)

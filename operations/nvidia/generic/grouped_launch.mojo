@@ -50,11 +50,9 @@ struct Grouped(GpuKernel):
         return known.groups != 1 and known.filters < TILE_FILTERS
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Refuses sizes beyond 32 bits."""
         return geometry_refusal(problem)
 
@@ -65,9 +63,7 @@ struct Grouped(GpuKernel):
         return problem.groups > 1 and problem.group_filters() < TILE_FILTERS
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GroupedPlan:
         """Tiles of pixels by neighbouring filters, whichever groups'."""

@@ -66,18 +66,14 @@ struct ImplicitGemm(GpuKernel):
         )
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Refuses sizes beyond 32 bits."""
         return geometry_refusal(problem)
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ImplicitGemmPlan:
         """The tile for few filters, or a small tile where larger ones would

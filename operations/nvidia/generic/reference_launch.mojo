@@ -45,11 +45,9 @@ struct Reference(GpuKernel):
         return True
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """None: it takes every problem."""
         return None
 
@@ -59,9 +57,7 @@ struct Reference(GpuKernel):
         return False
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> ReferencePlan:
         """A thread an output; several outputs a thread where the grid is

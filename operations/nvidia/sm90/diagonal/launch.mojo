@@ -87,11 +87,9 @@ struct Diagonal(GpuKernel):
         return False
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Refuses what no configuration takes."""
         var refusal = alignment_refusal(Self.code, operands)
         if refusal:
@@ -107,9 +105,7 @@ struct Diagonal(GpuKernel):
         ) and problem.group_channels() <= DIAGONAL_CHANNELS
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DiagonalPlan:
         """The configuration for the filter, and the cut that takes least

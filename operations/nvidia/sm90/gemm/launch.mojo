@@ -63,11 +63,9 @@ struct Gemm(GpuKernel):
         return may_be_tiled(known, types)
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Refuses what no candidate takes."""
         var refusal = precision_refusal(Self.code, operands)
         if not refusal:
@@ -77,9 +75,7 @@ struct Gemm(GpuKernel):
         return gemm_refusal(problem, operands, device)
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
         """The candidate that the model finds fastest."""

@@ -63,11 +63,9 @@ struct Stem(GpuKernel):
         return known.may_have_one_group() and known.channels <= STEM_CHANNELS
 
     @staticmethod
-    def refusal[
-        types: OperandTypes
-    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
-        String
-    ]:
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
         """Refuses several groups, more channels, and filters that do not fit
         shared memory."""
         var refusal = alignment_refusal(Self.code, operands)
@@ -109,9 +107,7 @@ struct Stem(GpuKernel):
         return problem.groups == 1 and problem.channels <= STEM_CHANNELS
 
     @staticmethod
-    def plan[
-        types: OperandTypes
-    ](
+    def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> StemPlan:
         """The configuration whose multiplies take least time, and the tile of
@@ -119,7 +115,9 @@ struct Stem(GpuKernel):
         var candidate = choose_stem(problem)
         var config = stem_candidate(candidate)
         var tiling = StemTiling(config, problem)
-        tiling.choose_pixels(config, problem, types.output, device.units)
+        tiling.choose_pixels(
+            config, problem, operands.types.output, device.units
+        )
         var workers = max(1, device.units // tiling.filter_blocks)
         return StemPlan(
             candidate,
