@@ -20,7 +20,6 @@ from .conv.access import (
     GraphActivation,
     MemoryActivation,
     MemoryOutput,
-    OutputTarget,
     StoredOutput,
 )
 from .conv.epilogue import Epilogue, validate_operands, validate_scale

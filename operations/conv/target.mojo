@@ -13,8 +13,7 @@ trait Target:
 
     @staticmethod
     def convolve[
-        known: KnownProblem,
-        scaled: Bool,
+        known: KnownProblem, scaled: Bool
     ](
         problem: ConvProblem,
         arguments: Arguments,

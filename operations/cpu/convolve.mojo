@@ -2,6 +2,7 @@
 launch."""
 
 from max.gpu.host import DeviceContext
+from std.collections import Optional
 
 from ..conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
@@ -49,7 +50,7 @@ def convolve[
         If the requested kernel, or every one, cannot take the problem: why.
     """
     comptime Call = type_of(arguments)
-    comptime types = type_of(arguments).types(scaled)
+    comptime types = Call.types(scaled)
     var planned = CpuRegistry[P].find_plan[types, kernels](
         requested,
         problem,
@@ -58,13 +59,13 @@ def convolve[
     )
     if not problem.has_outputs():
         return
-    var memory = HostBuffer[Call.Source.dtype](
-        0 if layout == LAYOUT_PACKED else problem.packed_length()
-    )
+    var memory = Optional[HostBuffer[Call.Source.dtype]]()
     var packed = arguments
     if layout != LAYOUT_PACKED:
-        pack_filter(problem, layout, arguments.filter, memory.elements)
-        packed.filter = memory.elements.as_imm()
+        memory = HostBuffer[Call.Source.dtype](problem.packed_length())
+        var elements = memory.value().elements
+        pack_filter(problem, layout, arguments.filter, elements)
+        packed.filter = elements.as_imm()
     CpuRegistry[P].launch[
         capability=0, kernels=kernels, known=UNKNOWN_FILTER, scaled=scaled
     ](planned, problem, packed, pool)
@@ -76,8 +77,7 @@ struct Cpu(Target):
 
     @staticmethod
     def convolve[
-        known: KnownProblem,
-        scaled: Bool,
+        known: KnownProblem, scaled: Bool
     ](
         problem: ConvProblem,
         arguments: Arguments,

@@ -75,8 +75,7 @@ struct Reference[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: ReferencePlan,
         problem: ConvProblem,

@@ -130,8 +130,7 @@ struct Gpu(Target):
 
     @staticmethod
     def convolve[
-        known: KnownProblem,
-        scaled: Bool,
+        known: KnownProblem, scaled: Bool
     ](
         problem: ConvProblem,
         arguments: Arguments,

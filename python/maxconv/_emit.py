@@ -26,7 +26,7 @@ from ._fields import (
     Precision,
     encode_scalars,
 )
-from ._graph import constant, host_constant, is_computed, not_negative
+from ._graph import constant, host_constant, is_computed, not_negative, op_name
 from ._problem import ConvProblem
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "encode",
     "known_problem",
     "known_to_cpu",
-    "op_name",
     "operand_types",
     "shape_carrier",
     "symbolic_output",
@@ -144,20 +143,6 @@ def encode(
         final_parameters=final.parameters,
     )
     return geometry, scalars
-
-
-def op_name(device: DeviceRef, *, fused_input: bool = False) -> str:
-    """Returns the registered name of a device's op.
-
-    Each target has its own: compiling a CPU's op loads nothing of a GPU's kernels.
-
-    Args:
-        device: Where the op runs.
-        fused_input: Whether MAX may fuse into the op what computes the activation. The op then
-            computes it anew for every tap.
-    """
-    target = "gpu" if device.is_gpu() else "cpu"
-    return f"maxconv.conv_fused_input_{target}" if fused_input else f"maxconv.conv_{target}"
 
 
 def emit(

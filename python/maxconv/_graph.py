@@ -27,6 +27,7 @@ __all__ = [
     "is_graph_value",
     "is_loaded_once",
     "not_negative",
+    "op_name",
     "repeat",
     "require_kernels",
     "to_channels_first",
@@ -40,8 +41,22 @@ _MAX_DEPTH = 16
 _BITS = {DType[name]: DType[np.dtype(CARRIERS[name]).name] for name in BIT_CARRIED}
 
 
+def op_name(device: DeviceRef, *, fused_input: bool = False) -> str:
+    """Returns the registered name of a device's op.
+
+    Each target has its own: compiling a CPU's op loads nothing of a GPU's kernels.
+
+    Args:
+        device: Where the op runs.
+        fused_input: Whether MAX may fuse into the op what computes the activation. The op then
+            computes it anew for every tap.
+    """
+    target = "gpu" if device.is_gpu() else "cpu"
+    return f"maxconv.conv_fused_input_{target}" if fused_input else f"maxconv.conv_{target}"
+
+
 # A library that has one of maxconv's ops has all of them.
-_ANY_OP = "maxconv.conv_cpu"
+_ANY_OP = op_name(DeviceRef.CPU())
 
 
 def require_kernels(graph: Graph) -> None:

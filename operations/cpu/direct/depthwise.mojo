@@ -273,8 +273,7 @@ struct Depthwise[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: DepthwisePlan,
         problem: ConvProblem,

@@ -24,7 +24,7 @@ from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal, vector_registers
 from ..epilogue import TileStore
 from ..pool import Pool
-from .image_row import COLUMNS, SPAN_SUMS, ColumnTile, ImageRow, Span
+from .image_row import COLUMNS, ColumnTile, ImageRow, Span
 from .launch import MIN_TASK_COLUMNS, RowPlan, SpanKernel, launch_rows
 
 comptime MAX_FEW_FILTERS = PANEL // 2
@@ -429,8 +429,7 @@ struct FewFilters[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: FewFiltersPlan,
         problem: ConvProblem,

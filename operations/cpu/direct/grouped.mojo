@@ -235,8 +235,7 @@ struct Grouped[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: GroupedPlan,
         problem: ConvProblem,

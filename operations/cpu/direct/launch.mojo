@@ -8,7 +8,7 @@ from ...conv.problem import ConvProblem
 from ..epilogue import OutputTile, TileStore
 from ..pool import Pool
 from ..scheduler import Schedule
-from .image_row import COLUMNS, MAX_SPAN_FILTERS, SPAN_SUMS, ImageRow, Span
+from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
 
 comptime MAX_TASK_ROWS = 16
 """Image rows of the largest task of a direct kernel: neighbouring rows read

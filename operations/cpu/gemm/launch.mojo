@@ -156,8 +156,7 @@ struct ImplicitGemm[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: GemmPlan,
         problem: ConvProblem,
@@ -224,8 +223,7 @@ struct Pointwise[P: Pool](ConvKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: GemmPlan,
         problem: ConvProblem,

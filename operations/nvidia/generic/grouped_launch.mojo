@@ -78,8 +78,7 @@ struct Grouped(GpuKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: Self.Plan,
         problem: ConvProblem,

@@ -67,8 +67,7 @@ struct Reference(GpuKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: Self.Plan,
         problem: ConvProblem,

@@ -81,8 +81,7 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: GemmPlan,
         problem: ConvProblem,

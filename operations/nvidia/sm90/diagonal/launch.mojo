@@ -119,8 +119,7 @@ struct Diagonal(GpuKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: Self.Plan,
         problem: ConvProblem,

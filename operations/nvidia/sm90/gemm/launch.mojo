@@ -83,8 +83,7 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: GemmPlan,
         problem: ConvProblem,

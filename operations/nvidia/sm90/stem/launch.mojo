@@ -128,8 +128,7 @@ struct Stem(GpuKernel):
 
     @staticmethod
     def launch[
-        known: KnownFilter,
-        scaled: Bool,
+        known: KnownFilter, scaled: Bool
     ](
         plan: Self.Plan,
         problem: ConvProblem,
