@@ -70,15 +70,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def _allocate_by_jemalloc() -> None:
-    """Has processes from here on use the allocator that comes with MAX.
+    """Has processes from here on use the allocator that comes with MAX, with huge pages.
 
-    Compiling a graph allocates so much that it takes a fifth less time with it.
+    Compiling a graph allocates so much that it takes a fifth less time with it, and with huge pages
+    an eighth less again.
     """
     modular = importlib.util.find_spec("modular")
     for folder in (modular.submodule_search_locations or []) if modular else []:
         library = Path(folder, "lib", "libjemalloc_preload.so")
         if library.is_file():
             os.environ.setdefault("LD_PRELOAD", str(library))
+            os.environ.setdefault("MALLOC_CONF", "thp:always,metadata_thp:always")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -94,6 +94,7 @@ def test_denoise_equals_float64(ours: Model, layers: list[denoise.Layer], noisy:
     np.testing.assert_allclose(execute(ours, noisy), expected, rtol=0, atol=DENOISED_TOLERANCE)
 
 
+@pytest.mark.extended
 def test_denoise_equals_the_same_network_of_maxs_own(
     ours: Model, theirs: Model, noisy: Floats
 ) -> None:
@@ -140,6 +141,7 @@ def test_psnr() -> None:
     assert denoise.psnr(black, black + 1) == pytest.approx(0)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("ours", "theirs")
 def test_the_demo_cleans_its_photograph(
     tmp_path: Path,
@@ -177,6 +179,7 @@ def test_the_demo_cleans_its_photograph(
     assert denoise.psnr(photo, denoised) == pytest.approx(report["psnr_denoised"], abs=0.1)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("ours", "theirs")
 def test_the_demo_takes_a_small_grey_photograph(
     tmp_path: Path,
@@ -203,6 +206,7 @@ def classifier(session: InferenceSession) -> Model:
     return session.load(resnet50.build_graph(resnet50.random_weights()))
 
 
+@pytest.mark.extended
 @pytest.mark.torch
 @pytest.mark.parametrize("shape", [(2, 64, 80, 3), (1, 97, 33, 3), (0, 64, 64, 3)])
 def test_resnet50_equals_torch(
@@ -271,6 +275,7 @@ def test_denoise_runs_by_itself() -> None:
     assert size.startswith("451x300 pixels in ")
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("classifier")
 def test_resnet50_runs_by_itself(tmp_path: Path) -> None:
     lines = script("resnet50.py")
