@@ -9,6 +9,21 @@ comptime CpuContext = DeviceContextBase[CompilationTarget()]
 """The device context of an op that runs on the CPU."""
 
 
+trait Work(Deinitable, ImplicitlyCopyable):
+    """The tasks of a launch, as a pool's threads run them. What they share is a
+    struct's fields: a function that captured them has no address that another
+    runtime could call."""
+
+    def run(self, worker: Int, task: Int):
+        """Runs a task; touches no other worker's memory.
+
+        Args:
+            worker: Which of the workers that run at once this is, from 0.
+            task: Which task, from 0.
+        """
+        ...
+
+
 trait Pool:
     """Threads that run the tasks of a launch."""
 
@@ -16,18 +31,16 @@ trait Pool:
         """How many tasks can run at once."""
         ...
 
-    def for_each_task[
-        Work: def(Int, Int) -> None
-    ](self, work: Work, tasks: Int, workers: Int) raises:
-        """Runs `work(worker, task)` for every task, each worker taking the next
-        task as it finishes one. Returns when all are done.
+    def for_each_task[W: Work](self, work: W, tasks: Int, workers: Int) raises:
+        """Runs every task, each worker taking the next one as it finishes one.
+        Returns when all are done.
 
         Parameters:
-            Work: What to do.
+            W: The tasks' type.
 
         Args:
-            work: What to do; must not touch another worker's memory.
-            tasks: How many tasks there are.
+            work: The tasks.
+            tasks: How many there are.
             workers: How many of them may run at once, from 1.
 
         Raises:
@@ -45,13 +58,11 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
     def threads(self) -> Int:
         return parallelism_level()
 
-    def for_each_task[
-        Work: def(Int, Int) -> None
-    ](self, work: Work, tasks: Int, workers: Int) raises:
+    def for_each_task[W: Work](self, work: W, tasks: Int, workers: Int) raises:
         """See `Pool`. A single worker is the calling thread."""
         if workers <= 1 or tasks <= 1:
             for task in range(tasks):
-                work(0, task)
+                work.run(0, task)
             return
         var next = Atomic[Int64](0)
 
@@ -60,7 +71,7 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
                 var task = Int(next.fetch_add(1))
                 if task >= tasks:
                     return
-                work(worker, task)
+                work.run(worker, task)
 
         self.ctx.enqueue_cpu_range(worker_loop, min(workers, tasks))
         self.ctx.synchronize()

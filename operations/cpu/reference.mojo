@@ -3,6 +3,7 @@
 
 from std.collections import Optional
 
+from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import KERNEL_REFERENCE, PANEL
 from ..conv.known import KnownFilter, KnownProblem
 from ..conv.memory import Writes
@@ -12,7 +13,7 @@ from ..conv.registry import ConvKernel
 from .config import fused_input_refusal
 from .pixel import Pixel, load_activation
 from .pool import Pool
-from .scheduler import Schedule
+from .scheduler import Schedule, Tasks
 
 
 @fieldwise_init
@@ -82,12 +83,25 @@ struct Reference[P: Pool](ConvKernel):
         arguments: Arguments,
         mut queue: Self.P,
     ) raises:
-        def run(
-            task: Int, scratch: Writes[DType.float32]
-        ) {imm problem, imm arguments}:
-            _compute_pixel(problem, arguments, task)
+        plan.schedule.run(ReferenceTasks(problem, arguments), queue)
 
-        plan.schedule.run(run, queue)
+
+@fieldwise_init
+struct ReferenceTasks[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](Tasks):
+    """A task for each output pixel; the parameters are those of `Arguments`."""
+
+    var problem: ConvProblem
+    var arguments: Arguments[
+        Self.Source, Self.Output, Self.bias_type, Self.residual_type
+    ]
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        _compute_pixel(self.problem, self.arguments, task)
 
 
 def _packed_offset(

@@ -5,10 +5,40 @@ from std.sys.info import size_of
 
 from ..conv.memory import CACHE_LINE, HostBuffer, Writes
 from ..conv.problem import ConvProblem
-from .pool import Pool
+from .pool import Pool, Work
 
 comptime MIN_TASK_PRODUCTS = 1 << 17
 """Multiply-adds below which a task is not worth waking a thread for."""
+
+
+trait Tasks(Deinitable, ImplicitlyCopyable):
+    """What a launch is cut into, with what all tasks read."""
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        """Runs a task.
+
+        Args:
+            task: Which, from 0.
+            scratch: The memory of the worker that runs it.
+        """
+        ...
+
+
+@fieldwise_init
+struct _ScratchWork[T: Tasks](Work):
+    """Tasks, each with its worker's scratch memory.
+
+    Parameters:
+        T: Of the tasks.
+    """
+
+    var tasks: Self.T
+    var scratch: Writes[DType.float32]
+    var stride: Int
+    """Values of a worker."""
+
+    def run(self, worker: Int, task: Int):
+        self.tasks.run(task, self.scratch.unsafe_offset(worker * self.stride))
 
 
 @fieldwise_init
@@ -39,28 +69,21 @@ struct Schedule(ImplicitlyCopyable, Movable):
         )
         self.scratch = ceildiv(scratch, line) * line
 
-    def run[
-        P: Pool, //, Work: def(Int, Writes[DType.float32]) -> None
-    ](self, work: Work, pool: P) raises:
-        """Runs `work(task, scratch)` for every task.
-
-        Parameters:
-            P: The pool's type.
-            Work: What to do.
+    @no_inline
+    def run(self, tasks: Some[Tasks], pool: Some[Pool]) raises:
+        """Runs every task.
 
         Args:
-            work: What to do, with its worker's scratch memory.
+            tasks: The tasks.
             pool: The threads.
 
         Raises:
             If the threads refuse the work.
         """
         var memory = HostBuffer[DType.float32](self.workers * self.scratch)
-        var base = memory.elements
-        var scratch = self.scratch
-
-        def run_task(worker: Int, task: Int) {imm work, imm base, imm scratch}:
-            work(task, base.unsafe_offset(worker * scratch))
-
-        pool.for_each_task(run_task, self.tasks, self.workers)
+        pool.for_each_task(
+            _ScratchWork(tasks, memory.elements, self.scratch),
+            self.tasks,
+            self.workers,
+        )
         _ = memory^

@@ -22,7 +22,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,11 +38,14 @@ __all__ = [
     "LibraryError",
     "cache_dir",
     "cache_state",
+    "cached",
+    "fingerprint",
     "kernel_library",
     "library_path",
     "max_version",
     "mojo_version",
     "run_mojo",
+    "run_or_raise",
 ]
 
 #: The Mojo package with the kernels, as source: for ``custom_extensions=[...]``, and for ``-I`` of
@@ -111,18 +114,39 @@ def precompiled(source: Path) -> Path:
     Raises:
         LibraryError: See ``library_path``.
     """
+
+    def make(file: Path) -> None:
+        run_or_raise(source, file, "precompile", str(source))
+
+    name = functools.partial(fingerprint, source)
+    return cached(_FILE_NAME, name, make, "compiling maxconv's Mojo kernels")
+
+
+def cached(
+    file_name: str, fingerprint: Callable[[], str], make: Callable[[Path], None], doing: str
+) -> Path:
+    """Returns a file of the cache; of processes that miss it at once, one makes it.
+
+    Args:
+        file_name: What it is called in the entry's folder.
+        fingerprint: Names everything that the file depends on. It is asked again once the file is
+            made: what was edited meanwhile belongs under another name.
+        make: Writes the file.
+        doing: What whoever waits is told.
+
+    Raises:
+        LibraryError: ``make`` raised it, or the cache cannot be written or belongs to another user.
+    """
     directory = _private_directory(cache_dir())
-    entry = _entry(directory, source)
+    entry = directory / fingerprint() / file_name
     if entry.is_file():
         # Says that the entry is in use; in a read-only cache nothing is ever removed.
         with contextlib.suppress(OSError):
             os.utime(entry)
         return entry
-    with progress(
-        "compiling maxconv's Mojo kernels", announce=bool(os.environ.get("MAXCONV_PROGRESS"))
-    ):
+    with progress(doing, announce=bool(os.environ.get("MAXCONV_PROGRESS"))):
         try:
-            return _compile(directory, source)
+            return _make_entry(directory, file_name, fingerprint, make)
         except OSError as error:
             raise LibraryError(
                 f"the kernels' cache {directory} cannot be written ({error}); "
@@ -208,41 +232,61 @@ def run_mojo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _entry(directory: Path, source: Path) -> Path:
     """Returns where the cache keeps this source's precompiled form."""
-    return directory / _fingerprint(source) / _FILE_NAME
+    return directory / fingerprint(source) / _FILE_NAME
 
 
-def _fingerprint(source: Path) -> str:
-    """Returns a name for what the compiler would read: the source, MAX and Mojo."""
-    if not (source / "__init__.mojo").is_file():
-        raise LibraryError(f"{source} is no Mojo package: it has no __init__.mojo")
-    digest = hashlib.sha256(f"max {max_version()} mojo {mojo_version()}\n".encode())
-    files = {file.relative_to(source).as_posix(): file for file in source.rglob("*.mojo")}
-    for name in sorted(files):
-        content = files[name].read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
+def fingerprint(*sources: Path, of: str = "") -> str:
+    """Returns a name for what the compiler would read: the source, MAX and Mojo.
+
+    Args:
+        sources: Folders of Mojo files; the first is a package.
+        of: What else the file depends on.
+
+    Raises:
+        LibraryError: The first folder has no ``__init__.mojo``, or there is no Mojo.
+    """
+    if not (sources[0] / "__init__.mojo").is_file():
+        raise LibraryError(f"{sources[0]} is no Mojo package: it has no __init__.mojo")
+    digest = hashlib.sha256(f"max {max_version()} mojo {mojo_version()}{of}\n".encode())
+    for source in sources:
+        files = {file.relative_to(source).as_posix(): file for file in source.rglob("*.mojo")}
+        for name in sorted(files):
+            content = files[name].read_bytes()
+            digest.update(f"{name} {len(content)}\n".encode())
+            digest.update(content)
     return digest.hexdigest()[:32]
 
 
-def _compile(directory: Path, source: Path) -> Path:
+def run_or_raise(source: Path, file: Path, *arguments: str) -> None:
+    """Has Mojo write a file.
+
+    Raises:
+        LibraryError: It did not; the message holds its output.
+    """
+    finished = run_mojo(*arguments, "-o", str(file))
+    if finished.returncode or not file.is_file():
+        raise LibraryError(
+            f"Mojo {mojo_version()} could not compile {source}:\n"
+            f"{finished.stdout}{finished.stderr}".rstrip()
+        )
+
+
+def _make_entry(
+    directory: Path, file_name: str, fingerprint: Callable[[], str], make: Callable[[Path], None]
+) -> Path:
     with _lock(directory):
         _sweep(directory)
         while True:
-            entry = _entry(directory, source)
+            name = fingerprint()
+            entry = directory / name / file_name
             # Another process may have made it while this one waited.
             if entry.is_file():
                 return entry
             staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=directory))
             try:
-                made = staging / _FILE_NAME
-                finished = run_mojo("precompile", str(source), "-o", str(made))
-                if finished.returncode or not made.is_file():
-                    raise LibraryError(
-                        f"Mojo {mojo_version()} could not compile {source}:\n"
-                        f"{finished.stdout}{finished.stderr}".rstrip()
-                    )
-                # A source that was edited meanwhile belongs under another name.
-                if _entry(directory, source) == entry:
+                made = staging / file_name
+                make(made)
+                if fingerprint() == name:
                     _publish(made, entry)
                     return entry
             finally:
@@ -273,7 +317,7 @@ def _sweep(directory: Path) -> None:
     for leftover in directory.glob(f"{_STAGING_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     oldest = time.time() - _UNUSED_S
-    for entry in directory.glob(f"*/{_FILE_NAME}"):
+    for entry in directory.glob("*/*"):
         if entry.stat().st_mtime < oldest:
             shutil.rmtree(entry.parent, ignore_errors=True)
 

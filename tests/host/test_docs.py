@@ -129,7 +129,9 @@ def _paths_exist(words: Sequence[str]) -> str | None:
     """Checks the words that name a path; returns what is wrong."""
     for word in words:
         name = word.partition("::")[0]
-        is_path = "/" in name or name in ("operations", "graphs", "python", "tests", "benchmarks")
+        is_path = "/" in name or name in (
+            *("operations", "library", "graphs", "python", "tests", "benchmarks"),
+        )
         if not name.startswith("-") and is_path and not (ROOT / name).exists():
             return f"{name} does not exist"
     return None

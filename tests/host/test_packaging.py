@@ -47,6 +47,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_the_wheel_has_kernels_graphs_and_types(tree: Path, wheel: dict[str, bytes]) -> None:
     for folder, patterns in {
         "operations": ["*.mojo"],
+        "library": ["*.mojo"],
         "graphs": ["*.py", "*.npz", "*.png"],
     }.items():
         for pattern in patterns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,11 +14,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the graphs that are compiled while a test runs."""
+    """Names of the graphs and libraries that are compiled, or loaded, while a test runs."""
     from max.engine import InferenceSession
+
+    from maxconv import _native
 
     names: list[str] = []
     load = InferenceSession.load
+    library = _native.Library
+
+    def loaded(path: Path) -> _native.Library:
+        names.append(str(path))
+        return library(path)
+
+    monkeypatch.setattr(_native, "Library", loaded)
 
     def counted(self: InferenceSession, model: Any, *args: Any, **kwargs: Any) -> Any:
         names.append(str(getattr(model, "name", model)))

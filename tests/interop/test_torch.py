@@ -6,50 +6,21 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
-from tests.interop.graphs import Source
 from tests.interop.torch_tensors import CONVOLVE, REFERENCE, check, close, draw, last
 from torch import Tensor
 from torch.nn import functional
 
 import maxconv.torch as mt
+from maxconv import _native
 from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems
 from maxconv.activations import clamp, leaky_relu
-from maxconv.torch import _engine
 
-if TYPE_CHECKING:
-    from max.engine import Model
-
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_graphs")]
-
-_SINGLE, _BRAIN, _HALF = torch.float32, torch.bfloat16, torch.float16
-
-# All but the commonest, of two dimensions and float32, which is left to the first call that needs
-# it.
-SIGNATURES = {
-    "signal": _engine.Signature(1, _SINGLE, _SINGLE),
-    "volume": _engine.Signature(3, _SINGLE, _SINGLE),
-    "brain": _engine.Signature(2, _BRAIN, _BRAIN),
-    "half": _engine.Signature(2, _HALF, _HALF),
-    "wide_bias": _engine.Signature(1, _BRAIN, _SINGLE),
-    "scaled": _engine.Signature(2, _SINGLE, _SINGLE, out_dtype=_BRAIN, scaled=True),
-}
-GRAPHS = {
-    name: Source(partial(_engine._graph, signature)) for name, signature in SIGNATURES.items()
-}
-
-
-@pytest.fixture(scope="module")
-def torch_graphs(models: dict[str, Model]) -> None:
-    """Keeps the graphs where the first call of each signature would."""
-    for name, signature in SIGNATURES.items():
-        assert signature not in _engine._models
-        _engine._models[signature] = models[name]
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -294,7 +265,7 @@ def test_channels_last_is_not_copied() -> None:
     assert copies(lambda: mt.conv2d(x, w, b, 1, 1)) == 2
 
 
-# One graph for every shape ----------------------------------------------------------------------
+# One library for every shape ---------------------------------------------------------------------
 
 
 def test_new_shapes_compile_nothing(compiled: list[str]) -> None:
@@ -316,7 +287,7 @@ def test_new_shapes_compile_nothing(compiled: list[str]) -> None:
 def test_threads_that_call_first_together_compile_once(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_engine, "_models", {})
+    monkeypatch.setattr(_native, "_libraries", {})
     threads = 6
     barrier = threading.Barrier(threads)
     inputs = [draw(1, 4, 8 + i, 9, seed=i) for i in range(threads)]
@@ -346,7 +317,7 @@ def test_threads_share_a_module() -> None:
 def test_prepare_compiles_what_the_first_call_would(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_engine, "_models", {})
+    monkeypatch.setattr(_native, "_libraries", {})
     mt.prepare(2, torch.float32)
     assert len(compiled) == 1
     mt.conv2d(draw(1, 3, 8, 8), draw(4, 3, 3, 3))

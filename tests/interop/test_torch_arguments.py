@@ -11,6 +11,7 @@ from tests.interop.torch_tensors import draw
 from torch._subclasses import FakeTensorMode
 
 import maxconv.torch as mt
+from maxconv import _native
 from maxconv._fields import Kernel, Precision
 from maxconv.torch import _engine, _op
 
@@ -145,7 +146,7 @@ def test_bad_arguments(
     compiled: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_engine, "_models", {})
+    monkeypatch.setattr(_native, "_libraries", {})
     arguments: dict[str, Any] = {"input": X, "weight": W, "bias": B, "groups": 2} | change
     with pytest.raises(error, match=f"^{message}"):
         mt.conv2d(**arguments)

@@ -25,7 +25,7 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, SpanKernel, launch_rows
+from .launch import RowPlan, RowTasks, SpanKernel
 
 
 @always_inline
@@ -280,11 +280,13 @@ struct Depthwise[P: Pool](ConvKernel):
         arguments: Arguments,
         mut queue: Self.P,
     ) raises:
-        launch_rows(
-            DepthwiseSpans(arguments.filter),
-            plan.rows,
-            problem,
-            arguments.activation.data(),
-            TileStore(arguments),
+        plan.rows.schedule.run(
+            RowTasks(
+                DepthwiseSpans(arguments.filter),
+                plan.rows,
+                problem,
+                arguments.activation.data(),
+                TileStore(arguments),
+            ),
             queue,
         )

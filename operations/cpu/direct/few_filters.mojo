@@ -25,7 +25,7 @@ from ..config import LANES, fused_input_refusal, vector_registers
 from ..epilogue import TileStore
 from ..pool import Pool
 from .image_row import COLUMNS, ColumnTile, ImageRow, Span
-from .launch import MIN_TASK_COLUMNS, RowPlan, SpanKernel, launch_rows
+from .launch import MIN_TASK_COLUMNS, RowPlan, RowTasks, SpanKernel
 
 comptime MAX_FEW_FILTERS = PANEL // 2
 """Filters that the kernel takes."""
@@ -439,12 +439,14 @@ struct FewFilters[P: Pool](ConvKernel):
         var memory = HostBuffer[DType.float32](UnpackedFilter.length(problem))
         var filter = UnpackedFilter(problem, memory.elements)
         filter.unpack(problem, arguments.filter)
-        launch_rows(
-            FewFiltersSpans(filter),
-            plan.rows,
-            problem,
-            arguments.activation.data(),
-            TileStore(arguments),
+        plan.rows.schedule.run(
+            RowTasks(
+                FewFiltersSpans(filter),
+                plan.rows,
+                problem,
+                arguments.activation.data(),
+                TileStore(arguments),
+            ),
             queue,
         )
         _ = memory^

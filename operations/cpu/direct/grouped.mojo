@@ -27,7 +27,7 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, SpanKernel, launch_rows
+from .launch import RowPlan, RowTasks, SpanKernel
 
 comptime PART = max(LANES, 8)
 """Filters of a panel that are multiplied at once: a register's lanes, and at
@@ -242,11 +242,13 @@ struct Grouped[P: Pool](ConvKernel):
         arguments: Arguments,
         mut queue: Self.P,
     ) raises:
-        launch_rows(
-            GroupedSpans(arguments.filter),
-            plan.rows,
-            problem,
-            arguments.activation.data(),
-            TileStore(arguments),
+        plan.rows.schedule.run(
+            RowTasks(
+                GroupedSpans(arguments.filter),
+                plan.rows,
+                problem,
+                arguments.activation.data(),
+                TileStore(arguments),
+            ),
             queue,
         )

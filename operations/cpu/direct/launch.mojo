@@ -6,8 +6,7 @@ from std.math import ceildiv
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..epilogue import OutputTile, TileStore
-from ..pool import Pool
-from ..scheduler import Schedule
+from ..scheduler import Schedule, Tasks
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
 
 comptime MAX_TASK_ROWS = 16
@@ -91,7 +90,7 @@ struct RowPlan(ImplicitlyCopyable, Movable):
         return Span(0, problem.output[2], begin, end)
 
 
-trait SpanKernel(ImplicitlyCopyable):
+trait SpanKernel(Deinitable, ImplicitlyCopyable):
     """The arithmetic of a direct kernel, with its filter."""
 
     def filters_at_once(self, filters: Int) -> Int:
@@ -149,43 +148,38 @@ def _run_row[
             )
 
 
-def launch_rows[
-    dtype: DType, Kernel: SpanKernel, P: Pool, //
-](
-    kernel: Kernel,
-    plan: RowPlan,
-    problem: ConvProblem,
-    activation: Reads[dtype],
-    output: TileStore,
-    pool: P,
-) raises:
-    """Runs a plan's tasks.
+@fieldwise_init
+struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
+    """The tasks of a plan.
 
     Parameters:
-        dtype: Of the activation.
+        element_type: Of the activation.
         Kernel: The arithmetic.
-        P: The pool's type.
-
-    Args:
-        kernel: The arithmetic, with its filter.
-        plan: The cut.
-        problem: The convolution.
-        activation: `[N, D, H, W, C]`.
-        output: The epilogue and the output.
-        pool: The threads.
-
-    Raises:
-        If the threads refuse the work.
     """
 
-    def run(
-        task: Int, sums: Writes[DType.float32]
-    ) {imm kernel, imm plan, imm problem, imm activation, imm output}:
-        var row_blocks = ceildiv(plan.image_rows, plan.rows)
-        var block, row_block = divmod(task, row_blocks)
-        var part = plan.part(problem, block)
-        var first = row_block * plan.rows
-        for index in range(first, min(plan.image_rows, first + plan.rows)):
-            _run_row(kernel, problem, activation, output, index, part, sums)
+    var kernel: Self.Kernel
+    """The arithmetic, with its filter."""
+    var plan: RowPlan
+    """The cut."""
+    var problem: ConvProblem
+    var activation: Reads[Self.element_type]
+    """`[N, D, H, W, C]`."""
+    var output: TileStore
+    """The epilogue and the output."""
 
-    plan.schedule.run(run, pool)
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        var row_blocks = ceildiv(self.plan.image_rows, self.plan.rows)
+        var block, row_block = divmod(task, row_blocks)
+        var part = self.plan.part(self.problem, block)
+        var first = row_block * self.plan.rows
+        var end = min(self.plan.image_rows, first + self.plan.rows)
+        for index in range(first, end):
+            _run_row(
+                self.kernel,
+                self.problem,
+                self.activation,
+                self.output,
+                index,
+                part,
+                scratch,
+            )

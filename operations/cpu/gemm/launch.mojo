@@ -13,7 +13,7 @@ from ...conv.registry import ConvKernel, kernel_name
 from ..config import CPU_TILE, fused_input_refusal, reads_in_place
 from ..epilogue import TileStore
 from ..pool import Pool
-from ..scheduler import Schedule
+from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .kernel import GemmParams, GemmScratch, run_task
 from .scheduler import ACCESS_MATRIX, Blocking, Task
@@ -64,13 +64,18 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-@no_inline
-def _run_tasks[
-    Source: ActivationSource, P: Pool, //
-](plan: GemmPlan, params: GemmParams[Source], pool: P) raises:
-    """Runs a plan's tasks."""
+@fieldwise_init
+struct GemmTasks[Source: ActivationSource](Tasks):
+    """The tasks of a plan.
 
-    def run(task: Int, scratch: Writes[DType.float32]) {imm params}:
+    Parameters:
+        Source: How the activation is reached.
+    """
+
+    var params: GemmParams[Self.Source]
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        ref params = self.params
         run_task(
             params,
             Task(params.problem, params.blocking, task),
@@ -78,8 +83,6 @@ def _run_tasks[
                 scratch, scratch.unsafe_offset(params.blocking.activations())
             ),
         )
-
-    plan.schedule.run(run, pool)
 
 
 def _params[
@@ -163,7 +166,7 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         arguments: Arguments,
         mut queue: Self.P,
     ) raises:
-        _run_tasks(plan, _params(plan, problem, arguments), queue)
+        plan.schedule.run(GemmTasks(_params(plan, problem, arguments)), queue)
 
 
 struct Pointwise[P: Pool](ConvKernel):
@@ -230,4 +233,4 @@ struct Pointwise[P: Pool](ConvKernel):
         arguments: Arguments,
         mut queue: Self.P,
     ) raises:
-        _run_tasks(plan, _params(plan, problem, arguments), queue)
+        plan.schedule.run(GemmTasks(_params(plan, problem, arguments)), queue)

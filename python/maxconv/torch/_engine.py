@@ -1,4 +1,4 @@
-"""The compiled graphs behind the PyTorch ops, and the operands that they take.
+"""The compiled graphs behind the PyTorch ops on a GPU, and the operands that they take.
 
 ``max.experimental.torch.graph_op`` makes a PyTorch op of a MAX graph, at 110 to 140 us a call: it
 builds a key, crosses into ``torch.library.custom_op`` and converts each of seven operands, every
@@ -6,16 +6,16 @@ time. Here a graph is compiled once for a spatial rank and the dtypes, every siz
 what does not change between calls (geometry, packed filters) is converted once; the output is MAX's
 own buffer, which PyTorch wraps without a copy.
 
-On a GPU, MAX runs on a queue of its own. The operands are handed over by DLPack, which makes that
-queue wait for PyTorch's current stream, and PyTorch's stream for the queue: nothing waits on the
-host.
+MAX runs on a queue of its own. The operands are handed over by DLPack, which makes that queue wait
+for PyTorch's current stream, and PyTorch's stream for the queue: nothing waits on the host. On the
+CPU there is no graph: see ``_native``.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
@@ -31,13 +31,11 @@ from .._checks import check_device
 from .._emit import Operands
 from .._fields import Kernel
 from .._library import kernel_library
+from .._native import Family, library
 from .._progress import progress
 from ._dtypes import BYTES, DTYPES, NAMES, listed
 
-__all__ = ["HOST", "Signature", "absent", "as_buffer", "prepare", "run", "shape_operand"]
-
-#: Stands for the CPU among the indices of GPUs.
-HOST: Final = -1
+__all__ = ["Signature", "absent", "as_buffer", "prepare", "run", "shape_operand"]
 
 
 class Signature(NamedTuple):
@@ -49,8 +47,8 @@ class Signature(NamedTuple):
     """Of input and filter."""
     bias_dtype: torch.dtype
     """Of the bias."""
-    device: int = HOST
-    """The GPU's index, or ``HOST``."""
+    device: int
+    """The GPU's index."""
     out_dtype: torch.dtype | None = None
     """Of residual and output; ``None`` stands for ``dtype``."""
     scaled: bool = False
@@ -59,8 +57,7 @@ class Signature(NamedTuple):
 
 def _graph(signature: Signature, name: str = "", module: Module | None = None) -> Graph:
     """Returns the graph of a signature; in a module, with a name, beside others."""
-    on_host = signature.device == HOST
-    device = DeviceRef.CPU() if on_host else DeviceRef.GPU(signature.device)
+    device = DeviceRef.GPU(signature.device)
     out_dtype = NAMES[signature.out_dtype or signature.dtype]
     types = _emit.operand_types(
         signature.rank,
@@ -71,8 +68,6 @@ def _graph(signature: Signature, name: str = "", module: Module | None = None) -
         scaled=signature.scaled,
     )
     output = _emit.symbolic_output(signature.rank, out_dtype, device)
-    # Nobody asks for a kernel by name here.
-    known = None if on_host else {"kernel": int(Kernel.AUTO)}
     with Graph(
         name or f"maxconv_conv{signature.rank}d",
         input_types=[*types, _emit.shape_carrier(output)],
@@ -81,7 +76,8 @@ def _graph(signature: Signature, name: str = "", module: Module | None = None) -
     ) as graph:
         *values, _ = (value.tensor for value in graph.inputs)
         operands = types.with_values(values)
-        graph.output(_emit.emit(operands, output, known=known))
+        # Nobody asks for a kernel by name here.
+        graph.output(_emit.emit(operands, output, known={"kernel": int(Kernel.AUTO)}))
     return graph
 
 
@@ -91,13 +87,11 @@ _sessions: dict[int, InferenceSession] = {}
 
 
 def max_device(index: int) -> Device:
-    """Returns MAX's device: the CPU, or the GPU that PyTorch gives this index.
+    """Returns MAX's device: the GPU that PyTorch gives this index.
 
     Raises:
         ValueError: MAX finds no such GPU.
     """
-    if index == HOST:
-        return CPU()
     count = accelerator_count()
     if index >= count:
         raise ValueError(
@@ -112,8 +106,7 @@ def _model(signature: Signature) -> Model:
     with _lock:
         if signature not in _models:
             index = signature.device
-            place = "" if index == HOST else f", GPU {index}"
-            what = f"maxconv's conv{signature.rank}d for PyTorch, {signature.dtype}{place}"
+            what = f"maxconv's conv{signature.rank}d for PyTorch, {signature.dtype}, GPU {index}"
             announce = bool(os.environ.get("MAXCONV_PROGRESS"))
             with progress(f"compiling {what}", announce=announce):
                 if index not in _sessions:
@@ -125,10 +118,10 @@ def _model(signature: Signature) -> Model:
 def prepare(
     rank: int = 2, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> None:
-    """Compiles now what the first call would compile: half a minute once, seconds from MAX's cache.
+    """Compiles now what the first call would compile: half a minute once, then a second at most.
 
     Args:
-        rank: Spatial dimensions: 1, 2 or 3. Every convolution of one rank and dtype shares a graph.
+        rank: Spatial dimensions: 1, 2 or 3. On a CPU all ranks share what is compiled.
         dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 
@@ -143,28 +136,24 @@ def prepare(
         raise TypeError(f"dtype: {dtype} is not supported; {listed()} are allowed")
     place = torch.device(device)
     check_device("device", place, ("cpu", "cuda"))
-    _model(Signature(rank, dtype, dtype, HOST if place.type == "cpu" else place.index or 0))
+    if place.type == "cpu":
+        name = NAMES[dtype]
+        library(Family(name, name, name, scaled=False))
+    else:
+        _model(Signature(rank, dtype, dtype, place.index or 0))
 
 
 def as_buffer(tensor: Tensor) -> Buffer:
-    """Returns MAX's view of a contiguous tensor's memory.
-
-    On the CPU by way of numpy, which is 10 us a call faster than ``Buffer.from_dlpack`` of a torch
-    tensor: 3 in the conversion, the rest in the execution that reads the buffer.
-    """
+    """Returns MAX's view of a contiguous tensor's memory."""
     if tensor.dtype in BYTES:
         return Buffer.from_dlpack(tensor.view(torch.uint8)).view(DType[NAMES[tensor.dtype]])
-    if tensor.is_cuda:
-        return Buffer.from_dlpack(tensor)
-    if tensor.dtype == torch.bfloat16:
-        return Buffer.from_numpy(tensor.view(torch.int16).numpy()).view(DType.bfloat16)
-    return Buffer.from_numpy(tensor.numpy())
+    return Buffer.from_dlpack(tensor)
 
 
 _absent: dict[tuple[int, torch.dtype, int], Buffer] = {}
 
 
-def absent(rank: int, dtype: torch.dtype, device: int = HOST) -> Buffer:
+def absent(rank: int, dtype: torch.dtype, device: int) -> Buffer:
     """Returns the operand that stands for a bias (``rank`` 1) or a residual that is not there."""
     buffer = _absent.get((rank, dtype, device))
     if buffer is None:
@@ -191,8 +180,5 @@ def run(signature: Signature, operands: Operands[Buffer], shape: Buffer) -> Tens
     """
     model = _models.get(signature) or _model(signature)
     output = model.execute(*operands, shape)[0]
-    if signature.device != HOST:
-        # The object: PyTorch asks it for the capsule with its current stream, which then waits.
-        return from_dlpack(output)
-    # The capsule itself: from_dlpack asks an object for its device first.
-    return from_dlpack(output.__dlpack__())
+    # The object: PyTorch asks it for the capsule with its current stream, which then waits.
+    return from_dlpack(output)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from max.driver import Buffer
-from max.dtype import DType
 from torch import Tensor
 
 from .._packing import pack_filter
@@ -37,7 +35,8 @@ class _Entry:
     """Address of the storage's record, which the weak reference keeps from being used again."""
     weak: int
     """PyTorch's own weak reference to the storage."""
-    buffer: Buffer
+    operand: Any
+    """A tensor on the CPU, a buffer of MAX's on a GPU."""
     finalizer: weakref.finalize[Any, Tensor] | None
 
 
@@ -57,11 +56,14 @@ class OperandCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def filter(self, weight: Tensor, groups: int) -> Buffer | None:
-        """Returns a weight ``[K, C / groups, *taps]``, packed; ``None`` if it has no version."""
+    def filter(self, weight: Tensor, groups: int) -> Any:
+        """Returns a weight ``[K, C / groups, *taps]``, packed; ``None`` if it has no version.
+
+        On the CPU a tensor, on a GPU a buffer of MAX's.
+        """
         return self._get(weight, groups, lambda: _pack(weight, groups))
 
-    def bias(self, bias: Tensor) -> Buffer | None:
+    def bias(self, bias: Tensor) -> Any:
         """Returns a copy of a bias; ``None`` if it has no version."""
         return self._get(bias, 0, lambda: as_buffer(bias.detach().clone().contiguous()))
 
@@ -72,7 +74,7 @@ class OperandCache:
             for key in [key for key in self._entries if key[0] == address]:
                 self._drop(key)
 
-    def _get(self, tensor: Tensor, kind: int, make: Callable[[], Buffer]) -> Buffer | None:
+    def _get(self, tensor: Tensor, kind: int, make: Callable[[], Any]) -> Any:
         # PyTorch counts no writes to a tensor that was made under inference_mode.
         if tensor.is_inference():
             return None
@@ -85,9 +87,9 @@ class OperandCache:
             and entry.stride == tensor.stride()
             and entry.storage == tensor.untyped_storage()._cdata
         ):
-            return entry.buffer
+            return entry.operand
         version = tensor._version
-        buffer = make()
+        operand = make()
         finalizer: weakref.finalize[Any, Tensor] | None = None
         if isinstance(tensor, torch.nn.Parameter):
             finalizer = weakref.finalize(tensor, self._drop, key)
@@ -99,14 +101,14 @@ class OperandCache:
             tensor.stride(),
             storage._cdata,
             storage._weak_ref(),
-            buffer,
+            operand,
             finalizer,
         )
         with self._lock:
             self._sweep()
             self._drop(key)
             self._entries[key] = entry
-        return buffer
+        return operand
 
     def _sweep(self) -> None:
         for key, entry in list(self._entries.items()):
@@ -123,13 +125,14 @@ class OperandCache:
                 entry.finalizer.detach()
 
 
-def _pack(weight: Tensor, groups: int) -> Buffer:
+def _pack(weight: Tensor, groups: int) -> Any:
     if weight.is_cuda:
         last = weight.detach().movedim(1, -1)
         return as_buffer(last.clone(memory_format=torch.contiguous_format).reshape(-1))
     packed = pack_filter(weight, _LAYOUTS[weight.dim() - 2], groups=groups)
-    buffer = Buffer.from_numpy(packed.data)
-    return buffer.view(DType.bfloat16) if weight.dtype == torch.bfloat16 else buffer
+    # A copy: what PackedFilter holds is read-only, which PyTorch has no tensors for.
+    tensor = torch.from_numpy(packed.data.copy())
+    return tensor.view(torch.bfloat16) if weight.dtype == torch.bfloat16 else tensor
 
 
 #: The operands of every module in the process.

@@ -7,11 +7,14 @@ it, and the implementations make them again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from max.driver import Buffer
 from torch import Tensor, library
@@ -20,10 +23,14 @@ from .._arguments import ConvArguments, Flat
 from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
 from .._emit import Operands, encode
 from .._fields import Layout, Precision
+from .._native import Family, Library, Prepared
+from .._native import library as library_of
+from .._packing import packed_length
 from .._problem import ConvProblem, output_size
-from ._dtypes import BY_NAME, DTYPES
-from ._engine import HOST, Signature, absent, as_buffer, run, shape_operand
+from ._dtypes import BY_NAME, DTYPES, NAMES
+from ._engine import Signature, absent, as_buffer, run, shape_operand
 from ._filters import OPERANDS
+from ._threads import parallel_function, threads
 
 __all__ = ["call", "output_shape"]
 
@@ -151,6 +158,99 @@ def output_shape(
     return (input_shape[0], weight_shape[0], *cast("tuple[int, ...]", tuple(spatial)))
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """What of a call depends on shapes and arguments only, on every device."""
+
+    problem: ConvProblem
+    output: tuple[int, ...]
+    """Channels last."""
+    empty: bool
+    """Whether the output has no elements; the call then ends here."""
+    geometry: npt.NDArray[np.int64]
+    scalars: npt.NDArray[np.float32]
+
+
+def _checked(
+    shapes: tuple[torch.Size | None, ...], layout: int, precision: int, flat: Flat
+) -> _Checked:
+    """Checks the sizes of a call, and encodes what it is; the arguments are ``_plan``'s."""
+    input_shape, weight_shape, bias_shape, residual_shape, scale_shape = shapes
+    assert input_shape is not None and weight_shape is not None
+    arguments = ConvArguments.of_flat(flat)
+    problem = _problem(input_shape, weight_shape, arguments)
+    output = cast("tuple[int, ...]", problem.output_shape)
+    if bias_shape is not None:
+        check_bias(bias_shape, problem.filters)
+    if scale_shape is not None:
+        check_bias(scale_shape, problem.filters, "scale")
+    if residual_shape is not None:
+        check_residual(residual_shape, (output[0], output[-1], *output[1:-1]))
+    geometry, scalars = encode(
+        problem,
+        arguments,
+        filter_layout=Layout(layout),
+        has_bias=bias_shape is not None,
+        has_residual=residual_shape is not None,
+        precision=Precision(precision),
+    )
+    return _Checked(problem, output, 0 in output, geometry, scalars)
+
+
+def _filter_length(problem: ConvProblem, layout: int, shape: torch.Size | None) -> int:
+    """Returns how many elements a filter has in a layout; ``shape`` is its own."""
+    if layout != _PACKED:
+        return math.prod(shape or ())
+    return packed_length(
+        filters=int(problem.filters),
+        group_channels=int(problem.group_channels),
+        taps=int(problem.taps),
+        groups=int(problem.groups),
+    )
+
+
+@dataclass(frozen=True)
+class _HostPlan:
+    """A call on the CPU without its pointers."""
+
+    output: tuple[int, ...]
+    """Channels last."""
+    out_dtype: torch.dtype
+    library: Library | None
+    """``None``: the output has no elements."""
+    prepared: Prepared | None
+
+
+@lru_cache(maxsize=4096)
+def _host_plan(
+    shapes: tuple[torch.Size | None, ...],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    layout: int,
+    flat: Flat,
+) -> _HostPlan:
+    """Checks the sizes of a call on the CPU, and prepares what all calls like it have in common.
+
+    The arguments are those of ``_plan``.
+    """
+    checked = _checked(shapes, layout, _TF32, flat)
+    out_dtype = dtype if flat[7] is None else BY_NAME[flat[7]]
+    if checked.empty:
+        return _HostPlan(checked.output, out_dtype, None, None)
+    made = library_of(
+        Family(NAMES[dtype], NAMES[bias_dtype or dtype], NAMES[out_dtype], shapes[-1] is not None)
+    )
+    problem = checked.problem
+    prepared = made.prepare(
+        cast("tuple[int, ...]", problem.input_shape),
+        checked.output,
+        _filter_length(problem, layout, shapes[1]),
+        checked.geometry,
+        checked.scalars,
+    )
+    return _HostPlan(checked.output, out_dtype, made, prepared)
+
+
 @lru_cache(maxsize=4096)
 def _plan(
     shapes: tuple[torch.Size | None, ...],
@@ -172,28 +272,11 @@ def _plan(
         precision: The ``Precision`` of float32.
         flat: The arguments.
     """
-    input_shape, weight_shape, bias_shape, residual_shape, scale_shape = shapes
-    assert input_shape is not None and weight_shape is not None
-    arguments = ConvArguments.of_flat(flat)
-    problem = _problem(input_shape, weight_shape, arguments)
-    output = cast("tuple[int, ...]", problem.output_shape)
-    if bias_shape is not None:
-        check_bias(bias_shape, problem.filters)
-    if scale_shape is not None:
-        check_bias(scale_shape, problem.filters, "scale")
-    if residual_shape is not None:
-        check_residual(residual_shape, (output[0], output[-1], *output[1:-1]))
-    geometry, scalars = encode(
-        problem,
-        arguments,
-        filter_layout=Layout(layout),
-        has_bias=bias_shape is not None,
-        has_residual=residual_shape is not None,
-        precision=Precision(precision),
-    )
-    out_dtype = dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+    checked = _checked(shapes, layout, precision, flat)
+    _, _, bias_shape, residual_shape, scale_shape = shapes
+    output, empty, rank = checked.output, checked.empty, len(flat[0])
+    out_dtype = dtype if flat[7] is None else BY_NAME[flat[7]]
     of_bias = bias_dtype or (dtype if dtype in DTYPES else torch.float32)
-    empty, rank = 0 in output, arguments.rank
     return _Plan(
         # Of equal types one graph serves, however they are asked for.
         Signature(
@@ -204,8 +287,8 @@ def _plan(
         output,
         out_dtype,
         empty,
-        Buffer.from_numpy(geometry),
-        Buffer.from_numpy(scalars),
+        Buffer.from_numpy(checked.geometry),
+        Buffer.from_numpy(checked.scalars),
         shape_operand(output),
         None if empty or bias_shape is not None else absent(1, of_bias, device),
         None if empty or residual_shape is not None else absent(rank + 2, out_dtype, device),
@@ -236,7 +319,11 @@ def _raw_filter(weight: Tensor, rank: int) -> tuple[Tensor, int]:
     return weight.contiguous().reshape(-1), _FCRS
 
 
-def _conv(
+def _shapes(*tensors: Tensor | None) -> tuple[torch.Size | None, ...]:
+    return tuple(None if tensor is None else tensor.shape for tensor in tensors)
+
+
+def _conv_cpu(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -244,26 +331,69 @@ def _conv(
     scale: Tensor | None,
     *others: Any,
 ) -> Tensor:
-    """Runs the convolution."""
+    """Runs the convolution on the CPU, by the shared library."""
+    flat, channels_last, constant = _unflatten(others)
+    rank, layout = len(flat[0]), _PACKED
+    filter = OPERANDS.filter(weight, flat[3]) if constant else None
+    if filter is None:
+        filter, layout = _raw_filter(weight.detach(), rank)
+    plan = _host_plan(
+        _shapes(input, weight, bias, residual, scale),
+        input.dtype,
+        None if bias is None else bias.dtype,
+        layout,
+        flat,
+    )
+    if plan.library is None or plan.prepared is None:
+        return _new_output(input, plan.output, channels_last, plan.out_dtype)
+    x = _channels_last(input, rank)
+    # Named, so that they live until the call has ended.
+    bias = None if bias is None else bias.contiguous()
+    residual = None if residual is None else _channels_last(residual, rank)
+    scale = None if scale is None else scale.contiguous()
+    y = x.new_empty(plan.output, dtype=plan.out_dtype)
+    failed = plan.library.run(
+        plan.prepared.handle,
+        x.data_ptr(),
+        filter.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        0 if scale is None else scale.data_ptr(),
+        y.data_ptr(),
+        threads(),
+        parallel_function(),
+    )
+    if failed:
+        raise plan.library.error(failed)
+    output = y.permute(_CHANNELS_FIRST[rank])
+    if channels_last:
+        return output
+    # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
+    return output.contiguous().view(-1).view(output.shape)
+
+
+def _conv_gpu(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None,
+    *others: Any,
+) -> Tensor:
+    """Runs the convolution on a GPU, by a MAX graph."""
     flat, channels_last, constant = _unflatten(others)
     groups, precision = flat[3], flat[6]
     rank, dtype, device = len(flat[0]), input.dtype, input.get_device()
     # One plan for all where it makes no difference.
     rounding = _TF32
-    if device != HOST and dtype == torch.float32:
+    if dtype == torch.float32:
         rounding = int(_torch_precision()) if precision is None else precision
     filter_buffer = OPERANDS.filter(weight, groups) if constant else None
-    layout = _PACKED if device == HOST else _KRSC
+    layout = _KRSC
     if filter_buffer is None:
         raw, layout = _raw_filter(weight.detach(), rank)
     plan = _plan(
-        (
-            input.shape,
-            weight.shape,
-            None if bias is None else bias.shape,
-            None if residual is None else residual.shape,
-            None if scale is None else scale.shape,
-        ),
+        _shapes(input, weight, bias, residual, scale),
         dtype,
         None if bias is None else bias.dtype,
         device,
@@ -323,8 +453,8 @@ def _conv_fake(
 # PyTorch takes a library's registrations back when the object goes.
 _library = cast(Any, library.Library)("maxconv", "DEF")
 _library.define(_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-_library.impl("conv", _conv, "CPU")
-_library.impl("conv", _conv, "CUDA")
+_library.impl("conv", _conv_cpu, "CPU")
+_library.impl("conv", _conv_gpu, "CUDA")
 library.register_fake("maxconv::conv", _conv_fake, lib=_library)
 
 #: The operator; its arguments are those of ``_SCHEMA``.

@@ -1,0 +1,181 @@
+"""The shared library behind PyTorch's ops on the CPU: how it is built, loaded and called."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.interop.torch_tensors import check, draw, last
+
+import maxconv.torch as mt
+from maxconv import _library, _native
+from maxconv._fields import Layout, encode_geometry, encode_scalars
+from maxconv.torch._threads import parallel_function
+
+pytestmark = pytest.mark.torch
+
+FAMILY = _native.Family("float32", "float32", "float32", scaled=False)
+
+
+def test_a_call_starts_nothing_of_max() -> None:
+    program = (
+        "import torch, max.engine, maxconv.torch as mt\n"
+        "def refuse(*_, **__): raise AssertionError('a session was started')\n"
+        "max.engine.InferenceSession.__init__ = refuse\n"
+        "x, w = torch.ones(1, 4, 5, 5), torch.ones(3, 4, 3, 3)\n"
+        "print(mt.conv2d(x, w).unique().tolist())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "[36.0]\n", ended.stderr
+
+
+def test_a_sentence_crosses_the_boundary() -> None:
+    library = _native.library(FAMILY)
+
+    def prepare(groups: int, filter_elements: int) -> None:
+        geometry = encode_geometry(
+            stride=(1, 1),
+            dilation=(1, 1),
+            pad_before=(0, 0),
+            pad_after=(0, 0),
+            filter_size=(1, 1),
+            groups=groups,
+            filter_layout=Layout.KRSC,
+        )
+        library.prepare((1, 5, 5, 4), (1, 5, 5, 3), filter_elements, geometry, encode_scalars())
+
+    prepare(1, 12)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"^input: 4 channels .*3"):
+            prepare(3, 12)
+        with pytest.raises(ValueError, match=r"^filter: 11 elements.*12"):
+            prepare(1, 11)
+
+
+def test_the_threads_are_pytorchs() -> None:
+    assert parallel_function()
+    x, w = last(draw(2, 32, 40, 40)), draw(64, 32, 3, 3)
+    threads = torch.get_num_threads()
+    outputs = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            outputs.append(mt.conv2d(x, w, padding=1))
+    finally:
+        torch.set_num_threads(threads)
+    check(2, outputs[0], x, w, None, 1, 1)
+    for output in outputs[1:]:
+        check(2, output, x, w, None, 1, 1)
+
+
+def test_every_kernel_runs_on_several_threads() -> None:
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+        "implicit_gemm": ((2, 32, 40, 40), (48, 32, 3, 3), 1),
+        "pointwise": ((2, 64, 40, 40), (96, 64, 1, 1), 1),
+        "depthwise": ((2, 64, 60, 60), (64, 1, 3, 3), 64),
+        "grouped": ((2, 64, 40, 40), (64, 4, 3, 3), 16),
+        "few_filters": ((2, 64, 60, 60), (3, 64, 3, 3), 1),
+    }
+    for shape, weight, groups in shapes.values():
+        x, w = last(draw(*shape, seed=1)), draw(*weight, seed=2)
+        for _ in range(3):
+            mt.conv2d(x, w, groups=groups).fill_(float("nan"))
+            check(2, mt.conv2d(x, w, None, 1, 0, 1, groups), x, w, None, 1, 0, 1, groups)
+
+
+def test_a_full_cache_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _native.library_file(FAMILY)
+    monkeypatch.setattr(_library, "run_mojo", lambda *_: pytest.fail("Mojo ran"))
+    assert _native.library_file(FAMILY) == built
+    before = built.stat().st_mode
+    built.chmod(0o500)
+    built.parent.chmod(0o500)
+    try:
+        monkeypatch.setattr(_native, "_libraries", {})
+        _native.library(FAMILY)
+    finally:
+        built.parent.chmod(0o700)
+        built.chmod(before)
+
+
+def test_families_and_sources_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[str]] = []
+
+    def run_mojo(*arguments: str) -> subprocess.CompletedProcess[str]:
+        made.append(list(arguments))
+        Path(arguments[-1]).write_bytes(b"library")
+        return subprocess.CompletedProcess(arguments, 0, "", "")
+
+    monkeypatch.setenv("MAXCONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_library, "run_mojo", run_mojo)
+    families = [FAMILY, FAMILY._replace(bias="bfloat16"), FAMILY._replace(scaled=True)]
+    files = {_native.library_file(family) for family in families * 2}
+    assert len(files) == len(made) == 3
+    assert made[1][made[1].index("bias=bfloat16") - 1 :][:2] == ["-D", "bias=bfloat16"]
+    source = tmp_path / "library"
+    source.mkdir()
+    (source / "host.mojo").write_text("# another one\n")
+    monkeypatch.setattr(_native, "SOURCE", source)
+    assert _native.library_file(FAMILY) not in files
+
+
+def test_a_library_that_cannot_be_built_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAXCONV_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "library"
+    source.mkdir()
+    (source / "host.mojo").write_text("def main():\n    no_such_function()\n")
+    monkeypatch.setattr(_native, "SOURCE", source)
+    with pytest.raises(_library.LibraryError, match="no_such_function"):
+        _native.library_file(FAMILY)
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def _convolved(pair: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> float:
+    torch.set_num_threads(1)
+    x, w = map(torch.from_numpy, pair)
+    return float(mt.conv2d(x, w, padding=1).double().sum())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_workers_that_were_forked() -> None:
+    """What PyTorch's DataLoader does: a worker has one thread, and memory of its parent's."""
+    x, w = draw(2, 32, 40, 40).numpy(), draw(16, 32, 3, 3).numpy()
+    expected = float(mt.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1).double().sum())
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        answers = pool.map_async(_convolved, [(x, w)] * 4).get(timeout=60)
+    assert answers == pytest.approx([expected] * 4, abs=1e-2)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says how much memory a process has")
+def test_memory_does_not_grow() -> None:
+    weight = draw(8, 4, 3, 3)
+    inputs = [draw(1, 4, 5 + i % 20, 6 + i // 20) for i in range(200)]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return mt.conv2d(x, weight)
+
+    expected = [call(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, inputs))
+        before = _resident()
+        for _ in range(5):
+            for output, right in zip(pool.map(call, inputs), expected, strict=True):
+                assert torch.equal(output, right)
+        assert _resident() - before < 8 << 20
