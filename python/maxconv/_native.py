@@ -15,7 +15,7 @@ import platform
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ from ._library import OPERATIONS, cached, fingerprint, run_or_raise
 
 __all__ = ["Family", "Library", "Prepared", "library", "library_file"]
 
-#: The Mojo file with the library's C functions.
+#: The folder of the Mojo file with the library's C functions.
 SOURCE: Final = (Path(__file__).parent / "library").resolve()
+
+_SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
 
 
 class Family(NamedTuple):
@@ -44,13 +46,27 @@ class Family(NamedTuple):
 class Prepared:
     """A call without its pointers; what the library keeps of it goes with this object."""
 
-    def __init__(self, handle: int, release: Any) -> None:
-        self.handle: Final = handle
-        self._release = release
+    def __init__(self, library: Library, handle: int) -> None:
+        self._library = library
+        self._handle = handle
 
     def __del__(self) -> None:
         """Gives the memory back."""
-        self._release(self.handle)
+        self._library._release(self._handle)
+
+    def run(self, *arguments: int) -> None:
+        """Convolves.
+
+        Args:
+            arguments: The addresses of activation, filter, bias, residual, scale and output, 0 for
+                what is not there; how many threads may run; the address of ``GOMP_parallel``.
+
+        Raises:
+            ValueError: No kernel takes the call; the message says why.
+        """
+        failed = self._library._run(self._handle, *arguments)
+        if failed:
+            raise self._library._error(failed)
 
 
 class Library:
@@ -67,12 +83,9 @@ class Library:
         self._free = functions.maxconv_free
         self._free.argtypes = [ctypes.c_void_p]
         self._free.restype = None
-        #: Runs a prepared call: its handle; the addresses of activation, filter, bias, residual,
-        #: scale and output, 0 for what is not there; threads. Returns ``None``, or what ``error``
-        #: takes.
-        self.run: Final = functions.maxconv_run
-        self.run.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64, ctypes.c_void_p]
-        self.run.restype = ctypes.c_void_p
+        self._run = functions.maxconv_run
+        self._run.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64, ctypes.c_void_p]
+        self._run.restype = ctypes.c_void_p
 
     def prepare(
         self,
@@ -94,11 +107,11 @@ class Library:
             ctypes.addressof(made),
         )
         if failed:
-            raise self.error(failed)
+            raise self._error(failed)
         assert made.value is not None
-        return Prepared(made.value, self._release)
+        return Prepared(self, made.value)
 
-    def error(self, text: int) -> ValueError:
+    def _error(self, text: int) -> ValueError:
         """Returns the error whose text a function returned, and frees the text."""
         message = ctypes.string_at(text).decode()
         self._free(text)
@@ -134,8 +147,8 @@ def library_file(family: Family) -> Path:
     """
 
     def make(file: Path) -> None:
-        defines = family._replace(scaled=str(family.scaled))._asdict()  # type: ignore[arg-type]
-        options = [part for item in defines.items() for part in ("-D", "=".join(item))]
+        defines = [f"{name}={value}" for name, value in family._asdict().items()]
+        options = [part for define in defines for part in ("-D", define)]
         source = str(SOURCE / "host.mojo")
         run_or_raise(
             SOURCE,
@@ -146,9 +159,6 @@ def library_file(family: Family) -> Path:
     name = functools.partial(fingerprint, OPERATIONS, SOURCE, of=f"{family} {_host_cpu()}")
     what = f"compiling maxconv's kernels for PyTorch, {family.dtype}"
     return cached(f"libmaxconv{_SUFFIX}", name, make, what)
-
-
-_SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
 
 
 @functools.cache

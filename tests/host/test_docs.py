@@ -125,13 +125,15 @@ def test_the_tables_of_kernels_are_the_registries(document: str, kernels: Sequen
     assert named == [kernel.name.lower() for kernel in kernels]
 
 
+#: Folders of the root that a command may name.
+FOLDERS = ("operations", "library", "graphs", "python", "tests", "benchmarks")
+
+
 def _paths_exist(words: Sequence[str]) -> str | None:
     """Checks the words that name a path; returns what is wrong."""
     for word in words:
         name = word.partition("::")[0]
-        is_path = "/" in name or name in (
-            *("operations", "library", "graphs", "python", "tests", "benchmarks"),
-        )
+        is_path = "/" in name or name in FOLDERS
         if not name.startswith("-") and is_path and not (ROOT / name).exists():
             return f"{name} does not exist"
     return None

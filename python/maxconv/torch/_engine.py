@@ -22,7 +22,7 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.experimental.torch import torch_dtype_to_max
-from max.graph import DeviceRef, Graph, Module
+from max.graph import DeviceRef, Graph
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -55,8 +55,8 @@ class Signature(NamedTuple):
     """Whether each filter has a factor."""
 
 
-def _graph(signature: Signature, name: str = "", module: Module | None = None) -> Graph:
-    """Returns the graph of a signature; in a module, with a name, beside others."""
+def _graph(signature: Signature) -> Graph:
+    """Returns the graph of a signature."""
     device = DeviceRef.GPU(signature.device)
     out_dtype = NAMES[signature.out_dtype or signature.dtype]
     types = _emit.operand_types(
@@ -69,10 +69,9 @@ def _graph(signature: Signature, name: str = "", module: Module | None = None) -
     )
     output = _emit.symbolic_output(signature.rank, out_dtype, device)
     with Graph(
-        name or f"maxconv_conv{signature.rank}d",
+        f"maxconv_conv{signature.rank}d",
         input_types=[*types, _emit.shape_carrier(output)],
         kernel_library=kernel_library(),
-        module=module,
     ) as graph:
         *values, _ = (value.tensor for value in graph.inputs)
         operands = types.with_values(values)

@@ -23,7 +23,7 @@ from .._arguments import ConvArguments, Flat
 from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
 from .._emit import Operands, encode
 from .._fields import Layout, Precision
-from .._native import Family, Library, Prepared
+from .._native import Family, Prepared
 from .._native import library as library_of
 from .._packing import packed_length
 from .._problem import ConvProblem, output_size
@@ -197,6 +197,11 @@ def _checked(
     return _Checked(problem, output, 0 in output, geometry, scalars)
 
 
+def _output_dtype(dtype: torch.dtype, asked: str | None) -> torch.dtype:
+    """Returns the output's dtype; ``dtype`` is the input's."""
+    return dtype if asked is None else BY_NAME[asked]
+
+
 def _filter_length(problem: ConvProblem, layout: int, shape: torch.Size | None) -> int:
     """Returns how many elements a filter has in a layout; ``shape`` is its own."""
     if layout != _PACKED:
@@ -216,9 +221,8 @@ class _HostPlan:
     output: tuple[int, ...]
     """Channels last."""
     out_dtype: torch.dtype
-    library: Library | None
-    """``None``: the output has no elements."""
     prepared: Prepared | None
+    """``None``: the output has no elements."""
 
 
 @lru_cache(maxsize=4096)
@@ -234,9 +238,9 @@ def _host_plan(
     The arguments are those of ``_plan``.
     """
     checked = _checked(shapes, layout, _TF32, flat)
-    out_dtype = dtype if flat[7] is None else BY_NAME[flat[7]]
+    out_dtype = _output_dtype(dtype, flat[7])
     if checked.empty:
-        return _HostPlan(checked.output, out_dtype, None, None)
+        return _HostPlan(checked.output, out_dtype, None)
     made = library_of(
         Family(NAMES[dtype], NAMES[bias_dtype or dtype], NAMES[out_dtype], shapes[-1] is not None)
     )
@@ -248,7 +252,7 @@ def _host_plan(
         checked.geometry,
         checked.scalars,
     )
-    return _HostPlan(checked.output, out_dtype, made, prepared)
+    return _HostPlan(checked.output, out_dtype, prepared)
 
 
 @lru_cache(maxsize=4096)
@@ -275,7 +279,7 @@ def _plan(
     checked = _checked(shapes, layout, precision, flat)
     _, _, bias_shape, residual_shape, scale_shape = shapes
     output, empty, rank = checked.output, checked.empty, len(flat[0])
-    out_dtype = dtype if flat[7] is None else BY_NAME[flat[7]]
+    out_dtype = _output_dtype(dtype, flat[7])
     of_bias = bias_dtype or (dtype if dtype in DTYPES else torch.float32)
     return _Plan(
         # Of equal types one graph serves, however they are asked for.
@@ -308,6 +312,15 @@ def _torch_precision() -> Precision:
 def _channels_last(tensor: Tensor, rank: int) -> Tensor:
     """Returns ``[N, *spatial, C]``, contiguous: a view of a channels-last tensor."""
     return tensor.permute(_CHANNELS_LAST[rank]).contiguous()
+
+
+def _channels_first(output: Tensor, rank: int, channels_last: bool) -> Tensor:
+    """Returns ``[N, K, *spatial]`` of ``[N, *spatial, K]``; channels last, a view."""
+    output = output.permute(_CHANNELS_FIRST[rank])
+    if channels_last:
+        return output
+    # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
+    return output.contiguous().view(-1).view(output.shape)
 
 
 def _raw_filter(weight: Tensor, rank: int) -> tuple[Tensor, int]:
@@ -344,7 +357,7 @@ def _conv_cpu(
         layout,
         flat,
     )
-    if plan.library is None or plan.prepared is None:
+    if plan.prepared is None:
         return _new_output(input, plan.output, channels_last, plan.out_dtype)
     x = _channels_last(input, rank)
     # Named, so that they live until the call has ended.
@@ -352,8 +365,7 @@ def _conv_cpu(
     residual = None if residual is None else _channels_last(residual, rank)
     scale = None if scale is None else scale.contiguous()
     y = x.new_empty(plan.output, dtype=plan.out_dtype)
-    failed = plan.library.run(
-        plan.prepared.handle,
+    plan.prepared.run(
         x.data_ptr(),
         filter.data_ptr(),
         0 if bias is None else bias.data_ptr(),
@@ -363,13 +375,7 @@ def _conv_cpu(
         threads(),
         parallel_function(),
     )
-    if failed:
-        raise plan.library.error(failed)
-    output = y.permute(_CHANNELS_FIRST[rank])
-    if channels_last:
-        return output
-    # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
-    return output.contiguous().view(-1).view(output.shape)
+    return _channels_first(y, rank, channels_last)
 
 
 def _conv_gpu(
@@ -416,11 +422,7 @@ def _conv_gpu(
         plan.geometry,
         plan.scalars,
     )
-    output = run(plan.signature, operands, plan.shape).permute(_CHANNELS_FIRST[rank])
-    if channels_last:
-        return output
-    # contiguous() lets dimensions of size one have any stride; a view that makes them does not.
-    return output.contiguous().view(-1).view(output.shape)
+    return _channels_first(run(plan.signature, operands, plan.shape), rank, channels_last)
 
 
 def _new_output(
@@ -446,7 +448,7 @@ def _conv_fake(
     if all(type(size) is int for size in (*input.shape, *weight.shape)):
         _problem(input.shape, weight.shape, arguments)
     batch, filters, *spatial = output_shape(input.shape, weight.shape, arguments)
-    kind = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+    kind = _output_dtype(input.dtype, arguments.out_dtype)
     return _new_output(input, (batch, *spatial, filters), channels_last, kind)
 
 
