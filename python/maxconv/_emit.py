@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, ops
 
@@ -24,17 +23,15 @@ from ._fields import (
     Kernel,
     Layout,
     Precision,
-    encode_scalars,
 )
 from ._graph import constant, host_constant, is_computed, not_negative, op_name
-from ._problem import ConvProblem
+from ._problem import ConvProblem, encode
 
 __all__ = [
     "Operands",
     "Tensors",
     "convolution",
     "emit",
-    "encode",
     "known_problem",
     "known_to_cpu",
     "operand_types",
@@ -102,47 +99,6 @@ class Tensors:
     """Of the output's shape and type."""
     scale: TensorValue | None
     """``[K]``, float32."""
-
-
-def encode(
-    problem: ConvProblem,
-    arguments: ConvArguments,
-    *,
-    filter_layout: Layout,
-    has_bias: bool,
-    has_residual: bool,
-    kernel: Kernel = Kernel.AUTO,
-    precision: Precision | None = None,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Returns the op's operands ``geometry`` and ``scalars``.
-
-    Args:
-        problem: The convolution.
-        arguments: Those that it was built from: the epilogue's are read.
-        filter_layout: The order of the filter's elements.
-        has_bias: Whether there is one.
-        has_residual: Whether there is one.
-        kernel: What must run.
-        precision: What the arguments' ``None`` stands for.
-    """
-    activation, final = arguments.activation, arguments.final_activation
-    given = arguments.precision if precision is None else precision
-    assert given is not None, "only a caller knows what the precision stands for"
-    geometry = problem.geometry(
-        filter_layout=filter_layout,
-        kernel=kernel,
-        activation=activation.kind,
-        final_activation=final.kind,
-        has_bias=has_bias,
-        has_residual=has_residual,
-        precision=given,
-    )
-    scalars = encode_scalars(
-        beta=arguments.beta if has_residual else 1.0,
-        activation_parameters=activation.parameters,
-        final_parameters=final.parameters,
-    )
-    return geometry, scalars
 
 
 def emit(

@@ -54,8 +54,11 @@ OPERATIONS = (Path(__file__).parent / "operations").resolve()
 
 # Mojo takes a package's name from its file's name, and MAX loads no two of one name in one graph.
 _FILE_NAME = "maxconv.mojoc"
+# Beside the entries: what a writer has not finished, and the entries' locks.
 _STAGING_PREFIX = ".staging-"
+_LOCKS = ".locks"
 _UNUSED_S = 30 * 24 * 3600.0
+_ABANDONED_S = 24 * 3600.0
 
 
 class LibraryError(RuntimeError):
@@ -192,11 +195,16 @@ def cache_state() -> CacheState:
     )
 
 
+@functools.cache
 def max_version() -> str:
     """Returns the version of MAX."""
-    from max.engine import __version__ as version
+    try:
+        return importlib.metadata.version("max")
+    except importlib.metadata.PackageNotFoundError:
+        # A conda package need not carry Python's metadata.
+        from max.engine import __version__ as version
 
-    return str(version)
+        return str(version)
 
 
 @functools.cache
@@ -274,15 +282,16 @@ def run_or_raise(source: Path, file: Path, *arguments: str) -> None:
 def _make_entry(
     directory: Path, file_name: str, fingerprint: Callable[[], str], make: Callable[[Path], None]
 ) -> Path:
-    with _lock(directory):
-        _sweep(directory)
-        while True:
-            name = fingerprint()
-            entry = directory / name / file_name
+    while True:
+        name = fingerprint()
+        entry = directory / name / file_name
+        # Of an entry, not of the cache: two libraries may be built side by side.
+        with _lock(directory, name):
+            _sweep(directory, name)
             # Another process may have made it while this one waited.
             if entry.is_file():
                 return entry
-            staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=directory))
+            staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING_PREFIX}{name}-", dir=directory))
             try:
                 made = staging / file_name
                 make(made)
@@ -302,9 +311,14 @@ def _publish(made: Path, entry: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    """Lets one process at a time write; the system lets go of the lock of one that dies."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(directory: Path, name: str) -> Iterator[None]:
+    """Lets one thread of one process at a time write an entry.
+
+    The system lets go of the lock of one that dies.
+    """
+    locks = directory / _LOCKS
+    locks.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -312,14 +326,27 @@ def _lock(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sweep(directory: Path) -> None:
-    """Removes what killed writers left, and entries that nothing used for a month."""
+def _sweep(directory: Path, name: str) -> None:
+    """Removes what killed writers left, and entries that nothing used for a month.
+
+    A writer of this entry is dead, or it would hold the lock; one of another entry may work.
+    """
+    now = time.time()
     for leftover in directory.glob(f"{_STAGING_PREFIX}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    oldest = time.time() - _UNUSED_S
-    for entry in directory.glob("*/*"):
-        if entry.stat().st_mtime < oldest:
+        dead = leftover.name.startswith(f"{_STAGING_PREFIX}{name}-")
+        if dead or _age(leftover, now) > _ABANDONED_S:
+            shutil.rmtree(leftover, ignore_errors=True)
+    for entry in directory.glob("[!.]*/*"):
+        if _age(entry, now) > _UNUSED_S:
             shutil.rmtree(entry.parent, ignore_errors=True)
+
+
+def _age(path: Path, now: float) -> float:
+    """Returns for how many seconds nothing changed a file; one that is gone is new."""
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _private_directory(directory: Path) -> Path:

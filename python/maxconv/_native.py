@@ -1,33 +1,74 @@
-"""The kernels as a shared library, for callers that have no MAX graph: PyTorch's ops.
+"""The kernels as shared libraries, for callers that have no MAX graph: PyTorch's ops.
 
 A library is built once a user by ``mojo build``, for the types of a convolution's operands, and is
 kept in the cache of the kernels (``_library``). It runs with the shared libraries of MAX's wheel
-alone: no session, no graph, no queue of MAX's. A call is prepared once, which decodes and checks
-its geometry, and then runs on pointers.
+alone: no session, no graph, no queue of MAX's. A call is prepared once, which decodes, checks and
+plans it, and then runs on pointers.
+
+A CPU has one library of all kernels. A GPU has one that chooses the kernel, which this machine's
+CPU runs, and one for each kernel, which is built when it is chosen first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.util
+import os
 import platform
 import sys
 import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ._library import OPERATIONS, cached, fingerprint, run_or_raise
+from ._fields import COPY_BYTES, GEOMETRY, Kernel
+from ._library import OPERATIONS, LibraryError, cached, fingerprint, run_or_raise
+from ._targets import BLACKWELL, HOPPER
 
-__all__ = ["Family", "Library", "Prepared", "library", "library_file"]
+__all__ = [
+    "Call",
+    "Chooser",
+    "Family",
+    "GpuKernel",
+    "GpuTarget",
+    "Host",
+    "Library",
+    "Prepared",
+    "build_gpu",
+    "chooser",
+    "chooser_file",
+    "host",
+    "host_file",
+    "is_aligned",
+    "kernel",
+    "kernel_file",
+    "prepare_gpu",
+]
 
-#: The folder of the Mojo file with the library's C functions.
+#: The folder of the Mojo files with the libraries' C functions.
 SOURCE: Final = (Path(__file__).parent / "library").resolve()
 
 _SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
+
+#: What a library loads of MAX's wheel.
+_RUNTIME: Final = ("libKGENCompilerRTShared", "libAsyncRTMojoBindings")
+
+#: What code that launches a GPU's kernels is compiled for, by the machine: an image with it may run
+#: on other CPUs.
+_ANY_CPU: Final = {"x86_64": "x86-64-v3"}
+
+#: The kernels for tensor cores, by the GPU's architecture.
+_TENSOR_CORES: Final = {HOPPER: Kernel.SM90, BLACKWELL: Kernel.SM100}
+
+T = TypeVar("T")
 
 
 class Family(NamedTuple):
@@ -43,79 +84,55 @@ class Family(NamedTuple):
     """Whether each filter has a factor."""
 
 
-class Prepared:
-    """A call without its pointers; what the library keeps of it goes with this object."""
+class GpuTarget(NamedTuple):
+    """A GPU, as far as the choice of a kernel looks at it."""
 
-    def __init__(self, library: Library, handle: int) -> None:
-        self._library = library
-        self._handle = handle
-
-    def __del__(self) -> None:
-        """Gives the memory back."""
-        self._library._release(self._handle)
-
-    def run(self, *arguments: int) -> None:
-        """Convolves.
-
-        Args:
-            arguments: The addresses of activation, filter, bias, residual, scale and output, 0 for
-                what is not there; how many threads may run; the address of ``GOMP_parallel``.
-
-        Raises:
-            ValueError: No kernel takes the call; the message says why.
-        """
-        failed = self._library._run(self._handle, *arguments)
-        if failed:
-            raise self._library._error(failed)
+    architecture: str
+    """What compilers call it: ``sm_90a``."""
+    capability: int
+    """Its compute capability, times ten."""
+    multiprocessors: int
 
 
-class Library:
-    """The C functions of a loaded library."""
+@dataclass(frozen=True)
+class Call:
+    """What a call is, without its pointers."""
 
-    def __init__(self, path: Path) -> None:
-        functions = ctypes.CDLL(str(path))
-        self._prepare = functions.maxconv_prepare
-        self._prepare.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 3]
-        self._prepare.restype = ctypes.c_void_p
-        self._release = functions.maxconv_release
-        self._release.argtypes = [ctypes.c_void_p]
-        self._release.restype = None
-        self._free = functions.maxconv_free
-        self._free.argtypes = [ctypes.c_void_p]
-        self._free.restype = None
-        self._run = functions.maxconv_run
-        self._run.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64, ctypes.c_void_p]
-        self._run.restype = ctypes.c_void_p
+    shapes: npt.NDArray[np.int64]
+    """``[N, D, H, W, C]`` of the input and of the output."""
+    filter_elements: int
+    geometry: npt.NDArray[np.int64]
+    scalars: npt.NDArray[np.float32]
 
-    def prepare(
-        self,
+    @classmethod
+    def of(
+        cls,
         input_shape: tuple[int, ...],
         output_shape: tuple[int, ...],
         filter_elements: int,
         geometry: npt.NDArray[np.int64],
         scalars: npt.NDArray[np.float32],
-    ) -> Prepared:
-        """Decodes and checks what a call is; the shapes are ``[N, *spatial, channels]``.
+    ) -> Call:
+        """Returns a call.
 
-        Raises:
-            ValueError: The geometry is not one that the kernels take.
+        Args:
+            input_shape: ``[N, *spatial, C]``.
+            output_shape: ``[N, *spatial, K]``.
+            filter_elements: Of the filter in its layout.
+            geometry: The ops' operand of that name.
+            scalars: The ops' operand of that name.
         """
         shapes = np.array([*_five(input_shape), *_five(output_shape)], np.int64)
-        made = ctypes.c_void_p()
-        failed = self._prepare(
-            *(shapes.ctypes.data, filter_elements, geometry.ctypes.data, scalars.ctypes.data),
-            ctypes.addressof(made),
-        )
-        if failed:
-            raise self._error(failed)
-        assert made.value is not None
-        return Prepared(self, made.value)
+        return cls(shapes, filter_elements, geometry, scalars)
 
-    def _error(self, text: int) -> ValueError:
-        """Returns the error whose text a function returned, and frees the text."""
-        message = ctypes.string_at(text).decode()
-        self._free(text)
-        return ValueError(message)
+    def pointers(self) -> tuple[int, int, int, int]:
+        """Returns what the libraries' functions take for it."""
+        return (
+            self.shapes.ctypes.data,
+            self.filter_elements,
+            self.geometry.ctypes.data,
+            self.scalars.ctypes.data,
+        )
 
 
 def _five(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -123,42 +140,328 @@ def _five(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], *(1,) * (5 - len(shape)), *shape[1:])
 
 
+def is_aligned(*addresses: int) -> bool:
+    """Whether all operands lie where every kernel of a GPU takes them."""
+    return all(address % COPY_BYTES == 0 for address in addresses)
+
+
+class Library:
+    """A loaded library; its functions return 0, or the address of a sentence."""
+
+    def __init__(self, path: Path) -> None:
+        _load_runtime()
+        self._functions = ctypes.CDLL(str(path))
+        self._free = self.function("free", 1, None)
+
+    def function(self, name: str, parameters: int, result: Any = ctypes.c_void_p) -> Any:
+        """Returns a C function whose parameters are all of 64 bits."""
+        function = getattr(self._functions, f"maxconv_{name}")
+        function.argtypes = [ctypes.c_void_p] * parameters
+        function.restype = result
+        return function
+
+    def made(self, function: Any, *arguments: int) -> int:
+        """Calls a function whose last parameter says where to write its result.
+
+        Raises:
+            ValueError: It refused; the message is its sentence.
+        """
+        result = ctypes.c_int64()
+        failed = function(*arguments, ctypes.addressof(result))
+        if failed:
+            raise self.error(failed)
+        return result.value
+
+    def error(self, text: int) -> ValueError:
+        """Returns the error whose text a function returned, and frees the text."""
+        message = ctypes.string_at(text).decode()
+        self._free(text)
+        return ValueError(message)
+
+
+class Prepared:
+    """A call without its pointers; what the library keeps of it goes with this object."""
+
+    def __init__(self, library: Host | GpuKernel, handle: int) -> None:
+        self._library = library
+        self._run = library.run
+        self._handle = handle
+
+    def __del__(self) -> None:
+        """Gives the memory back."""
+        self._library.release(self._handle)
+
+    def run(self, *arguments: int) -> None:
+        """Convolves.
+
+        Args:
+            arguments: The addresses of activation, filter, bias, residual, scale and output, 0 for
+                what is not there. Then, on a CPU, how many threads may run and the address of
+                ``GOMP_parallel``; on a GPU the ``CUstream``, and nothing is waited for.
+
+        Raises:
+            ValueError: No kernel takes the call, or the driver refuses; the message says why.
+        """
+        failed = self._run(self._handle, *arguments)
+        if failed:
+            raise self._library.error(failed)
+
+
+class Host(Library):
+    """All kernels of this machine's CPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._prepare = self.function("prepare", 5)
+        self.release = self.function("release", 1, None)
+        self.run = self.function("run", 9)
+
+    def prepare(self, call: Call) -> Prepared:
+        """Decodes and checks a call.
+
+        Raises:
+            ValueError: The geometry is not one that the kernels take.
+        """
+        return Prepared(self, self.made(self._prepare, *call.pointers()))
+
+
+class Chooser(Library):
+    """The choice of a GPU's kernel."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._choose = self.function("choose", 8)
+        self._kernels = self.function("kernels", 1, ctypes.c_int64)
+
+    def choose(self, call: Call, target: GpuTarget, *, aligned: bool) -> Kernel:
+        """Returns the kernel that runs a call.
+
+        Args:
+            call: The call.
+            target: The GPU.
+            aligned: Whether ``is_aligned`` holds for its operands.
+
+        Raises:
+            ValueError: The geometry or the types are not what the kernels take.
+        """
+        device = (target.capability, target.multiprocessors)
+        return Kernel(self.made(self._choose, *call.pointers(), aligned, *device))
+
+    def kernels(self, capability: int) -> list[Kernel]:
+        """Returns the kernels that may be chosen on the GPUs of a compute capability, times ten."""
+        chosen = self._kernels(capability)
+        return [kernel for kernel in Kernel if chosen >> kernel & 1]
+
+
+class GpuKernel(Library):
+    """One kernel of a GPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._open = self.function("open", 2)
+        self._prepare = self.function("prepare", 7)
+        self.release = self.function("release", 1, None)
+        self.run = self.function("run", 8)
+        self._devices: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, index: int, call: Call, *, aligned: bool) -> Prepared:
+        """Decodes, checks and plans a call for which this kernel was chosen.
+
+        Args:
+            index: Of the GPU, among those that the process sees.
+            call: The call.
+            aligned: What the choice was told.
+
+        Raises:
+            ValueError: The kernel does not take the call, or there is no such GPU.
+        """
+        with self._lock:
+            if index not in self._devices:
+                self._devices[index] = self.made(self._open, index)
+        device = self._devices[index]
+        return Prepared(self, self.made(self._prepare, device, *call.pointers(), aligned))
+
+
+@functools.cache
+def _load_runtime() -> None:
+    """Loads this environment's runtime of Mojo.
+
+    A library names the folder of the one that it was built in, which may be gone.
+    """
+    folders = [Path(sys.prefix) / "lib"]
+    spec = importlib.util.find_spec("max")
+    if spec is not None and spec.submodule_search_locations:
+        folders.insert(0, Path(spec.submodule_search_locations[0]).parent / "modular" / "lib")
+    for name in _RUNTIME:
+        for folder in folders:
+            if (folder / f"{name}{_SUFFIX}").is_file():
+                ctypes.CDLL(str(folder / f"{name}{_SUFFIX}"), ctypes.RTLD_GLOBAL)
+                break
+
+
 _lock = threading.Lock()
-_libraries: dict[Family, Library] = {}
+_locks: dict[Hashable, threading.Lock] = {}
+_libraries: dict[Hashable, Any] = {}
 
 
-def library(family: Family) -> Library:
-    """Returns a loaded library, built now if it is missing; of threads that ask at once, one does.
+def _loaded(key: Hashable, kind: Callable[[Path], T], file: Callable[[], Path]) -> T:
+    """Returns a loaded library, built now if it is missing, by one of the threads that ask."""
+    with _lock:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _libraries:
+            _libraries[key] = kind(file())
+        library: T = _libraries[key]
+        return library
+
+
+def host(family: Family) -> Host:
+    """Returns the kernels of this machine's CPU, built now if they are missing.
+
+    Raises:
+        LibraryError: They cannot be built; see ``maxconv.library_path``.
+    """
+    return _loaded(("host", family), Host, lambda: host_file(family))
+
+
+def chooser(family: Family, while_building: Callable[[], None] | None = None) -> Chooser:
+    """Returns the choice of a GPU's kernel, built now if it is missing.
+
+    Args:
+        family: The operands' types.
+        while_building: What a thread may do meanwhile.
 
     Raises:
         LibraryError: It cannot be built; see ``maxconv.library_path``.
     """
-    with _lock:
-        if family not in _libraries:
-            _libraries[family] = Library(library_file(family))
-        return _libraries[family]
+    # The type of a bias makes no difference to it.
+    family = family._replace(bias=family.dtype)
+    if while_building is not None and ("choose", family) not in _libraries:
+        threading.Thread(target=while_building).start()
+    return _loaded(("choose", family), Chooser, lambda: chooser_file(family))
 
 
-def library_file(family: Family) -> Path:
-    """Returns a library for this machine's CPU, from the cache or made now.
+def kernel(code: Kernel, family: Family, architecture: str) -> GpuKernel:
+    """Returns a kernel of a GPU, built now if it is missing.
+
+    Args:
+        code: Which.
+        family: The operands' types.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: It cannot be built; see ``maxconv.library_path``.
+    """
+    key = (code, family, architecture)
+    return _loaded(key, GpuKernel, lambda: kernel_file(code, family, architecture))
+
+
+def prepare_gpu(
+    family: Family, index: int, target: GpuTarget, call: Call, *, aligned: bool
+) -> Prepared:
+    """Returns a call on a GPU, prepared; libraries that are missing are built now.
+
+    Args:
+        family: The operands' types.
+        index: Of the GPU, among those that the process sees.
+        target: What it is.
+        call: The call.
+        aligned: Whether ``is_aligned`` holds for its operands.
+
+    Raises:
+        ValueError: No kernel takes the call, or there is no such GPU.
+        LibraryError: A library cannot be built; see ``maxconv.library_path``.
+    """
+    choice = chooser(family, while_building=lambda: _build_likely(family, target, call))
+    code = choice.choose(call, target, aligned=aligned)
+    return kernel(code, family, target.architecture).prepare(index, call, aligned=aligned)
+
+
+def _build_likely(family: Family, target: GpuTarget, call: Call) -> None:
+    """Builds a kernel that the choice is likely to name."""
+    likely = _TENSOR_CORES.get(target.architecture)
+    if likely is None or call.geometry[GEOMETRY.index("groups")] != 1:
+        return
+    # Whoever needs the kernel gets the error.
+    with contextlib.suppress(LibraryError):
+        kernel(likely, family, target.architecture)
+
+
+def build_gpu(family: Family, architecture: str, capability: int) -> None:
+    """Builds what calls on a GPU may need, on all cores; the GPU need not be here.
+
+    Args:
+        family: The operands' types.
+        architecture: What compilers call the GPU: ``sm_90a``.
+        capability: Its compute capability, times ten.
+
+    Raises:
+        LibraryError: A library cannot be built; see ``maxconv.library_path``.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        kernels = chooser(family).kernels(capability)
+        for _ in pool.map(lambda code: kernel_file(code, family, architecture), kernels):
+            pass
+
+
+def host_file(family: Family) -> Path:
+    """Returns the library of the CPU's kernels, from the cache or made now.
 
     Raises:
         LibraryError: See ``maxconv.library_path``.
     """
+    return _built("host", family, "kernels")
+
+
+def chooser_file(family: Family) -> Path:
+    """Returns the library that chooses a GPU's kernel, from the cache or made now.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    return _built("choose", family, "choice of a GPU's kernel", *_any_cpu())
+
+
+def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
+    """Returns the library of a GPU's kernel, from the cache or made now; the GPU need not be here.
+
+    Args:
+        code: Which.
+        family: The operands' types.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    options = ("--target-accelerator", architecture, "-D", f"kernel={int(code)}")
+    what = f"kernel {code.name.lower()} for {architecture}"
+    return _built("gpu", family, what, *_any_cpu(), *options)
+
+
+def _any_cpu() -> tuple[str, ...]:
+    """Returns the compiler's options for code that launches kernels: nearly any CPU runs it."""
+    cpu = _ANY_CPU.get(platform.machine())
+    return () if cpu is None else ("--target-cpu", cpu)
+
+
+def _built(root: str, family: Family, what: str, *options: str) -> Path:
+    """Returns the library of a root of ``SOURCE``, from the cache or made now.
+
+    It is for this machine's CPU, unless the options name another.
+    """
+    cpu = platform.machine() if "--target-cpu" in options else _host_cpu()
+    defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
+    command = ("build", "--emit", "shared-lib", "-I", str(SOURCE.parent), *options, *defines)
 
     def make(file: Path) -> None:
-        defines = [f"{name}={value}" for name, value in family._asdict().items()]
-        options = [part for define in defines for part in ("-D", define)]
-        source = str(SOURCE / "host.mojo")
-        run_or_raise(
-            SOURCE,
-            file,
-            *("build", "--emit", "shared-lib", "-I", str(OPERATIONS.parent), *options, source),
-        )
+        run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))
 
-    name = functools.partial(fingerprint, OPERATIONS, SOURCE, of=f"{family} {_host_cpu()}")
-    what = f"compiling maxconv's kernels for PyTorch, {family.dtype}"
-    return cached(f"libmaxconv{_SUFFIX}", name, make, what)
+    name = functools.partial(
+        fingerprint, OPERATIONS, SOURCE, of=f"{root} {family} {cpu} {' '.join(options)}"
+    )
+    doing = f"compiling maxconv's {what} for PyTorch, {family.dtype}"
+    return cached(f"libmaxconv_{root}{_SUFFIX}", name, make, doing)
 
 
 @functools.cache

@@ -31,9 +31,9 @@ from ._checks import (
     spatial_tuple,
 )
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._fields import Activation, Kernel, Layout, Precision, encode_geometry
+from ._fields import Activation, Kernel, Layout, Precision, encode_geometry, encode_scalars
 
-__all__ = ["ConvProblem", "GemmShape", "output_size"]
+__all__ = ["ConvProblem", "GemmShape", "encode", "output_size"]
 
 
 def _sizes(name: str, values: object, length: int) -> tuple[Size, ...]:
@@ -487,3 +487,44 @@ class ConvProblem:
         if self.groups != 1:
             parts.append(f"g{self.groups}")
         return " ".join(parts)
+
+
+def encode(
+    problem: ConvProblem,
+    arguments: ConvArguments,
+    *,
+    filter_layout: Layout,
+    has_bias: bool,
+    has_residual: bool,
+    kernel: Kernel = Kernel.AUTO,
+    precision: Precision | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Returns the op's operands ``geometry`` and ``scalars``.
+
+    Args:
+        problem: The convolution.
+        arguments: Those that it was built from: the epilogue's are read.
+        filter_layout: The order of the filter's elements.
+        has_bias: Whether there is one.
+        has_residual: Whether there is one.
+        kernel: What must run.
+        precision: What the arguments' ``None`` stands for.
+    """
+    activation, final = arguments.activation, arguments.final_activation
+    given = arguments.precision if precision is None else precision
+    assert given is not None, "only a caller knows what the precision stands for"
+    geometry = problem.geometry(
+        filter_layout=filter_layout,
+        kernel=kernel,
+        activation=activation.kind,
+        final_activation=final.kind,
+        has_bias=has_bias,
+        has_residual=has_residual,
+        precision=given,
+    )
+    scalars = encode_scalars(
+        beta=arguments.beta if has_residual else 1.0,
+        activation_parameters=activation.parameters,
+        final_parameters=final.parameters,
+    )
+    return geometry, scalars

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BLACKWELL", "HOPPER", "TARGETS", "Target"]
+__all__ = ["BLACKWELL", "HOPPER", "TARGETS", "Target", "architecture_of"]
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,15 @@ HOPPER = "sm_90a"
 
 #: The architecture that the Blackwell kernel runs on.
 BLACKWELL = "sm_100a"
+
+
+def architecture_of(capability: int) -> str:
+    """Returns what compilers call the GPUs of a compute capability.
+
+    From 9.0 on, with the instructions that only this very generation has (PTX ISA, "Directives",
+    ``.target``, suffix ``a``).
+
+    Args:
+        capability: Times ten.
+    """
+    return f"sm_{capability}{'a' if capability >= 90 else ''}"

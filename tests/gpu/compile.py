@@ -22,20 +22,6 @@ from tests.gpu import network
 from maxconv._explain import explain_graph
 
 
-def torch_op(dtype: str) -> Graph:
-    """Returns the graph behind ``maxconv.torch.conv2d`` on a GPU."""
-    import torch
-
-    from maxconv.torch import _engine
-
-    kind = getattr(torch, dtype)
-    if kind is torch.float8_e4m3fn:
-        signature = _engine.Signature(2, kind, torch.float32, 0, torch.bfloat16, True)
-    else:
-        signature = _engine.Signature(2, kind, kind, 0)
-    return _engine._graph(signature)
-
-
 def explained(dtype: str) -> Graph:
     """Returns the graph behind ``maxconv.explain_choice`` on a GPU."""
     from max.graph import DeviceRef
@@ -48,7 +34,6 @@ GRAPHS = {
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,
-    "torch": torch_op,
 }
 
 

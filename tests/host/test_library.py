@@ -197,7 +197,7 @@ def test_a_compile_error_shows_what_the_compiler_said(source: Path, cache: Path)
         precompiled(source)
     assert "ops.mojo:1" in str(caught.value)
     assert "error:" in str(caught.value)
-    assert not list(cache.glob("*/*"))
+    assert not list(cache.glob("[!.]*/*"))
 
 
 def test_a_folder_that_is_no_package_is_refused(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     names: list[str] = []
     load = InferenceSession.load
-    library = _native.Library
+    open_library = _native.Library.__init__
 
-    def loaded(path: Path) -> _native.Library:
+    def opened(self: _native.Library, path: Path) -> None:
         names.append(str(path))
-        return library(path)
+        open_library(self, path)
 
-    monkeypatch.setattr(_native, "Library", loaded)
+    monkeypatch.setattr(_native.Library, "__init__", opened)
 
     def counted(self: InferenceSession, model: Any, *args: Any, **kwargs: Any) -> Any:
         names.append(str(getattr(model, "name", model)))

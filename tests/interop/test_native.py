@@ -39,7 +39,7 @@ def test_a_call_starts_nothing_of_max() -> None:
 
 
 def test_a_sentence_crosses_the_boundary() -> None:
-    library = _native.library(FAMILY)
+    library = _native.host(FAMILY)
 
     def prepare(groups: int, filter_elements: int) -> None:
         geometry = encode_geometry(
@@ -51,7 +51,8 @@ def test_a_sentence_crosses_the_boundary() -> None:
             groups=groups,
             filter_layout=Layout.KRSC,
         )
-        library.prepare((1, 5, 5, 4), (1, 5, 5, 3), filter_elements, geometry, encode_scalars())
+        shapes = ((1, 5, 5, 4), (1, 5, 5, 3))
+        library.prepare(_native.Call.of(*shapes, filter_elements, geometry, encode_scalars()))
 
     prepare(1, 12)
     for _ in range(3):
@@ -93,15 +94,15 @@ def test_every_kernel_runs_on_several_threads() -> None:
 
 
 def test_a_full_cache_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = _native.library_file(FAMILY)
+    built = _native.host_file(FAMILY)
     monkeypatch.setattr(_library, "run_mojo", lambda *_: pytest.fail("Mojo ran"))
-    assert _native.library_file(FAMILY) == built
+    assert _native.host_file(FAMILY) == built
     before = built.stat().st_mode
     built.chmod(0o500)
     built.parent.chmod(0o500)
     try:
         monkeypatch.setattr(_native, "_libraries", {})
-        _native.library(FAMILY)
+        _native.host(FAMILY)
     finally:
         built.parent.chmod(0o700)
         built.chmod(before)
@@ -120,14 +121,14 @@ def test_families_and_sources_have_files_of_their_own(
     monkeypatch.setenv("MAXCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(_library, "run_mojo", run_mojo)
     families = [FAMILY, FAMILY._replace(bias="bfloat16"), FAMILY._replace(scaled=True)]
-    files = {_native.library_file(family) for family in families * 2}
+    files = {_native.host_file(family) for family in families * 2}
     assert len(files) == len(made) == 3
     assert made[1][made[1].index("bias=bfloat16") - 1 :][:2] == ["-D", "bias=bfloat16"]
     source = tmp_path / "library"
     source.mkdir()
     (source / "host.mojo").write_text("# another one\n")
     monkeypatch.setattr(_native, "SOURCE", source)
-    assert _native.library_file(FAMILY) not in files
+    assert _native.host_file(FAMILY) not in files
 
 
 def test_a_library_that_cannot_be_built_says_why(
@@ -139,7 +140,7 @@ def test_a_library_that_cannot_be_built_says_why(
     (source / "host.mojo").write_text("def main():\n    no_such_function()\n")
     monkeypatch.setattr(_native, "SOURCE", source)
     with pytest.raises(_library.LibraryError, match="no_such_function"):
-        _native.library_file(FAMILY)
+        _native.host_file(FAMILY)
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 

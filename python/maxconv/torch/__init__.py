@@ -1,4 +1,4 @@
-"""Convolutions for PyTorch, for inference on the CPU.
+"""Convolutions for PyTorch, for inference on CPUs and NVIDIA GPUs.
 
 Functions with the arguments of ``torch.nn.functional`` and modules with the constructors and the
 state of ``torch.nn``, which take an activation and a residual besides, and ``convert``, which puts
@@ -9,14 +9,14 @@ them into a model::
     model, report = mt.convert(model.eval())
     print(report)
 
-The first call compiles one graph for all convolutions of a spatial rank and dtype, whatever their
-shapes: half a minute once, seconds in later processes. ``prepare`` does it when you choose.
+The first call of a dtype builds a shared library, half a minute once a user; later processes load
+it. ``prepare`` builds it when you choose.
 """
 
 from ._convert import convert
-from ._engine import prepare
 from ._functional import conv1d, conv2d, conv3d
 from ._modules import Conv1d, Conv2d, Conv3d
+from ._prepare import prepare
 from ._report import ConversionReport, Left, Replaced, Untraced
 
 __all__ = [

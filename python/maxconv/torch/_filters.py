@@ -1,18 +1,18 @@
-"""Packed copies of the modules' weights, made once and again when a weight changes."""
+"""What is derived from the modules' weights, made once and again when a weight changes."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .._packing import pack_filter
-from ._engine import as_buffer
 
 # PyTorch has no public way to hold a storage weakly; its multiprocessing uses this one.
 _storages: Any = torch.UntypedStorage
@@ -35,17 +35,18 @@ class _Entry:
     """Address of the storage's record, which the weak reference keeps from being used again."""
     weak: int
     """PyTorch's own weak reference to the storage."""
-    operand: Any
-    """A tensor on the CPU, a buffer of MAX's on a GPU."""
+    operand: Tensor
     finalizer: weakref.finalize[Any, Tensor] | None
 
 
 class OperandCache:
-    """Operands derived from parameters: packed filters, and biases.
+    """Operands derived from parameters: filters in the kernels' layouts.
 
     A parameter is known by its storage and its version, not by its Python object: ``torch.compile``
     hands over other objects. An entry goes with its parameter. A write that PyTorch does not count
     (through ``.data``, or through a numpy array that shares the memory) goes unseen: ``forget``.
+    What is derived of a tensor that was made under ``inference_mode`` has no version to be known
+    by: nobody may ask for it.
     """
 
     def __init__(self) -> None:
@@ -56,16 +57,16 @@ class OperandCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def filter(self, weight: Tensor, groups: int) -> Any:
-        """Returns a weight ``[K, C / groups, *taps]``, packed; ``None`` if it has no version.
-
-        On the CPU a tensor, on a GPU a buffer of MAX's.
-        """
+    def packed(self, weight: Tensor, groups: int) -> Tensor:
+        """Returns a weight ``[K, C / groups, *taps]`` on the CPU, packed, flat."""
         return self._get(weight, groups, lambda: _pack(weight, groups))
 
-    def bias(self, bias: Tensor) -> Any:
-        """Returns a copy of a bias; ``None`` if it has no version."""
-        return self._get(bias, 0, lambda: as_buffer(bias.detach().clone().contiguous()))
+    def transposed(self, weight: Tensor) -> Tensor:
+        """Returns a weight ``[K, C / groups, *taps]`` on a GPU as ``[K, *taps, C / groups]``."""
+        operand = self._get(weight, 0, lambda: _transpose(weight))
+        # PyTorch's allocator must not hand its memory on before this stream has read it.
+        operand.record_stream(torch.cuda.current_stream(weight.device))
+        return operand
 
     def forget(self, tensor: Tensor) -> None:
         """Drops what was derived from a tensor."""
@@ -74,10 +75,7 @@ class OperandCache:
             for key in [key for key in self._entries if key[0] == address]:
                 self._drop(key)
 
-    def _get(self, tensor: Tensor, kind: int, make: Callable[[], Any]) -> Any:
-        # PyTorch counts no writes to a tensor that was made under inference_mode.
-        if tensor.is_inference():
-            return None
+    def _get(self, tensor: Tensor, kind: int, make: Callable[[], Tensor]) -> Tensor:
         key = (tensor.data_ptr(), tensor.dtype, kind)
         entry = self._entries.get(key)
         if (
@@ -125,14 +123,28 @@ class OperandCache:
                 entry.finalizer.detach()
 
 
-def _pack(weight: Tensor, groups: int) -> Any:
-    if weight.is_cuda:
-        last = weight.detach().movedim(1, -1)
-        return as_buffer(last.clone(memory_format=torch.contiguous_format).reshape(-1))
+def _pack(weight: Tensor, groups: int) -> Tensor:
     packed = pack_filter(weight, _LAYOUTS[weight.dim() - 2], groups=groups)
     # A copy: what PackedFilter holds is read-only, which PyTorch has no tensors for.
     tensor = torch.from_numpy(packed.data.copy())
     return tensor.view(torch.bfloat16) if weight.dtype == torch.bfloat16 else tensor
+
+
+def _transpose(weight: Tensor) -> Tensor:
+    written: Any = cast(Any, torch.cuda).current_stream(weight.device).record_event()
+
+    def copy() -> Tensor:
+        stream: Any = cast(Any, torch.cuda.Stream)(weight.device)
+        stream.wait_event(written)
+        with torch.cuda.stream(stream):
+            last = weight.detach().movedim(1, -1).clone(memory_format=torch.contiguous_format)
+        # Any stream may read it next.
+        stream.synchronize()
+        return last
+
+    # While PyTorch warms up for a CUDA graph, what this thread allocates is the graph's.
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(copy).result()
 
 
 #: The operands of every module in the process.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled, strided
+from torch.compiler import is_dynamo_compiling
 
 from .._arguments import ConvArguments
 from ..activations import ActivationLike
@@ -16,8 +19,23 @@ from ._arguments import (
     is_channels_last,
     read,
 )
+from ._plan import Plan, find, is_kept, rounding
 
 __all__ = ["conv1d", "conv2d", "conv3d", "convolve"]
+
+#: Classes of tensors that are memory, and nothing else.
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
+
+#: How many plans of calls are kept.
+_KEPT: Final = 4096
+
+# Who watches or changes operators; PyTorch has no public way to ask.
+_c: Any = torch._C
+_dispatch_modes = _c._len_torch_dispatch_stack
+_function_modes = _c._len_torch_function_stack
+_interpreters = _c._functorch.peek_interpreter_stack
+_tracing = _c._get_tracing_state
+_profiled = _c._autograd._profiler_enabled
 
 
 def conv1d(
@@ -189,6 +207,10 @@ def convolve(
 ) -> Tensor:
     """Checks the tensors and calls the operator.
 
+    A call like an earlier one has its plan, and needs neither checks nor PyTorch's dispatcher,
+    whose work is most of a small convolution's time. Where somebody watches or changes operators
+    (a tracer, a mode, a profiler), the operator is called.
+
     Args:
         input: ``[N, C, *spatial]`` or ``[C, *spatial]``.
         weight: ``[K, C / groups, *taps]``.
@@ -196,7 +218,7 @@ def convolve(
         residual: Of the output's shape, or ``None``.
         scale: A number, ``[K]`` or ``[1]``, or ``None``.
         arguments: What is no tensor, checked.
-        constant: Whether weight and bias are a module's, packed once.
+        constant: Whether the weight is a module's, packed once.
         channels_last: Whether the output is; ``None`` follows input and weight, as PyTorch does.
 
     Raises:
@@ -204,6 +226,12 @@ def convolve(
         ValueError: A tensor's shape or device is not allowed.
         RuntimeError: A tensor requires grad while grad mode is on.
     """
+    key = None
+    if scale is None and not is_dynamo_compiling():
+        key = _key(input, weight, bias, residual, arguments, constant, channels_last)
+        plan = None if key is None else _plans.get(key)
+        if plan is not None:
+            return plan.run(input, weight, bias, residual, None)
     check_ranks(input, weight, arguments)
     factors = None if scale is None else expanded_scale(scale, weight, input)
     check_tensors(input, weight, bias, residual, factors, arguments.out_dtype)
@@ -223,4 +251,61 @@ def convolve(
         channels_last,
         constant,
     )
-    return output.squeeze(0) if unbatched else output
+    if unbatched:
+        return output.squeeze(0)
+    if key is not None:
+        _keep(
+            key,
+            find(
+                *(input, weight, bias, residual, None),
+                arguments.flatten(),
+                channels_last,
+                constant,
+            ),
+        )
+    return output
+
+
+#: Plans by everything that they were chosen by, for calls that nobody watches.
+_plans: dict[Any, Plan] = {}
+
+
+def _keep(key: Any, plan: Plan) -> None:
+    if len(_plans) >= _KEPT:
+        _plans.clear()
+    _plans[key] = plan
+
+
+def _key(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    arguments: ConvArguments,
+    constant: bool,
+    channels_last: bool | None,
+) -> Any:
+    """Returns what tells calls apart that have different plans.
+
+    Returns:
+        ``None`` for a call that the operator must see: somebody watches, a gradient is asked for,
+        or a tensor is not plain memory.
+    """
+    if _dispatch_modes() or _function_modes() or _profiled() or _interpreters() or _tracing():
+        return None
+    grad = is_grad_enabled()
+    parts: list[Any] = [arguments.flatten(), constant, channels_last]
+    for tensor in (input, weight, bias, residual):
+        if tensor is None:
+            parts.append(None)
+            continue
+        if (
+            tensor.__class__ not in _PLAIN
+            or (grad and tensor.requires_grad)
+            or tensor.layout is not strided
+            or tensor.is_neg()
+        ):
+            return None
+        parts += tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    parts += is_kept(weight, constant), rounding(input, parts[0])
+    return tuple(parts)

@@ -16,7 +16,7 @@ from ._activations import apply
 from ._arguments import Ints, is_channels_last, read
 from ._filters import OPERANDS
 from ._functional import convolve
-from ._op import output_shape
+from ._plan import output_shape
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d"]
 
@@ -202,14 +202,12 @@ class _Conv(_ConvNd):
         return residual.dtype == input.dtype and tuple(residual.shape) == expected
 
     def repack(self) -> None:
-        """Forgets the packed copies of weight and bias; the next call makes new ones.
+        """Forgets the packed copy of the weight; the next call makes a new one.
 
         Needed only after a write that PyTorch does not count: through ``weight.data``, or through a
         numpy array that shares the memory.
         """
         OPERANDS.forget(self.weight)
-        if self.bias is not None:
-            OPERANDS.forget(self.bias)
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as ``nn.ConvNd`` writes them."""

@@ -1,0 +1,2 @@
+"""The roots of maxconv's shared libraries: C functions for callers without a
+graph."""

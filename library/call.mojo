@@ -1,0 +1,187 @@
+"""What the libraries of all targets share: the types that they are built for, a
+call without its pointers, and how an error crosses to C.
+
+A library is built for a family of types:
+
+    mojo build -I . --emit shared-lib library/host.mojo \\
+        -D dtype=float32 -D bias=float32 -D output=float32 -D scaled=False
+"""
+
+from std.collections import Optional
+from std.ffi import external_call
+from std.sys.defines import get_defined_dtype, get_defined_string
+from std.utils import IndexList
+
+from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.epilogue import Epilogue
+from operations.conv.fields import (
+    COPY_BYTES,
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_LENGTH,
+    GEOMETRY_PRECISION,
+    PRECISION_FLOAT32,
+    SCALARS_LENGTH,
+)
+from operations.conv.memory import Reads, Writes
+from operations.conv.operands import Arguments, Operands
+from operations.conv.problem import SPATIAL, ConvProblem, Geometry
+
+comptime TYPE = get_defined_dtype["dtype", DType.float32]()
+"""Of activation and filter."""
+comptime BIAS_TYPE = get_defined_dtype["bias", DType.float32]()
+comptime OUTPUT_TYPE = get_defined_dtype["output", DType.float32]()
+"""Of residual and output."""
+comptime SCALED = get_defined_string["scaled"]() == "True"
+"""Whether each filter has a scale."""
+
+comptime RANK = SPATIAL + 2
+"""Of the shapes that a caller passes."""
+
+comptime CallArguments = Arguments[
+    MemoryActivation[TYPE], MemoryOutput[OUTPUT_TYPE], BIAS_TYPE, OUTPUT_TYPE
+]
+"""The operands of a call."""
+
+
+def reads[type: DType](address: Int64) -> Reads[type]:
+    """Memory of a caller's that is only read.
+
+    Parameters:
+        type: Of the elements.
+
+    Args:
+        address: Of the first.
+    """
+    return Reads[type](unsafe_from_address=Int(address))
+
+
+def write(address: Int64, value: Int64):
+    """Hands a number to a caller.
+
+    Args:
+        address: Where the caller wants it.
+        value: The number.
+    """
+    Writes[DType.int64](unsafe_from_address=Int(address))[
+        unsafe_offset=0
+    ] = value
+
+
+def sentence(error: Error) -> Int64:
+    """The address of an error's text, which ends with a zero. `free_sentence`
+    takes it back.
+
+    Args:
+        error: The error.
+    """
+    var message = String(error)
+    var bytes = message.as_bytes()
+    var text = external_call["malloc", Writes[DType.uint8]](len(bytes) + 1)
+    for i in range(len(bytes)):
+        text[unsafe_offset=i] = bytes[i]
+    text[unsafe_offset=len(bytes)] = 0
+    return Int64(Int(text))
+
+
+def free_sentence(text: Int64):
+    """Frees what `sentence` returned.
+
+    Args:
+        text: The address.
+    """
+    _ = external_call["free", NoneType](
+        Writes[DType.uint8](unsafe_from_address=Int(text))
+    )
+
+
+struct Call(Movable):
+    """A call without its pointers."""
+
+    var problem: ConvProblem
+    var geometry: Geometry
+    var scalars: Array[Float32, SCALARS_LENGTH]
+
+    def __init__(
+        out self,
+        shapes: Int64,
+        filter: Int64,
+        geometry: Int64,
+        scalars: Int64,
+    ) raises:
+        """Decodes and checks a call.
+
+        Args:
+            shapes: The address of ten int64: `[N, D, H, W, C]` of the
+                activation and of the output.
+            filter: Elements of the filter.
+            geometry: The address of the geometry operand; see fields.mojo.
+            scalars: The address of the scalars operand; see fields.mojo.
+
+        Raises:
+            Naming the argument, its value and what is allowed.
+        """
+        self.geometry = Geometry(reads[DType.int64](geometry), GEOMETRY_LENGTH)
+        var input = IndexList[RANK](fill=0)
+        var output = IndexList[RANK](fill=0)
+        for i in range(RANK):
+            input[i] = Int(reads[DType.int64](shapes)[unsafe_offset=i])
+            output[i] = Int(reads[DType.int64](shapes)[unsafe_offset=RANK + i])
+        self.problem = ConvProblem(self.geometry, input, output)
+        self.scalars = Array[Float32, SCALARS_LENGTH](fill=0)
+        for i in range(SCALARS_LENGTH):
+            self.scalars[i] = reads[DType.float32](scalars)[unsafe_offset=i]
+        self.problem.validate(
+            self.geometry[GEOMETRY_FILTER_LAYOUT], Int(filter)
+        )
+
+    def arguments(
+        self,
+        x: Int64,
+        filter: Int64,
+        bias: Int64,
+        residual: Int64,
+        scale: Int64,
+        output: Int64,
+    ) -> CallArguments:
+        """The operands of a call.
+
+        Args:
+            x: The address of the activation, `[N, D, H, W, C]`.
+            filter: The address of the filter.
+            bias: The address of one value a filter; not read if there is none.
+            residual: The address of the residual; not read if there is none.
+            scale: The address of one factor a filter; not read if there is
+                none.
+            output: The address of the output, `[N, Z, P, Q, K]`.
+        """
+        var factors = Optional[Reads[DType.float32]]()
+        comptime if SCALED:
+            factors = reads[DType.float32](scale)
+        return Arguments(
+            MemoryActivation[TYPE](reads[TYPE](x)),
+            reads[TYPE](filter),
+            Epilogue(
+                self.geometry,
+                reads[DType.float32](Int64(Int(Pointer(to=self.scalars)))),
+                reads[BIAS_TYPE](bias),
+                reads[OUTPUT_TYPE](residual),
+                factors,
+            ),
+            MemoryOutput[OUTPUT_TYPE](
+                Writes[OUTPUT_TYPE](unsafe_from_address=Int(output))
+            ),
+        )
+
+    def operands(self, *, aligned: Bool) -> Operands:
+        """What a plan may know of the operands.
+
+        Args:
+            aligned: Whether all addresses are multiples of `COPY_BYTES`.
+        """
+        # A pointer is never null.
+        comptime anywhere = Int64(COPY_BYTES)
+        var operands = self.arguments(
+            anywhere, anywhere, anywhere, anywhere, anywhere, anywhere
+        ).operands(exact=self.geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32)
+        operands.aligned = aligned
+        return operands

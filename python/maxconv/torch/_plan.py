@@ -1,0 +1,447 @@
+"""Plans: what of a call depends on shapes, strides, dtypes and arguments only.
+
+A plan is made once, when such a call comes first: sizes are checked, the geometry is encoded, and a
+kernel of the shared libraries (``_native``) is prepared. Running it takes the output from PyTorch's
+allocator and hands pointers over: on a GPU to PyTorch's current stream, where nothing is waited
+for, on a CPU to PyTorch's own threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .._arguments import ConvArguments, Flat
+from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
+from .._fields import COPY_BYTES, Layout, Precision
+from .._native import Call, Family, GpuTarget, Prepared, host, prepare_gpu
+from .._packing import packed_length
+from .._problem import ConvProblem, encode, output_size
+from .._targets import architecture_of
+from ._dtypes import BY_NAME, DTYPES, NAMES
+from ._filters import OPERANDS
+from ._threads import parallel_function, threads
+
+__all__ = ["Described", "Plan", "check_sizes", "describe", "find", "gpu_target", "output_shape"]
+
+#: Permutation of ``[N, C, *spatial]`` to ``[N, *spatial, C]``, by spatial rank.
+CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
+
+# A member of an enumeration is slow to hash, and these are parts of a plan's key.
+_TF32, _FLOAT32 = int(Precision.TF32), int(Precision.FLOAT32)
+
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+class Described(NamedTuple):
+    """What a plan knows of a tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def describe(tensor: Tensor | None) -> Described | None:
+    """Returns what a plan knows of a tensor."""
+    return None if tensor is None else Described(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+class _Tensors(NamedTuple):
+    """The tensors of a call, as far as a plan knows them."""
+
+    input: Described
+    weight: Described
+    bias: Described | None
+    residual: Described | None
+    scale: Described | None
+
+
+@lru_cache(maxsize=4096)
+def check_sizes(
+    input_shape: Sequence[int], weight_shape: Sequence[int], arguments: ConvArguments
+) -> ConvProblem:
+    """Checks the sizes, in the words of PyTorch's arguments.
+
+    Args:
+        input_shape: ``[N, C, *spatial]``.
+        weight_shape: ``[K, C / groups, *taps]``.
+        arguments: The call's.
+
+    Raises:
+        ValueError: They are those of no convolution.
+    """
+    batch, channels, *spatial = input_shape
+    with renamed(filter="weight"):
+        layout = LAYOUTS[arguments.rank][2]
+        filters, taps, group_channels = filter_shape_parts(weight_shape, layout, arguments.rank)
+        return ConvProblem.of(
+            arguments,
+            (batch, *spatial, channels),
+            filters=filters,
+            filter_size=taps,
+            group_channels=group_channels,
+        )
+
+
+def output_shape(
+    input_shape: Sequence[int], weight_shape: Sequence[int], arguments: ConvArguments
+) -> tuple[int, ...]:
+    """Returns the output's shape ``[N, K, *spatial]``; the sizes may be PyTorch's symbols."""
+    taps = weight_shape[2:]
+    before, after = arguments.pads(taps)
+    spatial = (
+        output_size(
+            input_shape[2 + i],
+            taps=taps[i],
+            stride=arguments.stride[i],
+            dilation=arguments.dilation[i],
+            pad_before=before[i],
+            pad_after=after[i],
+        )
+        for i in range(arguments.rank)
+    )
+    return (input_shape[0], weight_shape[0], *cast("tuple[int, ...]", tuple(spatial)))
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides of ``[N, C, *spatial]`` whose memory is ``[N, *spatial, C]``."""
+    batch, *spatial, channels = _contiguous_strides((shape[0], *shape[2:], shape[1]))
+    return (batch, channels, *spatial)
+
+
+def _lies(tensor: Described, strides: Sequence[int]) -> bool:
+    """Whether elements have the places of other strides, which are those of a dense tensor."""
+    if 0 in tensor.shape:
+        return True
+    pairs = zip(tensor.shape, tensor.stride, strides, strict=True)
+    return all(size == 1 or own == other for size, own, other in pairs)
+
+
+def _is_channels_last(tensor: Described) -> bool:
+    """Whether the memory is ``[N, *spatial, C]``."""
+    return _lies(tensor, _channels_last_strides(tensor.shape))
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Returns ``[N, *spatial, C]``, contiguous."""
+    return tensor.permute(CHANNELS_LAST[tensor.dim() - 2]).contiguous()
+
+
+@functools.cache
+def gpu_target(index: int) -> GpuTarget:
+    """Returns what a GPU of PyTorch's is.
+
+    Raises:
+        ValueError: PyTorch finds no such GPU.
+    """
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(
+            f"device: cuda:{index}, but PyTorch finds {count} GPUs on this machine; the CPU and an "
+            "NVIDIA GPU are allowed"
+        )
+    found: Any = torch.cuda.get_device_properties(index)
+    capability = 10 * found.major + found.minor
+    return GpuTarget(architecture_of(capability), capability, found.multi_processor_count)
+
+
+class Plan:
+    """A call without its pointers; ``run`` does the rest.
+
+    Args:
+        tensors: What is known of them.
+        arguments: What is no tensor.
+        channels_last: Whether the output is, in memory.
+        packed: Whether the filter comes from ``OPERANDS``, derived once for a weight.
+        precision: The ``Precision`` of float32.
+        index: The GPU's, or -1: the CPU.
+
+    Raises:
+        ValueError: The sizes are those of no convolution, or no kernel takes it.
+    """
+
+    __slots__ = (
+        "_call",
+        "_converts",
+        "_family",
+        "_index",
+        "_prepared",
+        "_shape",
+        "_strides",
+        "_transposes",
+        "_unaligned",
+        "_unaligned_lock",
+        "bias_converts",
+        "dtype",
+        "filter_converts",
+        "groups",
+        "input_converts",
+        "layout",
+        "packed",
+        "residual_converts",
+        "scale_converts",
+    )
+
+    def __init__(
+        self,
+        tensors: _Tensors,
+        arguments: ConvArguments,
+        *,
+        channels_last: bool,
+        packed: bool,
+        precision: int,
+        index: int,
+    ) -> None:
+        input, weight, bias, residual, scale = tensors
+        problem = check_sizes(input.shape, weight.shape, arguments)
+        batch, *spatial, filters = cast("tuple[int, ...]", problem.output_shape)
+        if bias is not None:
+            check_bias(bias.shape, filters)
+        if scale is not None:
+            check_bias(scale.shape, filters, "scale")
+        self._shape = (batch, filters, *spatial)
+        if residual is not None:
+            check_residual(residual.shape, self._shape)
+        self._index, self.packed, self.groups = index, packed, arguments.groups
+        self.dtype = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+        self._plan_output(channels_last)
+        self._plan_operands(tensors)
+        self._prepared: Prepared | None = None
+        self._unaligned: Prepared | None = None
+        self._unaligned_lock = threading.Lock()
+        if 0 in self._shape:
+            return
+        geometry, scalars = encode(
+            problem,
+            arguments,
+            filter_layout=self.layout,
+            has_bias=bias is not None,
+            has_residual=residual is not None,
+            precision=Precision(precision),
+        )
+        # Where there is no bias, one type for all; a bias has no type of 8 bits.
+        no_bias = input.dtype if input.dtype in DTYPES else torch.float32
+        self._family = Family(
+            NAMES[input.dtype],
+            NAMES[no_bias if bias is None else bias.dtype],
+            NAMES[self.dtype],
+            scaled=scale is not None,
+        )
+        self._call = Call.of(
+            cast("tuple[int, ...]", problem.input_shape),
+            (batch, *spatial, filters),
+            self._filter_elements(problem, weight.shape),
+            geometry,
+            scalars,
+        )
+        self._prepared = self._prepare(aligned=True)
+
+    def _plan_output(self, channels_last: bool) -> None:
+        """Decides where the kernel's output, channels last, is the caller's."""
+        last = _channels_last_strides(self._shape)
+        first = _contiguous_strides(self._shape)
+        same = _lies(Described(torch.Size(self._shape), last, self.dtype), first)
+        self._transposes = not channels_last and not same
+        self._strides = first if same and not channels_last else last
+
+    def _plan_operands(self, tensors: _Tensors) -> None:
+        """Decides which operands are converted in each call, and the filter's layout."""
+        input, weight, bias, residual, scale = tensors
+        self.input_converts = not _is_channels_last(input)
+        self.residual_converts = residual is not None and not _is_channels_last(residual)
+        self.bias_converts = bias is not None and bias.stride != (1,)
+        self.scale_converts = scale is not None and scale.stride != (1,)
+        krsc = _is_channels_last(weight)
+        if self._index >= 0:
+            self.layout, self.filter_converts = Layout.KRSC, not krsc
+        elif self.packed:
+            self.layout, self.filter_converts = Layout.PACKED, True
+        else:
+            self.layout = Layout.KRSC if krsc else Layout.FCRS
+            first = _lies(weight, _contiguous_strides(weight.shape))
+            self.filter_converts = not krsc and not first
+        self._converts = (
+            self.input_converts
+            or self.filter_converts
+            or self.bias_converts
+            or self.residual_converts
+            or self.scale_converts
+        )
+
+    def _filter_elements(self, problem: ConvProblem, shape: torch.Size) -> int:
+        """Returns how many elements the filter has in its layout; ``shape`` is the weight's."""
+        if self.layout is not Layout.PACKED:
+            return math.prod(shape)
+        return packed_length(
+            filters=int(problem.filters),
+            group_channels=int(problem.group_channels),
+            taps=int(problem.taps),
+            groups=int(problem.groups),
+        )
+
+    def _prepare(self, *, aligned: bool) -> Prepared:
+        if self._index < 0:
+            return host(self._family).prepare(self._call)
+        target = gpu_target(self._index)
+        return prepare_gpu(self._family, self._index, target, self._call, aligned=aligned)
+
+    def run(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        scale: Tensor | None,
+    ) -> Tensor:
+        """Convolves tensors of which the plan knows everything but their addresses.
+
+        Returns:
+            ``[N, K, *spatial]``, in memory that no other tensor shares.
+
+        Raises:
+            ValueError: The driver refused the launch; the message says why.
+        """
+        # Converted tensors have names here, so that they live until the call has ended.
+        filter = weight
+        if self._converts:
+            if self.input_converts:
+                input = _channels_last(input)
+            if self.filter_converts:
+                filter = self._filter(weight)
+            if self.bias_converts and bias is not None:
+                bias = bias.contiguous()
+            if self.residual_converts and residual is not None:
+                residual = _channels_last(residual)
+            if self.scale_converts and scale is not None:
+                scale = scale.contiguous()
+        output = input.new_empty_strided(self._shape, self._strides, dtype=self.dtype)
+        prepared = self._prepared
+        if prepared is None:
+            return output.contiguous() if self._transposes else output
+        x, f, y = input.data_ptr(), filter.data_ptr(), output.data_ptr()
+        b = 0 if bias is None else bias.data_ptr()
+        r = 0 if residual is None else residual.data_ptr()
+        s = 0 if scale is None else scale.data_ptr()
+        if self._index < 0:
+            prepared.run(x, f, b, r, s, y, threads(), parallel_function())
+        else:
+            if (x | f | b | r | s | y) % COPY_BYTES:
+                prepared = self._prepared_unaligned()
+            prepared.run(x, f, b, r, s, y, _raw_stream(self._index))
+        return output.contiguous() if self._transposes else output
+
+    def _filter(self, weight: Tensor) -> Tensor:
+        """Returns the filter in the kernel's layout."""
+        if self._index < 0:
+            return OPERANDS.packed(weight, self.groups) if self.packed else weight.contiguous()
+        # What a graph reads must not go while the graph lives: it makes its own copy.
+        if self.packed and not torch.cuda.is_current_stream_capturing():
+            return OPERANDS.transposed(weight)
+        return _channels_last(weight)
+
+    def _prepared_unaligned(self) -> Prepared:
+        """Returns the call for operands of which one is at no multiple of ``COPY_BYTES``."""
+        with self._unaligned_lock:
+            if self._unaligned is None:
+                self._unaligned = self._prepare(aligned=False)
+            return self._unaligned
+
+
+@lru_cache(maxsize=4096)
+def _find(
+    input: Described,
+    weight: Described,
+    bias: Described | None,
+    residual: Described | None,
+    scale: Described | None,
+    flat: Flat,
+    channels_last: bool,
+    packed: bool,
+    precision: int,
+    index: int,
+) -> Plan:
+    """Returns the plan of all calls that are alike."""
+    return Plan(
+        _Tensors(input, weight, bias, residual, scale),
+        ConvArguments.of_flat(flat),
+        channels_last=channels_last,
+        packed=packed,
+        precision=precision,
+        index=index,
+    )
+
+
+def find(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None,
+    flat: Flat,
+    channels_last: bool,
+    constant: bool,
+) -> Plan:
+    """Returns the plan of a call; the arguments are those of the operator.
+
+    Args:
+        input: ``[N, C, *spatial]``.
+        weight: ``[K, C / groups, *taps]``.
+        bias: ``[K]``, or ``None``.
+        residual: ``[N, K, *spatial]``, or ``None``.
+        scale: ``[K]``, or ``None``.
+        flat: What is no tensor.
+        channels_last: Whether the output is, in memory.
+        constant: Whether the weight is a module's, packed once.
+
+    Raises:
+        ValueError: The sizes are those of no convolution, or no kernel takes it.
+        LibraryError: A library cannot be built; see ``maxconv.library_path``.
+    """
+    return _find(
+        *(describe(input), describe(weight), describe(bias), describe(residual), describe(scale)),
+        flat,
+        channels_last,
+        is_kept(weight, constant),
+        rounding(input, flat),
+        input.get_device(),
+    )
+
+
+def is_kept(weight: Tensor, constant: bool) -> bool:
+    """Whether what is derived from a weight can be kept: writes to it are counted."""
+    return constant and not weight.is_inference()
+
+
+def rounding(input: Tensor, flat: Flat) -> int:
+    """Returns the ``Precision`` of a call's products; one where it makes no difference."""
+    if not (input.is_cuda and input.dtype == torch.float32):
+        return _TF32
+    precision = flat[6]
+    return torch_precision() if precision is None else precision
+
+
+def torch_precision() -> int:
+    """Returns the ``Precision`` that PyTorch's own convolutions have on a GPU now."""
+    cudnn: Any = torch.backends.cudnn
+    # From PyTorch 2.9 on operators have settings of their own, and asking for all raises where
+    # these differ.
+    setting = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    rounds = cudnn.allow_tf32 if setting is None else setting == "tf32"
+    return _TF32 if rounds else _FLOAT32
