@@ -32,6 +32,7 @@ COMMANDS = {
     "demo": Command("maxconv._demo", "add noise to a photograph and remove it again"),
     "bench": Command("maxconv.bench", "time convolutions against MAX's own and torch", "bench"),
     "doctor": Command("maxconv._doctor", "show versions, hardware, and which kernel runs and why"),
+    "build": Command("maxconv._build", "compile what PyTorch's calls need, for an image"),
     "inspect": Command("maxconv._inspect", "show the GPU kernels' PTX, or what they take"),
 }
 

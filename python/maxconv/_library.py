@@ -39,6 +39,7 @@ __all__ = [
     "cache_dir",
     "cache_state",
     "cached",
+    "find",
     "fingerprint",
     "kernel_library",
     "library_path",
@@ -57,6 +58,8 @@ _FILE_NAME = "maxconv.mojoc"
 # Beside the entries: what a writer has not finished, and the entries' locks.
 _STAGING_PREFIX = ".staging-"
 _LOCKS = ".locks"
+# What made the last entry: a machine that has a cache and no compiler finds entries by it.
+_COMPILER = ".compiler"
 _UNUSED_S = 30 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
 
@@ -125,6 +128,25 @@ def precompiled(source: Path) -> Path:
     return cached(_FILE_NAME, name, make, "compiling maxconv's Mojo kernels")
 
 
+def find(file_name: str, fingerprint: Callable[[], str]) -> Path | None:
+    """Returns a file of the cache, if it is there.
+
+    Args:
+        file_name: What it is called in the entry's folder.
+        fingerprint: Names everything that the file depends on.
+
+    Raises:
+        LibraryError: The cache cannot be used, or belongs to another user.
+    """
+    entry = _private_directory(cache_dir()) / fingerprint() / file_name
+    if not entry.is_file():
+        return None
+    # Says that the entry is in use; in a read-only cache nothing is ever removed.
+    with contextlib.suppress(OSError):
+        os.utime(entry)
+    return entry
+
+
 def cached(
     file_name: str, fingerprint: Callable[[], str], make: Callable[[Path], None], doing: str
 ) -> Path:
@@ -140,20 +162,17 @@ def cached(
     Raises:
         LibraryError: ``make`` raised it, or the cache cannot be written or belongs to another user.
     """
-    directory = _private_directory(cache_dir())
-    entry = directory / fingerprint() / file_name
-    if entry.is_file():
-        # Says that the entry is in use; in a read-only cache nothing is ever removed.
-        with contextlib.suppress(OSError):
-            os.utime(entry)
+    entry = find(file_name, fingerprint)
+    if entry is not None:
         return entry
+    directory = cache_dir()
     with progress(doing, announce=bool(os.environ.get("MAXCONV_PROGRESS"))):
         try:
             return _make_entry(directory, file_name, fingerprint, make)
         except OSError as error:
             raise LibraryError(
-                f"the kernels' cache {directory} cannot be written ({error}); "
-                "set MAXCONV_CACHE_DIR to a folder that can"
+                f"{doing}: the kernels' cache {directory} cannot be written ({error}); set "
+                "MAXCONV_CACHE_DIR to a folder that can, or fill it with 'maxconv build'"
             ) from error
 
 
@@ -255,7 +274,7 @@ def fingerprint(*sources: Path, of: str = "") -> str:
     """
     if not (sources[0] / "__init__.mojo").is_file():
         raise LibraryError(f"{sources[0]} is no Mojo package: it has no __init__.mojo")
-    digest = hashlib.sha256(f"max {max_version()} mojo {mojo_version()}{of}\n".encode())
+    digest = hashlib.sha256(f"max {max_version()} mojo {_compiler()}{of}\n".encode())
     for source in sources:
         files = {file.relative_to(source).as_posix(): file for file in source.rglob("*.mojo")}
         for name in sorted(files):
@@ -263,6 +282,20 @@ def fingerprint(*sources: Path, of: str = "") -> str:
             digest.update(f"{name} {len(content)}\n".encode())
             digest.update(content)
     return digest.hexdigest()[:32]
+
+
+def _compiler() -> str:
+    """Returns the version of the compiler, of the one that filled the cache if there is none.
+
+    Raises:
+        LibraryError: There is none, and no cache.
+    """
+    try:
+        return mojo_version()
+    except LibraryError:
+        with contextlib.suppress(OSError):
+            return (cache_dir() / _COMPILER).read_text(encoding="utf-8")
+        raise
 
 
 def run_or_raise(source: Path, file: Path, *arguments: str) -> None:
@@ -297,6 +330,9 @@ def _make_entry(
                 make(made)
                 if fingerprint() == name:
                     _publish(made, entry)
+                    compiler = staging / _COMPILER
+                    compiler.write_text(mojo_version(), encoding="utf-8")
+                    os.replace(compiler, directory / _COMPILER)
                     return entry
             finally:
                 shutil.rmtree(staging, ignore_errors=True)

@@ -1,9 +1,8 @@
 """The kernels as shared libraries, for callers that have no MAX graph: PyTorch's ops.
 
-A library is built once a user by ``mojo build``, for the types of a convolution's operands, and is
-kept in the cache of the kernels (``_library``). It runs with the shared libraries of MAX's wheel
-alone: no session, no graph, no queue of MAX's. A call is prepared once, which decodes, checks and
-plans it, and then runs on pointers.
+A library (``_library_files``) runs with the shared libraries of MAX's wheel alone: no session, no
+graph, no queue of MAX's. A call is prepared once, which decodes, checks and plans it, and then runs
+on pointers.
 
 A CPU has one library of all kernels. A GPU has one that chooses the kernel, which this machine's
 CPU runs, and one for each kernel, which is built when it is chosen first.
@@ -14,14 +13,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import importlib.util
-import os
-import platform
 import sys
 import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -30,58 +25,32 @@ import numpy as np
 import numpy.typing as npt
 
 from ._fields import COPY_BYTES, GEOMETRY, Kernel
-from ._library import OPERATIONS, LibraryError, cached, fingerprint, run_or_raise
+from ._library import LibraryError
+from ._library_files import SUFFIX, Family, chooser_file, host_file, kernel_file
 from ._targets import BLACKWELL, HOPPER
 
 __all__ = [
     "Call",
     "Chooser",
-    "Family",
     "GpuKernel",
     "GpuTarget",
     "Host",
     "Library",
     "Prepared",
-    "build_gpu",
     "chooser",
-    "chooser_file",
     "host",
-    "host_file",
     "is_aligned",
     "kernel",
-    "kernel_file",
     "prepare_gpu",
 ]
 
-#: The folder of the Mojo files with the libraries' C functions.
-SOURCE: Final = (Path(__file__).parent / "library").resolve()
-
-_SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
-
 #: What a library loads of MAX's wheel.
 _RUNTIME: Final = ("libKGENCompilerRTShared", "libAsyncRTMojoBindings")
-
-#: What code that launches a GPU's kernels is compiled for, by the machine: an image with it may run
-#: on other CPUs.
-_ANY_CPU: Final = {"x86_64": "x86-64-v3"}
 
 #: The kernels for tensor cores, by the GPU's architecture.
 _TENSOR_CORES: Final = {HOPPER: Kernel.SM90, BLACKWELL: Kernel.SM100}
 
 T = TypeVar("T")
-
-
-class Family(NamedTuple):
-    """The types that a library is built for, by the package's names."""
-
-    dtype: str
-    """Of activation and filter."""
-    bias: str
-    """Of the bias."""
-    output: str
-    """Of residual and output."""
-    scaled: bool
-    """Whether each filter has a factor."""
 
 
 class GpuTarget(NamedTuple):
@@ -295,8 +264,8 @@ def _load_runtime() -> None:
         folders.insert(0, Path(spec.submodule_search_locations[0]).parent / "modular" / "lib")
     for name in _RUNTIME:
         for folder in folders:
-            if (folder / f"{name}{_SUFFIX}").is_file():
-                ctypes.CDLL(str(folder / f"{name}{_SUFFIX}"), ctypes.RTLD_GLOBAL)
+            if (folder / f"{name}{SUFFIX}").is_file():
+                ctypes.CDLL(str(folder / f"{name}{SUFFIX}"), ctypes.RTLD_GLOBAL)
                 break
 
 
@@ -335,8 +304,7 @@ def chooser(family: Family, while_building: Callable[[], None] | None = None) ->
     Raises:
         LibraryError: It cannot be built; see ``maxconv.library_path``.
     """
-    # The type of a bias makes no difference to it.
-    family = family._replace(bias=family.dtype)
+    family = family.for_choice()
     if while_building is not None and ("choose", family) not in _libraries:
         threading.Thread(target=while_building).start()
     return _loaded(("choose", family), Chooser, lambda: chooser_file(family))
@@ -386,93 +354,3 @@ def _build_likely(family: Family, target: GpuTarget, call: Call) -> None:
     # Whoever needs the kernel gets the error.
     with contextlib.suppress(LibraryError):
         kernel(likely, family, target.architecture)
-
-
-def build_gpu(family: Family, architecture: str, capability: int) -> None:
-    """Builds what calls on a GPU may need, on all cores; the GPU need not be here.
-
-    Args:
-        family: The operands' types.
-        architecture: What compilers call the GPU: ``sm_90a``.
-        capability: Its compute capability, times ten.
-
-    Raises:
-        LibraryError: A library cannot be built; see ``maxconv.library_path``.
-    """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        kernels = chooser(family).kernels(capability)
-        for _ in pool.map(lambda code: kernel_file(code, family, architecture), kernels):
-            pass
-
-
-def host_file(family: Family) -> Path:
-    """Returns the library of the CPU's kernels, from the cache or made now.
-
-    Raises:
-        LibraryError: See ``maxconv.library_path``.
-    """
-    return _built("host", family, "kernels")
-
-
-def chooser_file(family: Family) -> Path:
-    """Returns the library that chooses a GPU's kernel, from the cache or made now.
-
-    Raises:
-        LibraryError: See ``maxconv.library_path``.
-    """
-    return _built("choose", family, "choice of a GPU's kernel", *_any_cpu())
-
-
-def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
-    """Returns the library of a GPU's kernel, from the cache or made now; the GPU need not be here.
-
-    Args:
-        code: Which.
-        family: The operands' types.
-        architecture: What compilers call the GPU: ``sm_90a``.
-
-    Raises:
-        LibraryError: See ``maxconv.library_path``.
-    """
-    options = ("--target-accelerator", architecture, "-D", f"kernel={int(code)}")
-    what = f"kernel {code.name.lower()} for {architecture}"
-    return _built("gpu", family, what, *_any_cpu(), *options)
-
-
-def _any_cpu() -> tuple[str, ...]:
-    """Returns the compiler's options for code that launches kernels: nearly any CPU runs it."""
-    cpu = _ANY_CPU.get(platform.machine())
-    return () if cpu is None else ("--target-cpu", cpu)
-
-
-def _built(root: str, family: Family, what: str, *options: str) -> Path:
-    """Returns the library of a root of ``SOURCE``, from the cache or made now.
-
-    It is for this machine's CPU, unless the options name another.
-    """
-    cpu = platform.machine() if "--target-cpu" in options else _host_cpu()
-    defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
-    command = ("build", "--emit", "shared-lib", "-I", str(SOURCE.parent), *options, *defines)
-
-    def make(file: Path) -> None:
-        run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))
-
-    name = functools.partial(
-        fingerprint, OPERATIONS, SOURCE, of=f"{root} {family} {cpu} {' '.join(options)}"
-    )
-    doing = f"compiling maxconv's {what} for PyTorch, {family.dtype}"
-    return cached(f"libmaxconv_{root}{_SUFFIX}", name, make, doing)
-
-
-@functools.cache
-def _host_cpu() -> str:
-    """Returns a name that two CPUs share only if code for one runs on the other."""
-    described = platform.machine() + platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        processor = cpuinfo.read_text(errors="replace").split("\n\n")[0]
-        kinds = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
-        described += "".join(
-            line for line in processor.splitlines() if line.startswith(kinds) and "MHz" not in line
-        )
-    return hashlib.sha256(described.encode()).hexdigest()[:16]

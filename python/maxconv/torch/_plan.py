@@ -21,7 +21,8 @@ from torch import Tensor
 from .._arguments import ConvArguments, Flat
 from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
 from .._fields import COPY_BYTES, Layout, Precision
-from .._native import Call, Family, GpuTarget, Prepared, host, prepare_gpu
+from .._library_files import Family
+from .._native import Call, GpuTarget, Prepared, host, prepare_gpu
 from .._packing import packed_length
 from .._problem import ConvProblem, encode, output_size
 from .._targets import architecture_of

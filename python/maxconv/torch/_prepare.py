@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from .._build import build_gpu
 from .._checks import check_device
-from .._native import Family, build_gpu, host
+from .._library_files import Family
+from .._native import host
 from ._dtypes import DTYPES, NAMES, listed
 from ._plan import gpu_target
 
@@ -42,4 +44,5 @@ def prepare(
         host(family)
     else:
         target = gpu_target(place.index or 0)
-        build_gpu(family, target.architecture, target.capability)
+        for _ in build_gpu(family, target.architecture, target.capability):
+            pass

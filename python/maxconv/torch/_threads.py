@@ -8,6 +8,7 @@ The kernels split theirs by the same runtime, through the one function that all 
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import functools
 import re
 import sys
@@ -24,11 +25,13 @@ _RUNTIMES = re.compile(r"lib(gomp|omp|iomp5)\b[^/]*\.(so|dylib)[^/]*$")
 
 @functools.cache
 def parallel_function() -> int:
-    """Returns the address of ``GOMP_parallel`` of PyTorch's runtime, or 0: PyTorch has none."""
+    """Returns the address of ``GOMP_parallel``, or 0: this machine has no OpenMP.
+
+    It is that of PyTorch's runtime. A PyTorch that was built without OpenMP has a pool whose
+    threads sleep, so that any runtime will do.
+    """
     openmp: Any = torch.backends.openmp
-    if not openmp.is_available():
-        return 0
-    for path in _loaded_runtimes():
+    for path in _loaded_runtimes() if openmp.is_available() else _installed_runtimes():
         try:
             function = ctypes.CDLL(path).GOMP_parallel
         except (OSError, AttributeError):
@@ -38,8 +41,16 @@ def parallel_function() -> int:
 
 
 def threads() -> int:
-    """Returns how many threads a call may use: 1 if PyTorch has no OpenMP."""
+    """Returns how many threads a call may use: 1 on a machine without OpenMP."""
     return torch.get_num_threads() if parallel_function() else 1
+
+
+def _installed_runtimes() -> Iterator[str]:
+    """Yields the OpenMP runtimes that this machine has."""
+    for name in ("gomp", "omp", "iomp5"):
+        path = ctypes.util.find_library(name)
+        if path is not None:
+            yield path
 
 
 def _loaded_runtimes() -> Iterator[str]:

@@ -1,0 +1,163 @@
+"""The shared libraries behind PyTorch's ops, as files: built by ``mojo build``, kept in the cache.
+
+A library is for a family of types. A CPU has one library of all kernels. A GPU has one that chooses
+the kernel, which the CPU runs, and one for each kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ._fields import Kernel
+from ._library import OPERATIONS, cached, find, fingerprint, run_or_raise
+
+__all__ = [
+    "CPU_LEVELS",
+    "SUFFIX",
+    "Family",
+    "chooser_file",
+    "host_file",
+    "kernel_file",
+]
+
+#: The folder of the Mojo files with the libraries' C functions.
+SOURCE: Final = (Path(__file__).parent / "library").resolve()
+
+#: What the names of shared libraries end with.
+SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
+
+#: Kinds of CPUs that one image may serve, the fastest code first, and what tells them in
+#: ``/proc/cpuinfo`` (x86-64 psABI, "Micro-Architecture Levels").
+CPU_LEVELS: Final = {
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx2 bmi1 bmi2 f16c fma abm movbe",
+    "x86-64-v3": "avx2 bmi1 bmi2 f16c fma abm movbe",
+}
+
+#: What code that launches a GPU's kernels is compiled for, by the machine.
+_ANY_CPU: Final = {"x86_64": "x86-64-v3"}
+
+
+class Family(NamedTuple):
+    """The types that a library is built for, by the package's names."""
+
+    dtype: str
+    """Of activation and filter."""
+    bias: str
+    """Of the bias."""
+    output: str
+    """Of residual and output."""
+    scaled: bool
+    """Whether each filter has a factor."""
+
+    def for_choice(self) -> Family:
+        """Returns the family whose choice of a kernel is this one's: a bias makes no difference."""
+        return self._replace(bias="float32")
+
+
+def host_file(family: Family, level: str | None = None) -> Path:
+    """Returns the library of a CPU's kernels, from the cache or made now.
+
+    Args:
+        family: The operands' types.
+        level: Of ``CPU_LEVELS``, for those CPUs; by default for this machine's. Then one for a
+            level that this CPU has will do, if it is there.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    if level is not None:
+        return _built("host", family, "kernels", "--target-cpu", level)
+    own = _entry("host", family)
+    if find(_file_name("host"), own) is None:
+        for level in _levels():
+            found = find(_file_name("host"), _entry("host", family, "--target-cpu", level))
+            if found is not None:
+                return found
+    return _built("host", family, "kernels")
+
+
+def chooser_file(family: Family) -> Path:
+    """Returns the library that chooses a GPU's kernel, from the cache or made now.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    return _built("choose", family.for_choice(), "choice of a GPU's kernel", *_any_cpu())
+
+
+def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
+    """Returns the library of a GPU's kernel, from the cache or made now; the GPU need not be here.
+
+    Args:
+        code: Which.
+        family: The operands' types.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    options = ("--target-accelerator", architecture, "-D", f"kernel={int(code)}")
+    what = f"kernel {code.name.lower()} for {architecture}"
+    return _built("gpu", family, what, *_any_cpu(), *options)
+
+
+def _any_cpu() -> tuple[str, ...]:
+    """Returns the compiler's options for code that launches kernels: nearly any CPU runs it."""
+    cpu = _ANY_CPU.get(platform.machine())
+    return () if cpu is None else ("--target-cpu", cpu)
+
+
+def _built(root: str, family: Family, what: str, *options: str) -> Path:
+    """Returns the library of a root of ``SOURCE``, from the cache or made now.
+
+    It is for this machine's CPU, unless the options name another.
+    """
+    defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
+    command = ("build", "--emit", "shared-lib", "-I", str(SOURCE.parent), *options, *defines)
+
+    def make(file: Path) -> None:
+        run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))
+
+    doing = f"compiling maxconv's {what} for PyTorch, {family.dtype}"
+    return cached(_file_name(root), _entry(root, family, *options), make, doing)
+
+
+def _file_name(root: str) -> str:
+    return f"libmaxconv_{root}{SUFFIX}"
+
+
+def _entry(root: str, family: Family, *options: str) -> Callable[[], str]:
+    """Returns what names a library's entry in the cache."""
+    cpu = platform.machine() if "--target-cpu" in options else _host_cpu()
+    of = f"{root} {family} {cpu} {' '.join(options)}"
+    return functools.partial(fingerprint, OPERATIONS, SOURCE, of=of)
+
+
+@functools.cache
+def _processor() -> tuple[str, ...]:
+    """Returns what Linux says of the first processor, a line a fact."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return ()
+    return tuple(cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines())
+
+
+def _levels() -> list[str]:
+    """Returns the levels that this machine's CPU has, the fastest code first."""
+    flags = {flag for line in _processor() if line.startswith("flags") for flag in line.split()}
+    return [level for level, needed in CPU_LEVELS.items() if flags.issuperset(needed.split())]
+
+
+@functools.cache
+def _host_cpu() -> str:
+    """Returns a name that two CPUs share only if code for one runs on the other."""
+    kinds = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
+    facts = [line for line in _processor() if line.startswith(kinds) and "MHz" not in line]
+    described = "".join((platform.machine(), platform.processor(), *facts))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
