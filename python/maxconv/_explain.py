@@ -42,9 +42,8 @@ def explain_choice(
 ) -> tuple[str, str]:
     """Returns the kernel that runs a problem, and the reason.
 
-    The answer comes from the dispatch itself (``operations/cpu/dispatch.mojo``, and
-    ``operations/nvidia/dispatch.mojo``), through a graph that is compiled once a process for each
-    storage type, and once more for ``"gpu"``.
+    The answer comes from the registry itself (``operations/conv/registry.mojo``), through a graph
+    that is compiled once a process for each storage type, and once more for ``"gpu"``.
 
     Args:
         problem: The convolution; all sizes known.

@@ -9,15 +9,17 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from maxconv import _cli as cli
 from maxconv import _explain
 from maxconv._explain import DEVICES, explain_choice
-from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel
+from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Layout, encode_scalars
 from maxconv._library import kernel_library, library_path
+from maxconv._library_files import Family
+from maxconv._native import Call, GpuTarget, chooser
 from maxconv._problem import ConvProblem
 from maxconv._problems import find_problem, load_problems
 from maxconv._targets import HOPPER, TARGETS
@@ -25,6 +27,7 @@ from maxconv._targets import HOPPER, TARGETS
 if TYPE_CHECKING:
     from max.engine import InferenceSession, Model
 
+BFLOAT16 = Family("bfloat16", "bfloat16", "bfloat16", scaled=False)
 TYPES_OF_8_BITS = ["int8", "float8_e5m2", "float8_e4m3fn"]
 HERE = [device for device in DEVICES if device != "gpu"]
 
@@ -245,3 +248,27 @@ def test_doctor_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     _, reason = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1)
     assert f"{'target':9} sm_80 with 1 multiprocessors (A100)" in lines
     assert f"{'why':9} {reason}" in lines
+
+
+def test_the_library_chooses_what_the_op_does() -> None:
+    """PyTorch's calls ask a library of their own."""
+    choose = chooser(BFLOAT16).choose
+    problems = {name: named.problem for name, named in load_problems().items()}
+    for architecture, target in TARGETS.items():
+        place = GpuTarget(architecture, target.capability, target.multiprocessors)
+        for name, problem in problems.items():
+            given = cast("tuple[int, ...]", problem.input_shape)
+            made = cast("tuple[int, ...]", problem.output_shape)
+            geometry = problem.geometry(filter_layout=Layout.KRSC)
+            elements = int(problem.filters) * int(problem.group_channels) * int(problem.taps)
+            call = Call.of(given, made, elements, geometry, encode_scalars())
+            wanted, _ = ask(name, architecture, fused_output=False)
+            assert choose(call, place, aligned=True).name.lower() == wanted, (name, architecture)
+
+
+def test_kernels_that_may_be_chosen() -> None:
+    kernels = chooser(BFLOAT16).kernels
+    anywhere = [Kernel.IMPLICIT_GEMM, Kernel.DEPTHWISE, Kernel.GROUPED]
+    assert kernels(80) == anywhere
+    assert kernels(90) == [*anywhere, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
+    assert kernels(100) == [*anywhere, Kernel.SM100]
