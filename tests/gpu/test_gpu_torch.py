@@ -97,6 +97,19 @@ def test_two_streams() -> None:
             assert torch.equal(result, want)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds one GPU")
+def test_a_second_gpu() -> None:
+    w, bias = integers(FILTERS, CHANNELS, 3, 3, seed=12), integers(FILTERS, seed=13)
+    for index in (1, 0, 1):
+        x, there, offset = (
+            tensor.to(f"cuda:{index}") for tensor in (integers(2, CHANNELS, 9, 9), w, bias)
+        )
+        y = mt.conv2d(x, there, offset, padding=1)
+        assert y.device == x.device
+        assert torch.equal(y, exact(x, there, offset, padding=1).to(DTYPE))
+        assert torch.cuda.current_device() == 0
+
+
 @pytest.mark.parametrize(
     ("images", "side", "channels", "stride"),
     # Whole sums; sums that the blocks of a cluster share; a stride.
