@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._arguments import ConvArguments
 from .._checks import (
@@ -229,11 +230,22 @@ def check_tensors(
                 f"{name}: requires grad, but maxconv computes no gradients (forward only); call it "
                 "under torch.no_grad() or torch.inference_mode(), or detach() the tensor"
             )
+        if forward_ad._current_level >= 0 and _tangent(tensor) is not None:
+            raise RuntimeError(
+                f"{name}: has a tangent, but maxconv computes no derivatives (forward-mode AD); "
+                "detach() the tensor"
+            )
     if residual is not None and residual.dim() != input.dim():
         raise ValueError(
             f"residual: shape {tuple(residual.shape)} has rank {residual.dim()}; the output has "
             f"rank {input.dim()}"
         )
+
+
+def _tangent(tensor: Tensor) -> Tensor | None:
+    """Returns what forward-mode AD carries along with a tensor."""
+    tangent: Tensor | None = cast(Any, forward_ad).unpack_dual(tensor).tangent
+    return tangent
 
 
 def _whose(name: str, dtype: torch.dtype, of_output: torch.dtype) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, is_grad_enabled, strided
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from .._arguments import ConvArguments
@@ -291,7 +292,14 @@ def _key(
         ``None`` for a call that the operator must see: somebody watches, a gradient is asked for,
         or a tensor is not plain memory.
     """
-    if _dispatch_modes() or _function_modes() or _profiled() or _interpreters() or _tracing():
+    if (
+        _dispatch_modes()
+        or _function_modes()
+        or _profiled()
+        or _interpreters()
+        or _tracing()
+        or forward_ad._current_level >= 0
+    ):
         return None
     grad = is_grad_enabled()
     parts: list[Any] = [arguments.flatten(), constant, channels_last]
