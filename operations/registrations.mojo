@@ -28,6 +28,11 @@ from .conv.fields import (
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
     LAYOUT_KRSC,
+    OP_CONV_CPU,
+    OP_CONV_FUSED_INPUT_CPU,
+    OP_CONV_FUSED_INPUT_GPU,
+    OP_CONV_GPU,
+    OP_EXPLAIN,
     PRECISION_FLOAT32,
 )
 from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
@@ -187,7 +192,7 @@ def _store[
         )
 
 
-@register("maxconv.conv_cpu")
+@register(OP_CONV_CPU)
 struct ConvCpu:
     """A convolution of spatial rank 1 to 3 on a CPU, its geometry a run-time
     value."""
@@ -247,7 +252,7 @@ struct ConvCpu:
         Raises:
             Naming the argument, its value and what is allowed.
         """
-        comptime assert is_cpu[target](), "maxconv.conv_cpu runs on a CPU only"
+        comptime assert is_cpu[target](), OP_CONV_CPU + " runs on a CPU only"
         _convolve[
             Cpu,
             KnownProblem(
@@ -267,7 +272,7 @@ struct ConvCpu:
         )
 
 
-@register("maxconv.conv_gpu")
+@register(OP_CONV_GPU)
 struct ConvGpu:
     """A convolution of spatial rank 1 to 3 on a GPU, its geometry a run-time
     value."""
@@ -300,7 +305,7 @@ struct ConvGpu:
 
         All parameters and operands are those of `ConvCpu.execute`.
         """
-        comptime assert is_gpu[target](), "maxconv.conv_gpu runs on a GPU only"
+        comptime assert is_gpu[target](), OP_CONV_GPU + " runs on a GPU only"
         _convolve[
             Gpu,
             KnownProblem(
@@ -320,9 +325,9 @@ struct ConvGpu:
         )
 
 
-@register("maxconv.conv_fused_input_cpu")
+@register(OP_CONV_FUSED_INPUT_CPU)
 struct ConvFusedInputCpu:
-    """`maxconv.conv_cpu` that loads its activation through the elementwise
+    """`maxconv_conv_cpu` that loads its activation through the elementwise
     work that the graph compiler fused in front of it."""
 
     @staticmethod
@@ -354,9 +359,9 @@ struct ConvFusedInputCpu:
 
         All other parameters and operands are those of `ConvCpu.execute`.
         """
-        comptime assert is_cpu[
-            target
-        ](), "maxconv.conv_fused_input_cpu runs on a CPU only"
+        comptime assert is_cpu[target](), (
+            OP_CONV_FUSED_INPUT_CPU + " runs on a CPU only"
+        )
         _convolve[
             Cpu,
             KnownProblem(
@@ -376,9 +381,9 @@ struct ConvFusedInputCpu:
         )
 
 
-@register("maxconv.conv_fused_input_gpu")
+@register(OP_CONV_FUSED_INPUT_GPU)
 struct ConvFusedInputGpu:
-    """`maxconv.conv_gpu` that loads its activation through the elementwise
+    """`maxconv_conv_gpu` that loads its activation through the elementwise
     work that the graph compiler fused in front of it."""
 
     @staticmethod
@@ -410,9 +415,9 @@ struct ConvFusedInputGpu:
 
         All other parameters and operands are those of `ConvCpu.execute`.
         """
-        comptime assert is_gpu[
-            target
-        ](), "maxconv.conv_fused_input_gpu runs on a GPU only"
+        comptime assert is_gpu[target](), (
+            OP_CONV_FUSED_INPUT_GPU + " runs on a GPU only"
+        )
         _convolve[
             Gpu,
             KnownProblem(
@@ -432,7 +437,7 @@ struct ConvFusedInputGpu:
         )
 
 
-@register("maxconv.explain")
+@register(OP_EXPLAIN)
 struct Explain:
     """Says which kernel a convolution would run on, without running it."""
 

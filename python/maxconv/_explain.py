@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ._checks import check_dtype
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._fields import GEOMETRY_LENGTH, Kernel
+from ._fields import GEOMETRY_LENGTH, Kernel, Op
 from ._targets import TARGETS
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def explain_choice(
 
 
 def explain_graph(dtype: str, device: DeviceRef) -> Graph:
-    """Returns the graph that asks: the op ``maxconv.explain`` alone.
+    """Returns the graph that asks: the op ``maxconv_explain`` alone.
 
     Args:
         dtype: The storage type.
@@ -112,7 +112,7 @@ def operand_types() -> list[TensorType]:
 def explain_op(
     operands: Sequence[TensorValue], dtype: str, device: DeviceRef
 ) -> tuple[TensorValue, TensorValue]:
-    """Adds the op ``maxconv.explain`` to the current graph.
+    """Adds the op ``maxconv_explain`` to the current graph.
 
     Args:
         operands: As ``operand_types`` says.
@@ -128,7 +128,7 @@ def explain_op(
     host = DeviceRef.CPU()
     types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
     kernel, reason = ops.custom(
-        "maxconv.explain", device, operands, types, parameters={"dtype": DType[dtype]}
+        Op.EXPLAIN.value, device, operands, types, parameters={"dtype": DType[dtype]}
     )
     return kernel.tensor, reason.tensor
 

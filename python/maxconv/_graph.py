@@ -15,6 +15,7 @@ from max.graph import AlgebraicDim, DeviceRef, Dim, Graph, Shape, TensorValue, o
 from max.graph.value import HasTensorValue
 
 from ._dtypes import BIT_CARRIED, CARRIERS
+from ._fields import Op
 from ._packing import Array
 
 __all__ = [
@@ -51,8 +52,11 @@ def op_name(device: DeviceRef, *, fused_input: bool = False) -> str:
         fused_input: Whether MAX may fuse into the op what computes the activation. The op then
             computes it anew for every tap.
     """
-    target = "gpu" if device.is_gpu() else "cpu"
-    return f"maxconv.conv_fused_input_{target}" if fused_input else f"maxconv.conv_{target}"
+    if device.is_gpu():
+        op = Op.CONV_FUSED_INPUT_GPU if fused_input else Op.CONV_GPU
+    else:
+        op = Op.CONV_FUSED_INPUT_CPU if fused_input else Op.CONV_CPU
+    return str(op.value)
 
 
 # A library that has one of maxconv's ops has all of them.

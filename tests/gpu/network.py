@@ -15,6 +15,7 @@ import numpy.typing as npt
 import maxconv
 from maxconv import _explain as explain
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel
+from maxconv._graph import op_name
 from maxconv._packing import cast_array
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def every_fusion(name: str) -> Graph:
         result = TensorType(out, sizes, gpu)
         # Of equal operations MAX would keep one: each has scalars of its own.
         convolved = [
-            ops.custom("maxconv.conv_gpu", gpu, [*operands, geometry, own], [result], parameters)[
+            ops.custom(op_name(gpu), gpu, [*operands, geometry, own], [result], parameters)[
                 0
             ].tensor
             for own in scalars

@@ -49,7 +49,7 @@ def test_one_kernel_runs_a_convolution_and_its_neighbours(tmp_path: Path) -> Non
     assert len(convolutions) == 2, labels
     behind = next(label for label in convolutions if "silu" in label)
     around = next(label for label in convolutions if "tanh" in label)
-    assert behind.count("add") == 2 and "Epilogue(conv" in behind
+    assert behind.count("add") == 2 and "Epilogue(custom__maxconv_conv" in behind
     assert "exp" in around
     # Nothing elementwise is left to a kernel of its own.
     others = [label for label in labels if label not in convolutions]

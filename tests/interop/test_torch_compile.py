@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import maxconv.torch as mt
 from maxconv._arguments import ConvArguments
+from maxconv._graph import op_name
 from maxconv._library import kernel_library
 from maxconv._problem import ConvProblem
 from maxconv.activations import leaky_relu
@@ -161,7 +162,7 @@ def test_the_op_works_through_graph_op() -> None:
         none = ops.constant([], DType.float32, cpu)
         residual = ops.reshape(none, (0, 0, 0, 0))
         operands = [x, filter, none, residual, scale, geometry, scalars]
-        return ops.custom("maxconv.conv_cpu", cpu, operands, [output])[0].tensor
+        return ops.custom(op_name(cpu), cpu, operands, [output])[0].tensor
 
     op = graph_op(
         convolve,
