@@ -68,11 +68,7 @@ struct OpenMpPool(ImplicitlyCopyable, Movable, Pool):
         return self.count
 
     def for_each_task[W: Work](self, work: W, tasks: Int, workers: Int) raises:
-        """See `Pool`. A single worker is the calling thread."""
-        if workers <= 1 or tasks <= 1:
-            for task in range(tasks):
-                work.run(0, task)
-            return
+        """See `Pool`."""
         # On the heap: a pointer to a local, passed to a function that is not
         # known, does not keep the stores to it in front of the call.
         var shared = unsafe_alloc[_Shared[W]](1)
@@ -80,7 +76,7 @@ struct OpenMpPool(ImplicitlyCopyable, Movable, Pool):
         self.parallel(
             _run_tasks[W],
             shared.unsafe_bitcast[NoneType](),
-            UInt32(min(workers, tasks)),
+            UInt32(workers),
             0,
         )
         shared.unsafe_free()

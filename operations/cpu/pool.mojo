@@ -32,8 +32,8 @@ trait Pool:
         ...
 
     def for_each_task[W: Work](self, work: W, tasks: Int, workers: Int) raises:
-        """Runs every task, each worker taking the next one as it finishes one.
-        Returns when all are done.
+        """Runs every task on several threads, each taking the next one as it
+        finishes one. Returns when all are done.
 
         Parameters:
             W: The tasks' type.
@@ -41,7 +41,7 @@ trait Pool:
         Args:
             work: The tasks.
             tasks: How many there are.
-            workers: How many of them may run at once, from 1.
+            workers: How many of them may run at once, from 2 to `tasks`.
 
         Raises:
             If the threads refuse the work.
@@ -59,11 +59,7 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
         return parallelism_level()
 
     def for_each_task[W: Work](self, work: W, tasks: Int, workers: Int) raises:
-        """See `Pool`. A single worker is the calling thread."""
-        if workers <= 1 or tasks <= 1:
-            for task in range(tasks):
-                work.run(0, task)
-            return
+        """See `Pool`."""
         var next = Atomic[Int64](0)
 
         def worker_loop(worker: Int) {imm work, mut next, imm tasks}:
@@ -73,5 +69,5 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
                     return
                 work.run(worker, task)
 
-        self.ctx.enqueue_cpu_range(worker_loop, min(workers, tasks))
+        self.ctx.enqueue_cpu_range(worker_loop, workers)
         self.ctx.synchronize()

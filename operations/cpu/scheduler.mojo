@@ -41,12 +41,12 @@ struct _ScratchWork[T: Tasks](Work):
         self.tasks.run(task, self.scratch.unsafe_offset(worker * self.stride))
 
 
-@fieldwise_init
 struct Schedule(ImplicitlyCopyable, Movable):
     """The tasks of a launch, its workers, and the scratch memory of each."""
 
     var tasks: Int
     var workers: Int
+    """As many as run at once: 1, which is the calling thread, to `tasks`."""
     var scratch: Int
     """Float32 values of a worker, in whole cache lines."""
 
@@ -81,9 +81,10 @@ struct Schedule(ImplicitlyCopyable, Movable):
             If the threads refuse the work.
         """
         var memory = HostBuffer[DType.float32](self.workers * self.scratch)
-        pool.for_each_task(
-            _ScratchWork(tasks, memory.elements, self.scratch),
-            self.tasks,
-            self.workers,
-        )
+        var work = _ScratchWork(tasks, memory.elements, self.scratch)
+        if self.workers == 1:
+            for task in range(self.tasks):
+                work.run(0, task)
+        else:
+            pool.for_each_task(work, self.tasks, self.workers)
         _ = memory^
