@@ -10,7 +10,6 @@ A library is built for a family of types:
 from std.collections import Optional
 from std.ffi import external_call
 from std.sys.defines import get_defined_dtype, get_defined_string
-from std.utils import IndexList
 
 from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.epilogue import Epilogue
@@ -24,7 +23,7 @@ from operations.conv.fields import (
 )
 from operations.conv.memory import Reads, Writes
 from operations.conv.operands import Arguments, Operands
-from operations.conv.problem import SPATIAL, ConvProblem, Geometry
+from operations.conv.problem import RANK, ConvProblem, Geometry
 
 comptime TYPE = get_defined_dtype["dtype", DType.float32]()
 """Of activation and filter."""
@@ -33,9 +32,6 @@ comptime OUTPUT_TYPE = get_defined_dtype["output", DType.float32]()
 """Of residual and output."""
 comptime SCALED = get_defined_string["scaled"]() == "True"
 """Whether each filter has a scale."""
-
-comptime RANK = SPATIAL + 2
-"""Of the shapes that a caller passes."""
 
 comptime CallArguments = Arguments[
     MemoryActivation[TYPE], MemoryOutput[OUTPUT_TYPE], BIAS_TYPE, OUTPUT_TYPE
@@ -121,12 +117,10 @@ struct Call(Movable):
             Naming the argument, its value and what is allowed.
         """
         self.geometry = Geometry(reads[DType.int64](geometry), GEOMETRY_LENGTH)
-        var input = IndexList[RANK](fill=0)
-        var output = IndexList[RANK](fill=0)
-        for i in range(RANK):
-            input[i] = Int(reads[DType.int64](shapes)[unsafe_offset=i])
-            output[i] = Int(reads[DType.int64](shapes)[unsafe_offset=RANK + i])
-        self.problem = ConvProblem(self.geometry, input, output)
+        var sizes = reads[DType.int64](shapes)
+        self.problem = ConvProblem(
+            self.geometry, sizes, sizes.unsafe_offset(RANK)
+        )
         self.scalars = Array[Float32, SCALARS_LENGTH](fill=0)
         for i in range(SCALARS_LENGTH):
             self.scalars[i] = reads[DType.float32](scalars)[unsafe_offset=i]

@@ -474,12 +474,7 @@ struct Explain:
             Naming the argument, its value and what is allowed.
         """
         var decoded = Geometry(operand(geometry), geometry.size())
-        var input = IndexList[5](fill=0)
-        var output = IndexList[5](fill=0)
-        for i in range(5):
-            input[i] = Int(operand(x_shape)[unsafe_offset=i])
-            output[i] = Int(operand(out_shape)[unsafe_offset=i])
-        var problem = ConvProblem(decoded, input, output)
+        var problem = ConvProblem(decoded, operand(x_shape), operand(out_shape))
         problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
         var capability = Int(operand(device)[unsafe_offset=0])
         var units = Int(operand(device)[unsafe_offset=1])

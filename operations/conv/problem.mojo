@@ -33,6 +33,9 @@ from .fields import (
 
 comptime SPATIAL = 3
 
+comptime RANK = SPATIAL + 2
+"""Of the shapes that hold every spatial dimension."""
+
 comptime PROBLEM_NUMBERS = 4 + 6 * SPATIAL
 """Numbers from which `ConvProblem.of_numbers` makes a problem."""
 
@@ -110,6 +113,26 @@ struct ConvProblem(
         self.dilation = geometry.spatial(GEOMETRY_DILATION_D)
         self.pad_before = geometry.spatial(GEOMETRY_PAD_BEFORE_D)
         self.pad_after = geometry.spatial(GEOMETRY_PAD_AFTER_D)
+
+    def __init__(
+        out self,
+        geometry: Geometry,
+        x_shape: Reads[DType.int64],
+        out_shape: Reads[DType.int64],
+    ):
+        """Reads a problem off the geometry operand and shapes in host memory.
+
+        Args:
+            geometry: The decoded geometry operand.
+            x_shape: `RANK` sizes: `[N, D, H, W, C]`.
+            out_shape: The same of the output: `[N, Z, P, Q, K]`.
+        """
+        var input = IndexList[RANK](fill=0)
+        var output = IndexList[RANK](fill=0)
+        for i in range(RANK):
+            input[i] = Int(x_shape[unsafe_offset=i])
+            output[i] = Int(out_shape[unsafe_offset=i])
+        self = Self(geometry, input, output)
 
     @staticmethod
     def of_numbers(numbers: List[Int]) raises -> Self:
