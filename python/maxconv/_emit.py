@@ -1,4 +1,4 @@
-"""The op of a convolution, one for each target: its operands, what they hold, and its parameters.
+"""The op of a convolution in a graph, one for each target; ``_signature`` says what it takes.
 
 Nothing else adds the op to a graph. ``emit`` does; ``convolution`` says what it takes for a problem
 that a graph knows, ``operand_types`` for one that is known when the graph runs.
@@ -6,81 +6,30 @@ that a graph knows, ``operand_types`` for one that is known when the graph runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, ops
 
 from ._arguments import ConvArguments
-from ._dtypes import CARRIERS, DTYPE_BYTES
-from ._fields import (
-    GEOMETRY_LENGTH,
-    SCALARS_LENGTH,
-    SEVERAL,
-    Kernel,
-    Layout,
-    Precision,
-)
+from ._dtypes import CARRIERS
+from ._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel, Layout, Precision
 from ._graph import constant, host_constant, is_computed, not_negative, op_name
 from ._problem import ConvProblem, encode
+from ._signature import Operands, known_problem, known_to_cpu, op_parameters
 
 __all__ = [
-    "Operands",
     "Tensors",
     "convolution",
     "emit",
-    "known_problem",
-    "known_to_cpu",
     "operand_types",
     "shape_carrier",
     "symbolic_output",
 ]
 
 _AXES = ("d", "h", "w")
-
-S = TypeVar("S")
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Operands(Generic[T]):
-    """What stands for each operand of the op, in its order: types, graph values or buffers."""
-
-    x: T
-    """The activation, ``[N, *spatial, C]``."""
-    filter: T
-    """The filter's elements, flat."""
-    bias: T | None
-    """``[K]``, of the activation's type or float32."""
-    residual: T | None
-    """``[N, *spatial, K]``, of the output's type."""
-    scale: T | None
-    """``[K]``, float32."""
-    geometry: T
-    """``encode``'s, in host memory; so is the next one."""
-    scalars: T
-
-    def __iter__(self) -> Iterator[T]:
-        """Goes through those that are there."""
-        inputs = (self.x, self.filter, self.bias, self.residual, self.scale)
-        every = (*inputs, self.geometry, self.scalars)
-        return iter([operand for operand in every if operand is not None])
-
-    def with_values(self, values: Iterable[S]) -> Operands[S]:
-        """Returns operands of which the same are there, with these values in the op's order."""
-        rest = iter(values)
-        return Operands(
-            x=next(rest),
-            filter=next(rest),
-            bias=None if self.bias is None else next(rest),
-            residual=None if self.residual is None else next(rest),
-            scale=None if self.scale is None else next(rest),
-            geometry=next(rest),
-            scalars=next(rest),
-        )
 
 
 @dataclass(frozen=True)
@@ -117,19 +66,13 @@ def emit(
         fused_input: Whether MAX may fuse into the op what computes the activation.
     """
     x, device = operands.x, operands.x.device
-    of_bias = x.dtype if x.dtype.name in DTYPE_BYTES else DType.float32
-    whole = replace(
-        operands,
-        bias=_absent(of_bias, 1, device) if operands.bias is None else operands.bias,
-        residual=_absent(output.dtype, x.rank, device)
-        if operands.residual is None
-        else operands.residual,
-        scale=_absent(DType.float32, 1, device) if operands.scale is None else operands.scale,
+    whole = operands.completed(
+        lambda dtype, rank: constant(np.empty((0,) * rank, CARRIERS[dtype]), dtype, device),
+        dtype=x.dtype.name,
+        out_dtype=output.dtype.name,
+        rank=x.rank,
     )
-    parameters: dict[str, bool | int | str | DType] = dict(known or {})
-    # An op without a scale is spared the multiplication.
-    if operands.scale is not None:
-        parameters["scaled"] = True
+    parameters = op_parameters(known or {}, scaled=operands.scale is not None)
     name = op_name(device, fused_input=fused_input)
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 
@@ -186,59 +129,6 @@ def convolution(
         else known_to_cpu(problem, kernel),
         fused_input=problem.taps == 1 and not reads and is_computed(x),
     )
-
-
-def known_problem(
-    problem: ConvProblem, kernel: Kernel = Kernel.AUTO, precision: Precision = Precision.TF32
-) -> dict[str, bool | int]:
-    """Returns what a graph knows of a problem, as parameters of the op.
-
-    The op's registry compiles a GPU's op with the kernels, and their configurations, that such a
-    problem may need (``KnownProblem`` in operations/conv/known.mojo). Symbolic sizes are left out.
-
-    Args:
-        problem: The convolution.
-        kernel: What was asked for.
-        precision: Of the products of float32.
-    """
-    known: dict[str, bool | int] = {
-        "kernel": int(kernel),
-        "exact": precision is Precision.FLOAT32,
-        "groups": problem.groups,
-        "taps": problem.filter_size[-1],
-        "stride": problem.stride[-1],
-    }
-    for name, count in (("channels", problem.channels), ("filters", problem.filters)):
-        if isinstance(count, int):
-            known[name] = count // problem.groups
-    return known
-
-
-def known_to_cpu(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> dict[str, bool | int]:
-    """Returns what a CPU's op is compiled for: a part of what ``known_problem`` returns.
-
-    It is little, so that the convolutions of a network share what is compiled: whether there is one
-    group, and whether a group has one channel and one filter. That tells depthwise convolutions,
-    grouped ones and all others apart, which run on different kernels.
-
-    Args:
-        problem: The convolution.
-        kernel: What was asked for.
-    """
-    known: dict[str, bool | int] = {"kernel": int(kernel)}
-    groups, channels, filters = problem.groups, problem.channels, problem.filters
-    if not isinstance(channels, int) or not isinstance(filters, int):
-        return known
-    if groups == 1 and (channels, filters) != (1, 1):
-        return known | {"groups": 1}
-    known["groups"] = _one_or_several(groups)
-    known["channels"] = _one_or_several(channels // groups)
-    known["filters"] = _one_or_several(filters // groups)
-    return known
-
-
-def _one_or_several(count: int) -> int:
-    return 1 if count == 1 else SEVERAL
 
 
 def operand_types(
@@ -306,9 +196,3 @@ def _output_shape(problem: ConvProblem) -> list[Dim]:
         if not isinstance(size, int) and padded + 2 * problem.stride[i] <= problem.span[i]:
             shape[1 + i] = not_negative(shape[1 + i])
     return shape
-
-
-def _absent(dtype: DType, rank: int, device: DeviceRef) -> TensorValue:
-    """Returns an empty operand in the place of one that the caller left out."""
-    empty = np.empty((0,) * rank, CARRIERS[dtype.name])
-    return constant(empty, dtype.name, device)

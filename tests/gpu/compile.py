@@ -1,10 +1,10 @@
 """Compiles the GPU tests' graphs for a GPU that is not there, in a process of its own.
 
 Takes the architecture, the folder to write to, and the graphs: a key of ``GRAPHS``, a colon and a
-type, which for ``every`` is a key of ``network.TYPES``. MAX writes to the folder what each graph
-becomes. With ``MAXCONV_GPU_GRAPHS`` in the environment it also writes to that folder, beside what
-is there, what the tests on a GPU machine run: they find it by its name and its inputs, and then
-compile nothing.
+type, which for ``every`` is a key of ``network.TYPES``, for ``bridge`` the name of a graph. MAX
+writes to the folder what each graph becomes. With ``MAXCONV_GPU_GRAPHS`` in the environment it also
+writes to that folder, beside what is there, what the tests on a GPU machine run: they find it by
+its name and its inputs, and then compile nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ def explained(dtype: str) -> Graph:
     return explain_graph(dtype, DeviceRef.GPU())
 
 
+def bridge(which: str) -> Graph:
+    """Returns a graph of ``tests/gpu/bridge.py``: ``custom_op`` or ``block``."""
+    from tests.gpu import bridge
+
+    return {"custom_op": bridge.custom_op_graph, "block": bridge.block_graph}[which]()
+
+
 GRAPHS = {
+    "bridge": bridge,
     "explain": explained,
     "every": network.every_fusion,
     "functions": network.functions,

@@ -13,19 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-def test_every_op_compiles(tmp_path: Path) -> None:
+def compiled(folder: Path, *graphs: str) -> dict[str, str]:
+    """Compiles graphs of ``tests/gpu/compile.py``; returns by name the Mojo that MAX made."""
     # MAX writes down nothing of a graph that its cache holds.
     places = {
-        "MAXCONV_GPU_GRAPHS": str(tmp_path / "exported"),
-        "MODULAR_CACHE_DIR": str(tmp_path / "cache"),
+        "MAXCONV_GPU_GRAPHS": str(folder / "exported"),
+        "MODULAR_CACHE_DIR": str(folder / "cache"),
     }
     finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.gpu.compile", "sm_90a", str(tmp_path)),
-            "fusions:bfloat16",
-        ],
+        [sys.executable, "-m", "tests.gpu.compile", "sm_90a", str(folder), *graphs],
         cwd=ROOT,
         env=os.environ | places,
         capture_output=True,
@@ -33,11 +29,20 @@ def test_every_op_compiles(tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.split() == ["fusions_bfloat16"]
+    return {
+        name: (folder / f"{name}.mojo").read_text(encoding="utf-8")
+        for name in finished.stdout.split()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_every_op_compiles(tmp_path: Path) -> None:
     fusions: dict[str, str] = {}
     scaled: list[str] = []
-    for name in finished.stdout.split():
-        mojo = (tmp_path / f"{name}.mojo").read_text(encoding="utf-8")
+    made = compiled(tmp_path, "fusions:bfloat16")
+    assert list(made) == ["fusions_bfloat16"]
+    for mojo in made.values():
         for function in re.split(r"^(?=def )", mojo, flags=re.MULTILINE):
             for op in re.findall(r"maxconv\.registrations\.(\w+)\.execute", function):
                 assert 'target = "gpu"' in function
@@ -55,3 +60,16 @@ def test_every_op_compiles(tmp_path: Path) -> None:
     (exported,) = (tmp_path / "exported").glob("*.mef")
     diagonal = re.findall(rb"\.text\.(maxconv_nvidia_sm90_diag\w+)", exported.read_bytes())
     assert len(set(diagonal)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.torch
+def test_what_maxs_bridge_to_pytorch_makes_compiles(tmp_path: Path) -> None:
+    custom_op, block = compiled(tmp_path, "bridge:custom_op", "bridge:block").values()
+    for mojo in (custom_op, block):
+        assert 'ConvGpu.execute[target = "gpu"' in mojo
+    # Activation, filter, bias and residual come on the GPU; scale, geometry and scalars do not.
+    (operands,) = set(re.findall(r"custom__maxconv_conv_gpu : \((.*?)\) -> ", custom_op))
+    places = [tensor.endswith("gpu:0>") for tensor in operands.split(", !mo.tensor")]
+    assert places == [True] * 4 + [False] * 3

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from maxconv import _library as library
-from maxconv._emit import known_problem, known_to_cpu
 from maxconv._fields import SEVERAL, Kernel, Precision
 from maxconv._problem import ConvProblem
+from maxconv._signature import known_problem, known_to_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""``maxconv.torch`` under torch.compile, beside autograd, and the op in MAX's own bridge."""
+"""``maxconv.torch`` under torch.compile, and beside autograd."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from torch import Tensor, nn
 
 import maxconv.torch as mt
 from maxconv._arguments import ConvArguments
-from maxconv._graph import op_name
-from maxconv._library import kernel_library
-from maxconv._problem import ConvProblem
 from maxconv.activations import leaky_relu
 
 pytestmark = pytest.mark.torch
@@ -137,54 +134,3 @@ def test_a_head_trains_on_a_frozen_backbone() -> None:
     assert head.weight.grad is not None and head.weight.grad.abs().sum() > 0
     with pytest.raises(RuntimeError, match=r"^weight: requires grad"):
         backbone.requires_grad_()(draw(2, 3, 6, 6))
-
-
-# MAX's own bridge -------------------------------------------------------------------------------
-
-
-def test_the_op_works_through_graph_op() -> None:
-    from max.dtype import DType
-    from max.experimental.torch import graph_op
-    from max.graph import DeviceRef, TensorType, TensorValue, ops
-
-    from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Layout, encode_scalars
-
-    cpu = DeviceRef.CPU()
-    output = TensorType(DType.float32, ("n", "p", "q", "k"), cpu)
-
-    def convolve(
-        x: TensorValue,
-        filter: TensorValue,
-        scale: TensorValue,
-        geometry: TensorValue,
-        scalars: TensorValue,
-    ) -> TensorValue:
-        none = ops.constant([], DType.float32, cpu)
-        residual = ops.reshape(none, (0, 0, 0, 0))
-        operands = [x, filter, none, residual, scale, geometry, scalars]
-        return ops.custom(op_name(cpu), cpu, operands, [output])[0].tensor
-
-    op = graph_op(
-        convolve,
-        kernel_library=kernel_library(),
-        input_types=[
-            TensorType(DType.float32, ("n", "h", "w", "c"), cpu),
-            TensorType(DType.float32, ("f",), cpu),
-            TensorType(DType.float32, ("s",), cpu),
-            TensorType(DType.int64, (GEOMETRY_LENGTH,), cpu),
-            TensorType(DType.float32, (SCALARS_LENGTH,), cpu),
-        ],
-        output_types=[output],
-    )
-    for n, h, c, k in ((1, 6, 3, 4), (2, 9, 5, 3)):
-        x, w = last(draw(n, c, h, h)), draw(k, c, 3, 3)
-        problem = ConvProblem.from_arguments((n, h, h, c), w.shape, filter_layout="FCRS", padding=1)
-        y = torch.empty(n, h, h, k)
-        fields = (problem.geometry(filter_layout=Layout.FCRS), encode_scalars())
-        host = [torch.from_numpy(values) for values in fields]
-        op(y, x.movedim(1, -1), w.flatten(), torch.empty(0), *host)
-        check(2, y.movedim(-1, 1), x, w, None, 1, 1)
-    # The op's parameter says that there is no scale.
-    words = "scale: 3 elements, but the op is compiled without a scale; none are allowed"
-    with pytest.raises(ValueError, match=words):
-        op(y, x.movedim(1, -1), w.flatten(), torch.ones(3), *host)

@@ -16,6 +16,7 @@ it. ``prepare`` builds it when you choose.
 from ._convert import convert
 from ._functional import conv1d, conv2d, conv3d
 from ._modules import Conv1d, Conv2d, Conv3d
+from ._operands import ConvOperands, conv_operands, pack_filter
 from ._prepare import prepare
 from ._report import ConversionReport, Left, Replaced, Untraced
 
@@ -23,6 +24,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvOperands",
     "ConversionReport",
     "Left",
     "Replaced",
@@ -30,6 +32,8 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_operands",
     "convert",
+    "pack_filter",
     "prepare",
 ]

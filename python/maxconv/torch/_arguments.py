@@ -28,6 +28,7 @@ from ._dtypes import BLACKWELL, BLACKWELL_DTYPES, BY_NAME, DTYPES, FLOAT8, NAMES
 
 __all__ = [
     "Ints",
+    "check_input_dtype",
     "check_ranks",
     "check_tensors",
     "expanded_scale",
@@ -149,10 +150,15 @@ def check_ranks(input: Tensor, weight: Tensor, arguments: ConvArguments) -> None
             f"{rank + 2}: [N, C, {sizes}], or {rank + 1}: [C, {sizes}]"
         )
     if input.dtype not in DTYPES:
-        _check_input_dtype(input, arguments.out_dtype)
+        check_input_dtype(input, arguments.out_dtype)
 
 
-def _check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
+def check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
+    """Checks a dtype that not every device takes: not one of ``DTYPES``.
+
+    Raises:
+        TypeError: It is unsupported, or ``out_dtype`` is not given.
+    """
     allowed: tuple[torch.dtype, ...] = DTYPES
     if input.is_cuda:
         allowed = (*DTYPES, FLOAT8)

@@ -19,7 +19,7 @@ _storages: Any = torch.UntypedStorage
 _expired = _storages._expired
 _free_weak_reference = _storages._free_weak_ref
 
-__all__ = ["OPERANDS", "OperandCache"]
+__all__ = ["OPERANDS", "OperandCache", "pack_on_host"]
 
 _LAYOUTS = {1: "FCS", 2: "FCRS", 3: "FCQRS"}
 
@@ -59,7 +59,7 @@ class OperandCache:
 
     def packed(self, weight: Tensor, groups: int) -> Tensor:
         """Returns a weight ``[K, C / groups, *taps]`` on the CPU, packed, flat."""
-        return self._get(weight, groups, lambda: _pack(weight, groups))
+        return self._get(weight, groups, lambda: pack_on_host(weight, groups))
 
     def transposed(self, weight: Tensor) -> Tensor:
         """Returns a weight ``[K, C / groups, *taps]`` on a GPU as ``[K, *taps, C / groups]``."""
@@ -123,7 +123,8 @@ class OperandCache:
                 entry.finalizer.detach()
 
 
-def _pack(weight: Tensor, groups: int) -> Tensor:
+def pack_on_host(weight: Tensor, groups: int) -> Tensor:
+    """Returns a weight ``[K, C / groups, *taps]`` on the CPU packed, flat."""
     packed = pack_filter(weight, _LAYOUTS[weight.dim() - 2], groups=groups)
     # A copy: what PackedFilter holds is read-only, which PyTorch has no tensors for.
     tensor = torch.from_numpy(packed.data.copy())
