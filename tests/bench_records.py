@@ -137,7 +137,7 @@ def models_record(**changes: Any) -> Record:
                 8,
                 "8x3x224x224",
                 "float64",
-                [forward("eager", 500.0), forward("converted", 400.0)],
+                [forward("eager", 1500.0), forward("converted", 1200.0)],
                 parameters=25_557_032,
                 replaced=52,
                 left={"it has forward hooks": 1},

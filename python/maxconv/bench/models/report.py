@@ -77,7 +77,10 @@ def _means(models: Sequence[ModelResult], ours: Sequence[str], times: int) -> It
 
 
 def _time(forward: Forward) -> str:
-    return _NONE if forward.call is None else f"{forward.call.median_s * 1e3:.3g}"
+    if forward.call is None:
+        return _NONE
+    milli = forward.call.median_s * 1e3
+    return f"{milli:.0f}" if milli >= 100 else f"{milli:.3g}"
 
 
 def _first(forward: Forward) -> str:

@@ -129,8 +129,8 @@ def _kind(bench: Bench) -> torch.dtype:
 
 
 def _build(source: Source, bench: Bench) -> nn.Module:
-    model = build(source).to(bench.place)
-    draw(model, lambda batch: _inputs(source, batch, bench.place, torch.float32))
+    model = build(source)
+    draw(model, lambda batch: _inputs(source, batch, bench.place, torch.float32), bench.place)
     return model.to(_kind(bench))
 
 

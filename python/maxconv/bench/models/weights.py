@@ -17,7 +17,12 @@ __all__ = ["draw", "tensors"]
 LEAST_DIFFERENCE = 1e-3
 
 
-def draw(model: nn.Module, inputs: Callable[[int], Sequence[Tensor]], seed: int = 0) -> None:
+def draw(
+    model: nn.Module,
+    inputs: Callable[[int], Sequence[Tensor]],
+    place: str = "cpu",
+    seed: int = 0,
+) -> None:
     """Draws a model's weights in place, and its BatchNorm statistics for them.
 
     Constructors leave much that hides errors: normalizations that do nothing, biases of zero, layer
@@ -28,8 +33,9 @@ def draw(model: nn.Module, inputs: Callable[[int], Sequence[Tensor]], seed: int 
     of about one, and it is no identity.
 
     Args:
-        model: In eval mode.
+        model: In eval mode, on the CPU: the same weights on every device.
         inputs: Returns the inputs of a batch.
+        place: Where the model goes, and runs to find its statistics.
         seed: Of the draws.
 
     Raises:
@@ -40,6 +46,7 @@ def draw(model: nn.Module, inputs: Callable[[int], Sequence[Tensor]], seed: int 
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             _spread(parameter, generator)
+        model.to(place)
         hooks = [
             module.register_forward_pre_hook(_measure(generator))
             for module in model.modules()
