@@ -6,6 +6,7 @@ graph. A call takes some besides: activations, buffers, the output.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -29,20 +30,62 @@ class Gauge(Protocol):
 
 
 class HostGauge:
-    """Resident memory, as Linux counts it."""
+    """The memory of a process on Linux.
+
+    What is held is what malloc has handed out. Resident memory would not do: what a compiler frees
+    stays resident in pieces, and serves what comes later. It is taken where malloc is another
+    library's, which the C library knows nothing of.
+    """
+
+    def __init__(self) -> None:
+        before = _handed_out()
+        probe = bytearray(_PROBE)
+        self._counts = _handed_out() - before >= len(probe)
 
     def held(self) -> int:
-        """See ``Gauge``. Freed memory goes back to the system first, as far as malloc can."""
+        """See ``Gauge``."""
         gc.collect()
-        trim()
-        return status("VmRSS")
+        return _handed_out() if self._counts else _resident()
 
     def peak(self, call: Callable[[], object]) -> int:
         """See ``Gauge``."""
-        before = self.held()
+        before = _resident()
         Path("/proc/self/clear_refs").write_text("5")
         call()
         return max(0, status("VmHWM") - before)
+
+
+#: Bytes that an allocation must show with in what malloc counts.
+_PROBE = 1 << 20
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def _handed_out() -> int:
+    """Returns the bytes that glibc's malloc has handed out, mapped ones included; 0 elsewhere."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is None:
+        return 0
+    function.restype = _MallInfo
+    info = function()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _resident() -> int:
+    """Returns the bytes of resident memory, once malloc has given back what it can."""
+    gc.collect()
+    trim()
+    return status("VmRSS")
 
 
 class CudaGauge:
