@@ -15,7 +15,7 @@ from maxconv.bench.cpu.workload import convolutions
 from maxconv.bench.device import CPU, DEVICES, TOLERANCE
 from maxconv.bench.entrant import BARE, FUSED, Key
 from maxconv.bench.environment import Machine
-from maxconv.bench.record import Functions, Measurement, Network, Record, Result
+from maxconv.bench.record import Forward, Functions, Measurement, ModelResult, Record, Result
 from maxconv.bench.statistics import Timing, summarize
 
 NAMED = load_problems()
@@ -94,18 +94,61 @@ def record(**changes: Any) -> Record:
                 dict.fromkeys((MAX, AS_INPUT), "the process dies of SIGSEGV"),
             ),
         ],
-        networks=[
-            Network(
-                "resnet50",
-                1,
-                [measurement(OURS, 50.0, kernel=None), measurement(TORCH, 60.0, kernel=None)],
-                {"cold": 22.0, "warm": 1.9},
-            )
-        ],
+        models=[],
         memory=[Memory("vae.up_256", 16 << 20, 8 << 20, 2 << 20, 3 << 19)],
         functions=Functions(("resnet50.conv2_3x3", "audio.dilated"), True, 0.002, 0.0021),
     )
     return dataclasses.replace(made, **changes)
+
+
+def forward(
+    variant: str, milliseconds: float, *, channels_last: bool = True, **changes: Any
+) -> Forward:
+    """Returns the figures of a way of running a model."""
+    call = timing(milliseconds / 1e3)
+    made = Forward(variant, channels_last, call, 1e-6, first_call_s=2.5, kept=3 << 20, peak=1 << 20)
+    return dataclasses.replace(made, **changes)
+
+
+def models_record(**changes: Any) -> Record:
+    """Returns a made-up run of models on a CPU."""
+    torch = [forward("eager", 75.0, channels_last=False), forward("eager", 60.0)]
+    failed = Forward("converted", True, missing="no such layer")
+    return record(
+        command="python -m maxconv bench --models resnet50 tasnet",
+        protocol=CPU.models,
+        results=[],
+        memory=[],
+        functions=None,
+        models=[
+            ModelResult(
+                "resnet50",
+                "torchvision",
+                1,
+                "1x3x224x224",
+                "float64",
+                [*torch, forward("compile", 55.0), forward("converted", 50.0)],
+                parameters=25_557_032,
+                replaced=53,
+            ),
+            ModelResult(
+                "resnet50",
+                "torchvision",
+                8,
+                "8x3x224x224",
+                "float64",
+                [forward("eager", 1500.0), forward("converted", 1200.0)],
+                parameters=25_557_032,
+                replaced=52,
+                left={"it has forward hooks": 1},
+            ),
+            ModelResult(
+                "tasnet", "torchaudio", 1, "1x1x16000", "float32", [forward("eager", 9.0), failed]
+            ),
+        ],
+        starts={"eager": 0.1, "converted": 22.0},
+        **changes,
+    )
 
 
 def gpu_record(**changes: Any) -> Record:
@@ -130,7 +173,6 @@ def gpu_record(**changes: Any) -> Record:
                 {cudnn: "none of 0 plans runs", MAX: "not here: No module named 'max'"},
             ),
         ],
-        networks=[],
         memory=[],
         functions=None,
         **changes,

@@ -30,7 +30,9 @@ class Command:
 #: The subcommands by name. A module is imported only when its command is used.
 COMMANDS = {
     "demo": Command("maxconv._demo", "add noise to a photograph and remove it again"),
-    "bench": Command("maxconv.bench", "time convolutions against MAX's own and torch", "bench"),
+    "bench": Command(
+        "maxconv.bench", "time convolutions and whole models against torch and MAX", "bench"
+    ),
     "doctor": Command("maxconv._doctor", "show versions, hardware, and which kernel runs and why"),
     "build": Command("maxconv._build", "compile what PyTorch's calls need, for an image"),
     "inspect": Command("maxconv._inspect", "show the GPU kernels' PTX, or what they take"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench_records import record
+from tests.bench_records import models_record, record
 from tests.documents import ROOT
 
 import maxconv
@@ -17,6 +17,8 @@ from maxconv._problems import NamedProblem, load_families
 from maxconv.bench import command, environment, report
 from maxconv.bench.cpu.memory import Memory
 from maxconv.bench.device import CPU, DEVICES, GPU, Device
+from maxconv.bench.models.catalogue import load_catalogue
+from maxconv.bench.models.catalogue import select as select_models
 from maxconv.bench.record import Functions, Record, load
 
 # The command line.
@@ -49,7 +51,9 @@ def test_a_quick_run_has_one_problem_of_each_family() -> None:
     assert quick[0].name == "resnet50.stem"
     named = command.select(CPU, ["vae"], ["vae.mid"], quick=True)
     assert [entry.name for entry in named] == ["vae.conv_in", "vae.mid"]
-    assert all(device.quick.rounds < device.full.rounds for device in DEVICES.values())
+    for device in DEVICES.values():
+        for protocol in (device.full, device.models):
+            assert protocol.quick.rounds < protocol.rounds
 
 
 @pytest.fixture
@@ -170,7 +174,26 @@ def test_a_run_that_finds_something_wrong(
         (["--contenders", "jax"], "contenders: 'jax' is not one; maxconv, torch, torch.compile, m"),
         (["--contenders", "cudnn"], "contenders: 'cudnn' is not one; maxconv, torch,"),
         (["--work", "half"], "work: 'half' is not one; bare, fused are allowed"),
-        (["--networks", "vgg"], "networks: 'vgg' is not one; resnet50 are allowed"),
+        (["--models", "resnet"], "models: 'resnet' is no model of the list; near it: "),
+        (["--models", "sd15_unet"], "models: sd15_unet has no batches for a cpu; give --batch"),
+        (["--models", "--batch", "0"], "batch: 0 is not positive; at least 1 is needed"),
+        (["--models", "--variants", "jit"], "variants: 'jit' is not one; eager, compile, reduce"),
+        (
+            ["--models", "--variants", "captured"],
+            "variants: 'captured' on a cpu: it replays a CUDA graph; eager, compile, converted, ba",
+        ),
+        (["--models", "--problems", "vae.mid"], "models: --problems does not go with it, since i"),
+        (["--models", "--family", "vae"], "models: --family does not go with it, since it is fo"),
+        (["--models", "--plot", "a.png"], "models: --plot does not go with it, since it is for c"),
+        (["--models", "--from", "folder"], "models: --from does not go with it, since it is for"),
+        (["--variants", "eager"], "variants: it is for --models"),
+        (["--batch", "2"], "batch: it is for --models"),
+        (["--no-channels-last"], "channels-last: it is for --models"),
+        (["--models", "resnet50", "--out", "."], "out: only a whole run is kept by date and mach"),
+        (["--models", "--batch", "2", "--out", "."], "out: only a whole run is kept by date and"),
+        (["--models", "--quick", "--out", "."], "out: only a whole run is kept by date and mach"),
+        (["--report", "a.json", "--models"], "report: --models does not go with it"),
+        (["--report", "a.json", "--channels-last"], "report: --channels-last does not go with it"),
         (["--rounds", "0"], "rounds: 0 is not positive; at least 1 is needed"),
         (["--out", ".", "--quick"], "out: only a whole run is kept by date and machine"),
         (["--out", ".", "--problems", "vae.mid"], "out: only a whole run is kept by date and mach"),
@@ -208,6 +231,78 @@ def test_a_bad_argument_is_told_before_anything_is_measured(
     assert capsys.readouterr().err.startswith(f"maxconv bench: {message}")
     assert measured == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_is_not_installed(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    present = {"torchvision"}
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: object() if name in present else None
+    )
+    variants = ["--variants", "eager", "converted"]
+    assert cli.main(["bench", "--models", "resnet50", "repvgg_a2", "hrnet_w18", *variants]) == 1
+    assert capsys.readouterr().err == (
+        "maxconv bench: models: repvgg_a2, hrnet_w18: timm is not installed; pip install timm, or "
+        "pip install 'maxconv[models]' for all\n"
+    )
+    assert measured == []
+    # Those whose library is there can be measured, and all can be listed.
+    assert cli.main(["bench", "--models", "resnet50", *variants]) == 0
+    capsys.readouterr()
+    assert cli.main(["bench", "--list"]) == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert len(listed) == len(load_catalogue().models)
+    assert ["resnet50", "torchvision", "cpu", "1,8;", "gpu", "1,64"] in listed
+    assert ["smp_unet", "segmentation_models_pytorch", "(not", "installed)", "cpu"] in [
+        line[:5] for line in listed
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--models resnet18 resnet50 --batch 3 4", "--models resnet18 resnet50 --batch 3 4"),
+        ("--models --variants converted eager", "--models --variants eager converted"),
+        ("--models all --no-channels-last", "--models all --no-channels-last"),
+        ("--models --channels-last --quick", "--models --channels-last --quick"),
+    ],
+)
+def test_the_command_repeats_models(
+    given: str,
+    said: str,
+    measured: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("maxconv.bench.models.command.check_installed", lambda _: None)
+    monkeypatch.setattr("maxconv.bench.models.command.check_backend", lambda _: None)
+    made = tmp_path / "made.json"
+    assert cli.main(["bench", *given.split(), "--json", str(made)]) == 0
+    assert load(made).command == f"python -m maxconv bench {said}"
+    # No convolution is measured besides.
+    assert [names for names, *_ in measured] == [[]]
+
+
+def test_models_that_are_selected() -> None:
+    listed = load_catalogue()
+    default = select_models([], "cpu")
+    assert {made.name for made in default} == set(listed.default["cpu"])
+    every = select_models(["all"], "gpu")
+    assert [made.name for made in every] == [
+        name for name, made in listed.models.items() if "gpu" in made.batches
+    ]
+    # In the order of the list, and a batch of the command line serves any device.
+    chosen = select_models(["sd15_unet", "resnet18"], "cpu", [1])
+    assert [made.name for made in chosen] == ["resnet18", "sd15_unet"]
+
+
+def test_a_variant_that_went_wrong_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "measure", lambda *_: models_record())
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == "tasnet, batch 1: converted: no such layer\n"
 
 
 def test_a_gpu_that_is_not_there(

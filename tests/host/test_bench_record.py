@@ -16,8 +16,10 @@ from tests.bench_records import (
     REORDERED,
     SCHEMA,
     TORCH,
+    forward,
     gpu_record,
     measurement,
+    models_record,
     record,
     result,
     timing,
@@ -28,6 +30,7 @@ from maxconv.bench import report
 from maxconv.bench.cpu.memory import Memory
 from maxconv.bench.entrant import BARE, CALL, COLORS, FUSED, KERNEL
 from maxconv.bench.environment import slug
+from maxconv.bench.models.variants import VARIANTS
 from maxconv.bench.record import (
     Functions,
     Measurement,
@@ -98,7 +101,8 @@ def test_the_summary() -> None:
 
 
 def test_a_record_follows_its_schema_and_comes_back() -> None:
-    for made in (record(), record(commit=None, functions=None, memory=[]), gpu_record()):
+    alone = record(commit=None, functions=None, memory=[])
+    for made in (record(), alone, gpu_record(), models_record()):
         text = made.to_json()
         jsonschema.validate(json.loads(text), SCHEMA)
         assert Record.from_json(text) == made
@@ -125,9 +129,49 @@ def test_the_schema_is_one_and_names_every_field() -> None:
     made = json.loads(record().to_json())
     assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == set(made)
     bad = [("device", "tpu"), ("dtype", "int8"), ("date", "yesterday"), ("format", 2)]
+    bad += [("starts", {"jit": 1.0}), ("starts", {"eager": 0})]
     for key, value in bad:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**made, key: value}, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"variant": "jit"},
+        {"call": None},
+        {"missing": "both a time and a reason"},
+        {"error": None},
+        {"first_call_s": 0},
+        {"kept": -1},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+def test_a_wrong_way_of_running_a_model_is_not_valid(changes: dict[str, Any]) -> None:
+    made = json.loads(models_record().to_json())
+    jsonschema.validate(made, SCHEMA)
+    made["models"][0]["forwards"][0].update(changes)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(made, SCHEMA)
+
+
+def test_the_schema_names_every_variant() -> None:
+    assert SCHEMA["$defs"]["variant"]["enum"] == list(VARIANTS)
+
+
+def test_a_models_opponent_is_the_fastest_of_torchs_ways() -> None:
+    first, _, last = models_record().models
+    assert first.opponent() == pytest.approx(0.055)
+    assert first.ratios() == {"converted": pytest.approx(1.1)}
+    assert last.ratios() == {}
+    captured = dataclasses.replace(
+        first, forwards=[*first.forwards, forward("captured", 10.0), forward("backend", 110.0)]
+    )
+    # maxconv's own ways are no opponents.
+    assert captured.opponent() == pytest.approx(0.055)
+    expected = {"converted": 1.1, "captured": 5.5, "backend": 0.5}
+    assert captured.ratios() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -172,29 +216,30 @@ def test_every_table_is_of_a_record() -> None:
 def test_the_name_of_a_record() -> None:
     assert results_name(record()) == "2026-07-27-fast-one-float32.json"
     assert results_name(gpu_record()) == "2026-07-27-nvidia-h200-bfloat16.json"
+    assert results_name(models_record()) == "2026-07-27-fast-one-float32-models.json"
     assert slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz") == "intel-xeon-platinum-8481c"
     assert slug("AMD EPYC 9654 96-Core Processor") == "amd-epyc-9654-96-core"
     assert slug("™") == "unknown"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 4}', '{"format": 3}', '{"format": 3, "summary": []}']
+    "text", ["", "[]", "{}", '{"format": 4}', '{"format": 4}', '{"format": 4, "summary": []}']
 )
 def test_what_is_no_record(text: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"record\.json: this is no record of format 3"):
+    with pytest.raises(ValueError, match=r"record\.json: this is no record of format 4"):
         load(path)
 
 
 @pytest.mark.parametrize(
     ("format", "message"),
-    [(2, "its format is 2, an old one: measure again"), (4, "its format is 4, unknown here")],
+    [(3, "its format is 3, an old one: measure again"), (5, "its format is 5, unknown here")],
 )
 def test_a_record_of_another_format(format: int, message: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.write_text(record().to_json().replace('"format": 3', f'"format": {format}'))
-    with pytest.raises(ValueError, match=rf"record\.json: .* of format 3: {message}$"):
+    path.write_text(record().to_json().replace('"format": 4', f'"format": {format}'))
+    with pytest.raises(ValueError, match=rf"record\.json: .* of format 4: {message}$"):
         load(path)
 
 
@@ -225,9 +270,6 @@ def test_the_tables_for_people() -> None:
     assert "Without max (filter as an input): audio.dilated: the process dies of SIGSEGV." in text
     assert "outputs equal, bit for bit; 2.00 ms against 2.10 ms one by one" in text
     assert re.search(r"vae\.up_256 +16\.0 +8\.0 +2\.0 +1\.5 +yes", text)
-    assert rows_of(text, "resnet50 ")[0] == [
-        *("resnet50", "1", "50.05", "60.05", "1.20x", "22.0", "1.9"),
-    ]
     assert "With bias, ReLU and a residual: as a user calls it" in text
     assert "Other programs" not in text
     # Columns under each other.
@@ -248,6 +290,38 @@ def test_the_tables_of_a_gpu() -> None:
     assert "TFLOP/s" in text
     assert "With bias, SiLU and a residual" in text
     assert "Without max: mobilenet.dw_56_128@64: not here: No module named 'max'." in text
+
+
+def test_the_tables_of_models() -> None:
+    text = report.render_text([models_record()])
+    header = next(line for line in text.splitlines() if line.startswith("model "))
+    assert re.split(r"\s{2,}", header) == [
+        *("model", "batch", "eager, contiguous", "eager", "compile", "converted"),
+        "torch's best / converted",
+    ]
+    rows = rows_of(text, "resnet50 ")
+    # The fastest of torch's ways is the opponent.
+    assert rows[0] == ["resnet50", "1", "75", "60", "55", "50", "1.10x"]
+    assert rows[1] == ["resnet50", "8", "-", "1500", "-", "1200", "1.25x"]
+    assert rows[2] == ["resnet50", "1", "2.50", "2.50", "2.50", "2.50"]
+    assert rows[4] == ["resnet50", "1", *["3 + 1"] * 4]
+    assert rows[6] == ["resnet50", "1", *["1.0e-06"] * 4]
+    assert rows_of(text, "tasnet")[0] == ["tasnet", "1", "-", "9", "-", "-", "-"]
+    assert [row[1:] for row in rows_of(text, "geometric mean")] == [
+        ["all", "1.17x"],
+        ["1", "1.10x"],
+        ["> 1", "1.25x"],
+    ]
+    for words in (
+        "Without tasnet, batch 1, converted: no such layer.",
+        "Converted, resnet50: 1 left in PyTorch: it has forward hooks.",
+        "reduce-overhead, captured: do not apply to a CPU, which has no CUDA graphs.",
+        "Ratios above 1 are in maxconv's favour",
+    ):
+        assert words in text
+    # What is about single convolutions is not there.
+    assert "Summary" not in text
+    assert "do not apply" not in report.render_text([models_record(device="gpu")])
 
 
 def test_other_ways_to_call_have_a_table() -> None:
@@ -273,7 +347,7 @@ def test_a_note_is_said_once() -> None:
         result("unet.down1", {}, measurements=[measurement(OURS_FUSED, 1, note="one of 3")]),
         result("unet.mid", {}, measurements=[measurement(OURS_FUSED, 1, note="one of 3")]),
     ]
-    text = report.render_text([record(results=noted, networks=[])])
+    text = report.render_text([record(results=noted)])
     assert text.count("Of maxconv, fused: everywhere: one of 3.") == 1
 
 

@@ -18,6 +18,7 @@ from tests.documents import ROOT, commands, shell_blocks
 import ptxemu.cli
 from maxconv import _cli as cli
 from maxconv._version import __version__
+from maxconv.bench.models.catalogue import load_catalogue
 
 SCHEMA = ROOT.parent / "shared" / "pixi" / "schema.json"
 # What a package on PyPI is called on a conda channel, where the names differ.
@@ -97,7 +98,20 @@ def test_max_mojo_and_torch_are_pinned() -> None:
     # A range would make pip fetch CUDA packages.
     assert str(test["torch"].specifier) == "==2.13.0"
     assert str(requirements("bench")["torch"].specifier) == "==2.13.0"
-    assert set(PROJECT["optional-dependencies"]) == {"torch", "demo", "bench", "plot", "test"}
+    extras = {"torch", "demo", "bench", "plot", "models", "test"}
+    assert set(PROJECT["optional-dependencies"]) == extras
+
+
+def test_the_models_libraries_are_pinned() -> None:
+    pinned = [
+        requirement
+        for requirement in map(Requirement, PROJECT["optional-dependencies"]["models"])
+        if requirement.name != PROJECT["name"]
+    ]
+    assert {requirement.name for requirement in pinned} == set(load_catalogue().libraries.values())
+    assert all(str(requirement.specifier).startswith("==") for requirement in pinned)
+    # No test needs them.
+    assert not {requirement.name for requirement in pinned} & requirements("test").keys()
 
 
 def test_modular_comes_from_modulars_channel_and_the_rest_from_conda_forge() -> None:

@@ -2,8 +2,7 @@
 
 ``max REQUEST ANSWER`` tries MAX's own convolutions, which may end the process. ``memory PROBLEM
 DTYPE`` measures a convolution's memory, for which a process must have done nothing else.
-``graphs ARCHITECTURE DTYPE FOLDER NAME...`` compiles for a GPU that is not here. ``first-call
-NETWORK`` times a converted network's first call.
+``graphs ARCHITECTURE DTYPE FOLDER NAME...`` compiles for a GPU that is not here.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ def main(arguments: Sequence[str]) -> int:
             from .gpu.graphs import compile_graphs
 
             compile_graphs(architecture, dtype, Path(folder), names)
-        case ["first-call", name]:
-            from .networks import first_call_here
-
-            print(first_call_here(name))
         case _:
             print(__doc__, file=sys.stderr)
             return 2

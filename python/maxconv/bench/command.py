@@ -17,6 +17,7 @@ from maxconv._targets import HOPPER, TARGETS
 from .device import DEVICES, TOLERANCE, Device
 from .entrant import CONTENDERS, WORKS
 from .environment import Checkout, checkout, machine, versions
+from .models import command as models
 from .record import Record, Result, load, results_name
 from .report import check_one_commit, render_markdown, render_text
 from .timing import Protocol
@@ -24,7 +25,7 @@ from .timing import Protocol
 __all__ = ["add_arguments", "measure", "repeat", "run", "select"]
 
 #: Arguments that only a measurement or a build takes.
-_MEASURING = ("family", "problems", "dtype", "contenders", "work", "rounds", "networks")
+_MEASURING = ("family", "problems", "dtype", "contenders", "work", "rounds", "models")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dtype", help="storage type (default: float32, on a GPU bfloat16)")
     what.add_argument("--contenders", nargs="+", metavar="NAME", help=", ".join(CONTENDERS))
     what.add_argument("--work", nargs="+", metavar="WORK", help="bare, fused (default: both)")
-    what.add_argument("--networks", nargs="+", metavar="NAME", help="whole networks too: resnet50")
     what.add_argument("--rounds", type=int, metavar="N", help="bursts of each contender")
     what.add_argument("--quick", action="store_true", help="few rounds, one problem a family")
+    models.add_arguments(parser)
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
     kept.add_argument(
@@ -80,8 +81,13 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.report:
         return _report(args)
+    if args.list:
+        print(models.listing(), end="")
+        return 0
     device = DEVICES[args.device]
-    problems = select(device, args.family or (), args.problems or (), quick=args.quick)
+    problems = []
+    if args.models is None:
+        problems = select(device, args.family or (), args.problems or (), quick=args.quick)
     _check(args, device, problems)
     if args.build:
         return _build(args)
@@ -133,12 +139,9 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
     if args.dtype not in device.dtypes:
         allowed = ", ".join(device.dtypes)
         raise ValueError(f"dtype: {args.dtype!r} on a {device.name}: {allowed} are allowed")
+    models.check(args, device)
     args.contenders = _chosen("contenders", args.contenders, device.works)
     args.work = _chosen("work", args.work, WORKS)
-    if args.networks:
-        from .networks import NETWORKS
-
-        args.networks = _chosen("networks", args.networks, NETWORKS)
     if args.rounds is not None and args.rounds < 1:
         raise ValueError(f"rounds: {args.rounds} is not positive; at least 1 is needed")
     for name in ("json", "plot"):
@@ -180,7 +183,7 @@ def _check_gpu(args: argparse.Namespace, device: Device) -> None:
     if args.target and not args.build:
         raise ValueError("target: it is for --build; a GPU that is here names its own")
     if args.build:
-        for name in ("json", "out", "plot", "source", "networks", "rounds"):
+        for name in ("json", "out", "plot", "source", "rounds"):
             if getattr(args, name):
                 flag = "from" if name == "source" else name
                 raise ValueError(f"build: --{flag} does not go with it, since nothing is measured")
@@ -231,17 +234,21 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Record:
-    """Measures problems as the arguments ask for.
+    """Measures problems, or models, as the arguments ask for.
 
     Raises:
         Mismatch: Contenders disagree about a result.
         RuntimeError: A child process failed.
     """
     device = DEVICES[args.device]
-    protocol = device.quick if args.quick else device.full
+    protocol = device.full if args.models is None else device.models
+    if args.quick:
+        protocol = protocol.quick
     if args.rounds:
         fewest = min(args.rounds, protocol.fewest_rounds)
         protocol = replace(protocol, rounds=args.rounds, fewest_rounds=fewest)
+    if args.models is not None:
+        return _measure_models(args, protocol)
     if device.name == "cpu":
         return _measure_cpu(problems, args, protocol)
     if args.source:
@@ -280,8 +287,7 @@ def _measure_cpu(
     results, functions = measure_problems(
         problems, args.dtype, protocol, args.contenders, args.work
     )
-    record = replace(record, results=results, memory=memory, functions=functions)
-    return _with_networks(record, args, protocol)
+    return replace(record, results=results, memory=memory, functions=functions)
 
 
 def _measure_gpu(
@@ -305,10 +311,7 @@ def _measure_gpu(
     )
 
     def keep(results: list[Result]) -> None:
-        """Leaves what there is, in case that the rest does not come about."""
-        for path in _outputs(args, record):
-            partial = path.with_suffix(".partial.json")
-            partial.write_text(replace(record, results=results).to_json(), encoding="utf-8")
+        _keep(args, replace(record, results=results))
 
     results = measure_problems(
         problems,
@@ -320,18 +323,31 @@ def _measure_gpu(
         clock=Cuda(),
         keep=keep,
     )
+    _forget(args, record)
+    return replace(record, results=results)
+
+
+def _measure_models(args: argparse.Namespace, protocol: Protocol) -> Record:
+    record = _started(args, protocol, checkout())
+    if args.device == "gpu":
+        from .gpu.run import this_machine
+
+        record = replace(record, machine=this_machine())
+    record = models.measure(args, record, lambda so_far: _keep(args, so_far))
+    _forget(args, record)
+    return record
+
+
+def _keep(args: argparse.Namespace, record: Record) -> None:
+    """Leaves what there is, in case that the rest does not come about."""
+    for path in _outputs(args, record):
+        path.with_suffix(".partial.json").write_text(record.to_json(), encoding="utf-8")
+
+
+def _forget(args: argparse.Namespace, record: Record) -> None:
+    """Removes what ``_keep`` left."""
     for path in _outputs(args, record):
         path.with_suffix(".partial.json").unlink(missing_ok=True)
-    return _with_networks(replace(record, results=results), args, protocol)
-
-
-def _with_networks(record: Record, args: argparse.Namespace, protocol: Protocol) -> Record:
-    if not args.networks:
-        return record
-    from .networks import measure_networks
-
-    networks = measure_networks(args.networks, args.device, args.dtype, protocol, args.contenders)
-    return replace(record, networks=networks)
 
 
 def _built_here(args: argparse.Namespace, folder: Path) -> Path:
@@ -371,6 +387,14 @@ def _verdict(record: Record) -> int:
     if record.functions is not None and not record.functions.equal:
         print("the public functions' outputs differ from the op's", file=sys.stderr)
         status = 1
+    for result in record.models:
+        for forward in result.forwards:
+            if forward.missing is not None:
+                print(
+                    f"{result.name}, batch {result.batch}: {forward.variant}: {forward.missing}",
+                    file=sys.stderr,
+                )
+                status = 1
     return status
 
 
@@ -385,8 +409,9 @@ def repeat(args: argparse.Namespace) -> str:
             words += [f"--{name}", *values]
     if args.dtype != device.dtypes[0]:
         words += ["--dtype", args.dtype]
-    for name, whole in (("contenders", [*device.works]), ("work", [*WORKS]), ("networks", [])):
-        if (values := getattr(args, name) or []) != whole:
+    words += models.words(args)
+    for name, whole in (("contenders", [*device.works]), ("work", [*WORKS])):
+        if (values := getattr(args, name)) != whole:
             words += [f"--{name}", *values]
     if args.rounds:
         words += ["--rounds", str(args.rounds)]
@@ -396,10 +421,10 @@ def repeat(args: argparse.Namespace) -> str:
 
 
 def _report(args: argparse.Namespace) -> int:
-    others = [*_MEASURING, "quick", "json", "out", "modified", "build", "target", "source"]
-    for name in others:
-        if getattr(args, name):
-            flag = "from" if name == "source" else name
+    others = [*_MEASURING, *models.OPTIONS, "quick", "list", "json", "out", "modified"]
+    for name in [*others, "build", "target", "source"]:
+        if getattr(args, name) not in (None, False):
+            flag = "from" if name == "source" else name.replace("_", "-")
             raise ValueError(f"report: --{flag} does not go with it, since nothing is measured")
     records = [load(path) for path in args.report]
     check_one_commit(records)

@@ -8,7 +8,7 @@ that of the host from the first launch until the device has done the last (``gpu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .entrant import BARE, FUSED, MAX, MAXCONV
 from .timing import Protocol
@@ -64,16 +64,8 @@ class Device:
     works: Mapping[str, tuple[str, ...]]
     """The contenders, and what each is timed with."""
     full: Protocol
-
-    @property
-    def quick(self) -> Protocol:
-        """The protocol of a rough look."""
-        return replace(
-            self.full,
-            rounds=max(2, self.full.rounds // 6),
-            fewest_rounds=2,
-            budget_s=self.full.budget_s / 5,
-        )
+    models: Protocol
+    """For whole models, whose calls are longer."""
 
 
 CPU = Device(
@@ -97,6 +89,18 @@ CPU = Device(
         fewest_rounds=5,
         budget_s=1.0,
         slow_s=2.0,
+    ),
+    models=Protocol(
+        pause_s=0.01,
+        rest=0.0,
+        longest_pause_s=0.01,
+        calls=10,
+        discarded=3,
+        burst_s=0.5,
+        rounds=10,
+        fewest_rounds=3,
+        budget_s=6.0,
+        slow_s=10.0,
     ),
 )
 
@@ -122,6 +126,18 @@ GPU = Device(
         fewest_rounds=3,
         budget_s=3.0,
         slow_s=0.2,
+    ),
+    models=Protocol(
+        pause_s=0.02,
+        rest=6.0,
+        longest_pause_s=0.25,
+        calls=200,
+        discarded=0,
+        burst_s=0.1,
+        rounds=8,
+        fewest_rounds=3,
+        budget_s=3.0,
+        slow_s=2.0,
     ),
 )
 

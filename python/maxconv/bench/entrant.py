@@ -31,6 +31,7 @@ __all__ = [
     "Mismatch",
     "Run",
     "check",
+    "time_calls",
 ]
 
 #: What is computed: the convolution alone, or also bias, activation and the sum with a residual.
@@ -118,6 +119,20 @@ class Entrant:
             yield CALL, self.call
 
 
+def time_calls(
+    call: Callable[[], object], calls: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Returns the seconds of each of ``calls`` calls."""
+    samples = []
+    for _ in range(calls):
+        start = clock()
+        result = call()
+        samples.append(clock() - start)
+        # Freeing an output is no part of the call, in any library.
+        del result
+    return samples
+
+
 class HostRun(ABC):
     """A run whose calls end when their outputs are there, timed by the host's clock, one by one."""
 
@@ -133,14 +148,7 @@ class HostRun(ABC):
 
     def burst(self, calls: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
         """Returns the seconds of each of ``calls`` calls."""
-        samples = []
-        for _ in range(calls):
-            start = clock()
-            result = self()
-            samples.append(clock() - start)
-            # Freeing an output is no part of the call, in any library.
-            del result
-        return samples
+        return time_calls(self, calls, clock)
 
     def error(self, expected: Any, tolerance: float) -> float:
         """See ``Run.error``; ``expected`` is an array in float32."""

@@ -11,14 +11,16 @@ from typing import Any
 from .cpu.memory import Memory
 from .entrant import BARE, CONTENDERS, FIGURES, FUSED, KERNEL, MAXCONV, WORKS, Key
 from .environment import Machine, slug
+from .models.variants import VARIANTS
 from .statistics import Timing, geometric_mean
 from .timing import Protocol
 
 __all__ = [
     "FORMAT",
+    "Forward",
     "Functions",
     "Measurement",
-    "Network",
+    "ModelResult",
     "Ratio",
     "Record",
     "Result",
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 #: Version of the JSON form; ``benchmarks/record.schema.json`` describes it.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,22 @@ class Measurement:
         return None if timing is None else timing.median_s
 
 
-class _Measured:
-    """What results of problems and of networks share: the choice among measurements."""
+@dataclass(frozen=True)
+class Result:
+    """A problem's measurements."""
 
+    name: str
+    family: str | None
+    problem: str
+    """The convolution in one line."""
+    rank: int
+    """Spatial dimensions."""
+    depthwise: bool
+    flops: int
+    nbytes: int
+    """Of activation, filter and output."""
+    convolutions: int
+    """How many share the call that gives a kernel's time."""
     measurements: Sequence[Measurement]
 
     def of(self, contender: str, work: str = BARE) -> list[Measurement]:
@@ -102,33 +117,64 @@ class _Measured:
 
 
 @dataclass(frozen=True)
-class Result(_Measured):
-    """A problem's measurements."""
+class Forward:
+    """One way of running a model: its forward pass, and what it takes to get there."""
 
-    name: str
-    family: str | None
-    problem: str
-    """The convolution in one line."""
-    rank: int
-    """Spatial dimensions."""
-    depthwise: bool
-    flops: int
-    nbytes: int
-    """Of activation, filter and output."""
-    convolutions: int
-    """How many share the call that gives a kernel's time."""
-    measurements: Sequence[Measurement]
+    variant: str
+    """A name of ``models.variants``."""
+    channels_last: bool
+    """The memory format of weights and inputs."""
+    call: Timing | None = None
+    """Of a forward pass, as a user calls the model."""
+    error: float | None = None
+    """How far outputs lie from the reference, as a share of its largest element."""
+    first_call_s: float | None = None
+    """Seconds from the model to its first output: conversion, compilation, capture, the call."""
+    kept: int | None = None
+    """Bytes that it holds between calls, weights included."""
+    peak: int | None = None
+    """Bytes that a call takes besides, at most."""
+    missing: str | None = None
+    """Why nothing was timed."""
 
 
 @dataclass(frozen=True)
-class Network(_Measured):
-    """A whole network's measurements: ``call`` is a forward pass, as the model is called."""
+class ModelResult:
+    """A model's measurements at a batch."""
 
     name: str
+    library: str
     batch: int
-    measurements: Sequence[Measurement]
-    first_call_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of maxconv's first call: ``cold`` with nothing compiled, ``warm`` from caches."""
+    inputs: str
+    """Their shapes."""
+    reference: str
+    """The type in which eager PyTorch computes what outputs are compared with."""
+    forwards: Sequence[Forward]
+    parameters: int | None = None
+    replaced: int | None = None
+    """Convolutions that ``maxconv.torch.convert`` replaced."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """Why it left modules in PyTorch, and how many."""
+
+    def opponent(self) -> float | None:
+        """Returns the seconds of PyTorch's fastest way, or ``None``."""
+        return min(
+            (
+                forward.call.median_s
+                for forward in self.forwards
+                if forward.call and not VARIANTS[forward.variant].ours
+            ),
+            default=None,
+        )
+
+    def ratios(self) -> dict[str, float]:
+        """Returns how many times as fast as PyTorch's fastest way each way of maxconv's is."""
+        opponent = self.opponent()
+        return {
+            forward.variant: opponent / forward.call.median_s
+            for forward in self.forwards
+            if opponent and forward.call and VARIANTS[forward.variant].ours
+        }
 
 
 @dataclass(frozen=True)
@@ -178,8 +224,11 @@ class Record:
     versions: Mapping[str, str | None]
     protocol: Protocol
     tolerance: float
+    """Of ``1 + |reference|``; of the largest element of a model's reference."""
     results: Sequence[Result]
-    networks: Sequence[Network] = ()
+    models: Sequence[ModelResult] = ()
+    starts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each variant's first call in the process, of a model of one convolution."""
     memory: Sequence[Memory] = ()
     functions: Functions | None = None
 
@@ -211,7 +260,7 @@ class Record:
                 machine=Machine(**machine),
                 protocol=Protocol(**read.pop("protocol")),
                 results=[Result(**_measured(entry)) for entry in read.pop("results")],
-                networks=[Network(**_measured(entry)) for entry in read.pop("networks")],
+                models=[_model(entry) for entry in read.pop("models")],
                 memory=[Memory(**entry) for entry in read.pop("memory")],
                 functions=functions,
                 **read,
@@ -226,6 +275,14 @@ def _measured(entry: Mapping[str, Any]) -> dict[str, Any]:
         timings = {name: read[name] and Timing(**read[name]) for name in FIGURES}
         measurements.append(Measurement(**{**read, **timings}))
     return {**entry, "measurements": measurements}
+
+
+def _model(entry: Mapping[str, Any]) -> ModelResult:
+    forwards = [
+        Forward(**{**read, "call": read["call"] and Timing(**read["call"])})
+        for read in entry["forwards"]
+    ]
+    return ModelResult(**{**entry, "forwards": forwards})
 
 
 def load(path: Path) -> Record:
@@ -244,10 +301,11 @@ def load(path: Path) -> Record:
 def results_name(record: Record) -> str:
     """Returns the name under which a record is kept in ``benchmarks/results``."""
     machine = record.machine
-    return f"{record.date[:10]}-{slug(machine.gpu or machine.cpu)}-{record.dtype}.json"
+    what = "-models" if record.models else ""
+    return f"{record.date[:10]}-{slug(machine.gpu or machine.cpu)}-{record.dtype}{what}.json"
 
 
-def peers(results: Sequence[Result | Network], work: str, figure: str) -> list[str]:
+def peers(results: Sequence[Result], work: str, figure: str) -> list[str]:
     """Returns the other contenders that have a figure of some result, in the contenders' order."""
     return [
         name

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from .cpu.memory import ALLOWANCE
 from .device import ACTIVATIONS
 from .entrant import BARE, CALL, FIGURES, FUSED, KERNEL, MAXCONV, WORKS
-from .record import Functions, Network, Record, Result, peers, summary
+from .models.report import notes as model_notes
+from .models.report import tables as model_tables
+from .record import Functions, Record, Result, peers, summary
 from .statistics import geometric_mean
 
 __all__ = ["check_one_commit", "render_markdown", "render_text"]
@@ -112,6 +114,10 @@ def _provenance(record: Record) -> str:
 
 
 def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
+    if record.models:
+        for title, header, rows in model_tables(record):
+            yield title, _Table(header, rows)
+        return
     activation = ACTIVATIONS[record.activation]
     yield "Summary", _summary(record.results)
     for work in WORKS:
@@ -123,8 +129,6 @@ def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
         yield "Time of the fused work, as a multiple of the convolution's alone", table
     if table := _variants(record.results):
         yield "Other ways to call the same: microseconds of the kernel / of a call", table
-    if record.networks:
-        yield "Whole networks, a forward pass", _networks(record.networks)
     if record.memory:
         yield "Memory", _memory(record)
 
@@ -197,25 +201,6 @@ def _variants(results: Sequence[Result]) -> _Table | None:
     return _Table(["problem", *map(str, keys)], rows) if rows else None
 
 
-def _networks(networks: Sequence[Network]) -> _Table:
-    names = peers(networks, BARE, CALL)
-    header = ["network", "batch", f"{MAXCONV}, ms", *(f"{name}, ms" for name in names)]
-    header += [*(f"/ {name}" for name in names), "first call, s", "once compiled, s"]
-    rows = []
-    for network in networks:
-        times = [network.median(name, BARE, CALL) for name in (MAXCONV, *names)]
-        rows.append(
-            [
-                network.name,
-                str(network.batch),
-                *(_NONE if time is None else f"{time * 1e3:.2f}" for time in times),
-                *(_ratio(network.ratio(name, BARE, CALL)) for name in names),
-                *(_number(network.first_call_s.get(state)) for state in ("cold", "warm")),
-            ]
-        )
-    return _Table(header, rows)
-
-
 def _memory(record: Record) -> _Table:
     rows = [
         [
@@ -262,9 +247,8 @@ def _functions(made: Functions) -> str:
 
 def _notes(record: Record) -> list[str]:
     """Returns what a reader of the tables must know."""
-    notes = []
-    measured: Sequence[Result | Network] = [*record.results, *record.networks]
-    entries = [entry for result in measured for entry in result.measurements]
+    notes = model_notes(record) if record.models else []
+    entries = [entry for result in record.results for entry in result.measurements]
     if any(entry.variant and entry.contender != MAXCONV for entry in entries):
         notes.append(
             "A contender's time is that of its fastest way to be called, marked * where it is not "
@@ -272,12 +256,12 @@ def _notes(record: Record) -> list[str]:
         )
     for what, pick in (("Without", "missing"), ("Of", "note")):
         words: dict[tuple[str, str], list[str]] = {}
-        for result in measured:
+        for result in record.results:
             for entry in result.measurements:
                 if said := getattr(entry, pick):
                     words.setdefault((str(entry.key), said), []).append(result.name)
         for (key, said), names in words.items():
-            notes.append(f"{what} {key}: {_listed(names, len(measured))}: {said}.")
+            notes.append(f"{what} {key}: {_listed(names, len(record.results))}: {said}.")
     if record.memory:
         notes.append(
             f"Memory beyond input, output and packed filter; {ALLOWANCE >> 20} MiB are allowed."

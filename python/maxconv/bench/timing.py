@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from .statistics import Timing, summarize
@@ -47,6 +47,16 @@ class Protocol:
     """Seconds for all bursts of one contender; ``fewest_rounds`` may take longer."""
     slow_s: float
     """A contender whose call takes so long is timed once."""
+
+    @property
+    def quick(self) -> Protocol:
+        """The protocol of a rough look."""
+        return replace(
+            self,
+            rounds=max(2, self.rounds // 6),
+            fewest_rounds=2,
+            budget_s=self.budget_s / 5,
+        )
 
 
 @dataclass

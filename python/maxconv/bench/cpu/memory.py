@@ -19,7 +19,16 @@ from maxconv._problems import NamedProblem, find_problem
 
 from ..environment import child_environment
 
-__all__ = ["ALLOWANCE", "Memory", "largest", "measure", "measure_here", "smallest"]
+__all__ = [
+    "ALLOWANCE",
+    "Memory",
+    "largest",
+    "measure",
+    "measure_here",
+    "smallest",
+    "status",
+    "trim",
+]
 
 #: What a convolution may take beyond its input, its output and its packed filter, in bytes.
 ALLOWANCE = 8 << 20
@@ -93,13 +102,13 @@ def measure_here(name: str, dtype: str) -> Memory:
     # The call keeps its operands; the rest was needed to make them.
     del work
     gc.collect()
-    _trim()
-    before = _status("VmRSS")
+    trim()
+    before = status("VmRSS")
     peaks = []
     for _ in range(_CALLS):
         Path("/proc/self/clear_refs").write_text("5")
         call()
-        peaks.append(_status("VmHWM"))
+        peaks.append(status("VmHWM"))
     problem = named.problem
     element = DTYPE_BYTES[dtype]
     filter = packed_length(
@@ -141,8 +150,12 @@ def smallest(problem: ConvProblem) -> ConvProblem:
     )
 
 
-def _status(field: str) -> int:
-    """Returns a field of this process's status, in bytes."""
+def status(field: str) -> int:
+    """Returns a field of this process's status, in bytes.
+
+    Raises:
+        OSError: The system has no such file (only Linux has), or the file no such field.
+    """
     text = Path("/proc/self/status").read_text(encoding="ascii")
     match = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
     if match is None:
@@ -150,7 +163,7 @@ def _status(field: str) -> int:
     return int(match[1]) << 10
 
 
-def _trim() -> None:
+def trim() -> None:
     """Gives freed memory back to the system, which would otherwise serve the calls unseen."""
     import ctypes
     import ctypes.util

@@ -1,0 +1,149 @@
+"""The ways in which a model is run: PyTorch's own, and those with maxconv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..device import GPU
+from ..entrant import MAXCONV, TORCH, TORCH_COMPILE
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["VARIANTS", "Forward", "Prepared", "Variant", "check_backend", "usable"]
+
+#: A forward pass on inputs that were given before; returns what the model returns.
+Forward = Callable[[], Any]
+
+#: Returns the forward pass of a model that nobody else has, and the report of a conversion.
+Prepare = Callable[["nn.Module", "Sequence[Tensor]"], "Prepared"]
+
+#: The name of maxconv's backend of ``torch.compile``.
+BACKEND = "maxconv"
+
+#: Calls of a model before it is captured.
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready to be called."""
+
+    forward: Forward
+    report: Any = None
+    """The ``ConversionReport`` of ``maxconv.torch.convert``."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way of running a model."""
+
+    contender: str
+    what: str
+    prepare: Prepare
+    gpu_only: bool = False
+    """Whether it replays a CUDA graph, of which a CPU has none."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it convolves with maxconv."""
+        return self.contender == MAXCONV
+
+
+def _eager(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
+    return Prepared(lambda: model(*inputs))
+
+
+def _compiled(**options: Any) -> Prepare:
+    def prepare(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
+        import torch
+
+        # As in a process that meets one shape: another variant's strides, met before, would make
+        # this one's sizes symbolic.
+        fast = torch.compile(model, dynamic=False, **options)
+        return Prepared(lambda: fast(*inputs))
+
+    return prepare
+
+
+def _converted(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
+    import maxconv.torch as mt
+
+    fast, report = mt.convert(model)
+    return Prepared(lambda: fast(*inputs), report)
+
+
+def _captured(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
+    """Captures a converted model, as PyTorch's notes on CUDA graphs say."""
+    import torch
+
+    import maxconv.torch as mt
+
+    fast, report = mt.convert(model)
+    held = [tensor.clone() for tensor in inputs]
+    # torch does not annotate its streams.
+    cuda: Any = torch.cuda
+    stream = cuda.Stream()
+    with torch.inference_mode():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                fast(*held)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = fast(*held)
+
+    def replay() -> Any:
+        for own, given in zip(held, inputs, strict=True):
+            own.copy_(given)
+        graph.replay()
+        return output
+
+    return Prepared(replay, report)
+
+
+#: By the name that ``--variants`` takes, in the order of tables.
+VARIANTS = {
+    "eager": Variant(TORCH, "the model as it is", _eager),
+    "compile": Variant(TORCH_COMPILE, "torch.compile(model)", _compiled()),
+    "reduce-overhead": Variant(
+        TORCH_COMPILE,
+        'torch.compile(model, mode="reduce-overhead")',
+        _compiled(mode="reduce-overhead"),
+        gpu_only=True,
+    ),
+    "converted": Variant(MAXCONV, "maxconv.torch.convert(model)", _converted),
+    "captured": Variant(
+        MAXCONV, "the converted model, captured by torch.cuda.graph", _captured, gpu_only=True
+    ),
+    "backend": Variant(
+        MAXCONV, f'torch.compile(model, backend="{BACKEND}")', _compiled(backend=BACKEND)
+    ),
+}
+
+
+def usable(device: str) -> list[str]:
+    """Returns the variants that a device has."""
+    return [name for name, way in VARIANTS.items() if device == GPU.name or not way.gpu_only]
+
+
+def check_backend(variants: Iterable[str]) -> None:
+    """Checks that torch knows maxconv's backend, if a variant needs it.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if "backend" not in variants:
+        return
+    import torch
+
+    import maxconv.torch  # noqa: F401  # Where no entry point says so, it registers the backend.
+
+    if BACKEND not in torch.compiler.list_backends(exclude_tags=()):
+        raise ValueError(
+            f"variants: 'backend' is torch.compile(backend={BACKEND!r}), which torch does not know "
+            "here; install maxconv again, or name the other variants"
+        )
