@@ -36,6 +36,7 @@ LONGEST = (
     "tests/host/test_bench_gpu",
     "tests/interop/test_torch",
     "tests/interop/test_graphs",
+    "tests/interop/test_max_torch",
     "tests/interop/test_bench_run",
     "tests/emulated/test_max_sm",
     "tests/emulated/test_sm100",
