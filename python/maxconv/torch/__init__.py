@@ -9,10 +9,14 @@ them into a model::
     model, report = mt.convert(model.eval())
     print(report)
 
+``torch.compile(model, backend="maxconv")`` puts them into the graphs that it compiles.
+
 The first call of a dtype builds a shared library, half a minute once a user; later processes load
 it. ``prepare`` builds it when you choose.
 """
 
+from ._backend import register as _register
+from ._constants import repack
 from ._convert import convert
 from ._functional import conv1d, conv2d, conv3d
 from ._modules import Conv1d, Conv2d, Conv3d
@@ -36,4 +40,7 @@ __all__ = [
     "convert",
     "pack_filter",
     "prepare",
+    "repack",
 ]
+
+_register()
