@@ -46,6 +46,7 @@ __all__ = [
     "float32_to_float8",
     "float32_to_float8_wide",
     "pack_filter",
+    "pack_values",
     "packed_elements",
     "packed_length",
     "panel_groups",
@@ -393,8 +394,28 @@ def pack_filter(
         ValueError: An unknown layout, a wrong rank, an empty filter, filters that are not divisible
             by ``groups``, an unsupported type, or a value beyond a type of 8 bits.
     """
-    layout, rank = _layout_of(filter_layout)
+    _layout_of(filter_layout)
     values, kind = read_array("filter", array, integers=True)
+    return pack_values(values, kind, filter_layout, groups=groups, dtype=dtype)
+
+
+def pack_values(
+    values: Array, kind: str, filter_layout: object, *, groups: int, dtype: str | None = None
+) -> PackedFilter:
+    """Packs a filter that was read.
+
+    Args:
+        values: What ``read_array`` returns, like ``kind``.
+        kind: The name of its type.
+        filter_layout: As ``pack_filter`` takes it, like the next two.
+        groups: Of the convolution.
+        dtype: Storage type of the result.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: What ``pack_filter`` raises it for.
+    """
+    layout, rank = _layout_of(filter_layout)
     default = "float32" if kind == "float64" else kind
     target = check_dtype("dtype", dtype or default, INPUT_BYTES)
     count = check_integer("groups", groups)

@@ -28,6 +28,7 @@ def test_a_call_starts_nothing_of_max() -> None:
     program = (
         "import sys, torch, maxconv.torch as mt\n"
         "x, w = torch.ones(1, 4, 5, 5), torch.ones(3, 4, 3, 3)\n"
+        "mt.convert(torch.nn.Conv2d(4, 3, 3).eval())[0](x)\n"
         "print(mt.conv2d(x, w).unique().tolist(), 'max' in sys.modules)\n"
     )
     ended = subprocess.run(

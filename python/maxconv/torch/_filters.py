@@ -12,7 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._packing import pack_filter
+from .._dtypes import CARRIERS
+from .._packing import pack_values
+from ._dtypes import NAMES
 
 # PyTorch has no public way to hold a storage weakly; its multiprocessing uses this one.
 _storages: Any = torch.UntypedStorage
@@ -125,7 +127,12 @@ class OperandCache:
 
 def pack_on_host(weight: Tensor, groups: int) -> Tensor:
     """Returns a weight ``[K, C / groups, *taps]`` on the CPU packed, flat."""
-    packed = pack_filter(weight, _LAYOUTS[weight.dim() - 2], groups=groups)
+    kind = NAMES[weight.dtype]
+    values = weight.detach()
+    # numpy has no bfloat16: its bits.
+    array = values.view(torch.int16).numpy() if kind == "bfloat16" else values.numpy()
+    carried = array.view(CARRIERS.get(kind, array.dtype))
+    packed = pack_values(carried, kind, _LAYOUTS[weight.dim() - 2], groups=groups)
     # A copy: what PackedFilter holds is read-only, which PyTorch has no tensors for.
     tensor = torch.from_numpy(packed.data.copy())
     return tensor.view(torch.bfloat16) if weight.dtype == torch.bfloat16 else tensor
