@@ -19,12 +19,23 @@ from ._modules import Conv1d, Conv2d, Conv3d
 from ._operands import ConvOperands, conv_operands, pack_filter
 from ._prepare import prepare
 from ._report import ConversionReport, Left, Replaced, Untraced
+from ._transposed import (
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
 
 __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
     "ConvOperands",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "ConversionReport",
     "Left",
     "Replaced",
@@ -33,6 +44,9 @@ __all__ = [
     "conv2d",
     "conv3d",
     "conv_operands",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "convert",
     "pack_filter",
     "prepare",
