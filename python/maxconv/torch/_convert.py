@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
@@ -79,12 +79,12 @@ class _Converter:
         if name and not any(isinstance(part, _ConvNd) for part in module.modules()):
             return module
         if traceable:
-            traced = trace(module)
-            if isinstance(traced, fx.GraphModule):
+            made = trace(module)
+            if made.graph is not None:
                 self.report.traced.append(name or "(model)")
-                fuse(traced, f"{name}." if name else "", self.channels_last, self.report)
-                return traced
-            self.report.untraced.append(Untraced(name or "(model)", traced))
+                fuse(made.graph, f"{name}." if name else "", self.channels_last, self.report)
+                return made.graph
+            self.report.untraced.append(Untraced(name or "(model)", made.reason))
         # Not named_children(), which leaves out a module's second name.
         for child_name, child in list(module._modules.items()):
             if child is None:

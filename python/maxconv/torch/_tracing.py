@@ -1,25 +1,50 @@
-"""Traces a module with ``torch.fx``, or says why that would not tell what the module does."""
+"""Traces a module with ``torch.fx``, or says why that would not tell what the module does.
+
+A trace holds for every call of the module if nothing was asked of the proxies that the graph does
+not ask again. So each question that ``torch.fx`` answers by itself ends the trace: the truth, the
+length, the type, the identity, the text of a proxy, and what surrounds a call, such as autocast.
+"""
 
 from __future__ import annotations
 
+import builtins
+import dis
 import inspect
+import linecache
 import operator
 import random
-from collections.abc import Callable
-from typing import Any
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+from unittest import mock
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.fx import GraphModule, Node, Proxy
+from torch.fx.proxy import Attribute
 
 from ._modules import _Conv
+from ._questions import in_package, watched
+from ._transposed import _ConvTranspose
 
-__all__ = ["has_hooks", "in_place", "is_block", "trace"]
+__all__ = ["Trace", "has_hooks", "in_place", "is_block", "is_plain", "trace"]
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody watches or changes what goes in or out of a module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module does what its class says: without hooks, nor methods of its own."""
+    return not has_hooks(module) and not any(
+        callable(value) and hasattr(type(module), name) for name, value in vars(module).items()
+    )
 
 
 def in_place(name: str, left: Any, right: Any) -> Any:
@@ -31,6 +56,87 @@ def in_place(name: str, left: Any, right: Any) -> Any:
     return getattr(operator, name)(left, right)
 
 
+def unpacked(value: Any, count: int) -> tuple[Any, ...]:
+    """Returns the ``count`` values that ``value`` consists of; a call in a traced model."""
+    values = tuple(value)
+    if len(values) != count:
+        raise ValueError(f"{len(values)} values to unpack (expected {count})")
+    return values
+
+
+# Proxies ----------------------------------------------------------------------------------------
+
+
+class _AskedError(BaseException):
+    """Ends a trace. No ``Exception``: the model's own code must not catch it."""
+
+
+def _asks(frame: FrameType) -> bool:
+    """Whether a question comes from the model, not from the tracer."""
+    code = frame.f_code
+    own = ("fx",), ("overrides.py",), ("utils", "_pytree.py"), ("_tensor.py",)
+    return code.co_filename != __file__ and not any(in_package(code, *parts) for parts in own)
+
+
+class _Proxy(Proxy):
+    """A proxy that records assignments such as ``+=``, and refuses what it cannot record."""
+
+    def __getattr__(self, k: str) -> Attribute:
+        if k.startswith("__") and k.endswith("__") and _asks(sys._getframe(1)):
+            self.tracer.refuse(f"it asks a value for {k}")
+        return _Attribute(self, k)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if _asks(sys._getframe(1)):
+            self.tracer.refuse(f"it sets {name} of a value")
+        object.__setattr__(self, name, value)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        # isinstance reads it, through the classes of classes.
+        frame = sys._getframe(1)
+        while frame.f_code.co_name == "__instancecheck__" and frame.f_back is not None:
+            frame = frame.f_back
+        if _asks(frame):
+            self.tracer.refuse("it asks for the type of a value")
+        return type(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        frame = sys._getframe(1)
+        count = _unpacks(frame)
+        if count is None:
+            return self.tracer.iter(self)  # type: ignore[no-any-return]
+        whole = self.tracer.create_proxy("call_function", unpacked, (self, count), {})
+        return iter([whole[i] for i in range(count)])
+
+    def __hash__(self) -> int:
+        if _asks(sys._getframe(1)):
+            self.tracer.refuse("it looks a value up")
+        return id(self)
+
+    def _as_text(self, *_: object) -> str:
+        frame = sys._getframe(1)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        # The text of an assertion is read by nobody but people.
+        if _asks(frame) and "assert" not in line and "raise " not in line:
+            self.tracer.refuse("it makes text of a value")
+        return "a value"
+
+    __repr__ = __str__ = __format__ = _as_text
+
+
+class _Attribute(_Proxy, Attribute):
+    """What an attribute of a proxy is."""
+
+
+def _unpacks(frame: FrameType) -> int | None:
+    """Returns into how many names the running instruction of a frame unpacks a value."""
+    for line in dis.get_instructions(frame.f_code):
+        if line.offset == frame.f_lasti and line.opname == "UNPACK_SEQUENCE":
+            return int(line.argval)
+    return None
+
+
 def _recorded(name: str) -> Callable[[Proxy, object], Proxy]:
     def record(self: Proxy, other: object) -> Proxy:
         return self.tracer.create_proxy("call_function", in_place, (name, self, other), {})
@@ -38,8 +144,11 @@ def _recorded(name: str) -> Callable[[Proxy, object], Proxy]:
     return record
 
 
-class _Proxy(Proxy):
-    """A proxy that records assignments such as ``+=`` as what they are."""
+def _refused(why: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *_: object) -> NoReturn:
+        self.tracer.refuse(why)
+
+    return refuse
 
 
 for _name in (
@@ -47,20 +156,176 @@ for _name in (
     *("irshift", "isub", "itruediv", "ixor"),
 ):
     setattr(_Proxy, f"__{_name}__", _recorded(_name))
+for _name, _why in {
+    "len": "it asks for the length of a value",
+    "int": "it makes a number of a value",
+    "float": "it makes a number of a value",
+    "complex": "it makes a number of a value",
+    "index": "it counts by a value",
+    "contains": "it searches a value",
+    "setitem": "it writes into a value",
+    "delitem": "it writes into a value",
+    "reversed": "it loops over a value",
+}.items():
+    setattr(_Proxy, f"__{_name}__", _refused(_why))
+
+
+# The tracer -------------------------------------------------------------------------------------
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """What a graph does not set again before its calls."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        *(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")),
+    )
 
 
 class _Tracer(fx.Tracer):
-    """Leaves PyTorch's modules and maxconv's whole; sees what is done to buffers."""
+    """Leaves PyTorch's modules, maxconv's and ``opaque`` ones whole; sees writes to buffers."""
 
     proxy_buffer_attributes = True
 
+    def __init__(self, opaque: set[nn.Module] | frozenset[nn.Module] = frozenset()) -> None:
+        super().__init__()
+        self.opaque = opaque
+        self.calls: list[nn.Module] = []
+        self.refusal = ""
+        self.culprit: nn.Module | None = None
+        self.surroundings = _surroundings()
+        self.proxies: list[weakref.ref[Proxy]] = []
+
+    def refuse(self, why: str) -> NoReturn:
+        """Ends the trace."""
+        if not self.refusal:
+            self.refusal = why
+            self.culprit = self.calls[-1] if self.calls else None
+        raise _AskedError(why)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a call of a module is one node."""
-        return isinstance(m, _Conv) or super().is_leaf_module(m, module_qualified_name)
+        own = isinstance(m, _Conv | _ConvTranspose) or m in self.opaque
+        return own or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a module, or makes a node of the call."""
+        self.calls.append(m)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            # Of nested calls the innermost is the one that cannot be traced.
+            if self.culprit is None:
+                self.culprit = m
+            raise
+        finally:
+            self.calls.pop()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        """Makes a node, if calling it later means the same."""
+        if _surroundings() != self.surroundings:
+            self.refuse("it sets grad mode, autocast or the default dtype")
+        return super().create_node(*args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        """Returns a value as an argument of a node."""
+        if type(a) is OrderedDict:
+            items = [(key, self.create_arg(value)) for key, value in a.items()]
+            return self.create_node("call_function", OrderedDict, (items,), {})
+        if isinstance(a, dict) and type(a).__module__.split(".")[0] not in ("builtins", "torch"):
+            self.refuse(f"it makes a {type(a).__name__}")
+        return super().create_arg(a)
 
     def proxy(self, node: Node) -> Proxy:
         """Returns the proxy of a node."""
-        return _Proxy(node, self)
+        proxy = _Proxy(node, self)
+        self.proxies.append(weakref.ref(proxy))
+        return proxy
+
+    def to_bool(self, obj: Proxy) -> bool:
+        """Refuses a branch."""
+        self.refuse("torch.fx: values would decide about control flow")
+
+    def iter(self, obj: Proxy) -> Any:
+        """Refuses a loop."""
+        self.refuse("it loops over a value")
+
+    def keys(self, obj: Proxy) -> Any:
+        """Refuses what ``**`` asks for."""
+        self.refuse("it takes a value for a dictionary")
+
+    def stands_in(self, value: object, whether_none: bool) -> bool:
+        """Whether a value is a proxy, of which the graph does not know what is asked."""
+        if not issubclass(type(value), Proxy):
+            return False
+        return not whether_none or not self._is_something(value.node)  # type: ignore[attr-defined]
+
+    def _is_something(self, node: Node) -> bool:
+        """Whether a node is never ``None``: a parameter, or what PyTorch computes."""
+        if node.op == "get_attr":
+            return True
+        if node.op == "call_module":
+            called = type(self.root.get_submodule(str(node.target)))  # type: ignore[union-attr]
+            return called.__module__.startswith("torch.nn.")
+        return _is_computed(node)
+
+
+def _is_computed(node: Node) -> bool:
+    if node.op != "call_function" or node.target in (getattr, operator.getitem):
+        return False
+    owner = str(getattr(node.target, "__module__", None) or "torch").split(".")[0]
+    return owner in ("torch", "_operator")
+
+
+@contextmanager
+def _asked_builtins(tracer: _Tracer) -> Iterator[None]:
+    """Has ``hasattr``, ``getattr`` with a default, and PyTorch's questions end the trace."""
+
+    def checked(function: Callable[..., Any], least: int) -> Callable[..., Any]:
+        def ask(*args: Any) -> Any:
+            if len(args) >= least and issubclass(type(args[0]), Proxy) and _asks(sys._getframe(1)):
+                tracer.refuse(f"it asks {function.__name__} of a value")
+            return function(*args)
+
+        return ask
+
+    def surrounding(owner: Any, name: str) -> Any:
+        function = getattr(owner, name)
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            if frame.f_code.co_filename != __file__ and not in_package(frame.f_code):
+                tracer.refuse(f"it asks {name}")
+            return function(*args, **kwargs)
+
+        return mock.patch.object(owner, name, ask)
+
+    def enter(self: Any) -> NoReturn:
+        tracer.refuse("it sets autocast")
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.amp.autocast, "__enter__", enter))
+        for name in ("is_grad_enabled", "is_autocast_enabled", "get_autocast_dtype"):
+            stack.enter_context(surrounding(torch, name))
+        stack.enter_context(mock.patch.object(builtins, "hasattr", checked(hasattr, 2)))
+        stack.enter_context(mock.patch.object(builtins, "getattr", checked(getattr, 3)))
+        yield
+
+
+# Tracing ----------------------------------------------------------------------------------------
+
+
+class Trace:
+    """A module as a graph, or why it is none."""
+
+    def __init__(
+        self, graph: GraphModule | None, reason: str, opaque: dict[nn.Module, str]
+    ) -> None:
+        self.graph = graph
+        self.reason = reason
+        self.opaque = opaque
+        """Modules that the graph calls as a whole because they cannot be traced, and why."""
 
 
 def is_block(module: nn.Module) -> bool:
@@ -68,7 +333,7 @@ def is_block(module: nn.Module) -> bool:
 
     PyTorch's containers are looped over and indexed by whoever has them, so they are no blocks.
     """
-    if type(module).__module__.startswith("torch.") or has_hooks(module):
+    if type(module).__module__.startswith("torch.") or not is_plain(module):
         return False
     methods = {
         name
@@ -80,34 +345,112 @@ def is_block(module: nn.Module) -> bool:
     return methods <= {"forward"} | set(vars(nn.Module))
 
 
-def trace(module: nn.Module) -> GraphModule | str:
-    """Returns a module as a graph that shares its parameters, or why it is none."""
+def trace(module: nn.Module) -> Trace:
+    """Returns a module as a graph that shares its parameters, or why it is none.
+
+    Modules in it that cannot be traced are nodes of the graph, as PyTorch's are.
+    """
+    if type(module).__call__ is not nn.Module.__call__ or not _calls_its_class(module):
+        return Trace(None, "it is not called by its class's forward", {})
     for name, parameter in inspect.signature(module.forward).parameters.items():
         # Whether it is None would be decided while tracing, where nothing is.
         if parameter.default is None:
-            return f"forward does something else without its optional argument {name!r}"
+            why = f"forward does something else without its optional argument {name!r}"
+            return Trace(None, why, {})
     for name, part in module.named_modules():
         if has_hooks(part) and not type(part).__module__.startswith("torch."):
-            return f"{name or 'the module itself'} has forward hooks"
-    states = torch.get_rng_state(), random.getstate()
-    tracer = _Tracer()
+            return Trace(None, f"{name or 'the module itself'} has forward hooks", {})
+    opaque: dict[nn.Module, str] = {}
+    while True:
+        made = _trace_once(module, opaque)
+        if isinstance(made, GraphModule):
+            return Trace(made, "", opaque)
+        culprit, reason = made
+        if culprit is None or culprit is module or culprit in opaque:
+            return Trace(None, reason, {})
+        kind = type(culprit)
+        opaque.update((part, reason) for part in module.modules() if type(part) is kind)
+        if module in opaque:
+            return Trace(None, reason, {})
+
+
+def _calls_its_class(module: nn.Module) -> bool:
+    return not any(name in vars(module) for name in ("forward", "__call__", "_call_impl"))
+
+
+def _trace_once(
+    module: nn.Module, opaque: dict[nn.Module, str]
+) -> GraphModule | tuple[nn.Module | None, str]:
+    """Returns a graph, or which module in it cannot be traced, and why."""
+    before, states = _state_of(module), _random_states()
+    tracer = _Tracer(set(opaque))
+    graph: fx.Graph | None = None
+    reason = ""
     try:
-        graph = tracer.trace(module)
-        drawn = not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
+        with _asked_builtins(tracer), watched(tracer.stands_in, tracer.refuse):
+            graph = tracer.trace(module)
+    except _AskedError:
+        pass
     except Exception as error:  # Tracing runs the model's own code, which may raise anything.
         text = str(error).strip().splitlines()
-        return f"torch.fx: {text[0] if text else type(error).__name__}"
+        reason = f"torch.fx: {text[0] if text else type(error).__name__}"
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
+        drawn = _restore_random_states(states)
+    if tracer.refusal or reason or graph is None:
+        _drop_constants(module)
+        return tracer.culprit, tracer.refusal or reason
     if drawn:
-        return "forward draws random numbers, which a trace would hold as constants"
+        return None, "forward draws random numbers, which a trace would hold as constants"
+    # The tracer itself keeps proxies of parameters.
+    kept = (proxy for proxy in (made() for made in tracer.proxies) if proxy is not None)
+    if any(proxy.node.op != "get_attr" for proxy in kept) or before != _state_of(module):
+        _drop_constants(module)
+        return None, "forward keeps something for later calls"
     traced = GraphModule(tracer.root, graph, type(module).__name__)
     for name, part in traced.named_modules():
         # Tracing makes empty modules for what only holds others.
         part.training = module.get_submodule(name).training
     _copy_attributes(module, traced)
     return traced
+
+
+def _random_states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _restore_random_states(states: tuple[Any, ...]) -> bool:
+    """Returns whether random numbers were drawn, and undoes it."""
+    now = _random_states()
+    drawn = (
+        not torch.equal(states[0], now[0]) or states[1] != now[1] or str(states[2]) != str(now[2])
+    )
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+    return drawn
+
+
+def _state_of(module: nn.Module) -> dict[tuple[int, str], Any]:
+    """Returns what the modules hold, by identity, without what tracing itself leaves there."""
+    state: dict[tuple[int, str], Any] = {}
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name.startswith("_tensor_constant"):
+                continue
+            if isinstance(value, dict):
+                held: Any = [(key, id(entry)) for key, entry in value.items()]
+            elif isinstance(value, list | tuple | set):
+                held = [id(entry) for entry in value]
+            else:
+                held = id(value)
+            state[id(part), name] = held
+    return state
+
+
+def _drop_constants(module: nn.Module) -> None:
+    """Removes what a trace that came to nothing left."""
+    for name in [name for name in vars(module) if name.startswith("_tensor_constant")]:
+        delattr(module, name)
 
 
 def _copy_attributes(source: nn.Module, target: nn.Module) -> None:
