@@ -22,7 +22,15 @@ from .._phases import AxisPhase, AxisSplit, check_transposed, split_axes
 from ..activations import ActivationLike, ActivationSpec, parse
 from . import _op
 from ._activations import apply
-from ._arguments import _INPUT_SIZES, _TAPS, Ints, check_tensors, is_channels_last, read
+from ._arguments import (
+    _INPUT_SIZES,
+    _TAPS,
+    Ints,
+    check_tensors,
+    is_channels_last,
+    read,
+    wanted_format,
+)
 from ._dtypes import DTYPES, listed
 from ._filters import OPERANDS
 from ._op import _channels_first, _new_output, _unflatten
@@ -450,8 +458,9 @@ class _ConvTranspose(_ConvTransposeNd):
     #: As the argument of ``maxconv.torch.conv2d``.
     precision: str | None = None
 
-    #: Whether the output is channels last whatever the input is; otherwise PyTorch's rule holds.
-    always_channels_last: bool = False
+    #: When the output is channels last: ``"always"``, or where the ``"input"`` is, whatever the
+    #: weight is; otherwise PyTorch's rule holds.
+    channels_last: str = ""
 
     def __init__(
         self,
@@ -565,7 +574,7 @@ class _ConvTranspose(_ConvTransposeNd):
             extra,
             arguments,
             constant=True,
-            channels_last=True if self.always_channels_last else None,
+            channels_last=wanted_format(self.channels_last, input, self.rank),
         )
 
     def repack(self) -> None:
