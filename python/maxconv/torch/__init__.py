@@ -19,14 +19,8 @@ from ._modules import Conv1d, Conv2d, Conv3d
 from ._operands import ConvOperands, conv_operands, pack_filter
 from ._prepare import prepare
 from ._report import ConversionReport, Left, Replaced, Untraced
-from ._transposed import (
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
-    conv_transpose1d,
-    conv_transpose2d,
-    conv_transpose3d,
-)
+from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._transposed_modules import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 
 __all__ = [
     "Conv1d",

@@ -5,6 +5,7 @@ Sizes are the operator's to check.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -298,4 +299,7 @@ def wanted_format(wanted: str, input: object, rank: int) -> bool | None:
         or input.dim() not in (rank + 1, rank + 2)
     ):
         return None
-    return is_channels_last(input, input.dim() == rank + 1)
+    spatial = input.stride()[input.dim() - rank :]
+    # Of a transposed image PyTorch says that it is not.
+    ordered = all(outer >= inner for outer, inner in itertools.pairwise(spatial))
+    return ordered and is_channels_last(input, input.dim() == rank + 1)

@@ -8,6 +8,7 @@ length, the type, the identity, the text of a proxy, and what surrounds a call, 
 from __future__ import annotations
 
 import builtins
+import copy
 import dis
 import inspect
 import linecache
@@ -19,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -28,11 +29,14 @@ from torch import fx, nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import Attribute
 
+from ._functional import conv1d, conv2d, conv3d
 from ._modules import _Conv
 from ._questions import in_package, watched
-from ._transposed import _ConvTranspose
+from ._subclasses import Redirected
+from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._transposed_modules import _ConvTranspose
 
-__all__ = ["Trace", "has_hooks", "in_place", "is_block", "is_plain", "trace"]
+__all__ = ["Trace", "has_hooks", "in_place", "is_block", "is_plain", "recorded", "trace"]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -47,6 +51,20 @@ def is_plain(module: nn.Module) -> bool:
     )
 
 
+#: Functions of maxconv's that are nodes of a graph where they are called, not what they do.
+_RECORDED: list[Callable[..., Any]] = [
+    *(conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d),
+]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def recorded(function: _F) -> _F:
+    """Makes a call of a function one node of every graph: a graph is traced where it is loaded."""
+    _RECORDED.append(function)
+    return function
+
+
+@recorded
 def in_place(name: str, left: Any, right: Any) -> Any:
     """Returns ``left`` after ``left += right``, or what ``name`` of module ``operator`` does.
 
@@ -56,6 +74,7 @@ def in_place(name: str, left: Any, right: Any) -> Any:
     return getattr(operator, name)(left, right)
 
 
+@recorded
 def unpacked(value: Any, count: int) -> tuple[Any, ...]:
     """Returns the ``count`` values that ``value`` consists of; a call in a traced model."""
     values = tuple(value)
@@ -81,6 +100,8 @@ def _asks(frame: FrameType) -> bool:
 class _Proxy(Proxy):
     """A proxy that records assignments such as ``+=``, and refuses what it cannot record."""
 
+    tracer: Any
+
     def __getattr__(self, k: str) -> Attribute:
         if k.startswith("__") and k.endswith("__") and _asks(sys._getframe(1)):
             self.tracer.refuse(f"it asks a value for {k}")
@@ -91,8 +112,8 @@ class _Proxy(Proxy):
             self.tracer.refuse(f"it sets {name} of a value")
         object.__setattr__(self, name, value)
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         # isinstance reads it, through the classes of classes.
         frame = sys._getframe(1)
         while frame.f_code.co_name == "__instancecheck__" and frame.f_back is not None:
@@ -106,7 +127,7 @@ class _Proxy(Proxy):
         count = _unpacks(frame)
         if count is None:
             return self.tracer.iter(self)  # type: ignore[no-any-return]
-        whole = self.tracer.create_proxy("call_function", unpacked, (self, count), {})
+        whole: Any = self.tracer.create_proxy("call_function", unpacked, (self, count), {})
         return iter([whole[i] for i in range(count)])
 
     def __hash__(self) -> int:
@@ -144,8 +165,8 @@ def _recorded(name: str) -> Callable[[Proxy, object], Proxy]:
     return record
 
 
-def _refused(why: str) -> Callable[..., NoReturn]:
-    def refuse(self: Any, *_: object) -> NoReturn:
+def _refused(why: str) -> Callable[..., Any]:
+    def refuse(self: Any, *_: object) -> Any:
         self.tracer.refuse(why)
 
     return refuse
@@ -189,7 +210,7 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def __init__(self, opaque: set[nn.Module] | frozenset[nn.Module] = frozenset()) -> None:
-        super().__init__()
+        super().__init__(autowrap_functions=tuple(_RECORDED))
         self.opaque = opaque
         self.calls: list[nn.Module] = []
         self.refusal = ""
@@ -206,7 +227,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a call of a module is one node."""
-        own = isinstance(m, _Conv | _ConvTranspose) or m in self.opaque
+        own = isinstance(m, _Conv | _ConvTranspose | Redirected) or m in self.opaque
         return own or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -222,11 +243,13 @@ class _Tracer(fx.Tracer):
         finally:
             self.calls.pop()
 
-    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Node:
         """Makes a node, if calling it later means the same."""
         if _surroundings() != self.surroundings:
             self.refuse("it sets grad mode, autocast or the default dtype")
-        return super().create_node(*args, **kwargs)
+        # While tracing, some functions are replaced by what asks for their arguments.
+        target = getattr(target, "asked", target)
+        return super().create_node(kind, target, *args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
         """Returns a value as an argument of a node."""
@@ -266,7 +289,7 @@ class _Tracer(fx.Tracer):
         if node.op == "get_attr":
             return True
         if node.op == "call_module":
-            called = type(self.root.get_submodule(str(node.target)))  # type: ignore[union-attr]
+            called = type(self.root.get_submodule(str(node.target)))
             return called.__module__.startswith("torch.nn.")
         return _is_computed(node)
 
@@ -288,6 +311,7 @@ def _asked_builtins(tracer: _Tracer) -> Iterator[None]:
                 tracer.refuse(f"it asks {function.__name__} of a value")
             return function(*args)
 
+        ask.asked = function  # type: ignore[attr-defined]
         return ask
 
     def surrounding(owner: Any, name: str) -> Any:
@@ -331,6 +355,7 @@ class Trace:
 def is_block(module: nn.Module) -> bool:
     """Whether callers can only call a module: it has no methods but ``forward``, nor hooks.
 
+    Methods that set weights, such as ``init_weights``, are for building a model.
     PyTorch's containers are looped over and indexed by whoever has them, so they are no blocks.
     """
     if type(module).__module__.startswith("torch.") or not is_plain(module):
@@ -341,6 +366,7 @@ def is_block(module: nn.Module) -> bool:
         if base is not object and not base.__module__.startswith("torch.")
         for name, value in vars(base).items()
         if not name.startswith("_") and (callable(value) or hasattr(value, "__get__"))
+        if "init" not in name and "reset" not in name
     }
     return methods <= {"forward"} | set(vars(nn.Module))
 
@@ -382,7 +408,7 @@ def _trace_once(
     module: nn.Module, opaque: dict[nn.Module, str]
 ) -> GraphModule | tuple[nn.Module | None, str]:
     """Returns a graph, or which module in it cannot be traced, and why."""
-    before, states = _state_of(module), _random_states()
+    before, states = _State(module), _random_states()
     tracer = _Tracer(set(opaque))
     graph: fx.Graph | None = None
     reason = ""
@@ -396,17 +422,20 @@ def _trace_once(
         reason = f"torch.fx: {text[0] if text else type(error).__name__}"
     finally:
         drawn = _restore_random_states(states)
-    if tracer.refusal or reason or graph is None:
-        _drop_constants(module)
+    for node in graph.nodes if graph is not None else ():
+        # An annotation that is text would be pickled as a global.
+        node.type = None if isinstance(node.type, str) else node.type
+    # With what tracing itself left in the module.
+    traced = None if graph is None else GraphModule(tracer.root, graph, type(module).__name__)
+    changed = before.restore()
+    if tracer.refusal or reason or traced is None:
         return tracer.culprit, tracer.refusal or reason
     if drawn:
         return None, "forward draws random numbers, which a trace would hold as constants"
     # The tracer itself keeps proxies of parameters.
     kept = (proxy for proxy in (made() for made in tracer.proxies) if proxy is not None)
-    if any(proxy.node.op != "get_attr" for proxy in kept) or before != _state_of(module):
-        _drop_constants(module)
+    if changed or any(proxy.node.op != "get_attr" for proxy in kept):
         return None, "forward keeps something for later calls"
-    traced = GraphModule(tracer.root, graph, type(module).__name__)
     for name, part in traced.named_modules():
         # Tracing makes empty modules for what only holds others.
         part.training = module.get_submodule(name).training
@@ -430,27 +459,42 @@ def _restore_random_states(states: tuple[Any, ...]) -> bool:
     return drawn
 
 
-def _state_of(module: nn.Module) -> dict[tuple[int, str], Any]:
-    """Returns what the modules hold, by identity, without what tracing itself leaves there."""
-    state: dict[tuple[int, str], Any] = {}
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if name.startswith("_tensor_constant"):
-                continue
-            if isinstance(value, dict):
-                held: Any = [(key, id(entry)) for key, entry in value.items()]
-            elif isinstance(value, list | tuple | set):
-                held = [id(entry) for entry in value]
-            else:
-                held = id(value)
-            state[id(part), name] = held
-    return state
+class _State:
+    """What modules hold, so that a trace can be seen to change it, and it can be undone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.held = [
+            (part, {name: (value, _entries(value)) for name, value in vars(part).items()})
+            for part in module.modules()
+        ]
+
+    def restore(self) -> bool:
+        """Returns whether anything has changed, and undoes it."""
+        changed = False
+        for part, held in self.held:
+            now = vars(part)
+            for name in [name for name in now if name not in held]:
+                # Where tracing itself puts tensors that it meets.
+                changed |= not name.startswith("_tensor_constant")
+                del now[name]
+            for name, (value, entries) in held.items():
+                if name not in now or now[name] is not value:
+                    changed, now[name] = True, value
+                if entries is not None and not _same(entries, _entries(value)):
+                    changed = True
+                    value.clear()
+                    (value.extend if isinstance(value, list) else value.update)(entries)
+        return changed
 
 
-def _drop_constants(module: nn.Module) -> None:
-    """Removes what a trace that came to nothing left."""
-    for name in [name for name in vars(module) if name.startswith("_tensor_constant")]:
-        delattr(module, name)
+def _entries(value: object) -> Any:
+    return copy.copy(value) if isinstance(value, dict | list | set) else None
+
+
+def _same(before: Any, after: Any) -> bool:
+    first, second = (v.items() if isinstance(v, dict) else enumerate(v) for v in (before, after))
+    known = [(key, id(value)) for key, value in first]
+    return known == [(key, id(value)) for key, value in second]
 
 
 def _copy_attributes(source: nn.Module, target: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Transposed convolutions: ``torch.ops.maxconv.conv_transpose``, its functions and modules.
+"""Transposed convolutions: ``torch.ops.maxconv.conv_transpose`` and its functions.
 
 The operator calls ``maxconv::conv`` once a phase of the output (``maxconv._phases``), and PyTorch
 interleaves the phases.
@@ -10,16 +10,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import torch
-from torch import Tensor, library, nn
-from torch.nn.modules.conv import _ConvTransposeNd
+from torch import Tensor, library
 
 from .._arguments import ConvArguments, Flat
-from .._checks import check_bias, check_precision, renamed, spatial_tuple
+from .._checks import check_bias, renamed, spatial_tuple
 from .._phases import AxisPhase, AxisSplit, check_transposed, split_axes
-from ..activations import ActivationLike, ActivationSpec, parse
+from ..activations import ActivationLike
 from . import _op
 from ._activations import apply
 from ._arguments import (
@@ -29,20 +28,17 @@ from ._arguments import (
     check_tensors,
     is_channels_last,
     read,
-    wanted_format,
 )
 from ._dtypes import DTYPES, listed
 from ._filters import OPERANDS
-from ._op import _channels_first, _new_output, _unflatten
+from ._op import _CHANNELS_FIRST, _new_output, _unflatten
 
 __all__ = [
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
     "convolve_transposed",
+    "read_transposed",
 ]
 
 # What is no tensor is as in the schema of ``maxconv::conv``.
@@ -226,9 +222,11 @@ def _shuffled(y: Tensor, input: Tensor, plan: _Plan, channels_last: bool) -> Ten
     whole = tiles.permute(*order, 1, 2 + rank).reshape(batch, *extents, filters)
     for i, axis in enumerate(plan.axes, 1):
         whole = whole.narrow(i, 0, whole.shape[i] - axis.surplus)
+    first = _CHANNELS_FIRST[rank + 2]
+    dense = whole if channels_last else whole.permute(first)
     # A view gives dimensions of size one the strides of a new tensor.
-    dense = whole.contiguous().view(-1).view(whole.shape)
-    return _channels_first(dense, rank, channels_last)
+    dense = dense.contiguous().view(-1).view(dense.shape)
+    return dense.permute(first) if channels_last else dense
 
 
 def _empty(input: Tensor, weight: Tensor, plan: _Plan, channels_last: bool) -> Tensor:
@@ -288,7 +286,7 @@ def conv_transpose1d(
     Returns:
         ``[N, K, Q]``, or ``[K, Q]`` for an input without a batch.
     """
-    arguments = _read(1, stride, padding, dilation, groups, activation, precision)
+    arguments = read_transposed(1, stride, padding, dilation, groups, activation, precision)
     return convolve_transposed(input, weight, bias, output_padding, arguments)
 
 
@@ -335,7 +333,7 @@ def conv_transpose2d(
         ValueError: An argument has a value, a shape or a device that is not allowed.
         RuntimeError: A tensor requires grad while grad mode is on: there is no backward pass.
     """
-    arguments = _read(2, stride, padding, dilation, groups, activation, precision)
+    arguments = read_transposed(2, stride, padding, dilation, groups, activation, precision)
     return convolve_transposed(input, weight, bias, output_padding, arguments)
 
 
@@ -360,11 +358,11 @@ def conv_transpose3d(
     Returns:
         ``[N, K, Z, P, Q]``, or ``[K, Z, P, Q]`` for an input without a batch.
     """
-    arguments = _read(3, stride, padding, dilation, groups, activation, precision)
+    arguments = read_transposed(3, stride, padding, dilation, groups, activation, precision)
     return convolve_transposed(input, weight, bias, output_padding, arguments)
 
 
-def _read(
+def read_transposed(
     rank: int,
     stride: Ints,
     padding: Ints,
@@ -373,6 +371,7 @@ def _read(
     activation: ActivationLike,
     precision: str | None,
 ) -> ConvArguments:
+    """Returns a call's arguments, checked; they are those of ``conv_transpose2d``."""
     if isinstance(padding, str):
         raise TypeError(
             f"padding: {padding!r} is a str; an integer or a tuple of {rank} integers is allowed"
@@ -439,204 +438,3 @@ def _check_ranks(input: Tensor, weight: Tensor, rank: int) -> None:
         )
     if input.dtype not in DTYPES:
         raise TypeError(f"input: dtype {input.dtype} is not supported; {listed()} are allowed")
-
-
-# Modules ----------------------------------------------------------------------------------------
-
-_Self = TypeVar("_Self", bound="_ConvTranspose")
-
-
-class _ConvTranspose(_ConvTransposeNd):
-    """What the three modules share."""
-
-    rank: ClassVar[int]
-    """Spatial dimensions."""
-    _base: ClassVar[type[_ConvTransposeNd]]
-
-    activation: ActivationSpec
-
-    #: As the argument of ``maxconv.torch.conv2d``.
-    precision: str | None = None
-
-    #: When the output is channels last: ``"always"``, or where the ``"input"`` is, whatever the
-    #: weight is; otherwise PyTorch's rule holds.
-    channels_last: str = ""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Ints,
-        stride: Ints = 1,
-        padding: Ints = 0,
-        output_padding: Ints = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Ints = 1,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        activation: ActivationLike = None,
-        precision: str | None = None,
-    ) -> None:
-        if precision is not None:
-            check_precision(precision)
-        spec = parse("activation", activation)
-        arguments: dict[str, Any] = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "groups": groups,
-            "bias": bias,
-            "dilation": dilation,
-            "padding_mode": padding_mode,
-            "device": device,
-            "dtype": dtype,
-        }
-        # A parameter made under inference_mode has no version to tell a derived filter's age by.
-        with torch.inference_mode(False):
-            # The second base class is nn.ConvTranspose1d, 2d or 3d.
-            super().__init__(in_channels, out_channels, **arguments)
-        self.activation = spec
-        self.precision = precision
-        self.requires_grad_(False)
-
-    @classmethod
-    def from_torch(
-        cls: type[_Self],
-        conv: _ConvTransposeNd,
-        *,
-        activation: ActivationLike = None,
-        precision: str | None = None,
-    ) -> _Self:
-        """Returns the module that does what ``conv`` does, without a gradient.
-
-        It has the memory of ``conv``'s weight and bias, as parameters of its own.
-
-        Raises:
-            TypeError: ``conv`` is of another class than the one that this class stands for.
-        """
-        if not isinstance(conv, cls._base):
-            raise TypeError(f"conv: a {type(conv).__name__} is not a {cls._base.__name__}")
-        module = cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            conv.stride,
-            cast(Any, conv.padding),
-            conv.output_padding,
-            conv.groups,
-            conv.bias is not None,
-            conv.dilation,
-            conv.padding_mode,
-            "meta",
-            conv.weight.dtype,
-            activation=activation,
-            precision=precision,
-        )
-        module.weight = nn.Parameter(conv.weight.detach(), requires_grad=False)
-        if conv.bias is not None:
-            module.bias = nn.Parameter(conv.bias.detach(), requires_grad=False)
-        return module.train(conv.training)
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Computes ``activation(conv_transpose(input))``.
-
-        Args:
-            input: ``[N, C, *spatial]`` or ``[C, *spatial]``.
-            output_size: The output's, as ``nn.ConvTranspose2d`` takes it: it tells the output
-                padding.
-
-        Raises:
-            TypeError: A tensor is none, or dtypes are unsupported or do not go together.
-            ValueError: A value, a shape or a device is not allowed.
-            RuntimeError: A tensor requires grad while grad mode is on.
-        """
-        extra: Any = self.output_padding
-        if output_size is not None:
-            geometry: Any = (self.stride, self.padding, self.kernel_size, self.rank, self.dilation)
-            extra = self._output_padding(input, output_size, *geometry)
-        arguments = _read(
-            self.rank,
-            self.stride,
-            cast(Any, self.padding),
-            self.dilation,
-            self.groups,
-            self.activation,
-            self.precision,
-        )
-        return convolve_transposed(
-            input,
-            self.weight,
-            self.bias,
-            extra,
-            arguments,
-            constant=True,
-            channels_last=wanted_format(self.channels_last, input, self.rank),
-        )
-
-    def repack(self) -> None:
-        """Forgets what was made of weight and bias; the next call makes it anew.
-
-        Needed only after a write that PyTorch does not count: through ``weight.data``, or through a
-        numpy array that shares the memory.
-        """
-        OPERANDS.forget(self.weight)
-        if self.bias is not None:
-            OPERANDS.forget(self.bias)
-
-    def extra_repr(self) -> str:
-        """The constructor's arguments, as ``nn.ConvNd`` writes them."""
-        base: Any = super()
-        parts = [str(base.extra_repr())]
-        if self.activation.kind:
-            parts.append(f"activation={self.activation.kind.name.lower()}")
-        if self.precision is not None:
-            parts.append(f"precision={self.precision}")
-        return ", ".join(parts)
-
-
-class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    """``nn.ConvTranspose1d`` for inference, with an activation fused.
-
-    What ``ConvTranspose2d`` says of arguments and state holds with one spatial dimension.
-    """
-
-    rank = 1
-    _base = nn.ConvTranspose1d
-
-
-class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    """``nn.ConvTranspose2d`` for inference, with an activation fused.
-
-    The constructor and the state (``weight`` ``[C, K / groups, R, S]``, ``bias`` ``[K]``) are those
-    of ``nn.ConvTranspose2d``, and ``isinstance(module, nn.ConvTranspose2d)`` holds. The parameters
-    do not require grad. The filters of the output's phases are made in the first call, and again
-    when the weight has changed.
-
-    Args:
-        activation: Applied to the output; see ``maxconv.torch.conv2d``.
-        precision: Of float32 products on a GPU; see ``maxconv.torch.conv2d``.
-
-    The other arguments are ``nn.ConvTranspose2d``'s.
-
-    Raises:
-        TypeError: An activation or the precision is of a wrong type.
-        ValueError: An activation or the precision is unknown, or ``nn.ConvTranspose2d`` refuses an
-            argument.
-    """
-
-    rank = 2
-    _base = nn.ConvTranspose2d
-
-
-class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
-    """``nn.ConvTranspose3d`` for inference, with an activation fused.
-
-    What ``ConvTranspose2d`` says of arguments and state holds with three spatial dimensions.
-    """
-
-    rank = 3
-    _base = nn.ConvTranspose3d
