@@ -1,14 +1,7 @@
-"""A transposed convolution as convolutions of stride 1.
-
-With stride ``s``, output ``p = s * q + phase`` receives from input ``i`` through tap ``r`` where
-``s * i + dilation * r = p + pad``. For one phase these taps are every ``s / gcd(s, dilation)``-th
-one, and as ``q`` advances so does ``i``: a convolution of stride 1 with a part of the filter,
-reversed. The phases are then interleaved.
-"""
+"""A transposed convolution in a graph: convolutions of stride 1, whose outputs are interleaved."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -17,35 +10,13 @@ import numpy as np
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
-from ._checks import AXES, check_at_least, check_size, show
+from ._checks import check_size, show
 from ._graph import constant
 from ._operands import FilterArgument, KnownFilter, filter_argument, permuted_to_krsc
 from ._packing import Array, PackedFilter, cast_array, to_krsc
+from ._phases import AxisPhase, check_transposed, split_axes
 
-__all__ = ["Phase", "Split", "split_axis", "split_phases"]
-
-
-@dataclass(frozen=True)
-class AxisPhase:
-    """One phase along one dimension: a convolution of stride 1."""
-
-    taps: tuple[int, ...]
-    """Indices of the filter's taps, in the convolution's order; empty where none contributes."""
-    dilation: int
-    pad_before: int
-    pad_after: int
-    """Zeros around the input; a negative number is cut from the convolution's output instead."""
-
-
-@dataclass(frozen=True)
-class AxisSplit:
-    """All phases along one dimension."""
-
-    phases: tuple[AxisPhase, ...]
-    growth: int
-    """Output elements of each phase beyond the input's size."""
-    surplus: int
-    """Elements to cut from the end of the interleaved phases."""
+__all__ = ["Phase", "Split", "split_phases"]
 
 
 @dataclass(frozen=True)
@@ -90,25 +61,6 @@ class Split:
         return _cut(whole, tuple((0, extra) for extra in self.surplus))
 
 
-def split_axis(
-    *, taps: int, stride: int, dilation: int, pad_before: int, pad_after: int, output_padding: int
-) -> AxisSplit:
-    """Splits a transposed convolution along one dimension into its phases."""
-    total = dilation * (taps - 1) + 1 + output_padding - pad_before - pad_after
-    growth = -(-total // stride) - 1
-    common = math.gcd(stride, dilation)
-    step = dilation // common
-    phases = []
-    for phase in range(stride):
-        shift, residue = divmod(phase + pad_before, stride)
-        indices = [r for r in range(taps) if r * dilation % stride == residue]
-        first = (indices[0] * dilation - residue) // stride if indices else shift
-        span = step * max(len(indices) - 1, 0)
-        before = first + span - shift
-        phases.append(AxisPhase(tuple(reversed(indices)), step, before, growth - before + span))
-    return AxisSplit(tuple(phases), growth, stride * (growth + 1) - total)
-
-
 def split_phases(
     input_shape: Sequence[Any],
     filter: object,
@@ -143,26 +95,8 @@ def split_phases(
     given = filter_argument(filter, filter_layout, rank=rank, dtype=dtype, device=device)
     source = _filter_source(given, count, dtype)
     _check_input(input_shape, given.filters, count)
-    strides, dilations = arguments.stride, arguments.dilation
-    before, after = arguments.pads(given.filter_size)
-    check_at_least("output_paddings", output_paddings, 0)
-    if any(e >= max(s, d) for e, s, d in zip(output_paddings, strides, dilations, strict=True)):
-        raise ValueError(
-            f"output_paddings: {show(output_paddings)} has an entry that is not below the stride "
-            f"{show(strides)} or the dilation {show(dilations)}"
-        )
-    axes = [
-        split_axis(
-            taps=given.filter_size[i],
-            stride=strides[i],
-            dilation=dilations[i],
-            pad_before=before[i],
-            pad_after=after[i],
-            output_padding=output_paddings[i],
-        )
-        for i in range(rank)
-    ]
-    _check_output(input_shape, axes, strides)
+    axes = split_axes(given.filter_size, arguments, output_paddings)
+    check_transposed([check_size("input", size) for size in input_shape[1:-1]], axes)
     rows, columns = (axis.phases for axis in axes)
     combined = [(row, column) for row in rows for column in columns]
     same = len({_geometry(*pair) for pair in combined}) == 1
@@ -172,7 +106,7 @@ def split_phases(
     else:
         phases = [_phase([pair], source, arguments) for pair in combined]
     surplus = tuple(axis.surplus for axis in axes)
-    return Split(tuple(phases), strides, surplus, source.filters)
+    return Split(tuple(phases), arguments.stride, surplus, source.filters)
 
 
 def _geometry(*axes: AxisPhase) -> tuple[tuple[int, ...], ...]:
@@ -291,20 +225,6 @@ def _check_input(shape: Sequence[Any], channels: object, groups: int) -> None:
             f"filter: {channels} filters do not match the input's {size} channels; a transposed "
             f"convolution needs {size}"
         )
-
-
-def _check_output(shape: Sequence[Any], axes: Sequence[AxisSplit], strides: Sequence[int]) -> None:
-    for name, size, axis, stride in zip(AXES[2], shape[1:-1], axes, strides, strict=True):
-        known = check_size("input", size)
-        if not isinstance(known, int):
-            continue
-        if known < 1:
-            raise ValueError(f"input: {name} extent {known} is empty; at least 1 is needed")
-        output = (known + axis.growth) * stride - axis.surplus
-        if output < 1:
-            raise ValueError(
-                f"padding: cuts the output's {name} extent down to {output}; at least 1 must remain"
-            )
 
 
 def _cut(value: TensorValue, spatial: Sequence[tuple[int, int]]) -> TensorValue:

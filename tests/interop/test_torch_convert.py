@@ -51,9 +51,11 @@ def test_resnet50() -> None:
 
 
 def test_report_is_a_table_and_json() -> None:
+    up = nn.ConvTranspose2d(4, 2, 2)
+    up.register_forward_hook(lambda module, inputs, output: output * 2)
     model = network(
         lambda m, x: m.up(m.act(m.bn(m.conv(x)))),
-        conv=conv(), bn=nn.BatchNorm2d(4), act=nn.ReLU(), up=nn.ConvTranspose2d(4, 2, 2),
+        conv=conv(), bn=nn.BatchNorm2d(4), act=nn.ReLU(), up=up,
     )  # fmt: skip
     _, report = convert_and_compare(model, X)
     assert str(report) == (
@@ -64,9 +66,9 @@ def test_report_is_a_table_and_json() -> None:
         "conv      Conv2d  BatchNorm2d bn + relu\n"
         "\n"
         "left  is               because\n"
-        "----  ---------------  ----------------------------------------------\n"
-        "up    ConvTranspose2d  transposed convolutions are not converted"
-    ).replace("----------------------------------------------", "-" * 41)
+        "----  ---------------  --------------------\n"
+        "up    ConvTranspose2d  it has forward hooks"
+    )
     read = json.loads(report.to_json())
     assert read["replaced"] == [
         {"name": "conv", "kind": "Conv2d", "fused": ["BatchNorm2d bn", "relu"], "note": ""}

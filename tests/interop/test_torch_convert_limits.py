@@ -105,17 +105,15 @@ def test_modules_that_stay() -> None:
         }
     )
     converted, report = mt.convert(model)
-    assert not report.replaced
     assert left(report) == {
-        "transposed": "transposed convolutions are not converted",
-        "subclass": "a Own may compute something else",
         "hooked": "it has forward hooks",
-        "parametrized": "it is parametrized; call "
-        "torch.nn.utils.parametrize.remove_parametrizations first",
         "wide": "dtype torch.float64 is not supported",
         "lazy": "it is not initialized; call the model once first",
+        "norm": "it is in training mode; call eval() first",
     }
-    assert not any(isinstance(module, _Conv) for module in converted.modules())
+    assert fused(report) == {"transposed": (), "subclass": (), "parametrized": ()}
+    own = {name for name, module in converted.named_modules() if isinstance(module, _Conv)}
+    assert own == {"parametrized"}
 
 
 def test_a_subclass_that_calls_the_function_is_traced() -> None:
@@ -195,13 +193,33 @@ def test_fallback_to_parts() -> None:
     assert type(converted) is Branching
     assert [entry.name for entry in report.untraced] == ["(model)"]
     assert "control flow" in report.untraced[0].reason
-    assert report.traced == ["blocks.0", "blocks.1"]
+    # The stem is a container, which this class does nothing with but call.
+    assert report.traced == ["stem", "blocks.0", "blocks.1"]
     by_name = fused(report)
-    assert by_name["stem.0"] == () and by_name["head"] == ()
+    assert by_name["stem.0"] == ("BatchNorm2d stem.1", "relu") and by_name["head"] == ()
     assert by_name["blocks.0.conv3"] == ("BatchNorm2d blocks.0.bn3", "residual", "relu")
-    assert left(report) == {"up": "transposed convolutions are not converted"}
+    assert by_name["up"] == () and not report.left
     assert converted.alias is converted.head
     assert "not traced: single convolutions only" in str(report)
+
+
+def test_containers_that_are_indexed_stay() -> None:
+    class Indexing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())
+            self.other = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = [x]
+            for layer in self.stem if x.sum() > -1e9 else ():
+                features.append(layer(features[-1]))
+            return self.other(features[1]) + features[3]  # type: ignore[no-any-return]
+
+    model = randomize(Indexing()).eval()
+    _, report = convert_and_compare(model, X)
+    assert fused(report) == {"stem.0": (), "other.0": ("BatchNorm2d other.1", "relu")}
+    assert left(report) == {"stem.1": "the module that calls it cannot be traced"}
 
 
 def test_modules_with_methods_keep_them() -> None:

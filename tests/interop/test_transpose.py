@@ -14,7 +14,7 @@ from tests.interop.graphs import Source
 from tests.reference import Floats, conv_reference, conv_transpose_reference
 
 import maxconv
-from maxconv._transpose import split_axis
+from maxconv._phases import split_axis
 
 if TYPE_CHECKING:
     from max.engine import Model

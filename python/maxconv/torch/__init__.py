@@ -23,12 +23,17 @@ from ._modules import Conv1d, Conv2d, Conv3d
 from ._operands import ConvOperands, conv_operands, pack_filter
 from ._prepare import prepare
 from ._report import ConversionReport, Left, Replaced, Untraced
+from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._transposed_modules import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 
 __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
     "ConvOperands",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "ConversionReport",
     "Left",
     "Replaced",
@@ -37,6 +42,9 @@ __all__ = [
     "conv2d",
     "conv3d",
     "conv_operands",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "convert",
     "pack_filter",
     "prepare",

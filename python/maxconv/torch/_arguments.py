@@ -5,6 +5,7 @@ Sizes are the operator's to check.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -34,6 +35,7 @@ __all__ = [
     "expanded_scale",
     "is_channels_last",
     "read",
+    "wanted_format",
 ]
 
 #: One integer for every spatial dimension, or one for each.
@@ -279,3 +281,25 @@ def is_channels_last(tensor: Tensor, unbatched: bool = False) -> bool:
     if strides[axis] != 1 or strides[-1] < channels:
         return False
     return channels > 1 or any(size > 1 for size in tensor.shape[axis + 1 :])
+
+
+def wanted_format(wanted: str, input: object, rank: int) -> bool | None:
+    """Returns whether a module's output is channels last; ``None`` where PyTorch's rule says it.
+
+    Args:
+        wanted: ``"always"``, ``"input"`` for the input's format, or ``""`` for PyTorch's rule.
+        input: The input, not checked yet.
+        rank: Spatial dimensions.
+    """
+    if wanted == "always":
+        return True
+    if (
+        wanted != "input"
+        or not isinstance(input, Tensor)
+        or input.dim() not in (rank + 1, rank + 2)
+    ):
+        return None
+    spatial = input.stride()[input.dim() - rank :]
+    # Of a transposed image PyTorch says that it is not.
+    ordered = all(outer >= inner for outer, inner in itertools.pairwise(spatial))
+    return ordered and is_channels_last(input, input.dim() == rank + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -37,7 +37,7 @@ class _Entry:
     """Address of the storage's record, which the weak reference keeps from being used again."""
     weak: int
     """PyTorch's own weak reference to the storage."""
-    operand: Tensor
+    operand: Any
     finalizer: weakref.finalize[Any, Tensor] | None
 
 
@@ -54,21 +54,32 @@ class OperandCache:
     def __init__(self) -> None:
         # Reentrant: a parameter may be collected, and expire, while this thread holds the lock.
         self._lock = threading.RLock()
-        self._entries: dict[tuple[int, torch.dtype, int], _Entry] = {}
+        self._entries: dict[tuple[int, torch.dtype, Hashable], _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def packed(self, weight: Tensor, groups: int) -> Tensor:
         """Returns a weight ``[K, C / groups, *taps]`` on the CPU, packed, flat."""
-        return self._get(weight, groups, lambda: pack_on_host(weight, groups))
+        operand: Tensor = self._get(weight, groups, lambda: pack_on_host(weight, groups))
+        return operand
 
     def transposed(self, weight: Tensor) -> Tensor:
         """Returns a weight ``[K, C / groups, *taps]`` on a GPU as ``[K, *taps, C / groups]``."""
-        operand = self._get(weight, 0, lambda: _transpose(weight))
+        operand: Tensor = self._get(weight, 0, lambda: _transpose(weight))
         # PyTorch's allocator must not hand its memory on before this stream has read it.
         operand.record_stream(torch.cuda.current_stream(weight.device))
         return operand
+
+    def derived(self, tensor: Tensor, kind: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what ``make`` makes of a parameter, made once; ``None`` if it has no version.
+
+        Args:
+            tensor: The parameter.
+            kind: Tells apart what is made of one parameter; no integer.
+            make: Makes it.
+        """
+        return None if tensor.is_inference() else self._get(tensor, kind, make)
 
     def forget(self, tensor: Tensor) -> None:
         """Drops what was derived from a tensor."""
@@ -77,7 +88,7 @@ class OperandCache:
             for key in [key for key in self._entries if key[0] == address]:
                 self._drop(key)
 
-    def _get(self, tensor: Tensor, kind: int, make: Callable[[], Tensor]) -> Tensor:
+    def _get(self, tensor: Tensor, kind: Hashable, make: Callable[[], Any]) -> Any:
         key = (tensor.data_ptr(), tensor.dtype, kind)
         entry = self._entries.get(key)
         if (
@@ -115,7 +126,7 @@ class OperandCache:
             if _expired(entry.weak):
                 self._drop(key)
 
-    def _drop(self, key: tuple[int, torch.dtype, int]) -> None:
+    def _drop(self, key: tuple[int, torch.dtype, Hashable]) -> None:
         with self._lock:
             entry = self._entries.pop(key, None)
             if entry is None:

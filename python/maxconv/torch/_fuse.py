@@ -10,25 +10,32 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..activations import NAMES, NONE, ActivationSpec
+from ._formats import restore_formats
+from ._loading import guard, mark_normalized
+from ._modules import _Conv
 from ._patterns import (
     Addition,
+    Normalization,
     activation_of,
     addition_of,
-    batch_norm_of,
     is_identity,
+    is_metadata,
+    is_metadata_of_input,
     module_of,
     mutates,
+    normalization_of,
 )
 from ._report import ConversionReport, Left, Replaced
-from ._sites import FUNCTIONS, Refused, Site, find, fold
+from ._sites import Refused, Site, find, fold
 
 __all__ = ["fuse"]
 
 
-def fuse(model: GraphModule, prefix: str, channels_last: bool, report: ConversionReport) -> None:
+def fuse(
+    model: GraphModule, prefix: str, channels_last: bool, whole: bool, report: ConversionReport
+) -> None:
     """Replaces the convolutions of a traced model, with what can be fused into each, in place.
 
     Args:
@@ -36,10 +43,11 @@ def fuse(model: GraphModule, prefix: str, channels_last: bool, report: Conversio
         prefix: What to put in front of names in the report.
         channels_last: Whether the replacements' outputs are channels last whatever their inputs
             are.
+        whole: Whether nothing but the user reads what the model returns.
         report: Gets what was replaced and what was left, in the model's order.
     """
     fuser = _Fuser(model, prefix, channels_last)
-    fuser.run()
+    fuser.run(whole)
     report.replaced += reversed(fuser.replaced())
     report.left += reversed(fuser.left)
 
@@ -60,12 +68,20 @@ class _Chain:
     activation: ActivationSpec = NONE
     final: ActivationSpec = NONE
     addition: Addition | None = None
+    asides: list[Node] = field(default_factory=list)
+    """Nodes that read what is not the kernel's to compute: a shape, a dtype."""
     place: Node = field(init=False)
     """Where the kernel is called: at the convolution, or where its residual is added."""
 
     def __post_init__(self) -> None:
         self.tail = self.place = self.node
         self.members = [self.node]
+
+    @property
+    def input(self) -> Node:
+        """What the convolution reads."""
+        given: Node = self.site.args[0] if self.site.args else self.site.kwargs["input"]
+        return given
 
     @property
     def takes_norm(self) -> bool:
@@ -80,7 +96,7 @@ class _Chain:
     @property
     def takes_addition(self) -> bool:
         """Whether a residual has a place in the kernel."""
-        return self.addition is None
+        return self.addition is None and (self.site.adds or self.site.module is None)
 
     def take(self, nodes: Iterable[Node], what: str) -> None:
         """Makes nodes that follow the tail part of the chain."""
@@ -101,15 +117,13 @@ class _Fuser:
         self.chains: list[_Chain] = []
         self.left: list[Left] = []
         self.taken: set[Node] = set()
+        self.forced: set[Node] = set()
         self.reasons: dict[Node, str] = {}
 
-    def run(self) -> None:
+    def run(self, whole: bool) -> None:
         # Backwards, so that of two convolutions that are added the later one adds the other's
         # output: then neither moves past the other.
         for node in reversed(list(self.graph.nodes)):
-            module = module_of(node, self.modules)
-            if isinstance(module, _BatchNorm):
-                continue
             site = find(self.model, self.modules, node)
             path = self._path(node)
             if isinstance(site, Refused):
@@ -121,6 +135,7 @@ class _Fuser:
         self._report_norms()
         if self.channels_last:
             self._allow_strides()
+            restore_formats(self.model, self.forced, whole)
         self._drop_unused()
         self.graph.lint()
         self.model.recompile()
@@ -143,12 +158,16 @@ class _Fuser:
 
     def _report_norms(self) -> None:
         for node in reversed(self.graph.nodes):
-            module = module_of(node, self.modules)
-            if isinstance(module, _BatchNorm):
-                found = batch_norm_of(node, self.modules)
-                reason = found if isinstance(found, str) else self.reasons.get(node)
-                reason = reason or "no convolution is in front of it"
-                self.left.append(Left(self._path(node), type(module).__name__, reason))
+            found = normalization_of(node, self.model, self.modules)
+            if found is None:
+                continue
+            reason = found if isinstance(found, str) else self.reasons.get(node)
+            reason = reason or "no convolution is in front of it"
+            self.left.append(Left(self._path(node), self._kind(node), reason))
+
+    def _kind(self, node: Node) -> str:
+        module = module_of(node, self.modules)
+        return "batch_norm" if module is None else type(module).__name__
 
     # Growing a chain ----------------------------------------------------------------------------
 
@@ -156,11 +175,16 @@ class _Fuser:
         """Takes node after node into the chain."""
         node, passed = chain.tail, list[Node]()
         while True:
-            users = list(node.users)
+            users = [user for user in node.users if not is_metadata(user)]
             if len(users) != 1:
                 self._explain_users(chain, node)
                 return
             (user,) = users
+            for aside in [aside for aside in node.users if aside is not user]:
+                if is_metadata_of_input(aside):
+                    aside.replace_input_with(node, chain.input)
+                else:
+                    chain.asides.append(aside)
             # What hands its input on is taken with what follows it, if that is taken.
             passed.append(user)
             if not is_identity(user, self.modules):
@@ -171,7 +195,7 @@ class _Fuser:
 
     def _explain_users(self, chain: _Chain, node: Node) -> None:
         for user in node.users:
-            if isinstance(module_of(user, self.modules), _BatchNorm):
+            if normalization_of(user, self.model, self.modules) is not None:
                 takes = chain.takes_norm
                 self.reasons[user] = f"{chain.path}, in front of it, has other readers too"
             elif activation_of(user, self.modules) is not None:
@@ -183,9 +207,9 @@ class _Fuser:
 
     def _take(self, chain: _Chain, user: Node, node: Node, passed: list[Node]) -> bool:
         """Takes the reader of ``node``, as the last of ``passed``, if the kernel can do it."""
-        norm = module_of(user, self.modules)
-        if isinstance(norm, _BatchNorm):
-            return self._take_norm(chain, user, norm, passed)
+        norm = normalization_of(user, self.model, self.modules, chain.site.rank)
+        if norm is not None:
+            return user.args[0] is node and self._take_norm(chain, user, norm, passed)
         spec = activation_of(user, self.modules)
         if spec is not None:
             if not chain.takes_activation:
@@ -207,8 +231,9 @@ class _Fuser:
         chain.take(passed, "residual")
         return True
 
-    def _take_norm(self, chain: _Chain, user: Node, norm: _BatchNorm, passed: list[Node]) -> bool:
-        found = batch_norm_of(user, self.modules, chain.site.rank)
+    def _take_norm(
+        self, chain: _Chain, user: Node, found: Normalization | str, passed: list[Node]
+    ) -> bool:
         if isinstance(found, str):
             self.reasons[user] = found
         elif chain.site.module is None:
@@ -216,8 +241,9 @@ class _Fuser:
         elif not chain.takes_norm:
             self.reasons[user] = f"it follows {chain.fused[-1]}, not the convolution itself"
         else:
-            fold(chain.site.module, norm)
-            chain.take(passed, f"{type(norm).__name__} {self._path(user)}")
+            fold(chain.site.module, found)
+            mark_normalized(chain.site.module)
+            chain.take(passed, f"{found.name} {self._path(user)}")
             return True
         return False
 
@@ -225,9 +251,12 @@ class _Fuser:
         """Returns why the convolution cannot be done where its residual is added."""
         if chain.site.module is None:
             return "its weight is computed in the model"
+        if chain.asides:
+            return f"{chain.asides[0].name} reads its shape before"
         node = chain.node.next
         while node is not last:
-            if node not in chain.members and mutates(node, self.modules):
+            passes = node in chain.members or is_identity(node, self.modules)
+            if not passes and mutates(node, self.modules):
                 return f"{node.name}, in between, may write to a tensor"
             node = node.next
         return ""
@@ -236,33 +265,43 @@ class _Fuser:
 
     def _emit(self, chain: _Chain) -> None:
         """Puts one call in the place of a chain's nodes."""
-        module = chain.site.module
+        module, site = chain.site.module, chain.site
         with self.graph.inserting_before(chain.place):
             if module is None:
                 new = self._emit_function(chain)
             else:
-                module.activation, module.final_activation = chain.activation, chain.final
-                module.always_channels_last = self.channels_last
-                keywords: dict[str, Any] = {}
+                module.activation = chain.activation
+                keywords: dict[str, Any] = dict(site.kwargs)
+                if isinstance(module, _Conv):
+                    module.final_activation = chain.final
                 if chain.addition is not None:
                     keywords["residual"] = chain.addition.residual
                     if chain.addition.beta != 1.0:
                         keywords["beta"] = chain.addition.beta
+                    assert isinstance(module, _Conv)
                     module.unequal_residual = "add_" if chain.addition.in_place else "add"
+                guard(module)
                 target = self._add(chain.node, module)
-                new = self.graph.call_module(target, (chain.site.input,), keywords)
+                new = self.graph.call_module(target, site.args, keywords)
+                if self.channels_last:
+                    # Otherwise the model as it was gave channels-last tensors itself.
+                    if module.channels_last == "input":
+                        self.forced.add(new)
+                    module.channels_last = "always"
         chain.tail.replace_all_uses_with(new)
+        for aside in chain.asides:
+            aside.args = (new, *aside.args[1:])
         for member in reversed(chain.members):
             self.graph.erase_node(member)
         self.taken.update(chain.members)
         self.chains.append(chain)
 
     def _emit_function(self, chain: _Chain) -> Node:
-        keywords = dict(chain.node.kwargs)
+        keywords = dict(chain.site.kwargs)
         if chain.activation.kind:
             keywords["activation"] = _as_argument(chain.activation)
-        function = FUNCTIONS[chain.site.rank]
-        return self.graph.call_function(function, chain.node.args, keywords)
+        assert chain.site.function is not None
+        return self.graph.call_function(chain.site.function, chain.site.args, keywords)
 
     def _add(self, node: Node, module: nn.Module) -> str:
         """Puts a module where the convolution's was, or under the name of its function's node."""
@@ -284,7 +323,9 @@ class _Fuser:
             to_dtype = any(isinstance(argument, torch.dtype) for argument in node.args)
             if to_dtype or "dtype" in node.kwargs:
                 continue
-            if not any(mutates(user, self.modules) for user in node.users):
+            (base, *_) = node.args
+            assert isinstance(base, Node)
+            if not any(mutates(user, self.modules) for user in (*node.users, *base.users)):
                 node.target = "reshape" if node.target == "view" else "reshape_as"
 
     def _drop_unused(self) -> None:

@@ -13,7 +13,7 @@ from .._arguments import ConvArguments
 from .._checks import check_precision
 from ..activations import ActivationLike, ActivationSpec, parse
 from ._activations import apply
-from ._arguments import Ints, is_channels_last, read
+from ._arguments import Ints, is_channels_last, read, wanted_format
 from ._filters import OPERANDS
 from ._functional import convolve
 from ._plan import output_shape
@@ -36,8 +36,9 @@ class _Conv(_ConvNd):
     #: As the argument of ``maxconv.torch.conv2d``.
     precision: str | None = None
 
-    #: Whether the output is channels last whatever the input is; otherwise PyTorch's rule holds.
-    always_channels_last: bool = False
+    #: When the output is channels last: ``"always"``, or where the ``"input"`` is, whatever the
+    #: weight is; otherwise PyTorch's rule holds.
+    channels_last: str = ""
 
     #: How a residual of another shape or dtype is added after the kernel, by PyTorch: ``"add"``,
     #: ``"add_"``, or not at all: it is an error.
@@ -139,11 +140,11 @@ class _Conv(_ConvNd):
             ValueError: A value, a shape or a device is not allowed.
             RuntimeError: A tensor requires grad while grad mode is on.
         """
-        channels_last = True if self.always_channels_last else None
+        channels_last = wanted_format(self.channels_last, input, self.rank)
         padding: Ints | str = self.padding
         if self.padding_mode != "zeros":
-            unbatched = input.dim() == self.rank + 1
             if channels_last is None:
+                unbatched = input.dim() == self.rank + 1
                 channels_last = is_channels_last(input, unbatched) or is_channels_last(self.weight)
             # nn.ConvNd holds the amounts for functional.pad, innermost first.
             amounts = self._reversed_padding_repeated_twice

@@ -10,22 +10,26 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch import nn
-from torch.fx import Node
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..activations import NAMES, ActivationSpec, clamp, leaky_relu
-from ._tracing import has_hooks, in_place
+from ._tracing import in_place, is_plain, unpacked
 
 __all__ = [
     "Addition",
+    "Normalization",
     "activation_of",
     "addition_of",
-    "batch_norm_of",
     "is_identity",
+    "is_metadata",
+    "is_metadata_of_input",
     "module_of",
     "mutates",
+    "normalization_of",
+    "own_tensor",
 ]
 
 #: Modules of a traced model by their paths.
@@ -111,7 +115,7 @@ def activation_of(node: Node, modules: Modules) -> ActivationSpec | None:
     module = module_of(node, modules)
     if module is not None:
         make, names = _MODULES.get(type(module), (None, ()))
-        if make is None or has_hooks(module):
+        if make is None or not is_plain(module):
             return None
         return make(*(getattr(module, name) for name in names))
     if node.op not in ("call_function", "call_method"):
@@ -177,40 +181,120 @@ def addition_of(node: Node, tail: Node) -> Addition | str | None:
 # Normalizations and the rest --------------------------------------------------------------------
 
 
-def batch_norm_of(node: Node, modules: Modules, rank: int | None = None) -> _BatchNorm | str | None:
+@dataclass(frozen=True)
+class Normalization:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias``, by channels."""
+
+    name: str
+    """``BatchNorm2d`` for a module, ``batch_norm`` for a function."""
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
+def normalization_of(
+    node: Node, model: GraphModule, modules: Modules, rank: int | None = None
+) -> Normalization | str | None:
     """Returns the normalization that a node computes, or why it cannot become part of a filter.
 
     Args:
         node: The node.
+        model: The model whose node it is.
         modules: The model's.
         rank: Of the filter; ``None`` for any.
     """
     module = module_of(node, modules)
-    if not isinstance(module, _BatchNorm):
-        return None
+    if isinstance(module, _BatchNorm):
+        return batch_norm(module, rank)
+    if node.op == "call_function" and node.target is functional.batch_norm:
+        return _function(node, model)
+    return None
+
+
+def batch_norm(module: _BatchNorm, rank: int | None = None) -> Normalization | str:
+    """Returns what a module computes, or why it cannot become part of a filter of a rank."""
+    name = type(module).__name__
     if type(module) not in _BATCH_NORMS:
-        return f"a {type(module).__name__} may compute something else"
+        return f"a {name} may compute something else"
     if rank not in (None, _BATCH_NORMS[type(module)]):
-        return f"a {type(module).__name__} after a {rank}-D convolution"
+        return f"a {name} after a {rank}-D convolution"
     if module.training:
         return "it is in training mode; call eval() first"
     if module.running_mean is None or module.running_var is None:
         return "it has no running statistics"
-    if has_hooks(module):
+    if not is_plain(module):
         return "it has forward hooks"
-    return module
+    tensors = module.running_mean, module.running_var, module.weight, module.bias
+    return Normalization(name, *tensors, module.eps)
+
+
+def _function(node: Node, model: GraphModule) -> Normalization | str:
+    names = list(inspect.signature(functional.batch_norm).parameters)
+    given: dict[str, Any] = {"training": False, "eps": 1e-5, "weight": None, "bias": None}
+    given |= {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if given["training"] is not False:
+        return "it is in training mode; call eval() first"
+    if not isinstance(given["eps"], float):
+        return "eps is computed at run time"
+    tensors = []
+    for name in ("running_mean", "running_var", "weight", "bias"):
+        tensor = own_tensor(model, given[name])
+        if tensor is None and (given[name] is not None or name.startswith("running")):
+            return f"its {name} is not the model's own"
+        tensors.append(tensor)
+    mean, variance, weight, bias = tensors
+    assert mean is not None and variance is not None
+    return Normalization("batch_norm", mean, variance, weight, bias, given["eps"])
+
+
+def own_tensor(model: GraphModule, value: object) -> Tensor | None:
+    """Returns the tensor of the model's own that an argument is, if it is one."""
+    if not isinstance(value, Node) or value.op != "get_attr":
+        return None
+    found: Any = model
+    for part in str(value.target).split("."):
+        found = getattr(found, part)
+    return found if isinstance(found, Tensor) else None
+
+
+def is_metadata(node: Node) -> bool:
+    """Whether a node reads what all elementwise functions of a tensor have in common with it."""
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] in ("shape", "ndim", "dtype", "device")
+    return node.op == "call_method" and node.target in ("size", "dim", "ndimension")
+
+
+def is_metadata_of_input(node: Node) -> bool:
+    """Whether a node reads what a convolution's output also has in common with its input."""
+    if node.op == "call_function":
+        return node.target is getattr and node.args[1] in ("ndim", "dtype", "device")
+    return node.op == "call_method" and node.target in ("dim", "ndimension")
 
 
 def is_identity(node: Node, modules: Modules) -> bool:
     """Whether a node hands on what it gets: ``nn.Identity``, or a dropout that is not training."""
+    if node.op == "call_function":
+        # torchvision has its function traced as a whole.
+        target: Any = node.target
+        if target not in _DROPOUTS and getattr(target, "__name__", "") != "stochastic_depth":
+            return False
+        names = inspect.signature(target).parameters
+        return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("training") is False
     module = module_of(node, modules)
-    if module is None or has_hooks(module):
+    if module is None or not is_plain(module):
         return False
     if type(module) is nn.Identity:
         return True
     dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
     return type(module) in dropouts and not module.training
 
+
+_DROPOUTS: Final = (
+    *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
+    functional.alpha_dropout,
+)
 
 #: Packages whose functions write only where their names or arguments say so.
 _KNOWN: Final = ("torch", "maxconv", "_operator", "operator", "math", "builtins")
@@ -219,7 +303,9 @@ _KNOWN: Final = ("torch", "maxconv", "_operator", "operator", "math", "builtins"
 def mutates(node: Node, modules: Modules) -> bool:
     """Whether a node may write to a tensor that others read."""
     if node.op == "call_module":
-        return bool(getattr(module_of(node, modules), "inplace", False))
+        module = module_of(node, modules)
+        known = type(module).__module__.split(".")[0] in ("torch", "maxconv")
+        return not known or bool(getattr(module, "inplace", False))
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op != "call_function":
@@ -234,6 +320,8 @@ def mutates(node: Node, modules: Modules) -> bool:
     if hasattr(target, "_schema"):
         return bool(target._schema.is_mutable)
     owner = str(getattr(target, "__module__", None) or "torch").split(".")[0]
+    if target is unpacked:
+        return False
     if owner not in _KNOWN or target is in_place:
         return True
     if owner in ("_operator", "operator"):

@@ -26,7 +26,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Left:
-    """A convolution or normalization that runs in PyTorch as before."""
+    """A convolution or normalization that runs in PyTorch as before, a module or a function."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Untraced:
-    """A module that ``torch.fx`` cannot trace: single convolutions were replaced in it."""
+    """A module that cannot be traced: its parts were converted one by one."""
 
     name: str
     reason: str

@@ -4,47 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils import parametrize
 
+from ._arguments import is_channels_last
 from ._dtypes import DTYPES
 from ._functional import conv1d, conv2d, conv3d
 from ._modules import Conv1d, Conv2d, Conv3d, _Conv
-from ._patterns import module_of
-from ._tracing import has_hooks
+from ._patterns import Normalization, module_of, own_tensor
+from ._subclasses import RANKS, TRANSPOSED_RANKS, Redirected
+from ._tracing import has_hooks, is_plain
+from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._transposed_modules import (
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    _ConvTranspose,
+)
+from ._weights import unsettled
 
-__all__ = ["FUNCTIONS", "Refused", "Site", "find", "fold", "refusal", "replacement"]
+__all__ = [
+    "Own",
+    "Refused",
+    "Site",
+    "find",
+    "fold",
+    "is_exact",
+    "is_own",
+    "refusal",
+    "replacement",
+]
 
-_CLASSES: Final[dict[type[nn.Module], type[_Conv]]] = {
+#: A module of maxconv's.
+Own: TypeAlias = _Conv | _ConvTranspose
+
+_CLASSES: Final[dict[type[nn.Module], type[Own]]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
     nn.Conv3d: Conv3d,
+    nn.ConvTranspose1d: ConvTranspose1d,
+    nn.ConvTranspose2d: ConvTranspose2d,
+    nn.ConvTranspose3d: ConvTranspose3d,
 }
 _BY_RANK: Final[dict[int, type[_Conv]]] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
-
-#: The functions that take the place of PyTorch's, by spatial rank.
-FUNCTIONS: Final[dict[int, Callable[..., Tensor]]] = {1: conv1d, 2: conv2d, 3: conv3d}
-
-_RANKS: Final[dict[Any, int]] = {
-    functional.conv1d: 1,
-    functional.conv2d: 2,
-    functional.conv3d: 3,
-    torch.conv1d: 1,
-    torch.conv2d: 2,
-    torch.conv3d: 3,
+_FUNCTIONS: Final[dict[int, Callable[..., Tensor]]] = {1: conv1d, 2: conv2d, 3: conv3d}
+_TRANSPOSED_BY_RANK: Final[dict[int, type[_ConvTranspose]]] = {
+    1: ConvTranspose1d,
+    2: ConvTranspose2d,
+    3: ConvTranspose3d,
 }
-_TRANSPOSED: Final[frozenset[Any]] = frozenset(
-    (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-)
+_TRANSPOSED_FUNCTIONS: Final[dict[int, Callable[..., Tensor]]] = {
+    1: conv_transpose1d,
+    2: conv_transpose2d,
+    3: conv_transpose3d,
+}
 _ARGUMENTS: Final = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_NO_TRANSPOSED: Final = "transposed convolutions are not converted"
+_TRANSPOSED_ARGUMENTS: Final = (
+    *("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,9 +75,18 @@ class Site:
     kind: str
     """``Conv2d`` for a module, ``conv2d`` for a function."""
     rank: int
-    input: Any
-    module: _Conv | None
+    args: tuple[Any, ...]
+    """What its module is called with; for a function without one, the function's arguments."""
+    kwargs: Mapping[str, Any]
+    module: Own | None
     """What takes its place; ``None`` for a function whose weight is computed in the model."""
+    function: Callable[..., Tensor] | None = None
+    """What takes its place then."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether its kernel can add a residual."""
+        return isinstance(self.module, _Conv)
 
 
 @dataclass(frozen=True)
@@ -67,18 +97,26 @@ class Refused:
     reason: str
 
 
+def is_own(module: object) -> bool:
+    """Whether a module convolves with maxconv already."""
+    return isinstance(module, _Conv | _ConvTranspose | Redirected)
+
+
 def refusal(conv: _ConvNd) -> str:
     """Returns why a module cannot be replaced, and nothing if it can."""
     kind = type(conv).__name__
-    if "Transpose" in kind:
-        return _NO_TRANSPOSED
-    if parametrize.is_parametrized(conv):
-        return "it is parametrized; call torch.nn.utils.parametrize.remove_parametrizations first"
     if kind.startswith("Lazy"):
         return "it is not initialized; call the model once first"
-    if type(conv) not in _CLASSES:
-        return f"a {kind} may compute something else"
-    return "it has forward hooks" if has_hooks(conv) else _weight_refusal(conv.weight)
+    if reason := unsettled(conv):
+        return reason
+    if is_exact(conv) and not is_plain(conv):
+        return "it has forward hooks" if has_hooks(conv) else "it has a forward of its own"
+    return _weight_refusal(conv.weight)
+
+
+def is_exact(conv: nn.Module) -> bool:
+    """Whether a module is one of PyTorch's own classes, for which there is one of maxconv's."""
+    return type(conv) in _CLASSES
 
 
 def _weight_refusal(weight: Tensor) -> str:
@@ -89,85 +127,84 @@ def _weight_refusal(weight: Tensor) -> str:
     )
 
 
-def replacement(conv: _ConvNd) -> _Conv:
+def replacement(conv: Any) -> Own:
     """Returns the module that takes the place of one that ``refusal`` does not refuse."""
-    module = _CLASSES[type(conv)].from_torch(conv)
+    module: Own = _CLASSES[type(conv)].from_torch(conv)
     # The very parameters: a model may use one in several places.
     module.weight, module.bias = conv.weight, conv.bias
+    # Whether this weight, in a model that is not converted, makes the output channels last.
+    module.channels_last = "" if is_channels_last(conv.weight) else "input"
     return module
 
 
-def fold(conv: _Conv, norm: _BatchNorm) -> None:
+def fold(conv: Own, norm: Normalization) -> None:
     """Puts a normalization's scale into the weight and its offset into the bias, in float64."""
     weight, dtype = conv.weight.detach().double(), conv.weight.dtype
-    mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
-    scale = (variance.double() + norm.eps).rsqrt()
-    if norm.affine:
+    scale = (norm.variance.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
         scale = scale * norm.weight.detach().double()
-    offset = -mean.double() * scale
+    offset = -norm.mean.double() * scale
     if conv.bias is not None:
         offset = offset + conv.bias.detach().double() * scale
-    if norm.affine:
+    if norm.bias is not None:
         offset = offset + norm.bias.detach().double()
-    weight = weight * scale.view(-1, *(1,) * (weight.dim() - 1))
-    conv.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+    if isinstance(conv, _ConvTranspose):
+        # [C, K / groups, *taps]: each group of channels has filters of its own.
+        groups = conv.groups
+        grouped = weight.reshape(groups, -1, *weight.shape[1:])
+        factors = scale.view(groups, 1, -1, *(1,) * (weight.dim() - 2))
+        weight = (grouped * factors).flatten(0, 1)
+    else:
+        weight = weight * scale.view(-1, *(1,) * (weight.dim() - 1))
+    # In the memory's order of before.
+    folded = torch.empty_like(conv.weight).copy_(weight)
+    conv.weight = nn.Parameter(folded, requires_grad=False)
     conv.bias = nn.Parameter(offset.to(dtype), requires_grad=False)
 
 
 def find(model: GraphModule, modules: Mapping[str, nn.Module], node: Node) -> Site | Refused | None:
     """Returns what convolution a node is; ``None`` if it is none, or one of maxconv's already."""
     module = module_of(node, modules)
-    if isinstance(module, _ConvNd) and not isinstance(module, _Conv):
+    if isinstance(module, _ConvNd) and not is_own(module):
         kind = type(module).__name__
-        if reason := refusal(module):
-            return Refused(kind, reason)
+        reason = refusal(module)
+        if reason or not is_exact(module):
+            return Refused(kind, reason or f"a {kind} may compute something else")
         own = replacement(module)
-        return Site(kind, own.rank, _arguments(node)["input"], own)
+        return Site(kind, own.rank, node.args, node.kwargs, own)
     if node.op != "call_function":
         return None
     kind = str(getattr(node.target, "__name__", node.target))
-    if node.target in _TRANSPOSED:
-        return Refused(kind, _NO_TRANSPOSED)
-    rank = _RANKS.get(node.target)
-    return None if rank is None else _function(model, node, kind, rank)
+    for ranks, names in ((RANKS, _ARGUMENTS), (TRANSPOSED_RANKS, _TRANSPOSED_ARGUMENTS)):
+        if node.target in ranks:
+            return _function(model, node, kind, ranks[node.target], names)
+    return None
 
 
-def _arguments(node: Node) -> dict[str, Any]:
-    return dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
-
-
-def _function(model: GraphModule, node: Node, kind: str, rank: int) -> Site | Refused:
-    given = _arguments(node)
-    weight, bias = _own_tensor(model, given["weight"]), _own_tensor(model, given.get("bias"))
+def _function(
+    model: GraphModule, node: Node, kind: str, rank: int, names: tuple[str, ...]
+) -> Site | Refused:
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    weight, bias = own_tensor(model, given["weight"]), own_tensor(model, given.get("bias"))
     if weight is not None and (reason := _weight_refusal(weight)):
         return Refused(kind, reason)
-    geometry = {name: given[name] for name in _ARGUMENTS[3:] if name in given}
+    transposed = names is _TRANSPOSED_ARGUMENTS
+    geometry: dict[str, Any] = {name: given[name] for name in names[3:] if name in given}
     computed = any(_holds_node(value) for value in geometry.values())
     if weight is None or computed or (bias is None) != (given.get("bias") is None):
-        return Site(kind, rank, given["input"], None)
-    filters, group_channels, *taps = weight.shape
-    module = _BY_RANK[rank](
-        group_channels * geometry.get("groups", 1),
-        filters,
-        tuple(taps),
-        bias=bias is not None,
-        device="meta",
-        dtype=weight.dtype,
-        **geometry,
+        function = (_TRANSPOSED_FUNCTIONS if transposed else _FUNCTIONS)[rank]
+        return Site(kind, rank, node.args, node.kwargs, None, function)
+    first, second, *taps = weight.shape
+    groups = geometry.get("groups", 1)
+    channels = (first, second * groups) if transposed else (second * groups, first)
+    made: Any = (_TRANSPOSED_BY_RANK if transposed else _BY_RANK)[rank]
+    module: Own = made(
+        *channels, tuple(taps), bias=bias is not None, device="meta", dtype=weight.dtype, **geometry
     )
     module.weight = _parameter(weight)
     module.bias = None if bias is None else _parameter(bias)
-    return Site(kind, rank, given["input"], module)
-
-
-def _own_tensor(model: GraphModule, value: object) -> Tensor | None:
-    """Returns the tensor of the model's own that an argument is, if it is one."""
-    if not isinstance(value, Node) or value.op != "get_attr":
-        return None
-    found: Any = model
-    for part in str(value.target).split("."):
-        found = getattr(found, part)
-    return found if isinstance(found, Tensor) else None
+    module.channels_last = "" if is_channels_last(weight) else "input"
+    return Site(kind, rank, (given["input"],), {}, module)
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:

@@ -1,0 +1,66 @@
+"""Refuses a checkpoint of the original model, which a converted one would read as its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+__all__ = ["guard", "guard_model", "mark_normalized"]
+
+#: The buffer that says that weight and bias have a normalization in them.
+_MARK: Final = "normalized"
+
+
+def mark_normalized(conv: nn.Module) -> None:
+    """Marks that weight and bias have a normalization in them; a state without the mark is refused.
+
+    The mark is a buffer, so that the state of a converted model has it.
+    """
+    device = next(conv.parameters()).device
+    conv.register_buffer(_MARK, torch.ones((), dtype=torch.uint8, device=device))
+
+
+def guard(conv: nn.Module) -> None:
+    """Has a module refuse the state of the one whose place it took, where that is another."""
+    register: Any = conv._register_load_state_dict_pre_hook
+    register(_check, with_module=True)
+
+
+def _check(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    errors: list[str] = others[-1]
+    given = {key[len(prefix) :] for key in state if key.startswith(prefix)}
+    # Such as a norm and a direction, of which the weight was computed.
+    unknown = given - {"weight", "bias", _MARK}
+    if hasattr(module, _MARK) and given and _MARK not in given:
+        unknown |= given
+    if unknown:
+        errors.append(_refusal(f"{prefix}{min(unknown)}"))
+
+
+def guard_model(model: nn.Module, keys: set[str]) -> None:
+    """Has a model refuse any state with one of ``keys``, which conversion took from it."""
+    register: Any = model._register_load_state_dict_pre_hook
+    register(_Gone(frozenset(keys)))
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """A hook: names alone would be ignored by ``strict=False``."""
+
+    keys: frozenset[str]
+
+    def __call__(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        errors: list[str] = others[-1]
+        found = sorted(key for key in state if key[len(prefix) :] in self.keys)
+        if found:
+            errors.append(_refusal(found[0]))
+
+
+def _refusal(key: str) -> str:
+    return (
+        f"{key} is of the model before maxconv.torch.convert; load the checkpoint into that model, "
+        "and convert it again"
+    )

@@ -1,0 +1,160 @@
+"""Reads the code of modules: which convolutions it calls, and what it does with its parts."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+import textwrap
+from collections.abc import Hashable, Iterator
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any, Final, cast
+
+from torch import nn
+
+__all__ = ["called_convolutions", "only_calls", "reads_weights"]
+
+_CONVOLUTIONS: Final = frozenset(
+    (
+        *("conv1d", "conv2d", "conv3d", "convolution"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    )
+)
+
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD", "LOAD_NAME")
+
+#: What reaches the parts of a module without their names.
+_REACHING: Final = frozenset(
+    (
+        *("children", "named_children", "modules", "named_modules", "_modules", "getattr"),
+        *("get_submodule", "apply", "__dict__", "vars"),
+    )
+)
+
+
+def _methods(kind: type[nn.Module]) -> dict[str, Any]:
+    """Returns the methods of a class that are not PyTorch's and not for building it."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base is object or base.__module__.startswith("torch."):
+            continue
+        for name, value in vars(base).items():
+            value = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+            if isinstance(value, FunctionType) and "init" not in name:
+                found[name] = value
+    return found
+
+
+# Convolutions -----------------------------------------------------------------------------------
+
+
+@cache
+def called_convolutions(kind: Hashable) -> tuple[str, ...]:
+    """Returns the names of PyTorch's convolutions that a class's own methods call.
+
+    What they call in turn is read too, as far as it is a function of the same file.
+    """
+    found: list[str] = []
+    seen: set[CodeType] = set()
+
+    def read(function: FunctionType) -> None:
+        for code in _codes(function.__code__):
+            if code in seen:
+                continue
+            seen.add(code)
+            before: Any = None
+            for line in dis.get_instructions(code):
+                # A part of the module may have such a name.
+                part = getattr(before, "argval", None) == "self"
+                before = line
+                if part or line.opname not in _LOADS:
+                    continue
+                called = function.__globals__.get(line.argval)
+                if line.argval in _CONVOLUTIONS:
+                    found.append(line.argval)
+                elif (
+                    line.opname == "LOAD_GLOBAL"
+                    and isinstance(called, FunctionType)
+                    and not called.__module__.startswith("torch.")
+                ):
+                    read(called)
+
+    for method in _methods(cast("type[nn.Module]", kind)).values():
+        read(method)
+    return tuple(found)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+# Parts ------------------------------------------------------------------------------------------
+
+
+@cache
+def _class_tree(kind: type) -> ast.Module | None:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+@cache
+def _uses(kind: Hashable) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Returns the attributes that a class's code calls, and those that it does other things with.
+
+    ``None`` where the code is not known.
+    """
+    called: set[str] = set()
+    other: set[str] = set()
+    for base in cast(type, kind).__mro__:
+        if base is object or base.__module__.startswith("torch."):
+            continue
+        tree = _class_tree(base)
+        if tree is None:
+            return None
+        methods = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and "init" not in node.name
+        ]
+        for method in methods:
+            functions = {id(n.func) for n in ast.walk(method) if isinstance(n, ast.Call)}
+            for node in ast.walk(method):
+                if isinstance(node, ast.Attribute):
+                    (called if id(node) in functions else other).add(node.attr)
+                elif isinstance(node, ast.Name):
+                    other.add(node.id)
+    return frozenset(called), frozenset(other)
+
+
+def only_calls(kinds: set[type[nn.Module]], owner: type[nn.Module], name: str) -> bool:
+    """Whether all that the modules of a model do with a part of that name is to call it.
+
+    Args:
+        kinds: The classes of the model's modules.
+        owner: The class of the part's owner.
+        name: The part's.
+    """
+    if owner.__module__.startswith("torch."):
+        return False
+    for kind in kinds:
+        uses = _uses(cast(Any, kind))
+        if uses is None or name in uses[1]:
+            return False
+        if kind is owner and (_REACHING & (uses[0] | uses[1]) or name not in uses[0]):
+            return False
+    return True
+
+
+def reads_weights(kinds: set[type[nn.Module]]) -> bool:
+    """Whether the code of modules may look at the weight of a convolution, or that is not known."""
+    for kind in kinds:
+        uses = _uses(cast(Any, kind))
+        if uses is None or "weight" in uses[0] | uses[1] or "parameters" in uses[0]:
+            return True
+    return False
