@@ -50,6 +50,7 @@ def compare(
     model: nn.Module,
     *inputs: Tensor,
     count: int,
+    transposed: int = 0,
     tolerance: float = 1e-6,
     **options: Any,
 ) -> Callable[..., Any]:
@@ -62,6 +63,7 @@ def compare(
         model: In eval mode.
         inputs: What it is called with.
         count: How many of maxconv's convolutions must run.
+        transposed: How many of its transposed ones must, beside those.
         tolerance: Of the largest output.
         options: Of ``torch.compile``.
 
@@ -76,7 +78,11 @@ def compare(
         network(*(x.clone() for x in inputs))
         result, calls = called(network, *(x.clone() for x in inputs))
     actual = pytree.tree_leaves(result)
-    assert convolutions(calls) == (count, 0)
+    if transposed:
+        assert calls["maxconv::conv_transpose"] == transposed
+    else:
+        assert calls["maxconv::conv"] == count
+    assert not calls["aten::convolution"]
     assert len(actual) == len(own)
     for mine, theirs, right in zip(actual, own, exact, strict=True):
         assert mine.dtype == theirs.dtype and same_layout(mine, theirs)

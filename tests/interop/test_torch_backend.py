@@ -374,6 +374,34 @@ def test_functional_calls() -> None:
     compare(Net().eval(), draw(2, 4, 5, 6, 7), count=3)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_transposed_convolutions(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+    kind: Any = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[rank]
+    norm: Any = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[rank]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.folded = nn.Sequential(kind(4, 6, 3, 2, 1, 1, groups=2), norm(6), nn.SiLU())
+            self.plain = kind(6, 4, 2, 2, bias=False)
+            self.added = kind(4, 4, 3, padding=1, dilation=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.plain(self.folded(x))
+            return torch.relu(self.added(y) + y)
+
+    model = randomize(Net()).eval()
+    x = draw(2, 4, *(6, 5, 4)[:rank])
+    for input in (x, last(x)):
+        compare(model, input, transposed=3, count=0)
+    text = reported(caplog, model, x)
+    assert [line.split(maxsplit=2) for line in text.splitlines()[4:]] == [
+        ["folded.0", f"conv_transpose{rank}d", "batch_norm + silu"],
+        ["plain", f"conv_transpose{rank}d"],
+        ["added", f"conv_transpose{rank}d"],
+    ]
+
+
 # Whole networks ---------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from .._arguments import ConvArguments
 from ..activations import NONE, ActivationSpec
 from ._op import _operator as _conv
 from ._patterns import Addition, _clamp, _gelu, _hardtanh, _leaky_relu, _Maker, _named
+from ._transposed import _operator as _conv_transpose
 
 __all__ = [
     "CONVOLUTION",
@@ -40,7 +41,7 @@ _aten: Any = torch.ops.aten
 CONVOLUTION: Final[Any] = _aten.convolution.default
 
 #: maxconv's operators.
-OPERATORS: Final = frozenset((_conv,))
+OPERATORS: Final = frozenset((_conv, _conv_transpose))
 
 #: What makes the activation of an operator, from arguments that have the names of its schema.
 _ACTIVATIONS: Final[dict[Any, _Maker]] = {
@@ -134,6 +135,13 @@ class Convolution:
     weight: Node
     bias: Node | None
     arguments: ConvArguments
+    output_padding: tuple[int, ...] | None
+    """``None``: it is not a transposed one."""
+
+    @property
+    def operator(self) -> Any:
+        """The one of maxconv's that computes it."""
+        return _conv if self.output_padding is None else _conv_transpose
 
 
 def read(node: Node) -> Convolution | str:
@@ -143,16 +151,19 @@ def read(node: Node) -> Convolution | str:
     rank = value(weight).dim() - 2
     if rank not in (1, 2, 3):
         return f"it has {rank} spatial dimensions; 1, 2 and 3 are supported"
-    if given["transposed"]:
-        return "transposed convolutions are not replaced"
-    names = ("stride", "padding", "dilation")
-    stride, padding, dilation = (_sizes(given[name], rank) for name in names)
-    if stride is None or padding is None or dilation is None:
+    names = ("stride", "padding", "dilation", "output_padding")
+    sizes = {name: _sizes(given[name], rank) for name in names}
+    stride, padding, dilation, output_padding = sizes.values()
+    if stride is None or padding is None or dilation is None or output_padding is None:
         return "its stride, padding or dilation is computed at run time"
     arguments = ConvArguments(
         stride, dilation, padding, given["groups"], NONE, NONE, precision=None
     )
-    return _with_zeros_in_front(Convolution(input, weight, given["bias"], arguments))
+    transposed = given["transposed"]
+    found = Convolution(
+        input, weight, given["bias"], arguments, output_padding if transposed else None
+    )
+    return found if transposed else _with_zeros_in_front(found)
 
 
 def _sizes(given: Sequence[Any], rank: int) -> tuple[int, ...] | None:

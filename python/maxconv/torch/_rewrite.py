@@ -27,7 +27,6 @@ from ._aten import (
 )
 from ._inline import inline
 from ._layouts import evaluate
-from ._op import _operator
 from ._patterns import Addition
 from ._report import ConversionReport, Left, Replaced
 
@@ -94,7 +93,7 @@ class _Chain:
             spec = activation_of(user)
             if spec is not None:
                 return spec
-        if self.addition is None:
+        if self.addition is None and self.conv.output_padding is None:
             return addition_of(user, self.tail)
         return None
 
@@ -164,10 +163,11 @@ def _emit(graph: Graph, chain: _Chain, weight: Node, bias: Node | None) -> Node:
     given: tuple[Any, ...] = (conv.input, weight, bias)
     x, w, b, r = map(value, (*given, residual))
     with torch.no_grad():
-        check_ranks(x, w, arguments)
+        if conv.output_padding is None:
+            check_ranks(x, w, arguments)
         check_tensors(x, w, b, r, None, None)
-    args = (*given, residual, None, *arguments.flatten(), True, False)
-    new = graph.call_function(_operator, args)
+    given += (residual, None) if conv.output_padding is None else (conv.output_padding,)
+    new = graph.call_function(conv.operator, (*given, *arguments.flatten(), True, False))
     try:
         evaluate(new)
     except ValueError:
@@ -196,7 +196,7 @@ def _folded(graph: Graph, conv: Convolution, norm: Norm) -> tuple[Node, Node]:
     tensors = [conv.weight, norm.mean, norm.variance]
     optional = [conv.bias, norm.weight, norm.bias]
     given = [node for node in optional if node is not None]
-    eps = norm.eps
+    eps, groups = norm.eps, conv.arguments.groups
 
     def fold(weight: Tensor, mean: Tensor, variance: Tensor, *others: Tensor) -> Any:
         rest = iter(others)
@@ -205,8 +205,11 @@ def _folded(graph: Graph, conv: Convolution, norm: Norm) -> tuple[Node, Node]:
         scale = scale if gamma is None else scale * gamma
         offset = (0.0 if bias is None else bias) - mean.double()
         offset = offset * scale if beta is None else offset * scale + beta
-        folded = weight.double() * scale.view(-1, *(1,) * (weight.dim() - 1))
-        return folded.to(weight.dtype), offset.to(weight.dtype)
+        # Filters come first, behind their group; in a transposed convolution channels do.
+        axes = (groups, 1, -1) if conv.output_padding is not None else (groups, -1, 1)
+        grouped = weight.double().view(groups, -1, *weight.shape[1:])
+        folded = grouped * scale.view(*axes, *(1,) * (weight.dim() - 2))
+        return folded.reshape(weight.shape).to(weight.dtype), offset.to(weight.dtype)
 
     weight, bias = inline(graph, fold, [*tensors, *given])
     return weight, bias
