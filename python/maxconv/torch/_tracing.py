@@ -394,9 +394,10 @@ def trace(module: nn.Module) -> Trace:
         culprit, reason = made
         if culprit is None or culprit is module or culprit in opaque:
             return Trace(None, reason, {})
-        kind = type(culprit)
+        kind, known = type(culprit), len(opaque)
         opaque.update((part, reason) for part in module.modules() if type(part) is kind)
-        if module in opaque:
+        # The culprit may be no part of the module: a forward of an instance calls what it likes.
+        if module in opaque or len(opaque) == known:
             return Trace(None, reason, {})
 
 
