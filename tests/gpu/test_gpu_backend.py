@@ -12,18 +12,15 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import maxconv.torch as mt  # noqa: E402
 
 if TYPE_CHECKING:
-    from max.driver import Device
+    pass
 
-pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU"),
+]
 
 DTYPE = torch.bfloat16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda(gpu: Device) -> None:
-    """Skips where PyTorch has no CUDA."""
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch finds no GPU on this machine")
 
 
 def network() -> Any:
