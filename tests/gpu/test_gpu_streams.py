@@ -213,3 +213,22 @@ def test_host_time_of_a_call(record_property: Callable[..., None]) -> None:
     print(f"host time of a call: {ours:.1f} us, torch {torchs:.1f} us")
     record_property("host_us", ours)
     assert ours < torchs
+
+
+def test_a_transposed_convolution_is_captured() -> None:
+    module = mt.ConvTranspose2d(16, 24, 3, 2, 1).to("cuda", torch.bfloat16)
+    x = torch.randint(-2, 3, (2, 16, 9, 9), device="cuda").to(torch.bfloat16)
+    with torch.no_grad():
+        module(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = module(x)
+        for seed in (1, 2):
+            module.weight.copy_(torch.randint(-2, 3, module.weight.shape).to("cuda"))
+            torch.nn.init.constant_(module.get_parameter("bias"), seed)
+            graph.replay()
+            torch.cuda.synchronize()
+            weight, bias = module.weight.double(), module.get_parameter("bias").double()
+            want = torch.nn.functional.conv_transpose2d(x.double(), weight, bias, 2, 1)
+            assert torch.equal(y, want.to(torch.bfloat16))
+            assert torch.equal(module(x), y)

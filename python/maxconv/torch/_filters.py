@@ -64,22 +64,32 @@ class OperandCache:
         operand: Tensor = self._get(weight, groups, lambda: pack_on_host(weight, groups))
         return operand
 
-    def transposed(self, weight: Tensor) -> Tensor:
-        """Returns a weight ``[K, C / groups, *taps]`` on a GPU as ``[K, *taps, C / groups]``."""
-        operand: Tensor = self._get(weight, 0, lambda: _transpose(weight))
-        # PyTorch's allocator must not hand its memory on before this stream has read it.
-        operand.record_stream(torch.cuda.current_stream(weight.device))
+    def transposed(self, weight: Tensor) -> Tensor | None:
+        """Returns a weight ``[K, C / groups, *taps]`` on a GPU as ``[K, *taps, C / groups]``.
+
+        Returns:
+            ``None`` if it cannot be kept: see ``derived``.
+        """
+        operand: Tensor | None = self.derived(weight, "KRSC", lambda: _transpose(weight))
         return operand
 
     def derived(self, tensor: Tensor, kind: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what ``make`` makes of a parameter, made once; ``None`` if it has no version.
+        """Returns what ``make`` makes of a parameter, made once.
 
         Args:
             tensor: The parameter.
             kind: Tells apart what is made of one parameter; no integer.
-            make: Makes it.
+            make: Makes a tensor, or a list of tensors and ``None``.
+
+        Returns:
+            ``None`` if it cannot be kept: the parameter has no version, or a CUDA graph is
+            captured, which would read it after it has gone.
         """
-        return None if tensor.is_inference() else self._get(tensor, kind, make)
+        if tensor.is_inference():
+            return None
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        return self._get(tensor, kind, make)
 
     def forget(self, tensor: Tensor) -> None:
         """Drops what was derived from a tensor."""
@@ -98,9 +108,9 @@ class OperandCache:
             and entry.stride == tensor.stride()
             and entry.storage == tensor.untyped_storage()._cdata
         ):
-            return entry.operand
+            return _used(entry.operand, tensor)
         version = tensor._version
-        operand = make()
+        operand = _aside(tensor, make) if tensor.is_cuda else make()
         finalizer: weakref.finalize[Any, Tensor] | None = None
         if isinstance(tensor, torch.nn.Parameter):
             finalizer = weakref.finalize(tensor, self._drop, key)
@@ -119,7 +129,7 @@ class OperandCache:
             self._sweep()
             self._drop(key)
             self._entries[key] = entry
-        return operand
+        return _used(operand, tensor)
 
     def _sweep(self) -> None:
         for key, entry in list(self._entries.items()):
@@ -150,20 +160,36 @@ def pack_on_host(weight: Tensor, groups: int) -> Tensor:
 
 
 def _transpose(weight: Tensor) -> Tensor:
-    written: Any = cast(Any, torch.cuda).current_stream(weight.device).record_event()
+    return weight.detach().movedim(1, -1).clone(memory_format=torch.contiguous_format)
 
-    def copy() -> Tensor:
-        stream: Any = cast(Any, torch.cuda.Stream)(weight.device)
+
+def _aside(tensor: Tensor, make: Callable[[], Any]) -> Any:
+    """Returns what ``make`` makes of a tensor on a GPU, finished: any stream may read it next.
+
+    While PyTorch warms up for a CUDA graph, what this thread allocates is the graph's: another
+    thread makes it.
+    """
+    written: Any = cast(Any, torch.cuda).current_stream(tensor.device).record_event()
+
+    def run() -> Any:
+        stream: Any = cast(Any, torch.cuda.Stream)(tensor.device)
         stream.wait_event(written)
         with torch.cuda.stream(stream):
-            last = weight.detach().movedim(1, -1).clone(memory_format=torch.contiguous_format)
-        # Any stream may read it next.
+            made = make()
         stream.synchronize()
-        return last
+        return made
 
-    # While PyTorch warms up for a CUDA graph, what this thread allocates is the graph's.
     with ThreadPoolExecutor(1) as other:
-        return other.submit(copy).result()
+        return other.submit(run).result()
+
+
+def _used(operand: Any, tensor: Tensor) -> Any:
+    """Has PyTorch's allocator keep memory of a GPU until the current stream has read it."""
+    if tensor.is_cuda:
+        for part in operand if isinstance(operand, list) else [operand]:
+            if part is not None:
+                part.record_stream(torch.cuda.current_stream(tensor.device))
+    return operand
 
 
 #: The operands of every module in the process.

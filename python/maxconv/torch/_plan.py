@@ -352,9 +352,10 @@ class Plan:
         """Returns the filter in the kernel's layout."""
         if self._index < 0:
             return OPERANDS.packed(weight, self.groups) if self.packed else weight.contiguous()
-        # What a graph reads must not go while the graph lives: it makes its own copy.
-        if self.packed and not torch.cuda.is_current_stream_capturing():
-            return OPERANDS.transposed(weight)
+        if self.packed:
+            kept = OPERANDS.transposed(weight)
+            if kept is not None:
+                return kept
         return _channels_last(weight)
 
     def _prepared_unaligned(self) -> Prepared:
