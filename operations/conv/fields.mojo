@@ -63,6 +63,7 @@ comptime KERNEL_SM90 = 7
 comptime KERNEL_STEM = 8
 comptime KERNEL_SM100 = 9
 comptime KERNEL_DIAGONAL = 10
+comptime KERNEL_WINOGRAD = 11
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -75,6 +76,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "stem",
     "sm100",
     "diagonal",
+    "winograd",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -88,12 +90,14 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs of compute capability 9.0 (H100, H200)",
     "GPUs of compute capability 10.0 and 10.3 (B200, B300)",
     "GPUs of compute capability 9.0 (H100, H200)",
+    "CPUs",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_FEW_FILTERS,
     KERNEL_POINTWISE,
+    KERNEL_WINOGRAD,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
 ]

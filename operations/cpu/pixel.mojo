@@ -1,8 +1,13 @@
 """Pixels of images: where they lie, and loads of their channels."""
 
+from std.math import iota
+from std.memory import bitcast
+from std.sys.info import size_of
+from std.sys.intrinsics import masked_load
 from std.utils import IndexList
 
 from ..conv.access import ActivationSource
+from ..conv.memory import Reads
 from ..conv.problem import SPATIAL, ConvProblem
 
 
@@ -117,3 +122,32 @@ def load_activation[
     return x.load[width, alignment=1](
         pixel.n, pixel.at, channel, pixel.input_offset(problem) + channel
     ).cast[DType.float32]()
+
+
+@always_inline
+def load_channels[
+    dtype: DType, width: Int, whole: Bool
+](source: Reads[dtype], count: Int) -> SIMD[DType.float32, width]:
+    """Neighbouring values in memory.
+
+    Parameters:
+        dtype: Of the values.
+        width: How many lanes.
+        whole: Whether there is a value for each lane.
+
+    Args:
+        source: The first value.
+        count: How many there are if not `whole`; the other lanes are zeros.
+    """
+    comptime if whole:
+        return source.unsafe_load[width=width]().cast[DType.float32]()
+    else:
+        # As integers: a masked load of another 16-bit type is taken apart.
+        comptime bits = DType.uint32 if size_of[dtype]() == 4 else DType.uint16
+        return bitcast[dtype, width](
+            masked_load[width](
+                source.unsafe_bitcast[Scalar[bits]](),
+                iota[DType.int32, width]().lt(Int32(count)),
+                SIMD[bits, width](0),
+            )
+        ).cast[DType.float32]()

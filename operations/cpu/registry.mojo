@@ -8,6 +8,7 @@ from .direct.grouped import Grouped
 from .gemm.launch import ImplicitGemm, Pointwise
 from .pool import MaxPool, Pool
 from .reference import Reference
+from .winograd.launch import Winograd
 
 comptime CpuRegistry[P: Pool] = Registry[
     P,
@@ -15,6 +16,7 @@ comptime CpuRegistry[P: Pool] = Registry[
     Grouped[P],
     FewFilters[P],
     Pointwise[P],
+    Winograd[P],
     ImplicitGemm[P],
     Reference[P],
 ]

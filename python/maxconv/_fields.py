@@ -155,6 +155,7 @@ class Kernel(IntEnum):
     STEM = 8
     SM100 = 9
     DIAGONAL = 10
+    WINOGRAD = 11
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -163,6 +164,7 @@ CPU_KERNELS = (
     Kernel.GROUPED,
     Kernel.FEW_FILTERS,
     Kernel.POINTWISE,
+    Kernel.WINOGRAD,
     Kernel.IMPLICIT_GEMM,
     Kernel.REFERENCE,
 )
@@ -184,6 +186,7 @@ EVERYWHERE = "every device"
 KERNEL_HOMES = {
     Kernel.POINTWISE: "CPUs",
     Kernel.FEW_FILTERS: "CPUs",
+    Kernel.WINOGRAD: "CPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._fields import COPY_BYTES, GEOMETRY, Kernel
+from ._fields import GEOMETRY, Kernel
 from ._library import LibraryError
 from ._library_files import SUFFIX, Family, chooser_file, host_file, kernel_file
 from ._targets import BLACKWELL, HOPPER
@@ -39,7 +39,6 @@ __all__ = [
     "Prepared",
     "chooser",
     "host",
-    "is_aligned",
     "kernel",
     "prepare_gpu",
 ]
@@ -107,11 +106,6 @@ class Call:
 def _five(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns ``[N, D, H, W, C]`` of a shape of any rank."""
     return (shape[0], *(1,) * (5 - len(shape)), *shape[1:])
-
-
-def is_aligned(*addresses: int) -> bool:
-    """Whether all operands lie where every kernel of a GPU takes them."""
-    return all(address % COPY_BYTES == 0 for address in addresses)
 
 
 class Library:
@@ -208,7 +202,7 @@ class Chooser(Library):
         Args:
             call: The call.
             target: The GPU.
-            aligned: Whether ``is_aligned`` holds for its operands.
+            aligned: Whether all addresses are multiples of ``COPY_BYTES``.
 
         Raises:
             ValueError: The geometry or the types are not what the kernels take.
@@ -335,7 +329,7 @@ def prepare_gpu(
         index: Of the GPU, among those that the process sees.
         target: What it is.
         call: The call.
-        aligned: Whether ``is_aligned`` holds for its operands.
+        aligned: Whether all addresses are multiples of ``COPY_BYTES``.
 
     Raises:
         ValueError: No kernel takes the call, or there is no such GPU.

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from maxconv import _library as library
 from maxconv._fields import CPU_KERNELS, Activation, Kernel, Layout
+from maxconv._packing import panel_groups
 from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems
 
@@ -177,6 +178,53 @@ def test_random_problems(
     checker: Checker, problem: ConvProblem, epilogue: tuple[bool, bool, Activation, Layout]
 ) -> None:
     checker.check("random", line_of(shrink(problem), *epilogue))
+
+
+@st.composite
+def winograd_problems(draw: st.DrawFn) -> ConvProblem:
+    """Draws problems with 3 x 3 taps and stride 1 along h and w, mostly odd ones."""
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    width = draw(st.sampled_from((1, 3, 8, 11, 16, 24, 37)))
+    group_filters = draw(st.sampled_from((1, 5, 16, 17, 33, 80)))
+    deep = draw(st.booleans())
+    taps, step, dilation = (draw(st.integers(1, 3)) if deep else 1 for _ in range(3))
+    pads = [draw(st.integers(0, 4)) for _ in range(6)]
+    if not deep:
+        pads[0] = pads[3] = 0
+    least = ((taps - 1) * dilation + 1, 3, 3)
+    sizes = (
+        max(draw(st.integers(1, longest)), span - before - after)
+        for longest, span, before, after in zip(
+            (5 if deep else 1, 15, 31), least, pads[:3], pads[3:], strict=True
+        )
+    )
+    return ConvProblem(
+        batch=draw(st.integers(1, 3)),
+        input_size=tuple(sizes),
+        channels=groups * width,
+        filters=groups * group_filters,
+        filter_size=(taps, 3, 3),
+        stride=(step, 1, 1),
+        dilation=(dilation, 1, 1),
+        pad_before=tuple(pads[:3]),
+        pad_after=tuple(pads[3:]),
+        groups=groups,
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=winograd_problems(), epilogue=st.sampled_from(EPILOGUES))
+def test_random_problems_of_winograd(
+    checker: Checker, problem: ConvProblem, epilogue: tuple[bool, bool, Activation, Layout]
+) -> None:
+    problem = shrink(problem)
+    ran = checker.check("winograd", line_of(problem, *epilogue))
+    shared = panel_groups(
+        filters=int(problem.filters),
+        group_channels=int(problem.group_channels),
+        groups=problem.groups,
+    )
+    assert ("winograd" in ran) == (not problem.is_depthwise and shared == 1)
 
 
 @pytest.mark.parametrize("size", [27, 28, 29, 56, 64])

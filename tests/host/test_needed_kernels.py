@@ -19,7 +19,7 @@ STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
 CPU, HOPPER, BLACKWELL = 0, 90, 100
 SM90, SM100 = {Kernel.SM90}, {Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
-FEW, POINTWISE = Kernel.FEW_FILTERS, Kernel.POINTWISE
+FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
 
 #: Storage types of input and output.
 HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
@@ -110,15 +110,24 @@ CASES: Sequence[Case] = [
         {STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM, Kernel.REFERENCE} | SM90,
     ),
     # A CPU's op tells three classes of problems apart.
-    (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, GEMM}),
-    (HALF, CPU, known_to_cpu(problem(64, 64)), {FEW, GEMM}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),
+    (HALF, CPU, known_to_cpu(problem(64, 64)), {FEW, WINOGRAD, GEMM}),
+    # No 3 x 3 taps, or no stride of 1.
+    (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 5, "stride": 1}, {FEW, GEMM}),
+    (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 3, "stride": 2}, {FEW, GEMM}),
+    (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 3, "stride": 1}, {FEW, WINOGRAD, GEMM}),
     (SINGLE, CPU, known_to_cpu(problem(64, 64, 64)), {DEPTHWISE}),
     (SINGLE, CPU, known_to_cpu(problem(1, 1)), {DEPTHWISE}),
-    (SINGLE, CPU, known_to_cpu(problem(64, 64, 16)), {GROUPED, POINTWISE, GEMM}),
-    (SINGLE, CPU, known_to_cpu(problem(64, 128, 64)), {GROUPED, POINTWISE, GEMM}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 64, 16)), {GROUPED, POINTWISE, WINOGRAD, GEMM}),
+    (SINGLE, CPU, known_to_cpu(problem(64, 128, 64)), {GROUPED, POINTWISE, WINOGRAD, GEMM}),
     (SINGLE, CPU, known_to_cpu(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (SINGLE, CPU, known_to_cpu(problem(64, 64, 64), GEMM), {GEMM}),
-    (SINGLE, CPU, known_to_cpu(symbolic()), {DEPTHWISE, GROUPED, FEW, POINTWISE, GEMM}),
+    (
+        SINGLE,
+        CPU,
+        known_to_cpu(symbolic()),
+        {DEPTHWISE, GROUPED, FEW, POINTWISE, WINOGRAD, GEMM},
+    ),
     # On a GPU too, one fact less compiles no kernel less.
     (
         HALF,

@@ -20,8 +20,10 @@ from operations.conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
+    KERNEL_WINOGRAD,
     LAYOUT_PACKED,
 )
+from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.conv.packing import FilterStrides, pack_filter
@@ -31,6 +33,9 @@ from operations.cpu.convolve import convolve
 from operations.cpu.gemm.launch import ImplicitGemm
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
+from operations.cpu.winograd.candidates import Cuts
+from operations.cpu.winograd.launch import Winograd
+from operations.cpu.winograd.scheduler import WinogradPlan
 
 comptime GUARD = 64
 """Elements in front of and behind an output that no kernel may touch."""
@@ -228,12 +233,14 @@ def check[
             arguments.filter = (
                 packed.elements if layout == LAYOUT_PACKED else raw.elements
             ).as_imm()
-            for i in range(count + 2 * GUARD):
-                memory.elements[unsafe_offset=i] = Scalar[out_type](POISON)
+            poison(memory.elements, count)
             convolve[ALL_KERNELS, scaled](
                 pool, p, arguments, layout=layout, requested=kernel
             )
             wrong += Int(not is_right(spec, scaled, exact, kernel, out))
+        comptime if in_type == DType.float32 and not scaled:
+            if kernel == KERNEL_WINOGRAD:
+                wrong += check_cuts(spec, exact, arguments, memory, pool)
         print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
     _ = x^
     _ = raw^
@@ -242,6 +249,48 @@ def check[
     _ = bias^
     _ = residual^
     _ = memory^
+    return wrong
+
+
+def poison[dtype: DType](to: Writes[dtype], count: Int):
+    """Fills an output of so many elements, and what lies around it."""
+    for i in range(count + 2 * GUARD):
+        to[unsafe_offset=i] = Scalar[dtype](POISON)
+
+
+def check_cuts(
+    spec: Case,
+    exact: List[Int],
+    arguments: Arguments,
+    memory: HostBuffer[type_of(arguments).Output.dtype],
+    mut pool: MaxPool,
+) raises -> Int:
+    """Runs the Winograd kernel with every cut that some number of threads may
+    choose from.
+
+    Returns:
+        How many runs were wrong.
+    """
+    var p = spec.problem
+    var wrong = 0
+    if not p.has_outputs():
+        return 0
+    for threads in [1, 3, 16]:
+        var cuts = Cuts(p, threads)
+        for index in range(cuts.count()):
+            poison(memory.elements, p.gemm_m() * p.filters)
+            Winograd[MaxPool].launch[known=UNKNOWN_FILTER, scaled=False](
+                WinogradPlan(p, cuts.table[index], threads), p, arguments, pool
+            )
+            wrong += Int(
+                not is_right(
+                    spec,
+                    False,
+                    exact,
+                    KERNEL_WINOGRAD,
+                    memory.elements.unsafe_offset(GUARD),
+                )
+            )
     return wrong
 
 

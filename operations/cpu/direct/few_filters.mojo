@@ -9,10 +9,8 @@ Taps that lie side by side in memory are one run of channels.
 
 from std.bit import log2_floor
 from std.collections import Optional
-from std.math import ceildiv, iota
-from std.memory import bitcast
-from std.sys.info import size_of
-from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
+from std.math import ceildiv
+from std.sys.intrinsics import PrefetchOptions, prefetch
 from std.utils import IndexList
 
 from ...conv.fields import KERNEL_FEW_FILTERS, PANEL
@@ -23,6 +21,7 @@ from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal, vector_registers
 from ..epilogue import TileStore
+from ..pixel import load_channels
 from ..pool import Pool
 from .image_row import COLUMNS, ColumnTile, ImageRow, Span
 from .launch import MIN_TASK_COLUMNS, RowPlan, RowTasks, SpanKernel
@@ -127,25 +126,6 @@ struct UnpackedFilter(ImplicitlyCopyable, Movable):
 
 
 @always_inline
-def _load[
-    dtype: DType, whole: Bool
-](source: Reads[dtype], count: Int) -> Vector:
-    """Loads a vector, or its first `count` lanes and zeros."""
-    comptime if whole:
-        return source.unsafe_load[width=LANES]().cast[DType.float32]()
-    else:
-        # As integers: a masked load of another 16-bit type is taken apart.
-        comptime bits = DType.uint32 if size_of[dtype]() == 4 else DType.uint16
-        return bitcast[dtype, LANES](
-            masked_load[LANES](
-                source.unsafe_bitcast[Scalar[bits]](),
-                iota[DType.int32, LANES]().lt(Int32(count)),
-                SIMD[bits, LANES](0),
-            )
-        ).cast[DType.float32]()
-
-
-@always_inline
 def _step[
     x_type: DType, pixels: Int, filters: Int, whole: Bool
 ](
@@ -159,11 +139,11 @@ def _step[
     """Adds a vector of channels, or the `count` that are left of them."""
     var weight = Array[Vector, filters](fill=Vector(0))
     comptime for f in range(filters):
-        weight[f] = _load[DType.float32, whole](
+        weight[f] = load_channels[DType.float32, LANES, whole](
             weights.unsafe_offset(f * weight_stride + channel), count
         )
     comptime for i in range(pixels):
-        var value = _load[x_type, whole](
+        var value = load_channels[x_type, LANES, whole](
             starts[i].unsafe_offset(channel), count
         )
         comptime for f in range(filters):

@@ -4,9 +4,11 @@
         for each register tile of pixels:        the tiles' rows stay in L2
             activations in place, or copied if the tile meets an edge
         for some filter panels:                  shallow ones stay in L1
-            for each register tile of pixels:
-                for each pair of these panels:   the tile's rows stay in L1
-                    multiply, and after the last slice: epilogue, store
+            for some register tiles of pixels:
+                for each of these tiles:
+                    for each unit of these panels:   the rows stay in L1
+                        multiply
+                after the last slice: epilogue, store
 """
 
 from std.sys.info import size_of
@@ -22,17 +24,15 @@ from .scheduler import (
     ACCESS_MATRIX,
     ACCESS_STRIPS,
     L1_FILTER_ELEMENTS,
+    LONG_DEPTH,
     MAX_BLOCK_TILES,
     Blocking,
     RowTile,
     Task,
+    TileCursor,
 )
 from .strips import strip_operand
 from .tile_io import Columns, gather_rows
-
-comptime MIN_PREFETCH_DEPTH = 256
-"""Products of the shallowest slice during which a tile of output arrives: in a
-shorter one, asking for it only keeps the activations waiting."""
 
 
 @fieldwise_init
@@ -83,8 +83,9 @@ def run_task(params: GemmParams, task: Task, scratch: GemmScratch):
     ref blocking = params.blocking
     var products = problem.gemm_k()
     var tiles = Array[RowTile, MAX_BLOCK_TILES](uninitialized=True)
+    var cursor = TileCursor(blocking.tiling, task.tile)
     for i in range(task.tiles):
-        tiles[i] = blocking.tiling.tile(task.tile + i)
+        tiles[i] = cursor.next()
     var operands = Array[TileOperand, MAX_BLOCK_TILES](uninitialized=True)
     for begin in range(0, products, blocking.depth):
         var columns = Columns(
@@ -142,6 +143,44 @@ def _load_tile(
     result.append(Run(to.as_imm(), columns.begin, columns.end - columns.begin))
 
 
+@fieldwise_init
+struct Sums(ImplicitlyCopyable, Movable):
+    """Where the sums of some tiles and panels lie."""
+
+    var memory: Writes[DType.float32]
+    var stride: Int
+    """Elements between two pixels."""
+
+    @always_inline
+    def __init__(
+        out self,
+        params: GemmParams,
+        scratch: GemmScratch,
+        group: Int,
+        panel: Int,
+        tile: Int,
+    ):
+        """Of a task's tiles from `tile` on, for its panels from `panel` on.
+
+        Args:
+            params: The launch.
+            scratch: The worker's own memory.
+            group: Of the task's groups.
+            panel: Of a group's panels.
+            tile: Of the task's tiles.
+        """
+        ref blocking = params.blocking
+        self.memory = scratch.accumulators
+        self.stride = blocking.stored_panels() * PANEL
+        # All that is kept until the last slice has a place of its own.
+        if blocking.is_sliced(params.problem.gemm_k()):
+            self.stride = blocking.units() * CPU_TILE.columns()
+            var slot = group * blocking.tiles + tile
+            self.memory = self.memory.unsafe_offset(
+                slot * CPU_TILE.rows * self.stride + panel * PANEL
+            )
+
+
 @always_inline
 def _run_group(
     params: GemmParams,
@@ -152,79 +191,87 @@ def _run_group(
     operands: Array[TileOperand, MAX_BLOCK_TILES],
     group: Int,
 ):
-    """Multiplies a task's tiles by its panels of one group, the `group`th."""
-    var strip = params.blocking.cached_panels()
-    for first in range(0, task.panels, strip):
-        for i in range(task.tiles):
-            for panel in range(
-                first, min(first + strip, task.panels), CPU_TILE.panels
-            ):
-                var place = TilePlace(group, panel, i)
-                _run_tile(
-                    params, task, scratch, columns, tiles, operands[i], place
+    """Multiplies a task's tiles by its panels of one group, the `group`th, and
+    stores what is complete."""
+    ref problem = params.problem
+    var is_last = columns.end == problem.gemm_k()
+    var panels = params.blocking.stored_panels()
+    var stored = params.blocking.stored_tiles(problem.gemm_k())
+    for panel in range(0, task.panels, panels):
+        var end = min(panel + panels, task.panels)
+        for first in range(0, task.tiles, stored):
+            var sums = Sums(params, scratch, group, panel, first)
+            var rows = 0
+            for i in range(first, min(first + stored, task.tiles)):
+                if is_last:
+                    _prefetch_output(
+                        params, task, columns, tiles, group, panel, end, i
+                    )
+                var to = sums.memory.unsafe_offset(rows * sums.stride)
+                for at in range(panel, end, CPU_TILE.panels):
+                    multiply(
+                        tiles[i].rows,
+                        min(CPU_TILE.panels, end - at),
+                        operands[i],
+                        group * problem.group_channels(),
+                        _filter_operand(
+                            params, task, columns, TilePlace(group, at, i)
+                        ),
+                        to.unsafe_offset((at - panel) * PANEL),
+                        sums.stride,
+                        columns.begin > 0,
+                    )
+                rows += tiles[i].rows
+            if is_last:
+                var tile = RowTile(tiles[first].row, rows)
+                params.output.store(
+                    problem,
+                    _output_tile(problem, task, tile, group, panel, end),
+                    sums.memory.as_imm(),
+                    sums.stride,
                 )
 
 
 @always_inline
-def _run_tile(
+def _prefetch_output(
     params: GemmParams,
     task: Task,
-    scratch: GemmScratch,
     columns: Columns,
     tiles: Array[RowTile, MAX_BLOCK_TILES],
-    activations: TileOperand,
-    place: TilePlace,
+    group: Int,
+    panel: Int,
+    end: Int,
+    index: Int,
 ):
-    """Multiplies one register tile by the products of `columns`."""
+    """Asks for the outputs of the tile at `index`, before its last slice."""
     ref problem = params.problem
-    ref blocking = params.blocking
-    var products = problem.gemm_k()
-    var panels = min(CPU_TILE.panels, task.panels - place.panel)
-    var is_last = columns.end == products
-    # One tile's memory is enough when no partial sum outlives it.
-    var slot = 0
-    if blocking.depth < products:
-        slot = place.group * blocking.units() + place.panel // CPU_TILE.panels
-        slot = slot * blocking.tiles + place.index
-    var accumulators = scratch.accumulators.unsafe_offset(
-        slot * CPU_TILE.elements()
+    # A short multiply does not wait for memory: a tile earlier then.
+    var next = index
+    if columns.end - columns.begin < LONG_DEPTH:
+        next += 1
+        if not params.output.has_residual or next == task.tiles:
+            return
+    params.output.prefetch(
+        problem, _output_tile(problem, task, tiles[next], group, panel, end)
     )
-    var output = _output_tile(problem, task, tiles[place.index], place)
-    if is_last and columns.end - columns.begin >= MIN_PREFETCH_DEPTH:
-        params.output.prefetch(problem, output)
-    elif (
-        is_last and params.output.has_residual and place.index + 1 < task.tiles
-    ):
-        # The multiply is too short to wait for memory: a tile earlier then.
-        var next = _output_tile(problem, task, tiles[place.index + 1], place)
-        params.output.prefetch(problem, next)
-    multiply(
-        output.rows,
-        panels,
-        activations,
-        place.group * problem.group_channels(),
-        _filter_operand(params, task, columns, place),
-        accumulators,
-        columns.begin > 0,
-    )
-    if is_last:
-        params.output.store(
-            problem, output, accumulators.as_imm(), CPU_TILE.columns()
-        )
 
 
 @always_inline
 def _output_tile(
-    problem: ConvProblem, task: Task, tile: RowTile, place: TilePlace
+    problem: ConvProblem,
+    task: Task,
+    tile: RowTile,
+    group: Int,
+    panel: Int,
+    end: Int,
 ) -> OutputTile:
-    """The outputs of the register tile at a place, of other pixels perhaps."""
-    var panels = min(CPU_TILE.panels, task.panels - place.panel)
-    var filter = (task.panel + place.panel) * PANEL
+    """The outputs of some pixels, for panels `[panel, end)` of a task."""
+    var filter = (task.panel + panel) * PANEL
     return OutputTile(
         tile.row,
         tile.rows,
-        (task.group + place.group) * problem.gemm_n() + filter,
-        min(panels * PANEL, problem.gemm_n() - filter),
+        (task.group + group) * problem.gemm_n() + filter,
+        min((end - panel) * PANEL, problem.gemm_n() - filter),
     )
 
 

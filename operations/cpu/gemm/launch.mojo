@@ -100,8 +100,14 @@ def _params[
     )
 
 
-def _panels_refusal(kernel: Int, problem: ConvProblem) -> Optional[String]:
-    """Why the implicit GEMM cannot read a problem's packed filter, or None."""
+def panels_refusal(kernel: Int, problem: ConvProblem) -> Optional[String]:
+    """Why a kernel cannot multiply by the panels of a problem's packed filter,
+    or None.
+
+    Args:
+        kernel: Its `KERNEL_*` code.
+        problem: The convolution.
+    """
     if problem.is_depthwise():
         return String(
             t"{kernel_name(kernel)} reads filters in panels, which depthwise"
@@ -145,7 +151,7 @@ struct ImplicitGemm[P: Pool](ConvKernel):
     def refusal(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
-        return _panels_refusal(Self.code, problem)
+        return panels_refusal(Self.code, problem)
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
@@ -205,7 +211,7 @@ struct Pointwise[P: Pool](ConvKernel):
     def refusal(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
-        var refusal = _panels_refusal(Self.code, problem)
+        var refusal = panels_refusal(Self.code, problem)
         if refusal or problem.is_pointwise():
             return refusal
         return String(

@@ -80,6 +80,38 @@ struct FilterOperand[dtype: DType](ImplicitlyCopyable, Movable):
     0 if none is."""
 
 
+comptime UNROLLED = 4
+"""Products of an iteration."""
+
+
+@always_inline
+def _step[
+    filter_type: DType, rows: Int, panels: Int
+](
+    activation: Reads[DType.float32],
+    row_stride: Int,
+    weights: Reads[filter_type],
+    panel_stride: Int,
+    k: Int,
+    mut acc: Array[
+        SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)
+    ],
+):
+    """Adds one product of each output."""
+    comptime vectors = panels * PANEL // LANES
+    comptime in_panel = PANEL // LANES
+    comptime Vector = SIMD[DType.float32, LANES]
+    var b = Array[Vector, vectors](fill=Vector(0))
+    comptime for j in range(vectors):
+        b[j] = weights.unsafe_load[width=LANES](
+            (j // in_panel) * panel_stride + k * PANEL + (j % in_panel) * LANES
+        ).cast[DType.float32]()
+    comptime for i in range(rows):
+        var a = Vector(activation.unsafe_load(i * row_stride + k))
+        comptime for j in range(vectors):
+            acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+
+
 @no_inline
 def multiply_tile[
     filter_type: DType, rows: Int, panels: Int, fetches: Bool
@@ -88,6 +120,7 @@ def multiply_tile[
     channel: Int,
     filter: FilterOperand[filter_type],
     accumulators: Writes[DType.float32],
+    accumulators_stride: Int,
     accumulate: Bool,
 ):
     """Multiplies a tile.
@@ -102,20 +135,19 @@ def multiply_tile[
         operand: The activations.
         channel: Elements by which they lie further on.
         filter: The filter panels.
-        accumulators: The tile in memory, `rows` rows of `CPU_TILE.columns()`.
+        accumulators: The tile in memory.
+        accumulators_stride: Elements between two of its rows.
         accumulate: Whether to add to the tile instead of overwriting it.
     """
     comptime vectors = panels * PANEL // LANES
-    comptime in_panel = PANEL // LANES
     comptime Vector = SIMD[DType.float32, LANES]
-    comptime columns = CPU_TILE.columns()
 
     var acc = Array[Vector, rows * vectors](fill=Vector(0))
     if accumulate:
         comptime for i in range(rows):
             comptime for j in range(vectors):
                 acc[i * vectors + j] = accumulators.unsafe_load[width=LANES](
-                    i * columns + j * LANES
+                    i * accumulators_stride + j * LANES
                 )
     var row_stride = operand.row_stride
     var panel_stride = filter.panel_stride
@@ -134,23 +166,28 @@ def multiply_tile[
                 comptime for p in range(panels):
                     prefetch[params=to_l2](next.unsafe_offset(p * panel_stride))
                 next = next.unsafe_offset(line)
-            for k in range(begin, end):
-                var b = Array[Vector, vectors](fill=Vector(0))
-                comptime for j in range(vectors):
-                    b[j] = weights.unsafe_load[width=LANES](
-                        (j // in_panel) * panel_stride
-                        + k * PANEL
-                        + (j % in_panel) * LANES
-                    ).cast[DType.float32]()
-                comptime for i in range(rows):
-                    var a = Vector(activation.unsafe_load(i * row_stride + k))
-                    comptime for j in range(vectors):
-                        acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+            var k = begin
+            while k + UNROLLED <= end:
+                comptime for u in range(UNROLLED):
+                    _step[filter_type, rows, panels](
+                        activation,
+                        row_stride,
+                        weights,
+                        panel_stride,
+                        k + u,
+                        acc,
+                    )
+                k += UNROLLED
+            while k < end:
+                _step[filter_type, rows, panels](
+                    activation, row_stride, weights, panel_stride, k, acc
+                )
+                k += 1
             begin = end
     comptime for i in range(rows):
         comptime for j in range(vectors):
             accumulators.unsafe_store(
-                i * columns + j * LANES, acc[i * vectors + j]
+                i * accumulators_stride + j * LANES, acc[i * vectors + j]
             )
 
 
@@ -177,6 +214,7 @@ def multiply[
     channel: Int,
     filter: FilterOperand[filter_type],
     accumulators: Writes[DType.float32],
+    accumulators_stride: Int,
     accumulate: Bool,
 ):
     """Multiplies a tile whose size is known at run time.
@@ -190,8 +228,8 @@ def multiply[
         operand: The activations, of which `tile_rows(rows)` rows may be read.
         channel: Elements by which they lie further on.
         filter: The filter panels.
-        accumulators: The tile in memory, `tile_rows(rows)` rows of
-            `CPU_TILE.columns()`.
+        accumulators: The tile in memory, `tile_rows(rows)` rows.
+        accumulators_stride: Elements between two of them.
         accumulate: Whether to add to the tile instead of overwriting it.
     """
     var wanted = tile_rows(rows)
@@ -202,11 +240,21 @@ def multiply[
                 comptime if tile == CPU_TILE.rows and p == CPU_TILE.panels:
                     if wanted == tile and filter.interval > 0:
                         multiply_tile[filter_type, tile, p, True](
-                            operand, channel, filter, accumulators, accumulate
+                            operand,
+                            channel,
+                            filter,
+                            accumulators,
+                            accumulators_stride,
+                            accumulate,
                         )
                         return
                 if wanted == tile:
                     multiply_tile[filter_type, tile, p, False](
-                        operand, channel, filter, accumulators, accumulate
+                        operand,
+                        channel,
+                        filter,
+                        accumulators,
+                        accumulators_stride,
+                        accumulate,
                     )
                     return

@@ -13,6 +13,14 @@ comptime MAX_BLOCK_TILES = 8
 comptime L1_FILTER_ELEMENTS = 1 << 13
 """Packed filter that may take most of L1."""
 
+comptime LONG_DEPTH = 256
+"""Products of the shallowest slice whose multiply hides a tile's store, and
+during which a tile of output arrives."""
+
+comptime STORED_SUMS = 1 << 11
+"""Sums that are stored at once: few enough to stay in L1 beside the filter,
+and enough that what a store costs in advance does not show."""
+
 comptime ACCESS_GATHER = 0
 """Rows of the implicit im2col matrix are gathered: always possible."""
 
@@ -65,20 +73,59 @@ struct Tiling(ImplicitlyCopyable, Movable):
         """How many tiles there are."""
         return self.lines * self.per_line
 
-    def tile(self, index: Int) -> RowTile:
-        """A tile.
+
+struct TileCursor(ImplicitlyCopyable, Movable):
+    """Goes through the tiles of a cut without a division for each."""
+
+    var _tiling: Tiling
+    var _line: Int
+    var _place: Int
+    """Of the next tile in its line."""
+    var _first: Int
+    """The next tile's first pixel in its line, in pairs; and what is left of
+    the division that gives it."""
+    var _first_rest: Int
+    var _pairs: Int
+    """Pairs of pixels of a tile; and what is left of them."""
+    var _pairs_rest: Int
+
+    def __init__(out self, tiling: Tiling, index: Int):
+        """Stands in front of a tile.
 
         Args:
-            index: From 0 to `tiles() - 1`.
+            tiling: The cut.
+            index: From 0 to `tiling.tiles() - 1`.
+        """
+        var pairs = ceildiv(tiling.length, 2)
+        self._tiling = tiling
+        self._line, self._place = divmod(index, tiling.per_line)
+        self._first, self._first_rest = divmod(
+            self._place * pairs, tiling.per_line
+        )
+        self._pairs, self._pairs_rest = divmod(pairs, tiling.per_line)
+
+    @always_inline
+    def next(mut self) -> RowTile:
+        """Moves to the next tile.
 
         Returns:
-            Its rows.
+            The rows of the one behind.
         """
-        var line, place = divmod(index, self.per_line)
-        var pairs = ceildiv(self.length, 2)
-        var first = place * pairs // self.per_line * 2
-        var end = min((place + 1) * pairs // self.per_line * 2, self.length)
-        return RowTile(line * self.length + first, end - first)
+        ref tiling = self._tiling
+        var first = self._first * 2
+        self._first += self._pairs
+        self._first_rest += self._pairs_rest
+        if self._first_rest >= tiling.per_line:
+            self._first_rest -= tiling.per_line
+            self._first += 1
+        var rows = min(self._first * 2, tiling.length) - first
+        var tile = RowTile(self._line * tiling.length + first, rows)
+        self._place += 1
+        if self._place == tiling.per_line:
+            self._line += 1
+            self._place = 0
+            self._first = 0
+        return tile
 
 
 @fieldwise_init
@@ -114,28 +161,52 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         """Register tiles side by side over a group's panels of a task."""
         return ceildiv(self.panels, CPU_TILE.panels)
 
-    def sums(self, products: Int) -> Int:
-        """Register tiles whose partial sums a task keeps: all, or one where no
-        sum outlives its tile.
+    def is_sliced(self, products: Int) -> Bool:
+        """Whether partial sums outlive their tile.
 
         Args:
             products: Of an output.
         """
-        if self.depth >= products:
+        return self.depth < products
+
+    def stored_panels(self) -> Int:
+        """Panels that a tile is multiplied by, and stored for, one after the
+        other: as many as stay in L1, so that its output is written in long
+        pieces."""
+        comptime most = max(1, STORED_SUMS // CPU_TILE.elements())
+        var cached = L1_FILTER_ELEMENTS // (self.depth * CPU_TILE.columns())
+        var units = max(1, min(cached, most))
+        return min(units, self.units()) * CPU_TILE.panels
+
+    def stored_tiles(self, products: Int) -> Int:
+        """Tiles that are stored together: their pixels lie side by side. A
+        store that goes with a long multiply costs less than many at once.
+
+        Args:
+            products: Of an output.
+        """
+        if self.is_sliced(products) or self.depth >= LONG_DEPTH:
             return 1
-        return self.tiles * self.group_count * self.units()
+        var sums = CPU_TILE.rows * self.stored_panels() * PANEL
+        return min(self.tiles, max(1, STORED_SUMS // sums))
+
+    def sums(self, products: Int) -> Int:
+        """Register tiles whose sums a task keeps: all, or those that are stored
+        together where none outlives its tile.
+
+        Args:
+            products: Of an output.
+        """
+        if self.is_sliced(products):
+            return self.tiles * self.group_count * self.units()
+        var units = self.stored_panels() // CPU_TILE.panels
+        return self.stored_tiles(products) * units
 
     def activations(self) -> Int:
         """Float32 values of scratch that a task's activations take: those of
         its tiles, or of one where only the last is gathered."""
         var tiles = 1 if self.access == ACCESS_MATRIX else self.tiles
         return tiles * self.tile_elements
-
-    def cached_panels(self) -> Int:
-        """Panels that are multiplied by one tile after the other: as many as
-        stay in L1, so that a tile's output is written in long pieces."""
-        var unit = self.depth * CPU_TILE.columns()
-        return max(1, L1_FILTER_ELEMENTS // unit) * CPU_TILE.panels
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the cut on one line.

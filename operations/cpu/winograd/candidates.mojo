@@ -1,0 +1,189 @@
+"""The cuts that the Winograd kernel can run a problem with, and the model of how
+long each takes.
+
+The unit is the multiplication of an output tile by a filter panel, one product
+deep: 16 steps of `PANEL` multiply-adds, one for each position.
+"""
+
+from std.collections import Optional
+from std.math import ceildiv
+
+from ...conv.problem import ConvProblem
+from ...conv.search import Candidates, cheapest
+from ..config import CPU_TILE
+from ..gemm.candidates import MAX_BLOCK_ELEMENTS
+from ..gemm.scheduler import row_stride
+from .scheduler import (
+    BLOCK_TILES,
+    UNITS_AT_ONCE,
+    Cut,
+    TileGrid,
+    position_depth,
+)
+from .transforms import POSITIONS
+
+comptime SHARED_ELEMENTS = 1 << 21
+"""Transformed inputs that stay in a common L3 cache where tasks share them."""
+
+comptime OWN_ELEMENTS = 1 << 19
+"""Transformed inputs of a task whose share of such a cache holds them."""
+
+comptime FILTER_COST = 7.0
+"""Transforming a panel's filters, one channel."""
+
+comptime INPUT_COST = 0.5
+"""Transforming a tile's inputs, one channel."""
+
+comptime OUTPUT_COST = 12.0
+"""Transforming a tile's sums of a panel; and what their 16 multiplications cost
+whatever their depth."""
+
+comptime READ_FILTER_COST = 2.0
+"""Fetching a panel's transformed filters, one channel, from L3."""
+
+comptime READ_INPUT_COST = 0.2
+"""Fetching a tile's transformed inputs, one channel, from L3."""
+
+comptime STEP_COST = 1500.0
+"""Starting the threads a second time."""
+
+comptime MAX_PARTS = 4
+"""Parts that filters are cut into at most, for each thread, where tasks
+transform inputs."""
+
+comptime MARGIN = 1.2
+"""How much faster than the implicit GEMM the model must find this kernel."""
+
+
+struct Cuts(Candidates):
+    """The cuts of a problem: the input or the filter transformed first, tiles
+    in blocks, panels in blocks."""
+
+    var problem: ConvProblem
+    var threads: Int
+    var table: List[Cut]
+
+    def __init__(out self, problem: ConvProblem, threads: Int):
+        """Lists the cuts.
+
+        Args:
+            problem: The convolution, with at least one output.
+            threads: How many threads there are.
+        """
+        self.problem = problem
+        self.threads = threads
+        self.table = List[Cut]()
+        var tiles = TileGrid(problem).count()
+        var units = ceildiv(problem.panels(), CPU_TILE.panels)
+        var most = BLOCK_TILES
+        while most >= CPU_TILE.rows:
+            var block = _even_block(tiles, most)
+            var last = 0
+            for parts in range(1, min(units, MAX_PARTS * threads) + 1):
+                if ceildiv(units, parts) != last:
+                    last = ceildiv(units, parts)
+                    self._append(False, block, last)
+            for count in range(1, min(units, UNITS_AT_ONCE) + 1):
+                self._append(True, block, count)
+            most = most * 2 // 3
+
+    def _append(mut self, shares_input: Bool, tiles: Int, units: Int):
+        """Adds a cut into tasks of so many register tiles' panels."""
+        var panels = min(self.problem.panels(), units * CPU_TILE.panels)
+        self.table.append(Cut(shares_input, tiles, panels))
+
+    def count(self) -> Int:
+        return len(self.table)
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """See `Candidates`: transformed inputs stay in L3."""
+        ref cut = self.table[index]
+        var inputs = self._inputs(cut)
+        var most = OWN_ELEMENTS
+        if cut.shares_input:
+            most = SHARED_ELEMENTS
+        elif cut.tiles <= CPU_TILE.rows:
+            return None
+        if inputs <= most:
+            return None
+        return String(
+            t"there are {inputs} transformed inputs; at most {most} stay in L3"
+        )
+
+    def _inputs(self, cut: Cut) -> Int:
+        """Elements of the transformed inputs: of a task, or of a group where
+        tasks share them."""
+        var tiles = cut.tiles
+        if cut.shares_input:
+            tiles = TileGrid(self.problem).count()
+        return POSITIONS * tiles * row_stride(position_depth(self.problem))
+
+    def cost(self, index: Int) -> Float64:
+        """See `Candidates`."""
+        ref cut = self.table[index]
+        ref problem = self.problem
+        var count = TileGrid(problem).count()
+        var depth = Float64(position_depth(problem))
+        var tiles = Float64(min(cut.tiles, count))
+        var panels = Float64(cut.panels)
+        var task = tiles * panels * (depth + OUTPUT_COST)
+        var preparation = depth
+        if cut.shares_input:
+            task += depth * (panels * FILTER_COST + tiles * READ_INPUT_COST)
+            preparation *= Float64(count) * INPUT_COST
+        else:
+            task += depth * (panels * READ_FILTER_COST + tiles * INPUT_COST)
+            if self._inputs(cut) > MAX_BLOCK_ELEMENTS:
+                var reads = ceildiv(cut.panels, UNITS_AT_ONCE * CPU_TILE.panels)
+                task += depth * tiles * READ_INPUT_COST * Float64(reads)
+            preparation *= Float64(problem.panels()) * FILTER_COST
+        var tasks = (
+            problem.groups
+            * ceildiv(count, cut.tiles)
+            * ceildiv(problem.panels(), cut.panels)
+        )
+        return (
+            (STEP_COST if self.threads > 1 else 0.0)
+            + Float64(problem.groups) * preparation / Float64(self.threads)
+            + task * Float64(ceildiv(tasks, self.threads))
+        )
+
+
+def _even_block(count: Int, most: Int) -> Int:
+    """Tiles of a block: whole register tiles, in blocks of about one size.
+
+    Args:
+        count: Of all blocks.
+        most: Of a block, at least a register tile.
+    """
+    var rows = CPU_TILE.rows
+    var blocks = ceildiv(count, most // rows * rows)
+    return ceildiv(ceildiv(count, blocks), rows) * rows
+
+
+def choose_cut(problem: ConvProblem, threads: Int) -> Cut:
+    """The cut that the model finds fastest.
+
+    Args:
+        problem: The convolution, with at least one output.
+        threads: How many threads there are.
+    """
+    var candidates = Cuts(problem, threads)
+    return candidates.table[cheapest(candidates).index]
+
+
+def is_faster(problem: ConvProblem, threads: Int) -> Bool:
+    """Whether the model finds this kernel faster than the implicit GEMM, all of
+    whose threads it supposes to be busy.
+
+    Args:
+        problem: The convolution.
+        threads: How many threads there are.
+    """
+    if not problem.has_outputs():
+        return False
+    var steps = Float64(
+        problem.groups * problem.gemm_m() * problem.panels() * problem.gemm_k()
+    )
+    var gemm = steps / Float64(POSITIONS * threads)
+    return cheapest(Cuts(problem, threads)).cost * MARGIN < gemm

@@ -1,0 +1,407 @@
+"""The Winograd kernel of the CPU: the tasks of both steps.
+
+    transform the filter, or the input, which all tasks read
+    for each task, a block of output tiles by filter panels:
+        transform its inputs, or a slice of its filters
+        for each of the 16 positions:        a matrix product of its own
+            tiles by panels, summed over channels
+        transform the sums, epilogue, store
+"""
+
+from std.math import ceildiv
+
+from ...conv.fields import PANEL
+from ...conv.memory import Reads, Writes
+from ...conv.problem import ConvProblem
+from ..config import CPU_TILE
+from ..epilogue import OutputTile, TileStore
+from ..gemm.mma import (
+    MAX_RUNS,
+    FilterOperand,
+    Run,
+    TileOperand,
+    multiply,
+)
+from ..gemm.scheduler import TileCursor, Tiling
+from ..pixel import Pixel
+from ..scheduler import Tasks
+from .scheduler import FILTER_DEPTH, INPUT_TILES, WinogradPlan
+from .transforms import (
+    POSITIONS,
+    TAPS,
+    TILE,
+    Patch,
+    transform_panel,
+    transform_patch,
+    transform_sums,
+)
+
+
+@fieldwise_init
+struct WinogradParams[dtype: DType](ImplicitlyCopyable, Movable):
+    """What all tasks of a launch read.
+
+    Parameters:
+        dtype: Of activation and filter.
+    """
+
+    var activation: Reads[Self.dtype]
+    var filter: Reads[Self.dtype]
+    """Packed."""
+    var output: TileStore
+    var problem: ConvProblem
+    var plan: WinogradPlan
+    var shared: Writes[DType.float32]
+    """The operand that is transformed first."""
+
+
+@fieldwise_init
+struct Block(ImplicitlyCopyable, Movable):
+    """A task: output tiles by filter panels of a group."""
+
+    var group: Int
+    var tile: Int
+    """The first."""
+    var tiles: Int
+    var panel: Int
+    """The first of the group."""
+    var panels: Int
+
+    def __init__(
+        out self, problem: ConvProblem, plan: WinogradPlan, index: Int
+    ):
+        """The block of a task, neighbouring tasks sharing filter panels.
+
+        Args:
+            problem: The convolution.
+            plan: The cut.
+            index: From 0 to `plan.multiplication.tasks - 1`.
+        """
+        var rest, tile_block = divmod(index, plan.tile_blocks)
+        var group, panel_block = divmod(rest, plan.panel_blocks)
+        self.group = group
+        self.tile = tile_block * plan.cut.tiles
+        self.tiles = min(plan.cut.tiles, plan.grid.count() - self.tile)
+        self.panel = panel_block * plan.cut.panels
+        self.panels = min(plan.cut.panels, problem.panels() - self.panel)
+
+
+def transform_inputs(
+    params: WinogradParams,
+    group: Int,
+    tile: Int,
+    tiles: Int,
+    to: Writes[DType.float32],
+):
+    """Transforms the inputs of some tiles, the last one twice if their number
+    is odd.
+
+    Args:
+        params: The launch.
+        group: Whose channels.
+        tile: The first tile.
+        tiles: How many.
+        to: Where to, `params.plan.input`.
+    """
+    comptime dtype = type_of(params).dtype
+    ref problem = params.problem
+    ref plan = params.plan
+    var channels = problem.group_channels()
+    var x = params.activation.unsafe_offset(group * channels)
+    var lines = ceildiv(problem.output[1], TILE)
+    # A register tile of an odd number of tiles, but one, reads one too many.
+    var rows = 1 if plan.grid.count() == 1 else ceildiv(tiles, 2) * 2
+    for i in range(rows):
+        var line, place = divmod(tile + min(i, tiles - 1), plan.grid.length)
+        var image, p = divmod(line, lines)
+        var row = (image * problem.output[1] + TILE * p) * problem.output[2]
+        var origin = Pixel(problem, row + TILE * place).input(problem)
+        for t in range(problem.filter[0]):
+            var pixel = origin.tap(problem, t, 0, 0)
+            var patch = Patch[dtype](x, problem, pixel)
+            if not pixel.is_inside(problem, 0):
+                patch.bottom = 0
+            var target = to.unsafe_offset(i * plan.input.row + t * channels)
+            if patch.is_inside():
+                transform_patch[dtype, True](
+                    patch, channels, target, plan.input.plane
+                )
+            else:
+                transform_patch[dtype, False](
+                    patch, channels, target, plan.input.plane
+                )
+
+
+def transform_filter(
+    params: WinogradParams,
+    panel: Int,
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Transforms a slice of a filter panel.
+
+    Args:
+        params: The launch.
+        panel: The panel, counted over all groups.
+        begin: The slice's first product of a position.
+        end: The first behind it.
+        to: Where to, `params.plan.filter`.
+    """
+    ref problem = params.problem
+    var channels = problem.group_channels()
+    var from_here = params.filter.unsafe_offset(
+        panel * problem.gemm_k() * PANEL
+    )
+    var at = begin
+    while at < end:
+        var t, channel = divmod(at, channels)
+        var count = min(end - at, channels - channel)
+        transform_panel(
+            from_here.unsafe_offset(
+                (t * TAPS * TAPS * channels + channel) * PANEL
+            ),
+            channels * PANEL,
+            count,
+            to.unsafe_offset((at - begin) * PANEL),
+            params.plan.filter.plane,
+        )
+        at += count
+
+
+@fieldwise_init
+struct InputTasks[dtype: DType](Tasks):
+    """The first step where the input is shared.
+
+    Parameters:
+        dtype: Of activation and filter.
+    """
+
+    var params: WinogradParams[Self.dtype]
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        ref plan = self.params.plan
+        var group, block = divmod(
+            task, plan.preparation.tasks // self.params.problem.groups
+        )
+        var tile = block * INPUT_TILES
+        transform_inputs(
+            self.params,
+            group,
+            tile,
+            min(INPUT_TILES, plan.grid.count() - tile),
+            self.params.shared.unsafe_offset(
+                group * plan.input.elements() + tile * plan.input.row
+            ),
+        )
+
+
+@fieldwise_init
+struct FilterTasks[dtype: DType](Tasks):
+    """The first step where the filter is shared.
+
+    Parameters:
+        dtype: Of activation and filter.
+    """
+
+    var params: WinogradParams[Self.dtype]
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        ref problem = self.params.problem
+        ref plan = self.params.plan
+        var panels = problem.groups * problem.panels()
+        var panel, part = divmod(task, plan.preparation.tasks // panels)
+        var begin = part * FILTER_DEPTH
+        transform_filter(
+            self.params,
+            panel,
+            begin,
+            min(begin + FILTER_DEPTH, plan.depth),
+            self.params.shared.unsafe_offset(
+                panel * plan.filter.elements() + begin * PANEL
+            ),
+        )
+
+
+@fieldwise_init
+struct BlockTasks[dtype: DType](Tasks):
+    """The second step.
+
+    Parameters:
+        dtype: Of activation and filter.
+    """
+
+    var params: WinogradParams[Self.dtype]
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        ref plan = self.params.plan
+        var block = Block(self.params.problem, plan, task)
+        if plan.cut.shares_input:
+            _run_panels(self.params, block, scratch)
+        else:
+            _run_tiles(self.params, block, scratch)
+
+
+def _run_panels(
+    params: WinogradParams, block: Block, scratch: Writes[DType.float32]
+):
+    """Computes a block from the shared input, slice by slice of its filters."""
+    ref problem = params.problem
+    ref plan = params.plan
+    var first = block.group * problem.panels() + block.panel
+    var sums = scratch.unsafe_offset(plan.cut.panels * plan.filter.elements())
+    var input = params.shared.unsafe_offset(
+        block.group * plan.input.elements() + block.tile * plan.input.row
+    )
+    for begin in range(0, plan.depth, plan.slice):
+        var end = min(begin + plan.slice, plan.depth)
+        for panel in range(block.panels):
+            transform_filter(
+                params,
+                first + panel,
+                begin,
+                end,
+                scratch.unsafe_offset(panel * plan.filter.elements()),
+            )
+        _multiply_positions(
+            plan,
+            block.tiles,
+            block.panels,
+            input.unsafe_offset(begin).as_imm(),
+            scratch.as_imm(),
+            end - begin,
+            sums,
+            begin > 0,
+        )
+    _store_sums(params, block, block.panel, block.panels, sums)
+
+
+def _run_tiles(
+    params: WinogradParams, block: Block, scratch: Writes[DType.float32]
+):
+    """Computes a block, all of whose panels read the inputs that it transforms.
+    """
+    ref problem = params.problem
+    ref plan = params.plan
+    var sums = scratch.unsafe_offset(plan.input.elements())
+    transform_inputs(params, block.group, block.tile, block.tiles, scratch)
+    var end = block.panel + block.panels
+    for panel in range(block.panel, end, plan.panels_at_once):
+        var panels = min(plan.panels_at_once, end - panel)
+        var filter = params.shared.unsafe_offset(
+            (block.group * problem.panels() + panel) * plan.filter.elements()
+        )
+        _multiply_positions(
+            plan,
+            block.tiles,
+            panels,
+            scratch.as_imm(),
+            filter.as_imm(),
+            plan.depth,
+            sums,
+            False,
+        )
+        _store_sums(params, block, panel, panels, sums)
+
+
+def _multiply_positions(
+    plan: WinogradPlan,
+    tiles: Int,
+    panels: Int,
+    input: Reads[DType.float32],
+    filter: Reads[DType.float32],
+    depth: Int,
+    sums: Writes[DType.float32],
+    accumulate: Bool,
+):
+    """Multiplies tiles by panels, for every position: its inputs come from L1
+    for all panels but the first."""
+    var tiling = Tiling(1, tiles)
+    var operand = TileOperand(
+        Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row
+    )
+    for position in range(POSITIONS):
+        var inputs = input.unsafe_offset(position * plan.input.plane)
+        for panel in range(0, panels, CPU_TILE.panels):
+            var weights = FilterOperand[DType.float32](
+                panels=filter.unsafe_offset(
+                    panel * plan.filter.elements()
+                    + position * plan.filter.plane
+                ),
+                panel_stride=plan.filter.elements(),
+                ahead=filter,
+                interval=0,
+            )
+            var to = sums.unsafe_offset(
+                panel // CPU_TILE.panels * plan.sums.elements()
+                + position * plan.sums.plane
+            )
+            var cursor = TileCursor(tiling, 0)
+            for _ in range(tiling.per_line):
+                var rows = cursor.next()
+                operand.runs[0] = Run(
+                    inputs.unsafe_offset(rows.row * plan.input.row), 0, depth
+                )
+                multiply(
+                    rows.rows,
+                    min(CPU_TILE.panels, panels - panel),
+                    operand,
+                    0,
+                    weights,
+                    to.unsafe_offset(rows.row * plan.sums.row),
+                    plan.sums.row,
+                    accumulate,
+                )
+
+
+def _store_sums(
+    params: WinogradParams,
+    block: Block,
+    panel: Int,
+    panels: Int,
+    sums: Writes[DType.float32],
+):
+    """Transforms the sums of some panels and stores the outputs, line by line
+    of tiles."""
+    ref problem = params.problem
+    ref plan = params.plan
+    var units = ceildiv(panels, CPU_TILE.panels)
+    var pixels = sums.unsafe_offset(units * plan.sums.elements())
+    var lines = ceildiv(problem.output[1], TILE)
+    var filter = panel * PANEL
+    var filters = min(panels * PANEL, problem.gemm_n() - filter)
+    var columns = panels * PANEL
+    var done = 0
+    while done < block.tiles:
+        var line, place = divmod(block.tile + done, plan.grid.length)
+        var run = min(block.tiles - done, plan.grid.length - place)
+        var row = TILE * run * columns
+        for i in range(run):
+            for first in range(0, columns, CPU_TILE.columns()):
+                transform_sums(
+                    sums.unsafe_offset(
+                        first // CPU_TILE.columns() * plan.sums.elements()
+                        + (done + i) * plan.sums.row
+                    ).as_imm(),
+                    plan.sums.plane,
+                    min(CPU_TILE.columns(), columns - first),
+                    pixels.unsafe_offset(TILE * i * columns + first),
+                    row,
+                    columns,
+                )
+        var image, p = divmod(line, lines)
+        for r in range(min(TILE, problem.output[1] - TILE * p)):
+            var first = image * problem.output[1] + TILE * p + r
+            var q = TILE * place
+            params.output.store(
+                problem,
+                OutputTile(
+                    first * problem.output[2] + q,
+                    min(TILE * run, problem.output[2] - q),
+                    block.group * problem.gemm_n() + filter,
+                    filters,
+                ),
+                pixels.unsafe_offset(r * row).as_imm(),
+                columns,
+            )
+        done += run

@@ -1,0 +1,109 @@
+"""Winograd's minimal filtering in the registry: what it takes, how it is planned
+and launched."""
+
+from std.collections import Optional
+
+from ...conv.fields import KERNEL_WINOGRAD
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.memory import HostBuffer
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel
+from ..config import fused_input_refusal
+from ..epilogue import TileStore
+from ..gemm.launch import panels_refusal
+from ..pool import Pool
+from .candidates import choose_cut, is_faster
+from .kernel import BlockTasks, FilterTasks, InputTasks, WinogradParams
+from .scheduler import WinogradPlan
+from .transforms import TAPS
+
+
+def _is_3x3(problem: ConvProblem) -> Bool:
+    """Whether the filter slides by one pixel and has 3 x 3 taps side by side
+    along h and w."""
+    comptime for axis in [1, 2]:
+        if (
+            problem.filter[axis] != TAPS
+            or problem.stride[axis] != 1
+            or problem.dilation[axis] != 1
+        ):
+            return False
+    return True
+
+
+struct Winograd[P: Pool](ConvKernel):
+    """3 x 3 taps with fewer multiplications: F(2x2, 3x3).
+
+    Parameters:
+        P: The threads that it runs on.
+    """
+
+    comptime code = KERNEL_WINOGRAD
+    comptime Plan = WinogradPlan
+    comptime Queue = Self.P
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: it runs on every CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        return fused_input_refusal(Self.code, types)
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        return not known.is_depthwise() and known.filter().may_have(
+            taps=TAPS, stride=1
+        )
+
+    @staticmethod
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
+        var refusal = panels_refusal(Self.code, problem)
+        if refusal or _is_3x3(problem):
+            return refusal
+        return String(
+            t"winograd takes 3 x 3 taps, stride 1 and dilation 1 along h and w;"
+            t" here filter {problem.filter}, stride {problem.stride}, dilation"
+            t" {problem.dilation}"
+        )
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        return _is_3x3(problem) and is_faster(problem, device.units)
+
+    @staticmethod
+    def plan(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> WinogradPlan:
+        return WinogradPlan(
+            problem, choose_cut(problem, device.units), device.units
+        )
+
+    @staticmethod
+    def launch[
+        known: KnownFilter, scaled: Bool
+    ](
+        plan: WinogradPlan,
+        problem: ConvProblem,
+        arguments: Arguments,
+        mut queue: Self.P,
+    ) raises:
+        var memory = HostBuffer[DType.float32](plan.shared(problem))
+        var params = WinogradParams(
+            arguments.activation.data(),
+            arguments.filter,
+            TileStore(arguments),
+            problem,
+            plan,
+            memory.elements,
+        )
+        if plan.cut.shares_input:
+            plan.preparation.run(InputTasks(params), queue)
+        else:
+            plan.preparation.run(FilterTasks(params), queue)
+        plan.multiplication.run(BlockTasks(params), queue)
+        _ = memory^

@@ -1,0 +1,200 @@
+"""How the Winograd kernel cuts a problem into tasks.
+
+One operand, input or filter, is transformed first, by all threads, into memory
+that they share. The tasks then take blocks of output tiles by filter panels, and
+transform their part of the other operand.
+"""
+
+from std.math import ceildiv
+
+from ...conv.fields import PANEL
+from ...conv.problem import ConvProblem
+from ..config import CPU_TILE
+from ..gemm.mma import tile_rows
+from ..gemm.scheduler import row_stride
+from ..scheduler import Schedule
+from .transforms import POSITIONS, TILE
+
+comptime BLOCK_TILES = 192
+"""Output tiles of the largest task."""
+
+comptime SLICE_DEPTH = 128
+"""Products of a position between two spills of the sums, where a task
+transforms filters: a slice of theirs stays in L2."""
+
+comptime UNITS_AT_ONCE = 4
+"""Register tiles side by side over filter panels that are multiplied by inputs
+which stay in L1."""
+
+comptime INPUT_TILES = 2
+"""Output tiles whose inputs a task of the preparation transforms."""
+
+comptime FILTER_DEPTH = 64
+"""Products of a filter panel's slice that a task of the preparation transforms.
+"""
+
+
+@fieldwise_init
+struct TileGrid(ImplicitlyCopyable, Movable):
+    """The outputs in tiles of 2 x 2, those at odd edges partly outside: lines
+    of tiles, one after the other."""
+
+    var lines: Int
+    """Of all images."""
+    var length: Int
+    """Tiles of a line."""
+
+    def __init__(out self, problem: ConvProblem):
+        """Covers the outputs.
+
+        Args:
+            problem: The convolution.
+        """
+        self.lines = (
+            problem.batch * problem.output[0] * ceildiv(problem.output[1], TILE)
+        )
+        self.length = ceildiv(problem.output[2], TILE)
+
+    def count(self) -> Int:
+        """How many tiles there are."""
+        return self.lines * self.length
+
+
+struct Planes(ImplicitlyCopyable, Movable):
+    """A transformed operand in memory: for each position a matrix, whose rows
+    are tiles or channels."""
+
+    var row: Int
+    """Elements between two rows."""
+    var plane: Int
+    """Elements between two positions: an odd number of `PANEL`s, so that
+    positions do not compete for one cache set."""
+
+    def __init__(out self, rows: Int, row: Int):
+        """Room for some rows.
+
+        Args:
+            rows: How many.
+            row: Elements of each, whole `PANEL`s.
+        """
+        self.row = row
+        self.plane = (rows * row // PANEL | 1) * PANEL
+
+    def elements(self) -> Int:
+        """Of all positions."""
+        return POSITIONS * self.plane
+
+
+@fieldwise_init
+struct Cut(ImplicitlyCopyable, Movable):
+    """A cut into tasks."""
+
+    var shares_input: Bool
+    """Whether the input is transformed first, and not the filter."""
+    var tiles: Int
+    """Output tiles of a task."""
+    var panels: Int
+    """Filter panels of a task."""
+
+
+@fieldwise_init
+struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
+    """A cut into tasks, and their schedules."""
+
+    var grid: TileGrid
+    var cut: Cut
+    var depth: Int
+    """Products of a position: channels of a group by taps along d."""
+    var slice: Int
+    """Products between two spills of the sums."""
+    var panels_at_once: Int
+    """Panels whose sums are kept at a time."""
+    var tile_blocks: Int
+    var panel_blocks: Int
+    var input: Planes
+    """The transformed input: of all tiles of a group, or of a task's."""
+    var filter: Planes
+    """The transformed filter: of a panel, or of a slice of it."""
+    var sums: Planes
+    """Of a register tile's panels."""
+    var preparation: Schedule
+    var multiplication: Schedule
+    var threads: Int
+
+    def __init__(out self, problem: ConvProblem, cut: Cut, threads: Int):
+        """Cuts a problem.
+
+        Args:
+            problem: The convolution, with at least one output.
+            cut: The cut.
+            threads: How many threads there are.
+        """
+        self.threads = threads
+        self.cut = cut
+        self.grid = TileGrid(problem)
+        var tiles = self.grid.count()
+        var panels = problem.panels()
+        self.depth = position_depth(problem)
+        self.slice = self.depth
+        if cut.shares_input:
+            self.slice = min(self.depth, SLICE_DEPTH)
+        else:
+            tiles = cut.tiles
+        self.panels_at_once = min(UNITS_AT_ONCE * CPU_TILE.panels, cut.panels)
+        self.input = Planes(tile_rows(tiles), row_stride(self.depth))
+        self.filter = Planes(self.slice, PANEL)
+        self.sums = Planes(tile_rows(cut.tiles), CPU_TILE.columns())
+        self.tile_blocks = ceildiv(self.grid.count(), cut.tiles)
+        self.panel_blocks = ceildiv(panels, cut.panels)
+        var first = problem.groups * panels * ceildiv(self.depth, FILTER_DEPTH)
+        var own = self.input.elements()
+        if cut.shares_input:
+            first = problem.groups * ceildiv(tiles, INPUT_TILES)
+            own = cut.panels * self.filter.elements()
+        var outputs = TILE * TILE * tile_rows(cut.tiles) * CPU_TILE.columns()
+        self.preparation = Schedule(problem, first, threads, 0)
+        self.multiplication = Schedule(
+            problem,
+            problem.groups * self.panel_blocks * self.tile_blocks,
+            threads,
+            own
+            + ceildiv(self.panels_at_once, CPU_TILE.panels)
+            * (self.sums.elements() + outputs),
+        )
+
+    def shared(self, problem: ConvProblem) -> Int:
+        """Float32 values of the operand that is transformed first.
+
+        Args:
+            problem: The convolution.
+        """
+        if self.cut.shares_input:
+            return problem.groups * self.input.elements()
+        return problem.groups * problem.panels() * self.filter.elements()
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes how the kernel runs.
+
+        Args:
+            writer: Where to.
+        """
+        var first = StaticString("filter")
+        if self.cut.shares_input:
+            first = "input"
+        writer.write(
+            t"F(2x2, 3x3), the {first} transformed first; register tile"
+            t" {CPU_TILE.rows} tiles x {CPU_TILE.columns()} filters;"
+            t" {self.multiplication.tasks} tasks of"
+            t" {min(self.cut.tiles, self.grid.count())} tiles x"
+            t" {self.cut.panels * PANEL} filters, {self.slice} products deep;"
+            t" {self.threads} threads"
+        )
+
+
+def position_depth(problem: ConvProblem) -> Int:
+    """Products of a position: channels of a group by taps along d.
+
+    Args:
+        problem: The convolution.
+    """
+    return problem.filter[0] * problem.group_channels()

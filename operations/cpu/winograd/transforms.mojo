@@ -1,0 +1,278 @@
+"""The transforms of Winograd's minimal filtering F(2x2, 3x3): 2 x 2 outputs of a
+3 x 3 filter with 16 multiplications instead of 36.
+
+    Y = A^T [ (G g G^T) * (B^T d B) ] A
+
+    B^T = 1  0 -1  0    G = 1    0    0      A^T = 1  1  1  0
+          0  1  1  0        1/2  1/2  1/2          0  1 -1 -1
+          0 -1  1  0        1/2 -1/2  1/2
+          0  1  0 -1        0    0    1
+
+(Winograd, "Arithmetic Complexity of Computations", SIAM 1980; Lavin and Gray,
+"Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1.)
+All factors are powers of two, so that sums of small integers stay exact.
+"""
+
+from ...conv.fields import PANEL
+from ...conv.memory import Reads, Writes
+from ...conv.problem import ConvProblem
+from ..config import LANES
+from ..pixel import Pixel, load_channels
+
+comptime TILE = 2
+"""Outputs of a tile along an axis."""
+
+comptime TAPS = 3
+"""Taps of the filter along an axis."""
+
+comptime PATCH = TILE + TAPS - 1
+"""Inputs along an axis that a tile reads."""
+
+comptime POSITIONS = PATCH * PATCH
+"""Products of a tile, each the element of a matrix product of its own."""
+
+comptime Vector = SIMD[DType.float32, LANES]
+
+
+@always_inline
+def _input_row[i: Int](d: Array[Vector, PATCH]) -> Vector:
+    """Row `i` of `B^T d`."""
+    comptime if i == 0:
+        return d[0] - d[2]
+    elif i == 1:
+        return d[1] + d[2]
+    elif i == 2:
+        return d[2] - d[1]
+    else:
+        return d[1] - d[3]
+
+
+@always_inline
+def _filter_row[i: Int](g: Array[Vector, TAPS]) -> Vector:
+    """Row `i` of `G g`."""
+    comptime if i == 0:
+        return g[0]
+    elif i == 1:
+        return ((g[0] + g[2]) + g[1]) * 0.5
+    elif i == 2:
+        return ((g[0] + g[2]) - g[1]) * 0.5
+    else:
+        return g[2]
+
+
+@always_inline
+def _output_row[i: Int](m: Array[Vector, PATCH]) -> Vector:
+    """Row `i` of `A^T m`."""
+    comptime if i == 0:
+        return (m[1] + m[2]) + m[0]
+    else:
+        return (m[1] - m[2]) - m[3]
+
+
+@fieldwise_init
+struct Patch[dtype: DType](ImplicitlyCopyable, Movable):
+    """The input pixels that a tile of outputs reads of one image, or of one
+    plane of it along d.
+
+    Parameters:
+        dtype: Of the activation.
+    """
+
+    var origin: Reads[Self.dtype]
+    """A channel of the first pixel, perhaps outside the image."""
+    var row: Int
+    """Elements between two rows of the image."""
+    var column: Int
+    """Elements between two pixels."""
+    var top: Int
+    """The first row inside the image, from 0 to `PATCH`."""
+    var bottom: Int
+    """The first row behind it."""
+    var left: Int
+    """The first column inside the image."""
+    var right: Int
+    """The first column behind it."""
+
+    def __init__(
+        out self, x: Reads[Self.dtype], problem: ConvProblem, pixel: Pixel
+    ):
+        """The patch whose first pixel is given.
+
+        Args:
+            x: A channel of the activation's first pixel.
+            problem: The convolution.
+            pixel: The pixel, inside the image along d.
+        """
+        self.column = problem.channels
+        self.row = problem.input[2] * problem.channels
+        self.origin = x.unsafe_offset(pixel.input_offset(problem))
+        self.top = max(0, -pixel.at[1])
+        self.bottom = min(PATCH, problem.input[1] - pixel.at[1])
+        self.left = max(0, -pixel.at[2])
+        self.right = min(PATCH, problem.input[2] - pixel.at[2])
+
+    def is_inside(self) -> Bool:
+        """Whether all pixels are inside the image."""
+        return (
+            self.top == 0
+            and self.bottom == PATCH
+            and self.left == 0
+            and self.right == PATCH
+        )
+
+    @always_inline
+    def load[
+        inside: Bool, whole: Bool
+    ](self, i: Int, j: Int, channel: Int, count: Int) -> Vector:
+        """Neighbouring channels of a pixel, or zeros.
+
+        Parameters:
+            inside: Whether all pixels are inside the image.
+            whole: Whether all lanes are channels.
+
+        Args:
+            i: Row of the patch.
+            j: Column of the patch.
+            channel: The first channel.
+            count: How many there are if not all lanes are.
+        """
+        comptime if not inside:
+            if not (
+                self.top <= i < self.bottom and self.left <= j < self.right
+            ):
+                return Vector(0)
+        return load_channels[Self.dtype, LANES, whole](
+            self.origin.unsafe_offset(i * self.row + j * self.column + channel),
+            count,
+        )
+
+
+@always_inline
+def _input_vector[
+    dtype: DType, inside: Bool, whole: Bool
+](
+    patch: Patch[dtype],
+    channel: Int,
+    count: Int,
+    to: Writes[DType.float32],
+    plane: Int,
+):
+    """Transforms a vector of channels of a patch."""
+    comptime for i in range(PATCH):
+        var columns = Array[Vector, PATCH](fill=Vector(0))
+        comptime for j in range(PATCH):
+            var d = Array[Vector, PATCH](fill=Vector(0))
+            comptime for r in range(PATCH):
+                d[r] = patch.load[inside, whole](r, j, channel, count)
+            columns[j] = _input_row[i](d)
+        comptime for j in range(PATCH):
+            to.unsafe_store(
+                (i * PATCH + j) * plane + channel, _input_row[j](columns)
+            )
+
+
+@no_inline
+def transform_patch[
+    dtype: DType, inside: Bool
+](patch: Patch[dtype], channels: Int, to: Writes[DType.float32], plane: Int):
+    """Writes `B^T d B` of each channel; lanes are channels.
+
+    Parameters:
+        dtype: Of the activation.
+        inside: Whether all pixels are inside the image.
+
+    Args:
+        patch: The pixels.
+        channels: How many.
+        to: Where the first position's channels go; `LANES - 1` values may be
+            written behind them.
+        plane: Elements between two positions.
+    """
+    var whole = channels // LANES * LANES
+    for channel in range(0, whole, LANES):
+        _input_vector[dtype, inside, True](patch, channel, LANES, to, plane)
+    if whole < channels:
+        _input_vector[dtype, inside, False](
+            patch, whole, channels - whole, to, plane
+        )
+
+
+@no_inline
+def transform_panel[
+    dtype: DType
+](
+    taps: Reads[dtype],
+    tap: Int,
+    channels: Int,
+    to: Writes[DType.float32],
+    plane: Int,
+):
+    """Writes `G g G^T` of each channel of a filter panel; lanes are filters.
+
+    Parameters:
+        dtype: Of the filter.
+
+    Args:
+        taps: `PANEL` filters of the first channel and tap.
+        tap: Elements between two taps.
+        channels: How many.
+        to: Where the first position's `[channels][PANEL]` go.
+        plane: Elements between two positions.
+    """
+    for at in range(0, channels * PANEL, LANES):
+        var columns = Array[Vector, PATCH * TAPS](fill=Vector(0))
+        comptime for s in range(TAPS):
+            var g = Array[Vector, TAPS](fill=Vector(0))
+            comptime for r in range(TAPS):
+                g[r] = taps.unsafe_load[width=LANES](
+                    (r * TAPS + s) * tap + at
+                ).cast[DType.float32]()
+            comptime for i in range(PATCH):
+                columns[i * TAPS + s] = _filter_row[i](g)
+        comptime for i in range(PATCH):
+            var row = Array[Vector, TAPS](fill=Vector(0))
+            comptime for s in range(TAPS):
+                row[s] = columns[i * TAPS + s]
+            comptime for j in range(PATCH):
+                to.unsafe_store(
+                    (i * PATCH + j) * plane + at, _filter_row[j](row)
+                )
+
+
+@always_inline
+def transform_sums(
+    sums: Reads[DType.float32],
+    plane: Int,
+    filters: Int,
+    to: Writes[DType.float32],
+    row: Int,
+    column: Int,
+):
+    """Writes `A^T m A` of a tile's sums; lanes are filters.
+
+    Args:
+        sums: Those of the first position.
+        plane: Elements between two positions.
+        filters: How many, a multiple of `LANES`.
+        to: Where the first of `TILE x TILE` outputs goes.
+        row: Elements between two rows of outputs.
+        column: Elements between two outputs.
+    """
+    for filter in range(0, filters, LANES):
+        var rows = Array[Vector, TILE * PATCH](fill=Vector(0))
+        comptime for j in range(PATCH):
+            var m = Array[Vector, PATCH](fill=Vector(0))
+            comptime for i in range(PATCH):
+                m[i] = sums.unsafe_load[width=LANES](
+                    (i * PATCH + j) * plane + filter
+                )
+            comptime for i in range(TILE):
+                rows[i * PATCH + j] = _output_row[i](m)
+        comptime for i in range(TILE):
+            var m = Array[Vector, PATCH](fill=Vector(0))
+            comptime for j in range(PATCH):
+                m[j] = rows[i * PATCH + j]
+            comptime for j in range(TILE):
+                to.unsafe_store(
+                    i * row + j * column + filter, _output_row[j](m)
+                )
