@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import maxconv.torch as mt  # noqa: E402
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [
     pytest.mark.gpu,

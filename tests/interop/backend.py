@@ -35,7 +35,7 @@ def called(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Counter[str
 
 def convolutions(calls: Counter[str]) -> tuple[int, int]:
     """Returns how many of maxconv's and of PyTorch's convolutions were called."""
-    return calls["maxconv::conv"], calls["aten::convolution"]
+    return calls["maxconv::conv_encoded"], calls["aten::convolution"]
 
 
 def same_layout(left: Tensor, right: Tensor) -> bool:
@@ -81,7 +81,7 @@ def compare(
     if transposed:
         assert calls["maxconv::conv_transpose"] == transposed
     else:
-        assert calls["maxconv::conv"] == count
+        assert calls["maxconv::conv_encoded"] == count
     assert not calls["aten::convolution"]
     assert len(actual) == len(own)
     for mine, theirs, right in zip(actual, own, exact, strict=True):

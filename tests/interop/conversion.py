@@ -55,11 +55,12 @@ class Network(nn.Module):
         super().__init__()
         for name, part in parts.items():
             self.add_module(name, part)
-        # Not an attribute of the instance: nn.Module would not call it with self.
-        type(self).call = staticmethod(call)  # type: ignore[attr-defined]
+        # Not an attribute of the instance: nn.Module would not call it with self. Nor a public one:
+        # a module with methods is not traced unless it is the model.
+        cast(Any, type(self))._call = staticmethod(call)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, type(self).call(self, x))  # type: ignore[attr-defined]
+        return cast(Tensor, cast(Any, type(self))._call(self, x))
 
 
 def network(call: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> nn.Module:

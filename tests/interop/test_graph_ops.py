@@ -243,6 +243,7 @@ CASES: dict[str, Case] = {
     # Kernels by name.
     "reference": plain(W_GROUPED, groups=2, padding=1, config="reference"),
     "pointwise by name": plain(W_POINTWISE, config="pointwise"),
+    "winograd by name": plain(W, padding=(1, 1, 0, 2), config="winograd"),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from tests.interop.conversion import X, conv, network
 from tests.interop.torch_tensors import draw, last
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import maxconv.torch as mt
@@ -316,6 +318,37 @@ def test_a_captured_operator_keeps_nothing() -> None:
             assert constants is None and node.args[-1] is True and weight.name.startswith("w")
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_nothing_reads_is_no_input(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the rest of a graph gets what it reads, and knows what stays where it is."""
+    from torch._inductor import compile_fx
+
+    seen: list[tuple[list[str], list[int]]] = []
+
+    def spy(model: GraphModule, inputs: Any, **others: Any) -> Any:
+        nodes = model.graph.find_nodes(op="placeholder")
+        assert [type(value) for value in inputs] == [type(node.meta["val"]) for node in nodes]
+        assert all(node.users or not isinstance(node.meta["val"], Tensor) for node in nodes)
+        seen.append(([node.name for node in nodes], sorted(others["static_input_idxs"])))
+        return partial(_backend._interpret, model)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", spy)
+    model: Any = randomize(nn.Sequential(conv(), nn.BatchNorm2d(4), nn.PReLU(4))).eval()
+    x = draw(2, 4, 12, 12)
+    with torch.no_grad():
+        network = compiled(model, options=None, dynamic=dynamic)
+        for _ in range(2):
+            torch.testing.assert_close(network(x), model(x), rtol=1e-4, atol=1e-5)
+            model[0].weight.mul_(0.5)
+    ((names, static),) = seen
+    # The image, its sizes if they are symbols, PReLU's slopes, the folded filter and its bias.
+    constants = [name for name in names if name.startswith("maxconv_constant")]
+    assert len(constants) == 2 and names[-2:] == constants
+    tensors = len(names) - (2 if dynamic else 0)
+    assert tensors == 4 and len(static) == 3
+    assert static[-2:] == [len(names) - 2, len(names) - 1]
+
+
 def test_one_graph_for_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated blocks share what is compiled, not their weights."""
 
@@ -543,7 +576,7 @@ def test_graph_breaks() -> None:
             compiled_model(x)
             actual, calls = called(compiled_model, x)
             torch.testing.assert_close(actual, model(x), rtol=1e-4, atol=1e-5)
-            assert calls["maxconv::conv"] in count and not calls["aten::convolution"]
+            assert calls["maxconv::conv_encoded"] in count and not calls["aten::convolution"]
 
 
 def test_control_flow_operators() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from enum import Enum
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from tests.interop.torch_tensors import check, draw, last
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import maxconv.torch as mt
 from maxconv._arguments import ConvArguments
 from maxconv.activations import leaky_relu
+from maxconv.torch._rewrite import encode
 
 pytestmark = pytest.mark.torch
 
@@ -42,6 +45,43 @@ def test_opcheck() -> None:
                 torch.ops.maxconv.conv.default,
                 (x[:, :3, :3, :3], w[:filters], None, None, None, *arguments, channels_last, False),
             )
+
+
+def test_encoded_arguments() -> None:
+    x, w, b = last(draw(2, 6, 9, 8)), draw(8, 3, 3, 3), draw(8)
+
+    def network(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        y = mt.conv2d(x, w, b, (2, 1), (1, 0), (1, 2), 2, activation=leaky_relu(0.1))
+        z = mt.conv2d(x, w, None, 2, 1, 1, 2, precision="float32",
+                      activation=("clamp", -math.inf, 1 / 3))  # fmt: skip
+        v = mt.conv2d(x, w, b, groups=2, residual=x[:, :1, 2:, 2:].expand(-1, 8, -1, -1),
+                      beta=0.1, final_activation="relu", scale=b)  # fmt: skip
+        return y, z, v
+
+    with torch.no_grad():
+        traced = make_fx(network)(x, w, b)
+        expected = traced(x, w, b)
+        encode(traced.graph)
+        traced.recompile()
+        targets = [node.target for node in traced.graph.nodes if "maxconv" in str(node.target)]
+        assert targets == [torch.ops.maxconv.conv_encoded.default] * 3
+        for one, other in zip(traced(x, w, b), expected, strict=True):
+            assert torch.equal(one, other) and one.stride() == other.stride()
+    for node in traced.graph.find_nodes(op="call_function", target=targets[0]):
+        torch.library.opcheck(targets[0], (x, w, b, None, None, node.args[-1]))
+        with pytest.raises(ValueError, match="input: 5 channels"):
+            targets[0](x[:, :5], w, b, None, None, node.args[-1])
+
+
+def test_arguments_that_a_graph_computes_are_not_encoded() -> None:
+    graph = torch.fx.Graph()
+    x, w, stride = (graph.placeholder(name) for name in ("x", "w", "stride"))
+    scalars = (1.0, 0.0, 0.0, 0.0, 0.0)
+    others = ((stride, 1), (0, 0), (1, 1), 1, (0, 0), scalars, None, None, False, False)
+    operator = torch.ops.maxconv.conv.default
+    node = graph.call_function(operator, (x, w, None, None, None, *others))
+    encode(graph)
+    assert node.target is operator and node.args[5] == (stride, 1)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])

@@ -209,17 +209,20 @@ def test_containers_that_are_indexed_stay() -> None:
             super().__init__()
             self.stem = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())
             self.other = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())
+            self.both = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())
 
         def forward(self, x: Tensor) -> Tensor:
-            features = [x]
+            features = [self.both[1](self.both(x))]
             for layer in self.stem if x.sum() > -1e9 else ():
                 features.append(layer(features[-1]))
             return self.other(features[1]) + features[3]  # type: ignore[no-any-return]
 
     model = randomize(Indexing()).eval()
     _, report = convert_and_compare(model, X)
-    assert fused(report) == {"stem.0": (), "other.0": ("BatchNorm2d other.1", "relu")}
-    assert left(report) == {"stem.1": "the module that calls it cannot be traced"}
+    norm = "BatchNorm2d other.1"
+    assert fused(report) == {"stem.0": (), "other.0": (norm, "relu"), "both.0": ()}
+    why = "the module that calls it cannot be traced"
+    assert left(report) == {"stem.1": why, "both.1": why}
 
 
 def test_modules_with_methods_keep_them() -> None:

@@ -51,6 +51,9 @@ def test_computed_weights_are_computed_once(name: str, kind: Any) -> None:
     assert torch.equal(copy.deepcopy(converted)(X), converted(X))
     with pytest.raises(RuntimeError, match=r"0\.\S+ is of the model before maxconv.torch.convert"):
         converted.load_state_dict(model.state_dict(), strict=False)
+    part = converted.get_submodule("0")
+    with pytest.raises(RuntimeError, match="is of the model before"):
+        part.load_state_dict(model[0].state_dict(), strict=False)
 
 
 @pytest.mark.parametrize("norm", [spectral_norm, parametrizations.spectral_norm])
@@ -60,6 +63,27 @@ def test_weights_that_change_stay(norm: Callable[[nn.Module], nn.Module]) -> Non
     converted, report = mt.convert(model)
     (reason,) = left(report).values()
     assert "training mode" in reason or "another weight in every call" in reason
+    assert all(torch.equal(before[k], v) for k, v in converted.state_dict().items())
+
+
+class Counting(nn.Module):
+    """Gives the same each time, and counts how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Buffer(torch.zeros(()))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        cast(Tensor, self.count).add_(1)
+        return weight * 2
+
+
+def test_parametrizations_that_keep_something_stay() -> None:
+    model = nn.Sequential(conv())
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Counting())
+    before = copy.deepcopy(model.state_dict())
+    converted, report = mt.convert(model.eval())
+    assert left(report) == {"0": "its parametrization gives another weight in every call"}
     assert all(torch.equal(before[k], v) for k, v in converted.state_dict().items())
 
 
@@ -162,7 +186,7 @@ class Separator(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.masks(x)
-        return cast(Tensor, y.view(2, 2, 2, -1) if y.sum() > -1e9 else y)
+        return cast(Tensor, y.view(2, 2, -1) if y.sum() > -1e9 else y)
 
 
 def test_formats_outside_of_traces_are_those_of_pytorch() -> None:
@@ -185,7 +209,7 @@ def test_formats_outside_of_traces_are_those_of_pytorch() -> None:
     model = network(call, block=block, turned=turned, single=single)
     for x in (X, last(X)):
         converted, report = mt.convert(model)
-        assert len(report.replaced) == 3
+        assert len(report.replaced) == 3 and report.traced == ["block", "turned"]
         assert torch.allclose(converted(x), model(x), atol=1e-5)
         probes = ([p for p in m.modules() if isinstance(p, Probe)] for m in (converted, model))
         for actual, expected in zip(*probes, strict=True):
@@ -198,6 +222,7 @@ def test_a_view_behind_a_converted_module(traced: bool) -> None:
     model = Separator(masks if traced else masks.conv).eval()  # type: ignore[arg-type]
     converted, report = mt.convert(model)
     assert report.untraced and len(report.replaced) == 1
+    assert report.traced == (["masks"] if traced else [])
     assert torch.allclose(converted(X), model(X), atol=1e-5)
 
 
@@ -240,6 +265,16 @@ def test_a_convolutional_network_stays_channels_last() -> None:
     assert "as_without" not in targets
     weights = [m.weight for m in converted.modules() if isinstance(m, mt.Conv2d)]
     assert converted(X).is_contiguous(memory_format=torch.channels_last) and len(weights) == 3
+
+
+def test_a_format_is_restored_once() -> None:
+    model = network(
+        lambda m, x: m.probe(functional.relu(torch.cat([m.a(x), m.b(x)], 1))),
+        a=conv(), b=conv(), probe=Probe(),
+    )  # fmt: skip
+    converted, _ = convert_and_compare(model, X)
+    targets = [getattr(node.target, "__name__", "") for node in cast(Any, converted).graph.nodes]
+    assert targets.count("as_without") == 1
 
 
 def test_weights_lie_channels_last() -> None:
@@ -285,9 +320,10 @@ def test_the_original_checkpoint_is_refused(strict: bool) -> None:
         own = mt.convert(model)[0].state_dict()
         other.load_state_dict(own, strict=strict)
         assert torch.equal(other(X), expected)
-    part = {key: value for key, value in state.items() if key.startswith("bn")}
-    with pytest.raises(RuntimeError, match=r"bn.bias is of the model before"):
-        converted.load_state_dict(part, strict=False)
+        for name in ("bn", "conv"):
+            part = {key: value for key, value in state.items() if key.startswith(name)}
+            with pytest.raises(RuntimeError, match=rf"{name}.bias is of the model before"):
+                other.load_state_dict(part, strict=False)
 
 
 def test_a_checkpoint_that_fits_is_loaded() -> None:
@@ -296,6 +332,63 @@ def test_a_checkpoint_that_fits_is_loaded() -> None:
     converted, _ = mt.convert(model)
     converted.load_state_dict(other.state_dict())
     assert torch.allclose(converted(X), other(X), atol=1e-5)
+
+
+# Training ---------------------------------------------------------------------------------------
+
+
+class Untraced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.part(x) if x.shape[0] < 9 else x)
+
+
+TRAINED: dict[str, Callable[[], nn.Module]] = {
+    "a graph": lambda: nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU()),
+    "no graph": Untraced,
+    "a convolution": conv,
+    "a transposed one": lambda: nn.ConvTranspose2d(4, 4, 2),
+    "a subclass": lambda: Same(4, 4, 3),
+    "nothing to replace": lambda: nn.Sequential(nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_is_refused(name: str) -> None:
+    converted, _ = mt.convert(randomize(TRAINED[name]()).eval())
+    others = (converted, copy.deepcopy(converted), pickle.loads(pickle.dumps(converted)))
+    for model in others:
+        for part in (model, nn.Sequential(model), torch.compile(model, backend="eager")):
+            for arguments in ((), (True,)):
+                with pytest.raises(RuntimeError, match=r"mode: True is not supported .* eval\(\)"):
+                    cast(Any, part).train(*arguments)
+        model.eval()
+        assert model.train(False) is model and not model.training
+        assert torch.equal(model(X), converted(X))
+        exported = torch.export.export(model, (X,))
+        assert torch.allclose(exported.module()(X), converted(X), atol=1e-5)
+
+
+def test_training_is_refused_before_anything_is_changed() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), conv(), nn.BatchNorm2d(4)).eval()
+    converted, _ = mt.convert(model)
+    with pytest.raises(RuntimeError, match="mode: True"):
+        converted.train()
+    assert not any(part.training for part in converted.modules())
+    assert model.train().training and mt.Conv2d(4, 4, 3).train().training
+
+
+def test_hooks_of_a_graph_survive_a_pickle() -> None:
+    converted, _ = mt.convert(network(lambda m, x: m.conv(x), conv=conv()))
+    converted.register_forward_hook(_doubled)
+    assert torch.equal(pickle.loads(pickle.dumps(converted))(X), converted(X))
+
+
+def _doubled(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output * 2
 
 
 # What stays in PyTorch --------------------------------------------------------------------------

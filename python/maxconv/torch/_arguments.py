@@ -29,6 +29,7 @@ from ._dtypes import BLACKWELL, BLACKWELL_DTYPES, BY_NAME, DTYPES, FLOAT8, NAMES
 
 __all__ = [
     "Ints",
+    "check_dimensions",
     "check_input_dtype",
     "check_ranks",
     "check_tensors",
@@ -136,23 +137,40 @@ def check_ranks(input: Tensor, weight: Tensor, arguments: ConvArguments) -> None
         TypeError: One is no tensor, or the input's dtype is unsupported.
         ValueError: One is of another rank.
     """
-    rank = arguments.rank
+    check_dimensions(input, weight, arguments.rank)
+    if input.dtype not in DTYPES:
+        check_input_dtype(input, arguments.out_dtype)
+
+
+def check_dimensions(input: Tensor, weight: Tensor, rank: int, *, transposed: bool = False) -> None:
+    """Checks the ranks of input and weight.
+
+    Args:
+        input: Of the call.
+        weight: Of the call.
+        rank: Spatial dimensions.
+        transposed: Of which convolution they are.
+
+    Raises:
+        TypeError: One is no tensor.
+        ValueError: One is of another rank.
+    """
     for name, tensor in (("input", input), ("weight", weight)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: a {type(tensor).__name__} is not a tensor; a torch.Tensor is")
+    what = f"conv_transpose{rank}d" if transposed else f"conv{rank}d"
+    channels = "C, K / groups" if transposed else "K, C / groups"
     if weight.dim() != rank + 2:
         raise ValueError(
-            f"weight: shape {tuple(weight.shape)} has rank {weight.dim()}; conv{rank}d takes rank "
-            f"{rank + 2}: [K, C / groups, {_TAPS[rank]}]"
+            f"weight: shape {tuple(weight.shape)} has rank {weight.dim()}; {what} takes rank "
+            f"{rank + 2}: [{channels}, {_TAPS[rank]}]"
         )
     if input.dim() not in (rank + 1, rank + 2):
         sizes = _INPUT_SIZES[rank]
         raise ValueError(
-            f"input: shape {tuple(input.shape)} has rank {input.dim()}; conv{rank}d takes rank "
+            f"input: shape {tuple(input.shape)} has rank {input.dim()}; {what} takes rank "
             f"{rank + 2}: [N, C, {sizes}], or {rank + 1}: [C, {sizes}]"
         )
-    if input.dtype not in DTYPES:
-        check_input_dtype(input, arguments.out_dtype)
 
 
 def check_input_dtype(input: Tensor, out_dtype: str | None) -> None:

@@ -12,13 +12,13 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from ._aten import CONVOLUTION, KEPT
+from ._aten import CONVOLUTION, KEPT, value
 from ._constants import Constants, keep_weights
 from ._inline import Decompositions, decompose
 from ._layouts import prefer_channels_last
-from ._rewrite import replace_convolutions
+from ._rewrite import encode, replace_convolutions
 
 __all__ = ["backend", "register"]
 
@@ -100,7 +100,7 @@ def _reset() -> None:
         trees.reset_cudagraph_trees()
 
 
-backend.reset = _reset  # type: ignore[attr-defined]
+cast(Any, backend).reset = _reset
 
 
 def register() -> None:
@@ -204,18 +204,20 @@ def _without_gradients(
     fake_mode: Any = detect_fake_mode(inputs)
     with fake_mode, enable_python_dispatcher(), torch.no_grad():
         constants = _rewrite(model, static, captured, table)
-    first = len(inputs)
-    nodes = model.graph.find_nodes(op="placeholder")[first:]
-    inputs = [*inputs, *(node.meta["val"] for node in nodes)]
+    kept = _drop_unused(model.graph, len(inputs))
+    nodes = model.graph.find_nodes(op="placeholder")[len(kept) :]
+    fixed = set(static)
+    static = [place for place, old in enumerate(kept) if old in fixed]
+    inputs = [*(inputs[old] for old in kept), *(node.meta["val"] for node in nodes)]
     model.recompile()
     if generates:
-        others["static_input_idxs"] = [*static, *range(first, len(inputs))]
+        others["static_input_idxs"] = [*static, *range(len(kept), len(inputs))]
         if "get_decomp_fn" in others:
             others["get_decomp_fn"] = select_decomp_table
         run: Any = compile_fx_inner(model, inputs, **others)
     else:
         run = partial(_interpret, model)
-    return run if constants is None and generates else _boxed(run, constants)
+    return _boxed(run, kept, constants)
 
 
 def _rewrite(
@@ -228,9 +230,25 @@ def _rewrite(
     constants = keep_weights(graph, static_places, captured)
     prefer_channels_last(graph)
     decompose(graph, KEPT, table)
+    encode(graph)
     graph.eliminate_dead_code()
     graph.lint()
     return constants
+
+
+def _drop_unused(graph: Graph, count: int) -> list[int]:
+    """Erases those of a graph's first inputs that nothing reads, and returns the others' places.
+
+    Parameters are the most of a graph's inputs, and each costs time in every call.
+    """
+    kept = []
+    for place, node in enumerate(graph.find_nodes(op="placeholder")[:count]):
+        # An integer may be what a size is called by.
+        if node.users or not isinstance(value(node), Tensor):
+            kept.append(place)
+        else:
+            graph.erase_node(node)
+    return kept
 
 
 def _interpret(model: GraphModule, inputs: list[Any]) -> Any:
@@ -239,13 +257,17 @@ def _interpret(model: GraphModule, inputs: list[Any]) -> Any:
     return results
 
 
-def _boxed(run: Callable[[list[Any]], Any], constants: Constants | None) -> Any:
-    """Returns what takes a list of the inputs without the constants, and may clear it."""
+def _boxed(
+    run: Callable[[list[Any]], Any], kept: Sequence[int], constants: Constants | None
+) -> Any:
+    """Returns what takes a list of the graph's first inputs, and clears it."""
 
     def boxed(inputs: list[Any]) -> Any:
+        given = [inputs[place] for place in kept]
         if constants is not None:
-            inputs += constants(inputs)
-        return run(inputs)
+            given += constants(inputs)
+        inputs.clear()
+        return run(given)
 
-    boxed._boxed_call = True  # type: ignore[attr-defined]
+    cast(Any, boxed)._boxed_call = True
     return boxed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -216,10 +217,13 @@ class Constants:
         return lambda _: entries.pop(key, None)
 
 
+_version: Final = operator.attrgetter("_version")
+
+
 def _state(tensors: Sequence[Tensor]) -> Any:
     """Returns what changes with the tensors' values; ``None`` if one does not say."""
     try:
-        return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+        return [*map(_version, tensors), *map(Tensor.data_ptr, tensors)]
     except RuntimeError:
         # PyTorch counts no writes to a tensor that was made under inference_mode.
         return None

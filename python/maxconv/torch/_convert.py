@@ -19,7 +19,7 @@ from ._report import ConversionReport, Left, Replaced, Untraced
 from ._sites import is_exact, is_own, refusal, replacement
 from ._subclasses import Redirected, redirect
 from ._tracing import is_block, trace
-from ._weights import copied, last_in_memory, settle
+from ._weights import copied, last_in_memory, materialize
 
 __all__ = ["convert"]
 
@@ -41,7 +41,8 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
     ``forward``, in which maxconv's functions stand for PyTorch's.
 
     The copy is for inference: none of its parameters requires grad, and a normalization that was
-    folded stays as it was. It refuses a checkpoint of the original model: load that before.
+    folded stays as it was. It refuses to train, and a checkpoint of the original model: load that
+    before.
 
     Args:
         module: The model; it is not changed. Call its ``eval()`` first.
@@ -80,7 +81,7 @@ class _Converter:
         self.kinds = {type(part) for part in model.modules()}
         for part in model.modules():
             if isinstance(part, _ConvNd) and not is_own(part):
-                settle(part)
+                materialize(part)
 
     def convert(self, module: nn.Module, name: str, *, traceable: bool) -> nn.Module:
         """Returns what takes a module's place; the module itself where only parts change.
@@ -157,7 +158,7 @@ class _Converter:
             guard(own)
             self.report.replaced.append(Replaced(where, kind))
             return own
-        conv.channels_last = "" if is_channels_last(conv.weight) else "input"  # type: ignore[assignment]
+        cast(Any, conv).channels_last = "" if is_channels_last(conv.weight) else "input"
         redirect(conv)
         self.report.replaced.append(Replaced(where, kind, note="in its own forward"))
         return conv

@@ -57,7 +57,10 @@ class OperandCache:
         self._entries: dict[tuple[int, torch.dtype, Hashable], _Entry] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        """Counts what is derived of tensors that still exist."""
+        with self._lock:
+            self._sweep()
+            return len(self._entries)
 
     def packed(self, weight: Tensor, groups: int) -> Tensor:
         """Returns a weight ``[K, C / groups, *taps]`` on the CPU, packed, flat."""

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ._arguments import is_channels_last
+from ._arguments import wanted_format
 from ._patterns import is_metadata, module_of, mutates
 from ._sites import is_own
 from ._tracing import in_place, recorded, unpacked
@@ -77,7 +77,8 @@ def as_without(tensor: Tensor, *inputs: object) -> Tensor:
         inputs: The model's.
     """
     images = [x for x in inputs if isinstance(x, Tensor) and x.dim() > 2]
-    if images and all(is_channels_last(x) and not x.is_contiguous() for x in images):
+    last = (wanted_format("input", x, x.dim() - 2) and not x.is_contiguous() for x in images)
+    if images and all(last):
         return tensor
     return tensor.contiguous()
 

@@ -56,11 +56,17 @@ def decompose(graph: Graph, targets: frozenset[Any], decompositions: Decompositi
         leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
 
-        def call(*tensors: Any, node: Node = node, leaves: Any = leaves, at: Any = places) -> Any:
+        def call(
+            *tensors: Any,
+            node: Node = node,
+            leaves: Any = leaves,
+            places: Any = places,
+            structure: Any = structure,
+        ) -> Any:
             given = list(leaves)
-            for place, tensor in zip(at, tensors, strict=True):
+            for place, tensor in zip(places, tensors, strict=True):
                 given[place] = tensor
-            args, kwargs = pytree.tree_unflatten(given, structure)  # noqa: B023
+            args, kwargs = pytree.tree_unflatten(given, structure)
             target: Any = node.target
             return target(*args, **kwargs)
 

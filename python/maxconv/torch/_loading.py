@@ -24,9 +24,10 @@ def mark_normalized(conv: nn.Module) -> None:
 
 
 def guard(conv: nn.Module) -> None:
-    """Has a module refuse the state of the one whose place it took, where that is another."""
-    register: Any = conv._register_load_state_dict_pre_hook
-    register(_check, with_module=True)
+    """Has a module refuse to train, and the state of the one whose place it took if it differs."""
+    module: Any = conv
+    module.converted = True
+    module._register_load_state_dict_pre_hook(_check, with_module=True)
 
 
 def _check(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:

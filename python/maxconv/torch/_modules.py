@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from .._checks import check_precision
 from ..activations import ActivationLike, ActivationSpec, parse
 from ._activations import apply
 from ._arguments import Ints, is_channels_last, read, wanted_format
-from ._filters import OPERANDS
 from ._functional import convolve
+from ._inference import Inference
 from ._plan import output_shape
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d"]
@@ -23,22 +23,11 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d"]
 _Self = TypeVar("_Self", bound="_Conv")
 
 
-class _Conv(_ConvNd):
+class _Conv(Inference, _ConvNd):
     """What the three modules share."""
-
-    rank: ClassVar[int]
-    """Spatial dimensions."""
-    _base: ClassVar[type[_ConvNd]]
 
     activation: ActivationSpec
     final_activation: ActivationSpec
-
-    #: As the argument of ``maxconv.torch.conv2d``.
-    precision: str | None = None
-
-    #: When the output is channels last: ``"always"``, or where the ``"input"`` is, whatever the
-    #: weight is; otherwise PyTorch's rule holds.
-    channels_last: str = ""
 
     #: How a residual of another shape or dtype is added after the kernel, by PyTorch: ``"add"``,
     #: ``"add_"``, or not at all: it is an error.
@@ -102,28 +91,9 @@ class _Conv(_ConvNd):
         Raises:
             TypeError: ``conv`` is of another class than the one that this class stands for.
         """
-        if not isinstance(conv, cls._base):
-            raise TypeError(f"conv: a {type(conv).__name__} is not a {cls._base.__name__}")
-        module = cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            conv.groups,
-            conv.bias is not None,
-            conv.padding_mode,
-            "meta",
-            conv.weight.dtype,
-            activation=activation,
-            final_activation=final_activation,
-            precision=precision,
+        return cls._like(
+            conv, activation=activation, final_activation=final_activation, precision=precision
         )
-        module.weight = nn.Parameter(conv.weight.detach(), requires_grad=False)
-        if conv.bias is not None:
-            module.bias = nn.Parameter(conv.bias.detach(), requires_grad=False)
-        return module.train(conv.training)
 
     def forward(
         self, input: Tensor, residual: Tensor | None = None, *, beta: float = 1.0
@@ -201,26 +171,6 @@ class _Conv(_ConvNd):
         expected = output_shape(shape, self.weight.shape, arguments)
         expected = expected if batched else expected[1:]
         return residual.dtype == input.dtype and tuple(residual.shape) == expected
-
-    def repack(self) -> None:
-        """Forgets the packed copy of the weight; the next call makes a new one.
-
-        Needed only after a write that PyTorch does not count: through ``weight.data``, or through a
-        numpy array that shares the memory.
-        """
-        OPERANDS.forget(self.weight)
-
-    def extra_repr(self) -> str:
-        """The constructor's arguments, as ``nn.ConvNd`` writes them."""
-        base: Any = super()
-        parts = [str(base.extra_repr())]
-        for name in ("activation", "final_activation"):
-            spec: ActivationSpec = getattr(self, name)
-            if spec.kind:
-                parts.append(f"{name}={spec.kind.name.lower()}")
-        if self.precision is not None:
-            parts.append(f"precision={self.precision}")
-        return ", ".join(parts)
 
 
 class Conv1d(_Conv, nn.Conv1d):

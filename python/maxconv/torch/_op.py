@@ -3,11 +3,16 @@
 It is functional (its output is new) and has a fake implementation, so that ``torch.compile`` takes
 it into a graph as it stands. A schema has no dataclasses: ``call`` flattens ``ConvArguments`` for
 it, and the implementations make them again.
+
+PyTorch hands over each of an operator's lists and numbers at a cost that a small convolution
+notices. ``torch.ops.maxconv.conv_encoded`` has them in one string: compiled graphs call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import torch
@@ -17,7 +22,7 @@ from .._arguments import ConvArguments, Flat
 from . import _plan
 from ._dtypes import BY_NAME
 
-__all__ = ["call"]
+__all__ = ["call", "define"]
 
 #: Permutation of ``[N, *spatial, C]`` to ``[N, C, *spatial]``, by rank.
 _CHANNELS_FIRST: Final = {3: (0, 2, 1), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
@@ -27,6 +32,12 @@ _SCHEMA: Final = (
     "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
     " int? precision, str? out_dtype, bool channels_last, bool constant) -> Tensor"
+)
+
+#: What follows the tensors is that of ``_SCHEMA``, as JSON.
+_ENCODED_SCHEMA: Final = (
+    "conv_encoded(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale,"
+    " str arguments) -> Tensor"
 )
 
 
@@ -95,6 +106,19 @@ def _conv(
     return plan.run(input, weight, bias, residual, scale)
 
 
+@lru_cache(maxsize=4096)
+def _decode(text: str) -> tuple[Flat, bool, bool]:
+    """Returns the arguments of ``_ENCODED_SCHEMA``, as ``_unflatten`` does."""
+    return _unflatten(tuple(json.loads(text)))
+
+
+def _conv_encoded(*given: Any) -> Tensor:
+    """Runs the convolution."""
+    input, weight, bias, residual, scale, text = given
+    plan = _plan.find(input, weight, bias, residual, scale, *_decode(text))
+    return plan.run(input, weight, bias, residual, scale)
+
+
 def _new_output(
     input: Tensor, shape: Sequence[int], channels_last: bool, dtype: torch.dtype
 ) -> Tensor:
@@ -122,12 +146,34 @@ def _conv_fake(
     return _new_output(input, (batch, *spatial, filters), channels_last, dtype)
 
 
+def _conv_encoded_fake(*given: Any) -> Tensor:
+    """Returns an output as ``_conv_fake`` does."""
+    *tensors, arguments = given
+    return _conv_fake(*tensors, *json.loads(arguments))
+
+
 # PyTorch takes a library's registrations back when the object goes.
 _library = cast(Any, library.Library)("maxconv", "DEF")
-_library.define(_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-_library.impl("conv", _conv, "CPU")
-_library.impl("conv", _conv, "CUDA")
-library.register_fake("maxconv::conv", _conv_fake, lib=_library)
+
+
+def define(schema: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+    """Returns a new operator for CPUs and GPUs.
+
+    Args:
+        schema: Its name and arguments.
+        run: Computes it.
+        fake: Returns an output that holds nothing.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+    _library.impl(name, run, "CPU")
+    _library.impl(name, run, "CUDA")
+    library.register_fake(f"maxconv::{name}", fake, lib=_library)
+    return getattr(torch.ops.maxconv, name).default
+
 
 #: The operator; its arguments are those of ``_SCHEMA``.
-_operator: Final[Any] = torch.ops.maxconv.conv.default
+_operator: Final = define(_SCHEMA, _conv, _conv_fake)
+
+#: The operator with its arguments in a string, which ``json.dumps`` makes of a list.
+_encoded_operator: Final = define(_ENCODED_SCHEMA, _conv_encoded, _conv_encoded_fake)

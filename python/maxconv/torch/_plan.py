@@ -30,10 +30,19 @@ from ._dtypes import BY_NAME, DTYPES, NAMES
 from ._filters import OPERANDS
 from ._threads import parallel_function, threads
 
-__all__ = ["Described", "Plan", "check_sizes", "describe", "find", "gpu_target", "output_shape"]
+__all__ = [
+    "Plan",
+    "check_sizes",
+    "find",
+    "gpu_target",
+    "is_kept",
+    "output_shape",
+    "rounding",
+    "torch_precision",
+]
 
 #: Permutation of ``[N, C, *spatial]`` to ``[N, *spatial, C]``, by spatial rank.
-CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
+_CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
 
 # A member of an enumeration is slow to hash, and these are parts of a plan's key.
 _TF32, _FLOAT32 = int(Precision.TF32), int(Precision.FLOAT32)
@@ -41,7 +50,7 @@ _TF32, _FLOAT32 = int(Precision.TF32), int(Precision.FLOAT32)
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-class Described(NamedTuple):
+class _Described(NamedTuple):
     """What a plan knows of a tensor."""
 
     shape: torch.Size
@@ -49,19 +58,19 @@ class Described(NamedTuple):
     dtype: torch.dtype
 
 
-def describe(tensor: Tensor | None) -> Described | None:
+def _describe(tensor: Tensor | None) -> _Described | None:
     """Returns what a plan knows of a tensor."""
-    return None if tensor is None else Described(tensor.shape, tensor.stride(), tensor.dtype)
+    return None if tensor is None else _Described(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 class _Tensors(NamedTuple):
     """The tensors of a call, as far as a plan knows them."""
 
-    input: Described
-    weight: Described
-    bias: Described | None
-    residual: Described | None
-    scale: Described | None
+    input: _Described
+    weight: _Described
+    bias: _Described | None
+    residual: _Described | None
+    scale: _Described | None
 
 
 @lru_cache(maxsize=4096)
@@ -127,7 +136,7 @@ def _channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return (batch, channels, *spatial)
 
 
-def _lies(tensor: Described, strides: Sequence[int]) -> bool:
+def _lies(tensor: _Described, strides: Sequence[int]) -> bool:
     """Whether elements have the places of other strides, which are those of a dense tensor."""
     if 0 in tensor.shape:
         return True
@@ -135,14 +144,14 @@ def _lies(tensor: Described, strides: Sequence[int]) -> bool:
     return all(size == 1 or own == other for size, own, other in pairs)
 
 
-def _is_channels_last(tensor: Described) -> bool:
+def _is_channels_last(tensor: _Described) -> bool:
     """Whether the memory is ``[N, *spatial, C]``."""
     return _lies(tensor, _channels_last_strides(tensor.shape))
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
     """Returns ``[N, *spatial, C]``, contiguous."""
-    return tensor.permute(CHANNELS_LAST[tensor.dim() - 2]).contiguous()
+    return tensor.permute(_CHANNELS_LAST[tensor.dim() - 2]).contiguous()
 
 
 @functools.cache
@@ -179,25 +188,25 @@ class Plan:
     """
 
     __slots__ = (
+        "_bias_converts",
         "_call",
         "_converts",
+        "_dtype",
         "_family",
+        "_filter_converts",
+        "_groups",
         "_index",
+        "_input_converts",
+        "_layout",
+        "_packed",
         "_prepared",
+        "_residual_converts",
+        "_scale_converts",
         "_shape",
         "_strides",
         "_transposes",
         "_unaligned",
         "_unaligned_lock",
-        "bias_converts",
-        "dtype",
-        "filter_converts",
-        "groups",
-        "input_converts",
-        "layout",
-        "packed",
-        "residual_converts",
-        "scale_converts",
     )
 
     def __init__(
@@ -220,8 +229,8 @@ class Plan:
         self._shape = (batch, filters, *spatial)
         if residual is not None:
             check_residual(residual.shape, self._shape)
-        self._index, self.packed, self.groups = index, packed, arguments.groups
-        self.dtype = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
+        self._index, self._packed, self._groups = index, packed, arguments.groups
+        self._dtype = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
         self._plan_output(channels_last)
         self._plan_operands(tensors)
         self._prepared: Prepared | None = None
@@ -232,7 +241,7 @@ class Plan:
         geometry, scalars = encode(
             problem,
             arguments,
-            filter_layout=self.layout,
+            filter_layout=self._layout,
             has_bias=bias is not None,
             has_residual=residual is not None,
             precision=Precision(precision),
@@ -242,7 +251,7 @@ class Plan:
         self._family = Family(
             NAMES[input.dtype],
             NAMES[no_bias if bias is None else bias.dtype],
-            NAMES[self.dtype],
+            NAMES[self._dtype],
             scaled=scale is not None,
         )
         self._call = Call.of(
@@ -258,37 +267,37 @@ class Plan:
         """Decides where the kernel's output, channels last, is the caller's."""
         last = _channels_last_strides(self._shape)
         first = _contiguous_strides(self._shape)
-        same = _lies(Described(torch.Size(self._shape), last, self.dtype), first)
+        same = _lies(_Described(torch.Size(self._shape), last, self._dtype), first)
         self._transposes = not channels_last and not same
         self._strides = first if same and not channels_last else last
 
     def _plan_operands(self, tensors: _Tensors) -> None:
         """Decides which operands are converted in each call, and the filter's layout."""
         input, weight, bias, residual, scale = tensors
-        self.input_converts = not _is_channels_last(input)
-        self.residual_converts = residual is not None and not _is_channels_last(residual)
-        self.bias_converts = bias is not None and bias.stride != (1,)
-        self.scale_converts = scale is not None and scale.stride != (1,)
+        self._input_converts = not _is_channels_last(input)
+        self._residual_converts = residual is not None and not _is_channels_last(residual)
+        self._bias_converts = bias is not None and bias.stride != (1,)
+        self._scale_converts = scale is not None and scale.stride != (1,)
         krsc = _is_channels_last(weight)
         if self._index >= 0:
-            self.layout, self.filter_converts = Layout.KRSC, not krsc
-        elif self.packed:
-            self.layout, self.filter_converts = Layout.PACKED, True
+            self._layout, self._filter_converts = Layout.KRSC, not krsc
+        elif self._packed:
+            self._layout, self._filter_converts = Layout.PACKED, True
         else:
-            self.layout = Layout.KRSC if krsc else Layout.FCRS
+            self._layout = Layout.KRSC if krsc else Layout.FCRS
             first = _lies(weight, _contiguous_strides(weight.shape))
-            self.filter_converts = not krsc and not first
+            self._filter_converts = not krsc and not first
         self._converts = (
-            self.input_converts
-            or self.filter_converts
-            or self.bias_converts
-            or self.residual_converts
-            or self.scale_converts
+            self._input_converts
+            or self._filter_converts
+            or self._bias_converts
+            or self._residual_converts
+            or self._scale_converts
         )
 
     def _filter_elements(self, problem: ConvProblem, shape: torch.Size) -> int:
         """Returns how many elements the filter has in its layout; ``shape`` is the weight's."""
-        if self.layout is not Layout.PACKED:
+        if self._layout is not Layout.PACKED:
             return math.prod(shape)
         return packed_length(
             filters=int(problem.filters),
@@ -322,17 +331,17 @@ class Plan:
         # Converted tensors have names here, so that they live until the call has ended.
         filter = weight
         if self._converts:
-            if self.input_converts:
+            if self._input_converts:
                 input = _channels_last(input)
-            if self.filter_converts:
+            if self._filter_converts:
                 filter = self._filter(weight)
-            if self.bias_converts and bias is not None:
+            if self._bias_converts and bias is not None:
                 bias = bias.contiguous()
-            if self.residual_converts and residual is not None:
+            if self._residual_converts and residual is not None:
                 residual = _channels_last(residual)
-            if self.scale_converts and scale is not None:
+            if self._scale_converts and scale is not None:
                 scale = scale.contiguous()
-        output = input.new_empty_strided(self._shape, self._strides, dtype=self.dtype)
+        output = input.new_empty_strided(self._shape, self._strides, dtype=self._dtype)
         prepared = self._prepared
         if prepared is None:
             return output.contiguous() if self._transposes else output
@@ -351,8 +360,8 @@ class Plan:
     def _filter(self, weight: Tensor) -> Tensor:
         """Returns the filter in the kernel's layout."""
         if self._index < 0:
-            return OPERANDS.packed(weight, self.groups) if self.packed else weight.contiguous()
-        if self.packed:
+            return OPERANDS.packed(weight, self._groups) if self._packed else weight.contiguous()
+        if self._packed:
             kept = OPERANDS.transposed(weight)
             if kept is not None:
                 return kept
@@ -368,11 +377,11 @@ class Plan:
 
 @lru_cache(maxsize=4096)
 def _find(
-    input: Described,
-    weight: Described,
-    bias: Described | None,
-    residual: Described | None,
-    scale: Described | None,
+    input: _Described,
+    weight: _Described,
+    bias: _Described | None,
+    residual: _Described | None,
+    scale: _Described | None,
     flat: Flat,
     channels_last: bool,
     packed: bool,
@@ -417,7 +426,13 @@ def find(
         LibraryError: A library cannot be built; see ``maxconv.library_path``.
     """
     return _find(
-        *(describe(input), describe(weight), describe(bias), describe(residual), describe(scale)),
+        *(
+            _describe(input),
+            _describe(weight),
+            _describe(bias),
+            _describe(residual),
+            _describe(scale),
+        ),
         flat,
         channels_last,
         is_kept(weight, constant),

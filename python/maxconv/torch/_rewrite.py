@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from .._arguments import ConvArguments
 from ..activations import NONE, ActivationSpec
@@ -20,6 +22,7 @@ from ._aten import (
     Norm,
     activation_of,
     addition_of,
+    arguments_of,
     known_equal,
     norm_of,
     read,
@@ -27,10 +30,11 @@ from ._aten import (
 )
 from ._inline import inline
 from ._layouts import evaluate
+from ._op import _encoded_operator, _operator
 from ._patterns import Addition
 from ._report import ConversionReport, Left, Replaced
 
-__all__ = ["replace_convolutions"]
+__all__ = ["encode", "replace_convolutions"]
 
 
 def replace_convolutions(graph: Graph) -> ConversionReport:
@@ -229,3 +233,19 @@ def _name(node: Node) -> str:
     # As in "L['self']._modules['layer']._modules['0']", or "L['self'].layer.0".
     path = re.sub(r"^\w\['\w+'\]", "", path)
     return re.sub(r"\._modules\['(.*?)'\]", r".\1", path).lstrip(".") or node.name
+
+
+def encode(graph: Graph) -> None:
+    """Has calls of maxconv's convolution hand over a string for what is no tensor.
+
+    Calls stay where such an argument is computed in the graph.
+    """
+    tensors = len(_encoded_operator._schema.arguments) - 1
+    names = [argument.name for argument in _operator._schema.arguments]
+    for node in graph.find_nodes(op="call_function", target=_operator):
+        given = arguments_of(node)
+        values = [given[name] for name in names]
+        others = values[tensors:]
+        if not any(isinstance(leaf, Node) for leaf in pytree.tree_leaves(others)):
+            node.target, node.kwargs = _encoded_operator, {}
+            node.args = (*values[:tensors], json.dumps(others))

@@ -25,7 +25,7 @@ from ._transposed_modules import (
     ConvTranspose3d,
     _ConvTranspose,
 )
-from ._weights import unsettled
+from ._weights import why_computed
 
 __all__ = [
     "Own",
@@ -107,7 +107,7 @@ def refusal(conv: _ConvNd) -> str:
     kind = type(conv).__name__
     if kind.startswith("Lazy"):
         return "it is not initialized; call the model once first"
-    if reason := unsettled(conv):
+    if reason := why_computed(conv):
         return reason
     if is_exact(conv) and not is_plain(conv):
         return "it has forward hooks" if has_hooks(conv) else "it has a forward of its own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ._arguments import read, wanted_format
 from ._functional import convolve
+from ._inference import refuse_training
 from ._transposed import convolve_transposed, read_transposed
 
 __all__ = ["RANKS", "TRANSPOSED_RANKS", "Redirected", "redirect"]
@@ -22,6 +23,9 @@ TRANSPOSED_RANKS: Final[dict[Any, int]] = {
     torch.conv_transpose2d: 2,
     torch.conv_transpose3d: 3,
 }
+
+
+_Self = TypeVar("_Self", bound="Redirected")
 
 
 class _Redirection(TorchFunctionMode):
@@ -104,6 +108,15 @@ class Redirected(nn.Module):
         forward: Any = super().forward
         with _Redirection(self):
             return forward(*args, **kwargs)
+
+    def train(self: _Self, mode: bool = True) -> _Self:
+        """Sets eval mode.
+
+        Raises:
+            RuntimeError: ``mode`` is true.
+        """
+        refuse_training(mode)
+        return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles the base class by its name; this class has none."""

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 from unittest import mock
 
 import numpy as np
@@ -30,6 +30,7 @@ from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import Attribute
 
 from ._functional import conv1d, conv2d, conv3d
+from ._graphs import ConvertedGraph
 from ._modules import _Conv
 from ._questions import in_package, watched
 from ._subclasses import Redirected
@@ -112,7 +113,7 @@ class _Proxy(Proxy):
             self.tracer.refuse(f"it sets {name} of a value")
         object.__setattr__(self, name, value)
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc] # a property in the place of an attribute
     def __class__(self) -> type:
         # isinstance reads it, through the classes of classes.
         frame = sys._getframe(1)
@@ -126,7 +127,7 @@ class _Proxy(Proxy):
         frame = sys._getframe(1)
         count = _unpacks(frame)
         if count is None:
-            return self.tracer.iter(self)  # type: ignore[no-any-return]
+            return cast(Iterator[Any], self.tracer.iter(self))
         whole: Any = self.tracer.create_proxy("call_function", unpacked, (self, count), {})
         return iter([whole[i] for i in range(count)])
 
@@ -282,7 +283,7 @@ class _Tracer(fx.Tracer):
         """Whether a value is a proxy, of which the graph does not know what is asked."""
         if not issubclass(type(value), Proxy):
             return False
-        return not whether_none or not self._is_something(value.node)  # type: ignore[attr-defined]
+        return not whether_none or not self._is_something(cast(Proxy, value).node)
 
     def _is_something(self, node: Node) -> bool:
         """Whether a node is never ``None``: a parameter, or what PyTorch computes."""
@@ -311,7 +312,7 @@ def _asked_builtins(tracer: _Tracer) -> Iterator[None]:
                 tracer.refuse(f"it asks {function.__name__} of a value")
             return function(*args)
 
-        ask.asked = function  # type: ignore[attr-defined]
+        cast(Any, ask).asked = function
         return ask
 
     def surrounding(owner: Any, name: str) -> Any:
@@ -427,7 +428,7 @@ def _trace_once(
         # An annotation that is text would be pickled as a global.
         node.type = None if isinstance(node.type, str) else node.type
     # With what tracing itself left in the module.
-    traced = None if graph is None else GraphModule(tracer.root, graph, type(module).__name__)
+    traced = None if graph is None else ConvertedGraph(tracer.root, graph, type(module).__name__)
     changed = before.restore()
     if tracer.refusal or reason or traced is None:
         return tracer.culprit, tracer.refusal or reason

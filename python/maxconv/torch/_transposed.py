@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
 from .._arguments import ConvArguments, Flat
 from .._checks import check_bias, renamed, spatial_tuple
@@ -22,16 +22,16 @@ from ..activations import ActivationLike
 from . import _op
 from ._activations import apply
 from ._arguments import (
-    _INPUT_SIZES,
-    _TAPS,
     Ints,
+    check_dimensions,
     check_tensors,
     is_channels_last,
     read,
 )
 from ._dtypes import DTYPES, listed
 from ._filters import OPERANDS
-from ._op import _CHANNELS_FIRST, _new_output, _unflatten
+from ._op import _CHANNELS_FIRST, _new_output, _unflatten, define
+from ._weights import last_in_memory
 
 __all__ = [
     "conv_transpose1d",
@@ -138,8 +138,8 @@ def _part(weight: Tensor, plan: _Plan, phases: Sequence[_Phase]) -> Tensor:
         pieces.append(piece)
     whole = torch.stack(pieces, 1)
     part = whole.reshape(-1, *whole.shape[3:])
-    # The kernels' own order in memory.
-    return part.movedim(1, -1).contiguous().movedim(-1, 1)
+    # The kernels' own order.
+    return last_in_memory(part)
 
 
 def _parts(weight: Tensor, plan: _Plan) -> list[Tensor | None]:
@@ -251,15 +251,8 @@ def _conv_transpose_fake(
     return _empty(input, weight, plan, channels_last)
 
 
-# PyTorch takes a library's registrations back when the object goes.
-_library = cast(Any, library.Library)("maxconv", "FRAGMENT")
-_library.define(_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-_library.impl("conv_transpose", _conv_transpose, "CPU")
-_library.impl("conv_transpose", _conv_transpose, "CUDA")
-library.register_fake("maxconv::conv_transpose", _conv_transpose_fake, lib=_library)
-
 #: The operator; its arguments are those of ``_SCHEMA``.
-_operator: Final[Any] = torch.ops.maxconv.conv_transpose.default
+_operator: Final = define(_SCHEMA, _conv_transpose, _conv_transpose_fake)
 
 
 # Functions --------------------------------------------------------------------------------------
@@ -405,7 +398,9 @@ def convolve_transposed(
         ValueError: A tensor's shape or device is not allowed.
         RuntimeError: A tensor requires grad while grad mode is on.
     """
-    _check_ranks(input, weight, arguments.rank)
+    check_dimensions(input, weight, arguments.rank, transposed=True)
+    if input.dtype not in DTYPES:
+        raise TypeError(f"input: dtype {input.dtype} is not supported; {listed()} are allowed")
     check_tensors(input, weight, bias, None, None, None)
     if isinstance(output_padding, tuple | list) and len(output_padding) == 1:
         output_padding = output_padding[0]
@@ -419,22 +414,3 @@ def convolve_transposed(
         input, weight, bias, extra, *arguments.flatten(), channels_last, constant
     )
     return output.squeeze(0) if unbatched else output
-
-
-def _check_ranks(input: Tensor, weight: Tensor, rank: int) -> None:
-    for name, tensor in (("input", input), ("weight", weight)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: a {type(tensor).__name__} is not a tensor; a torch.Tensor is")
-    if weight.dim() != rank + 2:
-        raise ValueError(
-            f"weight: shape {tuple(weight.shape)} has rank {weight.dim()}; conv_transpose{rank}d "
-            f"takes rank {rank + 2}: [C, K / groups, {_TAPS[rank]}]"
-        )
-    if input.dim() not in (rank + 1, rank + 2):
-        sizes = _INPUT_SIZES[rank]
-        raise ValueError(
-            f"input: shape {tuple(input.shape)} has rank {input.dim()}; conv_transpose{rank}d "
-            f"takes rank {rank + 2}: [N, C, {sizes}], or {rank + 1}: [C, {sizes}]"
-        )
-    if input.dtype not in DTYPES:
-        raise TypeError(f"input: dtype {input.dtype} is not supported; {listed()} are allowed")

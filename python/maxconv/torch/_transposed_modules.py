@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from .._checks import check_precision
 from ..activations import ActivationLike, ActivationSpec, parse
 from ._arguments import Ints, wanted_format
-from ._filters import OPERANDS
+from ._inference import Inference
 from ._transposed import convolve_transposed, read_transposed
 
 __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -19,21 +19,10 @@ __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 _Self = TypeVar("_Self", bound="_ConvTranspose")
 
 
-class _ConvTranspose(_ConvTransposeNd):
+class _ConvTranspose(Inference, _ConvTransposeNd):
     """What the three modules share."""
 
-    rank: ClassVar[int]
-    """Spatial dimensions."""
-    _base: ClassVar[type[_ConvTransposeNd]]
-
     activation: ActivationSpec
-
-    #: As the argument of ``maxconv.torch.conv2d``.
-    precision: str | None = None
-
-    #: When the output is channels last: ``"always"``, or where the ``"input"`` is, whatever the
-    #: weight is; otherwise PyTorch's rule holds.
-    channels_last: str = ""
 
     def __init__(
         self,
@@ -91,28 +80,9 @@ class _ConvTranspose(_ConvTransposeNd):
         Raises:
             TypeError: ``conv`` is of another class than the one that this class stands for.
         """
-        if not isinstance(conv, cls._base):
-            raise TypeError(f"conv: a {type(conv).__name__} is not a {cls._base.__name__}")
-        module = cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            conv.stride,
-            cast(Any, conv.padding),
-            conv.output_padding,
-            conv.groups,
-            conv.bias is not None,
-            conv.dilation,
-            conv.padding_mode,
-            "meta",
-            conv.weight.dtype,
-            activation=activation,
-            precision=precision,
+        return cls._like(
+            conv, output_padding=conv.output_padding, activation=activation, precision=precision
         )
-        module.weight = nn.Parameter(conv.weight.detach(), requires_grad=False)
-        if conv.bias is not None:
-            module.bias = nn.Parameter(conv.bias.detach(), requires_grad=False)
-        return module.train(conv.training)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Computes ``activation(conv_transpose(input))``.
@@ -149,26 +119,6 @@ class _ConvTranspose(_ConvTransposeNd):
             constant=True,
             channels_last=wanted_format(self.channels_last, input, self.rank),
         )
-
-    def repack(self) -> None:
-        """Forgets what was made of weight and bias; the next call makes it anew.
-
-        Needed only after a write that PyTorch does not count: through ``weight.data``, or through a
-        numpy array that shares the memory.
-        """
-        OPERANDS.forget(self.weight)
-        if self.bias is not None:
-            OPERANDS.forget(self.bias)
-
-    def extra_repr(self) -> str:
-        """The constructor's arguments, as ``nn.ConvNd`` writes them."""
-        base: Any = super()
-        parts = [str(base.extra_repr())]
-        if self.activation.kind:
-            parts.append(f"activation={self.activation.kind.name.lower()}")
-        if self.precision is not None:
-            parts.append(f"precision={self.precision}")
-        return ", ".join(parts)
 
 
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weig
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-__all__ = ["copied", "last_in_memory", "settle", "unsettled"]
+__all__ = ["copied", "last_in_memory", "materialize", "why_computed"]
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -31,7 +31,7 @@ def copied(module: nn.Module) -> nn.Module:
     return model
 
 
-def settle(conv: nn.Module) -> None:
+def materialize(conv: nn.Module) -> None:
     """Makes a parameter of each tensor that is computed from others in every call, if that is so.
 
     Weight normalization, spectral normalization, pruning and other parametrizations, old and new.
@@ -42,13 +42,13 @@ def settle(conv: nn.Module) -> None:
         elif isinstance(hook, SpectralNorm) and not conv.training:
             remove_spectral_norm(conv, hook.name)
         elif isinstance(hook, prune.BasePruningMethod):
-            prune.remove(conv, hook._tensor_name)  # type: ignore[no-untyped-call]
+            cast(Any, prune).remove(conv, hook._tensor_name)
     if not parametrize.is_parametrized(conv) or not _is_constant(conv):
         return
     # The class has properties for the tensors, which are removed; the original shares it.
     shared: Any = type(conv)
     conv.__class__ = type(shared.__name__, shared.__bases__, dict(vars(shared)))
-    for name in list(conv.parametrizations):  # type: ignore[arg-type]
+    for name in _parametrized(conv):
         parametrize.remove_parametrizations(conv, name, leave_parametrized=True)
         value = getattr(conv, name)
         if not isinstance(value, nn.Parameter):
@@ -56,7 +56,7 @@ def settle(conv: nn.Module) -> None:
             conv.register_parameter(name, nn.Parameter(value, requires_grad=False))
 
 
-def unsettled(conv: nn.Module) -> str:
+def why_computed(conv: nn.Module) -> str:
     """Returns why a weight is still computed in every call, and nothing if it is not."""
     if any(isinstance(hook, SpectralNorm) for hook in conv._forward_pre_hooks.values()):
         return "its spectral norm changes in training mode; call eval() first"
@@ -65,9 +65,14 @@ def unsettled(conv: nn.Module) -> str:
     return ""
 
 
+def _parametrized(conv: nn.Module) -> list[str]:
+    """Returns the names of the tensors that have parametrizations."""
+    return list(cast(Any, conv).parametrizations)
+
+
 def _is_constant(conv: nn.Module) -> bool:
     """Whether parametrizations give the same each time, and change nothing."""
-    names: list[str] = list(conv.parametrizations)  # type: ignore[arg-type]
+    names = _parametrized(conv)
     before, drawn = copy.deepcopy(conv.state_dict()), torch.get_rng_state()
     first, second = ([getattr(conv, name).clone() for name in names] for _ in range(2))
     same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
