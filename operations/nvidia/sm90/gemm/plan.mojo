@@ -133,7 +133,14 @@ struct GemmCandidates(Candidates):
         """Why a candidate cannot run the problem, or would leave
         multiprocessors without a tile for nothing."""
         ref config = self.configs[index // self.ways]
-        var refusal = problem_refusal(config, self.traversal, self.types.output)
+        var refusal = problem_refusal(
+            config,
+            self.traversal,
+            self.types.output,
+            whole_pieces=self.work.residual or self.types.fused_output
+            # Narrow groups fill little of a tile.
+            or self.problem.groups > 1,
+        )
         if not refusal:
             refusal = self.refusals[index // self.ways]
         var split_k = self.split_k(index)
