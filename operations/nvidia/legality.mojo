@@ -112,15 +112,29 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
     )
 
 
-def may_be_tiled(known: KnownProblem, types: OperandTypes) -> Bool:
+def may_be_tiled(
+    known: KnownProblem, types: OperandTypes, *, any_filters: Bool = False
+) -> Bool:
     """Whether an implicit GEMM of tensor cores may run: TMA takes pixels of
-    whole units of `COPY_BYTES`."""
+    whole units of `COPY_BYTES`.
+
+    Args:
+        known: What is known of the problem.
+        types: Of the operands.
+        any_filters: Whether the kernel stores any number of filters of one
+            group, unless something is fused behind the output.
+    """
     if types.input == DType.float32 and known.exact:
         return False
     return known.may_be_multiple(
         known.channels, element_bytes(types.input), COPY_BYTES
-    ) and known.may_be_multiple(
-        known.filters, element_bytes(types.output), COPY_BYTES
+    ) and (
+        any_filters
+        and not types.fused_output
+        and known.may_have_one_group()
+        or known.may_be_multiple(
+            known.filters, element_bytes(types.output), COPY_BYTES
+        )
     )
 
 

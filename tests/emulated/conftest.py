@@ -6,27 +6,38 @@ from pathlib import Path
 
 import pytest
 from tests import ptx
-from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, WIDTH, Kernel
+from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, ODD, WIDTH, Kernel
 
 SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
+
+#: Lines at the end: candidates whose threads store, by numbers of filters.
+ROW_STORES = 2 * len(ODD)
 
 
 @pytest.fixture(scope="session")
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Kernel]]:
     """The folder of the PTX files, and the Hopper kernel's candidates."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    return folder, [Kernel.of(line, folder) for line in lines[::3]]
+    return folder, [Kernel.of(line, folder) for line in lines[:-ROW_STORES][::3]]
 
 
 @pytest.fixture(scope="session")
 def pointwise(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The same candidates' launches for a filter of one tap, with several tiles a block."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    return [Kernel.of(line, folder) for line in lines[1::3]]
+    return [Kernel.of(line, folder) for line in lines[:-ROW_STORES][1::3]]
 
 
 @pytest.fixture(scope="session")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The same candidates' launches for channels that do not fill a row of a stage."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    return [Kernel.of(line, folder) for line in lines[2::3]]
+    return [Kernel.of(line, folder) for line in lines[:-ROW_STORES][2::3]]
+
+
+@pytest.fixture(scope="session")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]:
+    """Candidates whose threads store rows, each with a number of filters of ``ODD``."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:]]
+    return list(zip(kernels, 2 * ODD, strict=True))

@@ -19,6 +19,8 @@ HEIGHT, WIDTH, CHANNELS, FILTERS = 8, 12, 64, 64
 POINTWISE = 3
 #: Channels that do not fill a row of a stage.
 NARROW = 24
+#: Filters that end within a piece of 16 bytes.
+ODD = 13, 67
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
 OUTPUT, BIAS = 0x1111 << 48, 0x2222 << 48
 
@@ -39,18 +41,23 @@ class Kernel:
     load_pixels: int
     store_pixels: int
     load_filters: int
+    upper: int
     parameters: bytes
     geometry: bytes
     ptx: str
+
+    @property
+    def rows(self) -> bool:
+        """Whether threads store rows of the output, and not TMA."""
+        return "cp.async.bulk.tensor.3d.global.shared::cta" not in self.ptx
 
     @classmethod
     def of(cls, line: str, folder: Path) -> Kernel:
         """Reads a line of the Mojo side."""
         *numbers, parameters, geometry = line.split()
         text = (folder / f"{numbers[0]}.ptx").read_text()
-        index, threads, shared, blocks, cluster, keeps, pixels, stored, filters = map(int, numbers)
+        index, threads, shared, blocks, cluster, keeps, *boxes = map(int, numbers)
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
-        boxes = pixels, stored, filters
         return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
 
 
@@ -63,10 +70,14 @@ class Operands:
     bias: Array
 
     @classmethod
-    def random(cls, seed: int, taps: int = 3, channels: int = CHANNELS) -> Operands:
-        """Draws them, for a filter of 3x3 taps or of one."""
+    def random(
+        cls, seed: int, taps: int = 3, channels: int = CHANNELS, odd: int | None = None
+    ) -> Operands:
+        """Draws them, for a filter of 3x3 taps or of one, or for an odd number of filters."""
         rng = np.random.default_rng(seed)
         height, filters = (n if taps == 3 else POINTWISE * n for n in (HEIGHT, FILTERS))
+        if odd is not None:
+            height, filters = POINTWISE * HEIGHT, odd
         shapes = (height, WIDTH, channels), (filters, taps, taps, channels), (filters,)
         values = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
         return cls(*values)
@@ -145,33 +156,37 @@ def _maps(
     activation, weights, output = pointers
     height, width, filters = operands.output_shape
     channels = operands.activation.shape[2]
-    corner = (-(operands.taps // 2),) * 2
+    border = operands.taps // 2
     kind = DataType.BFLOAT16
     options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
     pixels = (channels, width, height, 1)
     taps = (channels, operands.taps**2, filters)
     matrix = (filters, height * width, 1)
+    filter_map = TensorMap.tiled(
+        kind,
+        weights,
+        taps,
+        packed_strides(taps, kind),
+        (channels, 1, kernel.load_filters),
+        **options,
+    )
     return [
         TensorMap.im2col(
             kind,
             activation,
             pixels,
             packed_strides(pixels, kind),
-            corner,
-            corner,
+            (-border, -border),
+            (kernel.upper, -border),
             channels,
             kernel.load_pixels,
             **options,
         ),
-        TensorMap.tiled(
-            kind,
-            weights,
-            taps,
-            packed_strides(taps, kind),
-            (channels, 1, kernel.load_filters),
-            **options,
-        ),
-        TensorMap.tiled(
+        filter_map,
+        # A kernel whose threads store is passed no map of the output.
+        filter_map
+        if kernel.rows
+        else TensorMap.tiled(
             kind,
             output,
             matrix,

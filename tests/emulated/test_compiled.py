@@ -57,6 +57,16 @@ def test_hopper_kernel_reads_zeros_beside_narrow_channels(narrow: list[Kernel], 
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_stores_any_number_of_filters(
+    odd: list[tuple[Kernel, int]], seed: int
+) -> None:
+    for kernel, filters in odd:
+        assert kernel.rows
+        operands = Operands.random(seed, odd=filters)
+        assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
 def test_candidates_differ(emitted: Emitted) -> None:
     alone, pair = emitted[1]
     assert (alone.cluster, pair.cluster) == (1, 2)

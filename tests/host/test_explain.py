@@ -62,6 +62,8 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("odd.groups_uneven", HOPPER, "grouped", "neighbouring threads"),
         ("odd.groups_wide", HOPPER, "implicit_gemm", "here 20 input channels"),
         ("audio.dilated", HOPPER, "sm90", "by the model"),
+        ("vae.conv_out", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
+        ("odd.few_filters_dilated", HOPPER, "implicit_gemm", "here 20 input channels"),
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
@@ -82,6 +84,14 @@ def test_work_behind_the_output_decides_the_tile(name: str, behind: str, alone: 
     assert behind in ask(name, "sm_100a")[1]
     assert behind in ask(name, "sm_100a", fused_output=True)[1]
     assert alone in ask(name, "sm_100a", fused_output=False)[1]
+
+
+def test_threads_store_any_number_of_filters() -> None:
+    """TMA stores pixels of whole pieces of 16 bytes, and fused work takes such pieces."""
+    chosen, reason = ask("vae.conv_out", HOPPER, fused_output=False)
+    assert chosen == "sm90" and "whole-row stores" in reason
+    chosen, reason = ask("vae.conv_out", HOPPER, fused_output=True)
+    assert chosen == "implicit_gemm" and "here 3 output channels" in reason
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,14 @@ first argument; needs no GPU.
 each candidate of the Hopper kernel in `EMULATED` a file of its index, and a
 line of what its launch passes for one image, a 3x3 filter and a padding of 1,
 then a line for a filter of one tap, `POINTWISE` times the height and the
-filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels: index, threads, bytes of shared memory, blocks,
-blocks of a cluster, 1 if it keeps its filters, pixels of an activation load and
-of an output box, filters of a filter load, then the epilogue's parameters and
-the geometry, as hexadecimal bytes. Pointers are `OUTPUT` and `BIAS_AT`, for the
-reader to replace.
+filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels. Then, for
+each candidate of `ROW_STORES`, a line for each number of `ODD` filters, 3x3 and
+`POINTWISE` times the height. A line is index, threads, bytes of shared memory,
+blocks, blocks of a cluster, 1 if it keeps its filters, pixels of an activation
+load and of an output box, filters of a filter load, the upper corner of the
+traversal along w, then the epilogue's parameters and the geometry, as
+hexadecimal bytes. Pointers are `OUTPUT` and `BIAS_AT`, for the reader to
+replace.
 """
 
 from max.gpu import block_dim, block_idx, thread_idx
@@ -37,6 +40,13 @@ from operations.nvidia.sm90.gemm.kernel import ConvKernel
 
 comptime EMULATED = [6, 7]
 """Candidates: a block alone, and two that share loads."""
+
+comptime ROW_STORES = [8, 13]
+"""Candidates whose threads store rows: whole ones, and a warp's filters."""
+
+comptime ODD = [13, 67]
+"""Filters that end within a piece of 16 bytes, in the first tile and in the
+second."""
 
 comptime POINTWISE = 3
 """Of the convolution of one tap: several tiles along both dimensions."""
@@ -169,6 +179,7 @@ def print_launch[
         config.act_tile_dim0(),
         config.epilogue.pixels(size_of[Dtype]()),
         config.filter_tile_dim0(),
+        traversal.upper(2, config.halo),
         bytes_of(params),
         bytes_of(geometry),
     )
@@ -197,3 +208,12 @@ def main() raises:
         print_launch[index](problem, has_bias, candidate(index).cluster_size())
         print_launch[index](pointwise, has_bias, MULTIPROCESSORS)
         print_launch[index](narrow, has_bias, candidate(index).cluster_size())
+    comptime for i in range(len(ROW_STORES)):
+        comptime index = materialize[ROW_STORES]()[i]
+        emit_kernel[index]()
+        for odd in materialize[ODD]():
+            print_launch[index](
+                problem_of(POINTWISE * height, width, channels, odd, 3),
+                has_bias,
+                MULTIPROCESSORS,
+            )

@@ -336,7 +336,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
 
 def problem_refusal(
-    config: Sm90Config, traversal: Traversal, out_type: DType
+    config: Sm90Config,
+    traversal: Traversal,
+    out_type: DType,
+    *,
+    whole_pieces: Bool = True,
 ) -> Optional[String]:
     """Why the kernel cannot take a problem, or None.
 
@@ -344,6 +348,10 @@ def problem_refusal(
         config: The configuration.
         traversal: Of a problem that is valid (`ConvProblem.validate`).
         out_type: Of the output: float32, or a type of 16 bits.
+        whole_pieces: Whether pixels of the output must be multiples of
+            `COPY_BYTES`: TMA loads a residual, a visitor reads tensors of the
+            output's shape, and work fused behind takes whole pieces. Threads
+            that store rows of plain outputs do not need it.
 
     Returns:
         The reason, or None if the kernel can.
@@ -356,7 +364,8 @@ def problem_refusal(
         return String(
             t"the multiply's rows must be filters for {out_type} outputs"
         )
-    refusal = traversal.output_refusal(bytes)
+    if whole_pieces or config.epilogue.tma_store:
+        refusal = traversal.output_refusal(bytes)
     if not refusal:
         refusal = traversal.refusal(config.halo)
     if not refusal:

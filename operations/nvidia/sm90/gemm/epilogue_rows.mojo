@@ -13,6 +13,7 @@ from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
+from ....conv.memory import Writes
 from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
@@ -201,6 +202,11 @@ struct RowStore[
             var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
                 element
             )
+            if geometry.group_filters % UInt32(Self.width) != 0:
+                self._store_elements(
+                    start, geometry, chunks, pixel, column, filters
+                )
+                return
             comptime if Self.many:
                 var first = geometry.pixel(pixel + self.first)
                 if (
@@ -226,3 +232,41 @@ struct RowStore[
                     chunks[i],
                     geometry.is_output(at) and column < filters,
                 )
+
+    @always_inline
+    def _store_elements(
+        self,
+        start: UInt64,
+        geometry: TileGeometry,
+        chunks: Self.Chunks,
+        pixel: UInt32,
+        column: UInt32,
+        filters: UInt32,
+    ):
+        """Stores what `load` has read element by element: pixels of the output
+        begin at no multiple of a chunk, or end within one.
+
+        Args:
+            start: The address of `column` in the output's first pixel.
+            geometry: The problem.
+            chunks: What `load` returned.
+            pixel: The buffer's first pixel.
+            column: The filter of a chunk's first element.
+            filters: One beyond the last filter to store.
+        """
+        # Most threads have no filter, where filters are few.
+        if column >= filters:
+            return
+        comptime element = size_of[Self.dtype]()
+        comptime for i in range(Self.steps):
+            var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
+            if geometry.is_output(at):
+                var row = UInt64(geometry.output_row(at))
+                var to = start + row * UInt64(geometry.filters) * UInt64(
+                    element
+                )
+                comptime for j in range(Self.width):
+                    if column + UInt32(j) < filters:
+                        Writes[Self.dtype](
+                            unsafe_from_address=Int(to) + j * element
+                        )[unsafe_offset=0] = chunks[i][j]

@@ -59,8 +59,8 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether TMA may take the pixels."""
-        return may_be_tiled(known, types)
+        """Whether TMA may take the activation's pixels."""
+        return may_be_tiled(known, types, any_filters=True)
 
     @staticmethod
     def refusal(
@@ -270,9 +270,9 @@ struct GemmMaps[config: Sm90Config]:
             Self.config.filter_tile_dim0(),
             channels,
         )
-        comptime if Visitor.discards:
-            self.output = self.filter
-        else:
+        # Without TMA's stores pixels may be no multiple of its pieces.
+        self.output = self.filter
+        comptime if (Self.config.epilogue.tma_store and not Visitor.discards):
             self.output = output_map(
                 ctx,
                 problem,

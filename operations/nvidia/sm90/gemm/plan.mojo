@@ -2,6 +2,7 @@
 share a tile, the grid and the geometry."""
 
 from std.collections import Optional
+from std.math import ceildiv
 
 from ...epilogue.work import FusedWork
 from ....conv.operands import Device, Operands, OperandTypes
@@ -133,9 +134,18 @@ struct GemmCandidates(Candidates):
         """Why a candidate cannot run the problem, or would leave
         multiprocessors without a tile for nothing."""
         ref config = self.configs[index // self.ways]
-        var refusal = problem_refusal(config, self.traversal, self.types.output)
+        var refusal = problem_refusal(
+            config,
+            self.traversal,
+            self.types.output,
+            whole_pieces=self.work.residual or self.types.fused_output
+            # Narrow groups fill little of a tile.
+            or self.problem.groups > 1,
+        )
         if not refusal:
             refusal = self.refusals[index // self.ways]
+        if not refusal:
+            refusal = _idle_refusal(config, self.traversal)
         var split_k = self.split_k(index)
         if refusal or split_k == 1:
             return refusal
@@ -217,3 +227,15 @@ def plan_gemm(
     """
     var table = GemmCandidates(problem, operands, device)
     return table.plan(cheapest(table))
+
+
+def _idle_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
+    """Why blocks of a cluster would have no filters, or None. Loads beyond the
+    filter are slow, and the block that shares activations waits for them."""
+    var tiles = ceildiv(traversal.filters, config.block_tile_shape[1])
+    if tiles % config.cluster_shape[1] == 0:
+        return None
+    return String(
+        t"cluster_shape: {config.cluster_shape[1]} blocks along N, but"
+        t" {traversal.filters} filters are {tiles} tiles"
+    )

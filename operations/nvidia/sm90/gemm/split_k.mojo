@@ -44,12 +44,14 @@ def split_refusal(
     """
     if split_k == 1:
         return None
-    if not config.splits():
-        return String(
-            t"split_k: {split_k} blocks share no tile of this configuration"
-        )
     if split_k != 2 and split_k != 4 and split_k != MAX_SPLIT_K:
         return String(t"split_k: {split_k} is not 1, 2, 4 or {MAX_SPLIT_K}")
+    var most = config.cluster_shape[2]
+    if split_k > most:
+        return String(
+            t"split_k: {split_k} blocks share no tile of this configuration; at"
+            t" most {most} do"
+        )
     var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
@@ -101,8 +103,11 @@ def sum_splits[
     _write(accumulators, own)
     sync_cluster()
     comptime for known in [2, 4, MAX_SPLIT_K]:
-        if count == UInt32(known):
-            _add_share[known, config.accumulators() // QUAD](own, tile.split)
+        comptime if known <= config.cluster_shape[2]:
+            if count == UInt32(known):
+                _add_share[known, config.accumulators() // QUAD](
+                    own, tile.split
+                )
     sync_cluster()
     if tile.split != 0:
         return False
