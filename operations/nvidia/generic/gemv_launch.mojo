@@ -144,7 +144,7 @@ struct Gemv(GpuKernel):
         var warps = ceildiv(problem.filters << lane_bits, WARP)
         var threads = WARP if warps <= device.units else THREADS
         return GemvPlan(
-            GemvGeometry(problem, lane_bits),
+            GemvGeometry(problem, lane_bits, width),
             index,
             width,
             threads,
