@@ -38,6 +38,10 @@ from .geometry import IMAGE, Position, spatial
 comptime THREADS = 128
 """Threads of a block, at most."""
 
+comptime RESIDENT = 4
+"""Blocks of a multiprocessor, at least: together they have as many loads in
+flight as memory needs."""
+
 comptime LOAD_BYTES = 16
 """Bytes that a thread loads at once, at most."""
 

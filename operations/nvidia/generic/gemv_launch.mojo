@@ -193,10 +193,8 @@ struct Gemv(GpuKernel):
                 comptime kernel = GemvKernel[
                     W.Source, W.Output, W.out_type, W.out_type, rows, width
                 ].run
-                var name = String(t"gemv-{rows}")
-                comptime if width > 1:
-                    name += "-vector"
-                writer.write[kernel](name, 0)
+                comptime loads = "gemv-vector" if width > 1 else "gemv"
+                writer.write[kernel](String(t"{loads}-{rows}"), 0)
 
 
 def _keeps_pixels(problem: ConvProblem) -> Bool:
