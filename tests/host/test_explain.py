@@ -154,6 +154,27 @@ def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) 
 
 
 @pytest.mark.parametrize(
+    ("sizes", "device", "kernel"),
+    [
+        ((8, 2048, 2048), HOPPER, "gemv"),
+        ((8, 2048, 2056), HOPPER, "sm90"),
+        ((8, 2048, 2056), "sm_100a", "sm100"),
+        ((8, 2048, 2056), "sm_80", "gemv"),
+        ((8, 2048, 2057), HOPPER, "gemv"),
+        ((8, 2049, 2056), "sm_100a", "gemv"),
+        ((1, 8192, 8192), HOPPER, "gemv"),
+        ((9, 64, 64), HOPPER, "sm90"),
+    ],
+)
+def test_products_of_few_pixels(sizes: tuple[int, int, int], device: str, kernel: str) -> None:
+    """Pixels, channels, filters: tensor cores multiply what is much, where they take it."""
+    pixels, channels, filters = sizes
+    problem = large(pixels, 1, 1, channels, filters=filters, taps=(1, 1))
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=device)
+    assert chosen == kernel, reason
+
+
+@pytest.mark.parametrize(
     ("problem", "words"),
     [
         (large(1 << 30, 1, 1, 16, filters=16, taps=(1, 1)), "1073741824 images; fewer than 10737"),

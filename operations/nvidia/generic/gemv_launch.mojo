@@ -5,13 +5,13 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ...conv.fields import KERNEL_GEMV
-from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.known import ANY_KERNEL, UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import SPATIAL, ConvProblem
 from ..device import is_blackwell, is_hopper
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import cuda_core_refusal
+from ..legality import cuda_core_refusal, may_be_tiled
 from ..limits import WARP
 from ..stream import LaunchGrid, Stream
 from .gemv import LOAD_BYTES, THREADS, GemvGeometry, GemvKernel
@@ -103,7 +103,7 @@ struct Gemv(GpuKernel):
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         """Whether it takes the problem, and tensor cores would not be faster:
-        one pixel, `MAX_PRODUCTS`, or a GPU without a kernel that uses them.
+        one pixel, `MAX_PRODUCTS`, or what no kernel of tensor cores takes.
 
         Every multiprocessor streams filters, so that up to there it takes as
         long as memory, or a few loads one after the other. Kernels of tensor
@@ -116,9 +116,7 @@ struct Gemv(GpuKernel):
         return (
             pixels == 1
             or pixels * problem.filters * problem.channels <= MAX_PRODUCTS
-            or not (
-                is_hopper(device.capability) or is_blackwell(device.capability)
-            )
+            or not _may_be_tiled(problem, operands, device)
         )
 
     @staticmethod
@@ -205,6 +203,26 @@ def _keeps_pixels(problem: ConvProblem) -> Bool:
         and problem.pad_before == IndexList[SPATIAL](fill=0)
         and problem.pad_after == IndexList[SPATIAL](fill=0)
     )
+
+
+def _may_be_tiled(
+    problem: ConvProblem, operands: Operands, device: Device
+) -> Bool:
+    """Whether an implicit GEMM of tensor cores may take a pointwise problem."""
+    if operands.types.fused_input or not operands.aligned:
+        return False
+    var known = KnownProblem(
+        ANY_KERNEL,
+        operands.exact,
+        groups=problem.groups,
+        channels=problem.group_channels(),
+        filters=problem.group_filters(),
+        taps=1,
+        stride=1,
+    )
+    return (
+        is_hopper(device.capability) or is_blackwell(device.capability)
+    ) and may_be_tiled(known, operands.types)
 
 
 def _vector_width(types: OperandTypes) -> Int:
