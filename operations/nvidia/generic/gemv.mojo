@@ -39,8 +39,8 @@ comptime THREADS = 128
 """Threads of a block, at most."""
 
 comptime RESIDENT = 4
-"""Blocks of a multiprocessor, at least: together they have as many loads in
-flight as memory needs."""
+"""Blocks of a multiprocessor for which registers suffice where operands have 16
+bits: their loads in flight are as many as memory needs."""
 
 comptime LOAD_BYTES = 16
 """Bytes that a thread loads at once, at most."""
@@ -49,8 +49,10 @@ comptime LOADED_REGISTERS = 80
 """Registers of a thread for what is loaded and not yet multiplied."""
 
 comptime MAX_LOAD_BITS = 3
-"""The logarithm of the loads of a filter in flight, at most. With 8 of
-`LOAD_BYTES` a warp has 2048 channels of 16 bits on their way."""
+"""The logarithm of a lane's loads of a filter in flight, at most."""
+
+comptime LOADED_CHANNELS = 64
+"""Channels that a lane has in flight, at most: 2048 a warp."""
 
 comptime PARTIAL_SUMS = 4
 """Sums of a lane for each pixel, which do not wait for each other."""
@@ -126,7 +128,7 @@ struct GemvKernel[
     comptime dtype = Self.Source.dtype
     comptime Loaded = SIMD[Self.dtype, Self.width]
     comptime bytes = Self.width * size_of[Self.dtype]()
-    comptime loads = _loads(Self.rows, Self.bytes)
+    comptime loads = _loads(Self.rows, Self.width, Self.bytes)
     """Loads of a filter in flight, with those of the pixels beside them."""
     comptime partial_sums = min(Self.width, PARTIAL_SUMS)
     comptime Partial = SIMD[DType.float32, Self.partial_sums]
@@ -294,12 +296,13 @@ struct GemvKernel[
         return sum
 
 
-def _loads(rows: Int, bytes: Int) -> Int:
-    """Loads of a filter in flight: a power of two that fits
-    `LOADED_REGISTERS`."""
+def _loads(rows: Int, width: Int, bytes: Int) -> Int:
+    """Loads of a filter in flight, each of `width` channels and `bytes`: a
+    power of two that fits `LOADED_REGISTERS` and `LOADED_CHANNELS`."""
+    var registers = (1 + rows) * ceildiv(bytes, 4)
     var bits = MAX_LOAD_BITS
-    while (
-        bits > 0 and (1 + rows) * ceildiv(bytes, 4) << bits > LOADED_REGISTERS
+    while bits > 0 and (
+        registers << bits > LOADED_REGISTERS or width << bits > LOADED_CHANNELS
     ):
         bits -= 1
     return 1 << bits
