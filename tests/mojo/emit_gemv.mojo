@@ -74,7 +74,7 @@ def describe[dtype: DType](words: List[Int]) raises:
     comptime types = OperandTypes.unfused(dtype, output_of(dtype))
     var one = IndexList[SPATIAL](fill=1)
     var none = IndexList[SPATIAL](fill=0)
-    # Pixels along h and w, and of two images, where they can be.
+    # Along w, and in two images where they can be.
     var batch = 2 if words[0] % 2 == 0 else 1
     var size = IndexList[SPATIAL](1, 1, words[0] // batch)
     var problem = ConvProblem(
@@ -100,7 +100,6 @@ def describe[dtype: DType](words: List[Int]) raises:
     if refusal:
         raise Error(refusal.value())
     var plan = Gemv.plan(problem, operands, device)
-    comptime bare = epilogue_of[output_of(dtype)]
     print(
         String(t"{dtype}-{materialize[ROWS]()[plan.rows]}-{plan.width}"),
         plan.blocks,
