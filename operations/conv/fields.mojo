@@ -64,6 +64,7 @@ comptime KERNEL_STEM = 8
 comptime KERNEL_SM100 = 9
 comptime KERNEL_DIAGONAL = 10
 comptime KERNEL_WINOGRAD = 11
+comptime KERNEL_GEMV = 12
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -77,6 +78,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "sm100",
     "diagonal",
     "winograd",
+    "gemv",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -91,6 +93,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs of compute capability 10.0 and 10.3 (B200, B300)",
     "GPUs of compute capability 9.0 (H100, H200)",
     "CPUs",
+    "GPUs",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
@@ -102,6 +105,7 @@ comptime CPU_KERNELS = [
     KERNEL_REFERENCE,
 ]
 comptime GPU_KERNELS = [
+    KERNEL_GEMV,
     KERNEL_STEM,
     KERNEL_DIAGONAL,
     KERNEL_DEPTHWISE,

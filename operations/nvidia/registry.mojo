@@ -4,6 +4,7 @@ from ..conv.fields import GPU_KERNELS
 from ..conv.registry import Registry, kernel_name
 from .device import target_capability
 from .generic.depthwise_launch import Depthwise
+from .generic.gemv_launch import Gemv
 from .generic.grouped_launch import Grouped
 from .generic.implicit_gemm_launch import ImplicitGemm
 from .generic.reference_launch import Reference
@@ -15,6 +16,7 @@ from .sm90.stem.launch import Stem
 from .stream import Stream
 
 comptime _KERNELS = _Kernels[
+    Gemv,
     Stem,
     Diagonal,
     Depthwise,

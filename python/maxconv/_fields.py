@@ -156,6 +156,7 @@ class Kernel(IntEnum):
     SM100 = 9
     DIAGONAL = 10
     WINOGRAD = 11
+    GEMV = 12
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -169,6 +170,7 @@ CPU_KERNELS = (
     Kernel.REFERENCE,
 )
 GPU_KERNELS = (
+    Kernel.GEMV,
     Kernel.STEM,
     Kernel.DIAGONAL,
     Kernel.DEPTHWISE,
@@ -187,6 +189,7 @@ KERNEL_HOMES = {
     Kernel.POINTWISE: "CPUs",
     Kernel.FEW_FILTERS: "CPUs",
     Kernel.WINOGRAD: "CPUs",
+    Kernel.GEMV: "GPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",

@@ -1,5 +1,5 @@
 """Checks and times the GPU's kernels for few input channels, for depthwise
-convolutions and for groups of few channels, on the problems of a file.
+convolutions, for groups of few channels and for few pixels, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
@@ -11,8 +11,8 @@ along d, then h, then w). Empty lines and those that begin with # are skipped.
 
 Activations, filters, biases and residuals are small integers when checked, so
 that the sums are exact in float32 in any order, and only the rounding to the
-output's type is left. Depthwise convolutions and groups also get infinities and
-not-a-numbers, which must stay in their groups, and SiLU, which is compared
+output's type is left. All kernels but the stem's also get infinities and
+not-a-numbers, which must stay in their groups and pixels, and SiLU, which is compared
 within the rounding of the output's type. Outputs are poisoned before each of several launches and
 lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
@@ -41,6 +41,7 @@ from operations.conv.fields import (
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
+    KERNEL_GEMV,
     KERNEL_STEM,
 )
 from operations.conv.memory import Reads, Writes
@@ -69,7 +70,12 @@ from timing import input_sets, time_graph
 comptime REPEATS = 5
 """Launches of a checked kernel."""
 
-comptime KERNELS = [KERNEL_DEPTHWISE, KERNEL_STEM, KERNEL_DIAGONAL]
+comptime KERNELS = [
+    KERNEL_DEPTHWISE,
+    KERNEL_GEMV,
+    KERNEL_STEM,
+    KERNEL_DIAGONAL,
+]
 """Kernels that a problem is offered to."""
 
 comptime BARE = 0
@@ -445,14 +451,15 @@ def main() raises:
                 time_case[KERNELS[i]](ctx, named)
             continue
         var before = ran
-        comptime for i in range(7):
-            comptime kernel = KERNELS[i % 3]
-            comptime dtype = [DType.bfloat16, DType.float16, DType.float32][
-                i // 3
-            ]
-            var checks, failures = check_case[dtype, kernel](ctx, named)
-            ran += checks
-            wrong += failures
+        comptime for dtype in [DType.bfloat16, DType.float16, DType.float32]:
+            comptime for kernel in KERNELS:
+                comptime on_tensor_cores = (
+                    kernel == KERNEL_STEM or kernel == KERNEL_DIAGONAL
+                )
+                comptime if dtype != DType.float32 or not on_tensor_cores:
+                    var checks, failures = check_case[dtype, kernel](ctx, named)
+                    ran += checks
+                    wrong += failures
         if ran == before:
             raise Error(t"{named.name}: no kernel takes it")
     if wrong > 0:

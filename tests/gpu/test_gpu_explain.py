@@ -19,11 +19,15 @@ HOPPER = {
     "resnet50.stem": "stem",
     "resnet50.conv2_3x3": "sm90",
     "mobilenet.dw_56": "diagonal",
+    "efficientnet.se_reduce": "gemv",
+    "odd.few_pixels": "gemv",
 }
 OTHERS = {
     "resnet50.stem": "implicit_gemm",
     "resnet50.conv2_3x3": "implicit_gemm",
     "mobilenet.dw_56": "depthwise",
+    "efficientnet.se_reduce": "gemv",
+    "odd.few_pixels": "gemv",
 }
 
 

@@ -64,6 +64,13 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("audio.dilated", HOPPER, "sm90", "by the model"),
         ("vae.conv_out", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
         ("odd.few_filters_dilated", HOPPER, "implicit_gemm", "here 20 input channels"),
+        # Few pixels, on any GPU.
+        ("odd.one_pixel", HOPPER, "gemv", "32 lanes a filter, up to 1 pixels, loads of 1 channels"),
+        ("odd.one_pixel", "sm_80", "gemv", "CUDA cores"),
+        ("efficientnet.se_reduce", HOPPER, "gemv", "32 lanes a filter, up to 1 pixels, loads of 8"),
+        ("efficientnet.se_reduce", "sm_100a", "gemv", "loads of 8 channels"),
+        ("efficientnet.se_expand", HOPPER, "gemv", "16 lanes a filter, up to 4 pixels, loads of 1"),
+        ("odd.few_pixels", "sm_120a", "gemv", "up to 8 pixels"),
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
@@ -157,6 +164,27 @@ def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) 
 
 
 @pytest.mark.parametrize(
+    ("sizes", "device", "kernel"),
+    [
+        ((8, 2048, 2048), HOPPER, "gemv"),
+        ((8, 2048, 2056), HOPPER, "sm90"),
+        ((8, 2048, 2056), "sm_100a", "sm100"),
+        ((8, 2048, 2056), "sm_80", "gemv"),
+        ((8, 2048, 2057), HOPPER, "gemv"),
+        ((8, 2049, 2056), "sm_100a", "gemv"),
+        ((1, 8192, 8192), HOPPER, "gemv"),
+        ((9, 64, 64), HOPPER, "sm90"),
+    ],
+)
+def test_products_of_few_pixels(sizes: tuple[int, int, int], device: str, kernel: str) -> None:
+    """Pixels, channels, filters: tensor cores multiply what is much, where they take it."""
+    pixels, channels, filters = sizes
+    problem = large(pixels, 1, 1, channels, filters=filters, taps=(1, 1))
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=device)
+    assert chosen == kernel, reason
+
+
+@pytest.mark.parametrize(
     ("problem", "words"),
     [
         (large(1 << 30, 1, 1, 16, filters=16, taps=(1, 1)), "1073741824 images; fewer than 10737"),
@@ -206,9 +234,20 @@ def test_a_kernel_that_is_asked_for() -> None:
         ("resnet50.stem", "cpu", Kernel.STEM, r"stem runs on GPUs .* 9.0 \(H100, H200\) only; "),
         ("resnet50.stem", "cpu", Kernel.SM100, r"sm100 runs on GPUs .* 10.3 \(B200, B300\) only"),
         ("resnet50.stem", "sm_80", Kernel.STEM, r"stem runs on .* 9.0 only \(H100, H200\)"),
-        ("resnet50.stem", "sm_80", Kernel.POINTWISE, "pointwise runs on CPUs only; here stem, "),
+        (
+            "resnet50.stem",
+            "sm_80",
+            Kernel.POINTWISE,
+            "pointwise runs on CPUs only; here gemv, stem, ",
+        ),
         ("resnet50.conv2_3x3", HOPPER, Kernel.STEM, "stem takes .* here 64"),
         ("resnet50.stem", HOPPER, Kernel.DEPTHWISE, "depthwise takes one input channel .* here 3"),
+        ("resnet50.stem", "cpu", Kernel.GEMV, "gemv runs on GPUs only; here depthwise, "),
+        ("resnet50.stem", HOPPER, Kernel.GEMV, r"filters of one tap, .* here filter \(1, 7, 7\)"),
+        ("odd.strided_1x1", HOPPER, Kernel.GEMV, r"leave out no pixel; .* stride \(1, 2, 3\)"),
+        ("odd.padded_1x1", HOPPER, Kernel.GEMV, r"without padding, .* \(0, 1, 2\)/\(0, 0, 1\)"),
+        ("resnext.conv4_g32", HOPPER, Kernel.GEMV, "gemv takes one group; here 32"),
+        ("unet.skip", HOPPER, Kernel.GEMV, "gemv takes up to 8 pixels; here 1024"),
     ],
 )
 def test_a_kernel_that_cannot(name: str, device: str, kernel: Kernel, words: str) -> None:
@@ -280,6 +319,6 @@ def test_the_library_chooses_what_the_op_does() -> None:
 def test_kernels_that_may_be_chosen() -> None:
     kernels = chooser(BFLOAT16).kernels
     anywhere = [Kernel.IMPLICIT_GEMM, Kernel.DEPTHWISE, Kernel.GROUPED]
-    assert kernels(80) == anywhere
-    assert kernels(90) == [*anywhere, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
-    assert kernels(100) == [*anywhere, Kernel.SM100]
+    assert kernels(80) == [*anywhere, Kernel.GEMV]
+    assert kernels(90) == [*anywhere, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL, Kernel.GEMV]
+    assert kernels(100) == [*anywhere, Kernel.SM100, Kernel.GEMV]

@@ -1,4 +1,4 @@
-"""The GPU's kernels for few channels, of an input or a group, compile without a GPU.
+"""The GPU's kernels for few pixels, and few channels of an input or a group, compile without one.
 
 Where `ptxas` is on the path (CUDA's toolkit), they also assemble: no spills, and registers for as
 many blocks as each counts on.
@@ -45,6 +45,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
         "depthwise",
         "diagonal",
         "depthwise-strip",
+        "gemv",
+        "gemv-vector",
     }
     return found
 
@@ -65,6 +67,11 @@ def test_ptx_holds_the_instructions(kernels: list[Kernel]) -> None:
         ):
             assert (instruction in text) == is_diagonal
         assert ("cp.async.cg.shared.global" in text) == (kernel.kind == "depthwise-strip")
+        is_gemv = kernel.kind.startswith("gemv")
+        assert ("shfl.sync.bfly.b32" in text) == is_gemv
+        assert ("griddepcontrol.wait" in text) == (is_gemv or is_diagonal)
+        if kernel.kind == "gemv-vector":
+            assert "ld.global.nc.v4.b32" in text
         assert "st.local" not in text, "an array in local memory"
         assert "call" not in re.sub(r"//.*", "", text), "a function that is not inlined"
 

@@ -19,6 +19,7 @@ STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
 CPU, HOPPER, BLACKWELL = 0, 90, 100
 SM90, SM100 = {Kernel.SM90}, {Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
+GEMV = Kernel.GEMV
 FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
 
 #: Storage types of input and output.
@@ -90,6 +91,11 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64, 4, (1, 1))), {GEMM} | SM90),
     (HALF, HOPPER, known_problem(problem(128, 128, 2)), {GEMM} | SM90),
     (HALF, HOPPER, known_problem(problem(64, 24, 4)), {GROUPED}),
+    # One tap: there may be few pixels.
+    (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, GEMM} | SM90),
+    (SINGLE, 80, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
+    (EIGHTH, BLACKWELL, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
+    (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64, 1, (1, 1))), SM100),
     # Types that only one kernel takes.
     (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
     (("float8_e5m2", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
@@ -103,13 +109,13 @@ CASES: Sequence[Case] = [
         HALF,
         HOPPER,
         {"kernel": int(Kernel.AUTO)},
-        {STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM} | SM90,
     ),
     (
         HALF,
         HOPPER,
         {},
-        {STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM, Kernel.REFERENCE} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM, Kernel.REFERENCE} | SM90,
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),

@@ -1,5 +1,5 @@
-"""Describes the GPU's kernels for few input channels, for depthwise convolutions
-and for groups of few channels, and writes the PTX of those that `maxconv inspect` leaves out for
+"""Describes the GPU's kernels for few input channels, for depthwise convolutions,
+for groups of few channels and for few pixels, and writes the PTX of those that `maxconv inspect` leaves out for
 sm_90a, one file a configuration, into the folder that is the only argument;
 needs no GPU.
 
@@ -13,6 +13,7 @@ from std.sys import argv
 
 from operations.conv.access import MemoryOutput
 from operations.nvidia.generic import depthwise_geometry, depthwise_strips
+from operations.nvidia.generic import gemv, gemv_launch
 from operations.nvidia.generic.depthwise_strip_kernel import StripKernel
 from operations.nvidia.sm90.diagonal import plan as diagonal_plan
 from operations.nvidia.sm90.stem import geometry as stem_geometry
@@ -43,6 +44,9 @@ def describe_others():
             depthwise_geometry.RESIDENT,
             config,
         )
+    for rows in materialize[gemv_launch.ROWS]():
+        for loads in ["gemv-vector", "gemv"]:
+            print(String(t"{loads}-{rows}"), gemv.THREADS, gemv.RESIDENT, rows)
 
 
 def main() raises:
