@@ -126,7 +126,8 @@ def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
     if dtype == "bfloat16":
         return bfloat16(values)
     sign = np.where(values < 0, 0x80, 0)
-    return (sign + EIGHTHS[np.abs(values).astype(int)]).astype(np.uint8)
+    bits: npt.NDArray[np.uint8] = (sign + EIGHTHS[np.abs(values).astype(int)]).astype(np.uint8)
+    return bits
 
 
 def run(problem: Problem, launch: Launch, operands: Operands, fused: bool, seed: int) -> Array:
