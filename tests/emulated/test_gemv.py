@@ -52,6 +52,9 @@ PROBLEMS: Final = (
     Problem("bfloat16", 6, 8, 20),
     Problem("bfloat16", 8, 20, 11),
     Problem("bfloat16", 8, 1288, 2),
+    # Blocks of further pixels, the last ones with fewer.
+    Problem("bfloat16", 9, 20, 11),
+    Problem("bfloat16", 37, 28, 70),
     Problem("float32", 1, 10, 20),
     Problem("float32", 1, 1152, 3),
     Problem("float32", 4, 28, 9),

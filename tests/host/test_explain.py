@@ -65,12 +65,27 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("vae.conv_out", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
         ("odd.few_filters_dilated", HOPPER, "implicit_gemm", "here 20 input channels"),
         # Few pixels, on any GPU.
-        ("odd.one_pixel", HOPPER, "gemv", "32 lanes a filter, up to 1 pixels, loads of 1 channels"),
+        (
+            "odd.one_pixel",
+            HOPPER,
+            "gemv",
+            "32 lanes a filter, up to 1 pixels a block, loads of 1 channels",
+        ),
         ("odd.one_pixel", "sm_80", "gemv", "CUDA cores"),
-        ("efficientnet.se_reduce", HOPPER, "gemv", "32 lanes a filter, up to 1 pixels, loads of 8"),
+        (
+            "efficientnet.se_reduce",
+            HOPPER,
+            "gemv",
+            "32 lanes a filter, up to 1 pixels a block, loads of 8",
+        ),
         ("efficientnet.se_reduce", "sm_100a", "gemv", "loads of 8 channels"),
-        ("efficientnet.se_expand", HOPPER, "gemv", "16 lanes a filter, up to 4 pixels, loads of 1"),
-        ("odd.few_pixels", "sm_120a", "gemv", "up to 8 pixels"),
+        (
+            "efficientnet.se_expand",
+            HOPPER,
+            "gemv",
+            "16 lanes a filter, up to 4 pixels a block, loads of 1",
+        ),
+        ("odd.few_pixels", "sm_120a", "gemv", "up to 8 pixels a block"),
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
@@ -247,7 +262,7 @@ def test_a_kernel_that_is_asked_for() -> None:
         ("odd.strided_1x1", HOPPER, Kernel.GEMV, r"leave out no pixel; .* stride \(1, 2, 3\)"),
         ("odd.padded_1x1", HOPPER, Kernel.GEMV, r"without padding, .* \(0, 1, 2\)/\(0, 0, 1\)"),
         ("resnext.conv4_g32", HOPPER, Kernel.GEMV, "gemv takes one group; here 32"),
-        ("unet.skip", HOPPER, Kernel.GEMV, "gemv takes up to 8 pixels; here 1024"),
+        ("resnet50.conv2_expand", HOPPER, Kernel.GEMV, "gemv takes up to 1024 pixels; here 3136"),
     ],
 )
 def test_a_kernel_that_cannot(name: str, device: str, kernel: Kernel, words: str) -> None:

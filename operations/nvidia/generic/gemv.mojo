@@ -1,14 +1,15 @@
 """Few pixels times a matrix (GEMV), on the CUDA cores of any GPU: pointwise
 convolutions such as those of squeeze and excitation.
 
-Some lanes of a warp compute a filter, for every pixel. There is no shared
-memory and no barrier, and a thread's loads depend on nothing but its index:
+Some lanes of a warp compute a filter, for up to `rows` pixels; other blocks
+take further pixels. There is no shared memory and no barrier, and a thread's
+loads depend on nothing but its index:
 
     wait for the kernel before
     filter, pixels, what the epilogue reads -> registers, many loads in flight
     products of the lane's channels -> sums
     sums -> shuffles -> sums of the filter, in each of its lanes
-    lane m -> epilogue -> output of pixel m
+    lane m -> epilogue -> output of the block's pixel m
 """
 
 from max.gpu import (
@@ -69,24 +70,34 @@ struct GemvGeometry(DeviceValue, TrivialRegisterPassable):
     """The logarithm of the lanes of a filter, of 1 to `WARP`."""
     var steps: Int32
     """Loads of the filter that a lane makes."""
+    var filter_blocks: Divisor
+    """Blocks that share pixels: those of all filters."""
     var depth: Divisor
     """Extents of an image, which input and output share."""
     var height: Divisor
     var width: Divisor
 
-    def __init__(out self, problem: ConvProblem, lane_bits: Int, width: Int):
+    def __init__(
+        out self,
+        problem: ConvProblem,
+        lane_bits: Int,
+        width: Int,
+        filter_blocks: Int,
+    ):
         """Converts a problem.
 
         Args:
             problem: The convolution, with at least one pixel.
             lane_bits: The logarithm of the lanes of a filter.
             width: Channels of one load.
+            filter_blocks: Blocks of all filters.
         """
         self.pixels = Int32(problem.gemm_m())
         self.channels = Int32(problem.channels)
         self.filters = Int32(problem.filters)
         self.lane_bits = Int32(lane_bits)
         self.steps = Int32(ceildiv(problem.channels, width << lane_bits))
+        self.filter_blocks = Divisor(filter_blocks)
         self.depth = Divisor(problem.output[0])
         self.height = Divisor(problem.output[1])
         self.width = Divisor(problem.output[2])
@@ -113,14 +124,14 @@ struct GemvKernel[
     rows: Int,
     width: Int,
 ]:
-    """The kernel for some number of pixels.
+    """The kernel for blocks of some number of pixels.
 
     Parameters:
         Source: The activation's type.
         Output: The output's type.
         bias_type: Of the bias.
         residual_type: Of the residual.
-        rows: Pixels, at most; not more than a filter has lanes.
+        rows: Pixels of a block, at most; not more than a filter has lanes.
         width: Channels of one load: 1, or a power of two that divides the
             channels.
     """
@@ -148,7 +159,7 @@ struct GemvKernel[
         geometry: GemvGeometry,
     ):
         """A block of whole warps: as many filters as its threads have lanes
-        for.
+        for, and `rows` pixels.
 
         Args:
             activation: The activation.
@@ -157,15 +168,18 @@ struct GemvKernel[
             output: The output.
             geometry: The problem.
         """
-        var thread = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
+        var part, block = geometry.filter_blocks.split(UInt32(block_idx.x))
+        var first = Int32(part) * Int32(Self.rows)
+        var thread = Int(block) * Int(block_dim.x) + Int(thread_idx.x)
         var lanes = 1 << geometry.lane_bits
         var lane = Int32(thread) & (lanes - 1)
         var filters = Int(geometry.filters)
         var own = thread >> Int(geometry.lane_bits)
         # Lanes without a filter sum the last one again, and do not store it.
         var k = min(own, filters - 1)
-        var stores = own < filters and lane < geometry.pixels
-        var offset = Int(lane) * filters + k
+        var pixels = min(Int32(Self.rows), geometry.pixels - first)
+        var stores = own < filters and lane < pixels
+        var offset = Int(first + lane) * filters + k
         var weights = filter.unsafe_offset(k * Int(geometry.channels))
         var c = lane * Int32(Self.width)
         var stride = lanes * Int32(Self.width)
@@ -176,7 +190,7 @@ struct GemvKernel[
         var left = geometry.steps
         while left > Int32(Self.loads):
             var columns = Self._load[Self.loads, Self.loads](
-                activation, weights, geometry, c, stride
+                activation, weights, geometry, first, c, stride
             )
             Self._multiply[Self.loads, Self.loads](
                 sums, columns, geometry, c, stride
@@ -192,7 +206,7 @@ struct GemvKernel[
             comptime if count <= Self.loads:
                 if Int32(whole) < left and left <= Int32(count):
                     var columns = Self._load[count, whole](
-                        activation, weights, geometry, c, stride
+                        activation, weights, geometry, first, c, stride
                     )
                     # While those are in flight.
                     if stores:
@@ -204,7 +218,7 @@ struct GemvKernel[
                     )
         var sum = Self._sum(sums, lane, lanes)
         if stores:
-            var at = geometry.pixel(UInt32(lane))
+            var at = geometry.pixel(UInt32(first + lane))
             var value = epilogue.finish[1](sum * scale, bias, residual)
             output.store[1](
                 Int(at[IMAGE]),
@@ -222,11 +236,12 @@ struct GemvKernel[
         activation: Self.Source,
         weights: Reads[Self.dtype],
         geometry: GemvGeometry,
+        row: Int32,
         first: Int32,
         stride: Int32,
     ) -> StaticTuple[Self.Column, count]:
-        """Loads the lane's channels of `count` steps, of which the first
-        `whole` have channels for every lane. No load is behind a branch, where
+        """Loads the lane's channels of `count` steps, of the pixels from `row`
+        on. The first `whole` steps have channels for every lane. No load is behind a branch, where
         the next one would wait for it: what is not there is something else
         that is."""
         var columns = StaticTuple[Self.Column, count](fill=Self.Column(fill=0))
@@ -238,7 +253,7 @@ struct GemvKernel[
                 width=Self.width, alignment=Self.bytes
             ](Int(c))
             comptime for m in range(Self.rows):
-                var pixel = min(Int32(m), geometry.pixels - 1)
+                var pixel = min(row + Int32(m), geometry.pixels - 1)
                 var at = geometry.pixel(UInt32(pixel))
                 columns[i][1 + m] = activation.load[Self.width](
                     Int(at[IMAGE]),
@@ -279,7 +294,8 @@ struct GemvKernel[
     @staticmethod
     @always_inline
     def _sum(partial: Self.Sums, lane: Int32, lanes: Int32) -> Float32:
-        """The sum of the pixel with the lane's number, over a filter's lanes.
+        """The sum of the block's pixel with the lane's number, over a filter's
+        lanes.
         Every lane of the warp takes part."""
         var sums = StaticTuple[Float32, Self.rows](fill=0)
         comptime for m in range(Self.rows):

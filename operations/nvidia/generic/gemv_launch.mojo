@@ -18,15 +18,20 @@ from .gemv import LOAD_BYTES, THREADS, GemvGeometry, GemvKernel
 from .geometry import geometry_refusal
 
 comptime ROWS = [1, 2, 4, 8]
-"""Pixels for which kernels are compiled."""
+"""Pixels of a block for which kernels are compiled. Each filter element is
+loaded once from memory but meets every pixel's from L1: with 8 pixels L1 is as
+busy as memory."""
 
-comptime MAX_PIXELS = 8
-"""Pixels of a problem, at most. Each filter element is loaded once from memory
-but meets every pixel's from L1: with 8 pixels L1 is as busy as memory."""
+comptime FEW_PIXELS = 8
+"""Pixels up to which the kernel may be faster than those of tensor cores: those
+of one block."""
+
+comptime MAX_PIXELS = 1024
+"""Pixels of a problem, at most: the images of a batch, after their pooling."""
 
 comptime MAX_PRODUCTS = 1 << 25
 """Products of a problem of several pixels, at most, where tensor cores could
-multiply them. CUDA cores convert and multiply each product on their own, which
+multiply them, or tiles in shared memory would load them less often. CUDA cores convert and multiply each product on their own, which
 for 8 pixels of 16 bits takes longer than loading the filter; up to here that is
 less than what a kernel of tensor cores takes to begin and end. One pixel's
 products are always as fast as memory."""
@@ -54,7 +59,7 @@ struct GemvPlan(ImplicitlyCopyable, Movable, Writable):
         var rows = materialize[ROWS]()[self.rows]
         var lanes = 1 << Int(self.geometry.lane_bits)
         writer.write(
-            t"{lanes} lanes a filter, up to {rows} pixels, loads of"
+            t"{lanes} lanes a filter, up to {rows} pixels a block, loads of"
             t" {self.width} channels, CUDA cores"
         )
 
@@ -102,8 +107,9 @@ struct Gemv(GpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether it takes the problem, and tensor cores would not be faster:
-        one pixel, `MAX_PRODUCTS`, or what no kernel of tensor cores takes.
+        """Whether it takes the problem, and no other kernel would be faster:
+        with few pixels, `MAX_PRODUCTS` or what no kernel of tensor cores takes;
+        with more of them, both.
 
         Every multiprocessor streams filters, so that up to there it takes as
         long as memory, or a few loads one after the other. Kernels of tensor
@@ -113,10 +119,11 @@ struct Gemv(GpuKernel):
             return False
         if not _keeps_pixels(problem):
             return False
+        var small = pixels * problem.filters * problem.channels <= MAX_PRODUCTS
+        if pixels > FEW_PIXELS:
+            return small and not _may_be_tiled(problem, operands, device)
         return (
-            pixels == 1
-            or pixels * problem.filters * problem.channels <= MAX_PRODUCTS
-            or not _may_be_tiled(problem, operands, device)
+            pixels == 1 or small or not _may_be_tiled(problem, operands, device)
         )
 
     @staticmethod
@@ -124,29 +131,31 @@ struct Gemv(GpuKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemvPlan:
         """The widest loads that channels and addresses allow; a lane for each
-        load of a filter and each pixel, up to a warp; and blocks of one warp
-        until every multiprocessor has some."""
+        load of a filter and each pixel of a block, up to a warp; and blocks of
+        one warp until every multiprocessor has some."""
         var pixels = problem.gemm_m()
+        comptime last = len(ROWS) - 1
         var index = 0
-        while materialize[ROWS]()[index] < pixels:
+        while index < last and materialize[ROWS]()[index] < pixels:
             index += 1
+        var rows = materialize[ROWS]()[index]
         var width = _vector_width(operands.types)
         if not operands.aligned or problem.channels % width != 0:
             width = 1
-        var wanted = max(
-            ceildiv(problem.channels, width), materialize[ROWS]()[index]
-        )
+        var wanted = max(ceildiv(problem.channels, width), rows)
         var lane_bits = 0
         while 1 << lane_bits < min(wanted, WARP):
             lane_bits += 1
         var warps = ceildiv(problem.filters << lane_bits, WARP)
-        var threads = WARP if warps <= device.units else THREADS
+        var parts = ceildiv(pixels, rows)
+        var threads = WARP if warps * parts <= device.units else THREADS
+        var filter_blocks = ceildiv(warps * WARP, threads)
         return GemvPlan(
-            GemvGeometry(problem, lane_bits, width),
+            GemvGeometry(problem, lane_bits, width, filter_blocks),
             index,
             width,
             threads,
-            ceildiv(warps * WARP, threads),
+            filter_blocks * parts,
         )
 
     @staticmethod
