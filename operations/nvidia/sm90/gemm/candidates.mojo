@@ -141,8 +141,7 @@ def candidates() -> List[Candidate]:
             _rows((192, 128), (5, 5, 3), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
-            # Eight blocks cannot add up equal parts of its sums.
-            _rows((96, 128), (7, 7, 3), subtile_pixels=32, cluster=(1, 1, 4)),
+            _rows((96, 128), (7, 7, 3), subtile_pixels=32),
             other_inputs=True,
             fused_outputs=True,
         ),

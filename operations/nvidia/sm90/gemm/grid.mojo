@@ -6,11 +6,12 @@ from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from .config import Sm90Config
 
-comptime LARGE_CLUSTER = 8
+comptime LARGE_CLUSTER = 5
 """Blocks of a cluster from which on some multiprocessors are left over."""
 
-comptime LARGE_CLUSTER_PLACES = 14
-"""Clusters of that many blocks that run at the same time."""
+comptime LARGE_CLUSTER_PLACES = [22, 18, 18, 14]
+"""Clusters of that many blocks, and of one more each, that run at the same
+time."""
 
 
 @fieldwise_init
@@ -92,7 +93,9 @@ def cluster_places(size: Int, multiprocessors: Int) -> Int:
     if size < LARGE_CLUSTER:
         return places
     # The multiprocessors of a cluster are neighbours: some are left over.
-    return min(places, LARGE_CLUSTER_PLACES)
+    return min(
+        places, materialize[LARGE_CLUSTER_PLACES]()[size - LARGE_CLUSTER]
+    )
 
 
 def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:
