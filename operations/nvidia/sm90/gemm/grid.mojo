@@ -6,12 +6,11 @@ from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from .config import Sm90Config
 
-comptime LARGE_CLUSTER = 5
-"""Blocks of a cluster from which on some multiprocessors are left over."""
+comptime PLACES_OF_4 = 30
+"""Clusters of 4 blocks, and of up to 7, that run at the same time."""
 
-comptime LARGE_CLUSTER_PLACES = [22, 18, 18, 14]
-"""Clusters of that many blocks, and of one more each, that run at the same
-time."""
+comptime PLACES_OF_8 = 14
+"""Clusters of 8 blocks that run at the same time."""
 
 
 @fieldwise_init
@@ -90,12 +89,10 @@ def cluster_places(size: Int, multiprocessors: Int) -> Int:
         multiprocessors: Of the device.
     """
     var places = multiprocessors // size
-    if size < LARGE_CLUSTER:
-        return places
     # The multiprocessors of a cluster are neighbours: some are left over.
-    return min(
-        places, materialize[LARGE_CLUSTER_PLACES]()[size - LARGE_CLUSTER]
-    )
+    if size >= 8:
+        return min(places, PLACES_OF_8)
+    return min(places, PLACES_OF_4) if size >= 4 else places
 
 
 def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:

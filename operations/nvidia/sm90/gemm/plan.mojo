@@ -14,7 +14,10 @@ from .candidates import candidate, candidates
 from .config import Sm90Config, problem_refusal
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
-from .split_k import SPLITS, split_refusal
+from .split_k import split_refusal
+
+comptime SPLITS = 4
+"""Ways to share a tile: 1, 2, 4 or 8 blocks."""
 
 
 @fieldwise_init
@@ -84,7 +87,7 @@ struct GemmCandidates(Candidates):
     var refusals: List[Optional[String]]
     """Why a row cannot run for another reason: a visitor's."""
     var ways: Int
-    """To share a tile: those of `SPLITS`, or 1."""
+    """To share a tile: `SPLITS`, or 1."""
     var problem: ConvProblem
     var traversal: Traversal
     var work: FusedWork
@@ -98,7 +101,7 @@ struct GemmCandidates(Candidates):
         self.rows = List[Int]()
         self.configs = List[Sm90Config]()
         self.refusals = List[Optional[String]]()
-        self.ways = comptime (len(SPLITS))
+        self.ways = SPLITS
         var table = candidates()
         for row in range(len(table)):
             if table[row].offered(operands.types):
@@ -117,7 +120,7 @@ struct GemmCandidates(Candidates):
 
     def split_k(self, index: Int) -> Int:
         """Blocks that share a tile."""
-        return materialize[SPLITS]()[index % self.ways]
+        return 1 << (index % self.ways)
 
     def row(self, index: Int) -> Int:
         """A candidate's row of the table."""

@@ -7,7 +7,6 @@ tile. The rings' memory serves: a block of such a cluster has just one tile.
 """
 
 from std.collections import Optional
-from std.math import ceildiv
 
 from ...im2col.tiles import Tile, TileGeometry
 from ...im2col.traversal import Traversal
@@ -29,9 +28,6 @@ from .mma import Accumulators
 comptime CONSUMERS_NAME = 15
 """The named barrier of all consumers."""
 
-comptime SPLITS = [1, 2, 3, 4, 5, MAX_SPLIT_K]
-"""Into how many parts a tile's sum may be split."""
-
 
 def split_refusal(
     config: Sm90Config, traversal: Traversal, split_k: Int
@@ -48,18 +44,12 @@ def split_refusal(
     """
     if split_k == 1:
         return None
-    if split_k > config.cluster_shape[2]:
+    if not config.splits():
         return String(
-            t"split_k: {split_k} blocks share no tile of this configuration; at"
-            t" most {config.cluster_shape[2]} do"
+            t"split_k: {split_k} blocks share no tile of this configuration"
         )
-    var allowed = False
-    for known in materialize[SPLITS]():
-        allowed = allowed or split_k == known
-    if not allowed:
-        return String(
-            t"split_k: {split_k} is not 1, 2, 3, 4, 5 or {MAX_SPLIT_K}"
-        )
+    if split_k != 2 and split_k != 4 and split_k != MAX_SPLIT_K:
+        return String(t"split_k: {split_k} is not 1, 2, 4 or {MAX_SPLIT_K}")
     var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
@@ -110,12 +100,9 @@ def sum_splits[
     sync_threads[config.consumers * WARPGROUP](CONSUMERS_NAME)
     _write(accumulators, own)
     sync_cluster()
-    comptime for known in SPLITS:
-        comptime if known > 1 and known <= config.cluster_shape[2]:
-            if count == UInt32(known):
-                _add_share[known, config.accumulators() // QUAD](
-                    own, tile.split
-                )
+    comptime for known in [2, 4, MAX_SPLIT_K]:
+        if count == UInt32(known):
+            _add_share[known, config.accumulators() // QUAD](own, tile.split)
     sync_cluster()
     if tile.split != 0:
         return False
@@ -171,13 +158,11 @@ def _read[
 @always_inline
 def _add_share[count: Int, quads: Int](own: SharedAddress, split: UInt32):
     """Adds up this block's share of the accumulators, in the first block."""
-    comptime share = ceildiv(quads, count)
+    comptime assert quads % count == 0
+    comptime share = quads // count
     comptime for i in range(share):
-        var quad = split * UInt32(share) + UInt32(i)
-        # The last blocks may have fewer.
-        if quads % count == 0 or quad < UInt32(quads):
-            var address = _quad_address(own, quad)
-            var sum = load_peer(peer_address(address, 0))
-            comptime for block in range(1, count):
-                sum += load_peer(peer_address(address, UInt32(block)))
-            store_peer(peer_address(address, 0), sum)
+        var address = _quad_address(own, split * UInt32(share) + UInt32(i))
+        var sum = load_peer(peer_address(address, 0))
+        comptime for block in range(1, count):
+            sum += load_peer(peer_address(address, UInt32(block)))
+        store_peer(peer_address(address, 0), sum)
