@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -326,3 +327,14 @@ def test_prepare_compiles_what_the_first_call_would(
         mt.prepare(4)
     with pytest.raises(TypeError, match=r"^dtype: torch.int8 is not supported; torch.float32"):
         mt.prepare(2, torch.int8)
+
+
+@pytest.mark.parametrize("width", [7, 30])
+def test_taps_beside_the_image_are_not_multiplied(width: int) -> None:
+    """As in an atrous pyramid: dilated beyond the image, only one tap of 3x3 meets a pixel."""
+    x, w = draw(2, 24, 9, width), draw(20, 24, 3, 3)
+    centre = w[:, :, 1:2, 1:2].clone()
+    w[:, :, 0], w[:, :, 2], w[..., 0], w[..., 2] = (math.nan,) * 4
+    w[:, :, 1:2, 1:2] = centre
+    y = mt.conv2d(last(x), w, padding=(9, width), dilation=(9, width))
+    assert torch.allclose(y, torch.nn.functional.conv2d(x, centre), atol=1e-5)

@@ -11,6 +11,7 @@
                 after the last slice: epilogue, store
 """
 
+from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...conv.access import ActivationSource
@@ -19,7 +20,14 @@ from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE, reads_in_place
 from ..epilogue import OutputTile, TileStore
-from .mma import FilterOperand, Run, TileOperand, multiply, tile_rows
+from .mma import (
+    MAX_RUNS,
+    FilterOperand,
+    Run,
+    TileOperand,
+    multiply,
+    tile_rows,
+)
 from .scheduler import (
     ACCESS_MATRIX,
     ACCESS_STRIPS,
@@ -32,7 +40,7 @@ from .scheduler import (
     TileCursor,
 )
 from .strips import strip_operand
-from .tile_io import Columns, gather_rows
+from .tile_io import Columns, gather_rows, may_miss_image, meets_image
 
 
 @fieldwise_init
@@ -140,7 +148,45 @@ def _load_tile(
     var stride = blocking.gathered_stride()
     gather_rows(x, problem, columns, task.group, tile, to, stride)
     result.clear(stride)
-    result.append(Run(to.as_imm(), columns.begin, columns.end - columns.begin))
+    _append_gathered(result, problem, columns, tile, to.as_imm())
+
+
+@always_inline
+def _append_gathered(
+    mut result: TileOperand,
+    problem: ConvProblem,
+    columns: Columns,
+    tile: RowTile,
+    rows: Reads[DType.float32],
+):
+    """Adds the runs of gathered rows, without taps that lie in the padding for
+    every row of the tile, being zeros: with large dilations, most of them."""
+    if not may_miss_image(problem) or problem.taps() > MAX_RUNS // 2:
+        result.append(Run(rows, columns.begin, columns.end - columns.begin))
+        return
+    var channels = problem.group_channels()
+    var begin = columns.begin
+    for tap in range(columns.begin // channels, ceildiv(columns.end, channels)):
+        if meets_image(problem, tile, tap):
+            continue
+        var missed = max(tap * channels, columns.begin)
+        if missed > begin:
+            result.append(
+                Run(
+                    rows.unsafe_offset(begin - columns.begin),
+                    begin,
+                    missed - begin,
+                )
+            )
+        begin = min((tap + 1) * channels, columns.end)
+    if columns.end > begin:
+        result.append(
+            Run(
+                rows.unsafe_offset(begin - columns.begin),
+                begin,
+                columns.end - begin,
+            )
+        )
 
 
 @fieldwise_init

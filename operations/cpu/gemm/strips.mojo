@@ -150,18 +150,24 @@ def _append_runs(
     mut result: TileOperand,
     problem: ConvProblem,
     strip: Reads[DType.float32],
+    w: Int,
+    reach: Int,
     pitch: Int,
     step: Int,
     low: Int,
     high: Int,
 ):
     """Adds the runs of elements `[low, high)` of a filter row, whose first
-    tap reads `strip` and whose pixels are `pitch` elements apart."""
+    tap reads `strip`, pixels from `w` to `w + reach`, which are `pitch`
+    elements apart. Dilated taps beside the image are left out."""
     var channels = problem.group_channels()
     if pitch == channels and problem.dilation[2] == 1:
         result.append(Run(strip.unsafe_offset(low), step + low, high - low))
         return
     for s in range(low // channels, (high - 1) // channels + 1):
+        var at = w + s * problem.dilation[2]
+        if at + reach < 0 or at >= problem.input[2]:
+            continue
         var first = max(low, s * channels)
         result.append(
             Run(
@@ -240,7 +246,17 @@ def strip_operand[
                 var strip = Strip(pixel, count, channel, channels)
                 _copy_strip(x, problem, columns, strip, to)
                 to = to.unsafe_offset(count * channels)
-            _append_runs(result, problem, first, pitch, start, low, high)
+            _append_runs(
+                result,
+                problem,
+                first,
+                pixel.at[2],
+                (tile.rows - 1) * problem.stride[2],
+                pitch,
+                start,
+                low,
+                high,
+            )
         start += columns.segment
         r += 1
         if r == problem.filter[1]:

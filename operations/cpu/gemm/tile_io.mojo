@@ -10,7 +10,7 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
-from ...conv.problem import ConvProblem
+from ...conv.problem import SPATIAL, ConvProblem
 from ..pixel import Pixel, load_activation
 from .scheduler import RowTile
 
@@ -92,6 +92,44 @@ def is_adjacent(problem: ConvProblem) -> Bool:
     return problem.groups == 1 and (
         problem.dilation[2] == 1 or problem.filter[2] == 1
     )
+
+
+def may_miss_image(problem: ConvProblem) -> Bool:
+    """Whether it pays to ask which taps meet the image: dilated taps reach so
+    far into the padding that tiles are beside the image, and a tap is long.
+
+    Args:
+        problem: The convolution.
+    """
+    var reaches = False
+    comptime for axis in range(SPATIAL):
+        var padding = max(problem.pad_before[axis], problem.pad_after[axis])
+        reaches = reaches or (problem.dilation[axis] > 1 and padding > 1)
+    return reaches and problem.group_channels() >= COPY
+
+
+@always_inline
+def meets_image(problem: ConvProblem, tile: RowTile, tap: Int) -> Bool:
+    """Whether a tap lies inside the image for any pixel of a tile.
+
+    Args:
+        problem: The convolution.
+        tile: The pixels.
+        tap: `(t * R + r) * S + s`.
+    """
+    var tr, s = divmod(tap, problem.filter[2])
+    var t, r = divmod(tr, problem.filter[1])
+    var pixel = Pixel(problem, tile.row)
+    for _ in range(tile.rows):
+        var at = pixel.input(problem).tap(problem, t, r, s)
+        if (
+            at.is_inside(problem, 0)
+            and at.is_inside(problem, 1)
+            and at.is_inside(problem, 2)
+        ):
+            return True
+        pixel.advance(problem)
+    return False
 
 
 @fieldwise_init
