@@ -131,6 +131,10 @@ trait EpilogueVisitor(DeviceValue, TrivialRegisterPassable):
     comptime discards: Bool = False
     """Whether no output is stored. Such a visitor is a chain's last."""
 
+    comptime any_filters: Bool = False
+    """Whether it runs with pixels of the output that are no multiple of 16
+    bytes, where the kernel's threads store them."""
+
     comptime starts: Bool = False
     """Whether it has a `start`."""
 

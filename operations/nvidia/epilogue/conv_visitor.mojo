@@ -40,6 +40,7 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     comptime looped = True
     comptime whole_subtiles = True
     comptime adds_residual = True
+    comptime any_filters = True
 
     var bias: ChannelVector[Self.bias_type]
     var scale: StaticTuple[ChannelVector[DType.float32], Self.VECTORS - 1]

@@ -39,7 +39,7 @@ from .geometry import IMAGE, Position, spatial
 comptime THREADS = 128
 """Threads of a block, at most."""
 
-comptime RESIDENT = 4
+comptime RESIDENT = 3
 """Blocks of a multiprocessor for which registers suffice where operands have 16
 bits: their loads in flight are as many as memory needs."""
 

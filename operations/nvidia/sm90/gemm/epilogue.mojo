@@ -495,6 +495,7 @@ struct CollectiveEpilogue[
                 Self.epilogue.whole_rows,
                 # Visitors that keep more would spill.
                 Self.visitor_bytes() == 0,
+                Self.Visitor.any_filters,
             ]
             var rows = Rows(self.place.warp, self.place.lane)
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()

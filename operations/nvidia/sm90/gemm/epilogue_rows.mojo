@@ -54,6 +54,7 @@ struct RowStore[
     layout: VisitLayout,
     whole: Bool = False,
     roomy: Bool = False,
+    any_filters: Bool = False,
 ](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores: of those that its warp
     holds, or whole rows.
@@ -64,6 +65,7 @@ struct RowStore[
         whole: Whether warps share the buffer out by its rows. All have written
             it.
         roomy: Whether threads have registers left for a second way.
+        any_filters: Whether pixels of the output may be no multiple of a chunk.
     """
 
     comptime dtype = Self.Output.dtype
@@ -202,11 +204,12 @@ struct RowStore[
             var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
                 element
             )
-            if geometry.group_filters % UInt32(Self.width) != 0:
-                self._store_elements(
-                    start, geometry, chunks, pixel, column, filters
-                )
-                return
+            comptime if Self.any_filters:
+                if geometry.group_filters % UInt32(Self.width) != 0:
+                    self._store_elements(
+                        start, geometry, chunks, pixel, column, filters
+                    )
+                    return
             comptime if Self.many:
                 var first = geometry.pixel(pixel + self.first)
                 if (
