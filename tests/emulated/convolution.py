@@ -56,8 +56,10 @@ class Kernel:
         """Reads a line of the Mojo side."""
         *numbers, parameters, geometry = line.split()
         text = (folder / f"{numbers[0]}.ptx").read_text()
-        index, threads, shared, blocks, cluster, keeps, *boxes = map(int, numbers)
+        index, threads, shared, blocks, cluster, keeps, *rest = map(int, numbers)
+        pixels, stored, filters, upper = rest
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
+        boxes = pixels, stored, filters, upper
         return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
 
 
