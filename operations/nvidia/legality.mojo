@@ -122,7 +122,7 @@ def may_be_tiled(
         known: What is known of the problem.
         types: Of the operands.
         any_filters: Whether the kernel stores any number of filters of one
-            group, unless something is fused behind the output.
+            group.
     """
     if types.input == DType.float32 and known.exact:
         return False
@@ -130,7 +130,6 @@ def may_be_tiled(
         known.channels, element_bytes(types.input), COPY_BYTES
     ) and (
         any_filters
-        and not types.fused_output
         and known.may_have_one_group()
         or known.may_be_multiple(
             known.filters, element_bytes(types.output), COPY_BYTES

@@ -9,6 +9,7 @@ from std.collections import Optional
 from std.utils import IndexList
 
 from ....conv.memory import element_bytes
+from ....conv.operands import OperandTypes
 from ....conv.problem import ConvProblem
 from ...epilogue.callbacks import EpilogueVisitor
 from ...epilogue.layout import VisitLayout
@@ -378,6 +379,16 @@ def problem_refusal(
     if pixels + config.cluster_pixels() >= MAX_INDEX:
         return String(t"{pixels} output pixels; coordinates have 31 bits")
     return None
+
+
+def stores_any_filters(types: OperandTypes) -> Bool:
+    """Whether threads may store pixels that are no multiple of `COPY_BYTES`.
+    With wider outputs registers would spill; fused work takes whole pieces.
+
+    Args:
+        types: Of the operands.
+    """
+    return element_bytes(types.output) == HALF_BYTES and not types.fused_output
 
 
 def layout_of(config: Sm90Config, out_type: DType) -> VisitLayout:

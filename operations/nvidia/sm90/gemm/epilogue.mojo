@@ -13,6 +13,7 @@ from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
+from ....conv.operands import OperandTypes
 from ...epilogue.activations import run_time
 from ...epilogue.callbacks import (
     LOOPED,
@@ -29,7 +30,7 @@ from ...tma.copy import (
     store_tile,
 )
 from ...tma.descriptor import TensorMap
-from .config import Sm90Config, layout_of
+from .config import Sm90Config, layout_of, stores_any_filters
 from .epilogue_buffers import EpilogueBuffers
 from .epilogue_config import (
     CONSUMER_THREADS,
@@ -495,7 +496,10 @@ struct CollectiveEpilogue[
                 Self.epilogue.whole_rows,
                 # Visitors that keep more would spill.
                 Self.visitor_bytes() == 0,
-                Self.Visitor.any_filters,
+                Self.Visitor.any_filters
+                and stores_any_filters(
+                    OperandTypes.unfused(Self.out_type, Self.out_type)
+                ),
             ]
             var rows = Rows(self.place.warp, self.place.lane)
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()

@@ -34,7 +34,7 @@ from ...tma.descriptor import (
 )
 from ...im2col.descriptors import activation_map, filter_map, output_map
 from .candidates import CANDIDATES, TABLE
-from .config import Sm90Config
+from .config import Sm90Config, stores_any_filters
 from .kernel import ConvKernel as GemmKernel
 from .plan import GemmPlan, gemm_refusal, plan_gemm
 
@@ -60,7 +60,7 @@ struct Gemm(GpuKernel):
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether TMA may take the activation's pixels."""
-        return may_be_tiled(known, types, any_filters=True)
+        return may_be_tiled(known, types, any_filters=stores_any_filters(types))
 
     @staticmethod
     def refusal(

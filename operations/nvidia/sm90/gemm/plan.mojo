@@ -11,7 +11,7 @@ from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from .candidates import candidate, candidates
-from .config import Sm90Config, problem_refusal
+from .config import Sm90Config, problem_refusal, stores_any_filters
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
 from .split_k import split_refusal
