@@ -166,10 +166,13 @@ def _append_gathered(
         return
     var channels = problem.group_channels()
     var begin = columns.begin
-    for tap in range(columns.begin // channels, ceildiv(columns.end, channels)):
-        if meets_image(problem, tile, tap):
+    for tap in range(
+        columns.begin // channels, ceildiv(columns.end, channels) + 1
+    ):
+        # What comes behind the last tap ends a run as a missed one does.
+        var missed = min(max(tap * channels, columns.begin), columns.end)
+        if missed < columns.end and meets_image(problem, tile, tap):
             continue
-        var missed = max(tap * channels, columns.begin)
         if missed > begin:
             result.append(
                 Run(
@@ -179,14 +182,6 @@ def _append_gathered(
                 )
             )
         begin = min((tap + 1) * channels, columns.end)
-    if columns.end > begin:
-        result.append(
-            Run(
-                rows.unsafe_offset(begin - columns.begin),
-                begin,
-                columns.end - begin,
-            )
-        )
 
 
 @fieldwise_init

@@ -241,9 +241,9 @@ struct GemvKernel[
         stride: Int32,
     ) -> StaticTuple[Self.Column, count]:
         """Loads the lane's channels of `count` steps, of the pixels from `row`
-        on. The first `whole` steps have channels for every lane. No load is behind a branch, where
-        the next one would wait for it: what is not there is something else
-        that is."""
+        on. The first `whole` steps have channels for every lane. No load is
+        behind a branch, where the next one would wait for it: what is not there
+        is something else that is."""
         var columns = StaticTuple[Self.Column, count](fill=Self.Column(fill=0))
         comptime for i in range(count):
             var c = first + Int32(i) * stride
@@ -295,8 +295,7 @@ struct GemvKernel[
     @always_inline
     def _sum(partial: Self.Sums, lane: Int32, lanes: Int32) -> Float32:
         """The sum of the block's pixel with the lane's number, over a filter's
-        lanes.
-        Every lane of the warp takes part."""
+        lanes. Every lane of the warp takes part."""
         var sums = StaticTuple[Float32, Self.rows](fill=0)
         comptime for m in range(Self.rows):
             sums[m] = partial[m].reduce_add()

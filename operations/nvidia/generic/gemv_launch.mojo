@@ -31,10 +31,11 @@ comptime MAX_PIXELS = 1024
 
 comptime MAX_PRODUCTS = 1 << 25
 """Products of a problem of several pixels, at most, where tensor cores could
-multiply them, or tiles in shared memory would load them less often. CUDA cores convert and multiply each product on their own, which
-for 8 pixels of 16 bits takes longer than loading the filter; up to here that is
-less than what a kernel of tensor cores takes to begin and end. One pixel's
-products are always as fast as memory."""
+multiply them, or tiles in shared memory would load them less often. CUDA cores
+convert and multiply each product on their own, which for 8 pixels of 16 bits
+takes longer than loading the filter; up to here that is less than what a kernel
+of tensor cores takes to begin and end. One pixel's products are always as fast
+as memory."""
 
 comptime FUSED_WIDTH = 4
 """Channels of one load of what is fused in front of the op, which may read
