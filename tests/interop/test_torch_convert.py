@@ -260,7 +260,7 @@ def test_functional_network() -> None:
         ("conv2d", ("clamp",)),
         ("conv2d", ()),
     ]
-    assert sum(isinstance(module, mt.Conv2d) for module in converted.modules()) == 2
+    assert sum(isinstance(module, mt.Conv2d) for module in converted.modules()) == 3
 
 
 def test_ranks() -> None:

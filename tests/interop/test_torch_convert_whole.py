@@ -1,4 +1,4 @@
-"""``maxconv.torch.convert``: weights, formats, checkpoints, and what stays in PyTorch."""
+"""``maxconv.torch.convert``: formats, checkpoints, subclasses, and what stays in PyTorch."""
 
 from __future__ import annotations
 
@@ -14,77 +14,12 @@ from tests.interop.conversion import X, conv, convert_and_compare, fused, left, 
 from tests.interop.torch_tensors import draw, last
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxconv.torch as mt
 from maxconv.bench.resnet import randomize
 
 pytestmark = pytest.mark.torch
-
-
-# Weights that are computed ----------------------------------------------------------------------
-
-NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "old weight norm": weight_norm,
-    "weight norm": parametrizations.weight_norm,
-    "old spectral norm": spectral_norm,
-    "spectral norm": parametrizations.spectral_norm,
-    "orthogonal": parametrizations.orthogonal,
-    "pruning": lambda m: cast(Any, prune).l1_unstructured(m, "weight", 0.5),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
-@pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_computed_weights_are_computed_once(name: str, kind: Any) -> None:
-    normed = NORMS[name](kind(4, 4, 3, padding=1))
-    model = nn.Sequential(normed, nn.BatchNorm2d(4), nn.ReLU())
-    model(X)  # Some keep the weight of the last call, which deepcopy would not copy.
-    randomize(model).eval()
-    expected = model(X).detach()
-    converted, report = mt.convert(model)
-    assert fused(report) == {"0": ("BatchNorm2d 1", "relu")} and not report.left
-    assert torch.allclose(converted(X), expected, atol=1e-4)
-    assert torch.equal(model(X), expected)
-    assert torch.equal(copy.deepcopy(converted)(X), converted(X))
-    with pytest.raises(RuntimeError, match=r"0\.\S+ is of the model before maxconv.torch.convert"):
-        converted.load_state_dict(model.state_dict(), strict=False)
-    part = converted.get_submodule("0")
-    with pytest.raises(RuntimeError, match="is of the model before"):
-        part.load_state_dict(model[0].state_dict(), strict=False)
-
-
-@pytest.mark.parametrize("norm", [spectral_norm, parametrizations.spectral_norm])
-def test_weights_that_change_stay(norm: Callable[[nn.Module], nn.Module]) -> None:
-    model = nn.Sequential(norm(conv())).train()
-    before = copy.deepcopy(model.state_dict())
-    converted, report = mt.convert(model)
-    (reason,) = left(report).values()
-    assert "training mode" in reason or "another weight in every call" in reason
-    assert all(torch.equal(before[k], v) for k, v in converted.state_dict().items())
-
-
-class Counting(nn.Module):
-    """Gives the same each time, and counts how often."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = nn.Buffer(torch.zeros(()))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        cast(Tensor, self.count).add_(1)
-        return weight * 2
-
-
-def test_parametrizations_that_keep_something_stay() -> None:
-    model = nn.Sequential(conv())
-    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Counting())
-    before = copy.deepcopy(model.state_dict())
-    converted, report = mt.convert(model.eval())
-    assert left(report) == {"0": "its parametrization gives another weight in every call"}
-    assert all(torch.equal(before[k], v) for k, v in converted.state_dict().items())
 
 
 # Transposed convolutions, subclasses ------------------------------------------------------------

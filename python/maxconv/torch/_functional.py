@@ -22,7 +22,7 @@ from ._arguments import (
 )
 from ._plan import Plan, find, is_kept, rounding
 
-__all__ = ["conv1d", "conv2d", "conv3d", "convolve"]
+__all__ = ["conv1d", "conv2d", "conv3d", "convolve", "is_watched"]
 
 #: Classes of tensors that are memory, and nothing else.
 _PLAIN: Final = (Tensor, torch.nn.Parameter)
@@ -277,6 +277,18 @@ def _keep(key: Any, plan: Plan) -> None:
     _plans[key] = plan
 
 
+def is_watched() -> bool:
+    """Whether somebody watches or changes operators: a tracer, a mode, a profiler."""
+    return bool(
+        _dispatch_modes()
+        or _function_modes()
+        or _profiled()
+        or _interpreters()
+        or _tracing()
+        or forward_ad._current_level >= 0
+    )
+
+
 def _key(
     input: Tensor,
     weight: Tensor,
@@ -292,14 +304,7 @@ def _key(
         ``None`` for a call that the operator must see: somebody watches, a gradient is asked for,
         or a tensor is not plain memory.
     """
-    if (
-        _dispatch_modes()
-        or _function_modes()
-        or _profiled()
-        or _interpreters()
-        or _tracing()
-        or forward_ad._current_level >= 0
-    ):
+    if is_watched():
         return None
     grad = is_grad_enabled()
     parts: list[Any] = [arguments.flatten(), constant, channels_last]

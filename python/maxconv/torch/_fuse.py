@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ..activations import NAMES, NONE, ActivationSpec
+from ._folding import fold_computed
 from ._formats import restore_formats
 from ._loading import guard, mark_normalized
 from ._modules import _Conv
@@ -28,7 +29,7 @@ from ._patterns import (
     normalization_of,
 )
 from ._report import ConversionReport, Left, Replaced
-from ._sites import Refused, Site, find, fold
+from ._sites import Refused, Site, find, fold, operands
 
 __all__ = ["fuse"]
 
@@ -121,6 +122,8 @@ class _Fuser:
         self.reasons: dict[Node, str] = {}
 
     def run(self, whole: bool) -> None:
+        computed = [operand for node in self.graph.nodes for operand in operands(node)]
+        fold_computed(self.model, self.modules, computed)
         # Backwards, so that of two convolutions that are added the later one adds the other's
         # output: then neither moves past the other.
         for node in reversed(list(self.graph.nodes)):

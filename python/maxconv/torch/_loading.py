@@ -30,15 +30,14 @@ def guard(conv: nn.Module) -> None:
     module._register_load_state_dict_pre_hook(_check, with_module=True)
 
 
-def _check(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
-    errors: list[str] = others[-1]
+def _check(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     given = {key[len(prefix) :] for key in state if key.startswith(prefix)}
     # Such as a norm and a direction, of which the weight was computed.
     unknown = given - {"weight", "bias", _MARK}
     if hasattr(module, _MARK) and given and _MARK not in given:
         unknown |= given
     if unknown:
-        errors.append(_refusal(f"{prefix}{min(unknown)}"))
+        raise _refusal(f"{prefix}{min(unknown)}")
 
 
 def guard_model(model: nn.Module, keys: set[str]) -> None:
@@ -53,15 +52,15 @@ class _Gone:
 
     keys: frozenset[str]
 
-    def __call__(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        errors: list[str] = others[-1]
+    def __call__(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         found = sorted(key for key in state if key[len(prefix) :] in self.keys)
         if found:
-            errors.append(_refusal(found[0]))
+            raise _refusal(found[0])
 
 
-def _refusal(key: str) -> str:
-    return (
+def _refusal(key: str) -> RuntimeError:
+    # Raised by a hook, before PyTorch loads what is right in a state, and what is not.
+    return RuntimeError(
         f"{key} is of the model before maxconv.torch.convert; load the checkpoint into that model, "
         "and convert it again"
     )

@@ -35,6 +35,7 @@ __all__ = [
     "fold",
     "is_exact",
     "is_own",
+    "operands",
     "refusal",
     "replacement",
 ]
@@ -172,19 +173,35 @@ def find(model: GraphModule, modules: Mapping[str, nn.Module], node: Node) -> Si
             return Refused(kind, reason or f"a {kind} may compute something else")
         own = replacement(module)
         return Site(kind, own.rank, node.args, node.kwargs, own)
-    if node.op != "call_function":
-        return None
-    kind = str(getattr(node.target, "__name__", node.target))
-    for ranks, names in ((RANKS, _ARGUMENTS), (TRANSPOSED_RANKS, _TRANSPOSED_ARGUMENTS)):
-        if node.target in ranks:
-            return _function(model, node, kind, ranks[node.target], names)
+    called = _called(node)
+    return None if called is None else _function(model, node, *called)
+
+
+def operands(node: Node) -> list[Node]:
+    """Returns weight and bias of a function that convolves; of any other node, nothing."""
+    called = _called(node)
+    if called is None:
+        return []
+    given = _given(node, called[1])
+    return [n for name in ("weight", "bias") if isinstance(n := given.get(name), Node)]
+
+
+def _called(node: Node) -> tuple[int, tuple[str, ...]] | None:
+    """Returns the rank and the arguments' names of PyTorch's convolution that a node calls."""
+    if node.op == "call_function":
+        for ranks, names in ((RANKS, _ARGUMENTS), (TRANSPOSED_RANKS, _TRANSPOSED_ARGUMENTS)):
+            if node.target in ranks:
+                return ranks[node.target], names
     return None
 
 
-def _function(
-    model: GraphModule, node: Node, kind: str, rank: int, names: tuple[str, ...]
-) -> Site | Refused:
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+def _given(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def _function(model: GraphModule, node: Node, rank: int, names: tuple[str, ...]) -> Site | Refused:
+    kind = str(getattr(node.target, "__name__", node.target))
+    given = _given(node, names)
     weight, bias = own_tensor(model, given["weight"]), own_tensor(model, given.get("bias"))
     if weight is not None and (reason := _weight_refusal(weight)):
         return Refused(kind, reason)

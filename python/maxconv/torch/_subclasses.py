@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ._arguments import read, wanted_format
 from ._functional import convolve
 from ._inference import refuse_training
+from ._static import Forward
 from ._transposed import convolve_transposed, read_transposed
 
 __all__ = ["RANKS", "TRANSPOSED_RANKS", "Redirected", "redirect"]
@@ -34,6 +35,7 @@ class _Redirection(TorchFunctionMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.static = Forward.of(module)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -43,7 +45,14 @@ class _Redirection(TorchFunctionMode):
         rank = TRANSPOSED_RANKS.get(func)
         if rank is not None:
             return self._convolve_transposed(rank, *args, **kwargs)
-        return func(*args, **kwargs)
+        return (
+            func(*args, **kwargs) if self.static is None else self.static.call(func, args, kwargs)
+        )
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        if self.static is not None:
+            self.static.end()
 
     def _convolve(
         self,
@@ -91,8 +100,12 @@ class _Redirection(TorchFunctionMode):
         )
 
     def _own(self, weight: Tensor, bias: Tensor | None) -> bool:
-        module = self.module
-        return weight is module.weight and (bias is None or bias is module.bias)
+        own, static = (self.module.weight, self.module.bias, None), self.static
+        return all(
+            any(tensor is value for value in own)
+            or (static is not None and static.is_static(tensor))
+            for tensor in (weight, bias)
+        )
 
     def _format(self, input: Tensor, rank: int) -> bool | None:
         return wanted_format(cast(str, self.module.channels_last), input, rank)
