@@ -2,7 +2,8 @@
 long each takes."""
 
 from std.collections import Optional
-from std.math import ceildiv
+from std.math import ceildiv, gcd
+from std.sys.info import size_of
 
 from ...conv.fields import PANEL
 from ...conv.operands import OperandTypes
@@ -38,8 +39,28 @@ comptime MIN_STRIP_ROWS = 5
 """Pixels of a register tile, in the mean, whose accumulators still hide the
 latency of a multiply-add."""
 
+comptime L1_WAY_BYTES = 4096
+"""Bytes that lie in different sets of L1: 64 sets of a cache line each, as x86
+and most Arm cores have at least."""
+
+comptime L1_WAYS = 8
+"""Lines of one set of L1."""
+
 comptime THREAD_CUTS = 4
 """Parts that filters are cut into at most, for each thread."""
+
+
+def rows_compete(problem: ConvProblem) -> Bool:
+    """Whether the rows of a register tile, read where they lie, compete for
+    sets of L1: each line would be evicted before all of it is read. Gathered
+    rows do not (`row_stride`).
+
+    Args:
+        problem: The convolution.
+    """
+    var bytes = problem.stride[2] * problem.channels * size_of[DType.float32]()
+    var sets_apart = L1_WAY_BYTES // gcd(bytes, L1_WAY_BYTES)
+    return ceildiv(CPU_TILE.rows, sets_apart) > L1_WAYS
 
 
 def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
@@ -52,6 +73,8 @@ def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
     Returns:
         An `ACCESS_*` code.
     """
+    if problem.groups == 1 and rows_compete(problem):
+        return ACCESS_GATHER
     if in_place and problem.groups == 1 and problem.is_pointwise():
         return ACCESS_MATRIX
     var width = problem.output[2]
