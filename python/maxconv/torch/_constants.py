@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from ._aten import OPERATORS, channels_last, lies_in, place_of, value
-from ._filters import OPERANDS
+from ._dependencies import closure
+from ._filters import OPERANDS, state_of
 from ._inline import inline
 
 __all__ = ["Constants", "keep_weights", "repack"]
@@ -106,13 +106,7 @@ def _is_fixed(result: object) -> bool:
 
 def _hoist(graph: Graph, inputs: Sequence[Node], wanted: Sequence[Node]) -> Constants:
     """Takes computed nodes out of a graph; they become inputs behind all others."""
-    needed: set[Node] = set()
-    pending = list(wanted)
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
+    needed = closure(wanted)
     own = Graph()
     copies: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -169,7 +163,7 @@ class Constants:
         """
         tensors = [inputs[place] for place in self._inputs]
         key = tuple(map(id, tensors))
-        state = _state(tensors)
+        state = state_of(tensors)
         entry = self._entries.get(key)
         if entry is not None and state is not None and entry.state == state:
             return entry.results
@@ -215,18 +209,6 @@ class Constants:
     def _drop(self, key: tuple[int, ...]) -> Any:
         entries = self._entries
         return lambda _: entries.pop(key, None)
-
-
-_version: Final = operator.attrgetter("_version")
-
-
-def _state(tensors: Sequence[Tensor]) -> Any:
-    """Returns what changes with the tensors' values; ``None`` if one does not say."""
-    try:
-        return [*map(_version, tensors), *map(Tensor.data_ptr, tensors)]
-    except RuntimeError:
-        # PyTorch counts no writes to a tensor that was made under inference_mode.
-        return None
 
 
 _ALL: Final[weakref.WeakSet[Constants]] = weakref.WeakSet()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ _storages: Any = torch.UntypedStorage
 _expired = _storages._expired
 _free_weak_reference = _storages._free_weak_ref
 
-__all__ = ["OPERANDS", "OperandCache", "pack_on_host"]
+__all__ = ["OPERANDS", "OperandCache", "pack_on_host", "state_of"]
 
 _LAYOUTS = {1: "FCS", 2: "FCRS", 3: "FCQRS"}
 
@@ -147,6 +148,18 @@ class OperandCache:
             _free_weak_reference(entry.weak)
             if entry.finalizer is not None:
                 entry.finalizer.detach()
+
+
+_version: Final = operator.attrgetter("_version")
+
+
+def state_of(tensors: Sequence[Tensor]) -> Any:
+    """Returns what changes with the tensors' values; ``None`` if one does not say."""
+    try:
+        return [*map(_version, tensors), *map(Tensor.data_ptr, tensors)]
+    except RuntimeError:
+        # PyTorch counts no writes to a tensor that was made under inference_mode.
+        return None
 
 
 def pack_on_host(weight: Tensor, groups: int) -> Tensor:

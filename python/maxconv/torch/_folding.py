@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from ._dependencies import closure
 from ._loading import guard_model
 from ._patterns import mutates, own_tensor
 
@@ -35,9 +36,9 @@ def fold_computed(
     static = _static_nodes(model, modules)
     wanted = [node for node in dict.fromkeys(operands) if node in static and node.op != "get_attr"]
     while wanted:
-        needed = _closure(wanted)
+        needed = closure(wanted)
         shared = {node for node in needed - set(wanted) if not needed.issuperset(node.users)}
-        kept = [node for node in wanted if _closure([node]).isdisjoint(shared)]
+        kept = [node for node in wanted if closure([node]).isdisjoint(shared)]
         if kept == wanted:
             break
         wanted = kept
@@ -74,18 +75,6 @@ def _is_dropped_with_its_node(model: GraphModule, node: Node) -> bool:
     """Whether nothing but nodes of the graph reads a tensor: no module that the graph calls."""
     owner, _, _ = str(node.target).rpartition(".")
     return not owner or type(model.get_submodule(owner)) is nn.Module
-
-
-def _closure(nodes: Iterable[Node]) -> set[Node]:
-    """Returns nodes and all that they are computed from."""
-    found: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
-    return found
 
 
 def _connected(nodes: Iterable[Node], within: set[Node]) -> set[Node]:

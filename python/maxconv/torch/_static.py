@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ._filters import state_of
 from ._functional import is_watched
 
 __all__ = ["Forward"]
@@ -32,24 +33,20 @@ _PURE: Final = frozenset(
     )
 )
 
-_version: Final = operator.attrgetter("_version")
-
 
 @dataclass
 class _Memory:
     """Results of calls, and the tensors that they are computed from, as these were then."""
 
     own: list[Tensor]
-    versions: list[int]
-    addresses: list[int]
+    state: Any
     results: dict[Any, Any] = field(default_factory=dict)
 
-    def holds_for(self, own: Sequence[Tensor]) -> bool:
+    def holds_for(self, own: Sequence[Tensor], state: Any) -> bool:
         return (
             len(own) == len(self.own)
             and all(map(operator.is_, own, self.own))
-            and self.versions == [*map(_version, own)]
-            and self.addresses == [*map(Tensor.data_ptr, own)]
+            and self.state == state
         )
 
 
@@ -65,11 +62,11 @@ class Forward:
     What the call computes itself is kept when it ends: until then, it may write to that.
     """
 
-    def __init__(self, module: nn.Module, own: list[Tensor]) -> None:
+    def __init__(self, module: nn.Module, own: list[Tensor], state: Any) -> None:
         self._module = module
         memory = _MEMORIES.get(module)
-        if memory is None or not memory.holds_for(own):
-            memory = _Memory(own, [*map(_version, own)], [*map(Tensor.data_ptr, own)])
+        if memory is None or not memory.holds_for(own, state):
+            memory = _Memory(own, state)
         self._memory = memory
         self._new: dict[Any, Any] = {}
         self._static = {id(tensor): tensor for tensor in own}
@@ -89,12 +86,12 @@ class Forward:
         if any(
             type(tensor) not in (Tensor, nn.Parameter)
             or tensor.device.type != "cpu"
-            or tensor.is_inference()
             or tensor.requires_grad
             for tensor in own
         ):
             return None
-        return cls(module, own)
+        state = state_of(own)
+        return None if state is None else cls(module, own, state)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Returns what a function of PyTorch's returns, from an earlier call if there is one."""

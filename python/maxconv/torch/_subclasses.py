@@ -50,7 +50,8 @@ class _Redirection(TorchFunctionMode):
         )
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        leave: Any = super().__exit__
+        leave(*raised)
         if self.static is not None:
             self.static.end()
 
