@@ -224,6 +224,11 @@ def test_an_untraced_forward_computes_its_weight_once(packed: list[Tensor]) -> N
         for _ in range(2):
             assert torch.allclose(converted(X), model(X), atol=1e-5)
     assert len(packed) == 3
+    # PyTorch counts no write through .data.
+    part.gain.data.mul_(2)
+    own["gain"].mul_(2)
+    mt.repack(converted)
+    assert torch.allclose(converted(X), model(X), atol=1e-5)
     part.gain = nn.Parameter(part.gain * 2, requires_grad=False)
     own["gain"].mul_(2)
     assert torch.allclose(converted(X), model(X), atol=1e-5)

@@ -16,6 +16,7 @@ from ._aten import OPERATORS, channels_last, lies_in, place_of, value
 from ._dependencies import closure
 from ._filters import OPERANDS, state_of
 from ._inline import inline
+from ._static import forget
 
 __all__ = ["Constants", "keep_weights", "repack"]
 
@@ -228,3 +229,5 @@ def repack(module: nn.Module) -> None:
         OPERANDS.forget(tensor)
     for constants in list(_ALL):
         constants.forget(tensors)
+    for part in module.modules():
+        forget(part)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from ._filters import state_of
 from ._functional import is_watched
 
-__all__ = ["Forward"]
+__all__ = ["Forward", "forget"]
 
 #: PyTorch's functions and methods, by name, whose results depend on their arguments alone.
 _PURE: Final = frozenset(
@@ -54,6 +54,11 @@ _MEMORIES: Final[weakref.WeakKeyDictionary[nn.Module, _Memory]] = weakref.WeakKe
 
 #: Modules that write to their tensors, or to what they compute from them.
 _WRITERS: Final[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
+
+
+def forget(module: nn.Module) -> None:
+    """Drops what a module has computed; its next call makes it anew."""
+    _MEMORIES.pop(module, None)
 
 
 class Forward:
