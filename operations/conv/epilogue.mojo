@@ -21,6 +21,7 @@ from .fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_GELU,
     ACTIVATION_GELU_TANH,
+    ACTIVATION_HARD_SIGMOID,
     ACTIVATION_HARD_SWISH,
     ACTIVATION_LEAKY_RELU,
     ACTIVATION_NONE,
@@ -144,6 +145,8 @@ struct Activation(DeviceValue, ImplicitlyCopyable, Movable):
             return _quotient(v, 1 + exp(-v))
         if self.code == ACTIVATION_HARD_SWISH:
             return v * min(max(v + 3, 0), 6) * Float32(1.0 / 6.0)
+        if self.code == ACTIVATION_HARD_SIGMOID:
+            return clamped(v + 3, 0, 6) * Float32(1.0 / 6.0)
         if self.code == ACTIVATION_GELU:
             return 0.5 * v * (1 + erf(v * SQRT_HALF))
         if self.code == ACTIVATION_GELU_TANH:

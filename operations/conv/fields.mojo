@@ -127,6 +127,7 @@ comptime ACTIVATION_HARD_SWISH = 6
 comptime ACTIVATION_GELU = 7
 comptime ACTIVATION_GELU_TANH = 8
 comptime ACTIVATION_TANH = 9
+comptime ACTIVATION_HARD_SIGMOID = 10
 
 # Products of float32.
 comptime PRECISION_TF32 = 0

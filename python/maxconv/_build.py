@@ -12,7 +12,7 @@ from pathlib import Path
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import Kernel
 from ._library import cache_dir, library_path
-from ._library_files import CPU_LEVELS, Family, chooser_file, host_file, kernel_file
+from ._library_files import CPU_LEVELS, Family, chooser_file, host_file, kernel_file, mean_file
 from ._native import chooser
 from ._targets import TARGETS
 
@@ -109,7 +109,11 @@ def build_gpu(family: Family, architecture: str, capability: int) -> Iterator[Pa
     kernels = chooser(family).kernels(capability)
     yield chooser_file(family)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(build, kernels)
+        built = pool.map(build, kernels)
+        # Of what a convolution stores.
+        mean = pool.submit(mean_file, family.output, architecture)
+        yield from built
+        yield mean.result()
 
 
 def _announce(path: Path) -> None:

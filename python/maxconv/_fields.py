@@ -213,6 +213,7 @@ class Activation(IntEnum):
     GELU = 7
     GELU_TANH = 8
     TANH = 9
+    HARD_SIGMOID = 10
 
 
 class Precision(IntEnum):

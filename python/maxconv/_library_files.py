@@ -1,7 +1,7 @@
 """The shared libraries behind PyTorch's ops, as files: built by ``mojo build``, kept in the cache.
 
 A library is for a family of types. A CPU has one library of all kernels. A GPU has one that chooses
-the kernel, which the CPU runs, and one for each kernel.
+the kernel, which the CPU runs, one for each kernel, and one for the mean over pixels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "chooser_file",
     "host_file",
     "kernel_file",
+    "mean_file",
 ]
 
 #: The folder of the Mojo files with the libraries' C functions.
@@ -105,6 +106,21 @@ def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
     options = ("--target-accelerator", architecture, "-D", f"kernel={int(code)}")
     what = f"kernel {code.name.lower()} for {architecture}"
     return _built("gpu", family, what, *_any_cpu(), *options)
+
+
+def mean_file(dtype: str, architecture: str) -> Path:
+    """Returns the library of a GPU's mean over pixels, from the cache or made now.
+
+    Args:
+        dtype: Of input and output.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    family = Family(dtype, dtype, dtype, scaled=False)
+    what = f"mean over pixels for {architecture}"
+    return _built("mean", family, what, *_any_cpu(), "--target-accelerator", architecture)
 
 
 def _any_cpu() -> tuple[str, ...]:

@@ -5,7 +5,8 @@ graph, no queue of MAX's. A call is prepared once, which decodes, checks and pla
 on pointers.
 
 A CPU has one library of all kernels. A GPU has one that chooses the kernel, which this machine's
-CPU runs, and one for each kernel, which is built when it is chosen first.
+CPU runs, one for each kernel, which is built when it is chosen first, and one for the mean over
+pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ import numpy.typing as npt
 
 from ._fields import GEOMETRY, Kernel
 from ._library import LibraryError
-from ._library_files import SUFFIX, Family, chooser_file, host_file, kernel_file
+from ._library_files import (
+    SUFFIX,
+    Family,
+    chooser_file,
+    host_file,
+    kernel_file,
+    mean_file,
+)
 from ._targets import BLACKWELL, HOPPER
 
 __all__ = [
@@ -36,10 +44,12 @@ __all__ = [
     "GpuTarget",
     "Host",
     "Library",
+    "Mean",
     "Prepared",
     "chooser",
     "host",
     "kernel",
+    "mean",
     "prepare_gpu",
 ]
 
@@ -216,17 +226,41 @@ class Chooser(Library):
         return [kernel for kernel in Kernel if chosen >> kernel & 1]
 
 
-class GpuKernel(Library):
-    """One kernel of a GPU."""
+class _OnGpu(Library):
+    """A library that runs on GPUs, each of which it opens once."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._open = self.function("open", 2)
+        self._devices: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def device(self, index: int) -> int:
+        """Returns the handle of a GPU.
+
+        Args:
+            index: Of the GPU, among those that the process sees.
+
+        Raises:
+            ValueError: There is no such GPU.
+        """
+        found = self._devices.get(index)
+        if found is None:
+            with self._lock:
+                if index not in self._devices:
+                    self._devices[index] = self.made(self._open, index)
+                found = self._devices[index]
+        return found
+
+
+class GpuKernel(_OnGpu):
+    """One kernel of a GPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._prepare = self.function("prepare", 7)
         self.release = self.function("release", 1, None)
         self.run = self.function("run", 8)
-        self._devices: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def prepare(self, index: int, call: Call, *, aligned: bool) -> Prepared:
         """Decodes, checks and plans a call for which this kernel was chosen.
@@ -239,11 +273,45 @@ class GpuKernel(Library):
         Raises:
             ValueError: The kernel does not take the call, or there is no such GPU.
         """
-        with self._lock:
-            if index not in self._devices:
-                self._devices[index] = self.made(self._open, index)
-        device = self._devices[index]
+        device = self.device(index)
         return Prepared(self, self.made(self._prepare, device, *call.pointers(), aligned))
+
+
+class Mean(_OnGpu):
+    """The mean over pixels on a GPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._mean = self.function("mean", 7)
+
+    def run(
+        self,
+        index: int,
+        input: int,
+        output: int,
+        images: int,
+        pixels: int,
+        channels: int,
+        stream: int,
+    ) -> None:
+        """Enqueues the mean over each image's pixels; nothing is waited for.
+
+        Args:
+            index: Of the GPU, among those that the process sees.
+            input: The address of ``[images, pixels, channels]``.
+            output: The address of ``[images, channels]``.
+            images: How many.
+            pixels: Of an image.
+            channels: Of a pixel.
+            stream: The ``CUstream``.
+
+        Raises:
+            ValueError: The shape is too large, or the driver refuses; the message says why.
+        """
+        device = self.device(index)
+        failed = self._mean(device, input, output, images, pixels, channels, stream)
+        if failed:
+            raise self.error(failed)
 
 
 @functools.cache
@@ -317,6 +385,19 @@ def kernel(code: Kernel, family: Family, architecture: str) -> GpuKernel:
     """
     key = (code, family, architecture)
     return _loaded(key, GpuKernel, lambda: kernel_file(code, family, architecture))
+
+
+def mean(dtype: str, architecture: str) -> Mean:
+    """Returns the mean over pixels on a GPU, built now if it is missing.
+
+    Args:
+        dtype: Of input and output.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: It cannot be built; see ``maxconv.library_path``.
+    """
+    return _loaded(("mean", dtype, architecture), Mean, lambda: mean_file(dtype, architecture))
 
 
 def prepare_gpu(

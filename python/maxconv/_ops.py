@@ -154,8 +154,8 @@ def conv2d(
             permutation of each.
         filter_layout: ``RSCF`` (MAX's default), ``FCRS`` (PyTorch's) or ``"KRSC"`` (the kernels').
         activation: ``"relu"``, ``"relu6"``, ``"leaky_relu"``, ``"sigmoid"``, ``"silu"``,
-            ``"hard_swish"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``, or ``clamp(min, max)`` or
-            ``leaky_relu(slope)`` of ``maxconv.activations``.
+            ``"hard_swish"``, ``"hard_sigmoid"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``, or
+            ``clamp(min, max)`` or ``leaky_relu(slope)`` of ``maxconv.activations``.
         residual: Added to the result, of its shape and type.
         beta: What the residual is multiplied with.
         final_activation: As ``activation``, but applied last.

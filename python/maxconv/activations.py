@@ -77,6 +77,8 @@ NAMES: Mapping[str, ActivationSpec] = {
     "silu": ActivationSpec(Activation.SILU),
     "hard_swish": ActivationSpec(Activation.HARD_SWISH),
     "hardswish": ActivationSpec(Activation.HARD_SWISH),
+    "hard_sigmoid": ActivationSpec(Activation.HARD_SIGMOID),
+    "hardsigmoid": ActivationSpec(Activation.HARD_SIGMOID),
     "gelu": ActivationSpec(Activation.GELU),
     "gelu_tanh": ActivationSpec(Activation.GELU_TANH),
     "tanh": ActivationSpec(Activation.TANH),

@@ -444,6 +444,7 @@ def test_activation_names_and_parameters() -> None:
     parse = activations.parse
     assert parse("activation", None).kind is Activation.NONE
     assert parse("activation", "hardswish") == parse("activation", "hard_swish")
+    assert parse("activation", "hardsigmoid") == parse("activation", "hard_sigmoid")
     assert parse("activation", "relu6") == activations.clamp(0, 6)
     assert parse("activation", ("clamp", -1, 2.5)).parameters == (-1.0, 2.5)
     assert parse("activation", ("leaky_relu", 0.2)) == activations.leaky_relu(0.2)

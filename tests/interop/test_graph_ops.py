@@ -80,6 +80,7 @@ ACTIVATIONS: dict[str, tuple[Any, Callable[[Floats], Floats]]] = {
     "sigmoid": ("sigmoid", sigmoid),
     "silu": ("silu", lambda v: v * sigmoid(v)),
     "hard_swish": ("hard_swish", lambda v: v * np.clip(v + 3, 0, 6) / 6),
+    "hard_sigmoid": ("hard_sigmoid", lambda v: np.clip(v + 3, 0, 6) / 6),
     "gelu": ("gelu", gelu),
     "gelu_tanh": (
         "gelu_tanh",

@@ -122,6 +122,7 @@ ACTIVATIONS: dict[Any, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
     "hardswish": functional.hardswish,
+    "hardsigmoid": functional.hardsigmoid,
     "gelu": functional.gelu,
     "gelu_tanh": lambda t: functional.gelu(t, approximate="tanh"),
     "tanh": torch.tanh,

@@ -88,6 +88,7 @@ ACTIVATIONS: dict[str, list[Callable[[Tensor], Tensor]]] = {
     "sigmoid": [torch.sigmoid],
     "silu": [functional.silu, lambda x: functional.silu(x, inplace=True)],
     "hard_swish": [functional.hardswish],
+    "hard_sigmoid": [functional.hardsigmoid],
     "gelu": [functional.gelu],
     "gelu_tanh": [lambda x: functional.gelu(x, approximate="tanh")],
     "tanh": [torch.tanh, lambda x: x.tanh_()],

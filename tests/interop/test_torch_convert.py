@@ -97,6 +97,7 @@ ACTIVATIONS: dict[str, tuple[nn.Module, list[Callable[[Tensor], Tensor]]]] = {
     "sigmoid": (nn.Sigmoid(), [functional.sigmoid, torch.sigmoid, lambda x: x.sigmoid_()]),
     "silu": (nn.SiLU(), [functional.silu]),
     "hardswish": (nn.Hardswish(), [functional.hardswish]),
+    "hardsigmoid": (nn.Hardsigmoid(), [functional.hardsigmoid]),
     "gelu": (nn.GELU(), [functional.gelu, lambda x: functional.gelu(x, approximate="none")]),
     "gelu tanh": (nn.GELU("tanh"), [lambda x: functional.gelu(x, approximate="tanh")]),
     "tanh": (nn.Tanh(), [functional.tanh, torch.tanh, lambda x: x.tanh()]),

@@ -19,6 +19,7 @@ from ...conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_GELU,
     ACTIVATION_GELU_TANH,
+    ACTIVATION_HARD_SIGMOID,
     ACTIVATION_HARD_SWISH,
     ACTIVATION_LEAKY_RELU,
     ACTIVATION_NONE,
@@ -196,6 +197,12 @@ def _tanh[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
 
 
 @always_inline
+def _ramp[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
+    """`v + 3` within 0 and 6; NaN stays NaN."""
+    return _limit_high(_limit_low(v + 3, 0), 6)
+
+
+@always_inline
 def _gelu[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
     """`v * (1 + erf(v / sqrt(2))) / 2`: `max(v, 0) - |v| * erfc(|v| / sqrt(2))
     / 2`, erfc by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7)."""
@@ -222,15 +229,17 @@ struct DeviceActivation(TrivialRegisterPassable):
     comptime GELU_TANH = Int32(3)
     comptime SIGMOID = Int32(4)
     comptime HARD_SWISH = Int32(5)
-    comptime GELU = Int32(6)
-    comptime TANH = Int32(7)
-    comptime LEAKY_RELU = Int32(8)
+    comptime HARD_SIGMOID = Int32(6)
+    comptime GELU = Int32(7)
+    comptime TANH = Int32(8)
+    comptime LEAKY_RELU = Int32(9)
     comptime FORMULAS = [
         Self.LIMITS,
         Self.SILU,
         Self.GELU_TANH,
         Self.SIGMOID,
         Self.HARD_SWISH,
+        Self.HARD_SIGMOID,
         Self.GELU,
         Self.TANH,
         Self.LEAKY_RELU,
@@ -272,6 +281,8 @@ struct DeviceActivation(TrivialRegisterPassable):
             formula = Self.SIGMOID
         elif code == ACTIVATION_HARD_SWISH:
             formula = Self.HARD_SWISH
+        elif code == ACTIVATION_HARD_SIGMOID:
+            formula = Self.HARD_SIGMOID
         elif code == ACTIVATION_GELU:
             formula = Self.GELU
         return DeviceActivation(formula, 1, -limit, limit)
@@ -337,8 +348,9 @@ struct DeviceActivation(TrivialRegisterPassable):
         elif formula == Self.SIGMOID:
             return _logistic(v)
         elif formula == Self.HARD_SWISH:
-            var ramp = _limit_high(_limit_low(v + 3, 0), 6)
-            return v * ramp * Float32(1.0 / 6.0)
+            return v * _ramp(v) * Float32(1.0 / 6.0)
+        elif formula == Self.HARD_SIGMOID:
+            return _ramp(v) * Float32(1.0 / 6.0)
         elif formula == Self.GELU:
             return _gelu(v)
         else:

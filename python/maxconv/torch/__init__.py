@@ -21,6 +21,7 @@ from ._convert import convert
 from ._functional import conv1d, conv2d, conv3d
 from ._modules import Conv1d, Conv2d, Conv3d
 from ._operands import ConvOperands, conv_operands, pack_filter
+from ._pooling import global_avg_pool
 from ._prepare import prepare
 from ._report import ConversionReport, Left, Replaced, Untraced
 from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
@@ -46,6 +47,7 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "convert",
+    "global_avg_pool",
     "pack_filter",
     "prepare",
     "repack",

@@ -19,6 +19,7 @@ _PLAIN: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
     Activation.SIGMOID: torch.sigmoid,
     Activation.SILU: functional.silu,
     Activation.HARD_SWISH: functional.hardswish,
+    Activation.HARD_SIGMOID: functional.hardsigmoid,
     Activation.GELU: functional.gelu,
     Activation.TANH: torch.tanh,
 }

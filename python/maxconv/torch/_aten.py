@@ -55,6 +55,7 @@ _ACTIVATIONS: Final[dict[Any, _Maker]] = {
     _aten.sigmoid.default: _named("sigmoid"),
     _aten.silu.default: _named("silu"),
     _aten.hardswish.default: _named("hardswish"),
+    _aten.hardsigmoid.default: _named("hardsigmoid"),
     _aten.gelu.default: _gelu,
     _aten.tanh.default: _named("tanh"),
 }

@@ -14,6 +14,7 @@ from ._arguments import is_channels_last
 from ._fuse import fuse
 from ._loading import guard, guard_model
 from ._patterns import batch_norm, own_tensor
+from ._pooling import pool_globally
 from ._reading import called_convolutions, only_calls, reads_weights
 from ._report import ConversionReport, Left, Replaced, Untraced
 from ._sites import is_exact, is_own, refusal, replacement
@@ -67,6 +68,7 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
         result = converter.convert(model, "", traceable=True)
         if channels_last:
             converter.order_weights(result)
+        pool_globally(result)
         gone = set(module.state_dict()) - set(result.state_dict())
         if gone:
             guard_model(result, gone)

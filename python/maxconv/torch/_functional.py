@@ -115,8 +115,9 @@ def conv2d(
         dilation: One integer or two.
         groups: Divides the channels of input and output.
         activation: ``"relu"``, ``"relu6"``, ``"leaky_relu"``, ``"sigmoid"``, ``"silu"``,
-            ``"hardswish"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``, ``("clamp", min, max)``,
-            ``("leaky_relu", slope)``, or what ``maxconv.activations`` makes.
+            ``"hardswish"``, ``"hardsigmoid"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``,
+            ``("clamp", min, max)``, ``("leaky_relu", slope)``, or what ``maxconv.activations``
+            makes.
         residual: Of the output's shape and dtype.
         beta: Factor of the residual.
         final_activation: As ``activation``.

@@ -82,6 +82,7 @@ _MODULES: Final[dict[type[nn.Module], tuple[_Maker, Sequence[str]]]] = {
     nn.Sigmoid: (_named("sigmoid"), ()),
     nn.SiLU: (_named("silu"), ()),
     nn.Hardswish: (_named("hardswish"), ()),
+    nn.Hardsigmoid: (_named("hardsigmoid"), ()),
     nn.GELU: (_gelu, ("approximate",)),
     nn.Tanh: (_named("tanh"), ()),
 }
@@ -101,6 +102,7 @@ _FUNCTIONS: Final[dict[Any, _Maker]] = {
     ),
     functional.silu: _named("silu"),
     functional.hardswish: _named("hardswish"),
+    functional.hardsigmoid: _named("hardsigmoid"),
     functional.gelu: _gelu,
     **dict.fromkeys((functional.tanh, torch.tanh, torch.tanh_, "tanh", "tanh_"), _named("tanh")),
     **dict.fromkeys(
