@@ -126,13 +126,13 @@ def test_a_converted_model_uses_it(calls: list[int]) -> None:
             return (y * self.gate(self.fc(self.pool(y)))).mean((2, 3))
 
     torch.manual_seed(0)
-    model = Gate().eval().to("cuda", torch.float32)
+    model = Gate().eval().to("cuda", DTYPE)
     fast, report = mt.convert(model)
-    x = torch.randn(2, 16, 12, 12, device="cuda")
+    x = image(2, 16, 12, 12)
     with torch.inference_mode():
         actual = fast(x)
     assert len(calls) == 2
     assert report.replaced[1].fused == ("hard_sigmoid",)
     exact = model.double()(x.double())
-    # tf32 rounds operands by 2^-11; two convolutions.
-    assert (actual.double() - exact).abs().max() <= 4e-3 * exact.abs().max()
+    # Each of five tensors on the way is rounded by 2^-9 of its values.
+    assert (actual.double() - exact).abs().max() <= 2e-2 * exact.abs().max()

@@ -42,6 +42,19 @@ def test_the_fake_output_has_the_kernels_strides() -> None:
     assert fake.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_compiled_graph_has_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pooling, "_is_on_gpu", lambda input: True)
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return mt.global_avg_pool(x) + 1
+
+    with torch.no_grad():
+        program = torch.export.export(Net(), (last(X),), strict=True)
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert torch.ops.maxconv.global_avg_pool.default in called
+
+
 FORMS: dict[str, Any] = {
     "module": lambda m, x: m.pool(m.conv(x)),
     "function": lambda m, x: functional.adaptive_avg_pool2d(m.conv(x), 1),

@@ -69,18 +69,26 @@ def global_avg_pool(input: Tensor) -> Tensor:
 
 def _is_ours(input: Tensor) -> bool:
     """Whether maxconv's kernel takes a tensor."""
-    if not input.is_cuda or input.dtype not in DTYPES or input.layout is not torch.strided:
+    if not _is_on_gpu(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
         return False
-    # What is no plain memory, or has a gradient, a tangent or a batch besides.
-    if type(input) not in _PLAIN or input.is_neg() or input.numel() == 0:
+    if input.numel() == 0 or (torch.is_grad_enabled() and input.requires_grad):
         return False
-    if torch.is_grad_enabled() and input.requires_grad:
-        return False
-    if _transforms() is not None or forward_ad._current_level >= 0:
+    if not is_dynamo_compiling() and not _is_plain_memory(input):
         return False
     if input.dim() == 3:
         return input.transpose(1, 2).is_contiguous()
     return input.is_contiguous(memory_format=_FORMATS[input.dim()])
+
+
+def _is_on_gpu(input: Tensor) -> bool:
+    return input.is_cuda
+
+
+def _is_plain_memory(input: Tensor) -> bool:
+    """Whether a tensor has no tangent, no batch of ``vmap`` and no other meaning besides."""
+    if type(input) not in _PLAIN or input.is_neg():
+        return False
+    return _transforms() is None and forward_ad._current_level < 0
 
 
 def _new_output(input: Tensor) -> Tensor:
