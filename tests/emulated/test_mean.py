@@ -65,9 +65,9 @@ class Launch:
     @classmethod
     def of(cls, line: str, folder: Path) -> Launch:
         """Reads a line of the Mojo side."""
-        name, *numbers, geometry = line.split()
+        name, blocks, cluster, shared, geometry = line.split()
         text = (folder / f"{name}.ptx").read_text()
-        return cls(name, *map(int, numbers), bytes.fromhex(geometry), text)
+        return cls(name, int(blocks), int(cluster), int(shared), bytes.fromhex(geometry), text)
 
 
 def run(problem: Problem, launch: Launch, input: Array, seed: int) -> Array:

@@ -24,7 +24,7 @@ from ._functional import is_watched
 from ._plan import gpu_target
 from ._tracing import is_plain, recorded
 
-__all__ = ["global_avg_pool", "pool_globally"]
+__all__ = ["global_avg_pool", "operator", "pool_globally", "runs_on_gpu"]
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -62,14 +62,14 @@ def global_avg_pool(input: Tensor) -> Tensor:
     if not _is_ours(input):
         return input.mean(tuple(range(2, input.dim())), keepdim=True)
     if is_dynamo_compiling() or is_watched():
-        output: Tensor = _operator(input)
+        output: Tensor = operator(input)
         return output
     return _run(input)
 
 
 def _is_ours(input: Tensor) -> bool:
     """Whether maxconv's kernel takes a tensor."""
-    if not _is_on_gpu(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
+    if not runs_on_gpu(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
         return False
     if input.numel() == 0 or (torch.is_grad_enabled() and input.requires_grad):
         return False
@@ -80,7 +80,8 @@ def _is_ours(input: Tensor) -> bool:
     return input.is_contiguous(memory_format=_FORMATS[input.dim()])
 
 
-def _is_on_gpu(input: Tensor) -> bool:
+def runs_on_gpu(input: Tensor) -> bool:
+    """Whether a tensor, or what stands for one, is on a GPU."""
     return input.is_cuda
 
 
@@ -101,7 +102,7 @@ def _new_output(input: Tensor) -> Tensor:
 def _run(input: Tensor) -> Tensor:
     """Enqueues the kernel on PyTorch's current stream."""
     # The operator may be called by others than ``global_avg_pool``.
-    if not _is_ours(input):
+    if not input.is_cuda or not _is_ours(input):
         return input.mean(tuple(range(2, input.dim())), keepdim=True)
     index = input.get_device()
     batch, channels, *spatial = input.shape
@@ -118,7 +119,8 @@ def _run(input: Tensor) -> Tensor:
     return output
 
 
-_operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _new_output)
+#: The operator: ``global_avg_pool`` as a graph has it.
+operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _new_output)
 
 
 # In converted models ------------------------------------------------------------------------------

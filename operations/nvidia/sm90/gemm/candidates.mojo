@@ -186,6 +186,15 @@ def candidates() -> List[Candidate]:
                 (256, 64), (3, 8, 3), cooperative=False, cluster=PAIR_N, halo=16
             )
         ),
+        Candidate(
+            _rows(
+                (160, 64),
+                (5, 8, 5),
+                cooperative=False,
+                subtile_pixels=32,
+            ),
+            wide_outputs=False,
+        ),
     ]
 
 
