@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import maxconv.torch as mt
-from maxconv.torch import _backend, _means, _pooling
+from maxconv.torch import _pooling
 
 
 def test_a_cpu_gets_pytorchs_mean() -> None:
@@ -43,7 +43,7 @@ def test_the_fake_output_has_the_kernels_strides() -> None:
 
 
 def test_a_compiled_graph_has_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pooling, "runs_on_gpu", lambda input: True)
+    monkeypatch.setattr(_pooling, "_is_on_gpu", lambda input: True)
 
     class Net(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -53,40 +53,6 @@ def test_a_compiled_graph_has_the_operator(monkeypatch: pytest.MonkeyPatch) -> N
         program = torch.export.export(Net(), (last(X),), strict=True)
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert torch.ops.maxconv.global_avg_pool.default in called
-
-
-def test_the_backend_replaces_means_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_means, "runs_on_gpu", lambda image: True)
-    graphs: list[Any] = []
-
-    def noting(graph: Any) -> None:
-        _means.replace_means(graph)
-        graphs.append([str(node.target) for node in graph.nodes])
-
-    monkeypatch.setattr(_backend, "replace_means", noting)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = conv(), conv(), conv()
-
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            y = self.first(x)
-            gate = functional.adaptive_avg_pool2d(y, 1).sigmoid()
-            z = self.second(y * gate)
-            spread = z.mean((-1, -2)) * 2 + z.mean((1, 2)).sum()
-            # A graph's output, what no convolution returns, another dtype, and one dimension.
-            others = self.third(z).mean((2, 3)), (z + 1).mean((2, 3)) * 3
-            return spread, z.mean((2, 3), dtype=torch.float64).float() + z.mean(3).mean(2), *others
-
-    model = Net().eval()
-    compiled = torch.compile(model, backend="maxconv", options={"inductor": False})
-    with torch.no_grad():
-        for own, expected in zip(compiled(X), model.double()(X.double()), strict=True):
-            # The sums of some 100 products in float32.
-            assert (own - expected).abs().max() <= 1e-5 * expected.abs().max()
-    (targets,) = graphs
-    assert targets.count("maxconv.global_avg_pool.default") == 2
 
 
 FORMS: dict[str, Any] = {

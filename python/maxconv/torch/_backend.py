@@ -18,7 +18,6 @@ from ._aten import CONVOLUTION, KEPT, value
 from ._constants import Constants, keep_weights
 from ._inline import Decompositions, decompose
 from ._layouts import prefer_channels_last
-from ._means import replace_means
 from ._rewrite import encode, replace_convolutions
 
 __all__ = ["backend", "register"]
@@ -230,7 +229,6 @@ def _rewrite(
     _log.info("%s", report)
     constants = keep_weights(graph, static_places, captured)
     prefer_channels_last(graph)
-    replace_means(graph)
     decompose(graph, KEPT, table)
     encode(graph)
     graph.eliminate_dead_code()

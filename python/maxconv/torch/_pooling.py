@@ -24,7 +24,7 @@ from ._functional import is_watched
 from ._plan import gpu_target
 from ._tracing import is_plain, recorded
 
-__all__ = ["global_avg_pool", "operator", "pool_globally", "runs_on_gpu"]
+__all__ = ["global_avg_pool", "pool_globally"]
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -62,14 +62,14 @@ def global_avg_pool(input: Tensor) -> Tensor:
     if not _is_ours(input):
         return input.mean(tuple(range(2, input.dim())), keepdim=True)
     if is_dynamo_compiling() or is_watched():
-        output: Tensor = operator(input)
+        output: Tensor = _operator(input)
         return output
     return _run(input)
 
 
 def _is_ours(input: Tensor) -> bool:
     """Whether maxconv's kernel takes a tensor."""
-    if not runs_on_gpu(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
+    if not _is_on_gpu(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
         return False
     if input.numel() == 0 or (torch.is_grad_enabled() and input.requires_grad):
         return False
@@ -80,8 +80,7 @@ def _is_ours(input: Tensor) -> bool:
     return input.is_contiguous(memory_format=_FORMATS[input.dim()])
 
 
-def runs_on_gpu(input: Tensor) -> bool:
-    """Whether a tensor, or what stands for one, is on a GPU."""
+def _is_on_gpu(input: Tensor) -> bool:
     return input.is_cuda
 
 
@@ -119,8 +118,7 @@ def _run(input: Tensor) -> Tensor:
     return output
 
 
-#: The operator: ``global_avg_pool`` as a graph has it.
-operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _new_output)
+_operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _new_output)
 
 
 # In converted models ------------------------------------------------------------------------------
