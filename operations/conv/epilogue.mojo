@@ -143,10 +143,12 @@ struct Activation(DeviceValue, ImplicitlyCopyable, Movable):
             return _quotient(SIMD[DType.float32, width](1), 1 + exp(-v))
         if self.code == ACTIVATION_SILU:
             return _quotient(v, 1 + exp(-v))
-        if self.code == ACTIVATION_HARD_SWISH:
-            return v * min(max(v + 3, 0), 6) * Float32(1.0 / 6.0)
-        if self.code == ACTIVATION_HARD_SIGMOID:
-            return clamped(v + 3, 0, 6) * Float32(1.0 / 6.0)
+        if (
+            self.code == ACTIVATION_HARD_SWISH
+            or self.code == ACTIVATION_HARD_SIGMOID
+        ):
+            var ramp = clamped(v + 3, 0, 6) * Float32(1.0 / 6.0)
+            return ramp * v if self.code == ACTIVATION_HARD_SWISH else ramp
         if self.code == ACTIVATION_GELU:
             return 0.5 * v * (1 + erf(v * SQRT_HALF))
         if self.code == ACTIVATION_GELU_TANH:

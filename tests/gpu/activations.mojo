@@ -17,10 +17,8 @@ def reference(formula: Int32, v: Float64) -> Float64:
         return v / (1 + exp(-v))
     if formula == DeviceActivation.SIGMOID:
         return 1 / (1 + exp(-v))
-    if formula == DeviceActivation.HARD_SWISH:
+    if formula == DeviceActivation.RAMP:
         return v * min(max(v + 3, 0), 6) / 6
-    if formula == DeviceActivation.HARD_SIGMOID:
-        return min(max(v + 3, 0), 6) / 6
     if formula == DeviceActivation.GELU:
         return 0.5 * v * (1 + erf(v * 0.70710678118654752440))
     if formula == DeviceActivation.GELU_TANH:

@@ -232,7 +232,9 @@ CASES: dict[str, Case] = {
                 "final_activation": ACTIVATIONS[last][1],
             },
         )
-        for first, last in zip(*[iter(ACTIVATIONS)] * 2, strict=True)
+        for first, last in zip(
+            [*ACTIVATIONS][::2], [*ACTIVATIONS][1::2] + [*ACTIVATIONS][:1], strict=True
+        )
     },
     # A scale is a factor of its filter.
     "scale": plain(

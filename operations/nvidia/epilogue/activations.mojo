@@ -197,12 +197,6 @@ def _tanh[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
 
 
 @always_inline
-def _ramp[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
-    """`v + 3` within 0 and 6; NaN stays NaN."""
-    return _limit_high(_limit_low(v + 3, 0), 6)
-
-
-@always_inline
 def _gelu[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
     """`v * (1 + erf(v / sqrt(2))) / 2`: `max(v, 0) - |v| * erfc(|v| / sqrt(2))
     / 2`, erfc by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7)."""
@@ -221,25 +215,24 @@ struct DeviceActivation(TrivialRegisterPassable):
     """An activation as the kernel evaluates it: one of few formulas, chosen
     by a branch that all threads take alike.
 
-    ReLU and clamp are one formula, of two limits. NaN stays NaN in all."""
+    ReLU and clamp are one formula, of two limits; hard swish and, with a slope of
+    0, hard sigmoid are one of a ramp. NaN stays NaN in all."""
 
     comptime NONE = Int32(0)
     comptime LIMITS = Int32(1)
     comptime SILU = Int32(2)
     comptime GELU_TANH = Int32(3)
     comptime SIGMOID = Int32(4)
-    comptime HARD_SWISH = Int32(5)
-    comptime HARD_SIGMOID = Int32(6)
-    comptime GELU = Int32(7)
-    comptime TANH = Int32(8)
-    comptime LEAKY_RELU = Int32(9)
+    comptime RAMP = Int32(5)
+    comptime GELU = Int32(6)
+    comptime TANH = Int32(7)
+    comptime LEAKY_RELU = Int32(8)
     comptime FORMULAS = [
         Self.LIMITS,
         Self.SILU,
         Self.GELU_TANH,
         Self.SIGMOID,
-        Self.HARD_SWISH,
-        Self.HARD_SIGMOID,
+        Self.RAMP,
         Self.GELU,
         Self.TANH,
         Self.LEAKY_RELU,
@@ -280,9 +273,9 @@ struct DeviceActivation(TrivialRegisterPassable):
         elif code == ACTIVATION_SIGMOID:
             formula = Self.SIGMOID
         elif code == ACTIVATION_HARD_SWISH:
-            formula = Self.HARD_SWISH
+            formula = Self.RAMP
         elif code == ACTIVATION_HARD_SIGMOID:
-            formula = Self.HARD_SIGMOID
+            return DeviceActivation(Self.RAMP, 0, -limit, limit)
         elif code == ACTIVATION_GELU:
             formula = Self.GELU
         return DeviceActivation(formula, 1, -limit, limit)
@@ -347,10 +340,9 @@ struct DeviceActivation(TrivialRegisterPassable):
             return _gate(v, v * (v * v * (0.044715 * twice) + twice))
         elif formula == Self.SIGMOID:
             return _logistic(v)
-        elif formula == Self.HARD_SWISH:
-            return v * _ramp(v) * Float32(1.0 / 6.0)
-        elif formula == Self.HARD_SIGMOID:
-            return _ramp(v) * Float32(1.0 / 6.0)
+        elif formula == Self.RAMP:
+            var ramp = _limit_high(_limit_low(v + 3, 0), 6) * Float32(1.0 / 6.0)
+            return ramp * v if self.slope != 0 else ramp
         elif formula == Self.GELU:
             return _gelu(v)
         else:
