@@ -2,7 +2,7 @@
 caller's, and waits for nothing.
 
     mojo build -I . --emit shared-lib --target-accelerator sm_90a \\
-        library/mean.mojo -D dtype=bfloat16
+        library/mean.mojo -D dtype=bfloat16 -D scaled=False
 
 A function that fails returns the address of the sentence that says why, which
 the caller frees; others return 0.
@@ -10,10 +10,10 @@ the caller frees; others return 0.
 
 from max.gpu.host import DeviceContext
 from std.memory.alloc import unsafe_alloc
-from std.sys.defines import get_defined_dtype
 
-from library.call import free_sentence, reads, sentence, write
+from library.call import TYPE, free_sentence, reads, sentence, write
 from operations.conv.memory import Writes
+from operations.conv.operands import Device
 from operations.nvidia.device import device_of
 from operations.nvidia.generic.mean import LOAD_BYTES
 from operations.nvidia.generic.mean_launch import (
@@ -23,17 +23,13 @@ from operations.nvidia.generic.mean_launch import (
 )
 from operations.nvidia.stream import Stream
 
-comptime TYPE = get_defined_dtype["dtype", DType.float32]()
-"""Of input and output."""
-
 
 @fieldwise_init
 struct Opened(Movable):
     """A device that has been opened."""
 
     var ctx: DeviceContext
-    var units: Int
-    var capability: Int
+    var device: Device
 
 
 comptime Handle = Pointer[Opened, MutUntrackedOrigin]
@@ -49,9 +45,8 @@ def maxconv_open(index: Int64, made: Int64) abi("C") -> Int64:
     """
     try:
         var ctx = DeviceContext(device_id=Int(index))
-        var device = device_of(ctx)
         var handle = unsafe_alloc[Opened](1)
-        handle.unsafe_write(Opened(ctx, device.units, device.capability))
+        handle.unsafe_write(Opened(ctx, device_of(ctx)))
         write(made, Int64(Int(handle)))
         return 0
     except error:
@@ -95,8 +90,7 @@ def maxconv_mean(
             Int(pixels),
             Int(channels),
             aligned=Int(input) % LOAD_BYTES == 0,
-            units=opened.units,
-            capability=opened.capability,
+            device=opened.device,
         )
         var queue = Stream(opened.ctx, cuda_stream=Int(stream))
         launch_mean(

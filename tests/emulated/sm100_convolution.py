@@ -21,6 +21,7 @@ from ptxemu.tma import DataType, L2Promotion, Swizzle
 OUTPUT, BIAS, SCALE = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
 _NONE, _LEAKY_RELU, _RELU = 0, 3, 1
+_HARD_SWISH, _HARD_SIGMOID = 6, 10
 #: The slope of the test program's leaky ReLU.
 _SLOPE = 0.5
 
@@ -155,6 +156,11 @@ def activated(values: Values, code: int) -> Values:
         return np.maximum(values, 0)
     if code == _LEAKY_RELU:
         return np.where(values > 0, values, values * _SLOPE)
+    if code in (_HARD_SWISH, _HARD_SIGMOID):
+        # In the kernel's steps, each of which float32 rounds.
+        ramp: Values = np.clip(values + 3, 0, 6).astype(np.float32) * np.float32(1 / 6)
+        swish: Values = ramp * values.astype(np.float32)
+        return swish if code == _HARD_SWISH else ramp
     assert code == _NONE
     return values
 

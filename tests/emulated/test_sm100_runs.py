@@ -29,6 +29,7 @@ from ptxemu import (
 
 CANDIDATES = 9
 RELU, LEAKY_RELU = 1, 3
+HARD_SWISH, HARD_SIGMOID = 6, 10
 
 
 def problem(
@@ -120,6 +121,13 @@ def test_types(program: Program, kernels: dict[str, Kernel], dtype: str, index: 
     fused = Fused(bias=True, scale=True, activation=RELU)
     case = Case(problem(2, (9, 11), 80, 72, (3, 3)), fused, seed=3)
     check(program, kernels[f"{dtype}-{index}"], case, index)
+
+
+@pytest.mark.parametrize("activation", [HARD_SWISH, HARD_SIGMOID])
+def test_ramps(program: Program, kernels: dict[str, Kernel], activation: int) -> None:
+    """One formula of the kernel's, with and without its argument as a factor."""
+    fused = Fused(bias=True, scale=True, activation=activation)
+    check(program, kernels["float16-0"], Case(problem(1, (6, 7), 16, 24, (1, 1)), fused, seed=4), 1)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import pytest
@@ -55,6 +56,20 @@ def test_a_compiled_graph_has_the_operator(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.ops.maxconv.global_avg_pool.default in called
 
 
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (1, 2, 3, 4, 5)])
+def test_other_ranks_are_what_they_are_to_pytorch(shape: tuple[int, ...]) -> None:
+    def outcome(pool: Any) -> Any:
+        try:
+            return pool(torch.arange(float(math.prod(shape))).view(shape)).tolist()
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+    expected = outcome(nn.AdaptiveAvgPool2d(1))
+    assert isinstance(expected, str) == (len(shape) == 1)
+    assert outcome(_pooling.GlobalAvgPool2d(1)) == expected
+    assert outcome(lambda x: _pooling.pooled(x, 2)) == expected
+
+
 FORMS: dict[str, Any] = {
     "module": lambda m, x: m.pool(m.conv(x)),
     "function": lambda m, x: functional.adaptive_avg_pool2d(m.conv(x), 1),
@@ -79,13 +94,13 @@ OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FORMS)
 def test_means_over_pixels_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Size] = []
-    pool = _pooling.global_avg_pool
+    is_ours = _pooling._is_ours
 
-    def noting(input: Tensor) -> Tensor:
+    def noting(input: Tensor) -> bool:
         seen.append(input.shape)
-        return pool(input)
+        return is_ours(input)
 
-    monkeypatch.setattr(_pooling, "global_avg_pool", noting)
+    monkeypatch.setattr(_pooling, "_is_ours", noting)
     model = network(FORMS[name], conv=conv(), pool=nn.AdaptiveAvgPool2d((1, 1)))
     convert_and_compare(model, X)
     assert seen == [X.shape] * 2

@@ -14,11 +14,10 @@ The last line is what an op says to the last problem that was compiled for other
 filters.
 """
 
+from hexadecimal import bytes_of
 from max.gpu.host import DeviceContext, get_gpu_target
 from std.compile import compile_info
-from std.memory import Pointer
 from std.sys import argv
-from std.sys.info import size_of
 from std.utils import IndexList
 
 from operations.conv.access import MemoryActivation, MemoryOutput
@@ -46,18 +45,6 @@ comptime EMULATED = 3
 comptime BIAS_AT = 0x2222000000000000
 
 comptime Dtype = DType.bfloat16
-
-
-def bytes_of[T: AnyType](value: T) -> String:
-    """A value's bytes, as hexadecimal digits."""
-    comptime digits = "0123456789abcdef"
-    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
-    var text = String()
-    for i in range(size_of[T]()):
-        var byte = Int(bytes.unsafe_offset(i)[])
-        text += digits[byte=byte >> 4]
-        text += digits[byte=byte & 15]
-    return text
 
 
 def problem_of(numbers: List[Int]) raises -> ConvProblem:
@@ -108,9 +95,7 @@ def refusal_of(problem: ConvProblem) -> String:
     try:
         var stream = Stream(DeviceContext(api="cpu"))
         Diagonal.launch[known=KnownFilter(EMULATED + 1, 1, 1), scaled=False](
-            Diagonal.plan(
-                problem, Operands.bare(types), Device(90, 132)
-            ),
+            Diagonal.plan(problem, Operands.bare(types), Device(90, 132)),
             problem,
             Arguments(
                 MemoryActivation[Dtype](Reads[Dtype](unsafe_from_address=16)),

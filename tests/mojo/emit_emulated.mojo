@@ -18,10 +18,10 @@ replace.
 """
 
 from max.gpu import block_dim, block_idx, thread_idx
+from hexadecimal import bytes_of
 from max.gpu.host import get_gpu_target
 from max.gpu.primitives import block
 from std.compile import compile_info
-from std.memory import Pointer
 from std.sys import argv
 from std.sys.info import size_of
 from std.utils import IndexList
@@ -93,18 +93,6 @@ def write(folder: String, name: String, text: String) raises:
     """Writes a PTX file."""
     with open(String(t"{folder}/{name}.ptx"), "w") as file:
         file.write(text)
-
-
-def bytes_of[T: AnyType](value: T) -> String:
-    """A value's bytes, as hexadecimal digits."""
-    comptime digits = "0123456789abcdef"
-    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
-    var text = String()
-    for i in range(size_of[T]()):
-        var byte = Int(bytes.unsafe_offset(i)[])
-        text += digits[byte=byte >> 4]
-        text += digits[byte=byte & 15]
-    return text
 
 
 def problem_of(

@@ -12,9 +12,9 @@ Pointers of the epilogue are `SCALE_AT`, `BIAS_AT` and `RESIDUAL_AT`, for the
 reader to replace.
 """
 
+from hexadecimal import bytes_of
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
-from std.memory import Pointer
 from std.sys import argv
 from std.sys.info import size_of
 from std.utils import IndexList
@@ -39,18 +39,6 @@ comptime RESIDUAL_AT = 0x3333000000000000
 def output_of(dtype: DType) -> DType:
     """The output's type."""
     return dtype if dtype == DType.float32 else DType.bfloat16
-
-
-def bytes_of[T: AnyType](value: T) -> String:
-    """A value's bytes, as hexadecimal digits."""
-    comptime digits = "0123456789abcdef"
-    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
-    var text = String()
-    for i in range(size_of[T]()):
-        var byte = Int(bytes.unsafe_offset(i)[])
-        text += digits[byte=byte >> 4]
-        text += digits[byte=byte & 15]
-    return text
 
 
 def epilogue_of[dtype: DType](fused: Bool) -> Epilogue[DType.float32, dtype]:

@@ -10,12 +10,13 @@ passes: the file's name, blocks, blocks of a cluster, bytes of shared memory, an
 the geometry as hexadecimal bytes.
 """
 
+from hexadecimal import bytes_of
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
-from std.memory import Pointer
 from std.sys import argv
 from std.sys.info import size_of
 
+from operations.conv.operands import Device
 from operations.nvidia.generic.mean import LOAD_BYTES, MeanKernel
 from operations.nvidia.generic.mean_launch import (
     LANES,
@@ -29,18 +30,6 @@ comptime TYPES = [DType.bfloat16, DType.float32]
 comptime CAPABILITY = 90
 
 
-def bytes_of[T: AnyType](value: T) -> String:
-    """A value's bytes, as hexadecimal digits."""
-    comptime digits = "0123456789abcdef"
-    var bytes = Pointer(to=value).unsafe_bitcast[UInt8]()
-    var text = String()
-    for i in range(size_of[T]()):
-        var byte = Int(bytes.unsafe_offset(i)[])
-        text += digits[byte=byte >> 4]
-        text += digits[byte=byte & 15]
-    return text
-
-
 def describe[dtype: DType](words: List[Int]) raises:
     """Prints the line of a problem."""
     var refusal = mean_refusal(words[0], words[1], words[2])
@@ -51,8 +40,7 @@ def describe[dtype: DType](words: List[Int]) raises:
         words[1],
         words[2],
         aligned=words[4] == 1,
-        units=words[3],
-        capability=CAPABILITY,
+        device=Device(CAPABILITY, words[3]),
     )
     comptime for width in [1, LOAD_BYTES // size_of[dtype]()]:
         comptime for lanes in LANES:

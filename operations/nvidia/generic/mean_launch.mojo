@@ -5,6 +5,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...conv.memory import Reads, Writes
+from ...conv.operands import Device
 from ..divisor import Divisor
 from ..limits import MAX_BLOCKS, MAX_CLUSTER, MAX_INDEX, WARP
 from ..stream import LaunchGrid, Stream
@@ -81,8 +82,7 @@ def plan_mean[
     channels: Int,
     *,
     aligned: Bool,
-    units: Int,
-    capability: Int,
+    device: Device,
 ) -> MeanPlan:
     """The widest loads that channels and addresses allow; as many lanes as keep
     multiprocessors busy; and more blocks an image while multiprocessors have
@@ -96,19 +96,18 @@ def plan_mean[
         pixels: Of an image.
         channels: Of a pixel.
         aligned: Whether the input's address is a multiple of `LOAD_BYTES`.
-        units: Multiprocessors of the GPU.
-        capability: Its compute capability, times ten.
+        device: The GPU.
     """
     var width = LOAD_BYTES // size_of[dtype]()
     if not aligned or channels % width != 0:
         width = 1
-    var lanes = _lanes(images, channels, width, units)
+    var lanes = _lanes(images, channels, width, device.units)
     var columns = ceildiv(channels, lanes * width)
     var parts = 1
-    if capability >= FIRST_CLUSTERS:
+    if device.capability >= FIRST_CLUSTERS:
         while (
             parts < MAX_CLUSTER
-            and images * columns * parts < SHARED * units
+            and images * columns * parts < SHARED * device.units
             and pixels > THREADS // lanes * UNROLL * 2 * parts
         ):
             parts *= 2

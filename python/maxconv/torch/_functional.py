@@ -22,10 +22,10 @@ from ._arguments import (
 )
 from ._plan import Plan, find, is_kept, rounding
 
-__all__ = ["conv1d", "conv2d", "conv3d", "convolve", "is_watched"]
+__all__ = ["PLAIN", "conv1d", "conv2d", "conv3d", "convolve", "is_transformed", "is_watched"]
 
 #: Classes of tensors that are memory, and nothing else.
-_PLAIN: Final = (Tensor, torch.nn.Parameter)
+PLAIN: Final = (Tensor, torch.nn.Parameter)
 
 #: How many plans of calls are kept.
 _KEPT: Final = 4096
@@ -281,13 +281,13 @@ def _keep(key: Any, plan: Plan) -> None:
 def is_watched() -> bool:
     """Whether somebody watches or changes operators: a tracer, a mode, a profiler."""
     return bool(
-        _dispatch_modes()
-        or _function_modes()
-        or _profiled()
-        or _interpreters()
-        or _tracing()
-        or forward_ad._current_level >= 0
+        _dispatch_modes() or _function_modes() or _profiled() or _tracing() or is_transformed()
     )
+
+
+def is_transformed() -> bool:
+    """Whether tensors may have a batch or a tangent besides: a transform, or forward AD."""
+    return bool(_interpreters() or forward_ad._current_level >= 0)
 
 
 def _key(
@@ -314,7 +314,7 @@ def _key(
             parts.append(None)
             continue
         if (
-            tensor.__class__ not in _PLAIN
+            tensor.__class__ not in PLAIN
             or (grad and tensor.requires_grad)
             or tensor.layout is not strided
             or tensor.is_neg()

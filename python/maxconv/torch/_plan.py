@@ -37,6 +37,7 @@ __all__ = [
     "gpu_target",
     "is_kept",
     "output_shape",
+    "raw_stream",
     "rounding",
     "torch_precision",
 ]
@@ -47,7 +48,8 @@ _CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
 # A member of an enumeration is slow to hash, and these are parts of a plan's key.
 _TF32, _FLOAT32 = int(Precision.TF32), int(Precision.FLOAT32)
 
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+#: Returns a device's current stream, as CUDA's handle; ``None`` in a PyTorch without CUDA.
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class _Described(NamedTuple):
@@ -354,7 +356,7 @@ class Plan:
         else:
             if (x | f | b | r | s | y) % COPY_BYTES:
                 prepared = self._prepared_unaligned()
-            prepared.run(x, f, b, r, s, y, _raw_stream(self._index))
+            prepared.run(x, f, b, r, s, y, raw_stream(self._index))
         return output.contiguous() if self._transposes else output
 
     def _filter(self, weight: Tensor) -> Tensor:
