@@ -7,11 +7,13 @@ says why, which the caller frees; others return 0.
 
 from std.memory.alloc import unsafe_alloc
 
-from library.call import SCALED, Call, free_sentence, sentence, write
+from library.call import SCALED, Call, free_sentence, reads, sentence, write
 from operations.conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
+from operations.conv.memory import Writes
 from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.openmp import OpenMpPool, Parallel
+from operations.cpu.transpose import Matrices, transpose
 
 comptime Handle = Pointer[Call, MutUntrackedOrigin]
 
@@ -89,3 +91,62 @@ def maxconv_run(
         return 0
     except error:
         return sentence(error)
+
+
+@export
+def maxconv_transpose(
+    source: Int64,
+    target: Int64,
+    batch: Int64,
+    rows: Int64,
+    columns: Int64,
+    bytes: Int64,
+    threads: Int64,
+    parallel: Parallel,
+) abi("C") -> Int64:
+    """Transposes matrices `[rows, columns]`.
+
+    Args:
+        source: The address of the first.
+        target: The address of the first that is transposed.
+        batch: How many there are.
+        rows: Of a matrix.
+        columns: Of a matrix.
+        bytes: Of an element: 2 or 4.
+        threads: How many threads may run.
+        parallel: See `Parallel`; not called for a single thread.
+    """
+    try:
+        var pool = OpenMpPool(parallel, Int(threads))
+        if bytes == 4:
+            _transpose[DType.uint32](pool, source, target, batch, rows, columns)
+        elif bytes == 2:
+            _transpose[DType.uint16](pool, source, target, batch, rows, columns)
+        else:
+            raise Error(t"bytes: {bytes} an element; 2 or 4 are allowed")
+        return 0
+    except error:
+        return sentence(error)
+
+
+def _transpose[
+    dtype: DType
+](
+    mut pool: OpenMpPool,
+    source: Int64,
+    target: Int64,
+    batch: Int64,
+    rows: Int64,
+    columns: Int64,
+) raises:
+    """`maxconv_transpose` for elements of a size."""
+    transpose(
+        pool,
+        Matrices[dtype](
+            reads[dtype](source),
+            Writes[dtype](unsafe_from_address=Int(target)),
+            Int(batch),
+            Int(rows),
+            Int(columns),
+        ),
+    )

@@ -46,6 +46,7 @@ __all__ = [
     "Library",
     "Mean",
     "Prepared",
+    "any_host",
     "chooser",
     "host",
     "kernel",
@@ -188,6 +189,22 @@ class Host(Library):
         self._prepare = self.function("prepare", 5)
         self.release = self.function("release", 1, None)
         self.run = self.function("run", 9)
+        self._transpose = self.function("transpose", 8)
+
+    def transpose(self, *arguments: int) -> None:
+        """Transposes matrices ``[rows, columns]`` of a batch.
+
+        Args:
+            arguments: The addresses of the matrices and of where to write them, how many there are,
+                rows, columns, bytes of an element (2 or 4), how many threads may run and the
+                address of ``GOMP_parallel``.
+
+        Raises:
+            ValueError: Elements have another size.
+        """
+        failed = self._transpose(*arguments)
+        if failed:
+            raise self.error(failed)
 
     def prepare(self, call: Call) -> Prepared:
         """Decodes and checks a call.
@@ -354,6 +371,11 @@ def host(family: Family) -> Host:
         LibraryError: They cannot be built; see ``maxconv.library_path``.
     """
     return _loaded(("host", family), Host, lambda: host_file(family))
+
+
+def any_host() -> Host | None:
+    """Returns a library of this machine's CPU that is loaded already, for what all of them do."""
+    return next((found for found in list(_libraries.values()) if isinstance(found, Host)), None)
 
 
 def chooser(family: Family, while_building: Callable[[], None] | None = None) -> Chooser:

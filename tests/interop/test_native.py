@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.interop.torch_tensors import check, draw, last
+from torch import nn
 
 import maxconv.torch as mt
 from maxconv import _library, _library_files, _native
@@ -195,3 +196,67 @@ def test_memory_does_not_grow() -> None:
             for output, right in zip(pool.map(call, inputs), expected, strict=True):
                 assert torch.equal(output, right)
         assert _resident() - before < 8 << 20
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_matrices_are_transposed(bits: int) -> None:
+    """Every path: whole lines, vectors, single elements, few rows, few columns, several tasks."""
+    kind = {16: torch.int16, 32: torch.int32}[bits]
+    library = _native.host(FAMILY)
+    sizes = [1, *range(2, 10), 16, 31, 33, 48, 129]
+    shapes = [(2, rows, columns) for rows in sizes for columns in sizes]
+    shapes += [(3, 5, 9001), (2, 9001, 3), (1, 300, 517), (1, 1031, 130), (70, 33, 40)]
+    for batch, rows, columns in shapes:
+        elements = batch * rows * columns
+        # Coordinates that 16 bits tell apart, but for repetitions 65,521 apart, a prime.
+        source = (torch.arange(elements) % 65521).to(kind)
+        target = torch.full((elements + 64,), -7, dtype=kind)
+        addresses = source.data_ptr(), target[32:].data_ptr()
+        library.transpose(
+            *addresses, batch, rows, columns, bits // 8, threads(), parallel_function()
+        )
+        expected = source.view(batch, rows, columns).transpose(1, 2).reshape(-1)
+        assert torch.equal(target[32:-32], expected), (batch, rows, columns)
+        assert (target[:32] == -7).all(), (batch, rows, columns)
+        assert (target[-32:] == -7).all(), (batch, rows, columns)
+    with pytest.raises(ValueError, match=r"^bytes: 8 an element; 2 or 4 are allowed$"):
+        library.transpose(*addresses, 1, 1, 1, 8, 1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_contiguous_images_are_converted_by_the_library(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Input, residual and output; the converted model's norm gets a contiguous tensor likewise."""
+    calls: list[tuple[int, ...]] = []
+    transpose = _native.Host.transpose
+
+    def watched(self: _native.Host, *arguments: int) -> None:
+        calls.append(arguments[2:6])
+        transpose(self, *arguments)
+
+    monkeypatch.setattr(_native.Host, "transpose", watched)
+    x, w = draw(2, 24, 9, 11).to(dtype), draw(40, 24, 3, 3).to(dtype)
+    residual = draw(2, 40, 9, 11).to(dtype)
+    output = mt.conv2d(x, w, padding=1, residual=residual)
+    size = dtype.itemsize
+    assert calls == [(2, 24, 99, size), (2, 40, 99, size), (2, 99, 40, size)]
+    assert output.is_contiguous()
+    same = mt.conv2d(last(x), last(w), padding=1, residual=last(residual))
+    assert torch.equal(output, same)
+    calls.clear()
+    model = nn.Sequential(nn.Conv1d(24, 32, 3), nn.GroupNorm(1, 32)).to(dtype).eval()
+    converted, _ = mt.convert(model)
+    line = draw(2, 24, 50).to(dtype)
+    with torch.no_grad():
+        norm: list[torch.Tensor] = []
+        converted.get_submodule("1").register_forward_pre_hook(lambda _, given: norm.extend(given))
+        torch.testing.assert_close(converted(line), model(line), rtol=0.05, atol=0.05)
+    assert norm[0].is_contiguous()
+    assert calls == [(2, 24, 50, size), (2, 48, 32, size)]
+
+
+def test_other_strides_are_pytorchs_to_convert() -> None:
+    x, w = draw(2, 9, 11, 24).transpose(1, 3), draw(40, 24, 3, 3)
+    assert not x.is_contiguous()
+    check(2, mt.conv2d(x[:, :, ::2], w), x[:, :, ::2], w, None, 1, 0)

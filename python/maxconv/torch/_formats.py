@@ -13,12 +13,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._arguments import wanted_format
+from ._functional import PLAIN, is_watched
 from ._patterns import is_metadata, module_of, mutates
+from ._reorder import channels_last_strides, contiguous_copy, lies
 from ._sites import is_own
 from ._tracing import in_place, recorded, unpacked
 
@@ -80,7 +83,18 @@ def as_without(tensor: Tensor, *inputs: object) -> Tensor:
     last = (wanted_format("input", x, x.dim() - 2) and not x.is_contiguous() for x in images)
     if images and all(last):
         return tensor
-    return tensor.contiguous()
+    return contiguous_copy(tensor) if _is_plain(tensor) else tensor.contiguous()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is channels last, and memory that no one but this code works on now."""
+    if is_dynamo_compiling() or is_watched() or tensor.__class__ not in PLAIN:
+        return False
+    if tensor.requires_grad or tensor.layout is not torch.strided or tensor.is_neg():
+        return False
+    if tensor.numel() == 0 or not 3 <= tensor.dim() <= 5 or tensor.is_contiguous():
+        return False
+    return lies(tensor.shape, tensor.stride(), channels_last_strides(tensor.shape))
 
 
 def restore_formats(model: GraphModule, forced: Collection[Node], whole: bool) -> None:

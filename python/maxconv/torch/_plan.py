@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ from .._problem import ConvProblem, encode, output_size
 from .._targets import architecture_of
 from ._dtypes import BY_NAME, DTYPES, NAMES
 from ._filters import OPERANDS
+from ._reorder import (
+    channels_last_copy,
+    channels_last_strides,
+    contiguous_copy,
+    contiguous_strides,
+    lies,
+    permuted_last,
+)
 from ._threads import parallel_function, threads
 
 __all__ = [
@@ -41,9 +49,6 @@ __all__ = [
     "rounding",
     "torch_precision",
 ]
-
-#: Permutation of ``[N, C, *spatial]`` to ``[N, *spatial, C]``, by spatial rank.
-_CHANNELS_LAST: Final = {1: (0, 2, 1), 2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
 
 # A member of an enumeration is slow to hash, and these are parts of a plan's key.
 _TF32, _FLOAT32 = int(Precision.TF32), int(Precision.FLOAT32)
@@ -122,38 +127,21 @@ def output_shape(
     return (input_shape[0], weight_shape[0], *cast("tuple[int, ...]", tuple(spatial)))
 
 
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides of ``[N, C, *spatial]`` whose memory is ``[N, *spatial, C]``."""
-    batch, *spatial, channels = _contiguous_strides((shape[0], *shape[2:], shape[1]))
-    return (batch, channels, *spatial)
+def _is_channels_last(tensor: _Described) -> bool:
+    """Whether the memory is ``[N, *spatial, C]``."""
+    return _lies(tensor, channels_last_strides(tensor.shape))
 
 
 def _lies(tensor: _Described, strides: Sequence[int]) -> bool:
     """Whether elements have the places of other strides, which are those of a dense tensor."""
-    if 0 in tensor.shape:
-        return True
-    pairs = zip(tensor.shape, tensor.stride, strides, strict=True)
-    return all(size == 1 or own == other for size, own, other in pairs)
+    return lies(tensor.shape, tensor.stride, strides)
 
 
-def _is_channels_last(tensor: _Described) -> bool:
-    """Whether the memory is ``[N, *spatial, C]``."""
-    return _lies(tensor, _channels_last_strides(tensor.shape))
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Returns ``[N, *spatial, C]``, contiguous."""
-    return tensor.permute(_CHANNELS_LAST[tensor.dim() - 2]).contiguous()
+def _conversion(tensor: _Described | None) -> Callable[[Tensor], Tensor] | None:
+    """Returns what makes an image or a filter channels last, if it is not."""
+    if tensor is None or _is_channels_last(tensor):
+        return None
+    return channels_last_copy(tensor.shape, tensor.stride)
 
 
 @functools.cache
@@ -192,17 +180,17 @@ class Plan:
     __slots__ = (
         "_bias_converts",
         "_call",
+        "_convert_input",
+        "_convert_residual",
         "_converts",
         "_dtype",
         "_family",
         "_filter_converts",
         "_groups",
         "_index",
-        "_input_converts",
         "_layout",
         "_packed",
         "_prepared",
-        "_residual_converts",
         "_scale_converts",
         "_shape",
         "_strides",
@@ -267,17 +255,17 @@ class Plan:
 
     def _plan_output(self, channels_last: bool) -> None:
         """Decides where the kernel's output, channels last, is the caller's."""
-        last = _channels_last_strides(self._shape)
-        first = _contiguous_strides(self._shape)
-        same = _lies(_Described(torch.Size(self._shape), last, self._dtype), first)
+        last = channels_last_strides(self._shape)
+        first = contiguous_strides(self._shape)
+        same = lies(self._shape, last, first)
         self._transposes = not channels_last and not same
         self._strides = first if same and not channels_last else last
 
     def _plan_operands(self, tensors: _Tensors) -> None:
         """Decides which operands are converted in each call, and the filter's layout."""
         input, weight, bias, residual, scale = tensors
-        self._input_converts = not _is_channels_last(input)
-        self._residual_converts = residual is not None and not _is_channels_last(residual)
+        self._convert_input = _conversion(input)
+        self._convert_residual = _conversion(residual)
         self._bias_converts = bias is not None and bias.stride != (1,)
         self._scale_converts = scale is not None and scale.stride != (1,)
         krsc = _is_channels_last(weight)
@@ -287,13 +275,13 @@ class Plan:
             self._layout, self._filter_converts = Layout.PACKED, True
         else:
             self._layout = Layout.KRSC if krsc else Layout.FCRS
-            first = _lies(weight, _contiguous_strides(weight.shape))
+            first = _lies(weight, contiguous_strides(weight.shape))
             self._filter_converts = not krsc and not first
         self._converts = (
-            self._input_converts
+            self._convert_input is not None
+            or self._convert_residual is not None
             or self._filter_converts
             or self._bias_converts
-            or self._residual_converts
             or self._scale_converts
         )
 
@@ -333,14 +321,14 @@ class Plan:
         # Converted tensors have names here, so that they live until the call has ended.
         filter = weight
         if self._converts:
-            if self._input_converts:
-                input = _channels_last(input)
+            if self._convert_input is not None:
+                input = self._convert_input(input)
             if self._filter_converts:
                 filter = self._filter(weight)
             if self._bias_converts and bias is not None:
                 bias = bias.contiguous()
-            if self._residual_converts and residual is not None:
-                residual = _channels_last(residual)
+            if self._convert_residual is not None and residual is not None:
+                residual = self._convert_residual(residual)
             if self._scale_converts and scale is not None:
                 scale = scale.contiguous()
         output = input.new_empty_strided(self._shape, self._strides, dtype=self._dtype)
@@ -357,7 +345,7 @@ class Plan:
             if (x | f | b | r | s | y) % COPY_BYTES:
                 prepared = self._prepared_unaligned()
             prepared.run(x, f, b, r, s, y, raw_stream(self._index))
-        return output.contiguous() if self._transposes else output
+        return contiguous_copy(output) if self._transposes else output
 
     def _filter(self, weight: Tensor) -> Tensor:
         """Returns the filter in the kernel's layout."""
@@ -367,7 +355,7 @@ class Plan:
             kept = OPERANDS.transposed(weight)
             if kept is not None:
                 return kept
-        return _channels_last(weight)
+        return permuted_last(weight)
 
     def _prepared_unaligned(self) -> Prepared:
         """Returns the call for operands of which one is at no multiple of ``COPY_BYTES``."""
