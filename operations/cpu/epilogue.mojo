@@ -9,12 +9,13 @@ from std.utils.numerics import inf
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.epilogue import Activation, Epilogue, clamped
 from ..conv.fields import (
+    ACTIVATIONS,
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
     PANEL,
 )
-from ..conv.memory import CACHE_LINE, Reads
+from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem
 from .pixel import Pixel
@@ -28,8 +29,12 @@ comptime FORM_LIMITS = 1
 comptime FORM_RESIDUAL = 2
 """A bias, limits, a residual and limits again."""
 
-comptime FORM_ANY = 3
-"""`Epilogue.apply`, which asks for each vector what there is to do."""
+comptime FORM_STEPS = 3
+"""Anything, in steps: each is a loop over the whole tile, so that what an
+activation is is asked, and its constants are loaded, once a tile."""
+
+comptime WIDTHS = [PANEL, 4, 1]
+"""Filters that are treated at once: as many as are left."""
 
 
 @fieldwise_init
@@ -83,7 +88,7 @@ struct Form[bias_type: DType, residual_type: DType](
         self.kind = FORM_IDENTITY
         if epilogue.is_identity():
             return
-        self.kind = FORM_ANY
+        self.kind = FORM_STEPS
         var limits = Limits.of(epilogue.activation)
         var final_limits = Limits.of(epilogue.final_activation)
         if epilogue.has_scale or not epilogue.has_bias:
@@ -106,7 +111,7 @@ struct Form[bias_type: DType, residual_type: DType](
         """`Epilogue.apply`, of the form that this one has.
 
         Parameters:
-            kind: `self.kind`, known to the compiler.
+            kind: `self.kind`, known to the compiler; not `FORM_STEPS`.
             width: How many filters.
 
         Args:
@@ -119,8 +124,6 @@ struct Form[bias_type: DType, residual_type: DType](
         """
         comptime if kind == FORM_IDENTITY:
             return v
-        elif kind == FORM_ANY:
-            return self.epilogue.apply[width](v, filter, offset)
         else:
             var bias = self.epilogue.bias.unsafe_load[width=width](filter)
             var result = clamped(
@@ -193,7 +196,7 @@ def _store_row[
 ):
     """Stores one pixel's row of a tile."""
     var j = 0
-    comptime for width in [PANEL, 4, 1]:
+    comptime for width in WIDTHS:
         while j + width <= filters:
             _store_channels[width, kind](
                 output,
@@ -234,6 +237,120 @@ def _store_rows[
         pixel.advance(problem)
 
 
+@no_inline
+def _activate_tile[
+    code: Int
+](
+    activation: Activation,
+    values: Writes[DType.float32],
+    rows: Int,
+    columns: Int,
+    row_stride: Int,
+):
+    """Replaces values by those of a function that the compiler knows.
+
+    Parameters:
+        code: The activation's.
+
+    Args:
+        activation: The function.
+        values: The values.
+        rows: Of the values.
+        columns: Of the values.
+        row_stride: Elements between two rows.
+    """
+    var known = Activation(code, activation.p0, activation.p1)
+    for i in range(rows):
+        var row = values.unsafe_offset(i * row_stride)
+        var j = 0
+        comptime for width in WIDTHS:
+            while j + width <= columns:
+                var v = row.unsafe_load[width=width](j)
+                row.unsafe_store(j, known.apply[width, inlined=True](v))
+                j += width
+
+
+def _activate(
+    activation: Activation,
+    values: Writes[DType.float32],
+    rows: Int,
+    columns: Int,
+    row_stride: Int,
+):
+    """Replaces values by those of a function; the arguments are those of
+    `_activate_tile`."""
+    comptime for i in range(len(ACTIVATIONS)):
+        comptime code = ACTIVATIONS[i]
+        comptime if code != ACTIVATION_NONE:
+            if activation.code == code:
+                _activate_tile[code](
+                    activation, values, rows, columns, row_stride
+                )
+
+
+def _scale_and_add_bias(
+    epilogue: Epilogue,
+    tile: OutputTile,
+    sums: Writes[DType.float32],
+    row_stride: Int,
+):
+    """Scales a tile's sums and adds the bias, in place."""
+    for i in range(tile.rows):
+        var row = sums.unsafe_offset(i * row_stride)
+        var j = 0
+        comptime for width in WIDTHS:
+            while j + width <= tile.filters:
+                var v = row.unsafe_load[width=width](j)
+                v = epilogue.scaled[width](v, tile.filter + j)
+                v += epilogue.load_bias[width](tile.filter + j).cast[
+                    DType.float32
+                ]()
+                row.unsafe_store(j, v)
+                j += width
+
+
+def _add_residual(
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    tile: OutputTile,
+    sums: Writes[DType.float32],
+    row_stride: Int,
+):
+    """Adds the residual, times its factor, to activated values, in place."""
+    for i in range(tile.rows):
+        var row = sums.unsafe_offset(i * row_stride)
+        var first = (tile.row + i) * problem.filters + tile.filter
+        var j = 0
+        comptime for width in WIDTHS:
+            while j + width <= tile.filters:
+                var v = row.unsafe_load[width=width](j)
+                var other = epilogue.load_residual[width](first + j)
+                v = other.cast[DType.float32]().fma(
+                    SIMD[DType.float32, width](epilogue.beta), v
+                )
+                row.unsafe_store(j, v)
+                j += width
+
+
+@no_inline
+def _apply_steps(
+    epilogue: Epilogue,
+    problem: ConvProblem,
+    tile: OutputTile,
+    sums: Writes[DType.float32],
+    row_stride: Int,
+):
+    """`Epilogue.apply`, a step after the other, of a tile of sums in place."""
+    if epilogue.has_scale or epilogue.has_bias:
+        _scale_and_add_bias(epilogue, tile, sums, row_stride)
+    _activate(epilogue.activation, sums, tile.rows, tile.filters, row_stride)
+    if epilogue.has_residual:
+        _add_residual(epilogue, problem, tile, sums, row_stride)
+    _activate(
+        epilogue.final_activation, sums, tile.rows, tile.filters, row_stride
+    )
+
+
 comptime _Operands = Pointer[NoneType, ImmUntrackedOrigin]
 """An op's `Arguments`, whose types a caller does not know."""
 
@@ -248,7 +365,7 @@ struct TileStore(ImplicitlyCopyable, Movable):
     var _operands: _Operands
     var _prefetch: def(_Operands, ConvProblem, OutputTile) thin -> None
     var _store: def(
-        _Operands, ConvProblem, OutputTile, Reads[DType.float32], Int
+        _Operands, ConvProblem, OutputTile, Writes[DType.float32], Int
     ) thin -> None
 
     def __init__(out self, ref arguments: Arguments):
@@ -287,7 +404,7 @@ struct TileStore(ImplicitlyCopyable, Movable):
         self,
         problem: ConvProblem,
         tile: OutputTile,
-        accumulators: Reads[DType.float32],
+        accumulators: Writes[DType.float32],
         row_stride: Int,
     ):
         """Applies the epilogue to a tile of sums in memory and stores it.
@@ -295,7 +412,7 @@ struct TileStore(ImplicitlyCopyable, Movable):
         Args:
             problem: The convolution.
             tile: Which outputs.
-            accumulators: Their sums.
+            accumulators: Their sums, which the epilogue may overwrite.
             row_stride: Elements between two rows of the sums.
         """
         self._store(self._operands, problem, tile, accumulators, row_stride)
@@ -337,7 +454,7 @@ def _store_tile[
     operands: _Operands,
     problem: ConvProblem,
     tile: OutputTile,
-    accumulators: Reads[DType.float32],
+    accumulators: Writes[DType.float32],
     row_stride: Int,
 ):
     """Stores a tile through the loop that the epilogue's form has."""
@@ -347,8 +464,11 @@ def _store_tile[
     # A copy: as far as the compiler knows, a store may change an operand.
     var output = arguments.output
     var form = Form(arguments.epilogue)
-    comptime for kind in range(FORM_ANY + 1):
+    if form.kind == FORM_STEPS:
+        _apply_steps(form.epilogue, problem, tile, accumulators, row_stride)
+        form.kind = FORM_IDENTITY
+    comptime for kind in range(FORM_STEPS):
         if form.kind == kind:
             _store_rows[kind](
-                output, form, problem, tile, accumulators, row_stride
+                output, form, problem, tile, accumulators.as_imm(), row_stride
             )

@@ -338,7 +338,13 @@ def mojo_source() -> str:
                 ("GPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in GPU_KERNELS)),
             ],
         ),
-        ("Activations of the epilogue.", [(f"ACTIVATION_{m.name}", m.value) for m in Activation]),
+        (
+            "Activations of the epilogue.",
+            [
+                *((f"ACTIVATION_{m.name}", m.value) for m in Activation),
+                ("ACTIVATIONS", _texts(f"ACTIVATION_{m.name}" for m in Activation)),
+            ],
+        ),
         ("Products of float32.", [(f"PRECISION_{m.name}", m.value) for m in Precision]),
         ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
         ("A known number of which only that it is not 1 is known.", [("SEVERAL", SEVERAL)]),

@@ -11,14 +11,16 @@ comptime ARGUMENTS = 1 << 16
 """Of an activation that is compared."""
 
 
-def reference(formula: Int32, v: Float64) -> Float64:
+def reference(formula: Int32, slope: Float32, v: Float64) -> Float64:
     """An activation in float64."""
     if formula == DeviceActivation.SILU:
         return v / (1 + exp(-v))
     if formula == DeviceActivation.SIGMOID:
         return 1 / (1 + exp(-v))
     if formula == DeviceActivation.RAMP:
-        return v * min(max(v + 3, 0), 6) / 6
+        var ramp = min(max(v + 3, 0), 6) / 6
+        # Hard swish, or hard sigmoid.
+        return v * ramp if slope != 0 else ramp
     if formula == DeviceActivation.GELU:
         return 0.5 * v * (1 + erf(v * 0.70710678118654752440))
     if formula == DeviceActivation.GELU_TANH:
@@ -53,14 +55,16 @@ def check_activations[exact: Bool](ctx: DeviceContext) raises -> Int:
             # Dense around 0, then out to 40.
             var t = Float32(i - ARGUMENTS // 2) / Float32(ARGUMENTS // 2)
             host[i] = 40 * t * t * t
-    for formula in range(
-        Int(DeviceActivation.SILU), Int(DeviceActivation.TANH) + 1
-    ):
+    comptime last = Int(DeviceActivation.TANH)
+    for choice in range(Int(DeviceActivation.SILU), last + 2):
+        var formula = Int(DeviceActivation.RAMP) if choice > last else choice
+        var slope = Float32(0 if choice > last else 1)
         ctx.enqueue_function[activate[exact]](
             arguments,
             values,
             Int64(ARGUMENTS),
             Int32(formula),
+            slope,
             grid_dim=32,
             block_dim=THREADS,
         )
@@ -70,7 +74,7 @@ def check_activations[exact: Bool](ctx: DeviceContext) raises -> Int:
             with values.map_to_host() as found:
                 for i in range(ARGUMENTS):
                     var x = v[i].cast[DType.float64]()
-                    var expected = reference(Int32(formula), x)
+                    var expected = reference(Int32(formula), slope, x)
                     # erfc's approximation is an absolute one, of the gate.
                     var unit = abs(expected)
                     if Int32(formula) == DeviceActivation.GELU:
@@ -85,6 +89,8 @@ def check_activations[exact: Bool](ctx: DeviceContext) raises -> Int:
         print(
             "formula",
             formula,
+            "of slope",
+            slope,
             "exact" if exact else "for 16 bits",
             "error",
             largest,
@@ -116,6 +122,7 @@ def check_nan[exact: Bool](ctx: DeviceContext) raises -> Int:
             values,
             Int64(2),
             Int32(formula),
+            Float32(1),
             grid_dim=1,
             block_dim=THREADS,
         )

@@ -198,9 +198,10 @@ def activate[
     values: Pointer[Float32, MutAnyOrigin],
     count: Int64,
     formula: Int32,
+    slope: Float32,
 ):
     """The kernel's formula of every argument, in pairs: `count` is even."""
-    var activation = DeviceActivation(formula, 1, -2, 2)
+    var activation = DeviceActivation(formula, slope, -2, 2)
     for i in range(2 * _first(), Int(count), 2 * _step()):
         values.unsafe_store(
             i,

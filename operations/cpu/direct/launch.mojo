@@ -143,7 +143,7 @@ def _run_row[
             output.store(
                 problem,
                 OutputTile(first + q, q_end - q, filter, filters),
-                sums.as_imm(),
+                sums,
                 filters,
             )
 

@@ -268,7 +268,7 @@ def _run_group(
                 params.output.store(
                     problem,
                     _output_tile(problem, task, tile, group, panel, end),
-                    sums.memory.as_imm(),
+                    sums.memory,
                     sums.stride,
                 )
 

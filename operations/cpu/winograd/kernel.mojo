@@ -401,7 +401,7 @@ def _store_sums(
                     block.group * problem.gemm_n() + filter,
                     filters,
                 ),
-                pixels.unsafe_offset(r * row).as_imm(),
+                pixels.unsafe_offset(r * row),
                 columns,
             )
         done += run
