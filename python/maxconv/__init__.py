@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ._explain import explain_choice
     from ._library import OPERATIONS, LibraryError, kernel_library, library_path
     from ._ops import conv1d, conv2d, conv2d_transpose, conv3d
+    from ._override import override_max
     from ._packing import PackedFilter, pack_filter
     from ._problem import ConvProblem
 
@@ -41,6 +42,7 @@ __all__ = [
     "explain_choice",
     "kernel_library",
     "library_path",
+    "override_max",
     "pack_filter",
 ]
 
@@ -58,6 +60,7 @@ _MODULES = {
     "explain_choice": "maxconv._explain",
     "kernel_library": "maxconv._library",
     "library_path": "maxconv._library",
+    "override_max": "maxconv._override",
     "pack_filter": "maxconv._packing",
 }
 

@@ -19,6 +19,7 @@ from ._fields import Op
 from ._packing import Array
 
 __all__ = [
+    "as_max_promotes",
     "constant",
     "constant_array",
     "flatten",
@@ -91,6 +92,20 @@ def import_kernels(graph: Graph) -> None:
     from ._library import library_path
 
     graph._import_kernels([library_path()])
+
+
+def as_max_promotes(x: Any, y: Any) -> tuple[TensorValue, TensorValue]:
+    """Returns two arguments as values of the current graph, as MAX's ops of two operands do.
+
+    An array takes the other's type and device.
+
+    Raises:
+        TypeError: Both are arrays.
+        ValueError: An array has elements that the type cannot hold.
+    """
+    from max.graph import dtype_promotion
+
+    return dtype_promotion._promote_weak_dtypes(x, y)
 
 
 def is_graph_value(value: object) -> bool:

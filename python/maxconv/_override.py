@@ -1,0 +1,493 @@
+"""MAX's own convolutions computed by maxconv's ops, in graphs that others build.
+
+``max.graph.ops.conv2d`` and its siblings are function objects that other modules hold under other
+names: ``max.nn``, ``max.experimental.functional``, whoever imported one. So it is their code that
+is exchanged, while somebody overrides them, and not the objects: whoever calls one reaches
+``route``, which asks whether the calling thread wants it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, cast
+
+from max.dtype import DType
+from max.graph import Graph, TensorValue, ops
+from max.graph.type import ConvInputLayout, FilterLayout
+
+from . import _ops
+from ._checks import show
+from ._graph import as_max_promotes, import_kernels, is_graph_value
+from ._library import library_path
+
+__all__ = ["LeftToMax", "Override", "OverrideReport", "TakenOver", "override_max", "route"]
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A call of MAX's that maxconv computes."""
+
+    function: str
+    """Of ``max.graph.ops``."""
+    where: str
+    """The file and line that called it."""
+    input: str
+    """The input's shape and type."""
+    filter: str
+    """The filter's shape."""
+
+
+@dataclass(frozen=True)
+class LeftToMax:
+    """A call that MAX computes as before."""
+
+    function: str
+    where: str
+    input: str
+    filter: str
+    reason: str
+
+
+@dataclass
+class OverrideReport:
+    """What was taken over and what was left, in the order of the calls. ``str`` is a table."""
+
+    taken: list[TakenOver] = field(default_factory=list)
+    left: list[LeftToMax] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The calls, those that are alike in a line."""
+        lines = [f"{len(self.taken)} calls taken over, {len(self.left)} left to MAX"]
+        for entry, count in _counted(self.taken):
+            lines.append(
+                f"  taken {count:>3}x  {entry.function}({entry.input}, {entry.filter})  "
+                f"{entry.where}"
+            )
+        for entry, count in _counted(self.left):
+            lines.append(
+                f"  left  {count:>3}x  {entry.function}({entry.input}, {entry.filter})  "
+                f"{entry.where}: {entry.reason}"
+            )
+        return "\n".join(lines)
+
+
+def _counted(entries: list[Any]) -> list[tuple[Any, int]]:
+    """Returns different entries, and how often each comes."""
+    counts: dict[Any, int] = {}
+    for entry in entries:
+        counts[entry] = counts.get(entry, 0) + 1
+    return list(counts.items())
+
+
+class Override:
+    """maxconv in place of MAX's convolutions; ``override_max`` makes it.
+
+    In a ``with`` block it holds for the thread, or the asynchronous task, that entered it. Between
+    ``start`` and ``stop`` it holds for the process. Of several the one entered last counts.
+    """
+
+    def __init__(self) -> None:
+        self.report = OverrideReport()
+        """What was done so far."""
+        self._tokens: list[Token[Override | None]] = []
+
+    def __enter__(self) -> OverrideReport:
+        """Begins in the calling thread."""
+        _exchange.begin()
+        self._tokens.append(_of_thread.set(self))
+        return self.report
+
+    def __exit__(self, *_: object) -> None:
+        """Ends in the calling thread."""
+        _of_thread.reset(self._tokens.pop())
+        _exchange.end()
+
+    def start(self) -> OverrideReport:
+        """Begins in every thread."""
+        _exchange.begin()
+        _of_process.append(self)
+        return self.report
+
+    def stop(self) -> None:
+        """Ends what ``start`` began.
+
+        Raises:
+            RuntimeError: Nothing was begun.
+        """
+        if self not in _of_process:
+            raise RuntimeError("stop: this override was not started, or has been stopped")
+        _of_process.remove(self)
+        _exchange.end()
+
+    def _compute(self, function: str, arguments: dict[str, Any]) -> Any:
+        """Computes a call, or leaves it to MAX."""
+        token = _of_thread.set(_NOBODY)
+        try:
+            return self._attempt(function, arguments)
+        finally:
+            _of_thread.reset(token)
+
+    def _attempt(self, function: str, arguments: dict[str, Any]) -> Any:
+        facts = _facts(function, arguments)
+        try:
+            if function == "custom":
+                result: Any = [_taken_with_residual(arguments)]
+            else:
+                result = _taken(function, arguments)
+        except (TypeError, ValueError) as refusal:
+            try:
+                result = _exchange.original(function)(**arguments)
+            except Exception:
+                # MAX refuses it too: our sentence says more.
+                raise refusal from None
+            self.report.left.append(LeftToMax(*facts, reason=str(refusal)))
+            return result
+        self.report.taken.append(TakenOver(*facts))
+        return result
+
+
+def override_max() -> Override:
+    """Returns what has maxconv compute the convolutions of graphs that others build.
+
+    It takes over ``ops.conv2d``, ``ops.conv3d`` and ``ops.conv2d_transpose`` of ``max.graph``, the
+    operator ``conv2d_residual_add``, and with them all that MAX builds on these: ``max.nn.Conv1D``,
+    ``Conv2d``, ``Conv3D``, ``max.experimental.functional`` and ``max.experimental.nn``, eager
+    tensors included::
+
+        with maxconv.override_max() as report:
+            graph = build(...)          # in which somebody else's model convolves
+        print(report)
+
+    or, for every thread of the process, ``maxconv.override_max().start()``. It matters when a graph
+    is built; compiling and running it may come after. Graphs get maxconv's kernels without being
+    asked to. Results have the shapes and types of MAX's. A call that maxconv cannot take stays
+    MAX's, and the report says why.
+
+    Returns:
+        A context manager, which enters with an ``OverrideReport``.
+    """
+    return Override()
+
+
+#: An operator of MAX's for GPUs, which its image decoders call: a convolution, a bias, a residual.
+RESIDUAL_OP: Final = "conv2d_residual_add"
+
+
+# Which override counts ----------------------------------------------------------------------------
+
+#: Stands for none, also where one was started for the process.
+_NOBODY: Final = Override()
+
+_of_thread: ContextVar[Override | None] = ContextVar("maxconv.override_max", default=None)
+_of_process: list[Override] = []
+
+
+def _current() -> Override | None:
+    found = _of_thread.get()
+    if found is not None:
+        return None if found is _NOBODY else found
+    # Another thread may stop the last one at any time.
+    started = _of_process[-1:]
+    return started[0] if started else None
+
+
+def route(function: str, arguments: dict[str, Any]) -> Any:
+    """Computes a call of one of MAX's functions.
+
+    Args:
+        function: Its name in ``max.graph.ops``.
+        arguments: All of its arguments, by name.
+    """
+    current = _current()
+    is_other = function == "custom" and arguments["name"] != RESIDUAL_OP
+    if current is None or is_other:
+        return _exchange.original(function)(**arguments)
+    return current._compute(function, arguments)
+
+
+# The exchange -------------------------------------------------------------------------------------
+
+
+# These have the parameters of MAX's functions of the same names, whose defaults stay theirs. Their
+# code runs as those functions, in their module: it finds no global name of this one.
+
+
+def _conv2d(
+    x: Any,
+    filter: Any,
+    stride: Any,
+    dilation: Any,
+    padding: Any,
+    groups: Any,
+    bias: Any,
+    input_layout: Any,
+    filter_layout: Any,
+) -> Any:
+    arguments = locals()
+    from maxconv._override import route
+
+    return route("conv2d", arguments)
+
+
+def _conv3d(
+    x: Any,
+    filter: Any,
+    stride: Any,
+    dilation: Any,
+    padding: Any,
+    groups: Any,
+    bias: Any,
+    input_layout: Any,
+    filter_layout: Any,
+) -> Any:
+    arguments = locals()
+    from maxconv._override import route
+
+    return route("conv3d", arguments)
+
+
+def _conv2d_transpose(
+    x: Any,
+    filter: Any,
+    stride: Any,
+    dilation: Any,
+    padding: Any,
+    output_paddings: Any,
+    bias: Any,
+    input_layout: Any,
+    filter_layout: Any,
+) -> Any:
+    arguments = locals()
+    from maxconv._override import route
+
+    return route("conv2d_transpose", arguments)
+
+
+def _custom(name: Any, device: Any, values: Any, out_types: Any, parameters: Any) -> Any:
+    arguments = locals()
+    from maxconv._override import route
+
+    return route("custom", arguments)
+
+
+#: MAX's functions, and whose code stands in for theirs.
+EXCHANGED: Final[Mapping[str, tuple[Any, Any]]] = {
+    "conv2d": (ops.conv2d, _conv2d),
+    "conv3d": (ops.conv3d, _conv3d),
+    "conv2d_transpose": (ops.conv2d_transpose, _conv2d_transpose),
+    "custom": (ops.custom, _custom),
+}
+
+
+class _Exchange:
+    """MAX's functions with other code, as long as somebody wants it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._undo = contextlib.ExitStack()
+        self._originals: dict[str, Callable[..., Any]] = {
+            name: _copy(function) for name, (function, _) in EXCHANGED.items()
+        }
+
+    def original(self, name: str) -> Callable[..., Any]:
+        """Returns a function that does what MAX's did."""
+        return self._originals[name]
+
+    def begin(self) -> None:
+        """Exchanges the code, unless it is exchanged.
+
+        Raises:
+            LibraryError: maxconv's kernels cannot be compiled.
+        """
+        library = library_path()
+        with self._lock:
+            if self._wanted == 0:
+                self._begin(library)
+            self._wanted += 1
+
+    def _begin(self, library: Any) -> None:
+        from max.graph.graph import default_custom_extensions_scope
+
+        with contextlib.ExitStack() as undo:
+            # Every graph made from now on has the kernels, subgraphs too.
+            undo.enter_context(default_custom_extensions_scope(library))
+            for function, stub in EXCHANGED.values():
+                undo.callback(setattr, function, "__code__", function.__code__)
+                function.__code__ = stub.__code__
+            self._undo = undo.pop_all()
+
+    def end(self) -> None:
+        """Gives MAX's functions their code back, if nobody wants another any more."""
+        with self._lock:
+            self._wanted -= 1
+            if self._wanted == 0:
+                self._undo.close()
+
+
+def _copy(function: Any) -> Callable[..., Any]:
+    """Returns a function of the same code, which stays when that of ``function`` is exchanged."""
+    made = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+_exchange: Final = _Exchange()
+
+
+# A call -------------------------------------------------------------------------------------------
+
+
+def _taken(function: str, arguments: Mapping[str, Any]) -> TensorValue:
+    """Computes a call of MAX's with maxconv.
+
+    Args:
+        function: Its name in ``max.graph.ops``.
+        arguments: All of its arguments, by name.
+
+    Raises:
+        TypeError: maxconv does not take it, and perhaps nobody does.
+        ValueError: The same.
+    """
+    given = dict(arguments)
+    _check_sequences(given)
+    forward = function != "conv2d_transpose"
+    if not forward:
+        _check_transposed(given)
+    x, given["filter"] = as_max_promotes(given.pop("x"), given["filter"])
+    bias = given.pop("bias")
+    if bias is not None:
+        x, bias = as_max_promotes(x, bias)
+        if bias.rank != 1:
+            raise ValueError(f"bias: rank {bias.rank} is not allowed; 1 is needed: one a filter")
+    import_kernels(Graph.current)
+    # MAX's convolutions, unlike its transposed ones, have results with their channels last always.
+    if forward and given.pop("input_layout") is ConvInputLayout.NCHW and x.rank > 2:
+        x = ops.permute(x, [0, *range(2, x.rank), 1])
+    # MAX adds a bias to the rounded result, in the wider type.
+    fused = bias is None or bias.dtype == x.dtype
+    own: Callable[..., TensorValue] = getattr(_ops, function)
+    result = own(x, **given, bias=bias if fused else None)
+    if forward:
+        result = _as_max_shapes(result, x, given)
+    if bias is None or fused:
+        return result
+    first = given.get("input_layout") is ConvInputLayout.NCHW
+    added: TensorValue = ops.add(result, ops.reshape(bias, (-1, 1, 1)) if first else bias)
+    return added
+
+
+def _check_sequences(given: Mapping[str, Any]) -> None:
+    """Refuses what maxconv's functions take besides what MAX's do: one number for all dimensions.
+
+    Raises:
+        TypeError: A value is no sequence.
+    """
+    for name in ("stride", "dilation", "padding", "output_paddings"):
+        if isinstance(given.get(name), int | str):
+            raise TypeError(f"{name}: {given[name]!r} is not allowed; integers in a tuple are")
+
+
+def _check_transposed(given: dict[str, Any]) -> None:
+    """Reads a transposed convolution as MAX does: its layouts, and what it may pad.
+
+    Raises:
+        ValueError: MAX has no such layout, or would not pad so much.
+    """
+    layout, stride = given["filter_layout"], tuple(given["stride"])
+    # MAX names the channels of the result F here; they are those of the convolution's input.
+    names = {FilterLayout.RSCF: FilterLayout.RSCF, FilterLayout.CFRS: FilterLayout.FCRS}
+    if layout not in names:
+        allowed = ", ".join(name.value for name in names)
+        raise ValueError(f"filter_layout: {show(layout)} is not allowed; {allowed} are")
+    given["filter_layout"] = names[layout]
+    extra = tuple(given["output_paddings"])
+    if any(more >= step for more, step in zip(extra, stride, strict=False)):
+        raise ValueError(
+            f"output_paddings: {show(extra)} has an entry that is not below the stride "
+            f"{show(stride)}"
+        )
+
+
+def _taken_with_residual(arguments: Mapping[str, Any]) -> TensorValue:
+    """Computes ``RESIDUAL_OP`` with maxconv: bias and residual in the same kernel.
+
+    Args:
+        arguments: Those of ``ops.custom``.
+
+    Raises:
+        TypeError: maxconv does not take it.
+        ValueError: The same.
+    """
+    x, filter, residual, bias = arguments["values"]
+    settings = arguments["parameters"]
+    import_kernels(Graph.current)
+    return _ops.conv2d(
+        x,
+        filter,
+        (settings["stride_h"], settings["stride_w"]),
+        padding=tuple(settings[f"pad_{side}"] for side in ("top", "bottom", "left", "right")),
+        bias=bias if settings["has_bias"] else None,
+        filter_layout=FilterLayout.FCRS,
+        residual=residual,
+    )
+
+
+def _as_max_shapes(result: TensorValue, x: TensorValue, given: Mapping[str, Any]) -> TensorValue:
+    """Returns a result with symbolic sizes as MAX has them.
+
+    maxconv's may say what becomes of an input that is smaller than the filter.
+    """
+    layout = given["filter_layout"].value
+    taps = [size for name, size in zip(layout, given["filter"].shape, strict=True) if name in "QRS"]
+    shape = [x.shape[0]]
+    for i, size in enumerate(x.shape[1:-1]):
+        padded = size + given["padding"][2 * i] + given["padding"][2 * i + 1]
+        span = given["dilation"][i] * (taps[i] - 1) + 1
+        stride = given["stride"][i]
+        shape.append((padded - span + stride) // stride)
+    return ops.rebind(result, [*shape, result.shape[-1]])
+
+
+def _facts(function: str, arguments: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Returns what a report says of a call: function, place, input, filter."""
+    if function == "custom":
+        x, filter, *_ = arguments["values"]
+        return RESIDUAL_OP, _caller(), _described(x), _described(filter)
+    x, filter = arguments["x"], arguments["filter"]
+    return function, _caller(), _described(x), _described(filter)
+
+
+def _described(value: object) -> str:
+    """Returns the shape and the type of an argument."""
+    if is_graph_value(value):
+        value = TensorValue(cast(Any, value))
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", "")
+    if shape is None:
+        return type(value).__name__
+    kind = dtype.name if isinstance(dtype, DType) else dtype
+    return f"{'x'.join(map(str, shape))} {kind}"
+
+
+def _caller() -> str:
+    """Returns the file and the line that called MAX's function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{'/'.join(Path(frame.f_code.co_filename).parts[-3:])}:{frame.f_lineno}"
