@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import maxconv.torch as mt
+from maxconv.torch import _filters
 from maxconv.torch._filters import OPERANDS
 
 pytestmark = pytest.mark.torch
@@ -113,13 +114,16 @@ def test_packed_weight_goes_with_the_module() -> None:
 
 
 def test_weights_without_a_version_are_read_in_every_call() -> None:
+    _filters._warn_of_inference.cache_clear()
     module, x = mt.Conv2d(3, 4, 3), draw(1, 3, 6, 6)
     with torch.inference_mode():
         module.weight = nn.Parameter(draw(4, 3, 3, 3), requires_grad=False)
         assert module.weight.is_inference()
-        for _ in range(2):
-            check(2, module(x), x, module.weight, module.bias)
-            module.weight.mul_(2.0)
+        with pytest.warns(match=r"^weight: a parameter was made under torch\.inference") as said:
+            for _ in range(2):
+                check(2, module(x), x, module.weight, module.bias)
+                module.weight.mul_(2.0)
+        assert len(said) == 1
         # Made by the module itself, a weight has one.
         assert not mt.Conv2d(3, 4, 3).weight.is_inference()
 

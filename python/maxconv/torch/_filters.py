@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +24,29 @@ _storages: Any = torch.UntypedStorage
 _expired = _storages._expired
 _free_weak_reference = _storages._free_weak_ref
 
-__all__ = ["OPERANDS", "OperandCache", "pack_on_host", "state_of"]
+__all__ = ["OPERANDS", "OperandCache", "lacks_version", "pack_on_host", "state_of"]
 
 _LAYOUTS = {1: "FCS", 2: "FCRS", 3: "FCQRS"}
+
+
+def lacks_version(weight: Tensor) -> bool:
+    """Whether PyTorch counts no writes to a weight: it was made under ``inference_mode``.
+
+    A warning says so of the first: such a model is many times slower than it need be.
+    """
+    if not weight.is_inference():
+        return False
+    _warn_of_inference()
+    return True
+
+
+@functools.cache
+def _warn_of_inference() -> None:
+    warnings.warn(
+        "weight: a parameter was made under torch.inference_mode, where PyTorch counts no writes; "
+        "it is packed in every call. Make the model outside of it, or take mt.convert's copy",
+        stacklevel=2,
+    )
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,7 @@ class OperandCache:
             ``None`` if it cannot be kept: the parameter has no version, or a CUDA graph is
             captured, which would read it after it has gone.
         """
-        if tensor.is_inference():
+        if lacks_version(tensor):
             return None
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return None

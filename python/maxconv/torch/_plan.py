@@ -27,7 +27,7 @@ from .._packing import packed_length
 from .._problem import ConvProblem, encode, output_size
 from .._targets import architecture_of
 from ._dtypes import BY_NAME, DTYPES, NAMES
-from ._filters import OPERANDS
+from ._filters import OPERANDS, lacks_version
 from ._reorder import (
     channels_last_copy,
     channels_last_strides,
@@ -433,7 +433,7 @@ def find(
 
 def is_kept(weight: Tensor, constant: bool) -> bool:
     """Whether what is derived from a weight can be kept: writes to it are counted."""
-    return constant and not weight.is_inference()
+    return constant and not lacks_version(weight)
 
 
 def rounding(input: Tensor, flat: Flat) -> int:
