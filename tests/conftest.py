@@ -27,6 +27,7 @@ TOGETHER = (
         "tests/interop/test_graph_arguments",
         "tests/interop/test_transpose",
     ),
+    ("tests/interop/test_override", "tests/interop/test_max_models"),
 )
 
 #: Files that compile for longer than half a minute, the longest first: two processes end together
@@ -35,6 +36,8 @@ LONGEST = (
     "tests/host/test_gpu_programs",
     "tests/host/test_bench_gpu",
     "tests/interop/test_torch",
+    "tests/interop/test_override",
+    "tests/interop/test_max_models",
     "tests/interop/test_graphs",
     "tests/interop/test_max_torch",
     "tests/interop/test_bench_run",

@@ -37,8 +37,18 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def _files(request: pytest.FixtureRequest) -> list[Any]:
+    """The test files of this run."""
+    return [item.module for item in request.session.items if isinstance(item, pytest.Function)]
+
+
 @pytest.fixture(scope="session")
 def models(request: pytest.FixtureRequest, session: InferenceSession) -> dict[str, Model]:
     """The compiled graphs, by name, of all files of this run that declare any in ``GRAPHS``."""
-    files = (item.module for item in request.session.items if isinstance(item, pytest.Function))
-    return compile_together(session, declared(files))
+    return compile_together(session, declared(_files(request)))
+
+
+@pytest.fixture(scope="session")
+def overridden(request: pytest.FixtureRequest, session: InferenceSession) -> dict[str, Model]:
+    """The same of those that files declare in ``OVERRIDDEN``."""
+    return compile_together(session, declared(_files(request), "OVERRIDDEN"))

@@ -2,7 +2,8 @@
 
 A graph takes MAX half a minute to compile, most of it the same for all. A file names its graphs in
 ``GRAPHS`` and takes them compiled from the fixture ``models``; running one file compiles only its
-own.
+own. Files about ``override_max`` have ``OVERRIDDEN`` and the fixture ``overridden``: they run in
+another process.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ def compile_together(session: InferenceSession, sources: Mapping[str, Source]) -
     return session.load_all(module, custom_extensions=[library_path()], weights_registry=weights)
 
 
-def declared(files: Iterable[Any]) -> dict[str, Source]:
-    """Returns the graphs that some test files declare, by name."""
+def declared(files: Iterable[Any], under: str = "GRAPHS") -> dict[str, Source]:
+    """Returns the graphs that some test files declare, by name.
+
+    Args:
+        files: The modules.
+        under: What holds a file's graphs.
+    """
     sources: dict[str, Source] = {}
     for file in dict.fromkeys(files):
-        graphs: Mapping[str, Source] = getattr(file, "GRAPHS", {})
+        graphs: Mapping[str, Source] = getattr(file, under, {})
         assert sources.keys().isdisjoint(graphs), file
         sources |= graphs
     return sources

@@ -243,7 +243,7 @@ def build_block(name: str, module: Module) -> Graph:
     return graph
 
 
-GRAPHS = {
+OVERRIDDEN = {
     "override_calls": Source(build_calls),
     "override_layouts": Source(build_layouts),
     "override_layers": Source(build_layers, weights),
@@ -261,19 +261,19 @@ def close(actual: Array, expected: Array) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=3e-5)
 
 
-def test_calls_are_right(models: dict[str, Model]) -> None:
+def test_calls_are_right(overridden: dict[str, Model]) -> None:
     given = [array for name in CALLS for array in arrays(name)]
-    for name, actual in zip(CALLS, executed(models["override_calls"], *given), strict=True):
+    for name, actual in zip(CALLS, executed(overridden["override_calls"], *given), strict=True):
         function, _, _, others = CALLS[name]
         close(actual, reference(function, *arrays(name), others))
 
 
-def test_layouts_of_gpus(models: dict[str, Model]) -> None:
+def test_layouts_of_gpus(overridden: dict[str, Model]) -> None:
     x, f, bias, y, g, residual, h = (
         draw(*map(int, shape), seed=40 + i) for i, shape in enumerate(LAYOUT_SHAPES)
     )
     given = (x, f, bias, y, g, residual, h)
-    convolved, transposed, added = executed(models["override_layouts"], *given)
+    convolved, transposed, added = executed(overridden["override_layouts"], *given)
     x, y, residual = (array.transpose(0, 2, 3, 1) for array in (x, y, residual))
     f, h = (array.transpose(2, 3, 1, 0) for array in (f, h))
     # Of a transposed convolution: [in, out, R, S] becomes [R, S, out, in].
@@ -284,9 +284,9 @@ def test_layouts_of_gpus(models: dict[str, Model]) -> None:
     close(added, reference("conv2d", y, h, {"padding": (1,) * 4, "bias": bias}) + residual)
 
 
-def test_layers_are_right(models: dict[str, Model]) -> None:
+def test_layers_are_right(overridden: dict[str, Model]) -> None:
     given = [draw(*map(int, shape), seed=60 + i) for i, shape in enumerate(LAYER_INPUTS)]
-    image, other, line, volume, transposed = executed(models["override_layers"], *given)
+    image, other, line, volume, transposed = executed(overridden["override_layers"], *given)
     held = {name.removeprefix("override."): value for name, value in weights().items()}
 
     def expected(function: str, letter: str, x: Array, f: Array, **others: Any) -> Array:
@@ -306,14 +306,14 @@ def test_layers_are_right(models: dict[str, Model]) -> None:
     close(transposed, expected("conv2d_transpose", "e", x, f, **sizes)[:, 0])
 
 
-def test_subgraphs(models: dict[str, Model]) -> None:
+def test_subgraphs(overridden: dict[str, Model]) -> None:
     x, *filters = given = [
         draw(*map(int, shape), seed=80 + i) for i, shape in enumerate(BLOCK_SHAPES)
     ]
     expected = x
     for f in filters:
         expected = np.maximum(reference("conv2d", expected, f, {"padding": (1,) * 4}), 0)
-    [actual] = executed(models["override_block"], *given)
+    [actual] = executed(overridden["override_block"], *given)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=3e-4)
 
 
