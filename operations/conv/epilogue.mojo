@@ -165,14 +165,12 @@ struct Activation(DeviceValue, ImplicitlyCopyable, Movable):
 
     @always_inline
     def apply[
-        width: Int, *, inlined: Bool = is_gpu()
+        width: Int
     ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
         """The function of every lane.
 
         Parameters:
             width: Lanes.
-            inlined: Whether long functions are not called. A call would make a
-                GPU wait for its multiplies and use its stack.
 
         Args:
             v: The values.
@@ -189,15 +187,6 @@ struct Activation(DeviceValue, ImplicitlyCopyable, Movable):
             return clamped(v, self.p0, self.p1)
         if self.code == ACTIVATION_LEAKY_RELU:
             return v.gt(0).select(v, v * self.p0)
-        comptime if inlined:
-            return self._smooth[width](v)
-        return self._call_smooth[width](v)
-
-    @no_inline
-    def _call_smooth[
-        width: Int
-    ](self, v: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
-        """The functions long enough to be called rather than inlined."""
         return self._smooth[width](v)
 
     @always_inline

@@ -266,7 +266,7 @@ def _activate_tile[
         comptime for width in WIDTHS:
             while j + width <= columns:
                 var v = row.unsafe_load[width=width](j)
-                row.unsafe_store(j, known.apply[width, inlined=True](v))
+                row.unsafe_store(j, known.apply[width](v))
                 j += width
 
 

@@ -9,12 +9,15 @@ is exchanged, while somebody overrides them, and not the objects: whoever calls 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, cast
@@ -36,24 +39,28 @@ class TakenOver:
     """A call of MAX's that maxconv computes."""
 
     function: str
-    """Of ``max.graph.ops``."""
+    """Of ``max.graph.ops``, or the operator's name."""
     where: str
     """The file and line that called it."""
     input: str
     """The input's shape and type."""
     filter: str
-    """The filter's shape."""
+    """The filter's shape and type."""
+
+    def __str__(self) -> str:
+        """The call and its place."""
+        return f"{self.function}({self.input}, {self.filter})  {self.where}"
 
 
 @dataclass(frozen=True)
-class LeftToMax:
+class LeftToMax(TakenOver):
     """A call that MAX computes as before."""
 
-    function: str
-    where: str
-    input: str
-    filter: str
     reason: str
+
+    def __str__(self) -> str:
+        """The call, its place and the reason."""
+        return f"{super().__str__()}: {self.reason}"
 
 
 @dataclass
@@ -66,25 +73,9 @@ class OverrideReport:
     def __str__(self) -> str:
         """The calls, those that are alike in a line."""
         lines = [f"{len(self.taken)} calls taken over, {len(self.left)} left to MAX"]
-        for entry, count in _counted(self.taken):
-            lines.append(
-                f"  taken {count:>3}x  {entry.function}({entry.input}, {entry.filter})  "
-                f"{entry.where}"
-            )
-        for entry, count in _counted(self.left):
-            lines.append(
-                f"  left  {count:>3}x  {entry.function}({entry.input}, {entry.filter})  "
-                f"{entry.where}: {entry.reason}"
-            )
+        for word, entries in (("taken", self.taken), ("left ", self.left)):
+            lines += [f"  {word} {count:>3}x  {entry}" for entry, count in Counter(entries).items()]
         return "\n".join(lines)
-
-
-def _counted(entries: list[Any]) -> list[tuple[Any, int]]:
-    """Returns different entries, and how often each comes."""
-    counts: dict[Any, int] = {}
-    for entry in entries:
-        counts[entry] = counts.get(entry, 0) + 1
-    return list(counts.items())
 
 
 class Override:
@@ -97,17 +88,16 @@ class Override:
     def __init__(self) -> None:
         self.report = OverrideReport()
         """What was done so far."""
-        self._tokens: list[Token[Override | None]] = []
 
     def __enter__(self) -> OverrideReport:
         """Begins in the calling thread."""
         _exchange.begin()
-        self._tokens.append(_of_thread.set(self))
+        _of_thread.set((*_of_thread.get(), self))
         return self.report
 
     def __exit__(self, *_: object) -> None:
         """Ends in the calling thread."""
-        _of_thread.reset(self._tokens.pop())
+        _of_thread.set(_of_thread.get()[:-1])
         _exchange.end()
 
     def start(self) -> OverrideReport:
@@ -129,19 +119,12 @@ class Override:
 
     def _compute(self, function: str, arguments: dict[str, Any]) -> Any:
         """Computes a call, or leaves it to MAX."""
-        token = _of_thread.set(_NOBODY)
-        try:
-            return self._attempt(function, arguments)
-        finally:
-            _of_thread.reset(token)
-
-    def _attempt(self, function: str, arguments: dict[str, Any]) -> Any:
         facts = _facts(function, arguments)
+        take = _taken_with_residual if function == "custom" else partial(_taken, function)
+        # Whatever maxconv's own functions call of MAX is MAX's.
+        token = _of_thread.set((*_of_thread.get(), None))
         try:
-            if function == "custom":
-                result: Any = [_taken_with_residual(arguments)]
-            else:
-                result = _taken(function, arguments)
+            result: Any = take(arguments)
         except (TypeError, ValueError) as refusal:
             try:
                 result = _exchange.original(function)(**arguments)
@@ -150,6 +133,8 @@ class Override:
                 raise refusal from None
             self.report.left.append(LeftToMax(*facts, reason=str(refusal)))
             return result
+        finally:
+            _of_thread.reset(token)
         self.report.taken.append(TakenOver(*facts))
         return result
 
@@ -183,20 +168,16 @@ RESIDUAL_OP: Final = "conv2d_residual_add"
 
 # Which override counts ----------------------------------------------------------------------------
 
-#: Stands for none, also where one was started for the process.
-_NOBODY: Final = Override()
-
-_of_thread: ContextVar[Override | None] = ContextVar("maxconv.override_max", default=None)
+#: The overrides that a thread is in, the outermost first; ``None`` for none, also where one was
+#: started for the process.
+_of_thread: ContextVar[tuple[Override | None, ...]] = ContextVar("maxconv.override_max", default=())
 _of_process: list[Override] = []
 
 
 def _current() -> Override | None:
-    found = _of_thread.get()
-    if found is not None:
-        return None if found is _NOBODY else found
     # Another thread may stop the last one at any time.
-    started = _of_process[-1:]
-    return started[0] if started else None
+    found = _of_thread.get()[-1:] or tuple(_of_process[-1:])
+    return found[0] if found else None
 
 
 def route(function: str, arguments: dict[str, Any]) -> Any:
@@ -216,74 +197,34 @@ def route(function: str, arguments: dict[str, Any]) -> Any:
 # The exchange -------------------------------------------------------------------------------------
 
 
-# These have the parameters of MAX's functions of the same names, whose defaults stay theirs. Their
-# code runs as those functions, in their module: it finds no global name of this one.
-
-
-def _conv2d(
-    x: Any,
-    filter: Any,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
-    groups: Any,
-    bias: Any,
-    input_layout: Any,
-    filter_layout: Any,
-) -> Any:
+#: The code that stands in for a function's. It runs as that function, in its module, where it
+#: finds no global name of this one. Defaults stay the function's own.
+_STUB: Final = """
+def {name}({parameters}):
     arguments = locals()
     from maxconv._override import route
 
-    return route("conv2d", arguments)
+    return route({name!r}, arguments)
+"""
+
+#: Where the stubs' code says that it is from.
+_STUB_FILE: Final = "<maxconv.override_max>"
 
 
-def _conv3d(
-    x: Any,
-    filter: Any,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
-    groups: Any,
-    bias: Any,
-    input_layout: Any,
-    filter_layout: Any,
-) -> Any:
-    arguments = locals()
-    from maxconv._override import route
-
-    return route("conv3d", arguments)
+def _stub(name: str, function: Any) -> types.CodeType:
+    """Returns code with the parameters of one of MAX's functions, which calls ``route``."""
+    parameters = ", ".join(inspect.signature(function).parameters)
+    names: dict[str, Any] = {}
+    source = _STUB.format(name=name, parameters=parameters)
+    exec(compile(source, _STUB_FILE, "exec"), names)
+    code: types.CodeType = names[name].__code__
+    return code
 
 
-def _conv2d_transpose(
-    x: Any,
-    filter: Any,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
-    output_paddings: Any,
-    bias: Any,
-    input_layout: Any,
-    filter_layout: Any,
-) -> Any:
-    arguments = locals()
-    from maxconv._override import route
-
-    return route("conv2d_transpose", arguments)
-
-
-def _custom(name: Any, device: Any, values: Any, out_types: Any, parameters: Any) -> Any:
-    arguments = locals()
-    from maxconv._override import route
-
-    return route("custom", arguments)
-
-
-#: MAX's functions, and whose code stands in for theirs.
-EXCHANGED: Final[Mapping[str, tuple[Any, Any]]] = {
-    "conv2d": (ops.conv2d, _conv2d),
-    "conv3d": (ops.conv3d, _conv3d),
-    "conv2d_transpose": (ops.conv2d_transpose, _conv2d_transpose),
-    "custom": (ops.custom, _custom),
+#: MAX's functions, by name, and the code that stands in for theirs.
+EXCHANGED: Final[Mapping[str, tuple[Any, types.CodeType]]] = {
+    function.__name__: (function, _stub(function.__name__, function))
+    for function in (ops.conv2d, ops.conv3d, ops.conv2d_transpose, ops.custom)
 }
 
 
@@ -322,7 +263,7 @@ class _Exchange:
             undo.enter_context(default_custom_extensions_scope(library))
             for function, stub in EXCHANGED.values():
                 undo.callback(setattr, function, "__code__", function.__code__)
-                function.__code__ = stub.__code__
+                function.__code__ = stub
             self._undo = undo.pop_all()
 
     def end(self) -> None:
@@ -423,11 +364,14 @@ def _check_transposed(given: dict[str, Any]) -> None:
         )
 
 
-def _taken_with_residual(arguments: Mapping[str, Any]) -> TensorValue:
+def _taken_with_residual(arguments: Mapping[str, Any]) -> list[TensorValue]:
     """Computes ``RESIDUAL_OP`` with maxconv: bias and residual in the same kernel.
 
     Args:
         arguments: Those of ``ops.custom``.
+
+    Returns:
+        What ``ops.custom`` does: a list of results, here of one.
 
     Raises:
         TypeError: maxconv does not take it.
@@ -436,7 +380,7 @@ def _taken_with_residual(arguments: Mapping[str, Any]) -> TensorValue:
     x, filter, residual, bias = arguments["values"]
     settings = arguments["parameters"]
     import_kernels(Graph.current)
-    return _ops.conv2d(
+    result = _ops.conv2d(
         x,
         filter,
         (settings["stride_h"], settings["stride_w"]),
@@ -445,6 +389,7 @@ def _taken_with_residual(arguments: Mapping[str, Any]) -> TensorValue:
         filter_layout=FilterLayout.FCRS,
         residual=residual,
     )
+    return [result]
 
 
 def _as_max_shapes(result: TensorValue, x: TensorValue, given: Mapping[str, Any]) -> TensorValue:
@@ -466,9 +411,10 @@ def _as_max_shapes(result: TensorValue, x: TensorValue, given: Mapping[str, Any]
 def _facts(function: str, arguments: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Returns what a report says of a call: function, place, input, filter."""
     if function == "custom":
+        function = RESIDUAL_OP
         x, filter, *_ = arguments["values"]
-        return RESIDUAL_OP, _caller(), _described(x), _described(filter)
-    x, filter = arguments["x"], arguments["filter"]
+    else:
+        x, filter = arguments["x"], arguments["filter"]
     return function, _caller(), _described(x), _described(filter)
 
 
@@ -486,7 +432,7 @@ def _described(value: object) -> str:
 def _caller() -> str:
     """Returns the file and the line that called MAX's function."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename in (__file__, _STUB_FILE):
         frame = frame.f_back
     if frame is None:
         return ""

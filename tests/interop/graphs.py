@@ -27,6 +27,14 @@ class Source:
     """Returns its weights, by names that no other graph has."""
 
 
+def input_type(shape: tuple[int | str, ...], kind: str = "float32") -> Any:
+    """The type of a tensor in a CPU's memory."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, TensorType
+
+    return TensorType(DType[kind], shape, DeviceRef.CPU())
+
+
 def compile_together(session: InferenceSession, sources: Mapping[str, Source]) -> dict[str, Model]:
     """Compiles graphs in one go; returns them by name."""
     from max.graph import Module

@@ -210,6 +210,7 @@ def _record() -> None:
         model = session.load_all(module, weights_registry=weights(name))[name]
         found[name] = np.from_dlpack(model.execute(*inputs(name))[0])
         print(name, found[name].shape, np.abs(found[name]).mean(), flush=True)
+    # numpy's types take the names for its own flags, which are boolean.
     np.savez_compressed(RECORDED, **found)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._arguments import wanted_format
-from ._functional import PLAIN, is_watched
+from ._functional import is_plain_memory, is_watched
 from ._patterns import is_metadata, module_of, mutates
 from ._reorder import channels_last_strides, contiguous_copy, lies
 from ._sites import is_own
@@ -88,9 +88,9 @@ def as_without(tensor: Tensor, *inputs: object) -> Tensor:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is channels last, and memory that no one but this code works on now."""
-    if is_dynamo_compiling() or is_watched() or tensor.__class__ not in PLAIN:
+    if is_dynamo_compiling() or is_watched() or not is_plain_memory(tensor):
         return False
-    if tensor.requires_grad or tensor.layout is not torch.strided or tensor.is_neg():
+    if tensor.requires_grad or tensor.layout is not torch.strided:
         return False
     if tensor.numel() == 0 or not 3 <= tensor.dim() <= 5 or tensor.is_contiguous():
         return False

@@ -22,10 +22,10 @@ from ._arguments import (
 )
 from ._plan import Plan, find, is_kept, rounding
 
-__all__ = ["PLAIN", "conv1d", "conv2d", "conv3d", "convolve", "is_transformed", "is_watched"]
+__all__ = ["conv1d", "conv2d", "conv3d", "convolve", "is_plain_memory", "is_watched"]
 
 #: Classes of tensors that are memory, and nothing else.
-PLAIN: Final = (Tensor, torch.nn.Parameter)
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
 
 #: How many plans of calls are kept.
 _KEPT: Final = 4096
@@ -281,13 +281,18 @@ def _keep(key: Any, plan: Plan) -> None:
 def is_watched() -> bool:
     """Whether somebody watches or changes operators: a tracer, a mode, a profiler."""
     return bool(
-        _dispatch_modes() or _function_modes() or _profiled() or _tracing() or is_transformed()
+        _dispatch_modes() or _function_modes() or _profiled() or _tracing() or _is_transformed()
     )
 
 
-def is_transformed() -> bool:
+def _is_transformed() -> bool:
     """Whether tensors may have a batch or a tangent besides: a transform, or forward AD."""
     return bool(_interpreters() or forward_ad._current_level >= 0)
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has no tangent, no batch of ``vmap`` and no other meaning besides."""
+    return type(tensor) in _PLAIN and not tensor.is_neg() and not _is_transformed()
 
 
 def _key(
@@ -314,7 +319,7 @@ def _key(
             parts.append(None)
             continue
         if (
-            tensor.__class__ not in PLAIN
+            tensor.__class__ not in _PLAIN
             or (grad and tensor.requires_grad)
             or tensor.layout is not strided
             or tensor.is_neg()

@@ -19,7 +19,7 @@ from torch.nn import functional
 from .._native import mean
 from . import _op
 from ._dtypes import DTYPES, NAMES
-from ._functional import PLAIN, is_transformed, is_watched
+from ._functional import is_plain_memory, is_watched
 from ._plan import gpu_target, raw_stream
 from ._tracing import is_plain, recorded
 
@@ -72,7 +72,7 @@ def _is_ours(input: Tensor) -> bool:
         return False
     if input.numel() == 0 or (torch.is_grad_enabled() and input.requires_grad):
         return False
-    if not is_dynamo_compiling() and not _is_plain_memory(input):
+    if not is_dynamo_compiling() and not is_plain_memory(input):
         return False
     if input.dim() == 3:
         return input.transpose(1, 2).is_contiguous()
@@ -81,11 +81,6 @@ def _is_ours(input: Tensor) -> bool:
 
 def _is_on_gpu(input: Tensor) -> bool:
     return input.is_cuda
-
-
-def _is_plain_memory(input: Tensor) -> bool:
-    """Whether a tensor has no tangent, no batch of ``vmap`` and no other meaning besides."""
-    return type(input) in PLAIN and not input.is_neg() and not is_transformed()
 
 
 def _new_output(input: Tensor) -> Tensor:
