@@ -14,26 +14,25 @@ Without a file the weights are random: the classes then mean nothing, the time d
 
     python graphs/resnet50.py
     python graphs/resnet50.py photo.jpg --weights resnet50.npz
+    python graphs/resnet50.py --device gpu --dtype bfloat16 --batch 64 --replay --profile
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from max.driver import CPU, Buffer
 from max.dtype import DType
-from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from PIL import Image, ImageOps
 
 import maxconv
+from maxconv.graphs.common import add_options, device_ref, run_graph, settle_options
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 #: Arrays by name; each is converted to float32.
@@ -53,37 +52,44 @@ MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 
 
-def build_graph(weights: Weights) -> Graph:
+def build_graph(
+    weights: Weights, *, dtype: DType = DType.float32, device: DeviceRef | None = None
+) -> Graph:
     """Returns the network as a graph.
 
     Args:
         weights: Arrays of the names and shapes that ``shapes`` gives; others are ignored.
+        dtype: What activations and filters are stored in: float32, bfloat16 or float16.
+        device: Where it runs, by default the CPU.
 
     Returns:
         A graph from normalised RGB images, ``[batch, height, width, 3]`` of float32 with any sizes,
-        to the scores (logits) of the classes, ``[batch, 1000]``.
+        to the scores (logits) of the classes, ``[batch, 1000]`` of float32.
 
     Raises:
         ValueError: An array is missing or has another shape.
     """
     check(weights)
-    images = TensorType(DType.float32, ("batch", "height", "width", 3), DeviceRef.CPU())
+    device = device or DeviceRef.CPU()
+    images = TensorType(DType.float32, ("batch", "height", "width", 3), device)
     with Graph("resnet50", input_types=[images], kernel_library=maxconv.kernel_library()) as graph:
-        x = graph.inputs[0].tensor
+        x = graph.inputs[0].tensor.cast(dtype)
         x = convolve(x, weights, "conv1", "bn1", stride=2, activation="relu")
-        x = ops.max_pool2d(x, kernel_size=(3, 3), stride=2, padding=1)
+        x = maxconv.max_pool(x, 3, stride=2, padding=1)
         for stage, (blocks, _) in enumerate(STAGES, start=1):
             for block in range(blocks):
                 stride = 2 if stage > 1 and block == 0 else 1
                 x = bottleneck(x, weights, f"layer{stage}.{block}", stride)
-        batch, height, width, channels = x.shape
-        features = ops.mean(ops.reshape(x, (batch, 1, height * width, channels)), axis=2)
         # A 1x1 convolution shares what is compiled already; a matmul would compile for as long as
         # half of the network.
-        filter = weights["fc.weight"].astype(np.float32)[:, :, None, None]
-        bias = weights["fc.bias"].astype(np.float32)
-        scores = maxconv.conv2d(features, filter, bias=bias, filter_layout="FCRS")
-        graph.output(ops.reshape(scores, (batch, CLASSES)))
+        scores = maxconv.conv2d(
+            maxconv.global_avg_pool(x),
+            weights["fc.weight"].astype(np.float32)[:, :, None, None],
+            bias=weights["fc.bias"].astype(np.float32),
+            filter_layout="FCRS",
+            out_dtype=DType.float32,
+        )
+        graph.output(ops.reshape(scores, (x.shape[0], CLASSES)))
     return graph
 
 
@@ -217,38 +223,45 @@ def preprocess(photo: Image.Image) -> Floats:
     return pixels[np.newaxis].astype(np.float32)
 
 
-def classify(model: Model, images: Floats) -> Floats:
-    """Runs the compiled network; returns the probabilities of the classes, ``[batch, 1000]``."""
-    (output,) = model.execute(Buffer.from_numpy(images))
-    assert isinstance(output, Buffer)
-    scores = output.to_numpy()
+def probabilities(scores: Floats) -> Floats:
+    """Returns the probabilities of the classes, ``[batch, 1000]``, from their scores."""
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def main() -> None:
-    """Classifies a photograph and prints the five best classes and the time."""
+def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Returns the program's arguments; a bad one raises ``ValueError``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("photo", nargs="?", type=Path, default=PHOTO)
     parser.add_argument("--weights", type=Path, metavar="NPZ", help="weights; random without")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
-    args = parser.parse_args()
-    with Image.open(args.photo) as photo:
-        images = preprocess(ImageOps.exif_transpose(photo))
-    weights = dict(np.load(args.weights)) if args.weights else random_weights(args.seed)
-    print("compiling: about a minute the first time", flush=True)
-    model = InferenceSession(devices=[CPU()]).load(build_graph(weights))
-    probabilities = classify(model, images)[0]
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        classify(model, images)
-        seconds.append(time.perf_counter() - start)
+    parser.add_argument("--batch", type=int, default=1, help="how often the photo is classified")
+    add_options(parser)
+    args = parser.parse_args(words)
+    settle_options(args)
+    if args.batch < 1:
+        raise ValueError(f"batch: {args.batch} is not allowed; 1 and above are")
+    return args
+
+
+def main() -> None:
+    """Classifies a photograph and prints the five best classes and the time."""
+    try:
+        args = read_arguments()
+        with Image.open(args.photo) as photo:
+            images = preprocess(ImageOps.exif_transpose(photo)).repeat(args.batch, axis=0)
+        weights = dict(np.load(args.weights)) if args.weights else random_weights(args.seed)
+        graph = build_graph(weights, dtype=DType[args.dtype], device=device_ref(args))
+    except ValueError as error:
+        sys.exit(f"resnet50.py: {error}")
+    scores, milliseconds = run_graph(graph, images, args)
+    found = probabilities(scores)[0]
     if not args.weights:
         print("the weights are random: the classes mean nothing")
-    for index in np.argsort(probabilities)[::-1][:5]:
-        print(f"class {index:3d}: {100 * probabilities[index]:5.2f} %")
-    print(f"one image of {SIZE}x{SIZE} in {1e3 * statistics.median(seconds):.1f} ms")
+    for index in np.argsort(found)[::-1][:5]:
+        print(f"class {index:3d}: {100 * found[index]:5.2f} %")
+    how = "replayed" if args.replay else "executed"
+    print(f"{args.batch} of {SIZE}x{SIZE} in {milliseconds:.2f} ms, {how}")
 
 
 if __name__ == "__main__":

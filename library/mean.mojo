@@ -12,6 +12,7 @@ from max.gpu.host import DeviceContext
 from std.memory.alloc import unsafe_alloc
 
 from library.call import TYPE, free_sentence, reads, sentence, write
+from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
 from operations.conv.operands import Device
 from operations.nvidia.device import device_of
@@ -96,7 +97,7 @@ def maxconv_mean(
         launch_mean(
             plan,
             reads[TYPE](input),
-            Writes[TYPE](unsafe_from_address=Int(output)),
+            MemoryOutput(Writes[TYPE](unsafe_from_address=Int(output))),
             queue,
         )
         return 0

@@ -7,3 +7,4 @@ from .registrations import (
     ConvGpu,
     Explain,
 )
+from .pool_registrations import PoolCpu, PoolGpu

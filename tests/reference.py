@@ -110,3 +110,46 @@ def conv_transpose_reference(
     inside: tuple[Any, ...] = (slice(None), *kept)
     cropped: Floats = result[inside]
     return cropped if bias is None else cropped + np.asarray(bias, dtype=np.float64)
+
+
+def pool_reference(
+    x: npt.ArrayLike,
+    window: Sequence[int],
+    *,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pad_before: Sequence[int],
+    pad_after: Sequence[int],
+    output: Sequence[int],
+    average: bool,
+    count_boundary: bool = True,
+) -> Floats:
+    """Returns the largest element or the mean of each window, ``[N, *output, C]``.
+
+    A window counts those of its elements that lie in the input; with ``count_boundary`` a mean also
+    counts those in the padding, but nothing behind it.
+    """
+    image = np.asarray(x, dtype=np.float64)
+    result = np.zeros((image.shape[0], *output, image.shape[-1]))
+    for place in itertools.product(*map(range, output)):
+        inside, counted = [], 0
+        for tap in itertools.product(*map(range, window)):
+            at = [
+                p * s + t * d - before
+                for p, s, t, d, before in zip(place, stride, tap, dilation, pad_before, strict=True)
+            ]
+            sizes = image.shape[1:-1]
+            if all(0 <= a < size for a, size in zip(at, sizes, strict=True)):
+                inside.append(image[_element(at)])
+                counted += 1
+            elif count_boundary:
+                ends = (size + after for size, after in zip(sizes, pad_after, strict=True))
+                counted += all(a < end for a, end in zip(at, ends, strict=True))
+        values = np.stack(inside or [np.full((image.shape[0], image.shape[-1]), -np.inf)])
+        result[_element(place)] = values.sum(0) / counted if average else values.max(0)
+    return result
+
+
+def _element(place: Sequence[int]) -> tuple[Any, ...]:
+    """The index of a pixel's channels in all images."""
+    return (slice(None), *place)

@@ -272,6 +272,24 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             scalars[unsafe_offset=SCALAR_FINAL_P1],
         )
 
+    @staticmethod
+    def identity() -> Self:
+        """The epilogue that changes nothing."""
+        # Nothing at this address is read.
+        comptime nowhere = CACHE_LINE
+        var none = Activation(ACTIVATION_NONE, 0, 0)
+        return Self(
+            has_bias=False,
+            has_residual=False,
+            has_scale=False,
+            scale=Reads[DType.float32](unsafe_from_address=nowhere),
+            bias=Reads[Self.bias_type](unsafe_from_address=nowhere),
+            residual=Reads[Self.residual_type](unsafe_from_address=nowhere),
+            beta=0,
+            activation=none,
+            final_activation=none,
+        )
+
     def is_identity(self) -> Bool:
         """Whether `apply` returns what it is given."""
         return not (

@@ -38,11 +38,21 @@ comptime SCALAR_FINAL_P0 = 3
 comptime SCALAR_FINAL_P1 = 4
 comptime SCALARS_LENGTH = 5
 
+# Elements of a pooling's own operand (int64, on the host): whether windows may reach behind the padding, and what a mean counts of a window besides the input.
+comptime POOLING_CEIL = 0
+comptime POOLING_COUNTED = 1
+comptime POOLING_LENGTH = 2
+comptime COUNTED_INPUT = 0
+comptime COUNTED_PADDING = 1
+comptime COUNTED_WINDOW = 2
+
 # Registered ops.
 comptime OP_CONV_CPU = "maxconv_conv_cpu"
 comptime OP_CONV_GPU = "maxconv_conv_gpu"
 comptime OP_CONV_FUSED_INPUT_CPU = "maxconv_conv_fused_input_cpu"
 comptime OP_CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
+comptime OP_POOL_CPU = "maxconv_pool_cpu"
+comptime OP_POOL_GPU = "maxconv_pool_gpu"
 comptime OP_EXPLAIN = "maxconv_explain"
 
 # Filter layouts.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._ops import conv1d, conv2d, conv2d_transpose, conv3d
     from ._override import override_max
     from ._packing import PackedFilter, pack_filter
+    from ._pooling import avg_pool, global_avg_pool, max_pool
     from ._problem import ConvProblem
 
 __all__ = [
@@ -35,13 +36,16 @@ __all__ = [
     "LibraryError",
     "PackedFilter",
     "__version__",
+    "avg_pool",
     "conv1d",
     "conv2d",
     "conv2d_transpose",
     "conv3d",
     "explain_choice",
+    "global_avg_pool",
     "kernel_library",
     "library_path",
+    "max_pool",
     "override_max",
     "pack_filter",
 ]
@@ -53,13 +57,16 @@ _MODULES = {
     "FilterLayout": "max.graph.type",
     "LibraryError": "maxconv._library",
     "PackedFilter": "maxconv._packing",
+    "avg_pool": "maxconv._pooling",
     "conv1d": "maxconv._ops",
     "conv2d": "maxconv._ops",
     "conv2d_transpose": "maxconv._ops",
     "conv3d": "maxconv._ops",
     "explain_choice": "maxconv._explain",
+    "global_avg_pool": "maxconv._pooling",
     "kernel_library": "maxconv._library",
     "library_path": "maxconv._library",
+    "max_pool": "maxconv._pooling",
     "override_max": "maxconv._override",
     "pack_filter": "maxconv._packing",
 }

@@ -6,7 +6,7 @@ that a graph knows, ``operand_types`` for one that is known when the graph runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ __all__ = [
     "convolution",
     "emit",
     "operand_types",
+    "output_shape",
     "shape_carrier",
     "symbolic_output",
 ]
@@ -123,7 +124,9 @@ def convolution(
             geometry=host_constant(geometry),
             scalars=host_constant(scalars),
         ),
-        TensorType(DType[out_dtype], _output_shape(problem), device),
+        TensorType(
+            DType[out_dtype], output_shape(problem, [Dim(n) for n in problem.output_shape]), device
+        ),
         known=known_problem(problem, kernel, precision)
         if device.is_gpu()
         else known_to_cpu(problem, kernel),
@@ -185,14 +188,18 @@ def shape_carrier(output: TensorType) -> TensorType:
     return TensorType(DType.uint8, (*output.shape, 0), DeviceRef.CPU())
 
 
-def _output_shape(problem: ConvProblem) -> list[Dim]:
-    """Returns the output's shape, 0 where a symbolic input may turn out smaller than the filter.
+def output_shape(problem: ConvProblem, shape: Sequence[Dim]) -> list[Dim]:
+    """Returns an output's shape, 0 where a symbolic input may turn out smaller than the filter.
 
     MAX allocates the output before the op can say so, and fails on a negative size.
+
+    Args:
+        problem: The convolution.
+        shape: ``[N, *output, K]``, which may be negative there.
     """
-    shape = [Dim(size) for size in problem.output_shape]
+    result = list(shape)
     for i, size in enumerate(problem.input_size):
         padded = problem.pad_before[i] + problem.pad_after[i]
         if not isinstance(size, int) and padded + 2 * problem.stride[i] <= problem.span[i]:
-            shape[1 + i] = not_negative(shape[1 + i])
-    return shape
+            result[1 + i] = not_negative(result[1 + i])
+    return result

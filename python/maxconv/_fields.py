@@ -31,12 +31,14 @@ __all__ = [
     "GPU_KERNELS",
     "HOPPER_CAPABILITIES",
     "PANEL",
+    "POOLING",
     "SCALARS",
     "SCALARS_LENGTH",
     "SEVERAL",
     "STEM_CHANNELS",
     "TILE_FILTERS",
     "Activation",
+    "Counted",
     "Kernel",
     "Layout",
     "Op",
@@ -111,6 +113,9 @@ GEOMETRY = (
 #: Names of the elements of the ``scalars`` operand, in order.
 SCALARS = ("beta", "activation_p0", "activation_p1", "final_p0", "final_p1")
 
+#: Names of the elements of the ``pooling`` operand, in order.
+POOLING = ("ceil", "counted")
+
 GEOMETRY_LENGTH = len(GEOMETRY)
 SCALARS_LENGTH = len(SCALARS)
 
@@ -122,6 +127,8 @@ class Op(str, Enum):
     CONV_GPU = "maxconv_conv_gpu"
     CONV_FUSED_INPUT_CPU = "maxconv_conv_fused_input_cpu"
     CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
+    POOL_CPU = "maxconv_pool_cpu"
+    POOL_GPU = "maxconv_pool_gpu"
     EXPLAIN = "maxconv_explain"
 
 
@@ -214,6 +221,17 @@ class Activation(IntEnum):
     GELU_TANH = 8
     TANH = 9
     HARD_SIGMOID = 10
+
+
+class Counted(IntEnum):
+    """Which elements of a window a mean counts, besides those of the input."""
+
+    INPUT = 0
+    """No others."""
+    PADDING = 1
+    """The padding, but nothing behind it."""
+    WINDOW = 2
+    """All."""
 
 
 class Precision(IntEnum):
@@ -324,6 +342,13 @@ def mojo_source() -> str:
             "Elements of the scalars operand (float32, on the host).",
             [(f"SCALAR_{name.upper()}", i) for i, name in enumerate(SCALARS)]
             + [("SCALARS_LENGTH", SCALARS_LENGTH)],
+        ),
+        (
+            "Elements of a pooling's own operand (int64, on the host): whether windows may reach"
+            " behind the padding, and what a mean counts of a window besides the input.",
+            [(f"POOLING_{name.upper()}", i) for i, name in enumerate(POOLING)]
+            + [("POOLING_LENGTH", len(POOLING))]
+            + [(f"COUNTED_{m.name}", m.value) for m in Counted],
         ),
         ("Registered ops.", [(f"OP_{op.name}", f'"{op.value}"') for op in Op]),
         ("Filter layouts.", [(f"LAYOUT_{m.name}", m.value) for m in Layout]),

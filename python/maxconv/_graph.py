@@ -32,6 +32,7 @@ __all__ = [
     "op_name",
     "repeat",
     "require_kernels",
+    "smaller",
     "to_channels_first",
 ]
 
@@ -191,6 +192,16 @@ def not_negative(size: Dim) -> Dim:
 
     clamped: Dim = AlgebraicDim.apply(kgen.POC.max, size, 0)
     return clamped
+
+
+def smaller(first: Dim | int, second: Dim | int) -> Dim:
+    """Returns the smaller one of two sizes, of which any may be symbolic."""
+    if isinstance(first, int) and isinstance(second, int):
+        return Dim(min(first, second))
+    from max._core.dialects import kgen
+
+    found: Dim = AlgebraicDim.apply(kgen.POC.min, first, second)
+    return found
 
 
 def flatten(value: TensorValue) -> TensorValue:

@@ -1,4 +1,4 @@
-"""MAX's own convolutions computed by maxconv's ops, in graphs that others build.
+"""MAX's own convolutions and poolings computed by maxconv's ops, in graphs that others build.
 
 ``max.graph.ops.conv2d`` and its siblings are function objects that other modules hold under other
 names: ``max.nn``, ``max.experimental.functional``, whoever imported one. So it is their code that
@@ -26,8 +26,8 @@ from max.dtype import DType
 from max.graph import Graph, TensorValue, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
-from . import _ops
-from ._checks import show
+from . import _operands, _ops, _pooling
+from ._checks import check_size, show
 from ._graph import as_max_promotes, import_kernels, is_graph_value
 from ._library import library_path
 
@@ -120,7 +120,7 @@ class Override:
     def _compute(self, function: str, arguments: dict[str, Any]) -> Any:
         """Computes a call, or leaves it to MAX."""
         facts = _facts(function, arguments)
-        take = _taken_with_residual if function == "custom" else partial(_taken, function)
+        take = _TAKERS.get(function) or partial(_taken, function)
         # Whatever maxconv's own functions call of MAX is MAX's.
         token = _of_thread.set((*_of_thread.get(), None))
         try:
@@ -142,10 +142,10 @@ class Override:
 def override_max() -> Override:
     """Returns what has maxconv compute the convolutions of graphs that others build.
 
-    It takes over ``ops.conv2d``, ``ops.conv3d`` and ``ops.conv2d_transpose`` of ``max.graph``, the
-    operator ``conv2d_residual_add``, and with them all that MAX builds on these: ``max.nn.Conv1D``,
-    ``Conv2d``, ``Conv3D``, ``max.experimental.functional`` and ``max.experimental.nn``, eager
-    tensors included::
+    It takes over ``ops.conv2d``, ``conv3d``, ``conv2d_transpose``, ``max_pool2d`` and
+    ``avg_pool2d`` of ``max.graph``, the operator ``conv2d_residual_add``, and with them all that
+    MAX builds on these: ``max.nn.Conv1D``, ``Conv2d``, ``Conv3D``, ``max.experimental.functional``
+    and ``max.experimental.nn``, eager tensors included::
 
         with maxconv.override_max() as report:
             graph = build(...)          # in which somebody else's model convolves
@@ -224,7 +224,14 @@ def _stub(name: str, function: Any) -> types.CodeType:
 #: MAX's functions, by name, and the code that stands in for theirs.
 EXCHANGED: Final[Mapping[str, tuple[Any, types.CodeType]]] = {
     function.__name__: (function, _stub(function.__name__, function))
-    for function in (ops.conv2d, ops.conv3d, ops.conv2d_transpose, ops.custom)
+    for function in (
+        ops.conv2d,
+        ops.conv3d,
+        ops.conv2d_transpose,
+        ops.max_pool2d,
+        ops.avg_pool2d,
+        ops.custom,
+    )
 }
 
 
@@ -392,6 +399,43 @@ def _taken_with_residual(arguments: Mapping[str, Any]) -> list[TensorValue]:
     return [result]
 
 
+def _pooled(function: str, arguments: Mapping[str, Any]) -> TensorValue:
+    """Computes a pooling of MAX's with maxconv.
+
+    Args:
+        function: ``max_pool2d`` or ``avg_pool2d``.
+        arguments: All of its arguments, by name.
+
+    Raises:
+        TypeError: maxconv does not take it, and perhaps nobody does.
+        ValueError: The same.
+    """
+    x = TensorValue(arguments["input"])
+    if x.rank != 4:
+        raise ValueError(f"input: rank {x.rank} is not allowed; 4 is needed")
+    for name in ("stride", "dilation", "padding"):
+        if not isinstance(arguments[name], int | tuple):
+            raise TypeError(f"{name}: {arguments[name]!r} is not allowed; an integer or a tuple is")
+    import_kernels(Graph.current)
+    x, _ = _operands.input_operand(x, ConvInputLayout.NHWC, 2)
+    given = [arguments[name] for name in ("stride", "dilation", "padding", "ceil_mode")]
+    window = tuple(check_size("kernel_size", size) for size in arguments["kernel_size"])
+    problem = _pooling.PoolProblem.read(x, window, *given, as_max=True)
+    average = function == "avg_pool2d"
+    result = _pooling.pool(
+        x, problem, average=average, count_boundary=arguments.get("count_boundary", True)
+    )
+    return ops.rebind(result, [x.shape[0], *problem.output_size, x.shape[-1]])
+
+
+#: What computes a function of MAX's in another way than a convolution.
+_TAKERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "custom": _taken_with_residual,
+    "max_pool2d": partial(_pooled, "max_pool2d"),
+    "avg_pool2d": partial(_pooled, "avg_pool2d"),
+}
+
+
 def _as_max_shapes(result: TensorValue, x: TensorValue, given: Mapping[str, Any]) -> TensorValue:
     """Returns a result with symbolic sizes as MAX has them.
 
@@ -413,6 +457,9 @@ def _facts(function: str, arguments: Mapping[str, Any]) -> tuple[str, str, str, 
     if function == "custom":
         function = RESIDUAL_OP
         x, filter, *_ = arguments["values"]
+    elif function.endswith("pool2d"):
+        window = "x".join(map(str, arguments["kernel_size"]))
+        return function, _caller(), _described(arguments["input"]), f"window {window}"
     else:
         x, filter = arguments["x"], arguments["filter"]
     return function, _caller(), _described(x), _described(filter)

@@ -18,7 +18,6 @@ lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
 """
 
-from extensibility.managed_tensor_slice import ComputeOutputFusion
 from max.gpu.host import DeviceAttribute, DeviceBuffer, DeviceContext
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.collections import Optional
@@ -64,6 +63,7 @@ from buffers import (
     reads_of,
 )
 from direct_oracle import convolve_naively, mark_not_numbers, plant
+from epilogues import AddFilter
 from kernels import THREADS, compare, compare_closely
 from timing import input_sets, time_graph
 
@@ -87,28 +87,6 @@ comptime KINDS = 5
 """Without an epilogue; with one; with one and work of the graph; without, of
 activations some of which are not finite; with bias, SiLU and residual, within
 the rounding of the output's type."""
-
-
-@fieldwise_init
-struct AddFilter(ComputeOutputFusion):
-    """What a graph may fuse: adds its filter's number to every element."""
-
-    var unit: Int32
-
-    def compute[
-        dtype: DType,
-        rank: Int,
-        simd_width: SIMDLength,
-        element_alignment: Int = 1,
-    ](self, idx: IndexList[rank], val: SIMD[dtype, simd_width]) -> SIMD[
-        dtype, simd_width
-    ]:
-        """Adds `unit` times the filter's number modulo 4."""
-        var result = val
-        comptime for i in range(Int(simd_width)):
-            var number = (Int32(idx[rank - 1]) + Int32(i)) % 4 * self.unit
-            result[i] += number.cast[dtype]()
-        return result
 
 
 @fieldwise_init

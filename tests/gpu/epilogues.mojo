@@ -35,6 +35,28 @@ comptime FEATURES = 14
 
 
 @fieldwise_init
+struct AddFilter(ComputeOutputFusion):
+    """What a graph may fuse: adds its filter's number to every element."""
+
+    var unit: Int32
+
+    def compute[
+        dtype: DType,
+        rank: Int,
+        simd_width: SIMDLength,
+        element_alignment: Int = 1,
+    ](self, idx: IndexList[rank], val: SIMD[dtype, simd_width]) -> SIMD[
+        dtype, simd_width
+    ]:
+        """Adds `unit` times the filter's number modulo 4."""
+        var result = val
+        comptime for i in range(Int(simd_width)):
+            var number = (Int32(idx[rank - 1]) + Int32(i)) % 4 * self.unit
+            result[i] += number.cast[dtype]()
+        return result
+
+
+@fieldwise_init
 struct Feature(Copyable, Movable):
     """An epilogue, without its operands."""
 

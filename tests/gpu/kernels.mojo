@@ -148,8 +148,10 @@ def compare[
 ):
     """Counts elements that differ, and finds the first of them."""
     for i in range(_first(), Int(count), _step()):
-        var same = expected[unsafe_offset=i] == found[unsafe_offset=i]
-        if not same:
+        # Types of 8 bits cannot be compared.
+        var e = expected[unsafe_offset=i].cast[DType.float32]()
+        var f = found[unsafe_offset=i].cast[DType.float32]()
+        if not e == f:
             _ = Atomic.fetch_add(wrong, UInt32(1))
             Atomic.min(first, UInt32(i))
 

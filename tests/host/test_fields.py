@@ -11,8 +11,10 @@ import pytest
 from maxconv import _fields
 from maxconv._fields import (
     GEOMETRY,
+    POOLING,
     SCALARS,
     Activation,
+    Counted,
     Kernel,
     Layout,
     Precision,
@@ -48,6 +50,9 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"KERNEL_{member.name}": member.value for member in Kernel}
     expected |= {f"ACTIVATION_{member.name}": member.value for member in Activation}
     expected |= {f"PRECISION_{member.name}": member.value for member in Precision}
+    expected |= {f"POOLING_{name.upper()}": i for i, name in enumerate(POOLING)}
+    expected |= {f"COUNTED_{member.name}": member.value for member in Counted}
+    expected |= {"POOLING_LENGTH": 2}
     expected |= {"GEOMETRY_LENGTH": 24, "SCALARS_LENGTH": 5, "PANEL": 16}
     expected |= {"COPY_BYTES": 16, "STEM_CHANNELS": 8, "TILE_FILTERS": 8}
     expected |= {"DIAGONAL_CHANNELS": 32, "SEVERAL": -1}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from tests.interop.graphs import Source, input_type
-from tests.reference import conv_reference, conv_transpose_reference
+from tests.reference import conv_reference, conv_transpose_reference, pool_reference
 
 import maxconv
 
@@ -154,6 +154,31 @@ def build_layouts(name: str, module: Module) -> Graph:
     return graph
 
 
+#: A pooling of ``max.graph.ops``, its arguments, the output's size, and the padding behind that a
+#: mean counts: MAX counts whatever a window covers.
+POOLS: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int]]] = [
+    ("max_pool2d", {"stride": 2, "padding": 1}, (4, 4), (1, 1)),
+    ("max_pool2d", {"stride": (2, 3), "padding": (0, 1), "ceil_mode": True}, (3, 4), (0, 1)),
+    ("avg_pool2d", {"stride": 2, "padding": 1, "ceil_mode": True}, (4, 5), (1, 3)),
+    ("avg_pool2d", {"dilation": (2, 1), "padding": 1, "count_boundary": False}, (5, 8), (1, 1)),
+]
+POOLED = (2, 7, 8, 6)
+
+
+def build_pools(name: str, module: Module) -> Graph:
+    """Poolings, taken over."""
+    from max.graph import Graph, ops
+
+    with (
+        Graph(name, input_types=[input_type(POOLED)], module=module) as graph,
+        maxconv.override_max() as report,
+    ):
+        x = graph.inputs[0].tensor
+        graph.output(*(getattr(ops, name)(x, (3, 3), **given) for name, given, *_ in POOLS))
+    assert [entry.function for entry in report.taken] == [name for name, *_ in POOLS]
+    return graph
+
+
 def layers() -> list[Any]:
     """Modules of ``max.nn``."""
     from max import nn
@@ -235,6 +260,7 @@ def build_block(name: str, module: Module) -> Graph:
 OVERRIDDEN = {
     "override_calls": Source(build_calls),
     "override_layouts": Source(build_layouts),
+    "override_pools": Source(build_pools),
     "override_layers": Source(build_layers, weights),
     "override_block": Source(build_block),
 }
@@ -293,6 +319,25 @@ def test_layers_are_right(overridden: dict[str, Model]) -> None:
     x, f = given[4][:, None], held["e.weight"][None]
     sizes = {"stride": (1, 2), "padding": (0, 0, 1, 1)}
     close(transposed, expected("conv2d_transpose", "e", x, f, **sizes)[:, 0])
+
+
+def test_pools(overridden: dict[str, Model]) -> None:
+    # Below zero for the most part: a zero of padding would be the largest.
+    x = draw(*POOLED, seed=70) - 1.5
+
+    def both(value: Any) -> tuple[int, int]:
+        return value if isinstance(value, tuple) else (value, value)
+
+    for actual, (name, given, output, behind) in zip(
+        executed(overridden["override_pools"], x), POOLS, strict=True
+    ):
+        expected = pool_reference(
+            x, (3, 3), stride=both(given.get("stride", 1)),
+            dilation=both(given.get("dilation", 1)), pad_before=both(given["padding"]),
+            pad_after=behind, output=output, average=name == "avg_pool2d",
+            count_boundary=given.get("count_boundary", True),
+        )  # fmt: skip
+        close(actual, expected)
 
 
 def test_subgraphs(overridden: dict[str, Model]) -> None:

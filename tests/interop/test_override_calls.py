@@ -70,6 +70,10 @@ TAKEN: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "transposed": lambda ops, v: ops.conv2d_transpose(
         v["x"], zeros(4, 4, 8, 3), (3, 2), (1, 1), (1, 0, 2, 1), (2, 1)
     ),
+    "pooled": lambda ops, v: ops.max_pool2d(v["x"], (3, 2), 2, padding=1),
+    "pooled up": lambda ops, v: ops.max_pool2d(v["x"], (2, 2), (2, 3), padding=1, ceil_mode=True),
+    "means": lambda ops, v: ops.avg_pool2d(v["x"], (3, 3), 1, (2, 1), (1, 0), count_boundary=False),
+    "means of all": lambda ops, v: ops.avg_pool2d(v["any_x"], (2, 2), 2, ceil_mode=True),
     "transposed, dilated": lambda ops, v: ops.conv2d_transpose(
         v["x"], zeros(3, 3, 8, 3), dilation=(3, 2)
     ),
@@ -125,6 +129,18 @@ LEFT: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
         lambda ops, v: ops.conv2d(v["x"], v["f"], bias=zeros(1)),
         "bias: 1 elements, but there are 8 filters",
     ),
+    "windows of padding": (
+        lambda ops, v: ops.max_pool2d(v["x"], (2, 2), padding=2),
+        "padding: (2, 2) is not smaller than what the window spans, (2, 2); ",
+    ),
+    "a window of nothing": (
+        lambda ops, v: ops.avg_pool2d(v["x"], (0, 2)),
+        "kernel_size: (0, 2) has a non-positive entry",
+    ),
+    "pooled float64": (
+        lambda ops, v: ops.avg_pool2d(double(ops, v["x"]), (2, 2)),
+        "input: dtype float64 is not supported; ",
+    ),
     "negative padding": (
         lambda ops, v: ops.conv2d(v["x"], v["f"], padding=(-1, 0, 0, 0)),
         "padding: (-1, 0, 0, 0) has a negative entry; every padding must be at least 0",
@@ -172,6 +188,10 @@ REFUSED: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
         lambda ops, v: ops.conv2d(v["x"], v["f"], bias=zeros(1, 8)),
         "ValueError: bias: rank 2 is not allowed; 1 is needed: one a filter",
     ),
+    "rank of what is pooled": (
+        lambda ops, v: ops.max_pool2d(v["video"], (2, 2)),
+        "ValueError: input: rank 5 is not allowed; 4 is needed",
+    ),
     "output padding": (
         lambda ops, v: ops.conv2d_transpose(
             v["x"], zeros(3, 3, 8, 3), dilation=(3, 3), output_paddings=(2, 2)
@@ -209,7 +229,8 @@ def test_what_max_refuses_is_refused(name: str) -> None:
 def test_the_stubs_have_maxs_parameters() -> None:
     from maxconv._override import EXCHANGED
 
-    assert list(EXCHANGED) == ["conv2d", "conv3d", "conv2d_transpose", "custom"]
+    pools = ["max_pool2d", "avg_pool2d"]
+    assert list(EXCHANGED) == ["conv2d", "conv3d", "conv2d_transpose", *pools, "custom"]
     for function, stub in EXCHANGED.values():
         parameters = list(inspect.signature(function).parameters)
         assert list(stub.co_varnames[: stub.co_argcount]) == parameters

@@ -16,6 +16,7 @@ from std.compile import compile_info
 from std.sys import argv
 from std.sys.info import size_of
 
+from operations.conv.access import MemoryOutput
 from operations.conv.operands import Device
 from operations.nvidia.generic.mean import LOAD_BYTES, MeanKernel
 from operations.nvidia.generic.mean_launch import (
@@ -49,7 +50,9 @@ def describe[dtype: DType](words: List[Int]) raises:
                     String(t"{dtype}-{width}-{lanes}"),
                     plan.blocks,
                     plan.geometry.parts.value,
-                    MeanKernel[dtype, width, lanes].shared_bytes,
+                    MeanKernel[
+                        dtype, width, lanes, MemoryOutput[dtype]
+                    ].shared_bytes,
                     bytes_of(plan.geometry),
                 )
 
@@ -60,7 +63,9 @@ def main() raises:
         comptime for width in [1, LOAD_BYTES // size_of[dtype]()]:
             comptime for lanes in LANES:
                 comptime if width > 1 or lanes == WARP:
-                    comptime kernel = MeanKernel[dtype, width, lanes].run
+                    comptime kernel = MeanKernel[
+                        dtype, width, lanes, MemoryOutput[dtype]
+                    ].run
                     var info = compile_info[
                         kernel, emission_kind="asm", target=target
                     ]()

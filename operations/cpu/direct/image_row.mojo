@@ -57,6 +57,10 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
     """
 
     var problem: ConvProblem
+    var plane: Int
+    """Of the output."""
+    var line: Int
+    """Of the output's plane."""
     var start: Reads[Self.dtype]
     """What tap 0 of the row's first pixel reads, perhaps outside the image."""
     var w: Int
@@ -83,9 +87,12 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
             problem: The convolution.
             index: The row, counted over images and depths.
         """
-        var origin = Pixel(problem, index * problem.output[2]).input(problem)
+        var pixel = Pixel(problem, index * problem.output[2])
+        var origin = pixel.input(problem)
         var input_row = problem.input[2] * problem.channels
         self.problem = problem
+        self.plane = pixel.at[0]
+        self.line = pixel.at[1]
         self.start = activation.unsafe_offset(origin.input_offset(problem))
         self.w = origin.at[2]
         self.slice_stride = problem.dilation[0] * problem.input[1] * input_row

@@ -28,10 +28,13 @@ from max.gpu.primitives.grid_controls import (
 from max.gpu.primitives.warp import shuffle_xor
 from max.gpu.sync import barrier
 from std.sys.info import size_of
-from std.utils import StaticTuple
+from std.utils import IndexList, StaticTuple
 
+from ...conv.access import OutputTarget
 from ...conv.device_value import DeviceValue
-from ...conv.memory import Reads, Writes
+from ...conv.memory import Reads
+from ...conv.pooling import Reduction
+from ...conv.problem import SPATIAL
 from ..device import target_capability
 from ..divisor import Divisor
 from ..limits import MAX_CLUSTER, WARP
@@ -80,7 +83,7 @@ struct MeanGeometry(DeviceValue, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct MeanKernel[dtype: DType, width: Int, lanes: Int]:
+struct MeanKernel[dtype: DType, width: Int, lanes: Int, Output: OutputTarget]:
     """The kernel for one shape of blocks.
 
     Parameters:
@@ -89,6 +92,7 @@ struct MeanKernel[dtype: DType, width: Int, lanes: Int]:
             channels.
         lanes: Threads of a block beside each other along the channels: a power
             of two up to `WARP`, `QUAD` channels at least.
+        Output: How the output is reached.
     """
 
     comptime rows = THREADS // Self.lanes
@@ -108,14 +112,14 @@ struct MeanKernel[dtype: DType, width: Int, lanes: Int]:
     )
     def run(
         input: Reads[Self.dtype],
-        output: Writes[Self.dtype],
+        output: Self.Output,
         geometry: MeanGeometry,
     ):
         """Averages some channels of an image.
 
         Args:
             input: `[N, pixels, C]`.
-            output: `[N, C]`.
+            output: `[N, 1, 1, 1, C]`.
             geometry: The shape.
         """
         var shared = UInt32(
@@ -180,9 +184,16 @@ struct MeanKernel[dtype: DType, width: Int, lanes: Int]:
             comptime for i in range(QUAD):
                 var c = first + thread * UInt32(QUAD) + UInt32(i)
                 if c < geometry.channels:
-                    output[unsafe_offset=row_start + Int(c)] = (
+                    var mean = Reduction[Self.dtype, True].rounded[1](
                         total[i] * geometry.share
-                    ).cast[Self.dtype]()
+                    )
+                    output.store[1](
+                        Int(image),
+                        IndexList[SPATIAL](0, 0, 0),
+                        Int(c),
+                        row_start + Int(c),
+                        rebind[Scalar[Self.Output.dtype]](mean),
+                    )
 
     @staticmethod
     @always_inline

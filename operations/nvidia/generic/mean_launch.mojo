@@ -4,7 +4,8 @@ from std.collections import Optional
 from std.math import ceildiv
 from std.sys.info import size_of
 
-from ...conv.memory import Reads, Writes
+from ...conv.access import OutputTarget
+from ...conv.memory import Reads
 from ...conv.operands import Device
 from ..divisor import Divisor
 from ..limits import MAX_BLOCKS, MAX_CLUSTER, MAX_INDEX, WARP
@@ -142,22 +143,23 @@ def _lanes(images: Int, channels: Int, width: Int, units: Int) -> Int:
 
 
 def launch_mean[
-    dtype: DType
+    dtype: DType, Output: OutputTarget
 ](
     plan: MeanPlan,
     input: Reads[dtype],
-    output: Writes[dtype],
+    output: Output,
     mut queue: Stream,
 ) raises:
     """Enqueues the kernel.
 
     Parameters:
         dtype: Of input and output.
+        Output: How the output is reached.
 
     Args:
         plan: What `plan_mean` made for this GPU.
         input: `[N, pixels, C]`.
-        output: `[N, C]`.
+        output: `[N, 1, 1, 1, C]`.
         queue: Where to.
 
     Raises:
@@ -167,7 +169,7 @@ def launch_mean[
         comptime for lanes in LANES:
             comptime if width > 1 or lanes == WARP:
                 if plan.width == width and plan.lanes == lanes:
-                    comptime Kernel = MeanKernel[dtype, width, lanes]
+                    comptime Kernel = MeanKernel[dtype, width, lanes, Output]
                     queue.enqueue[Kernel.run](
                         LaunchGrid(
                             plan.blocks,
