@@ -5,13 +5,13 @@ The names with an underscore are MAX's own and may move with a version; the pack
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from max.graph import AlgebraicDim, DeviceRef, Dim, Graph, Shape, TensorValue, ops
+from max.graph import AlgebraicDim, DeviceRef, Dim, Graph, Shape, TensorType, TensorValue, ops
 from max.graph.value import HasTensorValue
 
 from ._dtypes import BIT_CARRIED, CARRIERS
@@ -28,12 +28,14 @@ __all__ = [
     "is_computed",
     "is_graph_value",
     "is_loaded_once",
+    "loaded_from_host",
     "not_negative",
     "op_name",
     "repeat",
     "require_kernels",
     "smaller",
     "to_channels_first",
+    "zeros_behind",
 ]
 
 # A weight reaches its convolution through a few casts and permutations; a deeper value is no
@@ -140,7 +142,7 @@ def constant_array(value: TensorValue) -> Array | None:
 def is_loaded_once(value: TensorValue) -> bool:
     """Whether a value depends on constants and weights alone.
 
-    MAX computes what follows from these when it loads a model, not when it runs it.
+    MAX computes what follows from these in host memory when it loads a model, not when it runs it.
     """
     from max._core import Operation
     from max._core.dialects import mo
@@ -154,6 +156,27 @@ def is_loaded_once(value: TensorValue) -> bool:
         return bool(operands) and all(known(o.value.owner, depth + 1) for o in operands)
 
     return known(_owner(value), 0)
+
+
+def loaded_from_host(value: TensorValue) -> TensorValue | None:
+    """Returns the value in host memory of which a GPU's is a copy, made when the model is loaded.
+
+    MAX computes what follows from weights once while it is in host memory: what a GPU computes of
+    them it computes in every call.
+    """
+    from max._core import Operation
+    from max._core.dialects import mo
+
+    owner = _owner(value)
+    if not isinstance(owner, Operation):
+        return None
+    # Only a transfer has a chain beside its tensor. MAX has no class for it.
+    operands = [operand.value for operand in owner.operands]
+    if [isinstance(operand.type, mo.ChainType) for operand in operands] != [False, True]:
+        return None
+    source = TensorValue(cast(Any, operands[0]))
+    same = source.type == TensorType(value.dtype, value.shape, DeviceRef.CPU())
+    return source if same and is_loaded_once(source) else None
 
 
 def is_computed(value: TensorValue) -> bool:
@@ -179,6 +202,17 @@ def repeat(value: TensorValue, times: int) -> TensorValue:
     if elements is None:
         return ops.tile(value, (times,))
     return constant(np.tile(elements, times), value.dtype.name, value.device)
+
+
+def zeros_behind(value: TensorValue, count: int) -> TensorValue:
+    """Appends zeros to a vector: at once to a constant, to a weight when the model is loaded."""
+    kind, device = value.dtype.name, value.device
+    elements = constant_array(value)
+    if elements is not None:
+        return constant(np.concatenate([elements, np.zeros(count, elements.dtype)]), kind, device)
+    if (source := loaded_from_host(value)) is not None:
+        return ops.transfer_to(zeros_behind(source, count), device)
+    return ops.concat([value, constant(np.zeros(count, CARRIERS[kind]), kind, device)])
 
 
 def host_constant(data: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> TensorValue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -25,8 +25,16 @@ from ._checks import (
 )
 from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 from ._emit import Tensors
-from ._fields import PANEL, Kernel, Layout
-from ._graph import constant, constant_array, flatten, is_graph_value, is_loaded_once
+from ._fields import COPY_BYTES, PANEL, STEM_CHANNELS, Kernel, Layout
+from ._graph import (
+    constant,
+    constant_array,
+    flatten,
+    is_graph_value,
+    is_loaded_once,
+    loaded_from_host,
+    zeros_behind,
+)
 from ._packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
 from ._problem import ConvProblem
 
@@ -37,6 +45,7 @@ __all__ = [
     "bias_operand",
     "filter_argument",
     "filter_operand",
+    "in_whole_pieces",
     "input_operand",
     "permuted_to_krsc",
     "read_call",
@@ -104,6 +113,46 @@ def read_call(
         scale=scale_operand(scale, problem.filters, device),
     )
     return GraphCall(problem, tensors, arguments.kernel(device, dtype), out_dtype, first)
+
+
+def in_whole_pieces(call: GraphCall) -> GraphCall:
+    """Returns a call whose pixels have whole pieces of ``COPY_BYTES`` in the output, on a GPU.
+
+    Its tensor cores store nothing else where the graph compiler fuses work behind, and CUDA cores
+    take many times as long: 2.7 ms for the image of 1024x1024 pixels and 3 channels that ends a VAE
+    decoder, on an H200. Filters of zeros are added; whoever asks cuts their results.
+
+    Args:
+        call: The call.
+
+    Returns:
+        The same call if it needs no more filters, or if tensor cores do not take it.
+    """
+    problem, tensors = call.problem, call.tensors
+    filters, channels = problem.filters, problem.channels
+    if not (tensors.x.device.is_gpu() and isinstance(filters, int) and isinstance(channels, int)):
+        return call
+    missing = -filters % (COPY_BYTES // DTYPE_BYTES[call.out_dtype])
+    tiled = (
+        problem.groups == 1
+        and channels > STEM_CHANNELS
+        and channels * INPUT_BYTES[tensors.x.dtype.name] % COPY_BYTES == 0
+        and tensors.filter_layout is Layout.KRSC
+        and tensors.residual is None
+        and call.kernel in (Kernel.AUTO, Kernel.SM90, Kernel.SM100)
+    )
+    if not missing or not tiled:
+        return call
+    return replace(
+        call,
+        problem=replace(problem, filters=filters + missing),
+        tensors=replace(
+            tensors,
+            filter=zeros_behind(tensors.filter, missing * problem.taps * channels),
+            bias=None if tensors.bias is None else zeros_behind(tensors.bias, missing),
+            scale=None if tensors.scale is None else zeros_behind(tensors.scale, missing),
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -237,9 +286,10 @@ def filter_operand(
         elements = packed_elements(krsc, held.kind, groups=groups, dtype=dtype)
         return constant(elements, dtype, device), Layout.PACKED
     known = isinstance(filter.filters, int) and isinstance(filter.group_channels, int)
-    if known and is_loaded_once(held):
-        if on_gpu:
-            return flatten(permuted_to_krsc(held, filter.layout)), Layout.KRSC
+    if known and on_gpu and (source := loaded_from_host(held)) is not None:
+        packed = flatten(permuted_to_krsc(source, filter.layout))
+        return ops.transfer_to(packed, device), Layout.KRSC
+    if known and not on_gpu and is_loaded_once(held):
         return _packed_in_graph(held, filter, groups), Layout.PACKED
     return flatten(held), Layout(1 + LAYOUTS[filter.rank].index(filter.layout))
 

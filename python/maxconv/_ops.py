@@ -34,7 +34,14 @@ from ._checks import Padding, spatial_tuple
 from ._dtypes import DTYPE_BYTES
 from ._emit import Tensors, convolution
 from ._graph import repeat, require_kernels, to_channels_first
-from ._operands import bias_operand, filter_operand, input_operand, read_call, scale_operand
+from ._operands import (
+    bias_operand,
+    filter_operand,
+    in_whole_pieces,
+    input_operand,
+    read_call,
+    scale_operand,
+)
 from ._packing import PackedFilter
 from ._transpose import split_phases
 from .activations import ActivationLike
@@ -372,9 +379,12 @@ def convolve(
     """
     require_kernels(Graph.current)
     call = read_call(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
+    whole = in_whole_pieces(call)
     result = convolution(
-        call.problem, arguments, call.tensors, kernel=call.kernel, out_dtype=call.out_dtype
+        whole.problem, arguments, whole.tensors, kernel=call.kernel, out_dtype=call.out_dtype
     )
+    if whole is not call:
+        result = result[..., : call.problem.filters]
     return to_channels_first(result) if call.channels_first else result
 
 
