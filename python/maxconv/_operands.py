@@ -50,6 +50,7 @@ __all__ = [
     "permuted_to_krsc",
     "read_call",
     "scale_operand",
+    "with_zeros",
 ]
 
 
@@ -141,8 +142,18 @@ def in_whole_pieces(call: GraphCall) -> GraphCall:
         and tensors.residual is None
         and call.kernel in (Kernel.AUTO, Kernel.SM90, Kernel.SM100)
     )
-    if not missing or not tiled:
-        return call
+    return with_zeros(call, missing) if missing and tiled else call
+
+
+def with_zeros(call: GraphCall, missing: int) -> GraphCall:
+    """Returns a call with filters of zeros behind its own.
+
+    Args:
+        call: The call: one group, no residual, filters in ``Layout.KRSC``, known sizes of these.
+        missing: How many filters.
+    """
+    problem, tensors = call.problem, call.tensors
+    filters, channels = cast(int, problem.filters), cast(int, problem.channels)
     return replace(
         call,
         problem=replace(problem, filters=filters + missing),

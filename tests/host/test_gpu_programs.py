@@ -18,6 +18,7 @@ PROGRAMS = [
     "tests/gpu/sm90_epilogue.mojo",
     "tests/gpu/sm90_visitors.mojo",
     "tests/gpu/direct.mojo",
+    "tests/gpu/pooling.mojo",
 ]
 
 

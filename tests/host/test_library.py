@@ -13,6 +13,7 @@ import pytest
 from mojo.run import _mojo_env
 
 from maxconv import _library as library
+from maxconv._fields import Op
 from maxconv._library import LibraryError, precompiled
 
 ADD_ONE = """
@@ -92,8 +93,7 @@ def test_the_installed_kernels_compile_and_register_the_op() -> None:
     assert (library.OPERATIONS / "__init__.mojo").is_file()
     assert not library.cache_state().compiled
     kernels = library.kernel_library()
-    ops = ("conv_cpu", "conv_gpu", "conv_fused_input_cpu", "conv_fused_input_gpu", "explain")
-    assert {name for name in kernels if name.startswith("maxconv")} == {f"maxconv_{o}" for o in ops}
+    assert {name for name in kernels if name.startswith("maxconv")} == {op.value for op in Op}
     assert kernels is not library.kernel_library()
     state = library.cache_state()
     assert state.compiled

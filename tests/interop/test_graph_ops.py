@@ -19,6 +19,9 @@ from tests.interop.graphs import Source
 from tests.reference import Floats, conv_reference
 
 import maxconv
+from maxconv._arguments import ConvArguments
+from maxconv._emit import convolution
+from maxconv._operands import read_call, with_zeros
 from maxconv._problem import ConvProblem
 from maxconv.activations import clamp, leaky_relu
 
@@ -269,6 +272,27 @@ def with_residual(first: bool) -> Case:
     return channels_first(case) if first else case
 
 
+def with_zeros_behind(values: dict[str, TensorValue]) -> TensorValue:
+    """What a GPU does with a number of filters that its tensor cores do not store."""
+    arguments = ConvArguments.read(2, padding=1, activation="relu")
+    x, filter = values["x"], values["w_krsc_in"]
+    call = read_call(x, filter, arguments, BIAS, None, SCALE, "NHWC", "KRSC")
+    whole = with_zeros(call, 4)
+    assert whole.problem.filters == 24
+    wide = convolution(
+        whole.problem, arguments, whole.tensors, kernel=whole.kernel, out_dtype="float32"
+    )
+    return wide[..., :20]
+
+
+CASES["zeros behind the filters"] = Case(
+    with_zeros_behind,
+    plain(
+        W * SCALE[:, None, None, None], padding=1,
+        epilogue=lambda _: {"bias": BIAS, "activation": ACTIVATIONS["relu"][1]},
+    ).expected,
+    54,
+)  # fmt: skip
 CASES["residual"] = with_residual(first=False)
 CASES["residual, channels first"] = with_residual(first=True)
 
