@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from ._checks import check_dtype
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import GEOMETRY_LENGTH, Kernel, Op
+from ._signature import filters_missing
 from ._targets import TARGETS
 
 if TYPE_CHECKING:
@@ -65,6 +67,10 @@ def explain_choice(
     storage = check_dtype("dtype", dtype, DTYPE_BYTES if device == "cpu" else INPUT_BYTES)
     if not problem.is_static:
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
+    if fused_output and device != "cpu":
+        out_dtype = storage if storage in DTYPE_BYTES else "bfloat16"
+        missing = filters_missing(problem, storage, out_dtype, kernel)
+        problem = replace(problem, filters=problem.filters + missing)
     operands = (
         _full_rank(problem.input_shape),
         _full_rank(problem.output_shape),

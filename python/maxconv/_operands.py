@@ -25,7 +25,7 @@ from ._checks import (
 )
 from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 from ._emit import Tensors
-from ._fields import COPY_BYTES, PANEL, STEM_CHANNELS, Kernel, Layout
+from ._fields import PANEL, Kernel, Layout
 from ._graph import (
     constant,
     constant_array,
@@ -37,6 +37,7 @@ from ._graph import (
 )
 from ._packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
 from ._problem import ConvProblem
+from ._signature import filters_missing
 
 __all__ = [
     "FilterArgument",
@@ -117,32 +118,22 @@ def read_call(
 
 
 def in_whole_pieces(call: GraphCall) -> GraphCall:
-    """Returns a call whose pixels have whole pieces of ``COPY_BYTES`` in the output, on a GPU.
+    """Returns a call with the filters of zeros that ``filters_missing`` asks for on a GPU.
 
-    Its tensor cores store nothing else where the graph compiler fuses work behind, and CUDA cores
-    take many times as long: 2.7 ms for the image of 1024x1024 pixels and 3 channels that ends a VAE
-    decoder, on an H200. Filters of zeros are added; whoever asks cuts their results.
+    Whoever asks cuts off their results. It is the same call if there are none, or a residual, which
+    would have to be widened, or if the filter is packed in each call.
 
     Args:
         call: The call.
-
-    Returns:
-        The same call if it needs no more filters, or if tensor cores do not take it.
     """
-    problem, tensors = call.problem, call.tensors
-    filters, channels = problem.filters, problem.channels
-    if not (tensors.x.device.is_gpu() and isinstance(filters, int) and isinstance(channels, int)):
+    tensors = call.tensors
+    if not tensors.x.device.is_gpu() or tensors.residual is not None:
         return call
-    missing = -filters % (COPY_BYTES // DTYPE_BYTES[call.out_dtype])
-    tiled = (
-        problem.groups == 1
-        and channels > STEM_CHANNELS
-        and channels * INPUT_BYTES[tensors.x.dtype.name] % COPY_BYTES == 0
-        and tensors.filter_layout is Layout.KRSC
-        and tensors.residual is None
-        and call.kernel in (Kernel.AUTO, Kernel.SM90, Kernel.SM100)
-    )
-    return with_zeros(call, missing) if missing and tiled else call
+    if tensors.filter_layout is not Layout.KRSC:
+        return call
+    dtype = tensors.x.dtype.name
+    missing = filters_missing(call.problem, dtype, call.out_dtype, call.kernel)
+    return with_zeros(call, missing) if missing else call
 
 
 def with_zeros(call: GraphCall, missing: int) -> GraphCall:

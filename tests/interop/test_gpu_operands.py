@@ -106,6 +106,8 @@ def test_results_are_cut(graph: Graph) -> None:
         (0, (3, 32, 3, 3), {"config": "implicit_gemm"}),
         # The stem's kernel takes it.
         (1, (3, 8, 3, 3), {}),
+        # As fast to read as to multiply.
+        (0, (3, 32, 1, 1), {}),
     ],
 )
 def test_others_stay_as_they_are(
