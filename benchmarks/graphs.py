@@ -10,9 +10,9 @@ a CPU with frozen weights, on a GPU in mode ``reduce-overhead``.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from max.engine import InferenceSession
 from torch import Tensor
 
 from maxconv.bench.device import DEVICES
+from maxconv.bench.entrant import time_calls
 from maxconv.bench.resnet import resnet50 as torch_resnet50
 from maxconv.bench.timing import interleave
 from maxconv.graphs import resnet50
-from maxconv.graphs.common import device_ref, settle_options
+from maxconv.graphs.common import DTYPES, device_ref, make_run, settle_options
 
 Run = Callable[[], Any]
 
@@ -38,22 +39,10 @@ def graph_ways(images: resnet50.Floats, args: argparse.Namespace) -> dict[str, R
     graph = resnet50.build_graph(weights, dtype=DType[args.dtype], device=device_ref(args))
     model = InferenceSession(devices=[device]).load(graph)
     x = Buffer.from_numpy(images).to(device)
-
-    def executed() -> Buffer:
-        (scores,) = model.execute(x)
-        device.synchronize()
-        return scores
-
-    if args.device == "cpu":
-        return {"maxconv": executed}
-    (kept,) = model.capture(0, x)
-
-    def replayed() -> Buffer:
-        model.replay(0, x)
-        device.synchronize()
-        return kept
-
-    return {"maxconv, executed": executed, "maxconv, replayed": replayed}
+    ways: dict[str, Run] = {"maxconv, executed": make_run(model, x, device, replay=False)}
+    if args.device == "gpu":
+        ways["maxconv, replayed"] = make_run(model, x, device, replay=True)
+    return ways
 
 
 def torch_ways(images: resnet50.Floats, args: argparse.Namespace) -> dict[str, Run]:
@@ -83,29 +72,15 @@ def torch_ways(images: resnet50.Floats, args: argparse.Namespace) -> dict[str, R
     return {"torch, eager": run(model), f"torch.compile, {mode}": run(compiled)}
 
 
-def burst(run: Run) -> Callable[[int], list[float]]:
-    """Returns what makes calls one by one, and returns their times."""
-
-    def timed(calls: int) -> list[float]:
-        seconds = []
-        for _ in range(calls):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        return seconds
-
-    return timed
-
-
 def main() -> None:
     """Times all ways and prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "gpu"), help="a GPU if there is one")
-    parser.add_argument("--dtype", help="bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0, help="of timing for each way")
+    parser.set_defaults(replay=False)
     args = parser.parse_args()
-    args.replay = False
     settle_options(args)
     shape = (args.batch, resnet50.SIZE, resnet50.SIZE, 3)
     images = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -114,7 +89,7 @@ def main() -> None:
         for _ in range(3):
             run()
     protocol = replace(DEVICES[args.device].models, budget_s=args.seconds, rounds=10)
-    timings = interleave({name: burst(run) for name, run in ways.items()}, protocol)
+    timings = interleave({name: partial(time_calls, run) for name, run in ways.items()}, protocol)
     best = min(t.median_s for name, t in timings.items() if name.startswith("torch"))
     print(f"ResNet-50, {args.device}, {args.dtype}, batch {args.batch}")
     print("| way | ms | p10 | p90 | torch's best / it |\n|---|--:|--:|--:|--:|")

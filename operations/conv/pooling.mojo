@@ -2,7 +2,6 @@
 a depthwise filter does, and what is made of the elements in it.
 """
 
-from std.math import ceildiv
 from std.sys.info import is_gpu
 from std.sys.intrinsics import llvm_intrinsic
 from std.utils import IndexList
@@ -18,23 +17,6 @@ from .fields import (
 )
 from .memory import Reads
 from .problem import SPATIAL, ConvProblem, Geometry
-
-
-@always_inline
-def taps_before(origin: Int, dilation: Int, taps: Int, end: Int) -> Int:
-    """Taps along an axis that lie before a position.
-
-    Args:
-        origin: The position of tap 0.
-        dilation: From a tap to the next.
-        taps: How many there are.
-        end: The position.
-    """
-    var room = end - origin
-    # A GPU divides in many instructions.
-    if dilation != 1:
-        room = ceildiv(room, dilation)
-    return max(0, min(taps, room))
 
 
 @fieldwise_init
@@ -149,18 +131,9 @@ struct PoolProblem(DeviceValue, ImplicitlyCopyable, Movable, Writable):
                 return False
         return True
 
-    def is_whole(self) -> Bool:
-        """Whether the window is the image, and nothing else."""
-        ref window = self.window
-        for axis in range(SPATIAL):
-            if (
-                window.filter[axis] != window.input[axis]
-                or window.dilation[axis] != 1
-                or window.pad_before[axis] != 0
-                or window.pad_after[axis] != 0
-            ):
-                return False
-        return True
+    def share(self) -> Float32:
+        """One over the window's size, or 0: each window counts its own taps."""
+        return 1 / Float32(self.window.taps()) if self.counts_every_tap() else 0
 
     @always_inline
     def counted(self, axis: Int, at: Int) -> Int:
@@ -175,11 +148,9 @@ struct PoolProblem(DeviceValue, ImplicitlyCopyable, Movable, Writable):
         var end = window.input[axis]
         if self.counts_padding:
             end += self.counted_after[axis]
-        var dilation = window.dilation[axis]
-        var taps = window.filter[axis]
-        var count = taps_before(origin, dilation, taps, end)
+        var count = window.taps_before(axis, origin, end)
         if not self.counts_padding:
-            count -= taps_before(origin, dilation, taps, 0)
+            count -= window.taps_before(axis, origin, 0)
         return count
 
     def write_to(self, mut writer: Some[Writer]):

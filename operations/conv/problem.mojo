@@ -6,6 +6,7 @@ stride 1, dilation 1 and no padding, so nothing below this file asks for a rank.
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import ceildiv
 from std.utils import IndexList
 
 from .memory import Reads
@@ -263,6 +264,21 @@ struct ConvProblem(
     def span(self, axis: Int) -> Int:
         """Input extent that the dilated filter covers along a spatial axis."""
         return (self.filter[axis] - 1) * self.dilation[axis] + 1
+
+    @always_inline
+    def taps_before(self, axis: Int, origin: Int, end: Int) -> Int:
+        """Taps along a spatial axis that lie before a position.
+
+        Args:
+            axis: The axis.
+            origin: The position of tap 0.
+            end: The position.
+        """
+        var room = end - origin
+        # A GPU divides in many instructions.
+        if self.dilation[axis] != 1:
+            room = ceildiv(room, self.dilation[axis])
+        return max(0, min(self.filter[axis], room))
 
     def expected_output(self, axis: Int) -> Int:
         """Output extent along a spatial axis: `floor((padded - span) / stride)

@@ -16,7 +16,7 @@ from max.graph import Dim, Graph, TensorType, TensorValue, TensorValueLike, ops
 from max.graph.type import ConvInputLayout
 
 from ._arguments import ConvArguments
-from ._checks import AXES, Padding, check_at_least, renamed, show, spatial_tuple
+from ._checks import AXES, Padding, check_at_least, check_size, renamed, show, spatial_tuple
 from ._emit import output_shape
 from ._fields import Counted, Op, encode_geometry
 from ._graph import host_constant, is_graph_value, require_kernels, smaller, to_channels_first
@@ -313,18 +313,11 @@ def _emit(
     name = Op.POOL_GPU if x.device.is_gpu() else Op.POOL_CPU
     if not x.device.is_gpu():
         parameters = {key: parameters[key] for key in ("average", "whole") if key in parameters}
-    elif isinstance(channels := _known(x.shape[-1]), int):
+    elif isinstance(channels := check_size("input", x.shape[-1]), int):
         parameters = {**parameters, "channels": channels}
     values = [x, host_constant(geometry), host_constant(np.array(flags, np.int64))]
     output = TensorType(x.dtype, shape, x.device)
     return ops.custom(name.value, x.device, values, [output], parameters)[0].tensor
-
-
-def _known(size: Dim) -> int | None:
-    try:
-        return int(size)
-    except TypeError:
-        return None
 
 
 def _both_sides(padding: Padding, rank: int) -> Padding:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from tests import ptx
 from tests.emulated.convolution import Array, bfloat16, floats
-
-from ptxemu import Machine
+from tests.emulated.reductions import run_kernel
 
 
 class Problem(NamedTuple):
@@ -72,20 +71,18 @@ class Launch:
 
 def run(problem: Problem, launch: Launch, input: Array, seed: int) -> Array:
     """Runs the kernel; returns its outputs."""
-    machine = Machine("sm_90a", sms=16, seed=seed)
-    whole = problem.dtype == "float32"
-    empty = np.zeros((problem.images, problem.channels), np.float32)
-    output = machine.alloc(empty if whole else bfloat16(empty), written=False)
-    machine.load(launch.ptx).launch(
+    return run_kernel(
+        launch.ptx,
+        problem.dtype,
+        input,
+        (problem.images, problem.channels),
+        launch.geometry,
+        seed=seed,
         grid=launch.blocks,
         block=256,
         cluster=launch.cluster,
         shared_bytes=launch.shared_bytes,
-        args=[machine.alloc(input if whole else bfloat16(input)), output, launch.geometry],
-        budget=40_000_000,
     )
-    found = output.read()
-    return found if whole else floats(found)
 
 
 @pytest.fixture(scope="module")

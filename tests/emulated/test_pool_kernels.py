@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from tests import ptx
 from tests.emulated.convolution import Array, bfloat16, floats
+from tests.emulated.reductions import run_kernel
 from tests.reference import pool_reference
-
-from ptxemu import Machine
 
 Three = tuple[int, int, int]
 
@@ -81,18 +80,16 @@ class Launch:
 
 def run(problem: Problem, launch: Launch, input: Array) -> Array:
     """Runs the kernel; returns its outputs."""
-    machine = Machine("sm_90a", sms=16, seed=problem.channels)
-    whole = problem.dtype == "float32"
-    empty = np.zeros((problem.batch, *launch.output, problem.channels), np.float32)
-    output = machine.alloc(empty if whole else bfloat16(empty), written=False)
-    machine.load(launch.ptx).launch(
+    return run_kernel(
+        launch.ptx,
+        problem.dtype,
+        input,
+        (problem.batch, *launch.output, problem.channels),
+        launch.geometry,
+        seed=problem.channels,
         grid=launch.blocks,
         block=launch.threads,
-        args=[machine.alloc(input if whole else bfloat16(input)), output, launch.geometry],
-        budget=40_000_000,
     )
-    found = output.read()
-    return found if whole else floats(found)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ Shared by the kernels that convolve directly, without a matrix: a tile is
 `COLUMNS` neighbouring output pixels of one image row.
 """
 
-from std.math import ceildiv
-
 from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from ..pixel import Pixel
@@ -37,15 +35,8 @@ struct TapRange(ImplicitlyCopyable, Movable):
             axis: The spatial axis.
             origin: The input position of tap 0, perhaps outside the image.
         """
-        var dilation = problem.dilation[axis]
-        self.begin = ceildiv(max(0, -origin), dilation)
-        self.end = max(
-            self.begin,
-            min(
-                problem.filter[axis],
-                ceildiv(problem.input[axis] - origin, dilation),
-            ),
-        )
+        self.begin = problem.taps_before(axis, origin, 0)
+        self.end = problem.taps_before(axis, origin, problem.input[axis])
 
 
 @fieldwise_init

@@ -35,6 +35,8 @@ struct PoolSpans[average: Bool](ImplicitlyCopyable, SpanKernel):
     """Every type's elements are float32 here: that holds them all."""
 
     var pooling: PoolProblem
+    var share: Float32
+    """The pooling's `share`."""
 
     def filters_at_once(self, filters: Int) -> Int:
         return MAX_SPAN_FILTERS
@@ -127,11 +129,9 @@ struct PoolSpans[average: Bool](ImplicitlyCopyable, SpanKernel):
         mut held: Array[SIMD[DType.float32, width], columns],
     ):
         """Divides sums by the taps that count."""
-        ref window = row.problem
-        if self.pooling.counts_every_tap():
-            var share = 1 / Float32(window.taps())
+        if self.share != 0:
             comptime for i in range(columns):
-                held[i] *= share
+                held[i] *= self.share
             return
         var rows = self.pooling.counted(0, row.plane) * self.pooling.counted(
             1, row.line
@@ -205,7 +205,7 @@ def _launch[
     var rows = RowPlan(window, threads.threads(), unit=LANES)
     rows.schedule.run(
         RowTasks(
-            PoolSpans[average](pooling),
+            PoolSpans[average](pooling, pooling.share()),
             rows,
             window,
             arguments.activation.data(),

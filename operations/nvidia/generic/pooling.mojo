@@ -47,7 +47,7 @@ struct PoolGeometry(DeviceValue, ImplicitlyCopyable, Movable):
     var image: DepthwiseGeometry
     """The depthwise convolution whose filter is the window."""
     var share: Float32
-    """One over the window's size, or 0: each window counts its own taps."""
+    """The pooling's."""
     var pooling: PoolProblem
     """For those that do."""
 

@@ -28,17 +28,11 @@ its registers."""
 
 
 @fieldwise_init
-struct PoolPlan(ImplicitlyCopyable, Movable, Writable):
+struct PoolPlan(ImplicitlyCopyable, Movable):
     """A launch of the kernel."""
 
-    var width: Int
-    """Neighbouring channels of a thread."""
     var geometry: PoolGeometry
     var blocks: Int
-
-    def write_to(self, mut writer: Some[Writer]):
-        """Writes the plan on one line."""
-        writer.write(t"{self.blocks} blocks of {self.width} channels a thread")
 
 
 def vector_width(dtype: DType, channels: Int) -> Int:
@@ -84,16 +78,11 @@ def plan_pool(pooling: PoolProblem, *, width: Int) -> PoolPlan:
         pooling: The problem, with at least one output.
         width: Neighbouring channels of a thread.
     """
-    ref window = pooling.window
     var image = depthwise_geometry(
-        DepthwiseConfig(width, LANES), window, workers=MAX_INDEX
+        DepthwiseConfig(width, LANES), pooling.window, workers=MAX_INDEX
     )
-    var share = Float32(0)
-    if pooling.counts_every_tap():
-        share = 1 / Float32(window.taps())
     return PoolPlan(
-        width,
-        PoolGeometry(image, share, pooling),
+        PoolGeometry(image, pooling.share(), pooling),
         ceildiv(Int(image.items), Int(image.block_items))
         * Int(image.slabs.value),
     )
