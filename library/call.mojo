@@ -4,14 +4,24 @@ call without its pointers, and how an error crosses to C.
 A library is built for a family of types:
 
     mojo build -I . --emit shared-lib library/host.mojo \\
-        -D dtype=float32 -D bias=float32 -D output=float32 -D scaled=False
+        -D dtype=float32 -D bias=float32 -D output=float32 -D scaled=False \\
+        -D depth_to_space=False
 """
 
 from std.collections import Optional
 from std.ffi import external_call
 from std.sys.defines import get_defined_dtype, get_defined_string
 
-from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.access import (
+    MemoryActivation,
+    MemoryOutput,
+    OutputTarget,
+)
+from operations.conv.depth_to_space import (
+    DepthToSpace,
+    DepthToSpaceOutput,
+    validate_single_pixels,
+)
 from operations.conv.epilogue import Epilogue
 from operations.conv.fields import (
     COPY_BYTES,
@@ -24,6 +34,7 @@ from operations.conv.fields import (
 from operations.conv.memory import Reads, Writes
 from operations.conv.operands import Arguments, Operands
 from operations.conv.problem import RANK, ConvProblem, Geometry
+from std.utils import IndexList
 
 comptime TYPE = get_defined_dtype["dtype", DType.float32]()
 """Of activation and filter."""
@@ -32,9 +43,18 @@ comptime OUTPUT_TYPE = get_defined_dtype["output", DType.float32]()
 """Of residual and output."""
 comptime SCALED = get_defined_string["scaled"]() == "True"
 """Whether each filter has a scale."""
+comptime DEPTH_TO_SPACE = get_defined_string["depth_to_space"]() == "True"
+"""Whether filters are pixels of a larger image, which the output then is."""
+
+comptime Image = MemoryOutput[OUTPUT_TYPE]
+
+comptime Output: OutputTarget = DepthToSpaceOutput[
+    Image
+] if DEPTH_TO_SPACE else Image
+"""The output of a call."""
 
 comptime CallArguments = Arguments[
-    MemoryActivation[TYPE], MemoryOutput[OUTPUT_TYPE], BIAS_TYPE, OUTPUT_TYPE
+    MemoryActivation[TYPE], Output, BIAS_TYPE, OUTPUT_TYPE
 ]
 """The operands of a call."""
 
@@ -96,6 +116,8 @@ struct Call(Movable):
     var problem: ConvProblem
     var geometry: Geometry
     var scalars: Array[Float32, SCALARS_LENGTH]
+    var arrangement: DepthToSpace
+    """Read where filters are pixels of a larger image."""
 
     def __init__(
         out self,
@@ -127,6 +149,24 @@ struct Call(Movable):
         self.problem.validate(
             self.geometry[GEOMETRY_FILTER_LAYOUT], Int(filter)
         )
+        var out_shape = IndexList[RANK](fill=0)
+        for i in range(RANK):
+            out_shape[i] = Int(sizes[unsafe_offset=RANK + i])
+        comptime if not DEPTH_TO_SPACE:
+            validate_single_pixels(self.geometry)
+        self.arrangement = DepthToSpace(self.geometry, self.problem, out_shape)
+
+    def output(self, address: Int64) -> Output:
+        """The output of a call.
+
+        Args:
+            address: Of the output.
+        """
+        var image = Image(Writes[OUTPUT_TYPE](unsafe_from_address=Int(address)))
+        comptime if DEPTH_TO_SPACE:
+            return rebind[Output](DepthToSpaceOutput(image, self.arrangement))
+        else:
+            return rebind[Output](image)
 
     def arguments(
         self,
@@ -161,9 +201,7 @@ struct Call(Movable):
                 reads[OUTPUT_TYPE](residual),
                 factors,
             ),
-            MemoryOutput[OUTPUT_TYPE](
-                Writes[OUTPUT_TYPE](unsafe_from_address=Int(output))
-            ),
+            self.output(output),
         )
 
     def operands(self, *, aligned: Bool) -> Operands:

@@ -3,7 +3,7 @@ and waits for nothing.
 
     mojo build -I . --emit shared-lib --target-accelerator sm_90a \\
         library/gpu.mojo -D kernel=7 -D dtype=bfloat16 -D bias=bfloat16 \\
-        -D output=bfloat16 -D scaled=False
+        -D output=bfloat16 -D scaled=False -D depth_to_space=False
 
 A device is opened once. A call is prepared once for a device: it is decoded,
 checked and planned. Then it is launched any number of times. A function that

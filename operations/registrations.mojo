@@ -20,7 +20,13 @@ from .conv.access import (
     GraphActivation,
     MemoryActivation,
     MemoryOutput,
+    OutputTarget,
     StoredOutput,
+)
+from .conv.depth_to_space import (
+    DepthToSpace,
+    DepthToSpaceOutput,
+    validate_single_pixels,
 )
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
@@ -51,6 +57,7 @@ def _convolve[
     On: Target,
     known: KnownProblem,
     scaled: Bool,
+    depth_to_space: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -67,6 +74,8 @@ def _convolve[
     var decoded = Geometry(operand(geometry), geometry.size())
     var out_shape = rebind[IndexList[x.rank]](output.shape())
     var problem = ConvProblem(decoded, x.shape(), out_shape)
+    comptime if not depth_to_space:
+        validate_single_pixels(decoded)
     problem.validate(decoded[GEOMETRY_FILTER_LAYOUT], filter.size())
     validate_operands(
         problem,
@@ -87,7 +96,7 @@ def _convolve[
         operand(residual),
         factors,
     )
-    _load[On, known, scaled](
+    _load[On, known, scaled, depth_to_space](
         output, x, operand(filter), epilogue, problem, decoded, ctx
     )
 
@@ -100,6 +109,7 @@ def _load[
     On: Target,
     known: KnownProblem,
     scaled: Bool,
+    depth_to_space: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -113,7 +123,7 @@ def _load[
     comptime assert x.dtype == filter_type
     var data = rebind[Reads[filter_type]](operand(x))
     comptime if x._has_input_fusion:
-        _store[On, known, scaled](
+        _store[On, known, scaled, depth_to_space](
             output,
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
@@ -123,7 +133,7 @@ def _load[
             ctx,
         )
     else:
-        _store[On, known, scaled](
+        _store[On, known, scaled, depth_to_space](
             output,
             MemoryActivation[filter_type](data),
             filter,
@@ -142,6 +152,7 @@ def _store[
     On: Target,
     known: KnownProblem,
     scaled: Bool,
+    depth_to_space: Bool,
 ](
     output: ManagedTensorSlice[mut=True, ...],
     activation: Source,
@@ -153,29 +164,75 @@ def _store[
 ) raises:
     """Takes the output out of its tensor: a pointer, or fused work."""
     var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    comptime run = _run[On, known, scaled, depth_to_space]
     comptime if output._has_output_store_fusion:
-        On.convolve[known, scaled](
+        run(
+            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
+            output.shape(),
+            activation,
+            filter,
+            epilogue,
             problem,
-            Arguments(
-                activation,
-                filter,
-                epilogue,
-                StoredOutput[output.dtype, output.rank](
-                    data, output.out_fusion
-                ),
-            ),
             geometry,
             ctx,
         )
     elif output._has_compute_fusion:
+        run(
+            ComputedOutput[output.dtype, output.rank](
+                data, output.compute_fusion
+            ),
+            output.shape(),
+            activation,
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+    else:
+        run(
+            MemoryOutput[output.dtype](data),
+            output.shape(),
+            activation,
+            filter,
+            epilogue,
+            problem,
+            geometry,
+            ctx,
+        )
+
+
+def _run[
+    Output: OutputTarget,
+    rank: Int,
+    Source: ActivationSource,
+    bias_type: DType,
+    residual_type: DType,
+    //,
+    On: Target,
+    known: KnownProblem,
+    scaled: Bool,
+    depth_to_space: Bool,
+](
+    output: Output,
+    out_shape: IndexList[rank],
+    activation: Source,
+    filter: Reads[Source.dtype],
+    epilogue: Epilogue[bias_type, residual_type],
+    problem: ConvProblem,
+    geometry: Geometry,
+    ctx: DeviceContext,
+) raises:
+    """Runs the convolution, whose filters may be pixels of a larger image."""
+    comptime if depth_to_space:
         On.convolve[known, scaled](
             problem,
             Arguments(
                 activation,
                 filter,
                 epilogue,
-                ComputedOutput[output.dtype, output.rank](
-                    data, output.compute_fusion
+                DepthToSpaceOutput(
+                    output, DepthToSpace(geometry, problem, out_shape)
                 ),
             ),
             geometry,
@@ -184,9 +241,7 @@ def _store[
     else:
         On.convolve[known, scaled](
             problem,
-            Arguments(
-                activation, filter, epilogue, MemoryOutput[output.dtype](data)
-            ),
+            Arguments(activation, filter, epilogue, output),
             geometry,
             ctx,
         )
@@ -203,6 +258,7 @@ struct ConvCpu:
         dtype: DType,
         rank: Int,
         scaled: Bool = False,
+        depth_to_space: Bool = False,
         kernel: Int = ANY_KERNEL,
         exact: Bool = False,
         groups: Int = UNKNOWN,
@@ -228,6 +284,8 @@ struct ConvCpu:
             dtype: Of activation and filter.
             rank: Of the tensors: the spatial rank and two.
             scaled: Whether each filter's sums are multiplied with its `scale`.
+            depth_to_space: Whether filters are pixels of a larger image, which
+                `output` then is.
             kernel: What the graph knows of the problem, like those that follow
                 (`KnownProblem`): the op is compiled for that alone. Here the
                 `KERNEL_*` code that is asked for.
@@ -239,7 +297,8 @@ struct ConvCpu:
             stride: Along w.
 
         Args:
-            output: `[N, *output, K]`.
+            output: `[N, *output, K]`. Where filters are pixels of it,
+                `filter`, `bias` and `scale` are of the convolution's filters.
             x: The activation, `[N, *input, C]`.
             filter: The filter, flat, in the layout that `geometry` names.
             bias: One value a filter, or empty.
@@ -259,6 +318,7 @@ struct ConvCpu:
                 kernel, exact, groups, channels, filters, taps, stride
             ),
             scaled,
+            depth_to_space,
         ](
             output,
             x,
@@ -283,6 +343,7 @@ struct ConvGpu:
         dtype: DType,
         rank: Int,
         scaled: Bool = False,
+        depth_to_space: Bool = False,
         kernel: Int = ANY_KERNEL,
         exact: Bool = False,
         groups: Int = UNKNOWN,
@@ -312,6 +373,7 @@ struct ConvGpu:
                 kernel, exact, groups, channels, filters, taps, stride
             ),
             scaled,
+            depth_to_space,
         ](
             output,
             x,
@@ -336,6 +398,7 @@ struct ConvFusedInputCpu:
         dtype: DType,
         rank: Int,
         scaled: Bool = False,
+        depth_to_space: Bool = False,
         kernel: Int = ANY_KERNEL,
         exact: Bool = False,
         groups: Int = UNKNOWN,
@@ -368,6 +431,7 @@ struct ConvFusedInputCpu:
                 kernel, exact, groups, channels, filters, taps, stride
             ),
             scaled,
+            depth_to_space,
         ](
             output,
             x,
@@ -392,6 +456,7 @@ struct ConvFusedInputGpu:
         dtype: DType,
         rank: Int,
         scaled: Bool = False,
+        depth_to_space: Bool = False,
         kernel: Int = ANY_KERNEL,
         exact: Bool = False,
         groups: Int = UNKNOWN,
@@ -424,6 +489,7 @@ struct ConvFusedInputGpu:
                 kernel, exact, groups, channels, filters, taps, stride
             ),
             scaled,
+            depth_to_space,
         ](
             output,
             x,

@@ -28,7 +28,13 @@ comptime GEOMETRY_FINAL_ACTIVATION = 20
 comptime GEOMETRY_HAS_BIAS = 21
 comptime GEOMETRY_HAS_RESIDUAL = 22
 comptime GEOMETRY_PRECISION = 23
-comptime GEOMETRY_LENGTH = 24
+comptime GEOMETRY_BLOCK_D = 24
+comptime GEOMETRY_BLOCK_H = 25
+comptime GEOMETRY_BLOCK_W = 26
+comptime GEOMETRY_CROP_D = 27
+comptime GEOMETRY_CROP_H = 28
+comptime GEOMETRY_CROP_W = 29
+comptime GEOMETRY_LENGTH = 30
 
 # Elements of the scalars operand (float32, on the host).
 comptime SCALAR_BETA = 0

@@ -12,6 +12,8 @@ from std.utils import IndexList
 from .memory import Reads
 from .fields import (
     GEOMETRY_ACTIVATION,
+    GEOMETRY_BLOCK_D,
+    GEOMETRY_CROP_D,
     GEOMETRY_DILATION_D,
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_FILTER_T,
@@ -96,19 +98,25 @@ struct ConvProblem(
         Args:
             geometry: The decoded geometry operand.
             x_shape: `[batch, *input, channels]`.
-            out_shape: `[batch, *output, filters]`.
+            out_shape: `[batch, *output, filters]`; where filters are pixels of
+                a larger image (depth_to_space.mojo), the shape of that.
         """
+        var block = geometry.spatial(GEOMETRY_BLOCK_D)
+        var crop = geometry.spatial(GEOMETRY_CROP_D)
         self.spatial_rank = rank - 2
         self.batch = x_shape[0]
         self.channels = x_shape[rank - 1]
-        self.filters = out_shape[rank - 1]
+        self.filters = out_shape[rank - 1] * block[0] * block[1] * block[2]
         self.groups = geometry[GEOMETRY_GROUPS]
         self.input = IndexList[SPATIAL](fill=1)
         self.output = IndexList[SPATIAL](fill=1)
         comptime missing = SPATIAL - (rank - 2)
         comptime for i in range(rank - 2):
             self.input[missing + i] = x_shape[1 + i]
-            self.output[missing + i] = out_shape[1 + i]
+            # A block that is not positive is refused with the other numbers.
+            self.output[missing + i] = ceildiv(
+                out_shape[1 + i] + crop[missing + i], max(1, block[missing + i])
+            )
         self.filter = geometry.spatial(GEOMETRY_FILTER_T)
         self.stride = geometry.spatial(GEOMETRY_STRIDE_D)
         self.dilation = geometry.spatial(GEOMETRY_DILATION_D)

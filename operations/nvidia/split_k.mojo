@@ -4,7 +4,7 @@ How the blocks add up their sums is a generation's: by turns through shared
 memory (`sm90.gemm.split_k`), or sub-tile by sub-tile (`sm100.split_k`).
 """
 
-from .divisor import Divisor
+from ..conv.divisor import Divisor
 from .limits import MAX_CLUSTER
 
 comptime MAX_SPLIT_K = MAX_CLUSTER

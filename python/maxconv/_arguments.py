@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from ._checks import (
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from max.graph import DeviceRef
 
-__all__ = ["ConvArguments", "Flat"]
+__all__ = ["ConvArguments", "Flat", "read_upsample"]
 
 #: Arguments as integers, floats and names, for boundaries that take nothing else: stride, padding
 #: (empty for ``"same"``), dilation, groups, the codes of both activations, ``SCALARS``, the code of
-#: the precision, the output's type.
+#: the precision, the output's type, the factors of the enlargement (empty for none).
 Flat: TypeAlias = tuple[
     tuple[int, ...],
     tuple[int, ...],
@@ -40,7 +40,19 @@ Flat: TypeAlias = tuple[
     tuple[float, ...],
     int | None,
     str | None,
+    tuple[int, ...],
 ]
+
+
+def read_upsample(upsample: object, rank: int) -> tuple[int, ...] | None:
+    """Returns the factors of an enlargement, one a spatial dimension; ``None`` if all are 1.
+
+    Raises:
+        TypeError: It is neither an integer nor a sequence of integers.
+        ValueError: The sequence has another length than ``rank``.
+    """
+    factors = spatial_tuple("upsample", upsample, rank)
+    return None if all(factor == 1 for factor in factors) else factors
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,8 @@ class ConvArguments:
     ``output_dtype`` and ``kernel``.
 
     Raises:
-        ValueError: A stride, a dilation or ``groups`` is below 1, a padding below 0, or ``"same"``
-            is combined with a stride above 1.
+        ValueError: A stride, a dilation, a factor or ``groups`` is below 1, a padding below 0, or
+            ``"same"`` or a factor above 1 is combined with a stride above 1.
     """
 
     stride: tuple[int, ...]
@@ -76,6 +88,9 @@ class ConvArguments:
     """A key of ``DTYPE_BYTES``, or ``None`` for the input's type."""
     config: object = None
     """The kernel that must run, as the caller wrote it; ``kernel`` reads it."""
+    upsample: tuple[int, ...] | None = None
+    """How often each input element is repeated before it is convolved, a spatial dimension;
+    ``None`` is once."""
     _flat: Flat | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,11 +98,21 @@ class ConvArguments:
         check_at_least("stride", self.stride, 1)
         check_at_least("dilation", self.dilation, 1)
         check_at_least("groups", self.groups, 1)
+        if self.upsample is not None:
+            self._check_upsample(self.upsample)
         if self.padding is not None:
             check_at_least("padding", self.padding, 0)
         elif any(stride != 1 for stride in self.stride):
             raise ValueError(
                 f"padding: 'same' with stride {show(self.stride)} is undefined; stride 1 is allowed"
+            )
+
+    def _check_upsample(self, factors: tuple[int, ...]) -> None:
+        check_at_least("upsample", factors, 1)
+        if any(stride != 1 for stride in self.stride):
+            raise ValueError(
+                f"upsample: {show(factors)} with stride {show(self.stride)} is not supported; "
+                "stride 1 is allowed"
             )
 
     @classmethod
@@ -105,6 +130,7 @@ class ConvArguments:
         precision: object = "tf32",
         out_dtype: object = None,
         config: object = None,
+        upsample: object = 1,
     ) -> ConvArguments:
         """Reads arguments in the forms that the graph functions take; ``conv2d`` documents them.
 
@@ -120,6 +146,7 @@ class ConvArguments:
             precision: The name of a ``Precision``.
             out_dtype: A ``DType`` or its name; ``None`` for the input's.
             config: The name of a kernel, or ``None``.
+            upsample: One integer, or one a spatial dimension.
 
         Raises:
             TypeError: An argument is of a wrong Python type.
@@ -136,6 +163,7 @@ class ConvArguments:
             precision=check_precision(precision),
             out_dtype=None if out_dtype is None else check_dtype("out_dtype", out_dtype),
             config=config,
+            upsample=read_upsample(upsample, rank),
         )
 
     @classmethod
@@ -151,7 +179,8 @@ class ConvArguments:
         known = _flattened.get(flat)
         if known is not None:
             return known
-        stride, padding, dilation, groups, (first, last), scalars, precision, out_dtype = flat
+        stride, padding, dilation, groups, (first, last), scalars, precision, *others = flat
+        out_dtype, upsample = cast("tuple[str | None, tuple[int, ...]]", tuple(others))
         beta, *parameters = scalars
         return cls(
             stride=stride,
@@ -163,6 +192,7 @@ class ConvArguments:
             beta=beta,
             precision=None if precision is None else Precision(precision),
             out_dtype=out_dtype,
+            upsample=upsample or None,
         )
 
     def flatten(self) -> Flat:
@@ -176,6 +206,7 @@ class ConvArguments:
             (self.beta, *self.activation.parameters, *self.final_activation.parameters),
             None if self.precision is None else int(self.precision),
             self.out_dtype,
+            self.upsample or (),
         )
 
     def remembered(self) -> ConvArguments:

@@ -40,7 +40,7 @@ class Tensors:
     x: TensorValue
     """``[N, *spatial, C]``."""
     filter: TensorValue
-    """The elements, flat."""
+    """The elements, flat; of the sub-pixel form, as bias and scale, where the input is enlarged."""
     filter_layout: Layout
     """Their order."""
     bias: TensorValue | None
@@ -57,6 +57,7 @@ def emit(
     *,
     known: Mapping[str, bool | int] | None = None,
     fused_input: bool = False,
+    depth_to_space: bool = False,
 ) -> TensorValue:
     """Adds the op to the current graph; checks nothing.
 
@@ -65,6 +66,7 @@ def emit(
         output: The type of the result, ``[N, *spatial, K]``.
         known: Facts of ``KnownProblem``: the op is compiled for that alone.
         fused_input: Whether MAX may fuse into the op what computes the activation.
+        depth_to_space: Whether filters are pixels of ``output``, as ``geometry`` says.
     """
     x, device = operands.x, operands.x.device
     whole = operands.completed(
@@ -73,7 +75,9 @@ def emit(
         out_dtype=output.dtype.name,
         rank=x.rank,
     )
-    parameters = op_parameters(known or {}, scaled=operands.scale is not None)
+    parameters = op_parameters(
+        known or {}, scaled=operands.scale is not None, depth_to_space=depth_to_space
+    )
     name = op_name(device, fused_input=fused_input)
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 
@@ -131,6 +135,7 @@ def convolution(
         if device.is_gpu()
         else known_to_cpu(problem, kernel),
         fused_input=problem.taps == 1 and not reads and is_computed(x),
+        depth_to_space=problem.upsamples,
     )
 
 

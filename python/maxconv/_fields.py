@@ -108,6 +108,12 @@ GEOMETRY = (
     "has_bias",
     "has_residual",
     "precision",
+    "block_d",
+    "block_h",
+    "block_w",
+    "crop_d",
+    "crop_h",
+    "crop_w",
 )
 
 #: Names of the elements of the ``scalars`` operand, in order.
@@ -265,12 +271,15 @@ def encode_geometry(
     has_bias: bool = False,
     has_residual: bool = False,
     precision: Precision = Precision.TF32,
+    block: Sequence[int] | None = None,
+    crop: Sequence[int] | None = None,
 ) -> npt.NDArray[np.int64]:
     """Returns the ``geometry`` operand: int64, shape ``(GEOMETRY_LENGTH,)``.
 
     The sequences have one entry a spatial dimension, outermost first; their common length (1 to 3)
     is the spatial rank. Missing leading dimensions are filled with stride 1, dilation 1, padding 0
-    and filter extent 1.
+    and filter extent 1. ``block`` and ``crop`` say which pixels of a larger image the filters are
+    (operations/conv/depth_to_space.mojo); ``None`` stands for blocks of one pixel.
 
     Raises:
         ValueError: The sequences differ in length, or the spatial rank is not 1, 2 or 3.
@@ -298,6 +307,8 @@ def encode_geometry(
                 int(has_bias),
                 int(has_residual),
                 int(precision),
+                *_three("block", (1,) * rank if block is None else block, rank, 1),
+                *_three("crop", (0,) * rank if crop is None else crop, rank, 0),
             ),
             strict=True,
         )

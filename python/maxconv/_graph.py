@@ -204,15 +204,23 @@ def repeat(value: TensorValue, times: int) -> TensorValue:
     return constant(np.tile(elements, times), value.dtype.name, value.device)
 
 
-def zeros_behind(value: TensorValue, count: int) -> TensorValue:
-    """Appends zeros to a vector: at once to a constant, to a weight when the model is loaded."""
+def zeros_behind(value: TensorValue, count: int, parts: int = 1) -> TensorValue:
+    """Appends zeros to a vector: at once to a constant, to a weight when the model is loaded.
+
+    Args:
+        value: The vector.
+        count: How many zeros.
+        parts: Of the vector, equally long, each of which gets so many.
+    """
     kind, device = value.dtype.name, value.device
     elements = constant_array(value)
     if elements is not None:
-        return constant(np.concatenate([elements, np.zeros(count, elements.dtype)]), kind, device)
+        padded = np.pad(elements.reshape(parts, -1), ((0, 0), (0, count)))
+        return constant(padded.reshape(-1), kind, device)
     if (source := loaded_from_host(value)) is not None:
-        return ops.transfer_to(zeros_behind(source, count), device)
-    return ops.concat([value, constant(np.zeros(count, CARRIERS[kind]), kind, device)])
+        return ops.transfer_to(zeros_behind(source, count, parts), device)
+    zeros = constant(np.zeros((parts, count), CARRIERS[kind]), kind, device)
+    return flatten(ops.concat([ops.reshape(value, (parts, -1)), zeros], axis=1))
 
 
 def host_constant(data: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> TensorValue:

@@ -55,6 +55,8 @@ class Family(NamedTuple):
     """Of residual and output."""
     scaled: bool
     """Whether each filter has a factor."""
+    depth_to_space: bool = False
+    """Whether filters are pixels of a larger image, which the output then is."""
 
     def for_choice(self) -> Family:
         """Returns the family whose choice of a kernel is this one's: a bias makes no difference."""

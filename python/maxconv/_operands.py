@@ -12,43 +12,34 @@ from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
 from ._checks import (
-    LAYOUTS,
     Size,
     check_bias,
     check_device,
     check_dtype,
-    check_filter_layout,
     check_residual,
     check_same_device,
     check_same_dtype,
-    filter_shape_parts,
+    show,
 )
 from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 from ._emit import Tensors
-from ._fields import PANEL, Kernel, Layout
+from ._fields import Kernel, Layout
+from ._filter_operand import filter_argument, filter_operand
 from ._graph import (
     constant,
-    constant_array,
-    flatten,
     is_graph_value,
-    is_loaded_once,
-    loaded_from_host,
     zeros_behind,
 )
-from ._packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
+from ._packing import cast_array, read_array
 from ._problem import ConvProblem
 from ._signature import filters_missing
+from ._upsample import repeated, subpixel_filter
 
 __all__ = [
-    "FilterArgument",
     "GraphCall",
-    "KnownFilter",
     "bias_operand",
-    "filter_argument",
-    "filter_operand",
     "in_whole_pieces",
     "input_operand",
-    "permuted_to_krsc",
     "read_call",
     "scale_operand",
     "with_zeros",
@@ -102,17 +93,27 @@ def read_call(
     given = filter_argument(filter, filter_layout, rank=arguments.rank, dtype=dtype, device=device)
     groups = given.known_groups(arguments.groups)
     problem = given.problem(value, arguments, groups)
-    elements, layout = filter_operand(given, groups, dtype=dtype, device=device)
     beside = dtype if dtype in DTYPE_BYTES else out_dtype
+    added = bias_operand(bias, problem.filters, dtype=beside, device=device)
+    factors = scale_operand(scale, problem.filters, device)
+    if problem.upsamples:
+        if residual is not None:
+            raise ValueError(
+                f"residual: given beside upsample={show(problem.upsample)}, where no kernel reads "
+                "one; None is allowed: add it to the result, as MAX fuses what follows"
+            )
+        given = subpixel_filter(given, problem, groups, dtype)
+        added, factors = (repeated(vector, problem, groups) for vector in (added, factors))
+    elements, layout = filter_operand(given, groups, dtype=dtype, device=device)
     tensors = Tensors(
         x=value,
         filter=elements,
         filter_layout=layout,
-        bias=bias_operand(bias, problem.filters, dtype=beside, device=device),
+        bias=added,
         residual=_residual_operand(
             residual, problem.output_shape, dtype=out_dtype, device=device, first=first
         ),
-        scale=scale_operand(scale, problem.filters, device),
+        scale=factors,
     )
     return GraphCall(problem, tensors, arguments.kernel(device, dtype), out_dtype, first)
 
@@ -145,197 +146,21 @@ def with_zeros(call: GraphCall, missing: int) -> GraphCall:
     """
     problem, tensors = call.problem, call.tensors
     filters, channels = cast(int, problem.filters), cast(int, problem.channels)
+    places = math.prod(problem.upsample)
+
+    def behind(value: TensorValue | None, each: int) -> TensorValue | None:
+        return None if value is None else zeros_behind(value, missing * each, places)
+
     return replace(
         call,
         problem=replace(problem, filters=filters + missing),
         tensors=replace(
             tensors,
-            filter=zeros_behind(tensors.filter, missing * problem.taps * channels),
-            bias=None if tensors.bias is None else zeros_behind(tensors.bias, missing),
-            scale=None if tensors.scale is None else zeros_behind(tensors.scale, missing),
+            filter=zeros_behind(tensors.filter, missing * problem.subpixel.taps * channels, places),
+            bias=behind(tensors.bias, 1),
+            scale=behind(tensors.scale, 1),
         ),
     )
-
-
-@dataclass(frozen=True)
-class KnownFilter:
-    """A filter whose elements are known when the graph is built."""
-
-    values: Array
-    """As ``read_array`` returned them."""
-    kind: str
-    """The name of their type."""
-
-
-@dataclass(frozen=True)
-class FilterArgument:
-    """The argument ``filter``, checked, and not yet in the op's order."""
-
-    held: PackedFilter | KnownFilter | TensorValue
-    layout: str
-    """A name in ``LAYOUTS``; a ``PackedFilter`` has none."""
-    filters: Size
-    filter_size: tuple[int, ...]
-    group_channels: Size
-
-    @property
-    def rank(self) -> int:
-        """Spatial dimensions."""
-        return len(self.filter_size)
-
-    def known_groups(self, groups: int) -> int:
-        """Returns the groups: a ``PackedFilter`` knows them, and 1 then stands for what it knows.
-
-        Raises:
-            ValueError: ``groups`` contradicts it.
-        """
-        if not isinstance(self.held, PackedFilter):
-            return groups
-        if groups not in (1, self.held.groups):
-            raise ValueError(
-                f"groups: {groups} is not what the filter was packed for; {self.held.groups} is "
-                "allowed"
-            )
-        return self.held.groups
-
-    def problem(self, x: TensorValue, arguments: ConvArguments, groups: int) -> ConvProblem:
-        """Returns the convolution of ``[N, *spatial, C]`` with this filter.
-
-        Raises:
-            ValueError: The sizes are those of no convolution.
-        """
-        return ConvProblem.of(
-            arguments,
-            x.shape,
-            filters=self.filters,
-            filter_size=self.filter_size,
-            group_channels=self.group_channels,
-            groups=groups,
-        )
-
-
-def filter_argument(
-    filter: object, filter_layout: object, *, rank: int, dtype: str, device: DeviceRef
-) -> FilterArgument:
-    """Reads the arguments ``filter`` and ``filter_layout``.
-
-    Args:
-        filter: A graph value, an array (numpy or ``__dlpack__``), or a ``PackedFilter``.
-        filter_layout: The argument; a ``PackedFilter`` disregards it.
-        rank: Spatial dimensions.
-        dtype: The activation's type.
-        device: The activation's device.
-
-    Raises:
-        TypeError: An argument is of a wrong Python type.
-        ValueError: An argument has a value that is not allowed.
-    """
-    held: PackedFilter | KnownFilter | TensorValue
-    if isinstance(filter, PackedFilter):
-        if filter.spatial_rank != rank:
-            raise ValueError(
-                f"filter: the packed filter has {filter.spatial_rank} spatial dimensions; "
-                f"{rank} are needed"
-            )
-        check_same_dtype("filter", filter.dtype, (dtype,), "is the input's")
-        return FilterArgument(filter, "", filter.filters, filter.filter_size, filter.group_channels)
-    layout = check_filter_layout(filter_layout, rank)
-    if is_graph_value(filter):
-        held = value = TensorValue(cast(Any, filter))
-        kind = check_dtype("filter", value.dtype, INPUT_BYTES)
-        check_same_dtype("filter", kind, (dtype,), "is the input's")
-        check_same_device("filter", value.device, device)
-        parts = filter_shape_parts(value.shape, layout, rank)
-        known = isinstance(parts[0], int) and isinstance(parts[2], int)
-        elements = constant_array(value) if known else None
-        if elements is not None:
-            held = KnownFilter(elements, kind)
-    else:
-        held = KnownFilter(*read_array("filter", filter, integers=True))
-        parts = filter_shape_parts(held.values.shape, layout, rank)
-    return FilterArgument(held, layout, *parts)
-
-
-def filter_operand(
-    filter: FilterArgument, groups: int, *, dtype: str, device: DeviceRef
-) -> tuple[TensorValue, Layout]:
-    """Returns a filter's elements, flat, and their order.
-
-    A filter whose elements are known is packed here. One that is loaded with the model is packed by
-    the graph, which MAX runs once, at load time. Any other is packed by the op, in every call. For
-    a GPU "packed" is ``[K, *taps, C / groups]``, for a CPU it is what ``pack_filter`` makes.
-
-    Args:
-        filter: What ``filter_argument`` returned.
-        groups: A divisor of the filters, if their number is known.
-        dtype: The activation's type.
-        device: The activation's device.
-
-    Raises:
-        ValueError: An element is beyond a type of 8 bits.
-    """
-    held, on_gpu = filter.held, device.is_gpu()
-    if isinstance(held, PackedFilter):
-        elements, kind, layout = held.data, held.dtype, Layout.PACKED
-        if on_gpu:
-            elements, layout = held.unpack().reshape(-1), Layout.KRSC
-        return constant(elements, kind, device), layout
-    if isinstance(held, KnownFilter):
-        krsc = to_krsc(held.values, filter.layout)
-        if on_gpu:
-            elements = cast_array(np.ascontiguousarray(krsc), held.kind, dtype)
-            return constant(elements.reshape(-1), dtype, device), Layout.KRSC
-        elements = packed_elements(krsc, held.kind, groups=groups, dtype=dtype)
-        return constant(elements, dtype, device), Layout.PACKED
-    known = isinstance(filter.filters, int) and isinstance(filter.group_channels, int)
-    if known and on_gpu and (source := loaded_from_host(held)) is not None:
-        packed = flatten(permuted_to_krsc(source, filter.layout))
-        return ops.transfer_to(packed, device), Layout.KRSC
-    if known and not on_gpu and is_loaded_once(held):
-        return _packed_in_graph(held, filter, groups), Layout.PACKED
-    return flatten(held), Layout(1 + LAYOUTS[filter.rank].index(filter.layout))
-
-
-def permuted_to_krsc(value: TensorValue, layout: str) -> TensorValue:
-    """Permutes a filter to ``[K, *taps, C / groups]`` with a graph operation."""
-    rank = value.rank - 2
-    own, default, _ = LAYOUTS[rank]
-    if layout == own:
-        return value
-    if layout == default:
-        return ops.permute(value, [rank + 1, *range(rank + 1)])
-    return ops.permute(value, [0, *range(2, rank + 2), 1])
-
-
-def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) -> TensorValue:
-    """Packs a filter with graph operations, of which MAX makes at most a pad and a permutation."""
-    filters, group_channels = cast(int, filter.filters), cast(int, filter.group_channels)
-    taps, layout = math.prod(filter.filter_size), filter.layout
-    own, default, _ = LAYOUTS[filter.rank]
-    if group_channels == 1 and filters == groups:
-        by_filter = layout != default
-        tapwise = ops.reshape(value, (filters, taps) if by_filter else (taps, filters))
-        return flatten(ops.permute(tapwise, [1, 0]) if by_filter else tapwise)
-    group_filters = filters // groups
-    panels = -(-group_filters // PANEL)
-    lanes: int
-    outer: tuple[int, ...]
-    inner: tuple[int, ...]
-    order: tuple[int, ...]
-    # Position of the lanes' dimension, the shape around it, and the order that packing wants.
-    if layout == default:
-        lanes, outer, inner, order = 2, (taps * group_channels, groups), (), (1, 2, 0, 3)
-    elif layout == own:
-        lanes, outer, inner, order = 1, (groups,), (taps * group_channels,), (0, 1, 3, 2)
-    else:
-        lanes, outer, inner, order = 1, (groups,), (group_channels, taps), (0, 1, 4, 3, 2)
-    value = ops.reshape(value, (*outer, group_filters, *inner))
-    if missing := panels * PANEL - group_filters:
-        paddings = [0] * (2 * value.rank)
-        paddings[2 * lanes + 1] = missing
-        value = ops.pad(value, paddings)
-    value = ops.reshape(value, (*outer, panels, PANEL, *inner))
-    return flatten(ops.permute(value, list(order)))
 
 
 def bias_operand(

@@ -33,10 +33,10 @@ from ._arguments import ConvArguments
 from ._checks import Padding, spatial_tuple
 from ._dtypes import DTYPE_BYTES
 from ._emit import Tensors, convolution
+from ._filter_operand import filter_operand
 from ._graph import repeat, require_kernels, to_channels_first
 from ._operands import (
     bias_operand,
-    filter_operand,
     in_whole_pieces,
     input_operand,
     read_call,
@@ -77,6 +77,7 @@ def conv1d(
     config: str | None = None,
     precision: str = "tf32",
     scale: ScaleLike = None,
+    upsample: int | tuple[int] = 1,
 ) -> TensorValue:
     """Convolves a signal.
 
@@ -111,6 +112,7 @@ def conv1d(
         precision=precision,
         out_dtype=out_dtype,
         config=config,
+        upsample=upsample,
     )
     return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
@@ -134,6 +136,7 @@ def conv2d(
     config: str | None = None,
     precision: str = "tf32",
     scale: ScaleLike = None,
+    upsample: int | tuple[int, int] = 1,
 ) -> TensorValue:
     """Convolves an image.
 
@@ -181,6 +184,13 @@ def conv2d(
         scale: What the sums are multiplied with, in float32: a number, or one float32 for each
             filter, ``[K]``. With types of 8 bits it is the product of the scales by which
             activation and filter were divided.
+        upsample: How often each pixel is repeated along h and w before the image is convolved
+            (nearest-neighbour interpolation): one integer, or ``(h, w)``. Padding and dilation are
+            of the enlarged image, which is never in memory: a convolution of ``x`` itself computes
+            a block of pixels at a time, with filters whose taps were summed (in float32 or
+            float64, then rounded to the type of ``x``). Of a 3x3 filter and a factor of 2 it has
+            2.25 times fewer products. The stride must be 1, types of 8 bits are not allowed, and a
+            residual is not: add it to the result.
 
     Returns:
         ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
@@ -203,6 +213,7 @@ def conv2d(
         precision=precision,
         out_dtype=out_dtype,
         config=config,
+        upsample=upsample,
     )
     return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
@@ -226,6 +237,7 @@ def conv3d(
     config: str | None = None,
     precision: str = "tf32",
     scale: ScaleLike = None,
+    upsample: int | tuple[int, int, int] = 1,
 ) -> TensorValue:
     """Convolves a volume or a video.
 
@@ -261,6 +273,7 @@ def conv3d(
         precision=precision,
         out_dtype=out_dtype,
         config=config,
+        upsample=upsample,
     )
     return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 

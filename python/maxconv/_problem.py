@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,7 @@ from ._checks import (
 )
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import Activation, Kernel, Layout, Precision, encode_geometry, encode_scalars
+from ._subpixel import SubpixelAxis
 
 __all__ = ["ConvProblem", "GemmShape", "encode", "output_size"]
 
@@ -87,6 +88,7 @@ class ConvProblem:
     Activation ``[batch, *input_size, channels]``, filter ``[filters, *filter_size, channels /
     groups]``, output ``[batch, *output_size, filters]``. ``batch``, ``input_size``, ``channels``
     and ``filters`` may be symbolic; what concerns only their values is then checked by the kernel.
+    Each input element is first repeated ``upsample`` times along each dimension.
 
     Raises:
         TypeError: An entry is of a wrong Python type.
@@ -103,6 +105,8 @@ class ConvProblem:
     pad_before: tuple[int, ...]
     pad_after: tuple[int, ...]
     groups: int = 1
+    upsample: tuple[int, ...] = ()
+    """One factor a spatial dimension; given as ``()``, 1 for each."""
 
     def __post_init__(self) -> None:
         """Checks and normalizes the fields."""
@@ -121,8 +125,16 @@ class ConvProblem:
             values = spatial_tuple(label, getattr(self, name), rank)
             check_at_least(label, values, 0 if "pad" in name else 1)
             fields[name] = values
+        factors = spatial_tuple("upsample", self.upsample or 1, rank)
+        check_at_least("upsample", factors, 1)
+        fields["upsample"] = factors
         self._set(fields)
         check_at_least("groups", self.groups, 1)
+        if self.upsamples and set(self.stride) != {1}:
+            raise ValueError(
+                f"upsample: {show(factors)} with stride {show(self.stride)} is not supported; "
+                "stride 1 is allowed"
+            )
         self._check_sizes()
 
     def _set(self, fields: Mapping[str, object]) -> None:
@@ -189,6 +201,7 @@ class ConvProblem:
                 "pad_before": before,
                 "pad_after": after,
                 "groups": count,
+                "upsample": arguments.upsample or (1,) * rank,
             }
         )
         problem._check_sizes()
@@ -205,6 +218,7 @@ class ConvProblem:
         dilation: object = 1,
         padding: Padding = 0,
         groups: object = 1,
+        upsample: object = 1,
         rank: int = 2,
     ) -> ConvProblem:
         """Builds a problem from the arguments of a graph function.
@@ -217,6 +231,7 @@ class ConvProblem:
             dilation: An integer, or one a spatial dimension.
             padding: What ``maxconv.conv2d`` takes.
             groups: An integer.
+            upsample: An integer, or one a spatial dimension.
             rank: Spatial dimensions: 1, 2 or 3.
 
         Raises:
@@ -226,7 +241,12 @@ class ConvProblem:
         layout = check_filter_layout(filter_layout, rank)
         filters, taps, group_channels = filter_shape_parts(filter_shape, layout, rank)
         arguments = ConvArguments.read(
-            rank, stride=stride, dilation=dilation, padding=padding, groups=groups
+            rank,
+            stride=stride,
+            dilation=dilation,
+            padding=padding,
+            groups=groups,
+            upsample=upsample,
         )
         return cls.of(
             arguments,
@@ -248,6 +268,7 @@ class ConvProblem:
         dilation: object = 1,
         padding: Padding = 0,
         groups: object = 1,
+        upsample: object = 1,
     ) -> ConvProblem:
         """Builds a problem from the extents of a filter.
 
@@ -260,6 +281,7 @@ class ConvProblem:
             dilation: An integer, or one a spatial dimension.
             padding: What ``maxconv.conv2d`` takes.
             groups: An integer.
+            upsample: An integer, or one a spatial dimension.
 
         Raises:
             TypeError: An argument is of a wrong Python type.
@@ -269,7 +291,12 @@ class ConvProblem:
         taps = spatial_tuple("filter", filter_size, rank)
         check_at_least("filter", taps, 1)
         arguments = ConvArguments.read(
-            rank, stride=stride, dilation=dilation, padding=padding, groups=groups
+            rank,
+            stride=stride,
+            dilation=dilation,
+            padding=padding,
+            groups=groups,
+            upsample=upsample,
         )
         return cls.of(
             arguments,
@@ -301,7 +328,7 @@ class ConvProblem:
                 continue
             if size < 0:
                 raise ValueError(f"input: {axis} extent {size} is negative; at least 0 is needed")
-            padded = size + self.pad_before[i] + self.pad_after[i]
+            padded = size * self.upsample[i] + self.pad_before[i] + self.pad_after[i]
             span = self.span[i]
             if span > padded:
                 raise ValueError(
@@ -357,11 +384,46 @@ class ConvProblem:
         return all(isinstance(size, int) for size in sizes)
 
     @property
+    def upsamples(self) -> bool:
+        """Whether the input is enlarged."""
+        return set(self.upsample) != {1}
+
+    @property
+    def subpixel_axes(self) -> tuple[SubpixelAxis, ...]:
+        """The sub-pixel form along each spatial dimension."""
+        return tuple(
+            SubpixelAxis.of(
+                factor=self.upsample[i],
+                taps=self.filter_size[i],
+                dilation=self.dilation[i],
+                pad_before=self.pad_before[i],
+                pad_after=self.pad_after[i],
+            )
+            for i in range(self.spatial_rank)
+        )
+
+    @property
+    def subpixel(self) -> ConvProblem:
+        """The convolution that kernels run: of the input as it is, itself unless ``upsamples``."""
+        if not self.upsamples:
+            return self
+        axes, ones = self.subpixel_axes, (1,) * self.spatial_rank
+        return replace(
+            self,
+            filters=self.filters * math.prod(self.upsample),
+            filter_size=tuple(axis.taps for axis in axes),
+            dilation=ones,
+            pad_before=tuple(axis.pad_before for axis in axes),
+            pad_after=tuple(axis.pad_after for axis in axes),
+            upsample=ones,
+        )
+
+    @property
     def output_size(self) -> tuple[Size, ...]:
         """The output's spatial sizes; static where the input's are."""
         return tuple(
             output_size(
-                self.input_size[i],
+                self.input_size[i] * self.upsample[i],
                 taps=self.filter_size[i],
                 stride=self.stride[i],
                 dilation=self.dilation[i],
@@ -446,13 +508,14 @@ class ConvProblem:
         precision: Precision = Precision.TF32,
     ) -> npt.NDArray[np.int64]:
         """Returns the ``geometry`` operand of the op for this problem."""
+        run, axes = self.subpixel, self.subpixel_axes if self.upsamples else ()
         return encode_geometry(
-            stride=self.stride,
-            dilation=self.dilation,
-            pad_before=self.pad_before,
-            pad_after=self.pad_after,
-            filter_size=self.filter_size,
-            groups=self.groups,
+            stride=run.stride,
+            dilation=run.dilation,
+            pad_before=run.pad_before,
+            pad_after=run.pad_after,
+            filter_size=run.filter_size,
+            groups=run.groups,
             filter_layout=filter_layout,
             kernel=kernel,
             activation=activation,
@@ -460,6 +523,8 @@ class ConvProblem:
             has_bias=has_bias,
             has_residual=has_residual,
             precision=precision,
+            block=[axis.block for axis in axes] or None,
+            crop=[axis.crop for axis in axes] or None,
         )
 
     def _need_static(self, what: str) -> None:
@@ -486,6 +551,8 @@ class ConvProblem:
             parts.append("d" + "x".join(map(str, self.dilation)))
         if self.groups != 1:
             parts.append(f"g{self.groups}")
+        if self.upsamples:
+            parts.append("u" + "x".join(map(str, self.upsample)))
         return " ".join(parts)
 
 

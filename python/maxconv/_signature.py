@@ -5,6 +5,7 @@ Importing this module imports neither MAX nor PyTorch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -84,14 +85,18 @@ class Operands(Generic[T]):
         )
 
 
-def op_parameters(known: Mapping[str, bool | int], *, scaled: bool) -> dict[str, bool | int]:
+def op_parameters(
+    known: Mapping[str, bool | int], *, scaled: bool, depth_to_space: bool = False
+) -> dict[str, bool | int]:
     """Returns the op's parameters.
 
     Args:
         known: Facts of ``KnownProblem``: the op is compiled for that alone.
         scaled: Whether there is a scale: an op without one is spared the multiplication.
+        depth_to_space: Whether filters are pixels of a larger image.
     """
-    return {**known, "scaled": True} if scaled else {**known}
+    flags = {"scaled": scaled, "depth_to_space": depth_to_space}
+    return {**known, **{name: True for name, flag in flags.items() if flag}}
 
 
 def filters_missing(problem: ConvProblem, dtype: str, out_dtype: str, kernel: Kernel) -> int:
@@ -112,12 +117,15 @@ def filters_missing(problem: ConvProblem, dtype: str, out_dtype: str, kernel: Ke
         return 0
     tiled = (
         problem.groups == 1
-        and problem.taps * channels >= _FEWEST_PRODUCTS
+        and problem.subpixel.taps * channels >= _FEWEST_PRODUCTS
         and channels > STEM_CHANNELS
         and channels * INPUT_BYTES[dtype] % COPY_BYTES == 0
         and kernel in (Kernel.AUTO, Kernel.SM90, Kernel.SM100)
     )
-    return -filters % (COPY_BYTES // DTYPE_BYTES[out_dtype]) if tiled else 0
+    piece = COPY_BYTES // DTYPE_BYTES[out_dtype]
+    # Of an enlarged image's filters there are as many as places in a block.
+    piece //= math.gcd(piece, math.prod(problem.upsample))
+    return -filters % piece if tiled else 0
 
 
 def known_problem(
@@ -133,6 +141,7 @@ def known_problem(
         kernel: What was asked for.
         precision: Of the products of float32.
     """
+    problem = problem.subpixel
     known: dict[str, bool | int] = {
         "kernel": int(kernel),
         "exact": precision is Precision.FLOAT32,
@@ -157,6 +166,7 @@ def known_to_cpu(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> dict[str
         problem: The convolution.
         kernel: What was asked for.
     """
+    problem = problem.subpixel
     known: dict[str, bool | int] = {"kernel": int(kernel)}
     groups, channels, filters = problem.groups, problem.channels, problem.filters
     if not isinstance(channels, int) or not isinstance(filters, int):

@@ -11,8 +11,8 @@ from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
 from ._checks import check_size, show
+from ._filter_operand import FilterArgument, KnownFilter, filter_argument, permuted_to_krsc
 from ._graph import constant
-from ._operands import FilterArgument, KnownFilter, filter_argument, permuted_to_krsc
 from ._packing import Array, PackedFilter, cast_array, to_krsc
 from ._phases import AxisPhase, check_transposed, split_axes
 

@@ -186,6 +186,7 @@ class _Conv(_Holder):
         beta: float = 1.0,
         config: str | None = None,
         precision: str = "tf32",
+        upsample: int | tuple[int, ...] = 1,
     ) -> None:
         with renamed(groups="num_groups"):
             self.arguments = ConvArguments.read(
@@ -199,6 +200,7 @@ class _Conv(_Holder):
                 beta=beta,
                 precision=precision,
                 config=config,
+                upsample=upsample,
             )
         self._place(dtype, device, has_bias, permute, name, filter_layout)
         self._draw(kernel_size, in_channels, out_channels)
@@ -271,6 +273,8 @@ class Conv2d(_Conv):
         beta: What the residual of a call is multiplied with.
         config: The kernel that must run, by the names that ``maxconv.conv2d`` lists.
         precision: ``"tf32"`` or ``"float32"``: what a GPU leaves of float32 operands.
+        upsample: How often each pixel of the input is repeated before it is convolved: one integer,
+            or ``(h, w)``.
 
     Raises:
         TypeError: An argument is of a wrong Python type.

@@ -53,7 +53,7 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"POOLING_{name.upper()}": i for i, name in enumerate(POOLING)}
     expected |= {f"COUNTED_{member.name}": member.value for member in Counted}
     expected |= {"POOLING_LENGTH": 2}
-    expected |= {"GEOMETRY_LENGTH": 24, "SCALARS_LENGTH": 5, "PANEL": 16}
+    expected |= {"GEOMETRY_LENGTH": 30, "SCALARS_LENGTH": 5, "PANEL": 16}
     expected |= {"COPY_BYTES": 16, "STEM_CHANNELS": 8, "TILE_FILTERS": 8}
     expected |= {"DIAGONAL_CHANNELS": 32, "SEVERAL": -1}
     assert {name: int(value) for name, value in names.items()} == expected
@@ -74,6 +74,8 @@ def test_geometry_has_each_argument_at_its_field() -> None:
         has_bias=True,
         has_residual=True,
         precision=Precision.FLOAT32,
+        block=(18, 19, 20),
+        crop=(21, 22, 23),
     )
     assert geometry.dtype == np.int64
     assert dict(zip(GEOMETRY, geometry.tolist(), strict=True)) == {
@@ -86,6 +88,8 @@ def test_geometry_has_each_argument_at_its_field() -> None:
         "filter_t": 14, "filter_r": 15, "filter_s": 16,
         "filter_layout": 3, "kernel": 4, "activation": 7, "final_activation": 9,
         "has_bias": 1, "has_residual": 1, "precision": 1,
+        "block_d": 18, "block_h": 19, "block_w": 20,
+        "crop_d": 21, "crop_h": 22, "crop_w": 23,
     }  # fmt: skip
 
 
@@ -97,6 +101,8 @@ def test_lower_ranks_fill_the_outer_dimensions(rank: int) -> None:
         pad_before=(5,) * rank,
         pad_after=(6,) * rank,
         filter_size=(7,) * rank,
+        block=(8,) * rank,
+        crop=(9,) * rank,
     )
     named = dict(zip(GEOMETRY, geometry.tolist(), strict=True))
     missing = 3 - rank
@@ -106,6 +112,8 @@ def test_lower_ranks_fill_the_outer_dimensions(rank: int) -> None:
         (("pad_before_d", "pad_before_h", "pad_before_w"), 5, 0),
         (("pad_after_d", "pad_after_h", "pad_after_w"), 6, 0),
         (("filter_t", "filter_r", "filter_s"), 7, 1),
+        (("block_d", "block_h", "block_w"), 8, 1),
+        (("crop_d", "crop_h", "crop_w"), 9, 0),
     ):
         assert [named[field] for field in fields] == [outside] * missing + [inside] * rank
     assert named["spatial_rank"] == rank

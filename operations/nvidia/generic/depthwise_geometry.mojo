@@ -10,7 +10,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...conv.device_value import DeviceValue
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem
 

@@ -10,7 +10,7 @@ of a step, and those of the next steps while they are loaded. A thread has
 from std.math import ceildiv
 
 from ...conv.device_value import DeviceValue
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ...conv.known import KnownFilter
 from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem

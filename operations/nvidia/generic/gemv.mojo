@@ -32,7 +32,7 @@ from ...conv.device_value import DeviceValue
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ..limits import WARP
 from .geometry import IMAGE, Position, spatial
 

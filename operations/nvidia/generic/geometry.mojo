@@ -5,7 +5,7 @@ from std.collections import Optional
 from std.utils import IndexList
 
 from ...conv.device_value import DeviceValue
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ...conv.problem import SPATIAL, ConvProblem
 
 comptime Position = SIMD[DType.int32, 4]

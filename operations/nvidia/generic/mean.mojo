@@ -36,7 +36,7 @@ from ...conv.memory import Reads
 from ...conv.pooling import Reduction
 from ...conv.problem import SPATIAL
 from ..device import target_capability
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ..limits import MAX_CLUSTER, WARP
 from ..pipeline.barrier import sync_cluster, sync_cluster_relaxed
 from ..pipeline.chunks import shared_pointer

@@ -7,7 +7,7 @@ from std.sys.info import size_of
 from ...conv.access import OutputTarget
 from ...conv.memory import Reads
 from ...conv.operands import Device
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ..limits import MAX_BLOCKS, MAX_CLUSTER, MAX_INDEX, WARP
 from ..stream import LaunchGrid, Stream
 from .mean import (

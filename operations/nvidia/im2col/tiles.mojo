@@ -7,7 +7,7 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from ...conv.device_value import DeviceValue
-from ..divisor import Divisor
+from ...conv.divisor import Divisor
 from ..split_k import SplitK
 from ...conv.problem import SPATIAL, ConvProblem
 from .traversal import Traversal

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._arguments import ConvArguments
+from .._arguments import ConvArguments, read_upsample
 from .._checks import (
     check_device,
     check_integer,
@@ -57,6 +57,7 @@ def read(
     final_activation: ActivationLike,
     precision: str | None,
     out_dtype: torch.dtype | None,
+    upsample: Ints = 1,
 ) -> ConvArguments:
     """Returns a call's arguments, checked; equal ones are read once.
 
@@ -71,6 +72,7 @@ def read(
         final_activation: An ``ActivationLike``.
         precision: The name of a ``Precision``, or ``None``.
         out_dtype: One of ``DTYPES``, or ``None``.
+        upsample: As ``stride``.
 
     Raises:
         TypeError: An argument is of a wrong Python type, or ``out_dtype`` is unsupported.
@@ -78,7 +80,7 @@ def read(
     """
     arguments = (
         *(rank, stride, padding, dilation, groups, activation, beta),
-        *(final_activation, precision, out_dtype),
+        *(final_activation, precision, out_dtype, upsample),
     )
     if torch.compiler.is_compiling():
         return _read(*arguments)
@@ -100,6 +102,7 @@ def _read(
     final_activation: ActivationLike,
     precision: str | None,
     out_dtype: torch.dtype | None,
+    upsample: Ints,
 ) -> ConvArguments:
     if out_dtype is not None and out_dtype not in DTYPES:
         raise TypeError(f"out_dtype: {out_dtype} is not supported; {listed()} are allowed")
@@ -115,6 +118,7 @@ def _read(
         beta=check_number("beta", beta),
         precision=None if precision is None else check_precision(precision),
         out_dtype=None if out_dtype is None else NAMES[out_dtype],
+        upsample=None if upsample == 1 else read_upsample(_one_for_all(upsample), rank),
     )
 
 
@@ -124,10 +128,12 @@ def _read_once(*arguments: Any) -> ConvArguments:
 
 
 def _spatial(name: str, value: object, rank: int) -> tuple[int, ...]:
+    return spatial_tuple(name, _one_for_all(value), rank)
+
+
+def _one_for_all(value: object) -> object:
     # PyTorch takes a sequence of one for any rank.
-    if isinstance(value, tuple | list) and len(value) == 1:
-        value = value[0]
-    return spatial_tuple(name, value, rank)
+    return value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
 
 
 def check_ranks(input: Tensor, weight: Tensor, arguments: ConvArguments) -> None:

@@ -55,6 +55,7 @@ def conv1d(
     precision: str | None = None,
     scale: Tensor | float | None = None,
     out_dtype: torch.dtype | None = None,
+    upsample: Ints = 1,
 ) -> Tensor:
     """Convolves ``[N, C, L]`` or ``[C, L]`` with ``[K, C / groups, S]``.
 
@@ -74,6 +75,7 @@ def conv1d(
         final_activation,
         precision,
         out_dtype,
+        upsample,
     )
     return convolve(input, weight, bias, residual, scale, arguments)
 
@@ -94,6 +96,7 @@ def conv2d(
     precision: str | None = None,
     scale: Tensor | float | None = None,
     out_dtype: torch.dtype | None = None,
+    upsample: Ints = 1,
 ) -> Tensor:
     """Convolves ``[N, C, H, W]`` or ``[C, H, W]`` with ``[K, C / groups, R, S]``.
 
@@ -132,6 +135,12 @@ def conv2d(
             float8_e4m3fn: the product of the scales by which input and weight were divided.
         out_dtype: Of the output: float32, bfloat16 or float16. By default the input's; it must be
             given with float8_e4m3fn.
+        upsample: How often each pixel is repeated before the image is convolved, as
+            ``interpolate(input, scale_factor=upsample)`` does: one integer or two. Padding and
+            dilation are of the enlarged image, which is never in memory: a convolution of ``input``
+            itself computes a block of pixels at a time, with filters whose taps were summed and
+            rounded to the weight's dtype. Of a 3x3 weight and a factor of 2 it has 2.25 times fewer
+            products. The stride must be 1, dtypes of 8 bits are not allowed, and a residual is not.
 
     Returns:
         ``[N, K, P, Q]``, or ``[K, P, Q]`` for an input without a batch.
@@ -153,6 +162,7 @@ def conv2d(
         final_activation,
         precision,
         out_dtype,
+        upsample,
     )
     return convolve(input, weight, bias, residual, scale, arguments)
 
@@ -173,6 +183,7 @@ def conv3d(
     precision: str | None = None,
     scale: Tensor | float | None = None,
     out_dtype: torch.dtype | None = None,
+    upsample: Ints = 1,
 ) -> Tensor:
     """Convolves ``[N, C, D, H, W]`` or ``[C, D, H, W]`` with ``[K, C / groups, T, R, S]``.
 
@@ -192,6 +203,7 @@ def conv3d(
         final_activation,
         precision,
         out_dtype,
+        upsample,
     )
     return convolve(input, weight, bias, residual, scale, arguments)
 

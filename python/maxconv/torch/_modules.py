@@ -33,6 +33,9 @@ class _Conv(Inference, _ConvNd):
     #: ``"add_"``, or not at all: it is an error.
     unequal_residual: str = ""
 
+    #: How often each pixel of the input is repeated, as ``maxconv.torch.conv2d`` takes it.
+    upsample: Ints = 1
+
     def __init__(
         self,
         in_channels: int,
@@ -50,6 +53,7 @@ class _Conv(Inference, _ConvNd):
         activation: ActivationLike = None,
         final_activation: ActivationLike = None,
         precision: str | None = None,
+        upsample: Ints = 1,
     ) -> None:
         if precision is not None:
             check_precision(precision)
@@ -73,6 +77,10 @@ class _Conv(Inference, _ConvNd):
         self.activation = first
         self.final_activation = last
         self.precision = precision
+        self.upsample = upsample
+        if upsample != 1:
+            # A factor that is not allowed is an error of the constructor.
+            self._arguments(self.padding, 1.0, None, upsample)
         self.requires_grad_(False)
 
     @classmethod
@@ -83,6 +91,7 @@ class _Conv(Inference, _ConvNd):
         activation: ActivationLike = None,
         final_activation: ActivationLike = None,
         precision: str | None = None,
+        upsample: Ints = 1,
     ) -> _Self:
         """Returns the module that does what ``conv`` does, without a gradient.
 
@@ -92,7 +101,11 @@ class _Conv(Inference, _ConvNd):
             TypeError: ``conv`` is of another class than the one that this class stands for.
         """
         return cls._like(
-            conv, activation=activation, final_activation=final_activation, precision=precision
+            conv,
+            activation=activation,
+            final_activation=final_activation,
+            precision=precision,
+            upsample=upsample,
         )
 
     def forward(
@@ -112,7 +125,15 @@ class _Conv(Inference, _ConvNd):
         """
         channels_last = wanted_format(self.channels_last, input, self.rank)
         padding: Ints | str = self.padding
+        upsample = self.upsample
         if self.padding_mode != "zeros":
+            if upsample != 1:
+                # It is the enlarged image whose border is repeated or reflected.
+                factors = (upsample,) * self.rank if isinstance(upsample, int) else tuple(upsample)
+                sizes = input.shape[-self.rank :]
+                size = [n * factor for n, factor in zip(sizes, factors, strict=True)]
+                input = _interpolated(input, size, self.rank)
+                upsample = 1
             if channels_last is None:
                 unbatched = input.dim() == self.rank + 1
                 channels_last = is_channels_last(input, unbatched) or is_channels_last(self.weight)
@@ -121,7 +142,7 @@ class _Conv(Inference, _ConvNd):
             input = functional.pad(input, amounts, mode=self.padding_mode)
             padding = 0
         final = self.final_activation
-        arguments = self._arguments(padding, beta, final)
+        arguments = self._arguments(padding, beta, final, upsample)
         if residual is None or not self.unequal_residual or self._fits(input, residual, arguments):
             return convolve(
                 input,
@@ -139,7 +160,7 @@ class _Conv(Inference, _ConvNd):
             self.bias,
             None,
             None,
-            self._arguments(padding, 1.0, None),
+            self._arguments(padding, 1.0, None, upsample),
             constant=True,
             channels_last=channels_last,
         )
@@ -147,7 +168,7 @@ class _Conv(Inference, _ConvNd):
         return apply(final, add(residual, alpha=beta))
 
     def _arguments(
-        self, padding: Ints | str, beta: float, final: ActivationSpec | None
+        self, padding: Ints | str, beta: float, final: ActivationSpec | None, upsample: Ints
     ) -> ConvArguments:
         # In every call: models are known to set stride, padding or dilation after they are built.
         return read(
@@ -161,7 +182,13 @@ class _Conv(Inference, _ConvNd):
             final,
             self.precision,
             None,
+            upsample,
         )
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments, as ``nn.ConvNd`` writes them."""
+        enlarged = f", upsample={self.upsample}" if self.upsample != 1 else ""
+        return super().extra_repr() + enlarged
 
     def _fits(self, input: Tensor, residual: object, arguments: ConvArguments) -> bool:
         if not isinstance(residual, Tensor):
@@ -171,6 +198,13 @@ class _Conv(Inference, _ConvNd):
         expected = output_shape(shape, self.weight.shape, arguments)
         expected = expected if batched else expected[1:]
         return residual.dtype == input.dtype and tuple(residual.shape) == expected
+
+
+def _interpolated(input: Tensor, size: list[int], rank: int) -> Tensor:
+    """Returns an image, with a batch or without, enlarged by repeating pixels."""
+    if input.dim() == rank + 2:
+        return functional.interpolate(input, size)
+    return functional.interpolate(input.unsqueeze(0), size).squeeze(0)
 
 
 class Conv1d(_Conv, nn.Conv1d):
@@ -195,6 +229,8 @@ class Conv2d(_Conv, nn.Conv2d):
         activation: Applied to the convolution; see ``maxconv.torch.conv2d``.
         final_activation: Applied after the residual was added.
         precision: Of float32 products on a GPU; see ``maxconv.torch.conv2d``.
+        upsample: How often each pixel is repeated before the image is convolved; see
+            ``maxconv.torch.conv2d``.
 
     The other arguments are ``nn.Conv2d``'s. A ``padding_mode`` other than ``"zeros"`` pads with
     ``torch.nn.functional.pad`` first.

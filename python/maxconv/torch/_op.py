@@ -31,7 +31,7 @@ _CHANNELS_FIRST: Final = {3: (0, 2, 1), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 _SCHEMA: Final = (
     "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
-    " int? precision, str? out_dtype, bool channels_last, bool constant) -> Tensor"
+    " int? precision, str? out_dtype, int[] upsample, bool channels_last, bool constant) -> Tensor"
 )
 
 #: What follows the tensors is that of ``_SCHEMA``, as JSON.
@@ -78,7 +78,7 @@ def _unflatten(values: tuple[Any, ...]) -> tuple[Flat, bool, bool]:
     The arguments are as ``ConvArguments.of_flat`` takes them.
     """
     stride, padding, dilation, groups, activations, scalars, *others = values
-    precision, out_dtype, channels_last, constant = others
+    precision, out_dtype, upsample, channels_last, constant = others
     flat = (
         tuple(stride),
         tuple(padding),
@@ -88,6 +88,7 @@ def _unflatten(values: tuple[Any, ...]) -> tuple[Flat, bool, bool]:
         tuple(scalars),
         precision,
         out_dtype,
+        tuple(upsample),
     )
     return flat, channels_last, constant
 
@@ -139,6 +140,7 @@ def _conv_fake(
     """Returns an output of the right shape and strides; checks sizes where all are known."""
     flat, channels_last, _ = _unflatten(others)
     arguments = ConvArguments.of_flat(flat)
+    _plan.check_upsample(arguments, input.dtype, residual=residual is not None)
     if all(type(size) is int for size in (*input.shape, *weight.shape)):
         _plan.check_sizes(input.shape, weight.shape, arguments)
     batch, filters, *spatial = _plan.output_shape(input.shape, weight.shape, arguments)

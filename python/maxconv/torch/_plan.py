@@ -9,7 +9,6 @@ for, on a CPU to PyTorch's own threads.
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -19,15 +18,16 @@ import torch
 from torch import Tensor
 
 from .._arguments import ConvArguments, Flat
-from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed
+from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed, show
 from .._fields import COPY_BYTES, Layout, Precision
 from .._library_files import Family
 from .._native import Call, GpuTarget, Prepared, host, prepare_gpu
 from .._packing import packed_length
 from .._problem import ConvProblem, encode, output_size
+from .._subpixel import SubpixelAxis
 from .._targets import architecture_of
-from ._dtypes import BY_NAME, DTYPES, NAMES
-from ._filters import OPERANDS, lacks_version
+from ._dtypes import BY_NAME, DTYPES, NAMES, listed
+from ._filters import OPERANDS, lacks_version, pack_on_host
 from ._reorder import (
     channels_last_copy,
     channels_last_strides,
@@ -37,10 +37,12 @@ from ._reorder import (
     permuted_last,
 )
 from ._threads import parallel_function, threads
+from ._upsample import folded_filter, repeated
 
 __all__ = [
     "Plan",
     "check_sizes",
+    "check_upsample",
     "find",
     "gpu_target",
     "is_kept",
@@ -113,9 +115,10 @@ def output_shape(
     """Returns the output's shape ``[N, K, *spatial]``; the sizes may be PyTorch's symbols."""
     taps = weight_shape[2:]
     before, after = arguments.pads(taps)
+    factors = arguments.upsample or (1,) * arguments.rank
     spatial = (
         output_size(
-            input_shape[2 + i],
+            input_shape[2 + i] * factors[i],
             taps=taps[i],
             stride=arguments.stride[i],
             dilation=arguments.dilation[i],
@@ -125,6 +128,31 @@ def output_shape(
         for i in range(arguments.rank)
     )
     return (input_shape[0], weight_shape[0], *cast("tuple[int, ...]", tuple(spatial)))
+
+
+def check_upsample(arguments: ConvArguments, dtype: torch.dtype, *, residual: bool) -> None:
+    """Checks what a convolution of an enlarged input may have.
+
+    Args:
+        arguments: The call's.
+        dtype: The input's.
+        residual: Whether there is one.
+
+    Raises:
+        ValueError: It has a residual, or sums of taps would have 8 bits.
+    """
+    if arguments.upsample is None:
+        return
+    if residual:
+        raise ValueError(
+            f"residual: given beside upsample={show(arguments.upsample)}, where no kernel reads "
+            "one; None is allowed: add it to the result"
+        )
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"upsample: {show(arguments.upsample)} with a weight of {dtype} is not supported, "
+            f"whose taps would be summed in 8 bits; {listed()} are allowed"
+        )
 
 
 def _is_channels_last(tensor: _Described) -> bool:
@@ -178,6 +206,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_axes",
         "_bias_converts",
         "_call",
         "_convert_input",
@@ -219,6 +248,8 @@ class Plan:
         self._shape = (batch, filters, *spatial)
         if residual is not None:
             check_residual(residual.shape, self._shape)
+        check_upsample(arguments, input.dtype, residual=residual is not None)
+        self._axes: tuple[SubpixelAxis, ...] = problem.subpixel_axes if problem.upsamples else ()
         self._index, self._packed, self._groups = index, packed, arguments.groups
         self._dtype = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
         self._plan_output(channels_last)
@@ -243,11 +274,12 @@ class Plan:
             NAMES[no_bias if bias is None else bias.dtype],
             NAMES[self._dtype],
             scaled=scale is not None,
+            depth_to_space=problem.upsamples,
         )
         self._call = Call.of(
             cast("tuple[int, ...]", problem.input_shape),
             (batch, *spatial, filters),
-            self._filter_elements(problem, weight.shape),
+            self._filter_elements(problem.subpixel),
             geometry,
             scalars,
         )
@@ -266,11 +298,14 @@ class Plan:
         input, weight, bias, residual, scale = tensors
         self._convert_input = _conversion(input)
         self._convert_residual = _conversion(residual)
-        self._bias_converts = bias is not None and bias.stride != (1,)
-        self._scale_converts = scale is not None and scale.stride != (1,)
+        self._bias_converts = bias is not None and (bias.stride != (1,) or bool(self._axes))
+        self._scale_converts = scale is not None and (scale.stride != (1,) or bool(self._axes))
         krsc = _is_channels_last(weight)
         if self._index >= 0:
-            self._layout, self._filter_converts = Layout.KRSC, not krsc
+            self._layout, self._filter_converts = Layout.KRSC, not krsc or bool(self._axes)
+        elif self._axes:
+            self._layout = Layout.PACKED if self._packed else Layout.KRSC
+            self._filter_converts = True
         elif self._packed:
             self._layout, self._filter_converts = Layout.PACKED, True
         else:
@@ -285,10 +320,10 @@ class Plan:
             or self._scale_converts
         )
 
-    def _filter_elements(self, problem: ConvProblem, shape: torch.Size) -> int:
-        """Returns how many elements the filter has in its layout; ``shape`` is the weight's."""
+    def _filter_elements(self, problem: ConvProblem) -> int:
+        """Returns how many elements the filter has in its layout."""
         if self._layout is not Layout.PACKED:
-            return math.prod(shape)
+            return int(problem.filters) * int(problem.group_channels) * problem.taps
         return packed_length(
             filters=int(problem.filters),
             group_channels=int(problem.group_channels),
@@ -326,11 +361,11 @@ class Plan:
             if self._filter_converts:
                 filter = self._filter(weight)
             if self._bias_converts and bias is not None:
-                bias = bias.contiguous()
+                bias = self._vector(bias)
             if self._convert_residual is not None and residual is not None:
                 residual = self._convert_residual(residual)
             if self._scale_converts and scale is not None:
-                scale = scale.contiguous()
+                scale = self._vector(scale)
         output = input.new_empty_strided(self._shape, self._strides, dtype=self._dtype)
         prepared = self._prepared
         if prepared is None:
@@ -347,8 +382,16 @@ class Plan:
             prepared.run(x, f, b, r, s, y, raw_stream(self._index))
         return contiguous_copy(output) if self._transposes else output
 
+    def _vector(self, vector: Tensor) -> Tensor:
+        """Returns one value for each of the kernel's filters, one after the other."""
+        if not self._axes:
+            return vector.contiguous()
+        return repeated(vector, self._axes, self._groups)
+
     def _filter(self, weight: Tensor) -> Tensor:
         """Returns the filter in the kernel's layout."""
+        if self._axes:
+            return self._folded(weight)
         if self._index < 0:
             return OPERANDS.packed(weight, self._groups) if self._packed else weight.contiguous()
         if self._packed:
@@ -356,6 +399,20 @@ class Plan:
             if kept is not None:
                 return kept
         return permuted_last(weight)
+
+    def _folded(self, weight: Tensor) -> Tensor:
+        """Returns the filter of the sub-pixel form in the kernel's layout."""
+
+        def make() -> Tensor:
+            folded = folded_filter(weight, self._axes, self._groups)
+            if self._layout is Layout.PACKED:
+                return pack_on_host(folded, self._groups)
+            return permuted_last(folded)
+
+        if not self._packed:
+            return make()
+        kept: Tensor | None = OPERANDS.derived(weight, (self._axes, self._groups), make)
+        return make() if kept is None else kept
 
     def _prepared_unaligned(self) -> Prepared:
         """Returns the call for operands of which one is at no multiple of ``COPY_BYTES``."""

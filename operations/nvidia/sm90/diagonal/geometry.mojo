@@ -3,7 +3,7 @@
 from std.bit import log2_floor
 
 from ....conv.device_value import DeviceValue
-from ...divisor import Divisor
+from ....conv.divisor import Divisor
 from ....conv.problem import ConvProblem
 from .plan import (
     MATRIX,

@@ -11,7 +11,7 @@ share a row of the multiply, thread t reads quads t, t + 4, t + 8 and so on.
 from std.math import ceildiv
 
 from ....conv.device_value import DeviceValue
-from ...divisor import Divisor
+from ....conv.divisor import Divisor
 from ....conv.memory import element_bytes
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import ROW_BYTES
