@@ -19,7 +19,7 @@ import numpy as np
 
 from ._packing import Array
 
-__all__ = ["SubpixelAxis", "fold_array", "fold_axes"]
+__all__ = ["SubpixelAxis", "fold_array", "fold_axes", "saves_products"]
 
 T = TypeVar("T")
 
@@ -66,6 +66,27 @@ class SubpixelAxis:
         growth = pad_before + pad_after - dilation * (taps - 1)
         positions = -(-(growth + crop) // factor)
         return cls(factor, crop, members, before, positions + count - 1 - before)
+
+
+def saves_products(
+    factors: Sequence[int], taps: Sequence[int], dilation: Sequence[int], group_channels: int
+) -> bool:
+    """Whether the sub-pixel form pays where an enlargement was written in front of a convolution.
+
+    It has fewer products where taps meet. A depthwise convolution is bound by memory, and kernels
+    for one filter a channel are the faster ones.
+
+    Args:
+        factors: Of the enlargement, one a spatial dimension.
+        taps: The filter's.
+        dilation: One a spatial dimension.
+        group_channels: Channels that a filter reads.
+    """
+    kept = math.prod(
+        SubpixelAxis.of(factor=u, taps=r, dilation=d, pad_before=0, pad_after=0).taps
+        for u, r, d in zip(factors, taps, dilation, strict=True)
+    )
+    return group_channels > 1 and kept < math.prod(taps)
 
 
 def fold_axes(

@@ -172,7 +172,7 @@ def test_precision_follows_pytorchs_setting() -> None:
 def test_modules_keep_their_precision() -> None:
     module = mt.Conv2d(6, 8, 3, precision="float32")
     assert "precision=float32" in module.extra_repr()
-    assert module._arguments(0, 1.0, None).precision == Precision.FLOAT32
+    assert module._arguments(0, 1.0, None, 1).precision == Precision.FLOAT32
     assert mt.Conv2d.from_torch(torch.nn.Conv2d(6, 8, 3)).precision is None
     with pytest.raises(ValueError, match="precision: 'half' is not a precision of float32 product"):
         mt.Conv2d(6, 8, 3, precision="half")

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from .._arguments import ConvArguments
+from .._subpixel import saves_products
 from ..activations import NONE, ActivationSpec
+from ._enlargements import enlargement_of
 from ._op import _operator as _conv
 from ._patterns import Addition, _clamp, _gelu, _hardtanh, _leaky_relu, _Maker, _named
 from ._transposed import _operator as _conv_transpose
@@ -164,7 +166,7 @@ def read(node: Node) -> Convolution | str:
     found = Convolution(
         input, weight, given["bias"], arguments, output_padding if transposed else None
     )
-    return found if transposed else _with_zeros_in_front(found)
+    return found if transposed else _with_upsampling_in_front(_with_zeros_in_front(found))
 
 
 def _sizes(given: Sequence[Any], rank: int) -> tuple[int, ...] | None:
@@ -194,6 +196,17 @@ def _with_zeros_in_front(conv: Convolution) -> Convolution:
     ]
     arguments = replace(conv.arguments, padding=tuple(padding))
     return replace(conv, input=given["self"], arguments=arguments)
+
+
+def _with_upsampling_in_front(conv: Convolution) -> Convolution:
+    """Makes an enlargement of a convolution's input part of it, where that saves products."""
+    arguments, (_, group_channels, *taps) = conv.arguments, value(conv.weight).shape
+    if set(arguments.stride) != {1} or (found := enlargement_of(conv.input)) is None:
+        return conv
+    image, factors = found
+    if not saves_products(factors, taps, arguments.dilation, group_channels):
+        return conv
+    return replace(conv, input=image, arguments=replace(arguments, upsample=factors))
 
 
 # What follows one -------------------------------------------------------------------------------

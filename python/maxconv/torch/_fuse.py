@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from .._subpixel import saves_products
 from ..activations import NAMES, NONE, ActivationSpec
 from ._folding import fold_computed
 from ._formats import restore_formats
@@ -27,6 +28,7 @@ from ._patterns import (
     module_of,
     mutates,
     normalization_of,
+    upsampling_of,
 )
 from ._report import ConversionReport, Left, Replaced
 from ._sites import Refused, Site, find, fold, operands
@@ -81,7 +83,7 @@ class _Chain:
     @property
     def input(self) -> Node:
         """What the convolution reads."""
-        given: Node = self.site.args[0] if self.site.args else self.site.kwargs["input"]
+        given: Node = _input_of(self.site)
         return given
 
     @property
@@ -97,6 +99,8 @@ class _Chain:
     @property
     def takes_addition(self) -> bool:
         """Whether a residual has a place in the kernel."""
+        if isinstance(self.site.module, _Conv) and self.site.module.upsample != 1:
+            return False
         return self.addition is None and (self.site.adds or self.site.module is None)
 
     def take(self, nodes: Iterable[Node], what: str) -> None:
@@ -104,6 +108,10 @@ class _Chain:
         self.members += nodes
         self.tail = self.members[-1]
         self.fused.append(what)
+
+
+def _input_of(site: Site) -> Any:
+    return site.args[0] if site.args else site.kwargs["input"]
 
 
 class _Fuser:
@@ -132,7 +140,10 @@ class _Fuser:
             if isinstance(site, Refused):
                 self.left.append(Left(path, site.kind, site.reason))
             elif site is not None:
-                chain = _Chain(node, site, path)
+                enlarged = self._enlarged(node, site)
+                chain = _Chain(node, site if enlarged is None else enlarged, path)
+                if enlarged is not None:
+                    chain.fused.append("upsample")
                 self._grow(chain)
                 self._emit(chain)
         self._report_norms()
@@ -171,6 +182,35 @@ class _Fuser:
     def _kind(self, node: Node) -> str:
         module = module_of(node, self.modules)
         return "batch_norm" if module is None else type(module).__name__
+
+    # What is in front ---------------------------------------------------------------------------
+
+    def _enlarged(self, node: Node, site: Site) -> Site | None:
+        """Returns a convolution that also enlarges its input, if an enlargement is in front."""
+        module, given = site.module, _input_of(site)
+        if not isinstance(module, _Conv) or not isinstance(given, Node):
+            return None
+        found = upsampling_of(given, self.modules, site.rank)
+        if found is None or module.padding_mode != "zeros" or set(module.stride) != {1}:
+            return None
+        channels = module.in_channels // module.groups
+        if not saves_products(found.factors, module.kernel_size, module.dilation, channels):
+            return None
+        if any(user is not node and not is_metadata_of_input(user) for user in given.users):
+            return None
+        between = given.next
+        while between is not node:
+            if mutates(between, self.modules):
+                return None
+            between = between.next
+        module.upsample = found.factors
+        node.replace_input_with(given, found.image)
+        for user in list(given.users):
+            user.replace_input_with(given, found.image)
+        self.graph.erase_node(given)
+        if site.args:
+            return replace(site, args=(found.image, *site.args[1:]))
+        return replace(site, kwargs={**site.kwargs, "input": found.image})
 
     # Growing a chain ----------------------------------------------------------------------------
 

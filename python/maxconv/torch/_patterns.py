@@ -21,6 +21,7 @@ from ._tracing import in_place, is_plain, unpacked
 __all__ = [
     "Addition",
     "Normalization",
+    "Upsampling",
     "activation_of",
     "addition_of",
     "is_identity",
@@ -30,6 +31,7 @@ __all__ = [
     "mutates",
     "normalization_of",
     "own_tensor",
+    "upsampling_of",
 ]
 
 #: Modules of a traced model by their paths.
@@ -178,6 +180,51 @@ def addition_of(node: Node, tail: Node) -> Addition | str | None:
     if alpha != 1:
         return "it is scaled in the addition"
     return Addition(left, 1.0, writes)
+
+
+# Enlargements -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Upsampling:
+    """Each pixel of an image, repeated."""
+
+    image: Node
+    factors: tuple[int, ...]
+    """One a spatial dimension."""
+
+
+#: Modes that repeat pixels where the factor is an integer.
+_REPEATING: Final = ("nearest", "nearest-exact")
+
+
+def upsampling_of(node: Node, modules: Modules, rank: int) -> Upsampling | None:
+    """Returns the enlargement that a node computes by integers that are known now.
+
+    Args:
+        node: The node.
+        modules: The model's.
+        rank: Spatial dimensions.
+    """
+    module = module_of(node, modules)
+    given: dict[str, Any]
+    if module is not None:
+        if type(module) not in (nn.Upsample, nn.UpsamplingNearest2d) or not is_plain(module):
+            return None
+        given = {name: getattr(module, name) for name in ("size", "scale_factor", "mode")}
+        given |= dict(zip(("input",), node.args, strict=False)) | node.kwargs
+    elif node.op == "call_function" and node.target is functional.interpolate:
+        names = tuple(inspect.signature(functional.interpolate).parameters)
+        given = {"size": None, "scale_factor": None, "mode": "nearest"}
+        given |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    else:
+        return None
+    image, factors = given.get("input"), given["scale_factor"]
+    if not isinstance(image, Node) or given["size"] is not None or given["mode"] not in _REPEATING:
+        return None
+    each = tuple(factors) if isinstance(factors, tuple | list) else (factors,) * rank
+    whole = all(isinstance(f, int | float) and f >= 1 and int(f) == f for f in each)
+    return Upsampling(image, tuple(map(int, each))) if whole and len(each) == rank else None
 
 
 # Normalizations and the rest --------------------------------------------------------------------

@@ -77,6 +77,8 @@ class _Chain:
 
     def __post_init__(self) -> None:
         self.members = [self.tail]
+        if self.conv.arguments.upsample is not None:
+            self.fused.append("upsample")
 
     def grow(self) -> None:
         """Takes node after node into the chain."""
@@ -97,7 +99,8 @@ class _Chain:
             spec = activation_of(user)
             if spec is not None:
                 return spec
-        if self.addition is None and self.conv.output_padding is None:
+        adds = self.conv.output_padding is None and self.conv.arguments.upsample is None
+        if self.addition is None and adds:
             return addition_of(user, self.tail)
         return None
 

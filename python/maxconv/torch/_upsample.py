@@ -26,7 +26,9 @@ def folded_filter(weight: Tensor, axes: Sequence[SubpixelAxis], groups: int) -> 
     """
 
     def sum_of(value: Tensor, at: int, taps: tuple[int, ...]) -> Tensor:
-        return value.index_select(at, torch.tensor(taps, device=value.device)).sum(at)
+        return value.index_select(
+            at, torch.tensor(taps, dtype=torch.long, device=value.device)
+        ).sum(at)
 
     folded = fold_axes(weight.detach().double(), axes, 2, sum_of=sum_of, stack=torch.stack)
     filters, channels = weight.shape[:2]
