@@ -137,7 +137,8 @@ class Decoder:
             for layer in range(config.layers):
                 x = self.resnet(x, f"decoder.up_blocks.{block}.resnets.{layer}")
             if block < len(config.channels) - 1:
-                x = self.convolve(upsample(x), f"decoder.up_blocks.{block}.upsamplers.0.conv")
+                name = f"decoder.up_blocks.{block}.upsamplers.0.conv"
+                x = self.convolve(x, name, upsample=2)
         x = ops.silu(self.normalize(x, "decoder.conv_norm_out")).cast(x.dtype)
         return self.convolve(x, "decoder.conv_out", out_dtype=DType.float32)
 
@@ -220,6 +221,7 @@ class Decoder:
         *,
         residual: TensorValue | None = None,
         out_dtype: DType | None = None,
+        upsample: int = 1,
     ) -> TensorValue:
         """Adds a convolution with its bias that keeps the size; see ``maxconv.conv2d``.
 
@@ -234,19 +236,12 @@ class Decoder:
             filter_layout="FCRS",
             residual=residual,
             out_dtype=out_dtype,
+            upsample=upsample,
         )
 
     def array(self, name: str) -> Floats:
         """Returns an array as float32."""
         return np.ascontiguousarray(self.weights[name], dtype=np.float32)
-
-
-def upsample(x: TensorValue) -> TensorValue:
-    """Adds what repeats each pixel in height and in width."""
-    batch, height, width, channels = x.shape
-    x = ops.reshape(x, (batch, height, 1, width, 1, channels))
-    x = ops.broadcast_to(x, (batch, height, 2, width, 2, channels))
-    return ops.reshape(x, (batch, height * 2, width * 2, channels))
 
 
 def build_graph(

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", choices=tuple(DTYPE_BYTES), help="type of the output; by default the dtype"
     )
     parser.add_argument("--scaled", action="store_true", help="with a factor for each filter")
+    parser.add_argument("--upsample", action="store_true", help="of images that are enlarged")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,10 +76,13 @@ _WIDE_ONLY = frozenset(INPUT_BYTES) - frozenset(DTYPE_BYTES)
 
 
 def _family(dtype: str, args: argparse.Namespace) -> Family:
+    if dtype in _WIDE_ONLY and args.upsample:
+        raise ValueError(f"--upsample: it is not supported with {dtype}; {_DTYPES} are allowed")
     if dtype in _WIDE_ONLY and args.output is None:
         raise ValueError(f"--output: it must be given with {dtype}; {_DTYPES} are allowed")
     bias = "float32" if dtype in _WIDE_ONLY else dtype
-    return Family(dtype, args.bias or bias, args.output or dtype, args.scaled)
+    output = args.output or dtype
+    return Family(dtype, args.bias or bias, output, args.scaled, depth_to_space=args.upsample)
 
 
 def _files(target: str, family: Family) -> Iterable[Path]:

@@ -10,8 +10,9 @@ from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, ODD, WIDTH, Ke
 
 SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
 
-#: Lines at the end: candidates whose threads store, by numbers of filters.
-ROW_STORES = 2 * len(ODD)
+#: Lines at the end: candidates whose threads store, by numbers of filters, and one that stores an
+#: enlarged image.
+ROW_STORES = 2 * len(ODD) + 1
 
 
 @pytest.fixture(scope="session")
@@ -39,5 +40,12 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]:
     """Candidates whose threads store rows, each with a number of filters of ``ODD``."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:]]
+    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-1]]
     return list(zip(kernels, 2 * ODD, strict=True))
+
+
+@pytest.fixture(scope="session")
+def upsampled(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    """A candidate that stores an image twice as large as the one that it convolves."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    return Kernel.of(lines[-1], folder)

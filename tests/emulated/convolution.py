@@ -10,7 +10,10 @@ from typing import Any, SupportsInt
 import numpy as np
 import numpy.typing as npt
 from tests.ptxemu.isa.case import Case, Map, Struct
+from tests.reference import conv_reference
 
+from maxconv._problem import ConvProblem
+from maxconv._subpixel import fold_array
 from ptxemu import DevicePointer, Machine, TensorMap, Trace
 from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 
@@ -107,6 +110,44 @@ class Operands:
         return floats(bfloat16(total.astype(np.float32)))
 
 
+@dataclass(frozen=True)
+class Upsampled(Operands):
+    """Those of an image that is enlarged twice: of the convolution that the kernel runs."""
+
+    whole: Array
+    """The filter of the enlarged image, ``[K, 3, 3, C]``."""
+
+    @classmethod
+    def draw(cls, seed: int) -> Upsampled:
+        """Draws them."""
+        rng = np.random.default_rng(seed)
+        filters = FILTERS // 4
+        shapes = (HEIGHT, WIDTH, CHANNELS), (filters, 3, 3, CHANNELS), (filters,)
+        values = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
+        activation, whole, bias = values
+        problem = ConvProblem.from_parts(
+            (1, *activation.shape), filters=filters, filter_size=(3, 3), group_channels=CHANNELS,
+            padding=1, upsample=2,
+        )  # fmt: skip
+        folded = fold_array(whole, problem.subpixel_axes, 1)
+        return cls(activation, folded, np.tile(bias, 4), whole)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """Height, width, filters."""
+        return 2 * HEIGHT, 2 * WIDTH, len(self.whole)
+
+    def expected(self) -> Array:
+        """The convolution of the enlarged image in float64, rounded to bfloat16."""
+        large = self.activation.repeat(2, 0).repeat(2, 1)[np.newaxis]
+        ones, bias = (1, 1), self.bias[: len(self.whole)]
+        total = conv_reference(
+            large, self.whole, stride=ones, dilation=ones, pad_before=ones, pad_after=ones,
+            bias=bias,
+        )  # fmt: skip
+        return floats(bfloat16(total[0].astype(np.float32)))
+
+
 def bfloat16(values: Array) -> Bits:
     """Bits of bfloat16, rounded to nearest even."""
     bits = values.view(np.uint32)
@@ -156,9 +197,8 @@ def _maps(
 ) -> list[TensorMap]:
     """The maps that ``operations/nvidia/sm90/gemm/launch.mojo`` encodes."""
     activation, weights, output = pointers
-    height, width, filters = operands.output_shape
-    channels = operands.activation.shape[2]
-    border = operands.taps // 2
+    height, width, channels = operands.activation.shape
+    filters, border = len(operands.filter), operands.taps // 2
     kind = DataType.BFLOAT16
     options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
     pixels = (channels, width, height, 1)
@@ -179,7 +219,7 @@ def _maps(
             pixels,
             packed_strides(pixels, kind),
             (-border, -border),
-            (kernel.upper, -border),
+            (kernel.upper, border - (operands.taps - 1)),
             channels,
             kernel.load_pixels,
             **options,

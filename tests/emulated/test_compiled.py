@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emulated.convolution import NARROW, Kernel, Operands, run
+from tests.emulated.convolution import NARROW, Kernel, Operands, Upsampled, run
 
 from ptxemu import EmulatorError, Machine
 
@@ -65,6 +65,12 @@ def test_hopper_kernel_stores_any_number_of_filters(
         assert kernel.rows
         operands = Operands.random(seed, odd=filters)
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_stores_an_enlarged_image(upsampled: Kernel, seed: int) -> None:
+    operands = Upsampled.draw(seed)
+    assert np.array_equal(run(upsampled, operands, seed), operands.expected())
 
 
 def test_candidates_differ(emitted: Emitted) -> None:

@@ -48,10 +48,13 @@ def test_a_cpu_and_a_level(commands: list[tuple[str, ...]], cache: Path) -> None
     assert kernels[0] == "precompile"
     assert "--target-cpu" not in host and "x86-64-v3" in level
     assert defines(host) == defines(level)
-    assert defines(host) == {"dtype=float32", "bias=float32", "output=float32", "scaled=False"}
+    types = {"dtype=float32", "bias=float32", "output=float32", "scaled=False"}
+    assert defines(host) == types | {"depth_to_space=False"}
     assert cli_main(command) == 0
     assert len(commands) == 3
     assert len(list(cache.glob("*/libmaxconv_host.*"))) == 2
+    assert cli_main(["build", "--dtype", "float32", "--upsample"]) == 0
+    assert defines(commands[3]) == types | {"depth_to_space=True"}
 
 
 def test_every_kernel_of_a_gpu(

@@ -9,7 +9,8 @@ line of what its launch passes for one image, a 3x3 filter and a padding of 1,
 then a line for a filter of one tap, `POINTWISE` times the height and the
 filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels. Then, for
 each candidate of `ROW_STORES`, a line for each number of `ODD` filters, 3x3 and
-`POINTWISE` times the height. A line is index, threads, bytes of shared memory,
+`POINTWISE` times the height. At last `UPSAMPLED` and its line, an image that is
+enlarged: its filters are those of four pixels. A line is index, threads, bytes of shared memory,
 blocks, blocks of a cluster, 1 if it keeps its filters, pixels of an activation
 load and of an output box, filters of a filter load, the upper corner of the
 traversal along w, then the epilogue's parameters and the geometry, as
@@ -26,11 +27,17 @@ from std.sys import argv
 from std.sys.info import size_of
 from std.utils import IndexList
 
-from operations.conv.access import MemoryOutput
+from operations.conv.access import MemoryOutput, OutputTarget
+from operations.conv.depth_to_space import DepthToSpace, DepthToSpaceOutput
 from operations.conv.epilogue import Activation, Epilogue
-from operations.conv.fields import ACTIVATION_NONE
+from operations.conv.fields import (
+    ACTIVATION_NONE,
+    GEOMETRY_BLOCK_D,
+    GEOMETRY_CROP_D,
+    GEOMETRY_LENGTH,
+)
 from operations.conv.memory import Reads, Writes
-from operations.conv.problem import SPATIAL, ConvProblem
+from operations.conv.problem import SPATIAL, ConvProblem, Geometry
 from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm90.gemm.candidates import candidate
 from operations.nvidia.epilogue.params import EpilogueParams
@@ -43,6 +50,9 @@ comptime EMULATED = [6, 7]
 
 comptime ROW_STORES = [8, 13]
 """Candidates whose threads store rows: whole ones, and a warp's filters."""
+
+comptime UPSAMPLED = 9
+"""A candidate that stores pixels of an enlarged image; no other case's."""
 
 comptime ODD = [13, 67]
 """Filters that end within a piece of 16 bytes, in the first tile and in the
@@ -99,7 +109,8 @@ def problem_of(
     height: Int, width: Int, channels: Int, filters: Int, taps: Int
 ) raises -> ConvProblem:
     """One image, a filter of `taps` along both axes, the output's size the
-    input's."""
+    input's, or of two taps one more."""
+    var more = Int(taps == 2)
     var problem = ConvProblem(
         spatial_rank=2,
         batch=1,
@@ -108,7 +119,7 @@ def problem_of(
         groups=1,
         input=IndexList[SPATIAL](1, height, width),
         filter=IndexList[SPATIAL](1, taps, taps),
-        output=IndexList[SPATIAL](1, height, width),
+        output=IndexList[SPATIAL](1, height + more, width + more),
         stride=IndexList[SPATIAL](fill=1),
         dilation=IndexList[SPATIAL](fill=1),
         pad_before=IndexList[SPATIAL](0, taps // 2, taps // 2),
@@ -118,10 +129,38 @@ def problem_of(
     return problem
 
 
-def emit_kernel[index: Int]() raises:
+def in_memory() -> MemoryOutput[Dtype]:
+    """The output of a candidate."""
+    return MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT))
+
+
+def enlarged(
+    problem: ConvProblem,
+) raises -> DepthToSpaceOutput[MemoryOutput[Dtype]]:
+    """The output of a convolution of an image that is enlarged twice, with a
+    filter of 3x3 and a padding of 1."""
+    var values = Array[Int64, GEOMETRY_LENGTH](fill=0)
+    values[GEOMETRY_BLOCK_D] = 1
+    for axis in range(1, SPATIAL):
+        values[GEOMETRY_BLOCK_D + axis] = 2
+        values[GEOMETRY_CROP_D + axis] = 1
+    var geometry = Geometry(
+        Reads[DType.int64](unsafe_from_address=Int(Pointer(to=values))),
+        GEOMETRY_LENGTH,
+    )
+    _ = values^
+    var shape = IndexList[4](
+        1, 2 * problem.input[1], 2 * problem.input[2], problem.filters // 4
+    )
+    return DepthToSpaceOutput(
+        in_memory(), DepthToSpace(geometry, problem, shape)
+    )
+
+
+def emit_kernel[index: Int, Output: OutputTarget]() raises:
     """Writes a candidate."""
     comptime Kernel = ConvKernel[
-        Dtype, MemoryOutput[Dtype], ConvVisitor[Dtype], candidate(index)
+        Dtype, Output, ConvVisitor[Dtype], candidate(index)
     ]
     var info = compile_info[
         Kernel.run, emission_kind="asm", target=get_gpu_target["sm_90a"]()
@@ -130,13 +169,13 @@ def emit_kernel[index: Int]() raises:
 
 
 def print_launch[
-    index: Int
-](problem: ConvProblem, has_bias: Bool, multiprocessors: Int) raises:
+    index: Int, Output: OutputTarget
+](
+    problem: ConvProblem, output: Output, has_bias: Bool, multiprocessors: Int
+) raises:
     """Prints what a candidate's launch passes."""
     comptime config = candidate(index)
-    comptime Kernel = ConvKernel[
-        Dtype, MemoryOutput[Dtype], ConvVisitor[Dtype], config
-    ]
+    comptime Kernel = ConvKernel[Dtype, Output, ConvVisitor[Dtype], config]
     var none = Activation(ACTIVATION_NONE, 0, 0)
     var epilogue = Epilogue[Dtype, Dtype](
         has_bias=has_bias,
@@ -152,7 +191,7 @@ def print_launch[
     var params = Kernel.Params(
         problem,
         ConvVisitor[Dtype].of(epilogue),
-        MemoryOutput[Dtype](Writes[Dtype](unsafe_from_address=OUTPUT)),
+        output,
     )
     var traversal = Traversal(problem, Dtype)
     var grid = Grid.of(config, traversal, multiprocessors)
@@ -190,18 +229,26 @@ def main() raises:
         POINTWISE * height, width, channels, POINTWISE * filters, 1
     )
     var narrow = problem_of(height, width, NARROW, filters, 3)
+    var upsampled = problem_of(height, width, channels, filters, 2)
+    var output = in_memory()
+    comptime Output = type_of(output)
     comptime for i in range(len(EMULATED)):
         comptime index = materialize[EMULATED]()[i]
-        emit_kernel[index]()
-        print_launch[index](problem, has_bias, candidate(index).cluster_size())
-        print_launch[index](pointwise, has_bias, MULTIPROCESSORS)
-        print_launch[index](narrow, has_bias, candidate(index).cluster_size())
+        comptime units = candidate(index).cluster_size()
+        emit_kernel[index, Output]()
+        print_launch[index](problem, output, has_bias, units)
+        print_launch[index](pointwise, output, has_bias, MULTIPROCESSORS)
+        print_launch[index](narrow, output, has_bias, units)
     comptime for i in range(len(ROW_STORES)):
         comptime index = materialize[ROW_STORES]()[i]
-        emit_kernel[index]()
+        emit_kernel[index, Output]()
         for odd in materialize[ODD]():
             print_launch[index](
                 problem_of(POINTWISE * height, width, channels, odd, 3),
+                output,
                 has_bias,
                 MULTIPROCESSORS,
             )
+    var large = enlarged(upsampled)
+    emit_kernel[UPSAMPLED, type_of(large)]()
+    print_launch[UPSAMPLED](upsampled, large, has_bias, MULTIPROCESSORS)
