@@ -40,7 +40,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
 
     def filter(self) -> KnownFilter:
         """The facts about the filter alone."""
-        return KnownFilter(self.taps, self.stride, self.channels)
+        return KnownFilter(self.taps, self.stride, self.channels, False, False)
 
     def may_have_one_group(self) -> Bool:
         """Whether the problem may turn out not to be grouped."""
@@ -71,17 +71,28 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
     """Along w."""
     var group_channels: Int
     """Input channels of a group."""
+    var narrow: Bool
+    """Whether groups are known to have no more than `NARROW_FILTERS`."""
+    var tiled: Bool
+    """Whether a kernel of tensor cores is known to take such filters, which
+    leaves the others what is rare: addresses and sizes that it refuses."""
 
     @staticmethod
     def of(problem: ConvProblem) -> KnownFilter:
         """A problem's filter."""
         return KnownFilter(
-            problem.filter[2], problem.stride[2], problem.group_channels()
+            problem.filter[2],
+            problem.stride[2],
+            problem.group_channels(),
+            False,
+            False,
         )
 
     def depthwise(self) -> KnownFilter:
         """The same filter, where groups are known to have one channel."""
-        return KnownFilter(self.taps, self.stride, 1)
+        var filter = self
+        filter.group_channels = 1
+        return filter
 
     def may_have(self, *, taps: Int, stride: Int) -> Bool:
         """Whether the filter may turn out to be so.
@@ -95,5 +106,8 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
         )
 
 
-comptime UNKNOWN_FILTER = KnownFilter(UNKNOWN, UNKNOWN, UNKNOWN)
+comptime NARROW_FILTERS = 64
+"""Filters of a group that fill half of a wide tile, at most."""
+
+comptime UNKNOWN_FILTER = KnownFilter(UNKNOWN, UNKNOWN, UNKNOWN, False, False)
 """A filter of which nothing is known: an op takes any."""

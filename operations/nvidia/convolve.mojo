@@ -9,10 +9,18 @@ from ..conv.fields import (
     GEOMETRY_PRECISION,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
+    KERNEL_SM90,
+    KERNEL_SM100,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
-from ..conv.known import UNKNOWN_FILTER, KnownFilter, KnownProblem
+from ..conv.known import (
+    NARROW_FILTERS,
+    UNKNOWN,
+    UNKNOWN_FILTER,
+    KnownFilter,
+    KnownProblem,
+)
 from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem, Geometry
 from ..conv.registry import has_kernel
@@ -140,9 +148,7 @@ struct Gpu(Target):
         comptime kernels = GPU_REGISTRY.needed(
             type_of(arguments).types(scaled), target_capability(), known
         )
-        comptime filter = known.filter() if has_kernel(
-            kernels, KERNEL_DIAGONAL
-        ) or has_kernel(kernels, KERNEL_DEPTHWISE) else UNKNOWN_FILTER
+        comptime filter = _known_filter(kernels, known)
         convolve_any_layout[kernels, filter, scaled](
             ctx,
             problem,
@@ -151,3 +157,21 @@ struct Gpu(Target):
             requested=geometry[GEOMETRY_KERNEL],
             exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
         )
+
+
+def _known_filter(kernels: Int, known: KnownProblem) -> KnownFilter:
+    """What the kernels of an op look at of what is known: ops that are alike
+    in that share what is compiled."""
+    var filter = materialize[UNKNOWN_FILTER]()
+    if has_kernel(kernels, KERNEL_DIAGONAL) or has_kernel(
+        kernels, KERNEL_DEPTHWISE
+    ):
+        filter = known.filter()
+    if has_kernel(kernels, KERNEL_SM90) or has_kernel(kernels, KERNEL_SM100):
+        filter.narrow = UNKNOWN < known.filters <= NARROW_FILTERS
+        filter.tiled = (
+            known.filters > UNKNOWN
+            and known.channels > UNKNOWN
+            and known.groups > UNKNOWN
+        )
+    return filter

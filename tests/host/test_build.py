@@ -91,6 +91,10 @@ def test_every_kernel_of_a_gpu(
             ["--target", "sm_90a", "--dtype", "float8_e4m3fn"],
             "--output: it must be given with floa",
         ),
+        (
+            ["--target", "sm_90a", "--dtype", "int8", "--output", "float16", "--upsample"],
+            "--upsample: it is not supported with",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_compiled(

@@ -108,6 +108,19 @@ def test_work_behind_the_output_decides_the_tile(name: str, behind: str, alone: 
     assert alone in ask(name, "sm_100a", fused_output=False)[1]
 
 
+def test_few_filters_have_narrow_tiles_behind_which_something_is_fused() -> None:
+    """A graph compiles no others for them, though the model may find a wide tile a bit faster."""
+
+    def tile(filters: int) -> str:
+        problem = ConvProblem.from_parts(
+            (1, 112, 112, 32), filters=filters, filter_size=(1, 1), group_channels=32
+        )
+        return explain_choice(problem, dtype="bfloat16", device=HOPPER)[1].split()[0]
+
+    assert tile(64).endswith("x64")
+    assert tile(96).endswith("x128")
+
+
 def test_threads_store_any_number_of_filters() -> None:
     """TMA stores pixels of whole pieces of 16 bytes, and fused work takes such pieces: a graph adds
     filters to fill them."""

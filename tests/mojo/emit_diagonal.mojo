@@ -94,7 +94,9 @@ def refusal_of(problem: ConvProblem) -> String:
     comptime types = OperandTypes.unfused(Dtype, Dtype)
     try:
         var stream = Stream(DeviceContext(api="cpu"))
-        Diagonal.launch[known=KnownFilter(EMULATED + 1, 1, 1), scaled=False](
+        Diagonal.launch[
+            known=KnownFilter(EMULATED + 1, 1, 1, False, False), scaled=False
+        ](
             Diagonal.plan(problem, Operands.bare(types), Device(90, 132)),
             problem,
             Arguments(

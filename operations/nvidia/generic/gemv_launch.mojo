@@ -168,11 +168,20 @@ struct Gemv(GpuKernel):
         arguments: Arguments,
         mut queue: Stream,
     ) raises:
-        """Enqueues the kernel for the plan's pixels and loads."""
+        """Enqueues the kernel for the plan's pixels and loads. Where channels
+        are whole vectors, loads of elements are for addresses that are not: the
+        kernel for the most pixels takes them all."""
         comptime Call = type_of(arguments)
+        comptime last = len(ROWS) - 1
+        comptime widest = _vector_width(Call.types(scaled))
+        # The fewest channels then fill the lanes that its pixels take.
+        comptime rare = known.tiled and widest >= ROWS[last]
         comptime for index in range(len(ROWS)):
-            comptime for width in [1, _vector_width(Call.types(scaled))]:
-                if plan.rows == index and plan.width == width:
+            comptime for width in [1, widest]:
+                comptime whole = rare and width == 1
+                comptime if whole and index != last:
+                    continue
+                if (whole or plan.rows == index) and plan.width == width:
                     comptime kernel = GemvKernel[
                         Call.Source,
                         Call.Output,

@@ -102,11 +102,16 @@ struct ImplicitGemm(GpuKernel):
         arguments: Arguments,
         mut queue: Stream,
     ) raises:
-        """Enqueues the kernel with the plan's tile and loads."""
+        """Enqueues the kernel with the plan's tile and loads; where tensor
+        cores take nearly all such problems, with the one tile that is compiled.
+        """
         comptime Call = type_of(arguments)
-        comptime for index in range(len(TILES)):
+        comptime last = len(TILES) - 1
+        comptime for index in range(last if known.tiled else 0, last + 1):
             comptime for width in [1, VECTOR]:
-                if plan.tile == index and plan.vector_loads == (width > 1):
+                if (known.tiled or plan.tile == index) and (
+                    plan.vector_loads == (width > 1)
+                ):
                     comptime tile = TILES[index]
                     comptime kernel = DirectKernel[
                         Call.Source,

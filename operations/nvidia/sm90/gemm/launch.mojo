@@ -102,7 +102,7 @@ struct Gemm(GpuKernel):
         )
         var visitor = ConvVisitor[Call.bias_type, scaled].of(arguments.epilogue)
         comptime for index in range(CANDIDATES):
-            comptime if TABLE[index].offered(types):
+            comptime if TABLE[index].offered(types, narrow=known.narrow):
                 if plan.candidate == index:
                     launch_gemm[TABLE[index].config](
                         plan, problem, operands, visitor, queue

@@ -5,6 +5,7 @@ from std.collections import Optional
 from std.math import ceildiv
 
 from ...epilogue.work import FusedWork
+from ....conv.known import NARROW_FILTERS
 from ....conv.operands import Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.search import Candidates, Found, cheapest, refusal_of_all
@@ -97,14 +98,16 @@ struct GemmCandidates(Candidates):
     def __init__(
         out self, problem: ConvProblem, operands: Operands, device: Device
     ):
-        """The rows that are offered for the operands' types."""
+        """The rows that are offered for the operands' types and the problem's
+        filters."""
         self.rows = List[Int]()
         self.configs = List[Sm90Config]()
         self.refusals = List[Optional[String]]()
         self.ways = SPLITS
         var table = candidates()
+        var narrow = problem.group_filters() <= NARROW_FILTERS
         for row in range(len(table)):
-            if table[row].offered(operands.types):
+            if table[row].offered(operands.types, narrow=narrow):
                 self.rows.append(row)
                 self.configs.append(table[row].config)
                 self.refusals.append(None)
