@@ -21,7 +21,7 @@ from maxconv._library import kernel_library, library_path
 from maxconv._library_files import Family
 from maxconv._native import Call, GpuTarget, chooser
 from maxconv._problem import ConvProblem
-from maxconv._problems import find_problem, load_problems
+from maxconv._problems import find_problem, load_problems, parse_problem
 from maxconv._targets import HOPPER, TARGETS
 
 if TYPE_CHECKING:
@@ -92,6 +92,12 @@ def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: s
     chosen, reason = ask(name, device)
     assert chosen == kernel, reason
     assert words in reason
+
+
+def test_winograd_names_its_tile() -> None:
+    problem = parse_problem("1x56x56x64:64x2x2", padding=1)
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device="cpu")
+    assert chosen == "winograd" and reason.startswith("F(3x3, 2x2), the ")
 
 
 @pytest.mark.parametrize(

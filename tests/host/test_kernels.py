@@ -182,7 +182,8 @@ def test_random_problems(
 
 @st.composite
 def winograd_problems(draw: st.DrawFn) -> ConvProblem:
-    """Draws problems with 3 x 3 taps and stride 1 along h and w, mostly odd ones."""
+    """Draws problems with 2 x 2 or 3 x 3 taps and stride 1 along h and w, mostly odd ones."""
+    side = draw(st.sampled_from((2, 3)))
     groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
     width = draw(st.sampled_from((1, 3, 8, 11, 16, 24, 37)))
     group_filters = draw(st.sampled_from((1, 5, 16, 17, 33, 80)))
@@ -191,7 +192,7 @@ def winograd_problems(draw: st.DrawFn) -> ConvProblem:
     pads = [draw(st.integers(0, 4)) for _ in range(6)]
     if not deep:
         pads[0] = pads[3] = 0
-    least = ((taps - 1) * dilation + 1, 3, 3)
+    least = ((taps - 1) * dilation + 1, side, side)
     sizes = (
         max(draw(st.integers(1, longest)), span - before - after)
         for longest, span, before, after in zip(
@@ -203,7 +204,7 @@ def winograd_problems(draw: st.DrawFn) -> ConvProblem:
         input_size=tuple(sizes),
         channels=groups * width,
         filters=groups * group_filters,
-        filter_size=(taps, 3, 3),
+        filter_size=(taps, side, side),
         stride=(step, 1, 1),
         dilation=(dilation, 1, 1),
         pad_before=tuple(pads[:3]),
@@ -225,6 +226,37 @@ def test_random_problems_of_winograd(
         groups=problem.groups,
     )
     assert ("winograd" in ran) == (not problem.is_depthwise and shared == 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "pads", "depth", "groups"),
+    [
+        # Images of less than a tile, of whole tiles, and with each rest.
+        ((1, 2, 2), (0, 0), 1, 1),
+        ((1, 1, 2), (1, 1), 1, 1),
+        ((1, 7, 10), (0, 0), 1, 1),
+        ((1, 7, 10), (1, 1), 1, 1),
+        ((1, 9, 14), (0, 1), 1, 3),
+        ((4, 6, 5), (1, 0), 2, 1),
+        ((3, 5, 8), (1, 1), 3, 2),
+    ],
+)
+def test_winograd_with_two_taps(
+    checker: Checker, size: tuple[int, int, int], pads: tuple[int, int], depth: int, groups: int
+) -> None:
+    problem = ConvProblem(
+        batch=2,
+        input_size=size,
+        channels=20 * groups,
+        filters=17 * groups,
+        filter_size=(depth, 2, 2),
+        stride=(1, 1, 1),
+        dilation=(1, 1, 1),
+        pad_before=(depth // 2, *pads),
+        pad_after=(0, *reversed(pads)),
+        groups=groups,
+    )
+    assert "winograd" in check_everything(checker, "two_taps", problem)
 
 
 @pytest.mark.parametrize("size", [27, 28, 29, 56, 64])

@@ -120,10 +120,11 @@ CASES: Sequence[Case] = [
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),
     (HALF, CPU, known_to_cpu(problem(64, 64)), {FEW, WINOGRAD, GEMM}),
-    # No 3 x 3 taps, or no stride of 1.
+    # Neither 2 x 2 nor 3 x 3 taps, or no stride of 1.
     (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 5, "stride": 1}, {FEW, GEMM}),
     (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 3, "stride": 2}, {FEW, GEMM}),
     (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 3, "stride": 1}, {FEW, WINOGRAD, GEMM}),
+    (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 2, "stride": 1}, {FEW, WINOGRAD, GEMM}),
     (SINGLE, CPU, known_to_cpu(problem(64, 64, 64)), {DEPTHWISE}),
     (SINGLE, CPU, known_to_cpu(problem(1, 1)), {DEPTHWISE}),
     (SINGLE, CPU, known_to_cpu(problem(64, 64, 16)), {GROUPED, POINTWISE, WINOGRAD, GEMM}),

@@ -55,6 +55,7 @@ W_DEPTHWISE = draw(6, 3, 3, 1)
 W_MULTIPLIER = draw(12, 3, 3, 1)
 W_POINTWISE = draw(18, 1, 1, 6)
 W_1D, W_3D = draw(9, 5, 6), draw(5, 2, 3, 3, 6)
+W_SMALL = draw(20, 2, 2, 6)
 BIAS, BIAS_12 = draw(20), draw(12)
 SCALE = draw(20)
 RESIDUAL_SHAPE = (2, 9, 11, 20)
@@ -250,6 +251,14 @@ CASES: dict[str, Case] = {
     "reference": plain(W_GROUPED, groups=2, padding=1, config="reference"),
     "pointwise by name": plain(W_POINTWISE, config="pointwise"),
     "winograd by name": plain(W, padding=(1, 1, 0, 2), config="winograd"),
+    "winograd, two taps": plain(
+        W_SMALL * SCALE[:, None, None, None], filter=W_SMALL, padding=(1, 0, 0, 2),
+        config="winograd", scale=SCALE, bias=BIAS, activation="silu",
+        epilogue=lambda _: {"bias": BIAS, "activation": ACTIVATIONS["silu"][1]},
+    ),
+    "winograd, two taps, volumes": plain(
+        draw(9, 3, 2, 2, 6), x="x3", padding=1, config="winograd"
+    ),
 }  # fmt: skip
 
 

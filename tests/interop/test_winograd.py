@@ -1,6 +1,7 @@
 """The Winograd kernel of the CPU in floating point: rounding, threads, infinities, memory.
 
-That it is exact on integers, with every cut into tasks, is tests/host/test_kernels.py.
+Most tests run it with 3 x 3 and with 2 x 2 taps: all is shared but the transforms of filters and
+of sums. That it is exact on integers, with every cut into tasks, is tests/host/test_kernels.py.
 """
 
 from __future__ import annotations
@@ -26,10 +27,21 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: |B^T|, |G| and |A^T| of the kernel's transforms.
-INPUT = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], dtype=torch.float64)
-FILTER = torch.tensor([[2, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 2]], dtype=torch.float64) / 2
-OUTPUT = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.float64)
+
+def float64(*rows: tuple[int, ...]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+#: |B^T| of the kernel's transforms, and |G| and |A^T| by the taps along an axis.
+INPUT = float64((1, 0, 1, 0), (0, 1, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1))
+FILTER = {
+    3: float64((2, 0, 0), (1, 1, 1), (1, 1, 1), (0, 0, 2)) / 2,
+    2: float64((2, 0), (1, 1), (1, 1), (0, 2)) / 2,
+}
+OUTPUT = {
+    3: float64((1, 1, 1, 0), (0, 1, 1, 1)),
+    2: float64((1, 1, 1, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
+}
 
 Pads = tuple[int, int, int, int]
 
@@ -41,16 +53,17 @@ def convolve(
     kernel: Kernel = Kernel.WINOGRAD,
     count: int = 0,
 ) -> Tensor:
-    """Convolves ``[N, H, W, C]`` with ``[K, 3, 3, C]`` on some threads, into NaNs."""
+    """Convolves ``[N, H, W, C]`` with ``[K, T, T, C]`` on some threads, into NaNs."""
     top, bottom, left, right = pads
     batch, height, width, _ = x.shape
-    shape = (batch, height + top + bottom - 2, width + left + right - 2, len(w))
+    taps = w.shape[1]
+    shape = (batch, height + top + bottom - taps + 1, width + left + right - taps + 1, len(w))
     geometry = encode_geometry(
         stride=(1, 1),
         dilation=(1, 1),
         pad_before=(top, left),
         pad_after=(bottom, right),
-        filter_size=(3, 3),
+        filter_size=(taps, taps),
         filter_layout=Layout.KRSC,
         kernel=kernel,
     )
@@ -78,23 +91,25 @@ def magnitude(x: Tensor, w: Tensor, pads: Pads) -> Tensor:
     """Returns what each output's sums would be if nothing cancelled: the kernel's formula with the
     absolute values of operands and transforms."""
     image = padded(x, pads).abs()
-    height, width = image.shape[2] - 2, image.shape[3] - 2
-    # Tiles at the far edges read one row or column more.
-    image = functional.pad(image, (0, width % 2, 0, height % 2))
-    patches = image.unfold(2, 4, 2).unfold(3, 4, 2)
+    taps = w.shape[1]
+    extent = 5 - taps
+    height, width = image.shape[2] - taps + 1, image.shape[3] - taps + 1
+    # Tiles at the far edges read further rows or columns.
+    image = functional.pad(image, (0, -width % extent, 0, -height % extent))
+    patches = image.unfold(2, 4, extent).unfold(3, 4, extent)
     inputs = INPUT @ patches @ INPUT.mT
-    filters = FILTER @ w.double().abs().permute(0, 3, 1, 2) @ FILTER.mT
+    filters = FILTER[taps] @ w.double().abs().permute(0, 3, 1, 2) @ FILTER[taps].mT
     sums = torch.einsum("ncpqij,kcij->nkpqij", inputs, filters)
-    tiles = OUTPUT @ sums @ OUTPUT.mT
+    tiles = OUTPUT[taps] @ sums @ OUTPUT[taps].mT
     batch, count, p, q = tiles.shape[:4]
-    outputs = tiles.permute(0, 2, 4, 3, 5, 1).reshape(batch, 2 * p, 2 * q, count)
+    outputs = tiles.permute(0, 2, 4, 3, 5, 1).reshape(batch, extent * p, extent * q, count)
     return outputs[:, :height, :width]
 
 
 def check(actual: Tensor, x: Tensor, w: Tensor, pads: Pads) -> None:
     """Compares with float64.
 
-    Two additions transform an input, four a filter (its halvings are exact) and four a sum of C
+    Two additions transform an input, four a filter or two (halvings are exact) and four a sum of C
     products, and each product is added with one rounding: C + 10 roundings, each of at most half a
     unit, of terms that ``magnitude`` adds up (Higham, "Accuracy and Stability of Numerical
     Algorithms", section 3.1). Then the output is rounded once.
@@ -120,36 +135,55 @@ SHAPES: list[tuple[tuple[int, ...], int, Pads]] = [
 ]
 
 
+TAPS = pytest.mark.parametrize("taps", [2, 3])
+
+
+@TAPS
 @pytest.mark.parametrize(("shape", "filters", "pads"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_explains_the_error(
-    shape: tuple[int, ...], filters: int, pads: Pads, dtype: torch.dtype
+    shape: tuple[int, ...], filters: int, pads: Pads, dtype: torch.dtype, taps: int
 ) -> None:
     x = draw(*shape, dtype=dtype, seed=1)
-    w = draw(filters, 3, 3, shape[3], dtype=dtype, seed=2)
+    w = draw(filters, taps, taps, shape[3], dtype=dtype, seed=2)
     check(convolve(x, w, pads), x, w, pads)
     # Neighbours of very different sizes, from which the transforms take differences.
     x = x * 10.0 ** (6 * draw(*shape, seed=3).tanh()).to(dtype)
     check(convolve(x, w, pads), x, w, pads)
 
 
+@TAPS
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 0, 0, 0), (2, 0, 3, 1)])
 @pytest.mark.parametrize("size", [(4, 4), (9, 7), (3, 12)])
-def test_each_tap_finds_its_pixel(pads: Pads, size: tuple[int, int]) -> None:
+def test_each_tap_finds_its_pixel(pads: Pads, size: tuple[int, int], taps: int) -> None:
     """Filters of a single one copy inputs whose values name their coordinates, exactly: all sums
     of such integers are."""
     height, width, channels = (*size, 11)
     x = torch.arange(1.0, 2 * height * width * channels + 1).reshape(2, height, width, channels)
-    w = torch.eye(9 * channels).reshape(-1, 3, 3, channels)
+    w = torch.eye(taps * taps * channels).reshape(-1, taps, taps, channels)
     image = padded(x, pads).permute(0, 2, 3, 1)
-    rows, columns = image.shape[1] - 2, image.shape[2] - 2
-    taps = [image[:, r : r + rows, s : s + columns] for r in range(3) for s in range(3)]
-    assert torch.equal(convolve(x, w, pads).double(), torch.cat(taps, dim=3))
+    rows, columns = image.shape[1] - taps + 1, image.shape[2] - taps + 1
+    read = [image[:, r : r + rows, s : s + columns] for r in range(taps) for s in range(taps)]
+    assert torch.equal(convolve(x, w, pads).double(), torch.cat(read, dim=3))
 
 
+@TAPS
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)])
+@pytest.mark.parametrize("size", [(3, 3), (3, 4), (5, 3), (4, 6), (7, 7), (8, 5), (9, 10)])
+def test_integers_are_exact(pads: Pads, size: tuple[int, int], taps: int) -> None:
+    """Images of less than a tile, of whole tiles, and with each rest.
+
+    All sums are below 2^22, and float32 holds quarters of such numbers.
+    """
+    x = draw(2, *size, 37, seed=1).mul(5).round()
+    w = draw(19, taps, taps, 37, seed=2).mul(5).round()
+    assert torch.equal(convolve(x, w, pads).double(), exact(x, w, pads))
+
+
+@TAPS
 @pytest.mark.parametrize("shape", [(2, 40, 40, 32), (1, 14, 14, 160), (5, 7, 9, 270)])
-def test_threads_change_no_bit(shape: tuple[int, ...]) -> None:
-    x, w = draw(*shape, seed=1), draw(100, 3, 3, shape[3], seed=2)
+def test_threads_change_no_bit(shape: tuple[int, ...], taps: int) -> None:
+    x, w = draw(*shape, seed=1), draw(100, taps, taps, shape[3], seed=2)
     alone = convolve(x, w, count=1)
     check(alone, x, w, (1, 1, 1, 1))
     for count in (2, 3, 16):
@@ -169,6 +203,17 @@ def test_infinities_stay_in_their_tiles(value: float) -> None:
     assert torch.equal(output, clean)
 
 
+def test_infinities_stay_in_tiles_of_three() -> None:
+    x, w = draw(1, 12, 12, 16, seed=1), draw(32, 2, 2, 16, seed=2)
+    clean = convolve(x, w, (0, 0, 0, 0))
+    x[0, 5, 7, 3] = float("inf")
+    output = convolve(x, w, (0, 0, 0, 0))
+    # The pixel is in windows of outputs 4 and 5, and 6 and 7, in tiles that begin at 3 and at 6.
+    assert not output[0, 4:6, 6:8].isfinite().any()
+    output[0, 3:6, 6:9] = clean[0, 3:6, 6:9]
+    assert torch.equal(output, clean)
+
+
 @pytest.mark.parametrize(
     ("shape", "filters", "chosen", "other"),
     [
@@ -179,11 +224,12 @@ def test_infinities_stay_in_their_tiles(value: float) -> None:
         ((1, 56, 56, 3), 64, Kernel.IMPLICIT_GEMM, Kernel.WINOGRAD),
     ],
 )
+@TAPS
 def test_it_runs_where_it_is_faster(
-    shape: tuple[int, ...], filters: int, chosen: Kernel, other: Kernel
+    shape: tuple[int, ...], filters: int, chosen: Kernel, other: Kernel, taps: int
 ) -> None:
     """The bits of the output tell the two kernels apart: they round otherwise."""
-    x, w = draw(*shape, seed=1), draw(filters, 3, 3, shape[3], seed=2)
+    x, w = draw(*shape, seed=1), draw(filters, taps, taps, shape[3], seed=2)
     output = convolve(x, w, kernel=Kernel.AUTO)
     assert torch.equal(output, convolve(x, w, kernel=chosen))
     assert not torch.equal(output, convolve(x, w, kernel=other))
@@ -193,6 +239,10 @@ def test_it_runs_where_it_is_faster(
     ("size", "arguments", "words"),
     [
         ((5, 5), {}, r"filter \(1, 5, 5\)"),
+        ((1, 1), {}, r"filter \(1, 1, 1\)"),
+        ((2, 3), {}, r"filter \(1, 2, 3\)"),
+        ((3, 2), {}, r"filter \(1, 3, 2\)"),
+        ((2, 2), {"stride": (2, 2)}, r"stride \(1, 2, 2\)"),
         ((3, 3), {"stride": (1, 2)}, r"stride \(1, 1, 2\)"),
         ((3, 3), {"dilation": (2, 1)}, r"dilation \(1, 2, 1\)"),
     ],
@@ -212,7 +262,10 @@ def test_a_refusal_says_why(size: tuple[int, int], arguments: dict[str, Any], wo
     call = _native.Call.of(x.shape, output.shape, w.numel(), geometry, encode_scalars())
     host = _native.host(Family("float32", "float32", "float32", scaled=False))
     operands = (x.data_ptr(), w.data_ptr(), 0, 0, 0, output.data_ptr())
-    sentence = r"winograd takes 3 x 3 taps, stride 1 and dilation 1 along h and w; here .*" + words
+    sentence = (
+        r"winograd takes 2 x 2 or 3 x 3 taps, stride 1 and dilation 1 along h and w; here .*"
+        + words
+    )
     with pytest.raises(ValueError, match=sentence):
         host.prepare(call).run(*operands, 1, 0)
 
@@ -238,9 +291,9 @@ def guarded(tensor, at_end):
 
 for channels, filters in ((3, 16), (8, 32), (13, 16), (64, 16)):
     for pads in ((0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 0)):
-        for at_end in (False, True):
+        for at_end, taps in ((False, 2), (False, 3), (True, 2), (True, 3)):
             x = guarded(torch.randn(2, 5, 6, channels), at_end)
-            w = guarded(torch.randn(filters, 3, 3, channels), at_end)
+            w = guarded(torch.randn(filters, taps, taps, channels), at_end)
             check(convolve(x, w, pads), x, w, pads)
 print("nothing was read")
 """

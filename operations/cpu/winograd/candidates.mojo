@@ -20,7 +20,7 @@ from .scheduler import (
     TileGrid,
     position_depth,
 )
-from .transforms import POSITIONS
+from .transforms import MAX_TAPS, POSITIONS
 
 comptime SHARED_ELEMENTS = 1 << 21
 """Transformed inputs that stay in a common L3 cache where tasks share them."""
@@ -28,8 +28,11 @@ comptime SHARED_ELEMENTS = 1 << 21
 comptime OWN_ELEMENTS = 1 << 19
 """Transformed inputs of a task whose share of such a cache holds them."""
 
-comptime FILTER_COST = 7.0
-"""Transforming a panel's filters, one channel."""
+comptime LARGE_FILTER_COST = 7.0
+"""Transforming a panel's filters of 3 x 3 taps, one channel."""
+
+comptime SMALL_FILTER_COST = 5.0
+"""Transforming a panel's filters of 2 x 2 taps, one channel."""
 
 comptime INPUT_COST = 0.5
 """Transforming a tile's inputs, one channel."""
@@ -128,15 +131,18 @@ struct Cuts(Candidates):
         var panels = Float64(cut.panels)
         var task = tiles * panels * (depth + OUTPUT_COST)
         var preparation = depth
+        var filter_cost = SMALL_FILTER_COST
+        if problem.filter[2] == MAX_TAPS:
+            filter_cost = LARGE_FILTER_COST
         if cut.shares_input:
-            task += depth * (panels * FILTER_COST + tiles * READ_INPUT_COST)
+            task += depth * (panels * filter_cost + tiles * READ_INPUT_COST)
             preparation *= Float64(count) * INPUT_COST
         else:
             task += depth * (panels * READ_FILTER_COST + tiles * INPUT_COST)
             if self._inputs(cut) > MAX_BLOCK_ELEMENTS:
                 var reads = ceildiv(cut.panels, UNITS_AT_ONCE * CPU_TILE.panels)
                 task += depth * tiles * READ_INPUT_COST * Float64(reads)
-            preparation *= Float64(problem.panels()) * FILTER_COST
+            preparation *= Float64(problem.panels()) * filter_cost
         var tasks = (
             problem.groups
             * ceildiv(count, cut.tiles)

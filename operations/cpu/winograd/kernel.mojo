@@ -27,10 +27,11 @@ from ..pixel import Pixel
 from ..scheduler import Tasks
 from .scheduler import FILTER_DEPTH, INPUT_TILES, WinogradPlan
 from .transforms import (
+    MAX_TAPS,
+    MIN_TAPS,
     POSITIONS,
-    TAPS,
-    TILE,
     Patch,
+    tile_extent,
     transform_panel,
     transform_patch,
     transform_sums,
@@ -108,14 +109,16 @@ def transform_inputs(
     ref plan = params.plan
     var channels = problem.group_channels()
     var x = params.activation.unsafe_offset(group * channels)
-    var lines = ceildiv(problem.output[1], TILE)
     # A register tile of an odd number of tiles, but one, reads one too many.
     var rows = 1 if plan.grid.count() == 1 else ceildiv(tiles, 2) * 2
     for i in range(rows):
         var line, place = divmod(tile + min(i, tiles - 1), plan.grid.length)
-        var image, p = divmod(line, lines)
-        var row = (image * problem.output[1] + TILE * p) * problem.output[2]
-        var origin = Pixel(problem, row + TILE * place).input(problem)
+        var image, p = divmod(line, plan.grid.image_lines)
+        var row = image * problem.output[1] + plan.grid.extent * p
+        var column = plan.grid.extent * place
+        var origin = Pixel(problem, row * problem.output[2] + column).input(
+            problem
+        )
         for t in range(problem.filter[0]):
             var pixel = origin.tap(problem, t, 0, 0)
             var patch = Patch[dtype](x, problem, pixel)
@@ -148,7 +151,10 @@ def transform_filter(
         end: The first behind it.
         to: Where to, `params.plan.filter`.
     """
+    comptime dtype = type_of(params).dtype
     ref problem = params.problem
+    var plane = params.plan.filter.plane
+    var taps = params.plan.taps
     var channels = problem.group_channels()
     var from_here = params.filter.unsafe_offset(
         panel * problem.gemm_k() * PANEL
@@ -157,15 +163,15 @@ def transform_filter(
     while at < end:
         var t, channel = divmod(at, channels)
         var count = min(end - at, channels - channel)
-        transform_panel(
-            from_here.unsafe_offset(
-                (t * TAPS * TAPS * channels + channel) * PANEL
-            ),
-            channels * PANEL,
-            count,
-            to.unsafe_offset((at - begin) * PANEL),
-            params.plan.filter.plane,
+        var filters = from_here.unsafe_offset(
+            (t * taps * taps * channels + channel) * PANEL
         )
+        var first = to.unsafe_offset((at - begin) * PANEL)
+        comptime for known in range(MIN_TAPS, MAX_TAPS + 1):
+            if taps == known:
+                transform_panel[dtype, known](
+                    filters, channels * PANEL, count, first, plane
+                )
         at += count
 
 
@@ -354,6 +360,46 @@ def _multiply_positions(
                 )
 
 
+@no_inline
+def _transform_tiles[
+    taps: Int
+](
+    plan: WinogradPlan,
+    tile: Int,
+    tiles: Int,
+    columns: Int,
+    sums: Reads[DType.float32],
+    to: Writes[DType.float32],
+):
+    """Transforms the sums of neighbouring tiles of a line.
+
+    Parameters:
+        taps: Of the filter along an axis.
+
+    Args:
+        plan: The cut.
+        tile: The first tile of the block.
+        tiles: How many.
+        columns: Filters of each.
+        sums: Those of the block.
+        to: Where the lines of the tiles' outputs go.
+    """
+    comptime extent = tile_extent(taps)
+    for i in range(tiles):
+        for first in range(0, columns, CPU_TILE.columns()):
+            transform_sums[taps](
+                sums.unsafe_offset(
+                    first // CPU_TILE.columns() * plan.sums.elements()
+                    + (tile + i) * plan.sums.row
+                ),
+                plan.sums.plane,
+                min(CPU_TILE.columns(), columns - first),
+                to.unsafe_offset(extent * i * columns + first),
+                extent * tiles * columns,
+                columns,
+            )
+
+
 def _store_sums(
     params: WinogradParams,
     block: Block,
@@ -367,7 +413,7 @@ def _store_sums(
     ref plan = params.plan
     var units = ceildiv(panels, CPU_TILE.panels)
     var pixels = sums.unsafe_offset(units * plan.sums.elements())
-    var lines = ceildiv(problem.output[1], TILE)
+    var extent = plan.grid.extent
     var filter = panel * PANEL
     var filters = min(panels * PANEL, problem.gemm_n() - filter)
     var columns = panels * PANEL
@@ -375,29 +421,26 @@ def _store_sums(
     while done < block.tiles:
         var line, place = divmod(block.tile + done, plan.grid.length)
         var run = min(block.tiles - done, plan.grid.length - place)
-        var row = TILE * run * columns
-        for i in range(run):
-            for first in range(0, columns, CPU_TILE.columns()):
-                transform_sums(
-                    sums.unsafe_offset(
-                        first // CPU_TILE.columns() * plan.sums.elements()
-                        + (done + i) * plan.sums.row
-                    ).as_imm(),
-                    plan.sums.plane,
-                    min(CPU_TILE.columns(), columns - first),
-                    pixels.unsafe_offset(TILE * i * columns + first),
-                    row,
+        var row = extent * run * columns
+        comptime for known in range(MIN_TAPS, MAX_TAPS + 1):
+            if plan.taps == known:
+                _transform_tiles[known](
+                    plan,
+                    done,
+                    run,
                     columns,
+                    sums.as_imm(),
+                    pixels,
                 )
-        var image, p = divmod(line, lines)
-        for r in range(min(TILE, problem.output[1] - TILE * p)):
-            var first = image * problem.output[1] + TILE * p + r
-            var q = TILE * place
+        var image, p = divmod(line, plan.grid.image_lines)
+        for r in range(min(extent, problem.output[1] - extent * p)):
+            var first = image * problem.output[1] + extent * p + r
+            var q = extent * place
             params.output.store(
                 problem,
                 OutputTile(
                     first * problem.output[2] + q,
-                    min(TILE * run, problem.output[2] - q),
+                    min(extent * run, problem.output[2] - q),
                     block.group * problem.gemm_n() + filter,
                     filters,
                 ),

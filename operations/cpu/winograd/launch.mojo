@@ -16,24 +16,23 @@ from ..pool import Pool
 from .candidates import choose_cut, is_faster
 from .kernel import BlockTasks, FilterTasks, InputTasks, WinogradParams
 from .scheduler import WinogradPlan
-from .transforms import TAPS
+from .transforms import MAX_TAPS, MIN_TAPS
 
 
-def _is_3x3(problem: ConvProblem) -> Bool:
-    """Whether the filter slides by one pixel and has 3 x 3 taps side by side
-    along h and w."""
+def _is_small_square(problem: ConvProblem) -> Bool:
+    """Whether the filter slides by one pixel and has 2 x 2 or 3 x 3 taps side
+    by side along h and w."""
     comptime for axis in [1, 2]:
-        if (
-            problem.filter[axis] != TAPS
-            or problem.stride[axis] != 1
-            or problem.dilation[axis] != 1
-        ):
+        if problem.stride[axis] != 1 or problem.dilation[axis] != 1:
             return False
-    return True
+    return (
+        problem.filter[1] == problem.filter[2]
+        and MIN_TAPS <= problem.filter[2] <= MAX_TAPS
+    )
 
 
 struct Winograd[P: Pool](ConvKernel):
-    """3 x 3 taps with fewer multiplications: F(2x2, 3x3).
+    """Few taps with fewer multiplications: F(2x2, 3x3) and F(3x3, 2x2).
 
     Parameters:
         P: The threads that it runs on.
@@ -54,26 +53,27 @@ struct Winograd[P: Pool](ConvKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return not known.is_depthwise() and known.filter().may_have(
-            taps=TAPS, stride=1
-        )
+        var possible = False
+        comptime for taps in range(MIN_TAPS, MAX_TAPS + 1):
+            possible |= known.filter().may_have(taps=taps, stride=1)
+        return possible and not known.is_depthwise()
 
     @staticmethod
     def refusal(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
         var refusal = panels_refusal(Self.code, problem)
-        if refusal or _is_3x3(problem):
+        if refusal or _is_small_square(problem):
             return refusal
         return String(
-            t"winograd takes 3 x 3 taps, stride 1 and dilation 1 along h and w;"
-            t" here filter {problem.filter}, stride {problem.stride}, dilation"
-            t" {problem.dilation}"
+            t"winograd takes 2 x 2 or 3 x 3 taps, stride 1 and dilation 1 along"
+            t" h and w; here filter {problem.filter}, stride {problem.stride},"
+            t" dilation {problem.dilation}"
         )
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        return _is_3x3(problem) and is_faster(problem, device.units)
+        return _is_small_square(problem) and is_faster(problem, device.units)
 
     @staticmethod
     def plan(

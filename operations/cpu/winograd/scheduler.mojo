@@ -13,7 +13,7 @@ from ..config import CPU_TILE
 from ..gemm.mma import tile_rows
 from ..gemm.scheduler import row_stride
 from ..scheduler import Schedule
-from .transforms import POSITIONS, TILE
+from .transforms import POSITIONS, tile_extent
 
 comptime BLOCK_TILES = 192
 """Output tiles of the largest task."""
@@ -36,9 +36,13 @@ comptime FILTER_DEPTH = 64
 
 @fieldwise_init
 struct TileGrid(ImplicitlyCopyable, Movable):
-    """The outputs in tiles of 2 x 2, those at odd edges partly outside: lines
+    """The outputs in square tiles, the last ones perhaps partly outside: lines
     of tiles, one after the other."""
 
+    var extent: Int
+    """Outputs of a tile along h and along w."""
+    var image_lines: Int
+    """Of an image, or of one plane of it along d."""
     var lines: Int
     """Of all images."""
     var length: Int
@@ -48,12 +52,12 @@ struct TileGrid(ImplicitlyCopyable, Movable):
         """Covers the outputs.
 
         Args:
-            problem: The convolution.
+            problem: The convolution, with as many taps along h as along w.
         """
-        self.lines = (
-            problem.batch * problem.output[0] * ceildiv(problem.output[1], TILE)
-        )
-        self.length = ceildiv(problem.output[2], TILE)
+        self.extent = tile_extent(problem.filter[2])
+        self.image_lines = ceildiv(problem.output[1], self.extent)
+        self.lines = problem.batch * problem.output[0] * self.image_lines
+        self.length = ceildiv(problem.output[2], self.extent)
 
     def count(self) -> Int:
         """How many tiles there are."""
@@ -101,6 +105,8 @@ struct Cut(ImplicitlyCopyable, Movable):
 struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
     """A cut into tasks, and their schedules."""
 
+    var taps: Int
+    """Of the filter along h and along w."""
     var grid: TileGrid
     var cut: Cut
     var depth: Int
@@ -131,6 +137,7 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         """
         self.threads = threads
         self.cut = cut
+        self.taps = problem.filter[2]
         self.grid = TileGrid(problem)
         var tiles = self.grid.count()
         var panels = problem.panels()
@@ -151,7 +158,9 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         if cut.shares_input:
             first = problem.groups * ceildiv(tiles, INPUT_TILES)
             own = cut.panels * self.filter.elements()
-        var outputs = TILE * TILE * tile_rows(cut.tiles) * CPU_TILE.columns()
+        var outputs = (
+            self.grid.extent**2 * tile_rows(cut.tiles) * CPU_TILE.columns()
+        )
         self.preparation = Schedule(problem, first, threads, 0)
         self.multiplication = Schedule(
             problem,
@@ -182,7 +191,9 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         if self.cut.shares_input:
             first = "input"
         writer.write(
-            t"F(2x2, 3x3), the {first} transformed first; register tile"
+            t"F({self.grid.extent}x{self.grid.extent},"
+            t" {self.taps}x{self.taps}), the {first} transformed first;"
+            t" register tile"
             t" {CPU_TILE.rows} tiles x {CPU_TILE.columns()} filters;"
             t" {self.multiplication.tasks} tasks of"
             t" {min(self.cut.tiles, self.grid.count())} tiles x"

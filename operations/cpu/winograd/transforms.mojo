@@ -1,16 +1,35 @@
-"""The transforms of Winograd's minimal filtering F(2x2, 3x3): 2 x 2 outputs of a
-3 x 3 filter with 16 multiplications instead of 36.
+"""The transforms of Winograd's minimal filtering: F(2x2, 3x3), 2 x 2 outputs of
+a 3 x 3 filter, and F(3x3, 2x2), 3 x 3 outputs of a 2 x 2 filter. Each takes 16
+multiplications instead of 36.
 
     Y = A^T [ (G g G^T) * (B^T d B) ] A
 
-    B^T = 1  0 -1  0    G = 1    0    0      A^T = 1  1  1  0
-          0  1  1  0        1/2  1/2  1/2          0  1 -1 -1
-          0 -1  1  0        1/2 -1/2  1/2
-          0  1  0 -1        0    0    1
+Both read a patch `d` of 4 x 4 inputs and transform it in the same way:
 
-(Winograd, "Arithmetic Complexity of Computations", SIAM 1980; Lavin and Gray,
-"Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1.)
-All factors are powers of two, so that sums of small integers stay exact.
+    B^T = 1  0 -1  0
+          0  1  1  0
+          0 -1  1  0
+          0  1  0 -1
+
+A filter of 3 taps along an axis has
+
+    G = 1    0    0      A^T = 1  1  1  0
+        1/2  1/2  1/2          0  1 -1 -1
+        1/2 -1/2  1/2
+        0    0    1
+
+and one of 2 taps has
+
+    G = 1    0           A^T = 1  1  1  0
+        1/2  1/2               0  1 -1  0
+        1/2 -1/2               0  1  1 -1
+        0    1
+
+(Winograd, "Arithmetic Complexity of Computations", SIAM 1980; for 3 taps Lavin
+and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
+section 4.1.) The rows of `G` and the columns of `A^T` evaluate polynomials at
+the points 0, 1, -1 and infinity, up to a factor. `B^T` depends on the points
+alone. All factors are powers of two, so that sums of small integers stay exact.
 """
 
 from ...conv.fields import PANEL
@@ -19,19 +38,29 @@ from ...conv.problem import ConvProblem
 from ..config import LANES
 from ..pixel import Pixel, load_channels
 
-comptime TILE = 2
-"""Outputs of a tile along an axis."""
-
-comptime TAPS = 3
-"""Taps of the filter along an axis."""
-
-comptime PATCH = TILE + TAPS - 1
+comptime PATCH = 4
 """Inputs along an axis that a tile reads."""
+
+comptime MIN_TAPS = 2
+"""Taps of the shortest filter along an axis."""
+
+comptime MAX_TAPS = 3
+"""Taps of the longest filter along an axis."""
 
 comptime POSITIONS = PATCH * PATCH
 """Products of a tile, each the element of a matrix product of its own."""
 
 comptime Vector = SIMD[DType.float32, LANES]
+
+
+@always_inline
+def tile_extent(taps: Int) -> Int:
+    """Outputs of a tile along an axis.
+
+    Args:
+        taps: Of the filter along the axis, from `MIN_TAPS` to `MAX_TAPS`.
+    """
+    return PATCH + 1 - taps
 
 
 @always_inline
@@ -48,25 +77,33 @@ def _input_row[i: Int](d: Array[Vector, PATCH]) -> Vector:
 
 
 @always_inline
-def _filter_row[i: Int](g: Array[Vector, TAPS]) -> Vector:
+def _filter_row[taps: Int, i: Int](g: Array[Vector, taps]) -> Vector:
     """Row `i` of `G g`."""
+    # The taps that are multiplied by 1 at both points, 1 and -1.
+    var even = g[0]
+    comptime if taps == MAX_TAPS:
+        even = g[0] + g[2]
     comptime if i == 0:
         return g[0]
     elif i == 1:
-        return ((g[0] + g[2]) + g[1]) * 0.5
+        return (even + g[1]) * 0.5
     elif i == 2:
-        return ((g[0] + g[2]) - g[1]) * 0.5
+        return (even - g[1]) * 0.5
     else:
-        return g[2]
+        return g[taps - 1]
 
 
 @always_inline
-def _output_row[i: Int](m: Array[Vector, PATCH]) -> Vector:
+def _output_row[taps: Int, i: Int](m: Array[Vector, PATCH]) -> Vector:
     """Row `i` of `A^T m`."""
     comptime if i == 0:
         return (m[1] + m[2]) + m[0]
-    else:
+    elif i == 2:
+        return (m[1] + m[2]) - m[3]
+    elif taps == MAX_TAPS:
         return (m[1] - m[2]) - m[3]
+    else:
+        return m[1] - m[2]
 
 
 @fieldwise_init
@@ -199,9 +236,9 @@ def transform_patch[
 
 @no_inline
 def transform_panel[
-    dtype: DType
+    dtype: DType, taps: Int
 ](
-    taps: Reads[dtype],
+    filters: Reads[dtype],
     tap: Int,
     channels: Int,
     to: Writes[DType.float32],
@@ -211,36 +248,39 @@ def transform_panel[
 
     Parameters:
         dtype: Of the filter.
+        taps: Of the filter along an axis.
 
     Args:
-        taps: `PANEL` filters of the first channel and tap.
+        filters: `PANEL` filters of the first channel and tap.
         tap: Elements between two taps.
         channels: How many.
         to: Where the first position's `[channels][PANEL]` go.
         plane: Elements between two positions.
     """
     for at in range(0, channels * PANEL, LANES):
-        var columns = Array[Vector, PATCH * TAPS](fill=Vector(0))
-        comptime for s in range(TAPS):
-            var g = Array[Vector, TAPS](fill=Vector(0))
-            comptime for r in range(TAPS):
-                g[r] = taps.unsafe_load[width=LANES](
-                    (r * TAPS + s) * tap + at
+        var columns = Array[Vector, PATCH * taps](fill=Vector(0))
+        comptime for s in range(taps):
+            var g = Array[Vector, taps](fill=Vector(0))
+            comptime for r in range(taps):
+                g[r] = filters.unsafe_load[width=LANES](
+                    (r * taps + s) * tap + at
                 ).cast[DType.float32]()
             comptime for i in range(PATCH):
-                columns[i * TAPS + s] = _filter_row[i](g)
+                columns[i * taps + s] = _filter_row[taps, i](g)
         comptime for i in range(PATCH):
-            var row = Array[Vector, TAPS](fill=Vector(0))
-            comptime for s in range(TAPS):
-                row[s] = columns[i * TAPS + s]
+            var row = Array[Vector, taps](fill=Vector(0))
+            comptime for s in range(taps):
+                row[s] = columns[i * taps + s]
             comptime for j in range(PATCH):
                 to.unsafe_store(
-                    (i * PATCH + j) * plane + at, _filter_row[j](row)
+                    (i * PATCH + j) * plane + at, _filter_row[taps, j](row)
                 )
 
 
 @always_inline
-def transform_sums(
+def transform_sums[
+    taps: Int
+](
     sums: Reads[DType.float32],
     plane: Int,
     filters: Int,
@@ -250,29 +290,33 @@ def transform_sums(
 ):
     """Writes `A^T m A` of a tile's sums; lanes are filters.
 
+    Parameters:
+        taps: Of the filter along an axis.
+
     Args:
         sums: Those of the first position.
         plane: Elements between two positions.
         filters: How many, a multiple of `LANES`.
-        to: Where the first of `TILE x TILE` outputs goes.
+        to: Where the tile's first output goes.
         row: Elements between two rows of outputs.
         column: Elements between two outputs.
     """
+    comptime extent = tile_extent(taps)
     for filter in range(0, filters, LANES):
-        var rows = Array[Vector, TILE * PATCH](fill=Vector(0))
+        var rows = Array[Vector, extent * PATCH](fill=Vector(0))
         comptime for j in range(PATCH):
             var m = Array[Vector, PATCH](fill=Vector(0))
             comptime for i in range(PATCH):
                 m[i] = sums.unsafe_load[width=LANES](
                     (i * PATCH + j) * plane + filter
                 )
-            comptime for i in range(TILE):
-                rows[i * PATCH + j] = _output_row[i](m)
-        comptime for i in range(TILE):
+            comptime for i in range(extent):
+                rows[i * PATCH + j] = _output_row[taps, i](m)
+        comptime for i in range(extent):
             var m = Array[Vector, PATCH](fill=Vector(0))
             comptime for j in range(PATCH):
                 m[j] = rows[i * PATCH + j]
-            comptime for j in range(TILE):
+            comptime for j in range(extent):
                 to.unsafe_store(
-                    i * row + j * column + filter, _output_row[j](m)
+                    i * row + j * column + filter, _output_row[taps, j](m)
                 )
