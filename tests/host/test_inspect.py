@@ -103,6 +103,7 @@ def test_a_kernel_that_the_target_lacks(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @needs_ptxas
+@pytest.mark.extended
 def test_blackwell(capsys: pytest.CaptureFixture[str]) -> None:
     """Each configuration takes what the kernel's own test finds."""
     assert cli.main(["inspect", "--target", "sm_100a", "--kernel", "sm100"]) == 0
