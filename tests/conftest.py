@@ -27,6 +27,7 @@ TOGETHER = (
         "tests/interop/test_graph_arguments",
         "tests/interop/test_pooling",
         "tests/interop/test_transpose",
+        "tests/interop/test_upsample",
     ),
     ("tests/interop/test_override", "tests/interop/test_max_models"),
 )

@@ -22,6 +22,7 @@ __all__ = [
     "as_max_promotes",
     "constant",
     "constant_array",
+    "enlarged",
     "flatten",
     "host_constant",
     "import_kernels",
@@ -41,6 +42,13 @@ __all__ = [
 # A weight reaches its convolution through a few casts and permutations; a deeper value is no
 # weight.
 _MAX_DEPTH = 16
+
+# Ways of ``ops.resize_nearest`` to find a pixel, and to round its place, that repeat pixels where a
+# size is a multiple of another.
+_REPEATING = (("asymmetric", 2), ("half_pixel", 0), ("half_pixel", 1))
+
+# The largest factor that is looked for.
+_LARGEST_FACTOR = 8
 
 # Types that numpy lacks, and those of their bits.
 _BITS = {DType[name]: DType[np.dtype(CARRIERS[name]).name] for name in BIT_CARRIED}
@@ -177,6 +185,42 @@ def loaded_from_host(value: TensorValue) -> TensorValue | None:
     source = TensorValue(cast(Any, operands[0]))
     same = source.type == TensorType(value.dtype, value.shape, DeviceRef.CPU())
     return source if same and is_loaded_once(source) else None
+
+
+def enlarged(value: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
+    """Returns the image of which ``ops.resize_nearest`` repeated the pixels, and how often.
+
+    Args:
+        value: ``[N, *spatial, C]``: the result, or a permutation of one with the channels first.
+
+    Returns:
+        The image, ``[N, *spatial, C]``, and a factor for each spatial dimension; ``None`` if that
+        is not where the value is from.
+    """
+    from max._core.dialects import rmo
+
+    large, order, owner = value, list(range(value.rank)), _owner(value)
+    if isinstance(owner, rmo.MoTransposeOp):
+        source, permutation = (TensorValue(cast(Any, o.value)) for o in owner.operands)
+        if (axes := constant_array(permutation)) is None:
+            return None
+        large, order, owner = source, axes.tolist(), _owner(source)
+    if not isinstance(owner, rmo.MoResizeNearestOp):
+        return None
+    if (owner.coordinate_transform_mode.name, owner.round_mode) not in _REPEATING:
+        return None
+    small = TensorValue(cast(Any, next(iter(owner.operands)).value))
+    batch, *factors, channels = (_factor(small.shape[i], large.shape[i]) for i in order)
+    if (batch, channels) != (1, 1) or 0 in factors:
+        return None
+    image = small if large is value else ops.permute(small, order)
+    return image, tuple(factors)
+
+
+def _factor(before: Dim, after: Dim) -> int:
+    """Returns how often one size is in another, 0 if that is no small integer or not known."""
+    factors = range(1, _LARGEST_FACTOR + 1)
+    return next((factor for factor in factors if before * factor == after), 0)
 
 
 def is_computed(value: TensorValue) -> bool:

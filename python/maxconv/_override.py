@@ -23,13 +23,15 @@ from types import FrameType
 from typing import Any, Final, cast
 
 from max.dtype import DType
-from max.graph import Graph, TensorValue, ops
+from max.graph import Graph, StaticDim, TensorValue, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from . import _operands, _ops, _pooling
 from ._checks import check_size, show
-from ._graph import as_max_promotes, import_kernels, is_graph_value
+from ._dtypes import DTYPE_BYTES
+from ._graph import as_max_promotes, enlarged, import_kernels, is_graph_value
 from ._library import library_path
+from ._subpixel import saves_products
 
 __all__ = ["LeftToMax", "Override", "OverrideReport", "TakenOver", "override_max", "route"]
 
@@ -329,7 +331,9 @@ def _taken(function: str, arguments: Mapping[str, Any]) -> TensorValue:
     # MAX adds a bias to the rounded result, in the wider type.
     fused = bias is None or bias.dtype == x.dtype
     own: Callable[..., TensorValue] = getattr(_ops, function)
-    result = own(x, **given, bias=bias if fused else None)
+    image, factors = _enlarged(x, given) if forward else (x, None)
+    more = {} if factors is None else {"upsample": factors}
+    result = own(image, **given, **more, bias=bias if fused else None)
     if forward:
         result = _as_max_shapes(result, x, given)
     if bias is None or fused:
@@ -337,6 +341,32 @@ def _taken(function: str, arguments: Mapping[str, Any]) -> TensorValue:
     first = given.get("input_layout") is ConvInputLayout.NCHW
     added: TensorValue = ops.add(result, ops.reshape(bias, (-1, 1, 1)) if first else bias)
     return added
+
+
+def _enlarged(
+    x: TensorValue, given: Mapping[str, Any]
+) -> tuple[TensorValue, tuple[int, ...] | None]:
+    """Returns what a convolution reads, and how often each of its pixels is repeated before.
+
+    It is another image than ``x`` where that was enlarged, and convolving the small one saves
+    products.
+
+    Args:
+        x: ``[N, *spatial, C]``.
+        given: The other arguments, by name.
+    """
+    layout = given["filter_layout"].value
+    sizes = dict(zip(layout, given["filter"].shape, strict=False))
+    taps = [sizes[axis] for axis in "QRS" if axis in sizes]
+    static = all(isinstance(size, StaticDim) for size in sizes.values())
+    if not static or any(step != 1 for step in given["stride"]) or len(taps) != x.rank - 2:
+        return x, None
+    if x.dtype.name not in DTYPE_BYTES or (found := enlarged(x)) is None:
+        return x, None
+    lengths, channels = [int(size) for size in taps], int(sizes["C"])
+    if not saves_products(found[1], lengths, given["dilation"], channels):
+        return x, None
+    return found
 
 
 def _check_sequences(given: Mapping[str, Any]) -> None:

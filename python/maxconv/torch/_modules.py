@@ -127,20 +127,10 @@ class _Conv(Inference, _ConvNd):
         padding: Ints | str = self.padding
         upsample = self.upsample
         if self.padding_mode != "zeros":
-            if upsample != 1:
-                # It is the enlarged image whose border is repeated or reflected.
-                factors = (upsample,) * self.rank if isinstance(upsample, int) else tuple(upsample)
-                sizes = input.shape[-self.rank :]
-                size = [n * factor for n, factor in zip(sizes, factors, strict=True)]
-                input = _interpolated(input, size, self.rank)
-                upsample = 1
             if channels_last is None:
                 unbatched = input.dim() == self.rank + 1
                 channels_last = is_channels_last(input, unbatched) or is_channels_last(self.weight)
-            # nn.ConvNd holds the amounts for functional.pad, innermost first.
-            amounts = self._reversed_padding_repeated_twice
-            input = functional.pad(input, amounts, mode=self.padding_mode)
-            padding = 0
+            input, padding, upsample = self._padded(input), 0, 1
         final = self.final_activation
         arguments = self._arguments(padding, beta, final, upsample)
         if residual is None or not self.unequal_residual or self._fits(input, residual, arguments):
@@ -166,6 +156,21 @@ class _Conv(Inference, _ConvNd):
         )
         add: Any = getattr(output, self.unequal_residual)
         return apply(final, add(residual, alpha=beta))
+
+    def _padded(self, input: Tensor) -> Tensor:
+        """Returns the enlarged image with a border that repeats or reflects it."""
+        if self.upsample != 1:
+            factors = self.upsample
+            each = (factors,) * self.rank if isinstance(factors, int) else tuple(factors)
+            sizes = zip(input.shape[-self.rank :], each, strict=True)
+            size = [count * factor for count, factor in sizes]
+            if input.dim() == self.rank + 2:
+                input = functional.interpolate(input, size)
+            else:
+                input = functional.interpolate(input.unsqueeze(0), size).squeeze(0)
+        # nn.ConvNd holds the amounts for functional.pad, innermost first.
+        amounts = self._reversed_padding_repeated_twice
+        return functional.pad(input, amounts, mode=self.padding_mode)
 
     def _arguments(
         self, padding: Ints | str, beta: float, final: ActivationSpec | None, upsample: Ints
@@ -198,13 +203,6 @@ class _Conv(Inference, _ConvNd):
         expected = output_shape(shape, self.weight.shape, arguments)
         expected = expected if batched else expected[1:]
         return residual.dtype == input.dtype and tuple(residual.shape) == expected
-
-
-def _interpolated(input: Tensor, size: list[int], rank: int) -> Tensor:
-    """Returns an image, with a batch or without, enlarged by repeating pixels."""
-    if input.dim() == rank + 2:
-        return functional.interpolate(input, size)
-    return functional.interpolate(input.unsqueeze(0), size).squeeze(0)
 
 
 class Conv1d(_Conv, nn.Conv1d):
