@@ -85,6 +85,7 @@ def test_no_type_spills(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_ptxas
+@pytest.mark.extended
 def test_other_targets(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["inspect", "--target", "sm_80", "--dtype", "fp32", "--kernel", "grouped"]
     assert cli.main(arguments) == 0

@@ -133,6 +133,7 @@ def test_a_graph_of_its_shapes_takes_every_geometry_and_epilogue(
     assert compiled == ["maxconv_conv_cpu"]
 
 
+@pytest.mark.extended
 def test_what_is_not_there_and_what_the_op_is_compiled_for(library: CustomOpLibrary) -> None:
     kind = torch.bfloat16
     x, w, scale = draw(2, 8, 21, dtype=kind), draw(12, 4, 5, dtype=kind), draw(12)
@@ -173,6 +174,7 @@ def test_the_shapes_are_those_of_torch(rank: int) -> None:
 # graph_op ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_graph_op_takes_the_graph_functions(compiled: list[str]) -> None:
     w = draw(16, 8, 3, 3)
     filter = maxconv.pack_filter(w, "FCRS")
