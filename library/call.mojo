@@ -143,6 +143,8 @@ struct Call(Movable):
         self.problem = ConvProblem(
             self.geometry, sizes, sizes.unsafe_offset(RANK)
         )
+        comptime if not DEPTH_TO_SPACE:
+            validate_single_pixels(self.geometry)
         self.scalars = Array[Float32, SCALARS_LENGTH](fill=0)
         for i in range(SCALARS_LENGTH):
             self.scalars[i] = reads[DType.float32](scalars)[unsafe_offset=i]
@@ -152,8 +154,6 @@ struct Call(Movable):
         var out_shape = IndexList[RANK](fill=0)
         for i in range(RANK):
             out_shape[i] = Int(sizes[unsafe_offset=RANK + i])
-        comptime if not DEPTH_TO_SPACE:
-            validate_single_pixels(self.geometry)
         self.arrangement = DepthToSpace(self.geometry, self.problem, out_shape)
 
     def output(self, address: Int64) -> Output:

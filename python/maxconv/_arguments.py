@@ -13,6 +13,7 @@ from ._checks import (
     check_integer,
     check_number,
     check_precision,
+    check_upsample,
     read_padding,
     show,
     spatial_tuple,
@@ -99,20 +100,12 @@ class ConvArguments:
         check_at_least("dilation", self.dilation, 1)
         check_at_least("groups", self.groups, 1)
         if self.upsample is not None:
-            self._check_upsample(self.upsample)
+            check_upsample(self.upsample, self.stride)
         if self.padding is not None:
             check_at_least("padding", self.padding, 0)
         elif any(stride != 1 for stride in self.stride):
             raise ValueError(
                 f"padding: 'same' with stride {show(self.stride)} is undefined; stride 1 is allowed"
-            )
-
-    def _check_upsample(self, factors: tuple[int, ...]) -> None:
-        check_at_least("upsample", factors, 1)
-        if any(stride != 1 for stride in self.stride):
-            raise ValueError(
-                f"upsample: {show(factors)} with stride {show(self.stride)} is not supported; "
-                "stride 1 is allowed"
             )
 
     @classmethod

@@ -30,6 +30,7 @@ __all__ = [
     "Padding",
     "Size",
     "check_at_least",
+    "check_beside_upsample",
     "check_bias",
     "check_device",
     "check_dtype",
@@ -41,6 +42,7 @@ __all__ = [
     "check_same_device",
     "check_same_dtype",
     "check_size",
+    "check_upsample",
     "filter_shape_parts",
     "read_padding",
     "renamed",
@@ -138,6 +140,39 @@ def check_at_least(name: str, values: int | tuple[int, ...], least: int) -> None
         kind = "non-positive" if least == 1 else "negative"
         raise ValueError(
             f"{name}: {show(values)} has a {kind} entry; every {name} must be at least {least}"
+        )
+
+
+def check_upsample(factors: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` where a factor of an enlargement is below 1, or a stride is not 1."""
+    check_at_least("upsample", factors, 1)
+    if any(step != 1 for step in stride):
+        raise ValueError(
+            f"upsample: {show(factors)} with stride {show(stride)} is not supported; stride 1 is "
+            "allowed"
+        )
+
+
+def check_beside_upsample(factors: tuple[int, ...], dtype: str, *, residual: bool) -> None:
+    """Checks what else a convolution of an enlarged input has.
+
+    Args:
+        factors: Of the enlargement.
+        dtype: Of input and filter.
+        residual: Whether there is one.
+
+    Raises:
+        ValueError: It has a residual, or sums of taps would have 8 bits.
+    """
+    if residual:
+        raise ValueError(
+            f"residual: given beside upsample={show(factors)}, where no kernel reads one; None is "
+            "allowed: add it to the result"
+        )
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(
+            f"upsample: {show(factors)} with a filter of {dtype} is not supported, whose taps "
+            f"would be summed in 8 bits; {', '.join(DTYPE_BYTES)} are allowed"
         )
 
 

@@ -13,13 +13,13 @@ from max.graph import DeviceRef, TensorValue, ops
 from ._arguments import ConvArguments
 from ._checks import (
     Size,
+    check_beside_upsample,
     check_bias,
     check_device,
     check_dtype,
     check_residual,
     check_same_device,
     check_same_dtype,
-    show,
 )
 from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
 from ._emit import Tensors
@@ -97,11 +97,7 @@ def read_call(
     added = bias_operand(bias, problem.filters, dtype=beside, device=device)
     factors = scale_operand(scale, problem.filters, device)
     if problem.upsamples:
-        if residual is not None:
-            raise ValueError(
-                f"residual: given beside upsample={show(problem.upsample)}, where no kernel reads "
-                "one; None is allowed: add it to the result, as MAX fuses what follows"
-            )
+        check_beside_upsample(problem.upsample, dtype, residual=residual is not None)
         given = subpixel_filter(given, problem, groups, dtype)
         added, factors = (repeated(vector, problem, groups) for vector in (added, factors))
     elements, layout = filter_operand(given, groups, dtype=dtype, device=device)

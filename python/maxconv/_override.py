@@ -23,11 +23,11 @@ from types import FrameType
 from typing import Any, Final, cast
 
 from max.dtype import DType
-from max.graph import Graph, StaticDim, TensorValue, ops
+from max.graph import Graph, TensorValue, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from . import _operands, _ops, _pooling
-from ._checks import check_size, show
+from ._checks import check_filter_layout, check_size, filter_shape_parts, show
 from ._dtypes import DTYPE_BYTES
 from ._graph import as_max_promotes, enlarged, import_kernels, is_graph_value
 from ._library import library_path
@@ -355,18 +355,16 @@ def _enlarged(
         x: ``[N, *spatial, C]``.
         given: The other arguments, by name.
     """
-    layout = given["filter_layout"].value
-    sizes = dict(zip(layout, given["filter"].shape, strict=False))
-    taps = [sizes[axis] for axis in "QRS" if axis in sizes]
-    static = all(isinstance(size, StaticDim) for size in sizes.values())
-    if not static or any(step != 1 for step in given["stride"]) or len(taps) != x.rank - 2:
+    rank, stride, dilation = x.rank - 2, given["stride"], given["dilation"]
+    found = enlarged(x)
+    if found is None or x.dtype.name not in DTYPE_BYTES or any(step != 1 for step in stride):
         return x, None
-    if x.dtype.name not in DTYPE_BYTES or (found := enlarged(x)) is None:
+    layout = check_filter_layout(given["filter_layout"], rank)
+    filters, taps, channels = filter_shape_parts(given["filter"].shape, layout, rank)
+    # Others are refused, or take a filter whose sizes are known.
+    if not isinstance(filters, int) or not isinstance(channels, int) or len(dilation) != rank:
         return x, None
-    lengths, channels = [int(size) for size in taps], int(sizes["C"])
-    if not saves_products(found[1], lengths, given["dilation"], channels):
-        return x, None
-    return found
+    return found if saves_products(found[1], taps, dilation, channels) else (x, None)
 
 
 def _check_sequences(given: Mapping[str, Any]) -> None:

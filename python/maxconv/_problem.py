@@ -26,6 +26,7 @@ from ._checks import (
     check_filter_layout,
     check_integer,
     check_size,
+    check_upsample,
     filter_shape_parts,
     show,
     spatial_tuple,
@@ -126,15 +127,11 @@ class ConvProblem:
             check_at_least(label, values, 0 if "pad" in name else 1)
             fields[name] = values
         factors = spatial_tuple("upsample", self.upsample or 1, rank)
-        check_at_least("upsample", factors, 1)
         fields["upsample"] = factors
         self._set(fields)
         check_at_least("groups", self.groups, 1)
-        if self.upsamples and set(self.stride) != {1}:
-            raise ValueError(
-                f"upsample: {show(factors)} with stride {show(self.stride)} is not supported; "
-                "stride 1 is allowed"
-            )
+        if self.upsamples:
+            check_upsample(factors, self.stride)
         self._check_sizes()
 
     def _set(self, fields: Mapping[str, object]) -> None:

@@ -13,7 +13,6 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 
 from ._checks import show
-from ._dtypes import DTYPE_BYTES
 from ._filter_operand import FilterArgument, KnownFilter, permuted_to_krsc
 from ._graph import constant, loaded_from_host, repeat
 from ._packing import Array, PackedFilter, cast_array, to_krsc
@@ -35,16 +34,11 @@ def subpixel_filter(
         filter: The caller's.
         problem: The convolution, which ``upsamples``.
         groups: Of the convolution.
-        dtype: Of input and filter.
+        dtype: Of input and filter, of 16 or 32 bits.
 
     Raises:
-        ValueError: Sums of the type make no sense, or a graph value's filters have symbolic sizes.
+        ValueError: A graph value's filters have symbolic sizes.
     """
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(
-            f"upsample: {show(problem.upsample)} with a filter of {dtype} is not supported, whose "
-            f"taps would be summed in 8 bits; {', '.join(DTYPE_BYTES)} are allowed"
-        )
     axes, run = problem.subpixel_axes, problem.subpixel
     held: KnownFilter | TensorValue
     if isinstance(filter.held, PackedFilter):
@@ -85,6 +79,7 @@ def _folded_value(filter: FilterArgument, axes: Sequence[SubpixelAxis], groups: 
             zero = constant(np.zeros(1, np.float32), "float32", whole.device)
             return ops.broadcast_to(zero, rest)
         before = (slice(None),) * at
+        # Python 3.10 unpacks nothing into an index.
         parts = (whole[before + (tap,)] for tap in taps)  # noqa: RUF005
         return reduce(lambda left, right: left + right, parts)
 

@@ -116,7 +116,9 @@ def test_refusals(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         mt.conv2d(x, w, padding=1, **arguments)
     with pytest.raises(TypeError, match=r"upsample: 2\.5 is a float"):
-        mt.Conv2d(6, 8, 3, upsample=2.5)  # type: ignore[arg-type]
+        mt.Conv2d(6, 8, 3, upsample=2.5)  # type: ignore[arg-type] # a type that is refused
+    with pytest.raises(TypeError, match="upsample: True is a bool"):
+        mt.conv2d(x, w, padding=1, upsample=True)
 
 
 def test_opcheck() -> None:

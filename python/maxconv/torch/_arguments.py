@@ -118,7 +118,7 @@ def _read(
         beta=check_number("beta", beta),
         precision=None if precision is None else check_precision(precision),
         out_dtype=None if out_dtype is None else NAMES[out_dtype],
-        upsample=None if upsample == 1 else read_upsample(_one_for_all(upsample), rank),
+        upsample=read_upsample(_one_for_all(upsample), rank),
     )
 
 

@@ -49,19 +49,15 @@ def enlargement_of(node: Node) -> tuple[Node, tuple[int, ...]] | None:
     if node.target not in _INDICES:
         return None
     image, places = node.args[0], node.args[1]
-    if not isinstance(image, Node) or not isinstance(places, Sequence) or len(places) < 3:
-        return None
-    if any(place is not None for place in places[:2]):
+    if not isinstance(image, Node) or not isinstance(places, Sequence):
         return None
     before = image.meta["val"].shape[2:]
-    factors = []
-    for i, size in enumerate(before):
-        place = places[2 + i] if 2 + i < len(places) else None
-        factors.append(1 if place is None else _factor(place, size, len(before) - 1 - i))
-    # With two dimensions indexed and one between them not, PyTorch moves dimensions.
-    indexed = [place is not None for place in (*places[2:], *[None] * len(before))][: len(before)]
-    moves = "01" in "".join(str(int(one)) for one in indexed).lstrip("0")
-    return None if 0 in factors or moves else (image, tuple(factors))
+    # All spatial dimensions are indexed, whatever the factors are.
+    if len(places) != 2 + len(before) or list(places[:2]) != [None, None]:
+        return None
+    last = len(before) - 1
+    factors = tuple(_factor(places[2 + i], size, last - i) for i, size in enumerate(before))
+    return None if 0 in factors else (image, factors)
 
 
 def _factor(place: Any, size: Any, behind: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,15 +198,10 @@ class _Fuser:
             return None
         if any(user is not node and not is_metadata_of_input(user) for user in given.users):
             return None
-        between = given.next
-        while between is not node:
-            if mutates(between, self.modules):
-                return None
-            between = between.next
+        if self._writer_between(given, node) is not None:
+            return None
         module.upsample = found.factors
-        node.replace_input_with(given, found.image)
-        for user in list(given.users):
-            user.replace_input_with(given, found.image)
+        given.replace_all_uses_with(found.image)
         self.graph.erase_node(given)
         if site.args:
             return replace(site, args=(found.image, *site.args[1:]))
@@ -296,13 +291,18 @@ class _Fuser:
             return "its weight is computed in the model"
         if chain.asides:
             return f"{chain.asides[0].name} reads its shape before"
-        node = chain.node.next
+        writer = self._writer_between(chain.node, last, chain.members)
+        return "" if writer is None else f"{writer.name}, in between, may write to a tensor"
+
+    def _writer_between(self, first: Node, last: Node, passed: Sequence[Node] = ()) -> Node | None:
+        """Returns a node between two others that may write to a tensor, but for some."""
+        node = first.next
         while node is not last:
-            passes = node in chain.members or is_identity(node, self.modules)
+            passes = node in passed or is_identity(node, self.modules)
             if not passes and mutates(node, self.modules):
-                return f"{node.name}, in between, may write to a tensor"
+                return node
             node = node.next
-        return ""
+        return None
 
     # Writing the result -------------------------------------------------------------------------
 

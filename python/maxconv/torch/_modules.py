@@ -78,7 +78,7 @@ class _Conv(Inference, _ConvNd):
         self.final_activation = last
         self.precision = precision
         self.upsample = upsample
-        if upsample != 1:
+        if type(upsample) is not int or upsample != 1:
             # A factor that is not allowed is an error of the constructor.
             self._arguments(self.padding, 1.0, None, upsample)
         self.requires_grad_(False)

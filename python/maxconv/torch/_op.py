@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, library
 
 from .._arguments import ConvArguments, Flat
+from .._checks import check_beside_upsample
 from . import _plan
-from ._dtypes import BY_NAME
+from ._dtypes import BY_NAME, NAMES
 
 __all__ = ["call", "define"]
 
@@ -140,7 +141,9 @@ def _conv_fake(
     """Returns an output of the right shape and strides; checks sizes where all are known."""
     flat, channels_last, _ = _unflatten(others)
     arguments = ConvArguments.of_flat(flat)
-    _plan.check_upsample(arguments, input.dtype, residual=residual is not None)
+    if arguments.upsample is not None:
+        kind = NAMES[input.dtype]
+        check_beside_upsample(arguments.upsample, kind, residual=residual is not None)
     if all(type(size) is int for size in (*input.shape, *weight.shape)):
         _plan.check_sizes(input.shape, weight.shape, arguments)
     batch, filters, *spatial = _plan.output_shape(input.shape, weight.shape, arguments)

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from .._arguments import ConvArguments, Flat
-from .._checks import LAYOUTS, check_bias, check_residual, filter_shape_parts, renamed, show
+from .._checks import (
+    LAYOUTS,
+    check_beside_upsample,
+    check_bias,
+    check_residual,
+    filter_shape_parts,
+    renamed,
+)
 from .._fields import COPY_BYTES, Layout, Precision
 from .._library_files import Family
 from .._native import Call, GpuTarget, Prepared, host, prepare_gpu
@@ -26,7 +33,7 @@ from .._packing import packed_length
 from .._problem import ConvProblem, encode, output_size
 from .._subpixel import SubpixelAxis
 from .._targets import architecture_of
-from ._dtypes import BY_NAME, DTYPES, NAMES, listed
+from ._dtypes import BY_NAME, DTYPES, NAMES
 from ._filters import OPERANDS, lacks_version, pack_on_host
 from ._reorder import (
     channels_last_copy,
@@ -42,7 +49,6 @@ from ._upsample import folded_filter, repeated
 __all__ = [
     "Plan",
     "check_sizes",
-    "check_upsample",
     "find",
     "gpu_target",
     "is_kept",
@@ -130,31 +136,6 @@ def output_shape(
     return (input_shape[0], weight_shape[0], *cast("tuple[int, ...]", tuple(spatial)))
 
 
-def check_upsample(arguments: ConvArguments, dtype: torch.dtype, *, residual: bool) -> None:
-    """Checks what a convolution of an enlarged input may have.
-
-    Args:
-        arguments: The call's.
-        dtype: The input's.
-        residual: Whether there is one.
-
-    Raises:
-        ValueError: It has a residual, or sums of taps would have 8 bits.
-    """
-    if arguments.upsample is None:
-        return
-    if residual:
-        raise ValueError(
-            f"residual: given beside upsample={show(arguments.upsample)}, where no kernel reads "
-            "one; None is allowed: add it to the result"
-        )
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"upsample: {show(arguments.upsample)} with a weight of {dtype} is not supported, "
-            f"whose taps would be summed in 8 bits; {listed()} are allowed"
-        )
-
-
 def _is_channels_last(tensor: _Described) -> bool:
     """Whether the memory is ``[N, *spatial, C]``."""
     return _lies(tensor, channels_last_strides(tensor.shape))
@@ -215,6 +196,7 @@ class Plan:
         "_dtype",
         "_family",
         "_filter_converts",
+        "_form",
         "_groups",
         "_index",
         "_layout",
@@ -248,8 +230,12 @@ class Plan:
         self._shape = (batch, filters, *spatial)
         if residual is not None:
             check_residual(residual.shape, self._shape)
-        check_upsample(arguments, input.dtype, residual=residual is not None)
+        if problem.upsamples:
+            kind = NAMES[input.dtype]
+            check_beside_upsample(problem.upsample, kind, residual=residual is not None)
         self._axes: tuple[SubpixelAxis, ...] = problem.subpixel_axes if problem.upsamples else ()
+        # Of a string the hash is kept.
+        self._form = f"sub-pixel {self._axes} {arguments.groups}"
         self._index, self._packed, self._groups = index, packed, arguments.groups
         self._dtype = input.dtype if arguments.out_dtype is None else BY_NAME[arguments.out_dtype]
         self._plan_output(channels_last)
@@ -411,7 +397,7 @@ class Plan:
 
         if not self._packed:
             return make()
-        kept: Tensor | None = OPERANDS.derived(weight, (self._axes, self._groups), make)
+        kept: Tensor | None = OPERANDS.derived(weight, self._form, make)
         return make() if kept is None else kept
 
     def _prepared_unaligned(self) -> Prepared:
