@@ -139,14 +139,14 @@ class Decoder:
             if block < len(config.channels) - 1:
                 name = f"decoder.up_blocks.{block}.upsamplers.0.conv"
                 x = self.convolve(x, name, upsample=2)
-        x = ops.silu(self.normalize(x, "decoder.conv_norm_out")).cast(x.dtype)
+        x = self.normalize(x, "decoder.conv_norm_out", activation="silu")
         return self.convolve(x, "decoder.conv_out", out_dtype=DType.float32)
 
     def resnet(self, x: TensorValue, name: str) -> TensorValue:
         """Adds a residual block; a 1x1 convolution is its shortcut where channels change."""
-        y = ops.silu(self.normalize(x, f"{name}.norm1")).cast(x.dtype)
+        y = self.normalize(x, f"{name}.norm1", activation="silu")
         y = self.convolve(y, f"{name}.conv1")
-        y = ops.silu(self.normalize(y, f"{name}.norm2")).cast(x.dtype)
+        y = self.normalize(y, f"{name}.norm2", activation="silu")
         if f"{name}.conv_shortcut.weight" in self.weights:
             x = self.convolve(x, f"{name}.conv_shortcut")
         return self.convolve(y, f"{name}.conv2", residual=x)
@@ -155,7 +155,7 @@ class Decoder:
         """Adds attention of one head over all pixels; its input is added to the result."""
         _, height, width, channels = x.shape
         pixels = height * width
-        tokens = self.normalize(x, f"{name}.group_norm").cast(x.dtype)
+        tokens = self.normalize(x, f"{name}.group_norm")
         tokens = ops.reshape(tokens, (1, 1, pixels, channels))
         query, key = (self.convolve(tokens, f"{name}.{layer}") for layer in ("to_q", "to_k"))
         # A convolution of one tap is a product with a transposed matrix, its filter: keys as the
@@ -183,36 +183,16 @@ class Decoder:
         )
         return self.convolve(ops.reshape(attended, x.shape), f"{name}.to_out.0", residual=x)
 
-    def normalize(self, x: TensorValue, name: str) -> TensorValue:
-        """Adds a group normalisation; returns float32, for what follows in the same pass.
-
-        Two passes over ``x``: one takes means of the pixels and of their squares, row by row, the
-        other scales and shifts. In between are a few numbers for each row and channel.
-        """
-        batch, height, width, channels = x.shape
-        # Each pixel as x and x / 2, of which come x and x * x. A cast that is used twice is
-        # computed in a pass of its own, which writes x as float32; that of a product is fused.
-        pair = ops.reshape(x, (batch, height, width, 1, channels))
-        pair = ops.broadcast_to(pair, (batch, height, width, 2, channels))
-        halved, first, second = (
-            ops.constant(np.array(column, np.float32)[:, np.newaxis], DType.float32, x.device)
-            for column in ((1, 0.5), (1, 0), (0, 4))
+    def normalize(self, x: TensorValue, name: str, *, activation: str | None = None) -> TensorValue:
+        """Adds a group normalization with what follows it."""
+        return maxconv.group_norm(
+            x,
+            self.groups,
+            self.array(f"{name}.weight"),
+            self.array(f"{name}.bias"),
+            EPSILON,
+            activation=activation,
         )
-        pair = (pair * halved.cast(x.dtype)).cast(DType.float32)
-        means = ops.mean(pair * (first + second * pair), axis=2)
-        means = ops.mean(ops.reshape(means, (batch, height, 2, channels)), axis=1)
-        means = ops.reshape(means, (batch, 2, self.groups, int(channels) // self.groups))
-        means = ops.mean(means, axis=3)
-        mean, square = (means[:, i : i + 1] for i in range(2))
-        gamma, beta = (
-            ops.constant(self.array(f"{name}.{part}"), DType.float32, x.device)
-            for part in ("weight", "bias")
-        )
-        grouped = (1, 1, self.groups, int(channels) // self.groups)
-        scale = ops.rsqrt(square - mean * mean + EPSILON) * ops.reshape(gamma, grouped)
-        shift = ops.reshape(beta, grouped) - mean * scale
-        scale, shift = (ops.reshape(value, (batch, 1, 1, channels)) for value in (scale, shift))
-        return x.cast(DType.float32) * scale + shift
 
     def convolve(
         self,

@@ -8,3 +8,10 @@ from .registrations import (
     Explain,
 )
 from .pool_registrations import PoolCpu, PoolGpu
+from .unfused_registrations import ConvUnfusedCpu, ConvUnfusedGpu
+from .norm_registrations import (
+    GroupNormGpu,
+    GroupNormUnfusedGpu,
+    RmsNormGpu,
+    RmsNormUnfusedGpu,
+)

@@ -53,7 +53,7 @@ from .nvidia.convolve import Gpu
 from .nvidia.device import device_of, target_capability
 
 
-def _convolve[
+def convolve[
     On: Target,
     known: KnownProblem,
     scaled: Bool,
@@ -69,7 +69,28 @@ def _convolve[
     scalars: ManagedTensorSlice[dtype=DType.float32, ...],
     ctx: DeviceContext,
 ) raises:
-    """Decodes and checks the operands, and runs the convolution."""
+    """Decodes and checks the operands of an op, and runs the convolution.
+
+    Parameters:
+        On: The target.
+        known: What the graph knows of the problem.
+        scaled: As `ConvCpu.execute` has it, like all that follow.
+        depth_to_space: The same.
+
+    Args:
+        output: The same.
+        x: The same.
+        filter: The same.
+        bias: The same.
+        residual: The same.
+        scale: The same.
+        geometry: The same.
+        scalars: The same.
+        ctx: The device.
+
+    Raises:
+        Naming the argument, its value and what is allowed.
+    """
     # Both are in host memory on every target.
     var decoded = Geometry(operand(geometry), geometry.size())
     var out_shape = rebind[IndexList[x.rank]](output.shape())
@@ -312,7 +333,7 @@ struct ConvCpu:
             Naming the argument, its value and what is allowed.
         """
         comptime assert is_cpu[target](), OP_CONV_CPU + " runs on a CPU only"
-        _convolve[
+        convolve[
             Cpu,
             KnownProblem(
                 kernel, exact, groups, channels, filters, taps, stride
@@ -367,7 +388,7 @@ struct ConvGpu:
         All parameters and operands are those of `ConvCpu.execute`.
         """
         comptime assert is_gpu[target](), OP_CONV_GPU + " runs on a GPU only"
-        _convolve[
+        convolve[
             Gpu,
             KnownProblem(
                 kernel, exact, groups, channels, filters, taps, stride
@@ -425,7 +446,7 @@ struct ConvFusedInputCpu:
         comptime assert is_cpu[target](), (
             OP_CONV_FUSED_INPUT_CPU + " runs on a CPU only"
         )
-        _convolve[
+        convolve[
             Cpu,
             KnownProblem(
                 kernel, exact, groups, channels, filters, taps, stride
@@ -483,7 +504,7 @@ struct ConvFusedInputGpu:
         comptime assert is_gpu[target](), (
             OP_CONV_FUSED_INPUT_GPU + " runs on a GPU only"
         )
-        _convolve[
+        convolve[
             Gpu,
             KnownProblem(
                 kernel, exact, groups, channels, filters, taps, stride

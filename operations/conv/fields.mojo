@@ -52,11 +52,26 @@ comptime COUNTED_INPUT = 0
 comptime COUNTED_PADDING = 1
 comptime COUNTED_WINDOW = 2
 
+# Elements of a normalization's own operands, on the host: of integers (int64), and of numbers (float32), the last two of which are the activation's.
+comptime NORM_GROUPS = 0
+comptime NORM_ACTIVATION = 1
+comptime NORM_LENGTH = 2
+comptime NORM_SCALARS_EPSILON = 0
+comptime NORM_SCALARS_P0 = 1
+comptime NORM_SCALARS_P1 = 2
+comptime NORM_SCALARS_LENGTH = 3
+
 # Registered ops.
 comptime OP_CONV_CPU = "maxconv_conv_cpu"
 comptime OP_CONV_GPU = "maxconv_conv_gpu"
 comptime OP_CONV_FUSED_INPUT_CPU = "maxconv_conv_fused_input_cpu"
 comptime OP_CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
+comptime OP_CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
+comptime OP_CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+comptime OP_GROUP_NORM_GPU = "maxconv_group_norm_gpu"
+comptime OP_GROUP_NORM_UNFUSED_GPU = "maxconv_group_norm_unfused_gpu"
+comptime OP_RMS_NORM_GPU = "maxconv_rms_norm_gpu"
+comptime OP_RMS_NORM_UNFUSED_GPU = "maxconv_rms_norm_unfused_gpu"
 comptime OP_POOL_CPU = "maxconv_pool_cpu"
 comptime OP_POOL_GPU = "maxconv_pool_gpu"
 comptime OP_EXPLAIN = "maxconv_explain"

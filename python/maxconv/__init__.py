@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ._explain import explain_choice
     from ._library import OPERATIONS, LibraryError, kernel_library, library_path
+    from ._norm import group_norm, rms_norm
     from ._ops import conv1d, conv2d, conv2d_transpose, conv3d
     from ._override import override_max
     from ._packing import PackedFilter, pack_filter
@@ -43,11 +44,13 @@ __all__ = [
     "conv3d",
     "explain_choice",
     "global_avg_pool",
+    "group_norm",
     "kernel_library",
     "library_path",
     "max_pool",
     "override_max",
     "pack_filter",
+    "rms_norm",
 ]
 
 _MODULES = {
@@ -64,11 +67,13 @@ _MODULES = {
     "conv3d": "maxconv._ops",
     "explain_choice": "maxconv._explain",
     "global_avg_pool": "maxconv._pooling",
+    "group_norm": "maxconv._norm",
     "kernel_library": "maxconv._library",
     "library_path": "maxconv._library",
     "max_pool": "maxconv._pooling",
     "override_max": "maxconv._override",
     "pack_filter": "maxconv._packing",
+    "rms_norm": "maxconv._norm",
 }
 
 

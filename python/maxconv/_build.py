@@ -12,7 +12,15 @@ from pathlib import Path
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import Kernel
 from ._library import cache_dir, library_path
-from ._library_files import CPU_LEVELS, Family, chooser_file, host_file, kernel_file, mean_file
+from ._library_files import (
+    CPU_LEVELS,
+    Family,
+    chooser_file,
+    group_norm_file,
+    host_file,
+    kernel_file,
+    mean_file,
+)
 from ._native import chooser
 from ._targets import TARGETS
 
@@ -115,9 +123,12 @@ def build_gpu(family: Family, architecture: str, capability: int) -> Iterator[Pa
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         built = pool.map(build, kernels)
         # Of what a convolution stores.
-        mean = pool.submit(mean_file, family.output, architecture)
+        beside = [
+            pool.submit(file, family.output, architecture) for file in (mean_file, group_norm_file)
+        ]
         yield from built
-        yield mean.result()
+        for made in beside:
+            yield made.result()
 
 
 def _announce(path: Path) -> None:

@@ -11,12 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 
 from ._arguments import ConvArguments
 from ._dtypes import CARRIERS
 from ._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel, Layout, Precision
-from ._graph import constant, host_constant, is_computed, not_negative, op_name
+from ._graph import (
+    constant,
+    host_constant,
+    is_computed,
+    not_negative,
+    op_name,
+    unfused_when_complete,
+)
 from ._problem import ConvProblem, encode
 from ._signature import Operands, known_problem, known_to_cpu, op_parameters
 
@@ -79,6 +86,7 @@ def emit(
         known or {}, scaled=operands.scale is not None, depth_to_space=depth_to_space
     )
     name = op_name(device, fused_input=fused_input)
+    unfused_when_complete(Graph.current)
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 
 

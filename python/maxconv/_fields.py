@@ -30,6 +30,8 @@ __all__ = [
     "GEOMETRY_LENGTH",
     "GPU_KERNELS",
     "HOPPER_CAPABILITIES",
+    "NORM",
+    "NORM_SCALARS",
     "PANEL",
     "POOLING",
     "SCALARS",
@@ -122,6 +124,10 @@ SCALARS = ("beta", "activation_p0", "activation_p1", "final_p0", "final_p1")
 #: Names of the elements of the ``pooling`` operand, in order.
 POOLING = ("ceil", "counted")
 
+#: Names of the elements of a normalization's operands, of integers and of numbers, in order.
+NORM = ("groups", "activation")
+NORM_SCALARS = ("epsilon", "p0", "p1")
+
 GEOMETRY_LENGTH = len(GEOMETRY)
 SCALARS_LENGTH = len(SCALARS)
 
@@ -133,6 +139,12 @@ class Op(str, Enum):
     CONV_GPU = "maxconv_conv_gpu"
     CONV_FUSED_INPUT_CPU = "maxconv_conv_fused_input_cpu"
     CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
+    CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
+    CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+    GROUP_NORM_GPU = "maxconv_group_norm_gpu"
+    GROUP_NORM_UNFUSED_GPU = "maxconv_group_norm_unfused_gpu"
+    RMS_NORM_GPU = "maxconv_rms_norm_gpu"
+    RMS_NORM_UNFUSED_GPU = "maxconv_rms_norm_unfused_gpu"
     POOL_CPU = "maxconv_pool_cpu"
     POOL_GPU = "maxconv_pool_gpu"
     EXPLAIN = "maxconv_explain"
@@ -360,6 +372,14 @@ def mojo_source() -> str:
             [(f"POOLING_{name.upper()}", i) for i, name in enumerate(POOLING)]
             + [("POOLING_LENGTH", len(POOLING))]
             + [(f"COUNTED_{m.name}", m.value) for m in Counted],
+        ),
+        (
+            "Elements of a normalization's own operands, on the host: of integers (int64),"
+            " and of numbers (float32), the last two of which are the activation's.",
+            [(f"NORM_{name.upper()}", i) for i, name in enumerate(NORM)]
+            + [("NORM_LENGTH", len(NORM))]
+            + [(f"NORM_SCALARS_{name.upper()}", i) for i, name in enumerate(NORM_SCALARS)]
+            + [("NORM_SCALARS_LENGTH", len(NORM_SCALARS))],
         ),
         ("Registered ops.", [(f"OP_{op.name}", f'"{op.value}"') for op in Op]),
         ("Filter layouts.", [(f"LAYOUT_{m.name}", m.value) for m in Layout]),

@@ -5,6 +5,7 @@ The names with an underscore are MAX's own and may move with a version; the pack
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = [
     "require_kernels",
     "smaller",
     "to_channels_first",
+    "unfused_when_complete",
     "zeros_behind",
 ]
 
@@ -49,6 +51,14 @@ _REPEATING = (("asymmetric", 2), ("half_pixel", 0), ("half_pixel", 1))
 
 # The largest factor that is looked for.
 _LARGEST_FACTOR = 8
+
+# Ops that take what MAX fuses behind them, and those that compute the same without.
+_UNFUSED = {
+    Op.CONV_CPU.value: Op.CONV_UNFUSED_CPU.value,
+    Op.CONV_GPU.value: Op.CONV_UNFUSED_GPU.value,
+    Op.GROUP_NORM_GPU.value: Op.GROUP_NORM_UNFUSED_GPU.value,
+    Op.RMS_NORM_GPU.value: Op.RMS_NORM_UNFUSED_GPU.value,
+}
 
 # Types that numpy lacks, and those of their bits.
 _BITS = {DType[name]: DType[np.dtype(CARRIERS[name]).name] for name in BIT_CARRIED}
@@ -103,6 +113,62 @@ def import_kernels(graph: Graph) -> None:
     from ._library import library_path
 
     graph._import_kernels([library_path()])
+
+
+def unfused_when_complete(graph: Graph) -> None:
+    """Has ops behind which nothing can be fused share what is compiled.
+
+    MAX compiles an op that takes fused work anew wherever it stands, also with nothing behind it.
+    Whether there is something is known when the graph gets its outputs: then each op whose result
+    goes to custom ops, subgraphs and outputs alone becomes the one that takes none. In a graph that
+    never gets there every op stays what it is, and computes the same.
+    """
+    # Not 'output' itself: a caller may have taken hold of it before its arguments are computed.
+    adder = "_add_op_generated"
+    if adder in vars(graph):
+        return
+    from max._core.dialects import mo
+
+    add = getattr(graph, adder)
+
+    def add_and_complete(kind: Any, *given: Any, **named: Any) -> Any:
+        results = add(kind, *given, **named)
+        if kind is mo.OutputOp:
+            _take_fusion_off(graph)
+        return results
+
+    vars(graph)[adder] = add_and_complete
+
+
+def _take_fusion_off(graph: Graph) -> None:
+    """Replaces ops behind which nothing can be fused."""
+    from max._core import Operation
+    from max._core.dialects import mo, rmo
+
+    block: Any = next(iter(Operation._from_cmlir(graph._mlir_op).regions)).front
+    users: dict[Any, list[Any]] = defaultdict(list)
+    for operation in block:
+        for operand in operation.operands:
+            # Some classes give values, others their uses.
+            users[getattr(operand, "value", operand)].append(operation)
+
+    views = rmo.ReshapeOp | rmo.RebindTensorShapeOp
+
+    def ends(result: Any) -> bool:
+        """Whether a value reaches nothing that could be fused."""
+        found = users[result]
+        # What uses it within a branch or a loop is not in this block.
+        return len(found) == result.num_uses and all(
+            isinstance(user, mo.CustomOp | mo.CallOp | mo.OutputOp)
+            or (isinstance(user, views) and all(map(ends, user.results)))
+            for user in found
+        )
+
+    for operation in block:
+        if not isinstance(operation, mo.CustomOp) or operation.symbol not in _UNFUSED:
+            continue
+        if all(map(ends, operation.results)):
+            cast(Any, operation).symbol = _UNFUSED[operation.symbol]
 
 
 def as_max_promotes(x: Any, y: Any) -> tuple[TensorValue, TensorValue]:

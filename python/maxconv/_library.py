@@ -237,8 +237,14 @@ def mojo_version() -> str:
         return importlib.metadata.version("mojo")
     except importlib.metadata.PackageNotFoundError:
         # A conda package need not carry Python's metadata; the compiler prints "Mojo 1.2.0 (...)".
-        output = run_mojo("--version").stdout.split()
-        return output[1] if len(output) > 1 else " ".join(output)
+        finished = run_mojo("--version")
+        output = finished.stdout.split()
+        if finished.returncode or not output:
+            raise LibraryError(
+                "the Mojo compiler of this environment does not tell its version: mojo --version "
+                f"ends with {finished.returncode} and {finished.stderr.strip()!r}"
+            ) from None
+        return output[1] if len(output) > 1 else output[0]
 
 
 def run_mojo(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,8 @@
 """The shared libraries behind PyTorch's ops, as files: built by ``mojo build``, kept in the cache.
 
 A library is for a family of types. A CPU has one library of all kernels. A GPU has one that chooses
-the kernel, which the CPU runs, one for each kernel, and one for the mean over pixels.
+the kernel, which the CPU runs, one for each kernel, one for the mean over pixels, and one for group
+normalization.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "SUFFIX",
     "Family",
     "chooser_file",
+    "group_norm_file",
     "host_file",
     "kernel_file",
     "mean_file",
@@ -120,9 +122,27 @@ def mean_file(dtype: str, architecture: str) -> Path:
     Raises:
         LibraryError: See ``maxconv.library_path``.
     """
+    return _built_beside("mean", dtype, architecture, "mean over pixels")
+
+
+def group_norm_file(dtype: str, architecture: str) -> Path:
+    """Returns the library of a GPU's group normalization, from the cache or made now.
+
+    Args:
+        dtype: Of input and output.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    return _built_beside("group_norm", dtype, architecture, "group normalization")
+
+
+def _built_beside(root: str, dtype: str, architecture: str, what: str) -> Path:
+    """Returns the library of what a GPU computes beside convolutions, of one type."""
     family = Family(dtype, dtype, dtype, scaled=False)
-    what = f"mean over pixels for {architecture}"
-    return _built("mean", family, what, *_any_cpu(), "--target-accelerator", architecture)
+    what = f"{what} for {architecture}"
+    return _built(root, family, what, *_any_cpu(), "--target-accelerator", architecture)
 
 
 def _any_cpu() -> tuple[str, ...]:

@@ -5,8 +5,8 @@ graph, no queue of MAX's. A call is prepared once, which decodes, checks and pla
 on pointers.
 
 A CPU has one library of all kernels. A GPU has one that chooses the kernel, which this machine's
-CPU runs, one for each kernel, which is built when it is chosen first, and one for the mean over
-pixels.
+CPU runs, one for each kernel, which is built when it is chosen first, one for the mean over pixels,
+and one for group normalization.
 """
 
 from __future__ import annotations
@@ -31,23 +31,27 @@ from ._library_files import (
     SUFFIX,
     Family,
     chooser_file,
+    group_norm_file,
     host_file,
     kernel_file,
     mean_file,
 )
 from ._targets import BLACKWELL, HOPPER
+from .activations import ActivationSpec
 
 __all__ = [
     "Call",
     "Chooser",
     "GpuKernel",
     "GpuTarget",
+    "GroupNorm",
     "Host",
     "Library",
     "Mean",
     "Prepared",
     "any_host",
     "chooser",
+    "group_norm",
     "host",
     "kernel",
     "mean",
@@ -331,6 +335,94 @@ class Mean(_OnGpu):
             raise self.error(failed)
 
 
+class GroupNorm(_OnGpu):
+    """Group normalization on a GPU."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._workspace = self.function("group_norm_workspace", 8)
+        self._normalize = self.function("group_norm", 16)
+        integer, number = ctypes.c_void_p, ctypes.c_double
+        self._normalize.argtypes = [*[integer] * 11, number, integer, number, number, integer]
+
+    def workspace(
+        self,
+        index: int,
+        input: int,
+        output: int,
+        images: int,
+        pixels: int,
+        channels: int,
+        groups: int,
+    ) -> int:
+        """Returns how many float32 elements ``run`` needs beside the operands.
+
+        Args:
+            index: As ``run`` takes it, like the others.
+            input: The same.
+            output: The same.
+            images: The same.
+            pixels: The same.
+            channels: The same.
+            groups: The same.
+
+        Raises:
+            ValueError: The shape is not one that the kernels take, or there is no such GPU.
+        """
+        shape = (images, pixels, channels, groups)
+        return self.made(self._workspace, self.device(index), input, output, *shape)
+
+    def run(
+        self,
+        index: int,
+        input: int,
+        weight: int,
+        bias: int,
+        output: int,
+        workspace: int,
+        images: int,
+        pixels: int,
+        channels: int,
+        groups: int,
+        epsilon: float,
+        activation: ActivationSpec,
+        stream: int,
+        *,
+        wide: bool,
+    ) -> None:
+        """Enqueues the normalization of each image's groups of channels; nothing is waited for.
+
+        Args:
+            index: Of the GPU, among those that the process sees.
+            input: The address of ``[images, pixels, channels]``.
+            weight: The address of ``[channels]``, or 0, as ``bias`` then is.
+            bias: The same.
+            output: The address of ``[images, pixels, channels]``.
+            workspace: The address of as many float32 elements as ``workspace`` says.
+            images: How many.
+            pixels: Of an image.
+            channels: Of a pixel.
+            groups: Of channels; they divide them.
+            epsilon: Added to the variance.
+            activation: What follows.
+            stream: The ``CUstream``.
+            wide: Whether weight and bias are float32, and not of the input's dtype.
+
+        Raises:
+            ValueError: The shape is not one that the kernels take, or the driver refuses; the
+                message says why.
+        """
+        failed = self._normalize(
+            self.device(index),
+            *(input, weight, bias, wide, output, workspace),
+            *(images, pixels, channels, groups, epsilon),
+            *(int(activation.kind), *activation.parameters),
+            stream,
+        )
+        if failed:
+            raise self.error(failed)
+
+
 @functools.cache
 def _load_runtime() -> None:
     """Loads this environment's runtime of Mojo.
@@ -420,6 +512,20 @@ def mean(dtype: str, architecture: str) -> Mean:
         LibraryError: It cannot be built; see ``maxconv.library_path``.
     """
     return _loaded(("mean", dtype, architecture), Mean, lambda: mean_file(dtype, architecture))
+
+
+def group_norm(dtype: str, architecture: str) -> GroupNorm:
+    """Returns group normalization on a GPU, built now if it is missing.
+
+    Args:
+        dtype: Of input and output.
+        architecture: What compilers call the GPU: ``sm_90a``.
+
+    Raises:
+        LibraryError: It cannot be built; see ``maxconv.library_path``.
+    """
+    key = ("group_norm", dtype, architecture)
+    return _loaded(key, GroupNorm, lambda: group_norm_file(dtype, architecture))
 
 
 def prepare_gpu(

@@ -1,4 +1,4 @@
-"""MAX's own convolutions and poolings computed by maxconv's ops, in graphs that others build.
+"""MAX's convolutions, and what stands beside them, by maxconv's ops, in graphs of others.
 
 ``max.graph.ops.conv2d`` and its siblings are function objects that other modules hold under other
 names: ``max.nn``, ``max.experimental.functional``, whoever imported one. So it is their code that
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Final, cast
 
 from max.dtype import DType
-from max.graph import Graph, TensorValue, ops
+from max.graph import Graph, Shape, TensorValue, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from . import _operands, _ops, _pooling
@@ -31,6 +31,7 @@ from ._checks import check_filter_layout, check_size, filter_shape_parts, show
 from ._dtypes import DTYPE_BYTES
 from ._graph import as_max_promotes, enlarged, import_kernels, is_graph_value
 from ._library import library_path
+from ._override_norm import NORMALIZERS, is_of_images
 from ._subpixel import saves_products
 
 __all__ = ["LeftToMax", "Override", "OverrideReport", "TakenOver", "override_max", "route"]
@@ -47,7 +48,7 @@ class TakenOver:
     input: str
     """The input's shape and type."""
     filter: str
-    """The filter's shape and type."""
+    """The filter's shape and type, a pooling's window, or those of a normalization's weight."""
 
     def __str__(self) -> str:
         """The call and its place."""
@@ -147,7 +148,8 @@ def override_max() -> Override:
     It takes over ``ops.conv2d``, ``conv3d``, ``conv2d_transpose``, ``max_pool2d`` and
     ``avg_pool2d`` of ``max.graph``, the operator ``conv2d_residual_add``, and with them all that
     MAX builds on these: ``max.nn.Conv1D``, ``Conv2d``, ``Conv3D``, ``max.experimental.functional``
-    and ``max.experimental.nn``, eager tensors included::
+    and ``max.experimental.nn``, eager tensors included. On a GPU it also takes over the
+    normalizations of images beside them, ``ops.group_norm`` and ``rms_norm``::
 
         with maxconv.override_max() as report:
             graph = build(...)          # in which somebody else's model convolves
@@ -190,7 +192,9 @@ def route(function: str, arguments: dict[str, Any]) -> Any:
         arguments: All of its arguments, by name.
     """
     current = _current()
-    is_other = function == "custom" and arguments["name"] != RESIDUAL_OP
+    is_other = (function == "custom" and arguments["name"] != RESIDUAL_OP) or (
+        function in NORMALIZERS and not is_of_images(arguments["input"])
+    )
     if current is None or is_other:
         return _exchange.original(function)(**arguments)
     return current._compute(function, arguments)
@@ -232,6 +236,8 @@ EXCHANGED: Final[Mapping[str, tuple[Any, types.CodeType]]] = {
         ops.conv2d_transpose,
         ops.max_pool2d,
         ops.avg_pool2d,
+        ops.group_norm,
+        ops.rms_norm,
         ops.custom,
     )
 }
@@ -461,6 +467,7 @@ _TAKERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
     "custom": _taken_with_residual,
     "max_pool2d": partial(_pooled, "max_pool2d"),
     "avg_pool2d": partial(_pooled, "avg_pool2d"),
+    **NORMALIZERS,
 }
 
 
@@ -477,7 +484,9 @@ def _as_max_shapes(result: TensorValue, x: TensorValue, given: Mapping[str, Any]
         span = given["dilation"][i] * (taps[i] - 1) + 1
         stride = given["stride"][i]
         shape.append((padded - span + stride) // stride)
-    return ops.rebind(result, [*shape, result.shape[-1]])
+    whole = Shape([*shape, result.shape[-1]])
+    # Behind a rebind an op could not share what is compiled for others of its kind.
+    return result if result.shape == whole else ops.rebind(result, whole)
 
 
 def _facts(function: str, arguments: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -488,6 +497,9 @@ def _facts(function: str, arguments: Mapping[str, Any]) -> tuple[str, str, str, 
     elif function.endswith("pool2d"):
         window = "x".join(map(str, arguments["kernel_size"]))
         return function, _caller(), _described(arguments["input"]), f"window {window}"
+    elif function in NORMALIZERS:
+        weight = arguments["gamma" if function == "group_norm" else "weight"]
+        return function, _caller(), _described(arguments["input"]), _described(weight)
     else:
         x, filter = arguments["x"], arguments["filter"]
     return function, _caller(), _described(x), _described(filter)

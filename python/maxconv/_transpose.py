@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from max.graph import DeviceRef, TensorValue, ops
+from max.graph import DeviceRef, Dim, TensorValue, ops
 
 from ._arguments import ConvArguments
-from ._checks import check_size, show
+from ._checks import Size, check_size, show
 from ._filter_operand import FilterArgument, KnownFilter, filter_argument, permuted_to_krsc
 from ._graph import constant
 from ._packing import Array, PackedFilter, cast_array, to_krsc
@@ -37,6 +37,8 @@ class Split:
     """``stride_h * stride_w`` phases, row by row; or one, whose filters are those of all phases."""
     stride: tuple[int, ...]
     surplus: tuple[int, ...]
+    sizes: tuple[Size, ...]
+    """Of each phase's output, when it is cut."""
     filters: int
 
     @property
@@ -46,7 +48,10 @@ class Split:
 
     def assemble(self, outputs: Sequence[TensorValue]) -> TensorValue:
         """Puts the phases' outputs, ``[N, H', W', filters]`` each, in their places."""
-        cut = [_cut(output, phase.cut) for output, phase in zip(outputs, self.phases, strict=True)]
+        cut = [
+            self._of_size(_cut(output, phase.cut))
+            for output, phase in zip(outputs, self.phases, strict=True)
+        ]
         rows, columns = self.stride
         if self.stride == (1, 1):
             return cut[0]
@@ -59,6 +64,16 @@ class Split:
             tiles = ops.stack(lines, axis=2)
         whole = ops.reshape(tiles, (batch, height * rows, width * columns, self.filters))
         return _cut(whole, tuple((0, extra) for extra in self.surplus))
+
+    def _of_size(self, value: TensorValue) -> TensorValue:
+        """Returns a phase's output as what it is: all are equally large.
+
+        The size of some may say what becomes of an input that is smaller than the filter.
+        """
+        batch, *found, filters = value.shape
+        if found == list(map(Dim, self.sizes)):
+            return value
+        return ops.rebind(value, [batch, *self.sizes, filters])
 
 
 def split_phases(
@@ -96,7 +111,8 @@ def split_phases(
     source = _filter_source(given, count, dtype)
     _check_input(input_shape, given.filters, count)
     axes = split_axes(given.filter_size, arguments, output_paddings)
-    check_transposed([check_size("input", size) for size in input_shape[1:-1]], axes)
+    sizes = [check_size("input", size) for size in input_shape[1:-1]]
+    check_transposed(sizes, axes)
     rows, columns = (axis.phases for axis in axes)
     combined = [(row, column) for row in rows for column in columns]
     same = len({_geometry(*pair) for pair in combined}) == 1
@@ -106,7 +122,8 @@ def split_phases(
     else:
         phases = [_phase([pair], source, arguments) for pair in combined]
     surplus = tuple(axis.surplus for axis in axes)
-    return Split(tuple(phases), arguments.stride, surplus, source.filters)
+    phase_sizes = tuple(size + axis.growth for size, axis in zip(sizes, axes, strict=True))
+    return Split(tuple(phases), arguments.stride, surplus, phase_sizes, source.filters)
 
 
 def _geometry(*axes: AxisPhase) -> tuple[tuple[int, ...], ...]:

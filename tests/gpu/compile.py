@@ -42,6 +42,7 @@ GRAPHS = {
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,
+    "layers": network.layers,
 }
 
 
@@ -78,7 +79,8 @@ def main() -> None:
     for name in names:
         which, dtype = name.split(":")
         graph = GRAPHS[which](dtype)
-        session.load(graph)
+        weights = network.layer_weights(dtype) if which == "layers" else {}
+        session.load(graph, weights_registry=weights)
         print(graph.name, flush=True)
     if exported:
         keep_in_manifest(manifest, earlier)

@@ -40,6 +40,15 @@ FILTERS = {
     "w3": _integers(2, 3, 3, 8, 6),
 }
 
+#: Filters ``[K, C, R, S]`` of ``layers``; those with a name that begins with ``w`` are weights.
+LAYERS = {
+    "u2": _integers(48, 32, 3, 3),
+    "u4": _integers(64, 32, 3, 3) % 2,
+    "few": _integers(3, 32, 3, 3),
+    "w_many": _integers(40, 32, 3, 3),
+    "w_few": _integers(3, 32, 1, 1),
+}
+
 OUTPUTS = ("plain", "computed", "stored", "converted")
 
 
@@ -163,6 +172,68 @@ def functions(dtype: str) -> Graph:
             maxconv.conv2d_transpose(x2, np.moveaxis(w2, 2, 3), stride=2, padding=1),
         )
     return g
+
+
+def layers(dtype: str) -> Graph:
+    """Returns a graph of enlargements, poolings, few filters, and filters that are weights.
+
+    Inputs: an image of 32 channels, a residual of 64 for the enlarged image, and an image of 20
+    channels to be pooled. Outputs: see the code. The weights are those of ``LAYERS``, float32.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+
+    gpu, kind = DeviceRef.GPU(), DType[dtype]
+    types = [
+        TensorType(kind, ("n", "h", "w", 32), gpu),
+        TensorType(kind, ("n", "two_h", "two_w", 64), gpu),
+        TensorType(kind, ("n", "pool_h", "pool_w", 20), gpu),
+    ]
+    with Graph(f"layers_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
+        x, residual, pooled = (value.tensor for value in g.inputs)
+        weights = {
+            name: Weight(name, kind, LAYERS[name].shape, gpu)
+            for name in LAYERS
+            if name.startswith("w")
+        }
+
+        def convolve(filter: str, **given: Any) -> TensorValue:
+            values: Any = weights.get(filter, LAYERS[filter])
+            arguments: dict[str, Any] = {"filter_layout": "FCRS", **given}
+            return maxconv.conv2d(x, values, **arguments)
+
+        bias = np.arange(48, dtype=np.float32) - 24
+        wide = DType.float32
+        enlarged = convolve("u4", upsample=2, padding=1)
+        g.output(
+            convolve("u2", upsample=2, padding=1, bias=bias),
+            convolve("u2", upsample=2, padding=(2, 1, 0, 1), activation="relu", out_dtype=wide),
+            convolve("u2", upsample=(1, 3), padding=1),
+            ops.relu(enlarged + ops.rebind(residual, enlarged.shape)) * 2,
+            convolve("few", upsample=2, padding=1, bias=bias[:3]),
+            convolve("few", padding=1, bias=bias[:3], out_dtype=wide),
+            convolve("few", padding=1),
+            convolve("w_many", padding=1),
+            convolve("w_few"),
+            maxconv.max_pool(pooled, 3, stride=2, padding=1),
+            ops.relu(maxconv.avg_pool(pooled, 2, stride=2) - 1),
+            maxconv.avg_pool(pooled, 3, padding=1, count_boundary=False).cast(wide),
+            maxconv.global_avg_pool(pooled),
+            maxconv.global_avg_pool(convolve("w_many", padding=1)),
+            maxconv.group_norm(x, 8, bias[:32] / 8, bias[16:], activation="silu"),
+            maxconv.group_norm(pooled, 5, epsilon=0.5),
+            maxconv.group_norm(pooled, 20, bias[:20], bias[:20], activation="relu").cast(wide),
+            maxconv.rms_norm(x, bias[:32] / 8, activation="silu"),
+            ops.permute(maxconv.rms_norm(pooled, bias[:20], 0.5) * 2, [0, 3, 1, 2]),
+        )
+    return g
+
+
+def layer_weights(dtype: str) -> dict[str, Any]:
+    """Returns the weights of ``layers``, to load it with."""
+    from max.driver import CPU
+
+    return {n: to_device(w, dtype, CPU()) for n, w in LAYERS.items() if n.startswith("w")}
 
 
 def fusions(dtype: str) -> Graph:

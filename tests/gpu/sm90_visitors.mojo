@@ -280,7 +280,7 @@ def time_of[
         problem, visitors[0], device_of(ctx)
     )
     comptime for i in range(CANDIDATES):
-        comptime if TABLE[i].fused_outputs:
+        comptime if TABLE[i].other_outputs:
             if plan.candidate == i:
                 return _time_on[i](ctx, problem, sets, visitors, buffers)
     raise Error("no candidate")

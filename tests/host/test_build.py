@@ -78,6 +78,10 @@ def test_every_kernel_of_a_gpu(
         arguments = built[f"kernel={int(kernel)}"]
         assert arguments[arguments.index("--target-accelerator") + 1] == "sm_90a"
         assert {"dtype=float8_e4m3fn", "output=bfloat16", "scaled=True"} < defines(arguments)
+    # What is computed beside convolutions has the type that these store.
+    roots = {Path(arguments[-3]).name: arguments for arguments in commands}
+    for root in ("mean.mojo", "group_norm.mojo"):
+        assert "dtype=bfloat16" in defines(roots[root]), roots
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 from maxconv import _fields
 from maxconv._fields import (
     GEOMETRY,
+    NORM,
+    NORM_SCALARS,
     POOLING,
     SCALARS,
     Activation,
@@ -52,7 +54,9 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"PRECISION_{member.name}": member.value for member in Precision}
     expected |= {f"POOLING_{name.upper()}": i for i, name in enumerate(POOLING)}
     expected |= {f"COUNTED_{member.name}": member.value for member in Counted}
-    expected |= {"POOLING_LENGTH": 2}
+    expected |= {f"NORM_{name.upper()}": i for i, name in enumerate(NORM)}
+    expected |= {f"NORM_SCALARS_{name.upper()}": i for i, name in enumerate(NORM_SCALARS)}
+    expected |= {"POOLING_LENGTH": 2, "NORM_LENGTH": 2, "NORM_SCALARS_LENGTH": 3}
     expected |= {"GEOMETRY_LENGTH": 30, "SCALARS_LENGTH": 5, "PANEL": 16}
     expected |= {"COPY_BYTES": 16, "STEM_CHANNELS": 8, "TILE_FILTERS": 8}
     expected |= {"DIAGONAL_CHANNELS": 32, "SEVERAL": -1}

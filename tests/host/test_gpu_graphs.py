@@ -44,15 +44,16 @@ def test_every_op_compiles(tmp_path: Path) -> None:
     assert list(made) == ["fusions_bfloat16"]
     for mojo in made.values():
         for function in re.split(r"^(?=def )", mojo, flags=re.MULTILINE):
-            for op in re.findall(r"maxconv\.registrations\.(\w+)\.execute", function):
+            for op in re.findall(r"maxconv\.\w*registrations\.(\w+)\.execute", function):
                 assert 'target = "gpu"' in function
                 found = re.findall(r"_bind_to_fused_\w+|Epilogue\w+Functor", function)
                 fusions[op] = fusions.get(op, "") + " ".join(found) + " "
             scaled += re.findall(r"registrations\.(\w+)\.execute\[[^\]]*scaled = True", function)
     # Work behind the op, of both kinds, and in front of the op that takes it.
-    assert set(fusions) == {"ConvGpu", "ConvFusedInputGpu", "Explain"}
+    assert set(fusions) == {"ConvGpu", "ConvFusedInputGpu", "ConvUnfusedGpu", "Explain"}
+    assert not fusions["ConvUnfusedGpu"].strip()
     # One convolution of the graph has a scale; the others' kernels are spared it.
-    assert scaled == ["ConvGpu"]
+    assert scaled == ["ConvUnfusedGpu"]
     for kind in ("EpilogueComputeFunctor", "EpilogueStoreFunctor", "_bind_to_fused_compute_output"):
         assert kind in fusions["ConvGpu"]
     assert "_bind_to_fused_input" in fusions["ConvFusedInputGpu"]

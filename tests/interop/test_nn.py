@@ -208,4 +208,4 @@ def test_subgraphs_ask_for_the_kernels(kernels: Callable[[], Path]) -> None:
     x = TensorType(DType.float32, ["n", "h", "w", 4], CPU())
     with pytest.raises(ValueError, match=r"custom_extensions=\[maxconv\.library_path\(\)\]"):
         Network().trace(x)
-    assert "maxconv_conv_cpu" in str(Network().trace(x, custom_extensions=[kernels()]))
+    assert "maxconv_conv_unfused_cpu" in str(Network().trace(x, custom_extensions=[kernels()]))

@@ -70,6 +70,12 @@ TAKEN: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "transposed": lambda ops, v: ops.conv2d_transpose(
         v["x"], zeros(4, 4, 8, 3), (3, 2), (1, 1), (1, 0, 2, 1), (2, 1)
     ),
+    "transposed, cut to less than the image": lambda ops, v: ops.conv2d_transpose(
+        v["x"], zeros(3, 3, 8, 3), (3, 2), (1, 1), (1, 1, 2, 2)
+    ),
+    "transposed, stride 1, cut": lambda ops, v: ops.conv2d_transpose(
+        v["x"], zeros(2, 2, 8, 3), padding=(1, 1, 2, 1)
+    ),
     "pooled": lambda ops, v: ops.max_pool2d(v["x"], (3, 2), 2, padding=1),
     "pooled up": lambda ops, v: ops.max_pool2d(v["x"], (2, 2), (2, 3), padding=1, ceil_mode=True),
     "means": lambda ops, v: ops.avg_pool2d(v["x"], (3, 3), 1, (2, 1), (1, 0), count_boundary=False),
@@ -230,7 +236,8 @@ def test_the_stubs_have_maxs_parameters() -> None:
     from maxconv._override import EXCHANGED
 
     pools = ["max_pool2d", "avg_pool2d"]
-    assert list(EXCHANGED) == ["conv2d", "conv3d", "conv2d_transpose", *pools, "custom"]
+    norms = ["group_norm", "rms_norm"]
+    assert list(EXCHANGED) == ["conv2d", "conv3d", "conv2d_transpose", *pools, *norms, "custom"]
     for function, stub in EXCHANGED.values():
         parameters = list(inspect.signature(function).parameters)
         assert list(stub.co_varnames[: stub.co_argcount]) == parameters

@@ -14,6 +14,7 @@ rounding of their value, for arguments under -4, outputs of 16 bits have it.
 from std.math import inf
 from std.sys._assembly import inlined_assembly
 
+from ...conv.device_value import DeviceValue
 from ...conv.epilogue import Activation
 from ...conv.fields import (
     ACTIVATION_CLAMP,
@@ -211,7 +212,7 @@ def _gelu[size: Int](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:
 
 
 @fieldwise_init
-struct DeviceActivation(TrivialRegisterPassable):
+struct DeviceActivation(DeviceValue, TrivialRegisterPassable):
     """An activation as the kernel evaluates it: one of few formulas, chosen
     by a branch that all threads take alike.
 

@@ -20,6 +20,7 @@ from ._constants import repack
 from ._convert import convert
 from ._functional import conv1d, conv2d, conv3d
 from ._modules import Conv1d, Conv2d, Conv3d
+from ._norm import group_norm
 from ._operands import ConvOperands, conv_operands, pack_filter
 from ._pooling import global_avg_pool
 from ._prepare import prepare
@@ -48,6 +49,7 @@ __all__ = [
     "conv_transpose3d",
     "convert",
     "global_avg_pool",
+    "group_norm",
     "pack_filter",
     "prepare",
     "repack",

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .._fields import Activation
-from ..activations import ActivationSpec
+from ..activations import NAMES, ActivationSpec
 
-__all__ = ["apply"]
+__all__ = ["apply", "as_argument"]
 
 _PLAIN: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
     Activation.RELU: torch.relu,
@@ -36,3 +36,12 @@ def apply(spec: ActivationSpec, tensor: Tensor) -> Tensor:
     if spec.kind is Activation.GELU_TANH:
         return functional.gelu(tensor, approximate="tanh")
     return _PLAIN[spec.kind](tensor)
+
+
+def as_argument(spec: ActivationSpec) -> str | tuple[str | float, ...]:
+    """Returns an activation in a form that generated code can hold."""
+    for name, known in NAMES.items():
+        if known == spec:
+            return name
+    parameters = spec.parameters if spec.kind is Activation.CLAMP else spec.parameters[:1]
+    return (spec.kind.name.lower(), *parameters)

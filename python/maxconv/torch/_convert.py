@@ -40,7 +40,8 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
     Weights that are computed in every call (weight and spectral normalization, pruning, other
     parametrizations) are computed once. Subclasses of PyTorch's convolutions keep their
     ``forward``, in which maxconv's functions stand for PyTorch's. Means over all pixels become
-    ``global_avg_pool``.
+    ``global_avg_pool``. In a model on a GPU group normalizations become ``group_norm``, with the
+    activations that follow them, where a trace shows them.
 
     The copy is for inference: none of its parameters requires grad, and a normalization that was
     folded stays as it was. It refuses to train, and a checkpoint of the original model: load that

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._arguments import wanted_format
 from ._functional import is_plain_memory, is_watched
+from ._norm import GroupNorm
 from ._patterns import is_metadata, module_of, mutates
 from ._reorder import channels_last_strides, contiguous_copy, lies
 from ._sites import is_own
@@ -77,7 +78,7 @@ def as_without(tensor: Tensor, *inputs: object) -> Tensor:
 
     Args:
         tensor: Channels last.
-        inputs: The model's.
+        inputs: The model's; none if the format does not depend on theirs.
     """
     images = [x for x in inputs if isinstance(x, Tensor) and x.dim() > 2]
     last = (wanted_format("input", x, x.dim() - 2) and not x.is_contiguous() for x in images)
@@ -97,25 +98,32 @@ def _is_plain(tensor: Tensor) -> bool:
     return lies(tensor.shape, tensor.stride(), channels_last_strides(tensor.shape))
 
 
-def restore_formats(model: GraphModule, forced: Collection[Node], whole: bool) -> None:
+def restore_formats(
+    model: GraphModule, forced: Collection[Node], norms: Collection[Node], whole: bool
+) -> None:
     """Gives whoever can tell what format a tensor has the one that it would have had.
 
     Args:
         model: The model; its convolutions are maxconv's.
         forced: Calls whose outputs are channels last whatever their inputs are.
+        norms: Calls whose outputs have their inputs' format, and would have been contiguous.
         whole: Whether nothing but the user reads what the model returns.
     """
-    _Formats(model, forced, whole).run()
+    _Formats(model, forced, norms, whole).run()
 
 
 class _Formats:
-    def __init__(self, model: GraphModule, forced: Collection[Node], whole: bool) -> None:
+    def __init__(
+        self, model: GraphModule, forced: Collection[Node], norms: Collection[Node], whole: bool
+    ) -> None:
         self.graph = model.graph
         self.modules = dict(model.named_modules())
         self.whole = whole
         self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         #: Channels last, where contiguous tensors would have been, by what preserves the format.
-        self.last = set(forced)
+        self.last = {*forced, *norms}
+        #: Those of them that would have been contiguous whatever the model's inputs are.
+        self.contiguous = set(norms)
         #: Of other strides than they would have been.
         self.other: set[Node] = set()
         self.restored: dict[Node, Node] = {}
@@ -135,6 +143,8 @@ class _Formats:
                 continue
             elif self._preserves(node) and not any(x in self.other for x in inputs):
                 self.last.add(node)
+                if any(x in self.contiguous for x in inputs):
+                    self.contiguous.add(node)
             elif not (node.op == "call_method" and node.target == "contiguous"):
                 self.other.add(node)
 
@@ -142,8 +152,9 @@ class _Formats:
         """Has ``user`` read a node in the format that it would have had."""
         if node in self.last:
             if node not in self.restored:
+                deciding = [] if node in self.contiguous else self.inputs
                 with self.graph.inserting_after(node):
-                    made = self.graph.call_function(as_without, (node, *self.inputs))
+                    made = self.graph.call_function(as_without, (node, *deciding))
                 self.restored[node] = made
                 if self.writes:
                     # A copy must not part what is written from what is read.
@@ -160,12 +171,12 @@ class _Formats:
             return not self.whole
         if node.op == "call_module":
             module = module_of(node, self.modules)
-            if isinstance(module, _LESS_EXACT_MODULES):
+            if isinstance(module, _LESS_EXACT_MODULES) and type(module) is not GroupNorm:
                 return True
             if isinstance(module, _BatchNorm):
                 return module.training or module.running_mean is None
             known = type(module).__module__.startswith("torch.nn.modules.")
-            return not (known or is_own(module))
+            return not (known or is_own(module) or type(module) is GroupNorm)
         if node.op == "call_method":
             return node.target in _STRIDED or node.target in _LESS_EXACT
         if node.op != "call_function":

@@ -12,9 +12,11 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from .._subpixel import saves_products
-from ..activations import NAMES, NONE, ActivationSpec
+from ..activations import NONE, ActivationSpec
+from ._activations import as_argument
 from ._folding import fold_computed
 from ._formats import restore_formats
+from ._fuse_norms import fuse_group_norms
 from ._loading import guard, mark_normalized
 from ._modules import _Conv
 from ._patterns import (
@@ -147,9 +149,10 @@ class _Fuser:
                 self._grow(chain)
                 self._emit(chain)
         self._report_norms()
+        norms = fuse_group_norms(self.model, self.modules)
         if self.channels_last:
             self._allow_strides()
-            restore_formats(self.model, self.forced, whole)
+            restore_formats(self.model, self.forced, norms, whole)
         self._drop_unused()
         self.graph.lint()
         self.model.recompile()
@@ -342,7 +345,7 @@ class _Fuser:
     def _emit_function(self, chain: _Chain) -> Node:
         keywords = dict(chain.site.kwargs)
         if chain.activation.kind:
-            keywords["activation"] = _as_argument(chain.activation)
+            keywords["activation"] = as_argument(chain.activation)
         assert chain.site.function is not None
         return self.graph.call_function(chain.site.function, chain.site.args, keywords)
 
@@ -381,12 +384,3 @@ class _Fuser:
             if name not in used:
                 delattr(self.model, name)
         self.model.delete_all_unused_submodules()
-
-
-def _as_argument(spec: ActivationSpec) -> str | tuple[str | float, ...]:
-    """Returns an activation in a form that generated code can hold."""
-    for name, known in NAMES.items():
-        if known == spec:
-            return name
-    parameters = spec.parameters if spec.kind.name == "CLAMP" else spec.parameters[:1]
-    return (spec.kind.name.lower(), *parameters)

@@ -21,7 +21,7 @@ from . import _op
 from ._dtypes import DTYPES, NAMES
 from ._functional import is_plain_memory, is_watched
 from ._plan import gpu_target, raw_stream
-from ._tracing import is_plain, recorded
+from ._tracing import is_plain, opened_modules, recorded
 
 __all__ = ["global_avg_pool", "pool_globally"]
 
@@ -169,7 +169,7 @@ def pool_globally(model: nn.Module) -> None:
     replaced too.
     """
     made: dict[nn.Module, nn.Module] = {}
-    for part in _opened(model):
+    for part in opened_modules(model):
         for name, child in list(part._modules.items()):
             kind = None if child is None else _MODULES.get(type(child))
             if child is None or kind is None or not is_plain(child) or not _is_one(child):
@@ -180,19 +180,6 @@ def pool_globally(model: nn.Module) -> None:
             setattr(part, name, made[child])
         if isinstance(part, GraphModule):
             _replace_calls(part)
-
-
-def _opened(model: nn.Module) -> list[nn.Module]:
-    """Returns a model and its parts, but for those that PyTorch has compiled."""
-    found: dict[nn.Module, None] = {}
-    waiting = [model]
-    while waiting:
-        part = waiting.pop()
-        compiled = isinstance(part, torch.jit.ScriptModule | torch._dynamo.OptimizedModule)
-        if part not in found and not compiled:
-            found[part] = None
-            waiting += part.children()
-    return list(found)
 
 
 def _is_one(pool: nn.Module) -> bool:

@@ -37,7 +37,16 @@ from ._subclasses import Redirected
 from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._transposed_modules import _ConvTranspose
 
-__all__ = ["Trace", "has_hooks", "in_place", "is_block", "is_plain", "recorded", "trace"]
+__all__ = [
+    "Trace",
+    "has_hooks",
+    "in_place",
+    "is_block",
+    "is_plain",
+    "opened_modules",
+    "recorded",
+    "trace",
+]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -50,6 +59,19 @@ def is_plain(module: nn.Module) -> bool:
     return not has_hooks(module) and not any(
         callable(value) and hasattr(type(module), name) for name, value in vars(module).items()
     )
+
+
+def opened_modules(model: nn.Module) -> list[nn.Module]:
+    """Returns a model and its parts, but for those that PyTorch has compiled."""
+    found: dict[nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        part = waiting.pop()
+        compiled = isinstance(part, torch.jit.ScriptModule | torch._dynamo.OptimizedModule)
+        if part not in found and not compiled:
+            found[part] = None
+            waiting += part.children()
+    return list(found)
 
 
 #: Functions of maxconv's that are nodes of a graph where they are called, not what they do.

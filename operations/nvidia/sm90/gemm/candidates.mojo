@@ -14,35 +14,32 @@ struct Candidate(ImplicitlyCopyable, Movable):
     it."""
 
     var config: Sm90Config
-    var wide_outputs: Bool
-    """Whether it is for 16-bit inputs with float32 outputs too."""
     var other_inputs: Bool
     """Whether it is for float32 and 8-bit inputs too: a few are, all were tuned
     for 16 bits."""
-    var fused_outputs: Bool
-    """Whether it is for outputs that the graph compiler fused something behind
-    too: few are, as every such op compiles them anew."""
+    var other_outputs: Bool
+    """Whether it is for float32 outputs of 16-bit inputs too, and for those that
+    the graph compiler fused something behind: a few are. Every fused op compiles
+    them anew, and few ops of a network widen their output."""
 
     def __init__(
         out self,
         config: Sm90Config,
         *,
-        wide_outputs: Bool = True,
         other_inputs: Bool = False,
-        fused_outputs: Bool = False,
+        other_outputs: Bool = False,
     ):
-        """A row; by default for 16-bit inputs with every type of output.
+        """A row; by default for inputs and outputs of 16 bits.
 
         Args:
             config: The configuration.
-            wide_outputs: Whether float32 outputs have it.
             other_inputs: Whether float32 and 8-bit inputs have it.
-            fused_outputs: Whether outputs with work fused behind have it.
+            other_outputs: Whether float32 outputs and those with work fused
+                behind have it.
         """
         self.config = config
-        self.wide_outputs = wide_outputs
         self.other_inputs = other_inputs
-        self.fused_outputs = fused_outputs
+        self.other_outputs = other_outputs
 
     def offered(self, types: OperandTypes, *, narrow: Bool = False) -> Bool:
         """Whether ops with such operands are compiled with it.
@@ -53,12 +50,12 @@ struct Candidate(ImplicitlyCopyable, Movable):
                 wide tile is half empty: by the model it is never 5 % faster.
         """
         if types.fused_output and (
-            not self.fused_outputs
+            not self.other_outputs
             or (narrow and self.config.block_tile_shape[1] > NARROW_FILTERS)
         ):
             return False
         if types.input.is_half_float():
-            return types.output.is_half_float() or self.wide_outputs
+            return types.output.is_half_float() or self.other_outputs
         return self.other_inputs
 
 
@@ -125,10 +122,9 @@ def candidates() -> List[Candidate]:
         Candidate(
             _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
             other_inputs=True,
-            fused_outputs=True,
+            other_outputs=True,
         ),
         Candidate(_rows((256, 128), (4, 4, 2), cluster=PAIR_M)),
-        # Its epilogue of 4-byte values would spill registers.
         Candidate(
             _rows(
                 (224, 128),
@@ -136,8 +132,7 @@ def candidates() -> List[Candidate]:
                 cluster=PAIR_N,
                 halo=16,
                 subtile_pixels=32,
-            ),
-            wide_outputs=False,
+            )
         ),
         Candidate(
             _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32)
@@ -145,7 +140,7 @@ def candidates() -> List[Candidate]:
         Candidate(
             _rows((192, 128), (5, 5, 3), subtile_pixels=32),
             other_inputs=True,
-            fused_outputs=True,
+            other_outputs=True,
         ),
         Candidate(
             _rows((192, 128), (5, 5, 3), cluster=PAIR_N, subtile_pixels=32)
@@ -153,7 +148,7 @@ def candidates() -> List[Candidate]:
         Candidate(
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
             other_inputs=True,
-            fused_outputs=True,
+            other_outputs=True,
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32)
@@ -161,7 +156,7 @@ def candidates() -> List[Candidate]:
         Candidate(
             _rows((256, 64), (3, 8, 3), cooperative=False, halo=8),
             other_inputs=True,
-            fused_outputs=True,
+            other_outputs=True,
         ),
         Candidate(
             _rows(
@@ -176,7 +171,7 @@ def candidates() -> List[Candidate]:
         Candidate(
             _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
-            fused_outputs=True,
+            other_outputs=True,
         ),
         Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K)),
         Candidate(
@@ -202,8 +197,7 @@ def candidates() -> List[Candidate]:
                 (5, 8, 5),
                 cooperative=False,
                 subtile_pixels=32,
-            ),
-            wide_outputs=False,
+            )
         ),
     ]
 
