@@ -15,18 +15,17 @@ from max.dtype import DType
 from max.graph import Dim, Graph, TensorType, TensorValue, TensorValueLike, ops
 from max.graph.type import ConvInputLayout
 
-from ._checks import AXES, check_integer, check_number, check_size, renamed
+from ._checks import check_integer, check_number, check_size, renamed
 from ._dtypes import DTYPE_BYTES
 from ._fields import Activation, Op
 from ._graph import (
     constant,
     host_constant,
     is_graph_value,
-    require_kernels,
     to_channels_first,
     unfused_when_complete,
 )
-from ._operands import input_operand, scale_operand
+from ._operands import images_operand, scale_operand
 from .activations import ActivationLike, ActivationSpec, parse
 
 __all__ = ["group_norm", "rms_norm"]
@@ -130,14 +129,7 @@ def rms_norm(
 
 def _read_input(x: object, input_layout: object) -> tuple[TensorValue, bool, int]:
     """Reads the input; returns it with the channels last, if they came first, and their number."""
-    require_kernels(Graph.current)
-    rank = TensorValue(cast(Any, x)).rank - 2 if is_graph_value(x) else 2
-    if rank not in AXES:
-        raise ValueError(
-            f"input: rank {rank + 2} is not allowed; a normalization takes rank 3 to 5: batch, one "
-            "to three spatial dimensions, channels"
-        )
-    value, first = input_operand(x, input_layout, rank, DTYPE_BYTES)
+    value, first = images_operand(x, input_layout, "a normalization", DTYPE_BYTES)
     channels = check_size("input", value.shape[-1])
     if not isinstance(channels, int):
         raise ValueError(f"input: {channels} channels; a number that is known is allowed")

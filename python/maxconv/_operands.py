@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from max.graph import DeviceRef, TensorValue, ops
+from max.graph import DeviceRef, Graph, TensorValue, ops
 
 from ._arguments import ConvArguments
 from ._checks import (
+    AXES,
     Size,
     check_beside_upsample,
     check_bias,
@@ -28,6 +29,7 @@ from ._filter_operand import filter_argument, filter_operand
 from ._graph import (
     constant,
     is_graph_value,
+    require_kernels,
     zeros_behind,
 )
 from ._packing import cast_array, read_array
@@ -38,6 +40,7 @@ from ._upsample import repeated, subpixel_filter
 __all__ = [
     "GraphCall",
     "bias_operand",
+    "images_operand",
     "in_whole_pieces",
     "input_operand",
     "read_call",
@@ -284,6 +287,32 @@ def input_operand(
     if first and value.rank == rank + 2:
         return _to_channels_last(value), True
     return value, first
+
+
+def images_operand(
+    x: object, input_layout: object, taker: str, dtypes: Mapping[str, int] = INPUT_BYTES
+) -> tuple[TensorValue, bool]:
+    """Reads the input of what takes images of any rank, as ``input_operand`` does.
+
+    Args:
+        x: The argument.
+        input_layout: The argument.
+        taker: What takes it, for messages.
+        dtypes: The storage types that are allowed.
+
+    Raises:
+        TypeError: ``x`` is not a graph value, or ``input_layout`` no layout.
+        ValueError: A rank, a layout, a type or a device that is not allowed, or the graph was not
+            given maxconv's kernels.
+    """
+    require_kernels(Graph.current)
+    rank = TensorValue(cast(Any, x)).rank - 2 if is_graph_value(x) else 2
+    if rank not in AXES:
+        raise ValueError(
+            f"input: rank {rank + 2} is not allowed; {taker} takes rank 3 to 5: batch, one to "
+            "three spatial dimensions, channels"
+        )
+    return input_operand(x, input_layout, rank, dtypes)
 
 
 def _channels_first(input_layout: object, rank: int) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["NORMALIZERS", "is_of_images"]
 
 
 def is_of_images(input: object) -> bool:
-    """Whether a normalization's input is images, or signals, on a GPU: batch, sizes, channels."""
+    """Whether a normalization's input is images on a GPU: batch, two or three sizes, channels."""
     if not is_graph_value(input):
         return False
     x = TensorValue(cast(Any, input))

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
-from max.graph import Dim, Graph, TensorType, TensorValue, TensorValueLike, ops
+from max.graph import Dim, TensorType, TensorValue, TensorValueLike, ops
 from max.graph.type import ConvInputLayout
 
 from ._arguments import ConvArguments
-from ._checks import AXES, Padding, check_at_least, check_size, renamed, show, spatial_tuple
+from ._checks import Padding, check_at_least, check_size, renamed, show, spatial_tuple
 from ._emit import output_shape
 from ._fields import Counted, Op, encode_geometry
-from ._graph import host_constant, is_graph_value, require_kernels, smaller, to_channels_first
-from ._operands import input_operand
+from ._graph import host_constant, smaller, to_channels_first
+from ._operands import images_operand
 from ._problem import ConvProblem, output_size
 
 __all__ = ["PoolProblem", "avg_pool", "global_avg_pool", "max_pool", "pool"]
@@ -68,7 +68,7 @@ def max_pool(
         ValueError: An argument has a value that is not allowed, or the graph was not given
             maxconv's kernels. What only the sizes of a call can tell is raised by that call.
     """
-    value, first = _read_input(x, input_layout)
+    value, first = images_operand(x, input_layout, "a pooling")
     problem = PoolProblem.read(value, kernel_size, stride, dilation, padding, ceil_mode)
     return _laid_out(pool(value, problem), first)
 
@@ -100,7 +100,7 @@ def avg_pool(
             ``count_include_pad``). Without it, a window of padding alone gives NaN.
         input_layout: The order of the dimensions of input and result.
     """
-    value, first = _read_input(x, input_layout)
+    value, first = images_operand(x, input_layout, "a pooling")
     problem = PoolProblem.read(value, kernel_size, stride, dilation, padding, ceil_mode)
     return _laid_out(pool(value, problem, average=True, count_boundary=count_boundary), first)
 
@@ -122,7 +122,7 @@ def global_avg_pool(
         ValueError: An argument has a value that is not allowed, or the graph was not given
             maxconv's kernels.
     """
-    value, first = _read_input(x, input_layout)
+    value, first = images_operand(x, input_layout, "a pooling")
     return _laid_out(_whole_mean(value), first)
 
 
@@ -325,24 +325,6 @@ def _both_sides(padding: Padding, rank: int) -> Padding:
     if isinstance(padding, Sequence) and not isinstance(padding, str) and len(padding) == rank:
         return tuple(side for both in padding for side in (both, both))
     return padding
-
-
-def _read_input(x: object, input_layout: object) -> tuple[TensorValue, bool]:
-    """Reads the input and its layout; returns it with the channels last, and if they came first.
-
-    Raises:
-        TypeError: ``x`` is not a graph value, or ``input_layout`` no layout.
-        ValueError: A rank, a layout, a type or a device that is not allowed, or the graph was not
-            given maxconv's kernels.
-    """
-    require_kernels(Graph.current)
-    rank = TensorValue(cast(Any, x)).rank - 2 if is_graph_value(x) else 2
-    if rank not in AXES:
-        raise ValueError(
-            f"input: rank {rank + 2} is not allowed; a pooling takes rank 3 to 5: batch, one to "
-            "three spatial dimensions, channels"
-        )
-    return input_operand(x, input_layout, rank)
 
 
 def _laid_out(result: TensorValue, first: bool) -> TensorValue:
