@@ -150,6 +150,17 @@ def pool_reference(
     return result
 
 
+def attention_reference(
+    query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike, *, scale: float
+) -> Floats:
+    """Returns the attention of ``[N, tokens, heads, channels]``, each head of each image."""
+    q, k, v = (np.asarray(given, dtype=np.float64) for given in (query, key, value))
+    scores = np.einsum("nqhc,nkhc->nhqk", q, k) * scale
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    means: Floats = np.einsum("nhqk,nkhc->nqhc", shares / shares.sum(-1, keepdims=True), v)
+    return means
+
+
 def _element(place: Sequence[int]) -> tuple[Any, ...]:
     """The index of a pixel's channels in all images."""
     return (slice(None), *place)

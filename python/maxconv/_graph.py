@@ -6,6 +6,7 @@ The names with an underscore are MAX's own and may move with a version; the pack
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -120,8 +121,8 @@ def unfused_when_complete(graph: Graph) -> None:
 
     MAX compiles an op that takes fused work anew wherever it stands, also with nothing behind it.
     Whether there is something is known when the graph gets its outputs: then each op whose result
-    goes to custom ops, subgraphs and outputs alone becomes the one that takes none. In a graph that
-    never gets there every op stays what it is, and computes the same.
+    goes to custom ops, subgraphs, softmaxes and outputs alone becomes the one that takes none. In a
+    graph that never gets there every op stays what it is, and computes the same.
     """
     # Not 'output' itself: a caller may have taken hold of it before its arguments are computed.
     adder = "_add_op_generated"
@@ -145,30 +146,37 @@ def _take_fusion_off(graph: Graph) -> None:
     from max._core import Operation
     from max._core.dialects import mo, rmo
 
-    block: Any = next(iter(Operation._from_cmlir(graph._mlir_op).regions)).front
+    operations = list(_within(Operation._from_cmlir(graph._mlir_op)))
     users: dict[Any, list[Any]] = defaultdict(list)
-    for operation in block:
+    for operation in operations:
         for operand in operation.operands:
             # Some classes give values, others their uses.
             users[getattr(operand, "value", operand)].append(operation)
 
     views = rmo.ReshapeOp | rmo.RebindTensorShapeOp
+    # MAX fuses nothing into a softmax.
+    kept = mo.CustomOp | mo.CallOp | mo.OutputOp | mo.YieldOp | rmo.MoReduceSoftmaxOp
 
     def ends(result: Any) -> bool:
         """Whether a value reaches nothing that could be fused."""
-        found = users[result]
-        # What uses it within a branch or a loop is not in this block.
-        return len(found) == result.num_uses and all(
-            isinstance(user, mo.CustomOp | mo.CallOp | mo.OutputOp)
-            or (isinstance(user, views) and all(map(ends, user.results)))
-            for user in found
+        return all(
+            isinstance(user, kept) or (isinstance(user, views) and all(map(ends, user.results)))
+            for user in users[result]
         )
 
-    for operation in block:
+    for operation in operations:
         if not isinstance(operation, mo.CustomOp) or operation.symbol not in _UNFUSED:
             continue
         if all(map(ends, operation.results)):
             cast(Any, operation).symbol = _UNFUSED[operation.symbol]
+
+
+def _within(operation: Any) -> Iterator[Any]:
+    """Yields the operations of an operation's regions, those of branches and loops too."""
+    for region in operation.regions:
+        for inner in region.front:
+            yield inner
+            yield from _within(inner)
 
 
 def as_max_promotes(x: Any, y: Any) -> tuple[TensorValue, TensorValue]:

@@ -27,6 +27,7 @@ from max.graph import Graph, Shape, TensorValue, ops
 from max.graph.type import ConvInputLayout, FilterLayout
 
 from . import _operands, _ops, _pooling
+from ._attention import ATTENTION_OP, is_wide, take_attention
 from ._checks import check_filter_layout, check_size, filter_shape_parts, show
 from ._dtypes import DTYPE_BYTES
 from ._graph import as_max_promotes, enlarged, import_kernels, is_graph_value
@@ -46,9 +47,10 @@ class TakenOver:
     where: str
     """The file and line that called it."""
     input: str
-    """The input's shape and type."""
+    """The shape and type of the input, of an attention the queries."""
     filter: str
-    """The filter's shape and type, a pooling's window, or those of a normalization's weight."""
+    """The filter's shape and type, a pooling's window, those of a normalization's weight, or of an
+    attention's keys."""
 
     def __str__(self) -> str:
         """The call and its place."""
@@ -123,7 +125,8 @@ class Override:
     def _compute(self, function: str, arguments: dict[str, Any]) -> Any:
         """Computes a call, or leaves it to MAX."""
         facts = _facts(function, arguments)
-        take = _TAKERS.get(function) or partial(_taken, function)
+        name = arguments["name"] if function == "custom" else function
+        take = _TAKERS.get(name) or partial(_taken, name)
         # Whatever maxconv's own functions call of MAX is MAX's.
         token = _of_thread.set((*_of_thread.get(), None))
         try:
@@ -149,7 +152,8 @@ def override_max() -> Override:
     ``avg_pool2d`` of ``max.graph``, the operator ``conv2d_residual_add``, and with them all that
     MAX builds on these: ``max.nn.Conv1D``, ``Conv2d``, ``Conv3D``, ``max.experimental.functional``
     and ``max.experimental.nn``, eager tensors included. On a GPU it also takes over the
-    normalizations of images beside them, ``ops.group_norm`` and ``rms_norm``::
+    normalizations of images beside them, ``ops.group_norm`` and ``rms_norm``, and the attention
+    of image decoders, ``flash_attention_gpu`` over heads wider than 256::
 
         with maxconv.override_max() as report:
             graph = build(...)          # in which somebody else's model convolves
@@ -167,6 +171,7 @@ def override_max() -> Override:
 
 
 #: An operator of MAX's for GPUs, which its image decoders call: a convolution, a bias, a residual.
+#: Of the operators that have no function in ``ops`` this and ``ATTENTION_OP`` are taken over.
 RESIDUAL_OP: Final = "conv2d_residual_add"
 
 
@@ -192,12 +197,21 @@ def route(function: str, arguments: dict[str, Any]) -> Any:
         arguments: All of its arguments, by name.
     """
     current = _current()
-    is_other = (function == "custom" and arguments["name"] != RESIDUAL_OP) or (
-        function in NORMALIZERS and not is_of_images(arguments["input"])
-    )
-    if current is None or is_other:
+    if current is None or not _concerns(function, arguments):
         return _exchange.original(function)(**arguments)
     return current._compute(function, arguments)
+
+
+def _concerns(function: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call is of the kind that maxconv takes over; others are not reported.
+
+    Args:
+        function: Its name in ``max.graph.ops``.
+        arguments: All of its arguments, by name.
+    """
+    if function == "custom":
+        return arguments["name"] == RESIDUAL_OP or is_wide(arguments)
+    return function not in NORMALIZERS or is_of_images(arguments["input"])
 
 
 # The exchange -------------------------------------------------------------------------------------
@@ -462,9 +476,10 @@ def _pooled(function: str, arguments: Mapping[str, Any]) -> TensorValue:
     return ops.rebind(result, [x.shape[0], *problem.output_size, x.shape[-1]])
 
 
-#: What computes a function of MAX's in another way than a convolution.
+#: What computes a function or an operator of MAX's in another way than a convolution.
 _TAKERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
-    "custom": _taken_with_residual,
+    RESIDUAL_OP: _taken_with_residual,
+    ATTENTION_OP: take_attention,
     "max_pool2d": partial(_pooled, "max_pool2d"),
     "avg_pool2d": partial(_pooled, "avg_pool2d"),
     **NORMALIZERS,
@@ -492,7 +507,7 @@ def _as_max_shapes(result: TensorValue, x: TensorValue, given: Mapping[str, Any]
 def _facts(function: str, arguments: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Returns what a report says of a call: function, place, input, filter."""
     if function == "custom":
-        function = RESIDUAL_OP
+        function = arguments["name"]
         x, filter, *_ = arguments["values"]
     elif function.endswith("pool2d"):
         window = "x".join(map(str, arguments["kernel_size"]))

@@ -37,6 +37,7 @@ def bridge(which: str) -> Graph:
 
 
 GRAPHS = {
+    "attention": network.attention,
     "bridge": bridge,
     "explain": explained,
     "every": network.every_fusion,

@@ -236,6 +236,33 @@ def layer_weights(dtype: str) -> dict[str, Any]:
     return {n: to_device(w, dtype, CPU()) for n, w in LAYERS.items() if n.startswith("w")}
 
 
+def attention(dtype: str) -> Graph:
+    """Returns a graph of MAX's attention over wide heads, which ``override_max`` takes over.
+
+    Inputs: queries of any images with two heads, keys and values; the same of one image with one
+    head. Outputs: the attention of both, of the scale 1/16.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType
+    from max.nn.attention import MHAMaskVariant
+    from max.nn.kernels import flash_attention_gpu
+
+    gpu, kind = DeviceRef.GPU(), DType[dtype]
+    types = [
+        TensorType(kind, ("n", "queries", 2, 264), gpu),
+        *[TensorType(kind, ("n", "keys", 2, 264), gpu)] * 2,
+        *[TensorType(kind, (1, "tokens", 1, 512), gpu)] * 3,
+    ]
+    with maxconv.override_max() as report, Graph(f"attention_{dtype}", input_types=types) as g:
+        q, k, v, *one = (value.tensor for value in g.inputs)
+        g.output(
+            flash_attention_gpu(q, k, v, MHAMaskVariant.NULL_MASK, 0.0625),
+            flash_attention_gpu(one[0], one[1], one[2], MHAMaskVariant.NULL_MASK, 0.0625),
+        )
+    assert len(report.taken) == 2
+    return g
+
+
 def fusions(dtype: str) -> Graph:
     """Returns a small graph, only to be compiled: every op, rank, type, kind of fused work once."""
     from max.dtype import DType

@@ -74,20 +74,43 @@ def test_what_elementwise_work_follows(graph: Graph) -> None:
     assert op_of(third) == Op.CONV_CPU
 
 
-def test_what_a_branch_uses(graph: Graph) -> None:
-    """What is in a branch is not seen."""
+def test_branches_and_loops(graph: Graph) -> None:
+    """What they use, and what is in them and leaves them or not."""
     from max.dtype import DType
     from max.graph import DeviceRef, ops
 
-    first = conv(graph.inputs[0].tensor)
+    x, host = graph.inputs[0].tensor, DeviceRef.CPU()
+    first, second = conv(x), conv(x)
+    inner: list[TensorValue] = []
+
+    def kept(value: TensorValue) -> TensorValue:
+        inner.append(value)
+        return value
+
     chosen = ops.cond(
-        ops.constant(True, DType.bool, DeviceRef.CPU()),
+        ops.constant(True, DType.bool, host),
         [first.type],
         lambda: ops.relu(first),
-        lambda: ops.tanh(first),
+        lambda: kept(conv(second)),
     )
-    graph.output(chosen[0])
+    _, last = ops.while_loop(
+        [ops.constant(0, DType.int64, host), chosen[0]],
+        lambda count, _: count < 3,
+        lambda count, value: [count + 1, kept(conv(ops.relu(kept(conv(value.tensor)))))],
+    )
+    graph.output(last)
     assert op_of(first) == Op.CONV_CPU
+    assert op_of(second) == Op.CONV_UNFUSED_CPU
+    unfused, fused = Op.CONV_UNFUSED_CPU, Op.CONV_CPU
+    assert [op_of(value) for value in inner] == [unfused, fused, unfused]
+
+
+def test_what_a_softmax_reads(graph: Graph) -> None:
+    from max.graph import ops
+
+    first = conv(graph.inputs[0].tensor)
+    graph.output(ops.softmax(ops.reshape(first, (-1, 8))))
+    assert op_of(first) == Op.CONV_UNFUSED_CPU
 
 
 def test_what_is_on_a_gpu() -> None:
