@@ -23,7 +23,7 @@ from torch.nn import functional
 import maxconv.torch as mt
 from maxconv import _native
 from maxconv.activations import ActivationSpec
-from maxconv.torch import _fuse_norms, _norm
+from maxconv.torch import _fuse_norms, _norm, _untraced
 from maxconv.torch._activations import apply
 
 
@@ -89,7 +89,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     monkeypatch.setattr(_norm, "gpu_target", lambda index: SimpleNamespace(architecture="sm_90a"))
     monkeypatch.setattr(_norm, "raw_stream", lambda index: made.stream)
     monkeypatch.setattr(_norm, "_is_on_gpu", lambda input: True)
-    monkeypatch.setattr(_fuse_norms, "_is_on_gpu", lambda model: True)
+    for module in (_fuse_norms, _untraced):
+        monkeypatch.setattr(module, "is_on_gpu", lambda model: True)
     return made
 
 
@@ -351,16 +352,73 @@ class Branches(nn.Module):
         self.conv, self.norm = conv(), norm()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(x))
+        y = self.normalized(x)
         return y if y.sum() > 0 else -y
 
+    def normalized(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.conv(x))
+        return y
 
-def test_modules_that_cannot_be_traced_keep_pytorchs(kernels: Kernels) -> None:
-    """A view of its output, which is contiguous, would fail of another."""
-    converted, report = convert_and_compare(Branches().eval(), X)
+
+class Viewing(Branches):
+    """One that would fail of an output that is channels last."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        return _one_row(super().normalized(x))
+
+
+def _one_row(x: Tensor) -> Tensor:
+    return x.view(1, -1)
+
+
+class Around(nn.Module):
+    """A module around one that is not traced, and cannot be traced itself."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.blocks = inner, nn.ModuleList([nn.Sequential(conv(), norm())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        for block in self.blocks:
+            x = block(x)
+        return x if x.sum() > 0 else -x
+
+
+class ViewingAround(Around):
+    """The same, which makes a view of what it gets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _one_row(super().forward(x))
+
+
+@pytest.mark.parametrize("model", [Branches(), Around(Branches()), Around(conv())])
+def test_modules_that_cannot_be_traced(kernels: Kernels, model: nn.Module) -> None:
+    """Their convolutions give channels-last tensors whatever they get, and so do the rest."""
+    converted, _ = mt.convert(model.eval())
+    norms = [part for part in model.modules() if type(part) is nn.GroupNorm]
+    for x in (X, last(X)):
+        kernels.calls.clear()
+        with torch.no_grad():
+            actual = converted(x)
+            assert torch.allclose(actual, model(x), atol=1e-5)
+        assert actual.is_contiguous(memory_format=torch.channels_last)
+        assert kernels.calls == ["none"] * len(norms)
+
+
+@pytest.mark.parametrize("model", [Viewing(), Around(Viewing()), ViewingAround(Branches())])
+def test_code_that_makes_a_view_gets_pytorchs_formats(kernels: Kernels, model: Any) -> None:
+    converted, report = mt.convert(model.eval())
     assert report.untraced
-    assert type(converted.norm) is nn.GroupNorm
-    assert not kernels.calls
+    inner = getattr(converted, "inner", converted)
+    assert type(inner.norm) is nn.GroupNorm
+    with torch.no_grad():
+        assert torch.allclose(converted(X), model(X), atol=1e-5)
+
+
+def test_memory_formats_may_stay_pytorchs(kernels: Kernels) -> None:
+    converted, _ = mt.convert(Branches().eval(), channels_last=False)
+    assert type(cast(Any, converted).norm) is nn.GroupNorm
 
 
 def test_a_model_that_is_moved_to_a_cpu_normalizes_exactly(

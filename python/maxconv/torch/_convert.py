@@ -20,6 +20,7 @@ from ._report import ConversionReport, Left, Replaced, Untraced
 from ._sites import is_exact, is_own, refusal, replacement
 from ._subclasses import Redirected, redirect
 from ._tracing import is_block, trace
+from ._untraced import keep_channels_last
 from ._weights import copied, last_in_memory, materialize
 
 __all__ = ["convert"]
@@ -40,8 +41,8 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
     Weights that are computed in every call (weight and spectral normalization, pruning, other
     parametrizations) are computed once. Subclasses of PyTorch's convolutions keep their
     ``forward``, in which maxconv's functions stand for PyTorch's. Means over all pixels become
-    ``global_avg_pool``. In a model on a GPU group normalizations become ``group_norm``, with the
-    activations that follow them, where a trace shows them.
+    ``global_avg_pool``. In a model on a GPU group normalizations become ``group_norm``, where a
+    trace shows them with the activations that follow.
 
     The copy is for inference: none of its parameters requires grad, and a normalization that was
     folded stays as it was. It refuses to train, and a checkpoint of the original model: load that
@@ -52,8 +53,10 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
         channels_last: Whether convolutions of traced parts return channels-last tensors whatever
             they get, so that a network converts its input once. A ``view`` that this would break
             becomes a ``reshape``; modules that are not traced, and functions that PyTorch computes
-            less exactly on channels-last tensors, get the format that they would have got. If
-            ``False``, the memory format follows the input, as in PyTorch.
+            less exactly on channels-last tensors, get the format that they would have got. On a GPU
+            the same holds of convolutions and group normalizations that are not traced, unless the
+            code of ``forward`` around them may tell, as by a ``view``. If ``False``, formats are
+            PyTorch's.
 
     Returns:
         The model and a ``ConversionReport``, whose ``str`` is a table.
@@ -70,6 +73,7 @@ def convert(module: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module
         result = converter.convert(model, "", traceable=True)
         if channels_last:
             converter.order_weights(result)
+            keep_channels_last(result)
         pool_globally(result)
         gone = set(module.state_dict()) - set(result.state_dict())
         if gone:

@@ -22,11 +22,12 @@ from ._arguments import wanted_format
 from ._functional import is_plain_memory, is_watched
 from ._norm import GroupNorm
 from ._patterns import is_metadata, module_of, mutates
+from ._reading import STRIDED
 from ._reorder import channels_last_strides, contiguous_copy, lies
 from ._sites import is_own
 from ._tracing import in_place, recorded, unpacked
 
-__all__ = ["as_without", "restore_formats"]
+__all__ = ["as_without", "asks_strides", "restore_formats"]
 
 #: What gives its output the format of its inputs.
 _PRESERVING_MODULES: Final = (
@@ -54,9 +55,8 @@ _PRESERVING: Final = frozenset(
 #: Methods and functions that depend on strides.
 _STRIDED: Final = frozenset(
     (
-        *("view", "view_as", "stride", "is_contiguous", "as_strided", "as_strided_", "data_ptr"),
-        *("storage", "untyped_storage", "storage_offset", "numpy", "unflatten", "set_", "resize_"),
-        *("unfold", "data", "__array__", "suggest_memory_format"),
+        *STRIDED,
+        *("unflatten", "unfold", "data", "numpy", "__array__"),
         *(torch.as_strided, torch.unflatten),
     )
 )
@@ -85,6 +85,15 @@ def as_without(tensor: Tensor, *inputs: object) -> Tensor:
     if images and all(last):
         return tensor
     return contiguous_copy(tensor) if _is_plain(tensor) else tensor.contiguous()
+
+
+def asks_strides(model: GraphModule) -> bool:
+    """Whether a traced model calls what depends on how a tensor lies in memory."""
+    return any(
+        node.target in _STRIDED or (node.target is getattr and node.args[1] in _STRIDED)
+        for node in model.graph.nodes
+        if node.op in ("call_method", "call_function")
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:

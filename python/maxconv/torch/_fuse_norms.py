@@ -15,15 +15,14 @@ from ._norm import GroupNorm, normalized
 from ._patterns import Modules, activation_of, is_identity, is_metadata, module_of
 from ._tracing import is_plain
 
-__all__ = ["fuse_group_norms"]
+__all__ = ["fuse_group_norms", "is_on_gpu"]
 
 
 def fuse_group_norms(model: GraphModule, modules: Modules) -> list[Node]:
     """Makes the group normalizations of a traced model maxconv's, in place.
 
     A call takes along an activation that follows it, if nothing else reads its output. Modules with
-    hooks and of other classes stay PyTorch's, and so do those within a module that is not traced:
-    it may want a contiguous output, as PyTorch's is.
+    hooks and of other classes stay PyTorch's.
 
     Args:
         model: The model; on a CPU it stays as it is.
@@ -32,7 +31,7 @@ def fuse_group_norms(model: GraphModule, modules: Modules) -> list[Node]:
     Returns:
         The calls.
     """
-    if not _is_on_gpu(model):
+    if not is_on_gpu(model):
         return []
     calls = []
     for node in list(model.graph.nodes):
@@ -49,7 +48,7 @@ def fuse_group_norms(model: GraphModule, modules: Modules) -> list[Node]:
     return calls
 
 
-def _is_on_gpu(model: nn.Module) -> bool:
+def is_on_gpu(model: nn.Module) -> bool:
     """Whether some of a model's tensors are."""
     return any(tensor.is_cuda for tensor in chain(model.parameters(), model.buffers()))
 

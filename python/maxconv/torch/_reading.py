@@ -1,4 +1,4 @@
-"""Reads the code of modules: which convolutions it calls, and what it does with its parts."""
+"""Reads the code of modules: what it calls, asks of tensors, and does with its parts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ast
 import dis
 import inspect
 import textwrap
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, Final, cast
 
 from torch import nn
 
-__all__ = ["called_convolutions", "only_calls", "reads_weights"]
+__all__ = ["STRIDED", "asks_order", "called_convolutions", "only_calls", "reads_weights"]
 
 _CONVOLUTIONS: Final = frozenset(
     (
@@ -23,6 +23,15 @@ _CONVOLUTIONS: Final = frozenset(
 )
 
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD", "LOAD_NAME")
+
+#: Methods that depend on a tensor's strides, and on more than the order of its dimensions.
+STRIDED: Final = frozenset(
+    (
+        *("view", "view_as", "stride", "is_contiguous", "as_strided", "as_strided_", "data_ptr"),
+        *("storage", "untyped_storage", "storage_offset", "set_", "resize_"),
+        *("suggest_memory_format",),
+    )
+)
 
 #: What reaches the parts of a module without their names.
 _REACHING: Final = frozenset(
@@ -53,36 +62,61 @@ def _methods(kind: type[nn.Module]) -> dict[str, Any]:
 def called_convolutions(kind: Hashable) -> tuple[str, ...]:
     """Returns the names of PyTorch's convolutions that a class's own methods call.
 
-    What they call in turn is read too, as far as it is a function of the same file.
+    The functions that they call are read too.
     """
-    found: list[str] = []
+    methods = _methods(cast("type[nn.Module]", kind))
+    return tuple(name for name in _loaded(methods, methods) if name in _CONVOLUTIONS)
+
+
+@cache
+def asks_order(kind: Hashable) -> bool:
+    """Whether what a class's ``forward`` does may depend on how tensors lie in memory.
+
+    The methods and functions that it calls are read too. What it gives to others, such as modules
+    of other classes, is not.
+    """
+    methods = _methods(cast("type[nn.Module]", kind))
+    return any(name in STRIDED for name in _loaded(methods, {"forward"} & methods.keys()))
+
+
+def _loaded(methods: Mapping[str, FunctionType], begin: Iterable[str]) -> Iterator[str]:
+    """Yields the names that methods load, but for those of ``self``.
+
+    Args:
+        methods: Those of a class. Where one calls another, that is read too, and so are functions,
+            unless they are PyTorch's.
+        begin: The names of those to begin with.
+    """
     seen: set[CodeType] = set()
 
-    def read(function: FunctionType) -> None:
+    def read(function: FunctionType) -> Iterator[str]:
         for code in _codes(function.__code__):
             if code in seen:
                 continue
             seen.add(code)
             before: Any = None
             for line in dis.get_instructions(code):
-                # A part of the module may have such a name.
-                part = getattr(before, "argval", None) == "self"
+                # A part of the module may have the name of a function.
+                own = getattr(before, "argval", None) == "self"
                 before = line
-                if part or line.opname not in _LOADS:
+                if line.opname not in _LOADS:
                     continue
-                called = function.__globals__.get(line.argval)
-                if line.argval in _CONVOLUTIONS:
-                    found.append(line.argval)
-                elif (
-                    line.opname == "LOAD_GLOBAL"
-                    and isinstance(called, FunctionType)
-                    and not called.__module__.startswith("torch.")
-                ):
-                    read(called)
+                if own:
+                    called = methods.get(line.argval)
+                else:
+                    yield line.argval
+                    called = function.__globals__.get(line.argval)
+                    if line.opname != "LOAD_GLOBAL":
+                        called = None
+                if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
+                    yield from read(called)
+        # What a decorator has wrapped.
+        for cell in function.__closure__ or ():
+            if isinstance(cell.cell_contents, FunctionType):
+                yield from read(cell.cell_contents)
 
-    for method in _methods(cast("type[nn.Module]", kind)).values():
-        read(method)
-    return tuple(found)
+    for name in begin:
+        yield from read(methods[name])
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
