@@ -44,6 +44,7 @@ GRAPHS = {
     "functions": network.functions,
     "fusions": network.fusions,
     "layers": network.layers,
+    "subgraph": network.subgraph,
 }
 
 
@@ -80,8 +81,7 @@ def main() -> None:
     for name in names:
         which, dtype = name.split(":")
         graph = GRAPHS[which](dtype)
-        weights = network.layer_weights(dtype) if which == "layers" else {}
-        session.load(graph, weights_registry=weights)
+        session.load(graph, weights_registry=network.graph_weights(which, dtype))
         print(graph.name, flush=True)
     if exported:
         keep_in_manifest(manifest, earlier)

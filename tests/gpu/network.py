@@ -49,6 +49,10 @@ LAYERS = {
     "w_few": _integers(3, 32, 1, 1),
 }
 
+#: The filter of ``subgraph``, and what its calls are told apart by.
+BLOCK_FILTER = _integers(64, 64, 3, 3)
+BLOCK_PREFIXES = ("first.", "second.")
+
 OUTPUTS = ("plain", "computed", "stored", "converted")
 
 
@@ -227,6 +231,36 @@ def layers(dtype: str) -> Graph:
             ops.permute(maxconv.rms_norm(pooled, bias[:20], 0.5) * 2, [0, 3, 1, 2]),
         )
     return g
+
+
+def subgraph(dtype: str) -> Graph:
+    """Returns a graph of a subgraph that is called with two filters, weights of its prefixes."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+
+    gpu, kind = DeviceRef.GPU(), DType[dtype]
+    image = TensorType(kind, (1, 9, 9, 64), gpu)
+    kernels: Any = {"custom_extensions": [maxconv.library_path()]}
+    with Graph(f"subgraph_{dtype}", input_types=[image], **kernels) as g:
+        with g.add_subgraph("convolution", input_types=[image], **kernels) as block:
+            filter = Weight("filter", kind, BLOCK_FILTER.shape, gpu, _placeholder=True)
+            x = block.inputs[0].tensor
+            block.output(maxconv.conv2d(x, filter, padding=1, filter_layout="FCRS"))
+        (y,) = g.inputs
+        for prefix in BLOCK_PREFIXES:
+            (y,) = ops.call(block, y, prefix=prefix)
+        g.output(y)
+    return g
+
+
+def graph_weights(name: str, dtype: str) -> dict[str, Any]:
+    """Returns the weights of the graph that the function ``name`` makes, to load it with."""
+    from max.driver import CPU
+
+    if name == "subgraph":
+        held = to_device(BLOCK_FILTER, dtype, CPU())
+        return {f"{prefix}filter": held for prefix in BLOCK_PREFIXES}
+    return layer_weights(dtype) if name == "layers" else {}
 
 
 def layer_weights(dtype: str) -> dict[str, Any]:

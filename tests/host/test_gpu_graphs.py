@@ -65,6 +65,23 @@ def test_every_op_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
+def test_a_subgraphs_filters_are_packed_and_copied_when_the_model_is_loaded(tmp_path: Path) -> None:
+    (name,) = compiled(tmp_path, "subgraph:bfloat16")
+    program = (tmp_path / f"{name}.mgp.mlir").read_text(encoding="utf-8")
+    loading, running = (
+        re.findall(r'dSummary = "([^"]*)"', part)
+        for part in re.split(r"mef\.callable @\S+\$(?:init|exec)\(", program)[1:]
+    )
+    # Two calls, each with its filter, which is copied after it was packed.
+    first, second = (i for i, kernel in enumerate(loading) if kernel == "mo.transpose")
+    assert "mgp.buffer.host_to_device" in loading[first:second]
+    assert "mgp.buffer.host_to_device" in loading[second:]
+    assert sum("custom__maxconv_conv_unfused_gpu" in kernel for kernel in running) == 2
+    assert not re.search("transpose|host_to_device|copy", " ".join(running))
+
+
+@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.torch
 def test_what_maxs_bridge_to_pytorch_makes_compiles(tmp_path: Path) -> None:
     custom_op, block = compiled(tmp_path, "bridge:custom_op", "bridge:block").values()

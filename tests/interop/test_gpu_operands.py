@@ -43,12 +43,13 @@ def graph() -> Iterator[Graph]:
         yield made
 
 
-def weight(*shape: int) -> TensorValue:
+def weight(*shape: int, placeholder: bool = False) -> TensorValue:
     from max.dtype import DType
     from max.graph import DeviceRef, TensorValue, Weight
 
     name = f"filter_{shape[0]}"
-    return TensorValue(Weight(name, DType.bfloat16, shape, DeviceRef.GPU()))
+    held = Weight(name, DType.bfloat16, shape, DeviceRef.GPU(), _placeholder=placeholder)
+    return TensorValue(held)
 
 
 def call_of(x: TensorValue, filter: Any, **given: Any) -> GraphCall:
@@ -140,6 +141,24 @@ def test_a_weight_is_packed_before_it_is_copied_to_the_gpu(graph: Graph) -> None
     packed = loaded_from_host(whole.tensors.filter)
     assert packed is not None
     assert list(packed.shape) == [8 * 9 * 32]
+
+
+@pytest.mark.parametrize("placeholder", [False, True])
+def test_a_subgraphs_weight_is_packed_before_it_is_copied_too(
+    graph: Graph, placeholder: bool
+) -> None:
+    """MAX does it at load time for every call: ``tests/host/test_gpu_graphs.py``."""
+    from max.graph import DeviceRef
+
+    with graph.add_subgraph(
+        "block", input_types=[graph.inputs[0].type], custom_extensions=[maxconv.library_path()]
+    ) as block:
+        call = call_of(block.inputs[0].tensor, weight(40, 32, 3, 3, placeholder=placeholder))
+        packed = loaded_from_host(call.tensors.filter)
+    assert call.tensors.filter_layout is Layout.KRSC
+    assert packed is not None
+    assert packed.device == DeviceRef.CPU()
+    assert list(packed.shape) == [40 * 9 * 32]
 
 
 def test_only_a_copy_of_what_is_loaded_is_one(graph: Graph) -> None:
