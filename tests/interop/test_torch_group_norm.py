@@ -368,7 +368,7 @@ class Viewing(Branches):
 
 
 def _one_row(x: Tensor) -> Tensor:
-    return x.view(1, -1)
+    return x.view(1, -1).reshape(x.shape)
 
 
 class Around(nn.Module):
