@@ -95,16 +95,10 @@ class Case:
     def _to_front(x: Array) -> Array:
         return np.ascontiguousarray(np.moveaxis(x, -1, 1))
 
-    @functools.cached_property
-    def constants(self) -> frozenset[str]:
-        """Those of the arrays that the graph holds."""
-        return frozenset(self.arrays.keys() - {"x"} if "constant" in self.entry else ())
-
-    def input_shapes(self) -> dict[str, tuple[int | str, ...]]:
-        """Of those of the arrays that are inputs of the graph."""
-        return {
-            name: array.shape for name, array in self.arrays.items() if name not in self.constants
-        }
+    @property
+    def inputs(self) -> list[str]:
+        """Those of the arrays that are inputs of the graph; it holds the others."""
+        return ["x"] if "constant" in self.entry else list(self.arrays)
 
     def call(self, values: Mapping[str, Any]) -> TensorValue:
         """Adds it to the current graph by MAX's function."""
