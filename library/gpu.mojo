@@ -23,10 +23,11 @@ from library.call import (
     sentence,
     write,
 )
+from library.device import open_device, opened
 from operations.conv.fields import KERNEL_AUTO
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.plans import Planned
-from operations.nvidia.device import device_of, target_capability
+from operations.nvidia.device import target_capability
 from operations.nvidia.registry import GPU_REGISTRY
 from operations.nvidia.stream import Stream
 
@@ -45,8 +46,6 @@ struct Prepared(Movable):
     var ctx: DeviceContext
 
 
-comptime Device = Pointer[DeviceContext, MutUntrackedOrigin]
-
 comptime Handle = Pointer[Prepared, MutUntrackedOrigin]
 
 
@@ -58,14 +57,7 @@ def maxconv_open(index: Int64, made: Int64) abi("C") -> Int64:
         index: Of the GPU, among those that the process sees.
         made: The address of where to write the device's handle.
     """
-    try:
-        var ctx = DeviceContext(device_id=Int(index))
-        var device = unsafe_alloc[DeviceContext](1)
-        device.unsafe_write(ctx^)
-        write(made, Int64(Int(device)))
-        return 0
-    except error:
-        return sentence(error)
+    return open_device(index, made)
 
 
 @export
@@ -90,16 +82,16 @@ def maxconv_prepare(
         made: The address of where to write the call's handle.
     """
     try:
-        var ctx = Device(unsafe_from_address=Int(device))[]
+        ref found = opened(device)
         var call = Call(shapes, filter, geometry, scalars)
         var planned = GPU_REGISTRY.plan[CallArguments.types(SCALED), KERNELS](
             KERNEL,
             call.problem,
             call.operands(aligned=aligned != 0),
-            device_of(ctx),
+            found.device,
         )
         var handle = unsafe_alloc[Prepared](1)
-        handle.unsafe_write(Prepared(call^, planned, ctx))
+        handle.unsafe_write(Prepared(call^, planned, found.ctx))
         write(made, Int64(Int(handle)))
         return 0
     except error:

@@ -9,19 +9,17 @@ A function that fails returns the address of the sentence that says why, which
 the caller frees; others return 0.
 """
 
-from max.gpu.host import DeviceContext
-from std.memory.alloc import unsafe_alloc
 from std.utils import IndexList
 
 from library.call import TYPE, free_sentence, reads, sentence, write
+from library.device import open_device, opened
 from operations.conv.access import MemoryOutput
 from operations.conv.epilogue import Activation
 from operations.conv.memory import Writes
-from operations.conv.operands import Device
 from operations.conv.problem import SPATIAL
-from operations.nvidia.device import device_of
 from operations.nvidia.epilogue.activations import DeviceActivation
 from operations.nvidia.generic.group_norm_launch import (
+    NormOperands,
     NormPlan,
     NormProblem,
     launch_group_norm,
@@ -29,17 +27,6 @@ from operations.nvidia.generic.group_norm_launch import (
 )
 from operations.nvidia.generic.mean import LOAD_BYTES
 from operations.nvidia.stream import Stream
-
-
-@fieldwise_init
-struct Opened(Movable):
-    """A device that has been opened."""
-
-    var ctx: DeviceContext
-    var device: Device
-
-
-comptime Handle = Pointer[Opened, MutUntrackedOrigin]
 
 
 @export
@@ -50,14 +37,7 @@ def maxconv_open(index: Int64, made: Int64) abi("C") -> Int64:
         index: Of the GPU, among those that the process sees.
         made: The address of where to write the device's handle.
     """
-    try:
-        var ctx = DeviceContext(device_id=Int(index))
-        var handle = unsafe_alloc[Opened](1)
-        handle.unsafe_write(Opened(ctx, device_of(ctx)))
-        write(made, Int64(Int(handle)))
-        return 0
-    except error:
-        return sentence(error)
+    return open_device(index, made)
 
 
 @export
@@ -145,8 +125,7 @@ def maxconv_group_norm(
         var behind = DeviceActivation.of(
             Activation(Int(activation), Float32(p0), Float32(p1))
         )
-        var ctx = Handle(unsafe_from_address=Int(device))[].ctx
-        var queue = Stream(ctx, cuda_stream=Int(stream))
+        var queue = Stream(opened(device).ctx, cuda_stream=Int(stream))
         # A pointer is never null.
         var absent = workspace if weight == 0 else Int64(0)
         comptime for all_wide in [False, True]:
@@ -154,13 +133,19 @@ def maxconv_group_norm(
             if (wide != 0) == all_wide:
                 launch_group_norm(
                     plan,
-                    reads[TYPE](input),
-                    reads[weight_type](weight + absent),
-                    reads[weight_type](bias + absent),
-                    weight != 0,
-                    behind,
-                    MemoryOutput(Writes[TYPE](unsafe_from_address=Int(output))),
-                    Writes[DType.float32](unsafe_from_address=Int(workspace)),
+                    NormOperands(
+                        reads[TYPE](input),
+                        reads[weight_type](weight + absent),
+                        reads[weight_type](bias + absent),
+                        weight != 0,
+                        behind,
+                        MemoryOutput(
+                            Writes[TYPE](unsafe_from_address=Int(output))
+                        ),
+                        Writes[DType.float32](
+                            unsafe_from_address=Int(workspace)
+                        ),
+                    ),
                     queue,
                 )
         return 0
@@ -206,9 +191,8 @@ def _plan(
     device: Int64, input: Int64, output: Int64, problem: NormProblem
 ) -> NormPlan:
     """The launches of a call."""
-    ref opened = Handle(unsafe_from_address=Int(device))[]
     return plan_group_norm[TYPE](
         problem,
         aligned=Int(input) % LOAD_BYTES == 0 and Int(output) % LOAD_BYTES == 0,
-        device=opened.device,
+        device=opened(device).device,
     )

@@ -8,14 +8,10 @@ A function that fails returns the address of the sentence that says why, which
 the caller frees; others return 0.
 """
 
-from max.gpu.host import DeviceContext
-from std.memory.alloc import unsafe_alloc
-
-from library.call import TYPE, free_sentence, reads, sentence, write
+from library.call import TYPE, free_sentence, reads, sentence
+from library.device import open_device, opened
 from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
-from operations.conv.operands import Device
-from operations.nvidia.device import device_of
 from operations.nvidia.generic.mean import LOAD_BYTES
 from operations.nvidia.generic.mean_launch import (
     launch_mean,
@@ -23,17 +19,6 @@ from operations.nvidia.generic.mean_launch import (
     plan_mean,
 )
 from operations.nvidia.stream import Stream
-
-
-@fieldwise_init
-struct Opened(Movable):
-    """A device that has been opened."""
-
-    var ctx: DeviceContext
-    var device: Device
-
-
-comptime Handle = Pointer[Opened, MutUntrackedOrigin]
 
 
 @export
@@ -44,14 +29,7 @@ def maxconv_open(index: Int64, made: Int64) abi("C") -> Int64:
         index: Of the GPU, among those that the process sees.
         made: The address of where to write the device's handle.
     """
-    try:
-        var ctx = DeviceContext(device_id=Int(index))
-        var handle = unsafe_alloc[Opened](1)
-        handle.unsafe_write(Opened(ctx, device_of(ctx)))
-        write(made, Int64(Int(handle)))
-        return 0
-    except error:
-        return sentence(error)
+    return open_device(index, made)
 
 
 @export
@@ -85,15 +63,15 @@ def maxconv_mean(
         var refusal = mean_refusal(Int(images), Int(pixels), Int(channels))
         if refusal:
             raise Error(refusal.value())
-        ref opened = Handle(unsafe_from_address=Int(device))[]
+        ref found = opened(device)
         var plan = plan_mean[TYPE](
             Int(images),
             Int(pixels),
             Int(channels),
             aligned=Int(input) % LOAD_BYTES == 0,
-            device=opened.device,
+            device=found.device,
         )
-        var queue = Stream(opened.ctx, cuda_stream=Int(stream))
+        var queue = Stream(found.ctx, cuda_stream=Int(stream))
         launch_mean(
             plan,
             reads[TYPE](input),

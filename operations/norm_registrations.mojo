@@ -12,12 +12,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_gpu
 from std.utils import IndexList
 
-from .conv.access import (
-    ComputedOutput,
-    MemoryOutput,
-    OutputTarget,
-    StoredOutput,
-)
+from .conv.access import OutputTarget
 from .conv.epilogue import Activation
 from .conv.fields import (
     NORM_ACTIVATION,
@@ -37,6 +32,7 @@ from .conv.problem import SPATIAL
 from .nvidia.device import device_of
 from .nvidia.epilogue.activations import DeviceActivation
 from .nvidia.generic.group_norm_launch import (
+    NormOperands,
     NormProblem,
     launch_group_norm,
     plan_group_norm,
@@ -44,6 +40,7 @@ from .nvidia.generic.group_norm_launch import (
 from .nvidia.generic.mean import LOAD_BYTES
 from .nvidia.generic.rms_norm_launch import RmsProblem, launch_rms_norm
 from .nvidia.stream import Stream
+from .outputs import target_of
 
 
 @fieldwise_init
@@ -140,13 +137,15 @@ struct GroupNorm(Norm):
         var queue = Stream(call.ctx)
         launch_group_norm[channels](
             plan,
-            call.input,
-            call.weight,
-            call.bias,
-            call.affine,
-            call.activation,
-            output,
-            workspace,
+            NormOperands(
+                call.input,
+                call.weight,
+                call.bias,
+                call.affine,
+                call.activation,
+                output,
+                workspace,
+            ),
             queue,
         )
         # Freed in the stream's order, after the kernels.
@@ -237,21 +236,7 @@ def _normalize[
         ),
         ctx,
     )
-    var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    comptime if output._has_output_store_fusion:
-        On.run[channels](
-            call,
-            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
-        )
-    elif output._has_compute_fusion:
-        On.run[channels](
-            call,
-            ComputedOutput[output.dtype, output.rank](
-                data, output.compute_fusion
-            ),
-        )
-    else:
-        On.run[channels](call, MemoryOutput[output.dtype](data))
+    On.run[channels](call, target_of(output))
 
 
 @register(OP_GROUP_NORM_GPU)

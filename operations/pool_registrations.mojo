@@ -10,12 +10,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 from std.utils import IndexList
 
-from .conv.access import (
-    ComputedOutput,
-    MemoryOutput,
-    OutputTarget,
-    StoredOutput,
-)
+from .conv.access import OutputTarget
 from .conv.fields import OP_POOL_CPU, OP_POOL_GPU
 from .conv.known import UNKNOWN
 from .conv.memory import Reads, operand
@@ -25,6 +20,7 @@ from .cpu.direct.pooling import pool as pool_on_cpu
 from .cpu.pool import CpuContext, MaxPool
 from .nvidia.generic.pooling_launch import pool as pool_on_gpu
 from .nvidia.stream import Stream
+from .outputs import target_of
 
 
 trait Place:
@@ -126,26 +122,7 @@ def _pool[
         rebind[IndexList[x.rank]](output.shape()),
         whole=whole,
     )
-    var input = operand(x)
-    var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    comptime if output._has_output_store_fusion:
-        On.pool(
-            problem,
-            input,
-            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
-            ctx,
-        )
-    elif output._has_compute_fusion:
-        On.pool(
-            problem,
-            input,
-            ComputedOutput[output.dtype, output.rank](
-                data, output.compute_fusion
-            ),
-            ctx,
-        )
-    else:
-        On.pool(problem, input, MemoryOutput[output.dtype](data), ctx)
+    On.pool(problem, operand(x), target_of(output), ctx)
 
 
 @register(OP_POOL_CPU)

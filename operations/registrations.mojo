@@ -16,12 +16,9 @@ from std.utils import IndexList
 
 from .conv.access import (
     ActivationSource,
-    ComputedOutput,
     GraphActivation,
     MemoryActivation,
-    MemoryOutput,
     OutputTarget,
-    StoredOutput,
 )
 from .conv.depth_to_space import (
     DepthToSpace,
@@ -51,6 +48,7 @@ from .cpu.pool import CpuContext, MaxPool
 from .explain import explain
 from .nvidia.convolve import Gpu
 from .nvidia.device import device_of, target_capability
+from .outputs import target_of
 
 
 def convolve[
@@ -143,9 +141,11 @@ def _load[
     """Takes the activation out of its tensor: a pointer, or fused work."""
     comptime assert x.dtype == filter_type
     var data = rebind[Reads[filter_type]](operand(x))
+    comptime run = _run[On, known, scaled, depth_to_space]
     comptime if x._has_input_fusion:
-        _store[On, known, scaled, depth_to_space](
-            output,
+        run(
+            target_of(output),
+            output.shape(),
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
             epilogue,
@@ -154,67 +154,10 @@ def _load[
             ctx,
         )
     else:
-        _store[On, known, scaled, depth_to_space](
-            output,
+        run(
+            target_of(output),
+            output.shape(),
             MemoryActivation[filter_type](data),
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-
-
-def _store[
-    Source: ActivationSource,
-    bias_type: DType,
-    residual_type: DType,
-    //,
-    On: Target,
-    known: KnownProblem,
-    scaled: Bool,
-    depth_to_space: Bool,
-](
-    output: ManagedTensorSlice[mut=True, ...],
-    activation: Source,
-    filter: Reads[Source.dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    problem: ConvProblem,
-    geometry: Geometry,
-    ctx: DeviceContext,
-) raises:
-    """Takes the output out of its tensor: a pointer, or fused work."""
-    var data = output.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    comptime run = _run[On, known, scaled, depth_to_space]
-    comptime if output._has_output_store_fusion:
-        run(
-            StoredOutput[output.dtype, output.rank](data, output.out_fusion),
-            output.shape(),
-            activation,
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-    elif output._has_compute_fusion:
-        run(
-            ComputedOutput[output.dtype, output.rank](
-                data, output.compute_fusion
-            ),
-            output.shape(),
-            activation,
-            filter,
-            epilogue,
-            problem,
-            geometry,
-            ctx,
-        )
-    else:
-        run(
-            MemoryOutput[output.dtype](data),
-            output.shape(),
-            activation,
             filter,
             epilogue,
             problem,

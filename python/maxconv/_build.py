@@ -13,13 +13,13 @@ from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import Kernel
 from ._library import cache_dir, library_path
 from ._library_files import (
+    BESIDE,
     CPU_LEVELS,
     Family,
+    beside_file,
     chooser_file,
-    group_norm_file,
     host_file,
     kernel_file,
-    mean_file,
 )
 from ._native import chooser
 from ._targets import TARGETS
@@ -123,9 +123,7 @@ def build_gpu(family: Family, architecture: str, capability: int) -> Iterator[Pa
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         built = pool.map(build, kernels)
         # Of what a convolution stores.
-        beside = [
-            pool.submit(file, family.output, architecture) for file in (mean_file, group_norm_file)
-        ]
+        beside = [pool.submit(beside_file, root, family.output, architecture) for root in BESIDE]
         yield from built
         for made in beside:
             yield made.result()

@@ -19,14 +19,14 @@ from ._fields import Kernel
 from ._library import OPERATIONS, cached, find, fingerprint, run_or_raise
 
 __all__ = [
+    "BESIDE",
     "CPU_LEVELS",
     "SUFFIX",
     "Family",
+    "beside_file",
     "chooser_file",
-    "group_norm_file",
     "host_file",
     "kernel_file",
-    "mean_file",
 ]
 
 #: The folder of the Mojo files with the libraries' C functions.
@@ -41,6 +41,9 @@ CPU_LEVELS: Final = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx2 bmi1 bmi2 f16c fma abm movbe",
     "x86-64-v3": "avx2 bmi1 bmi2 f16c fma abm movbe",
 }
+
+#: What a GPU computes beside convolutions, by the roots of its libraries.
+BESIDE: Final = {"mean": "mean over pixels", "group_norm": "group normalization"}
 
 #: What code that launches a GPU's kernels is compiled for, by the machine.
 _ANY_CPU: Final = {"x86_64": "x86-64-v3"}
@@ -112,36 +115,19 @@ def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
     return _built("gpu", family, what, *_any_cpu(), *options)
 
 
-def mean_file(dtype: str, architecture: str) -> Path:
-    """Returns the library of a GPU's mean over pixels, from the cache or made now.
+def beside_file(root: str, dtype: str, architecture: str) -> Path:
+    """Returns the library of what a GPU computes beside convolutions, from the cache or made now.
 
     Args:
+        root: Of ``BESIDE``.
         dtype: Of input and output.
         architecture: What compilers call the GPU: ``sm_90a``.
 
     Raises:
         LibraryError: See ``maxconv.library_path``.
     """
-    return _built_beside("mean", dtype, architecture, "mean over pixels")
-
-
-def group_norm_file(dtype: str, architecture: str) -> Path:
-    """Returns the library of a GPU's group normalization, from the cache or made now.
-
-    Args:
-        dtype: Of input and output.
-        architecture: What compilers call the GPU: ``sm_90a``.
-
-    Raises:
-        LibraryError: See ``maxconv.library_path``.
-    """
-    return _built_beside("group_norm", dtype, architecture, "group normalization")
-
-
-def _built_beside(root: str, dtype: str, architecture: str, what: str) -> Path:
-    """Returns the library of what a GPU computes beside convolutions, of one type."""
     family = Family(dtype, dtype, dtype, scaled=False)
-    what = f"{what} for {architecture}"
+    what = f"{BESIDE[root]} for {architecture}"
     return _built(root, family, what, *_any_cpu(), "--target-accelerator", architecture)
 
 

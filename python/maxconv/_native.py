@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +30,16 @@ from ._library import LibraryError
 from ._library_files import (
     SUFFIX,
     Family,
+    beside_file,
     chooser_file,
-    group_norm_file,
     host_file,
     kernel_file,
-    mean_file,
 )
 from ._targets import BLACKWELL, HOPPER
 from .activations import ActivationSpec
 
 __all__ = [
+    "Beside",
     "Call",
     "Chooser",
     "GpuKernel",
@@ -50,11 +50,10 @@ __all__ = [
     "Mean",
     "Prepared",
     "any_host",
+    "beside",
     "chooser",
-    "group_norm",
     "host",
     "kernel",
-    "mean",
     "prepare_gpu",
 ]
 
@@ -65,6 +64,7 @@ _RUNTIME: Final = ("libKGENCompilerRTShared", "libAsyncRTMojoBindings")
 _TENSOR_CORES: Final = {HOPPER: Kernel.SM90, BLACKWELL: Kernel.SM100}
 
 T = TypeVar("T")
+B = TypeVar("B", bound="Beside")
 
 
 class GpuTarget(NamedTuple):
@@ -298,8 +298,17 @@ class GpuKernel(_OnGpu):
         return Prepared(self, self.made(self._prepare, device, *call.pointers(), aligned))
 
 
-class Mean(_OnGpu):
+class Beside(_OnGpu):
+    """What a GPU computes beside convolutions."""
+
+    root: ClassVar[str]
+    """Of its library."""
+
+
+class Mean(Beside):
     """The mean over pixels on a GPU."""
+
+    root = "mean"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -335,8 +344,10 @@ class Mean(_OnGpu):
             raise self.error(failed)
 
 
-class GroupNorm(_OnGpu):
+class GroupNorm(Beside):
     """Group normalization on a GPU."""
+
+    root = "group_norm"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -501,31 +512,19 @@ def kernel(code: Kernel, family: Family, architecture: str) -> GpuKernel:
     return _loaded(key, GpuKernel, lambda: kernel_file(code, family, architecture))
 
 
-def mean(dtype: str, architecture: str) -> Mean:
-    """Returns the mean over pixels on a GPU, built now if it is missing.
+def beside(kind: type[B], dtype: str, architecture: str) -> B:
+    """Returns what a GPU computes beside convolutions, built now if it is missing.
 
     Args:
+        kind: What.
         dtype: Of input and output.
         architecture: What compilers call the GPU: ``sm_90a``.
 
     Raises:
         LibraryError: It cannot be built; see ``maxconv.library_path``.
     """
-    return _loaded(("mean", dtype, architecture), Mean, lambda: mean_file(dtype, architecture))
-
-
-def group_norm(dtype: str, architecture: str) -> GroupNorm:
-    """Returns group normalization on a GPU, built now if it is missing.
-
-    Args:
-        dtype: Of input and output.
-        architecture: What compilers call the GPU: ``sm_90a``.
-
-    Raises:
-        LibraryError: It cannot be built; see ``maxconv.library_path``.
-    """
-    key = ("group_norm", dtype, architecture)
-    return _loaded(key, GroupNorm, lambda: group_norm_file(dtype, architecture))
+    key = (kind, dtype, architecture)
+    return _loaded(key, kind, lambda: beside_file(kind.root, dtype, architecture))
 
 
 def prepare_gpu(

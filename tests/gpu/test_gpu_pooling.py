@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import maxconv.torch as mt  # noqa: E402
 from maxconv import _native  # noqa: E402
-from maxconv.torch import _pooling  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,13 +41,13 @@ def check(actual: Any, x: Any) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts launches of maxconv's kernel."""
     counted: list[int] = []
-    mean = _native.mean
+    run = _native.Mean.run
 
-    def counting(*arguments: Any) -> Any:
+    def counting(*arguments: Any) -> None:
         counted.append(1)
-        return mean(*arguments)
+        run(*arguments)
 
-    monkeypatch.setattr(_pooling, "mean", counting)
+    monkeypatch.setattr(_native.Mean, "run", counting)
     return counted
 
 

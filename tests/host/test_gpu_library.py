@@ -8,7 +8,7 @@ import pytest
 
 from maxconv import _native
 from maxconv._fields import Kernel
-from maxconv._library_files import Family, group_norm_file, kernel_file
+from maxconv._library_files import Family, beside_file, kernel_file
 from maxconv.activations import NAMES
 
 FAMILY = Family("bfloat16", "float32", "float32", scaled=True)
@@ -31,7 +31,7 @@ def test_a_kernel_is_built_without_a_gpu(kernel: Kernel, architecture: str) -> N
 @pytest.mark.slow
 @pytest.mark.extended
 def test_group_normalization_is_built_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _native.GroupNorm(group_norm_file("bfloat16", "sm_90a"))
+    library = _native.GroupNorm(beside_file("group_norm", "bfloat16", "sm_90a"))
     with pytest.raises(ValueError, match=r"CUDA|cuda|device"):
         library.device(0)
     monkeypatch.setattr(library, "device", lambda index: 0)

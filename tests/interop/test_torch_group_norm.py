@@ -43,8 +43,8 @@ class Kernels:
         self.calls: list[str] = []
         """The activation of each call."""
 
-    def library(self, dtype: str, architecture: str) -> SimpleNamespace:
-        assert architecture == "sm_90a"
+    def library(self, kind: Any, dtype: str, architecture: str) -> SimpleNamespace:
+        assert kind is _native.GroupNorm and architecture == "sm_90a"
         self.dtype: torch.dtype = getattr(torch, dtype)
         return SimpleNamespace(workspace=self.workspace, run=self.run)
 
@@ -85,7 +85,7 @@ class Kernels:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Has tensors and models pass for those of a GPU."""
     made = Kernels()
-    monkeypatch.setattr(_native, "group_norm", made.library)
+    monkeypatch.setattr(_native, "beside", made.library)
     monkeypatch.setattr(_norm, "gpu_target", lambda index: SimpleNamespace(architecture="sm_90a"))
     monkeypatch.setattr(_norm, "raw_stream", lambda index: made.stream)
     monkeypatch.setattr(_norm, "_is_on_gpu", lambda input: True)

@@ -198,6 +198,34 @@ def plan_group_norm[
     )
 
 
+@fieldwise_init
+struct NormOperands[dtype: DType, weight_type: DType, Output: OutputTarget](
+    Copyable, Movable
+):
+    """What a normalization reads and writes.
+
+    Parameters:
+        dtype: Of input and output.
+        weight_type: Of weight and bias.
+        Output: How the output is reached.
+    """
+
+    var input: Reads[Self.dtype]
+    """`[N, D, H, W, C]`."""
+    var weight: Reads[Self.weight_type]
+    """`[C]`; not read unless `affine`."""
+    var bias: Reads[Self.weight_type]
+    """The same."""
+    var affine: Bool
+    """Whether there are a weight and a bias."""
+    var activation: DeviceActivation
+    """What follows the normalization."""
+    var output: Self.Output
+    """`[N, D, H, W, C]`."""
+    var workspace: Writes[DType.float32]
+    """`NormPlan.workspace()` elements."""
+
+
 def launch_group_norm[
     dtype: DType,
     weight_type: DType,
@@ -206,16 +234,10 @@ def launch_group_norm[
     channels: Int = UNKNOWN,
 ](
     plan: NormPlan,
-    input: Reads[dtype],
-    weight: Reads[weight_type],
-    bias: Reads[weight_type],
-    affine: Bool,
-    activation: DeviceActivation,
-    output: Output,
-    workspace: Writes[DType.float32],
+    operands: NormOperands[dtype, weight_type, Output],
     mut queue: Stream,
 ) raises:
-    """Enqueues the three kernels.
+    """Enqueues the kernels for the plan's blocks.
 
     Parameters:
         dtype: Of input and output.
@@ -225,62 +247,70 @@ def launch_group_norm[
 
     Args:
         plan: What `plan_group_norm` made for this GPU.
-        input: `[N, D, H, W, C]`.
-        weight: `[C]`; not read unless `affine`.
-        bias: The same.
-        affine: Whether there are a weight and a bias.
-        activation: What follows the normalization.
-        output: `[N, D, H, W, C]`.
-        workspace: `plan.workspace()` elements.
+        operands: The operands.
         queue: Where to; nothing is waited for.
 
     Raises:
         What the driver refused.
     """
-    var coefficients = workspace.unsafe_offset(plan.sums())
-    comptime Finish = FinishKernel[dtype, weight_type]
     comptime widest = LOAD_BYTES // size_of[dtype]()
     comptime for width in [1, widest]:
         comptime for lanes in LANES:
             comptime if _is_needed(channels, width, lanes):
                 if plan.width == width and plan.lanes == lanes:
-                    comptime First = MomentsKernel[dtype, width, lanes]
-                    comptime Last = NormalizeKernel[dtype, width, lanes, Output]
-                    queue.enqueue[First.run](
-                        LaunchGrid(
-                            plan.blocks,
-                            THREADS,
-                            shared_bytes=First.shared_bytes,
-                            overlap=True,
-                        ),
-                        input,
-                        workspace,
-                        plan.geometry,
-                    )
-                    queue.enqueue[Finish.run](
-                        LaunchGrid(
-                            plan.finishing,
-                            THREADS,
-                            shared_bytes=Finish.shared_bytes,
-                            overlap=True,
-                        ),
-                        input,
-                        workspace.as_imm(),
-                        weight,
-                        bias,
-                        UInt32(1) if affine else UInt32(0),
-                        coefficients,
-                        plan.group,
-                    )
-                    queue.enqueue[Last.run](
-                        LaunchGrid(plan.blocks, THREADS, overlap=True),
-                        input,
-                        coefficients.as_imm(),
-                        output,
-                        activation,
-                        plan.geometry,
-                    )
+                    _enqueue[width, lanes](plan, operands, queue)
                     return
+
+
+def _enqueue[
+    dtype: DType,
+    weight_type: DType,
+    Output: OutputTarget,
+    //,
+    width: Int,
+    lanes: Int,
+](
+    plan: NormPlan,
+    operands: NormOperands[dtype, weight_type, Output],
+    mut queue: Stream,
+) raises:
+    """Enqueues the three kernels."""
+    comptime First = MomentsKernel[dtype, width, lanes]
+    comptime Second = FinishKernel[dtype, weight_type]
+    comptime Last = NormalizeKernel[dtype, width, lanes, Output]
+    var sums = operands.workspace
+    var coefficients = sums.unsafe_offset(plan.sums())
+    queue.enqueue[First.run](
+        LaunchGrid(
+            plan.blocks, THREADS, shared_bytes=First.shared_bytes, overlap=True
+        ),
+        operands.input,
+        sums,
+        plan.geometry,
+    )
+    queue.enqueue[Second.run](
+        LaunchGrid(
+            plan.finishing,
+            THREADS,
+            shared_bytes=Second.shared_bytes,
+            overlap=True,
+        ),
+        operands.input,
+        sums.as_imm(),
+        operands.weight,
+        operands.bias,
+        UInt32(1) if operands.affine else UInt32(0),
+        coefficients,
+        plan.group,
+    )
+    queue.enqueue[Last.run](
+        LaunchGrid(plan.blocks, THREADS, overlap=True),
+        operands.input,
+        coefficients.as_imm(),
+        operands.output,
+        operands.activation,
+        plan.geometry,
+    )
 
 
 def _is_needed(channels: Int, width: Int, lanes: Int) -> Bool:

@@ -203,7 +203,8 @@ def _enqueue(
     batch, channels, *spatial = input.shape
     shape = (batch, math.prod(spatial), channels, groups)
     output = _new_output(input)
-    library = _native.group_norm(NAMES[input.dtype], gpu_target(index).architecture)
+    architecture = gpu_target(index).architecture
+    library = _native.beside(_native.GroupNorm, NAMES[input.dtype], architecture)
     needed = library.workspace(index, input.data_ptr(), output.data_ptr(), *shape)
     # PyTorch hands its memory on in the stream's order.
     workspace = input.new_empty(needed, dtype=torch.float32)

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from .._native import mean
+from .._native import Mean, beside
 from . import _op
 from ._dtypes import DTYPES, NAMES
 from ._functional import is_plain_memory, is_watched
@@ -100,7 +100,7 @@ def _enqueue(input: Tensor) -> Tensor:
     index = input.get_device()
     batch, channels, *spatial = input.shape
     output = _new_output(input)
-    mean(NAMES[input.dtype], gpu_target(index).architecture).run(
+    beside(Mean, NAMES[input.dtype], gpu_target(index).architecture).run(
         index,
         input.data_ptr(),
         output.data_ptr(),
