@@ -14,6 +14,7 @@ from torch.fx import Node
 from .._arguments import ConvArguments
 from .._subpixel import saves_products
 from ..activations import NONE, ActivationSpec
+from ._dtypes import DTYPES
 from ._enlargements import enlargement_of
 from ._op import _operator as _conv
 from ._patterns import Addition, _clamp, _gelu, _hardtanh, _leaky_relu, _Maker, _named
@@ -24,11 +25,13 @@ __all__ = [
     "KEPT",
     "OPERATORS",
     "Convolution",
+    "GroupNorm",
     "Norm",
     "activation_of",
     "addition_of",
     "arguments_of",
     "channels_last",
+    "group_norm_of",
     "known_equal",
     "lies_in",
     "norm_of",
@@ -71,8 +74,10 @@ _NORMS: Final = (
     _aten.cudnn_batch_norm.default,
 )
 
+_GROUP_NORM: Final[Any] = _aten.native_group_norm.default
+
 #: Operators that must reach this file in one piece: a tracer is not to decompose them.
-KEPT: Final = frozenset((*_ACTIVATIONS, *_NORMS))
+KEPT: Final = frozenset((*_ACTIVATIONS, *_NORMS, _GROUP_NORM))
 
 
 def value(node: Any) -> Any:
@@ -283,3 +288,56 @@ def norm_of(node: Node) -> Norm | str | None:
     if len(outputs) != 1 or outputs[0].target is not operator.getitem or outputs[0].args[1] != 0:
         return "more of it is read than the normalized tensor"
     return Norm(outputs[0], given["weight"], given["bias"], mean, variance, eps)
+
+
+# Normalizations by group --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """A normalization by group, and the activation that follows it."""
+
+    input: Node
+    weight: Node | None
+    bias: Node | None
+    groups: int
+    eps: float
+    activation: ActivationSpec
+    members: tuple[Node, ...]
+    """The nodes that it consists of, in the graph's order; the last is what is read."""
+
+
+def group_norm_of(node: Node) -> GroupNorm | None:
+    """Returns the normalization that a node computes, where kernels have it."""
+    if node.target is not _GROUP_NORM:
+        return None
+    given = arguments_of(node)
+    image, weight, bias = given["input"], given["weight"], given["bias"]
+    outputs = list(node.users)
+    if len(outputs) != 1 or outputs[0].target is not operator.getitem or outputs[0].args[1] != 0:
+        return None
+    # PyTorch's kernel wants the contiguous copy.
+    if image.target is _aten.clone.default:
+        image = image.args[0]
+    of_image = value(image)
+    factors = [value(factor) for factor in (weight, bias) if factor is not None]
+    kinds = {factor.dtype for factor in factors}
+    if not _is_on_gpu(of_image) or of_image.dtype not in DTYPES or len(factors) == 1:
+        return None
+    if (
+        not 3 <= of_image.dim() <= 5
+        or len(kinds) > 1
+        or not kinds <= {of_image.dtype, torch.float32}
+    ):
+        return None
+    members, activation = [node, outputs[0]], NONE
+    if len(outputs[0].users) == 1:
+        (user,) = outputs[0].users
+        if (spec := activation_of(user)) is not None:
+            activation = spec
+            members.append(user)
+    return GroupNorm(image, weight, bias, given["group"], given["eps"], activation, tuple(members))
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"

@@ -1,4 +1,8 @@
-"""Has the convolutions of an ATen graph hand channels-last tensors to each other."""
+"""Has the convolutions of an ATen graph hand channels-last tensors to each other.
+
+Group normalizations of channels-last tensors become maxconv's on the way: PyTorch's would make them
+contiguous.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,17 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from ._aten import OPERATORS, channels_last, known_equal, lies_in, place_of, value
+from ._aten import (
+    OPERATORS,
+    GroupNorm,
+    channels_last,
+    group_norm_of,
+    known_equal,
+    lies_in,
+    place_of,
+    value,
+)
+from ._norm import _operator as _group_norm
 
 __all__ = ["evaluate", "prefer_channels_last"]
 
@@ -37,6 +51,7 @@ _FORMATS: Final = (
 def prefer_channels_last(graph: Graph) -> None:
     """Lets what is computed from maxconv's convolutions be channels last, as their outputs are.
 
+    Group normalizations of channels-last tensors become maxconv's, with the activation behind them.
     What stands for a convolution's result still has the strides of what was replaced. They are
     restored for whoever may look at them: the graph's outputs, operators that are not PyTorch's
     own, and a few that are.
@@ -67,7 +82,10 @@ class _Layouts:
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") or node._erased:
+                continue
+            if (norm := group_norm_of(node)) is not None and self._is_last(norm.input):
+                self._normalize(norm)
                 continue
             own = node.target in OPERATORS
             if not own and self.before.keys().isdisjoint(node.all_input_nodes):
@@ -88,6 +106,24 @@ class _Layouts:
             if not _equal_strides(before, value(node)):
                 self.before[node] = before
 
+    def _is_last(self, image: Node) -> bool:
+        return lies_in(value(image), channels_last(value(image).dim()))
+
+    def _normalize(self, norm: GroupNorm) -> None:
+        """Puts a call of maxconv's in the place of a normalization."""
+        *_, last = norm.members
+        spec = norm.activation
+        behind = (int(spec.kind), *map(float, spec.parameters))
+        with self.graph.inserting_before(last):
+            given = (norm.input, norm.groups, norm.weight, norm.bias, norm.eps, *behind)
+            new = self.graph.call_function(_group_norm, given)
+        new.meta = dict(last.meta)
+        new.meta["val"] = evaluate(new)
+        self.before[new] = value(last)
+        last.replace_all_uses_with(new)
+        for node in reversed(norm.members):
+            self.graph.erase_node(node)
+
     def _convert(self, node: Node) -> None:
         """Makes a convolution's tensors channels last."""
         for name in ("input", "residual"):
@@ -96,9 +132,9 @@ class _Layouts:
                 node.update_arg(place, self._channels_last(image))
 
     def _channels_last(self, image: Node) -> Node:
-        order = channels_last(value(image).dim())
-        if lies_in(value(image), order):
+        if self._is_last(image):
             return image
+        order = channels_last(value(image).dim())
         if image not in self.converted:
             self.converted[image] = self._ordered(image, order)
         return self.converted[image]
