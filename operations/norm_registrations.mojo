@@ -176,7 +176,8 @@ struct RmsNorm(Norm):
             call.activation,
             output,
             queue,
-            aligned=call.is_aligned(output),
+            aligned=call.is_aligned(output)
+            and Int(call.weight) % LOAD_BYTES == 0,
             device=device_of(call.ctx),
         )
 

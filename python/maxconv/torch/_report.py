@@ -71,6 +71,8 @@ class ConversionReport:
             ("not traced: single convolutions only", "because"),
             ((e.name, e.reason) for e in self.untraced),
         )
+        if self.untraced:
+            lines += ["", 'torch.compile(model, backend="maxconv") fuses in these too']
         return "\n".join(lines)
 
 
