@@ -1,6 +1,7 @@
 """Named convolutions, and convolutions written on a command line.
 
-The names stand in ``problems.yaml``, which the tests, the benchmark and ``maxconv doctor`` share.
+The names stand in ``problems.yaml``, which the tests, the benchmark and ``maxconv doctor`` share,
+and in ``networks.yaml``, which lists what real networks convolve.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +21,15 @@ from ._checks import Padding
 from ._problem import ConvProblem
 
 __all__ = [
+    "NETWORKS",
     "PROBLEMS",
     "NamedProblem",
+    "Network",
     "find_problem",
     "load_families",
+    "load_networks",
     "load_problems",
+    "network_problems",
     "parse_integers",
     "parse_padding",
     "parse_problem",
@@ -32,6 +37,9 @@ __all__ = [
 
 #: The file with the named problems.
 PROBLEMS = Path(__file__).parent / "problems.yaml"
+
+#: The file with the convolutions of real networks.
+NETWORKS = Path(__file__).parent / "networks.yaml"
 
 _REQUIRED = frozenset({"name", "input", "filters", "filter"})
 _OPTIONAL = frozenset({"bench", "stride", "dilation", "padding", "groups"})
@@ -44,6 +52,21 @@ class NamedProblem:
     name: str
     problem: ConvProblem
     family: str | None = None
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, and its convolutions of a batch of one."""
+
+    name: str
+    input: str
+    """What it is given, without the batch."""
+    batches: tuple[int, ...]
+    """Those that it is run with."""
+    problems: Mapping[str, NamedProblem]
+    """By name; ``family`` is the first network that has the shape."""
+    counts: Mapping[str, int]
+    """How many of its layers have the shape of a name."""
 
 
 def load_problems(path: Path = PROBLEMS) -> Mapping[str, NamedProblem]:
@@ -88,21 +111,7 @@ def _parse(text: str, file: str) -> _Parsed:
     document = yaml.safe_load(text)
     named: dict[str, NamedProblem] = {}
     for entry in document["problems"]:
-        name = entry.get("name", "an entry without a name")
-        where = f"{file}: {name}"
-        if missing := _REQUIRED.difference(entry):
-            raise ValueError(f"{where}: misses {', '.join(sorted(missing))}")
-        if unknown := set(entry) - _REQUIRED - _OPTIONAL:
-            raise ValueError(f"{where}: {', '.join(sorted(unknown))} is no field of a problem")
-        if name in named:
-            raise ValueError(f"{where}: the name stands there twice")
-        if "@" in name:
-            raise ValueError(f"{where}: a name has no @; NAME@BATCH is another batch of NAME")
-        try:
-            problem = _problem(entry)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from error
-        named[name] = NamedProblem(name, problem, entry.get("bench"))
+        _add(named, file, entry, _REQUIRED | _OPTIONAL, entry.get("bench"))
     gpu: dict[str, tuple[NamedProblem, ...]] = {}
     for family, members in document.get("gpu", {}).items():
         try:
@@ -111,6 +120,105 @@ def _parse(text: str, file: str) -> _Parsed:
         except ValueError as error:
             raise ValueError(f"{file}: gpu: {family}: {error}") from error
     return MappingProxyType(named), MappingProxyType(gpu)
+
+
+def _add(
+    named: dict[str, NamedProblem],
+    file: str,
+    entry: Mapping[str, Any],
+    fields: frozenset[str],
+    family: str | None,
+) -> None:
+    """Checks an entry of a file, and adds its problem."""
+    name = entry.get("name", "an entry without a name")
+    where = f"{file}: {name}"
+    if missing := _REQUIRED.difference(entry):
+        raise ValueError(f"{where}: misses {', '.join(sorted(missing))}")
+    if unknown := set(entry) - fields:
+        raise ValueError(f"{where}: {', '.join(sorted(unknown))} is no field of a problem")
+    if name in named:
+        raise ValueError(f"{where}: the name stands there twice")
+    if "@" in name:
+        raise ValueError(f"{where}: a name has no @; NAME@BATCH is another batch of NAME")
+    try:
+        problem = _problem(entry)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    named[name] = NamedProblem(name, problem, family)
+
+
+def load_networks(path: Path = NETWORKS) -> Mapping[str, Network]:
+    """Returns the networks whose convolutions are listed, by name, in the order of the file.
+
+    Raises:
+        ValueError: As ``load_problems``; or an entry names a network that is not listed.
+    """
+    return _parse_networks(path.read_text(encoding="utf-8"), path.name)
+
+
+@functools.lru_cache(maxsize=4)
+def _parse_networks(text: str, file: str) -> Mapping[str, Network]:
+    # Several times as fast, where PyYAML was built with it.
+    document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    named: dict[str, NamedProblem] = {}
+    problems: dict[str, dict[str, NamedProblem]] = {name: {} for name in document["networks"]}
+    counts: dict[str, dict[str, int]] = {name: {} for name in document["networks"]}
+    for read in document["problems"]:
+        entry = {**read, "input": [1, *read.get("input", ())]}
+        having: Mapping[str, int] = entry.pop("in", {})
+        where = f"{file}: {entry.get('name', 'an entry without a name')}"
+        if not having or not having.keys() <= problems.keys():
+            raise ValueError(f"{where}: in: {dict(having)} names no network, or one not listed")
+        _add(named, file, entry, _REQUIRED | _OPTIONAL - {"bench"}, next(iter(having)))
+        for network, count in having.items():
+            problems[network][entry["name"]] = named[entry["name"]]
+            counts[network][entry["name"]] = count
+    return MappingProxyType(
+        {
+            name: Network(
+                name, about["input"], tuple(about["batches"]), problems[name], counts[name]
+            )
+            for name, about in document["networks"].items()
+        }
+    )
+
+
+def network_problems(
+    networks: Sequence[str] = (), batches: Sequence[int] = ()
+) -> list[NamedProblem]:
+    """Returns the convolutions of networks at the batches that they are run with, each once.
+
+    Args:
+        networks: Their names; all, if empty.
+        batches: Those of their batches that are wanted; all, if empty.
+
+    Returns:
+        Problems named ``NAME`` of a batch of one and ``NAME@BATCH`` of another, whose family is the
+        first network that asks for them.
+
+    Raises:
+        ValueError: A network is not listed, or none of them is run with any of ``batches``.
+    """
+    listed = load_networks()
+    for name in networks:
+        if name not in listed:
+            raise ValueError(f"family: {name!r} is no network; {', '.join(listed)} are allowed")
+    found: dict[str, NamedProblem] = {}
+    for network in (listed[name] for name in networks or listed):
+        for batch in network.batches:
+            if batches and batch not in batches:
+                continue
+            for entry in network.problems.values():
+                name = entry.name if batch == 1 else f"{entry.name}@{batch}"
+                problem = replace(entry.problem, batch=batch)
+                found.setdefault(name, NamedProblem(name, problem, network.name))
+    if not found:
+        known = sorted({b for name in networks or listed for b in listed[name].batches})
+        raise ValueError(
+            f"batch: {', '.join(map(str, batches))} is no batch of these networks; "
+            f"{', '.join(map(str, known))} are allowed"
+        )
+    return list(found.values())
 
 
 def _problem(entry: Mapping[str, Any]) -> ConvProblem:
@@ -130,10 +238,17 @@ def _problem(entry: Mapping[str, Any]) -> ConvProblem:
 def find_problem(name: str) -> NamedProblem:
     """Returns the problem of a name; ``NAME@BATCH`` is that of ``NAME`` with another batch.
 
+    Args:
+        name: Of ``problems.yaml``, or of ``networks.yaml``.
+
     Raises:
         ValueError: There is none; the message lists the names that are close.
     """
-    return _find(load_problems(), name)
+    named = load_problems()
+    if name.partition("@")[0] not in named:
+        for network in load_networks().values():
+            named = {**network.problems, **named}
+    return _find(named, name)
 
 
 def _find(named: Mapping[str, NamedProblem], name: str) -> NamedProblem:

@@ -201,6 +201,7 @@ def test_fallback_to_parts() -> None:
     assert by_name["up"] == () and not report.left
     assert converted.alias is converted.head
     assert "not traced: single convolutions only" in str(report)
+    assert 'torch.compile(model, backend="maxconv")' in str(report)
 
 
 def test_containers_that_are_indexed_stay() -> None:

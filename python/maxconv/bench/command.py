@@ -11,14 +11,20 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from maxconv._problems import NamedProblem, find_problem, load_families, load_problems
+from maxconv._problems import (
+    NamedProblem,
+    find_problem,
+    load_families,
+    load_problems,
+    network_problems,
+)
 from maxconv._targets import HOPPER, TARGETS
 
 from .device import DEVICES, TOLERANCE, Device
-from .entrant import CONTENDERS, WORKS
+from .entrant import CONTENDERS, MAXCONV, WORKS
 from .environment import Checkout, checkout, machine, versions
 from .models import command as models
-from .record import Record, Result, load, results_name
+from .record import NETWORKS, Record, Result, load, results_name
 from .report import check_one_commit, render_markdown, render_text
 from .timing import Protocol
 
@@ -36,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--problems",
         nargs="+",
         metavar="NAME",
-        help="these problems only; maxconv doctor --list lists them, NAME@64 has a batch of 64",
+        help="these problems only; maxconv doctor --list lists them, NAME@64 has a batch of 64; "
+        f"{NETWORKS}: the convolutions of real networks, of those that --family names",
     )
     what.add_argument("--family", nargs="+", metavar="NAME", help="these families only")
     what.add_argument("--dtype", help="storage type (default: float32, on a GPU bfloat16)")
@@ -44,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--work", nargs="+", metavar="WORK", help="bare, fused (default: both)")
     what.add_argument("--rounds", type=int, metavar="N", help="bursts of each contender")
     what.add_argument("--quick", action="store_true", help="few rounds, one problem a family")
+    what.add_argument(
+        "--minutes", type=float, metavar="N", help="begin no problem later; --resume goes on"
+    )
+    what.add_argument(
+        "--resume", action="store_true", help="go on with what a run of --json or --out left"
+    )
     models.add_arguments(parser)
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
@@ -87,15 +100,25 @@ def run(args: argparse.Namespace) -> int:
     device = DEVICES[args.device]
     problems = []
     if args.models is None:
-        problems = select(device, args.family or (), args.problems or (), quick=args.quick)
+        problems = select(
+            device,
+            args.family or (),
+            args.problems or (),
+            quick=args.quick,
+            batches=args.batch or (),
+        )
     _check(args, device, problems)
     if args.build:
         return _build(args)
     record = measure(problems, args)
     print(render_text([record]), end="")
+    whole = not args.minutes or len(record.results) == len(problems)
     for path in _outputs(args, record):
-        path.write_text(record.to_json(), encoding="utf-8")
-        print(f"\n{path}")
+        kept = path if whole else _partial(path)
+        kept.write_text(record.to_json(), encoding="utf-8")
+        print(f"\n{kept}")
+    if not whole:
+        print(f"\n{len(record.results)} of {len(problems)} problems; --resume goes on")
     if args.plot:
         from .plot import plot
 
@@ -104,15 +127,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(
-    device: Device, families: Sequence[str], names: Sequence[str], *, quick: bool = False
+    device: Device,
+    families: Sequence[str],
+    names: Sequence[str],
+    *,
+    quick: bool = False,
+    batches: Sequence[int] = (),
 ) -> list[NamedProblem]:
     """Returns the problems of some families and of some names, in the order of the list.
 
     Without either: all that stand in a family of the device; when ``quick``, the first of each.
+    With ``networks`` among the names: what real networks convolve, whose families they are.
 
     Raises:
-        ValueError: A family or a name does not exist.
+        ValueError: A family or a name does not exist, or ``batches`` are given without networks.
     """
+    if NETWORKS in names:
+        if len(names) > 1:
+            raise ValueError(f"problems: {NETWORKS} stands alone, without other names")
+        found = network_problems(families, batches)
+        firsts = {named.family: named for named in reversed(found)}
+        return [named for named in found if not quick or firsts[named.family] is named]
+    if batches:
+        raise ValueError(f"batch: it is for --models and --problems {NETWORKS}")
     existing = load_families(device.name)
     for family in families:
         if family not in existing:
@@ -150,11 +187,13 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
             raise ValueError(f"{name}: the folder of {path} does not exist")
     if args.out and not args.out.is_dir():
         raise ValueError(f"out: {args.out} is no folder")
-    if args.out and (args.quick or args.family or args.problems):
+    of_networks = args.problems == [NETWORKS] and not args.batch
+    if args.out and (args.quick or args.family or (args.problems and not of_networks)):
         raise ValueError(
             "out: only a whole run is kept by date and machine, without --quick, --family and "
-            "--problems; --json keeps any other"
+            f"--problems but {NETWORKS}; --json keeps any other"
         )
+    _check_resume(args, device)
     if args.plot:
         from .plot import check_format
 
@@ -174,6 +213,16 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
                     f"problems: {named.name} has other padding before than after, which torch's "
                     "functions do not take on a GPU; the same is allowed"
                 )
+
+
+def _check_resume(args: argparse.Namespace, device: Device) -> None:
+    for name in ("minutes", "resume"):
+        if getattr(args, name) and (device.name != "gpu" or args.models is not None):
+            raise ValueError(f"{name}: it is for the convolutions of --device gpu")
+    if args.minutes is not None and not args.minutes > 0:
+        raise ValueError(f"minutes: {args.minutes} is not positive")
+    if (args.minutes or args.resume) and not (args.json or args.out):
+        raise ValueError("minutes, resume: --json or --out keeps what there is, and is needed")
 
 
 def _check_gpu(args: argparse.Namespace, device: Device) -> None:
@@ -310,11 +359,14 @@ def _measure_gpu(
         },
     )
 
-    def keep(results: list[Result]) -> None:
-        _keep(args, replace(record, results=results))
+    done = _resumed(args, record) if args.resume else []
 
+    def keep(results: list[Result]) -> None:
+        _keep(args, replace(record, results=[*done, *results]))
+
+    known = {result.name for result in done}
     results = measure_problems(
-        problems,
+        [named for named in problems if named.name not in known],
         args.dtype,
         protocol,
         args.contenders,
@@ -322,9 +374,31 @@ def _measure_gpu(
         folder=folder,
         clock=Cuda(),
         keep=keep,
+        many=args.problems == [NETWORKS],
+        seconds=60 * args.minutes if args.minutes else None,
     )
     _forget(args, record)
-    return replace(record, results=results)
+    return replace(record, results=[*done, *results])
+
+
+def _resumed(args: argparse.Namespace, record: Record) -> list[Result]:
+    """Returns the results that a run before left; none, if it left no file.
+
+    Raises:
+        ValueError: They are of another command, commit, GPU or version.
+    """
+    paths = [_partial(path) for path in _outputs(args, record)]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        return []
+    before = load(found)
+    for name in ("command", "commit", "modified", "dtype", "versions"):
+        was, now = getattr(before, name), getattr(record, name)
+        if was != now:
+            raise ValueError(f"resume: {found} is of {name} {was!r}, and this run of {now!r}")
+    if (was := before.machine.gpu) != (now := record.machine.gpu):
+        raise ValueError(f"resume: {found} was measured on {was!r}, and this is {now!r}")
+    return list(before.results)
 
 
 def _measure_models(args: argparse.Namespace, protocol: Protocol) -> Record:
@@ -341,13 +415,18 @@ def _measure_models(args: argparse.Namespace, protocol: Protocol) -> Record:
 def _keep(args: argparse.Namespace, record: Record) -> None:
     """Leaves what there is, in case that the rest does not come about."""
     for path in _outputs(args, record):
-        path.with_suffix(".partial.json").write_text(record.to_json(), encoding="utf-8")
+        _partial(path).write_text(record.to_json(), encoding="utf-8")
 
 
 def _forget(args: argparse.Namespace, record: Record) -> None:
     """Removes what ``_keep`` left."""
     for path in _outputs(args, record):
-        path.with_suffix(".partial.json").unlink(missing_ok=True)
+        _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    """Returns where a run keeps what there is of a record."""
+    return path.with_suffix(".partial.json")
 
 
 def _built_here(args: argparse.Namespace, folder: Path) -> Path:
@@ -387,6 +466,10 @@ def _verdict(record: Record) -> int:
     if record.functions is not None and not record.functions.equal:
         print("the public functions' outputs differ from the op's", file=sys.stderr)
         status = 1
+    for entry in record.results:
+        for measured in entry.of_wrong(MAXCONV):
+            print(f"{entry.name}: {measured.key}: {measured.missing}", file=sys.stderr)
+            status = 1
     for result in record.models:
         for forward in result.forwards:
             if forward.missing is not None:
@@ -407,6 +490,8 @@ def repeat(args: argparse.Namespace) -> str:
     for name in ("family", "problems"):
         if values := getattr(args, name):
             words += [f"--{name}", *values]
+    if args.models is None and args.batch:
+        words += ["--batch", *map(str, args.batch)]
     if args.dtype != device.dtypes[0]:
         words += ["--dtype", args.dtype]
     words += models.words(args)
@@ -421,7 +506,17 @@ def repeat(args: argparse.Namespace) -> str:
 
 
 def _report(args: argparse.Namespace) -> int:
-    others = [*_MEASURING, *models.OPTIONS, "quick", "list", "json", "out", "modified"]
+    others = [
+        *_MEASURING,
+        *models.OPTIONS,
+        "quick",
+        "minutes",
+        "resume",
+        "list",
+        "json",
+        "out",
+        "modified",
+    ]
     for name in [*others, "build", "target", "source"]:
         if getattr(args, name) not in (None, False):
             flag = "from" if name == "source" else name.replace("_", "-")

@@ -19,11 +19,13 @@ __all__ = [
     "DEVICES",
     "GPU",
     "LAUNCHES",
+    "LIMITS",
     "MAX_TOLERANCE",
     "ROTATED_NBYTES",
     "ROUNDED_BETWEEN",
     "TOLERANCE",
     "Device",
+    "Limits",
 ]
 
 #: Names of the fused work's activation.
@@ -50,6 +52,27 @@ MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
 #: kernel stores, and without its compiler the sum with the bias and the activation too. These may
 #: be large beside the result, if the residual has the other sign.
 ROUNDED_BETWEEN = 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a GPU's data sheet promises."""
+
+    flops: float
+    """Floating-point operations a second of 16-bit types on tensor cores, without sparsity."""
+    nbytes: float
+    """Bytes a second of its memory."""
+
+    def seconds(self, flops: float, nbytes: float) -> float:
+        """Returns the least time in which so much can be computed and moved."""
+        return max(flops / self.flops, nbytes / self.nbytes)
+
+
+#: By the name that the driver gives: NVIDIA's data sheets of the H100 SXM and the H200 SXM.
+LIMITS = {
+    "NVIDIA H100 80GB HBM3": Limits(989.4e12, 3.35e12),
+    "NVIDIA H200": Limits(989.4e12, 4.8e12),
+}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ __all__ = [
     "TORCH",
     "TORCH_COMPILE",
     "WORKS",
+    "WRONG",
     "Entrant",
     "Float32",
     "HostRun",
@@ -41,6 +42,9 @@ BARE, FUSED = WORKS = ("bare", "fused")
 KERNEL, CALL = FIGURES = ("kernel", "call")
 
 MAXCONV, MAX, TORCH, TORCH_COMPILE = "maxconv", "max", "torch", "torch.compile"
+
+#: How the reason begins for which a wrong output has no time.
+WRONG = "wrong result"
 
 #: The contenders' names and colours, in the order of tables and plots.
 COLORS = {

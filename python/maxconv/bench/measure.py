@@ -8,7 +8,19 @@ from typing import Any
 from maxconv._problems import NamedProblem
 
 from .device import MAX_TOLERANCE, ROUNDED_BETWEEN, TOLERANCE
-from .entrant import CALL, FIGURES, FUSED, KERNEL, MAX, TORCH, TORCH_COMPILE, Entrant, Key, Mismatch
+from .entrant import (
+    CALL,
+    FIGURES,
+    FUSED,
+    KERNEL,
+    MAX,
+    TORCH,
+    TORCH_COMPILE,
+    WRONG,
+    Entrant,
+    Key,
+    Mismatch,
+)
 from .record import Measurement, Result
 from .timing import Protocol, interleave
 
@@ -22,6 +34,8 @@ def measure_problem(
     dtype: str,
     protocol: Protocol,
     missing: Mapping[Key, str],
+    *,
+    go_on: bool = False,
 ) -> Result:
     """Checks and times the contenders of a problem.
 
@@ -32,6 +46,7 @@ def measure_problem(
         dtype: Storage type.
         protocol: How often and how long.
         missing: Why contenders that are not in ``entrants`` are not.
+        go_on: See ``measure_entrants``.
 
     Raises:
         Mismatch: A contender's output differs from the reference; a wrong result of MAX's own
@@ -49,7 +64,13 @@ def measure_problem(
         nbytes=problem.nbytes(dtype),
         convolutions=max((run.convolutions for run in kernels), default=1),
         measurements=measure_entrants(
-            named.name, entrants, references, lambda key: _tolerance(key, dtype), protocol, missing
+            named.name,
+            entrants,
+            references,
+            lambda key: _tolerance(key, dtype),
+            protocol,
+            missing,
+            go_on=go_on,
         ),
     )
 
@@ -68,6 +89,8 @@ def measure_entrants(
     tolerance: Callable[[Key], float],
     protocol: Protocol,
     missing: Mapping[Key, str],
+    *,
+    go_on: bool = False,
 ) -> list[Measurement]:
     """Checks and times contenders: see ``measure_problem``.
 
@@ -80,6 +103,7 @@ def measure_entrants(
         tolerance: How far an output may lie from the reference.
         protocol: How often and how long.
         missing: Why contenders that are not in ``entrants`` are not.
+        go_on: Whether a wrong output is recorded, whoever's it is, and the rest measured.
 
     Raises:
         Mismatch: As ``measure_problem``.
@@ -91,9 +115,9 @@ def measure_entrants(
         try:
             errors[key] = max(run.error(expected, tolerance(key)) for _, run in entrant.runs())
         except Mismatch as error:
-            if key.contender != MAX:
+            if key.contender != MAX and not go_on:
                 raise Mismatch(f"{name}: {key}: {error}") from error
-            missing[key] = f"wrong result: {error}"
+            missing[key] = f"{WRONG}: {error}"
     runs = {(key, figure): run for key in errors for figure, run in entrants[key].runs()}
     timed = interleave({name: run.burst for name, run in runs.items()}, protocol)
     timings = {name: timing.per(runs[name].convolutions) for name, timing in timed.items()}

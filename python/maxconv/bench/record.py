@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .cpu.memory import Memory
-from .entrant import BARE, CONTENDERS, FIGURES, FUSED, KERNEL, MAXCONV, WORKS, Key
+from .entrant import BARE, CONTENDERS, FIGURES, FUSED, KERNEL, MAXCONV, WORKS, WRONG, Key
 from .environment import Machine, slug
 from .models.variants import VARIANTS
 from .statistics import Timing, geometric_mean
@@ -17,6 +18,7 @@ from .timing import Protocol
 
 __all__ = [
     "FORMAT",
+    "NETWORKS",
     "Forward",
     "Functions",
     "Measurement",
@@ -32,6 +34,9 @@ __all__ = [
 
 #: Version of the JSON form; ``benchmarks/record.schema.json`` describes it.
 FORMAT = 4
+
+#: What ``--problems`` takes for the convolutions of real networks.
+NETWORKS = "networks"
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,14 @@ class Result:
             if (entry.contender, entry.work) == (contender, work) and entry.missing is None
         ]
 
+    def of_wrong(self, contender: str) -> list[Measurement]:
+        """Returns a contender's measurements whose output was wrong."""
+        return [
+            entry
+            for entry in self.measurements
+            if entry.contender == contender and (entry.missing or "").startswith(WRONG)
+        ]
+
     def best(self, contender: str, work: str, figure: str) -> Measurement | None:
         """Returns what stands for a contender in a table, or ``None``.
 
@@ -109,6 +122,17 @@ class Result:
         """Returns how many times as fast as a peer maxconv is, at the medians."""
         over, under = (self.median(name, work, figure) for name in (peer, MAXCONV))
         return None if over is None or under is None else over / under
+
+    def opponent(self, work: str = BARE, figure: str = KERNEL) -> tuple[str, float] | None:
+        """Returns the fastest of the others and its seconds, or ``None``."""
+        times = {name: self.median(name, work, figure) for name in CONTENDERS if name != MAXCONV}
+        known = [(name, time) for name, time in times.items() if time is not None]
+        return min(known, key=lambda entry: entry[1], default=None)
+
+    def advantage(self, work: str = BARE, figure: str = KERNEL) -> float | None:
+        """Returns how many times as fast as ``opponent`` maxconv is, at the medians."""
+        own, other = self.median(MAXCONV, work, figure), self.opponent(work, figure)
+        return None if own is None or other is None else other[1] / own
 
     def fusing(self, contender: str, figure: str = KERNEL) -> float | None:
         """Returns a contender's time of the fused work as a multiple of the convolution's."""
@@ -232,6 +256,12 @@ class Record:
     memory: Sequence[Memory] = ()
     functions: Functions | None = None
 
+    @property
+    def of_networks(self) -> bool:
+        """Whether it is of what real networks convolve."""
+        words = shlex.split(self.command)
+        return NETWORKS in words and words[words.index(NETWORKS) - 1] == "--problems"
+
     def to_json(self) -> str:
         """Returns the record as JSON, with its summary."""
         made = {"format": FORMAT, **asdict(self)}
@@ -301,7 +331,8 @@ def load(path: Path) -> Record:
 def results_name(record: Record) -> str:
     """Returns the name under which a record is kept in ``benchmarks/results``."""
     machine = record.machine
-    what = "-models" if record.models else ""
+    what = f"-{NETWORKS}" if record.of_networks else ""
+    what = "-models" if record.models else what
     return f"{record.date[:10]}-{slug(machine.gpu or machine.cpu)}-{record.dtype}{what}.json"
 
 

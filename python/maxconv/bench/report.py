@@ -10,6 +10,7 @@ from .device import ACTIVATIONS
 from .entrant import BARE, CALL, FIGURES, FUSED, KERNEL, MAXCONV, WORKS
 from .models.report import notes as model_notes
 from .models.report import tables as model_tables
+from .networks import tables as network_tables
 from .record import Functions, Record, Result, peers, summary
 from .statistics import geometric_mean
 
@@ -117,6 +118,10 @@ def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
     if record.models:
         for title, header, rows in model_tables(record):
             yield title, _Table(header, rows)
+        return
+    if record.of_networks:
+        for title, header, rows, left in network_tables(record):
+            yield title, _Table(header, rows, left)
         return
     activation = ACTIVATIONS[record.activation]
     yield "Summary", _summary(record.results)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -61,6 +63,8 @@ def measure_problems(
     folder: Path,
     clock: Clock,
     keep: Callable[[list[Result]], None],
+    many: bool = False,
+    seconds: float | None = None,
 ) -> list[Result]:
     """Measures problems one by one, all contenders of each in turns.
 
@@ -73,6 +77,12 @@ def measure_problems(
         folder: What ``--build`` wrote.
         clock: The device and its time.
         keep: Is given the results so far after each problem.
+        many: Whether there are hundreds: what has a kernel's time gets none of a call, and a wrong
+            output is recorded instead of ending the run.
+        seconds: After these no further problem begins.
+
+    Returns:
+        The results of all problems, or of those that were begun in time.
 
     Raises:
         Mismatch: A contender's output differs from the reference.
@@ -81,10 +91,13 @@ def measure_problems(
     wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
     torch.backends.cudnn.benchmark = True
     results: list[Result] = []
+    begin = time.monotonic()
     with torch.inference_mode(), _program(folder, contenders) as (program, reason):
         with progress("loading MAX's graphs"):
             graphs = LoadedGraphs(folder / FOLDER, wanted)
         for number, named in enumerate(problems, start=1):
+            if seconds is not None and time.monotonic() - begin > seconds:
+                break
             with progress(f"timing {named.name} ({number} of {len(problems)})", announce=True):
                 operands = Operands(named, dtype, clock)
                 entrants, missing = _torch_entrants(operands, contenders, works)
@@ -98,9 +111,13 @@ def measure_problems(
                 missing |= graphs.missing | lost
                 entrants = {key: made for key, made in entrants.items() if key.work in works}
                 missing = {key: why for key, why in missing.items() if key.work in works}
+                if many:
+                    entrants = {key: _kernel_alone(made) for key, made in entrants.items()}
                 references = operands.references()
                 results.append(
-                    measure_problem(named, entrants, references, dtype, protocol, missing)
+                    measure_problem(
+                        named, entrants, references, dtype, protocol, missing, go_on=many
+                    )
                 )
             # Captured graphs hold memory until they go.
             del operands, entrants, through, references
@@ -108,6 +125,11 @@ def measure_problems(
                 torch.cuda.empty_cache()
             keep(results)
     return results
+
+
+def _kernel_alone(made: Entrant) -> Entrant:
+    """Returns what a contender's kernel is timed with, or all it has, if that is a call."""
+    return made if made.kernel is None else replace(made, call=None)
 
 
 def _torch_entrants(

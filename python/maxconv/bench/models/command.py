@@ -56,7 +56,8 @@ def check(args: argparse.Namespace, device: Device) -> None:
     """
     if args.models is None:
         for name in OPTIONS:
-            if getattr(args, name) is not None:
+            # `command.select` says which convolutions have batches.
+            if name != "batch" and getattr(args, name) is not None:
                 raise ValueError(f"{_flag(name)}: it is for --models")
         return
     for name in _CONVOLUTIONS:
