@@ -123,7 +123,8 @@ _SDXL: dict[str, Any] = {
     "sample_size": 128,
     "block_out_channels": [320, 640, 1280],
     "cross_attention_dim": 2048,
-    # What attends has no convolution: one block of it will do.
+    # What attends has no convolution, given this: one block of it will do.
+    "use_linear_projection": True,
     "transformer_layers_per_block": [1, 1, 1],
     "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
     "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
@@ -177,7 +178,7 @@ NETWORKS = {
         "transformers.EncodecModel", [(1, 24000)], [1, 32], part="encoder", meta=False
     ),
     "mamba_1.4b": _configured(
-        "transformers.MambaModel", [], [1, 8], tokens=2048, hidden_size=2048, num_hidden_layers=1
+        "transformers.MambaModel", [], [1, 8], tokens=2048, hidden_size=2048, num_hidden_layers=48
     ),
     "r3d_18": _listed("r3d_18", [1, 8]),
     "r2plus1d_18": _listed("r2plus1d_18", [1, 8]),

@@ -156,7 +156,7 @@ def gpu_record(**changes: Any) -> Record:
     cudnn, compiled = Key("cudnn", FUSED), Key("torch.compile", FUSED)
     fused = {OURS_FUSED: 0.032, TORCH_FUSED: 0.105, compiled: 0.061, cudnn: 0.05}
     gpu = DEVICES["gpu"]
-    return record(
+    made = record(
         command="python -m maxconv bench --device gpu",
         device="gpu",
         dtype="bfloat16",
@@ -175,5 +175,5 @@ def gpu_record(**changes: Any) -> Record:
         ],
         memory=[],
         functions=None,
-        **changes,
     )
+    return dataclasses.replace(made, **changes)

@@ -164,7 +164,9 @@ def _parse_networks(text: str, file: str) -> Mapping[str, Network]:
     problems: dict[str, dict[str, NamedProblem]] = {name: {} for name in document["networks"]}
     counts: dict[str, dict[str, int]] = {name: {} for name in document["networks"]}
     for read in document["problems"]:
-        entry = {**read, "input": [1, *read.get("input", ())]}
+        entry = {**read}
+        if "input" in entry:
+            entry["input"] = [1, *entry["input"]]
         having: Mapping[str, int] = entry.pop("in", {})
         where = f"{file}: {entry.get('name', 'an entry without a name')}"
         if not having or not having.keys() <= problems.keys():
@@ -242,19 +244,25 @@ def find_problem(name: str) -> NamedProblem:
         name: Of ``problems.yaml``, or of ``networks.yaml``.
 
     Raises:
-        ValueError: There is none; the message lists the names that are close.
+        ValueError: There is none; the message lists the names that are close, or if none is those
+            of ``problems.yaml``.
     """
     named = load_problems()
-    if name.partition("@")[0] not in named:
-        for network in load_networks().values():
-            named = {**network.problems, **named}
-    return _find(named, name)
+    if name.partition("@")[0] in named:
+        return _find(named, name)
+    every = {**named}
+    for network in load_networks().values():
+        every |= network.problems
+    return _find(every, name, [*named])
 
 
-def _find(named: Mapping[str, NamedProblem], name: str) -> NamedProblem:
+def _find(
+    named: Mapping[str, NamedProblem], name: str, offered: Sequence[str] = ()
+) -> NamedProblem:
+    """Finds a name; ``offered`` are told where none is close, instead of all."""
     base, at, batch = name.partition("@")
     if base not in named:
-        close = difflib.get_close_matches(base, named, cutoff=0.4) or list(named)
+        close = difflib.get_close_matches(base, named, cutoff=0.4) or offered or list(named)
         raise ValueError(f"problem: {name!r} is not a named problem; near it: {', '.join(close)}")
     entry = named[base]
     if not at:

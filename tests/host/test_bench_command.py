@@ -13,7 +13,7 @@ from tests.documents import ROOT
 
 import maxconv
 from maxconv import _cli as cli
-from maxconv._problems import NamedProblem, load_families
+from maxconv._problems import NamedProblem, load_families, network_problems
 from maxconv.bench import command, environment, report
 from maxconv.bench.cpu.memory import Memory
 from maxconv.bench.device import CPU, DEVICES, GPU, Device
@@ -54,6 +54,19 @@ def test_a_quick_run_has_one_problem_of_each_family() -> None:
     for device in DEVICES.values():
         for protocol in (device.full, device.models):
             assert protocol.quick.rounds < protocol.rounds
+
+
+def test_selecting_what_networks_convolve() -> None:
+    assert command.select(GPU, [], ["networks"]) == network_problems()
+    some = command.select(GPU, ["resnet50", "vit_b16"], ["networks"], batches=[8])
+    assert some == network_problems(["resnet50", "vit_b16"], [8])
+    assert {named.problem.batch for named in some} == {8}
+    quick = command.select(GPU, ["resnext50", "vit_b16"], ["networks"], quick=True)
+    assert [named.name for named in quick] == ["resnet50.conv1", "vit_b16.conv_proj"]
+    assert [named.family for named in quick] == ["resnext50", "vit_b16"]
+    # One of them by its name.
+    (alone,) = command.select(GPU, [], ["vit_b16.conv_proj@64"])
+    assert alone in network_problems(["vit_b16"])
 
 
 @pytest.fixture
@@ -108,6 +121,32 @@ def test_out_names_the_record(
     assert load(path) == record()
     assert capsys.readouterr().out.endswith(f"\n{path}\n")
     assert len(measured[0][0]) == len(command.select(CPU, [], []))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--problems networks",
+        "--family vit_b16 whisper_large --problems networks --batch 1 64 --quick",
+        "--problems vit_b16.conv_proj@64",
+    ],
+)
+def test_the_command_repeats_networks(given: str, measured: list[Any], tmp_path: Path) -> None:
+    made, again = tmp_path / "made.json", tmp_path / "again.json"
+    assert cli.main(["bench", *given.split(), "--json", str(made)]) == 0
+    kept = load(made)
+    assert kept.command == f"python -m maxconv bench {given}"
+    assert kept.of_networks == ("--problems networks" in given)
+    assert cli.main([*kept.command.split()[3:], "--json", str(again)]) == 0
+    assert measured[0] == measured[1]
+
+
+def test_out_names_a_record_of_networks(measured: list[Any], tmp_path: Path) -> None:
+    assert cli.main(["bench", "--problems", "networks", "--out", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "2026-07-27-fast-one-float32-networks.json"
+    ]
+    assert len(measured[0][0]) == len(network_problems())
 
 
 def test_a_record_names_a_commit(
@@ -187,7 +226,34 @@ def test_a_run_that_finds_something_wrong(
         (["--models", "--plot", "a.png"], "models: --plot does not go with it, since it is for c"),
         (["--models", "--from", "folder"], "models: --from does not go with it, since it is for"),
         (["--variants", "eager"], "variants: it is for --models"),
-        (["--batch", "2"], "batch: it is for --models"),
+        (["--batch", "2"], "batch: it is for --models and --problems networks"),
+        (["--problems", "vae.mid", "--batch", "2"], "batch: it is for --models and --problems net"),
+        (["--problems", "networks", "vae.mid"], "problems: networks stands alone, without other"),
+        (["--problems", "networks", "--family", "vae"], "family: 'vae' is no network; resnet50,"),
+        (["--problems", "networks", "--batch", "3"], "batch: 3 is no batch of these networks; 1, "),
+        (["--problems", "networks", "--variants", "eager"], "variants: it is for --models"),
+        (
+            ["--problems", "networks", "--batch", "8", "--out", "."],
+            "out: only a whole run is kept by date and machine, without --quick, --family and "
+            "--problems but networks; --json keeps any other",
+        ),
+        (["--problems", "networks", "--family", "vit_b16", "--out", "."], "out: only a whole run"),
+        (["--problems", "networks", "--quick", "--out", "."], "out: only a whole run is kept by"),
+        (["--minutes", "1"], "minutes: it is for the convolutions of --device gpu"),
+        (["--resume"], "resume: it is for the convolutions of --device gpu"),
+        (["--models", "resnet50", "--minutes", "1"], "minutes: it is for the convolutions of"),
+        (
+            ["--device", "gpu", "--minutes", "1"],
+            "minutes, resume: --json or --out keeps what there",
+        ),
+        (["--device", "gpu", "--resume"], "minutes, resume: --json or --out keeps what there is"),
+        (
+            ["--device", "gpu", "--minutes", "0", "--json", "a.json"],
+            "minutes: 0.0 is not positive; more than 0 is needed",
+        ),
+        (["--device", "gpu", "--minutes", "nan", "--json", "a.json"], "minutes: nan is not posit"),
+        (["--report", "a.json", "--minutes", "1"], "report: --minutes does not go with it"),
+        (["--report", "a.json", "--resume"], "report: --resume does not go with it"),
         (["--no-channels-last"], "channels-last: it is for --models"),
         (["--models", "resnet50", "--out", "."], "out: only a whole run is kept by date and mach"),
         (["--models", "--batch", "2", "--out", "."], "out: only a whole run is kept by date and"),

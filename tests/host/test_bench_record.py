@@ -219,6 +219,8 @@ def test_the_name_of_a_record() -> None:
     assert results_name(record()) == "2026-07-27-fast-one-float32.json"
     assert results_name(gpu_record()) == "2026-07-27-nvidia-h200-bfloat16.json"
     assert results_name(models_record()) == "2026-07-27-fast-one-float32-models.json"
+    networks = gpu_record(command="python -m maxconv bench --device gpu --problems networks")
+    assert results_name(networks) == "2026-07-27-nvidia-h200-bfloat16-networks.json"
     assert slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz") == "intel-xeon-platinum-8481c"
     assert slug("AMD EPYC 9654 96-Core Processor") == "amd-epyc-9654-96-core"
     assert slug("™") == "unknown"

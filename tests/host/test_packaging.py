@@ -56,7 +56,8 @@ def test_the_wheel_has_kernels_graphs_and_types(tree: Path, wheel: dict[str, byt
             for file in files:
                 name = f"maxconv/{file.relative_to(tree).as_posix()}"
                 assert wheel[name] == file.read_bytes()
-    assert wheel["maxconv/problems.yaml"] == (tree / "tests" / "problems.yaml").read_bytes()
+    for name in ("problems.yaml", "networks.yaml"):
+        assert wheel[f"maxconv/{name}"] == (tree / "tests" / name).read_bytes()
     listed = "maxconv/bench/models/models.yaml"
     assert wheel[listed] == (tree / "python" / listed).read_bytes()
     for package in ("maxconv", "ptxemu"):

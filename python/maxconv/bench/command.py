@@ -114,10 +114,13 @@ def run(args: argparse.Namespace) -> int:
     print(render_text([record]), end="")
     whole = not args.minutes or len(record.results) == len(problems)
     for path in _outputs(args, record):
-        kept = path if whole else _partial(path)
-        kept.write_text(record.to_json(), encoding="utf-8")
-        print(f"\n{kept}")
-    if not whole:
+        if whole:
+            path.write_text(record.to_json(), encoding="utf-8")
+        print(f"\n{path if whole else _partial(path)}")
+    if whole:
+        _forget(args, record)
+    else:
+        _keep(args, record)
         print(f"\n{len(record.results)} of {len(problems)} problems; --resume goes on")
     if args.plot:
         from .plot import plot
@@ -176,6 +179,7 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
     if args.dtype not in device.dtypes:
         allowed = ", ".join(device.dtypes)
         raise ValueError(f"dtype: {args.dtype!r} on a {device.name}: {allowed} are allowed")
+    _check_resume(args, device)
     models.check(args, device)
     args.contenders = _chosen("contenders", args.contenders, device.works)
     args.work = _chosen("work", args.work, WORKS)
@@ -193,7 +197,6 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
             "out: only a whole run is kept by date and machine, without --quick, --family and "
             f"--problems but {NETWORKS}; --json keeps any other"
         )
-    _check_resume(args, device)
     if args.plot:
         from .plot import check_format
 
@@ -220,7 +223,7 @@ def _check_resume(args: argparse.Namespace, device: Device) -> None:
         if getattr(args, name) and (device.name != "gpu" or args.models is not None):
             raise ValueError(f"{name}: it is for the convolutions of --device gpu")
     if args.minutes is not None and not args.minutes > 0:
-        raise ValueError(f"minutes: {args.minutes} is not positive")
+        raise ValueError(f"minutes: {args.minutes} is not positive; more than 0 is needed")
     if (args.minutes or args.resume) and not (args.json or args.out):
         raise ValueError("minutes, resume: --json or --out keeps what there is, and is needed")
 
@@ -359,7 +362,10 @@ def _measure_gpu(
         },
     )
 
-    done = _resumed(args, record) if args.resume else []
+    done: list[Result] = []
+    if args.resume and (before := _left(args, record)):
+        # It keeps the name that it has in --out.
+        record, done = replace(record, date=before.date), [*before.results]
 
     def keep(results: list[Result]) -> None:
         _keep(args, replace(record, results=[*done, *results]))
@@ -377,20 +383,22 @@ def _measure_gpu(
         many=args.problems == [NETWORKS],
         seconds=60 * args.minutes if args.minutes else None,
     )
-    _forget(args, record)
     return replace(record, results=[*done, *results])
 
 
-def _resumed(args: argparse.Namespace, record: Record) -> list[Result]:
-    """Returns the results that a run before left; none, if it left no file.
+def _left(args: argparse.Namespace, record: Record) -> Record | None:
+    """Returns what a run before left, on this day or an earlier one; ``None``, if it left no file.
 
     Raises:
-        ValueError: They are of another command, commit, GPU or version.
+        ValueError: It is of another command, commit, GPU or version.
     """
     paths = [_partial(path) for path in _outputs(args, record)]
+    if args.out:
+        of_any_day = _partial(Path(results_name(replace(record, date="????-??-??"))))
+        paths += sorted(args.out.glob(of_any_day.name), reverse=True)
     found = next((path for path in paths if path.is_file()), None)
     if found is None:
-        return []
+        return None
     before = load(found)
     for name in ("command", "commit", "modified", "dtype", "versions"):
         was, now = getattr(before, name), getattr(record, name)
@@ -398,7 +406,7 @@ def _resumed(args: argparse.Namespace, record: Record) -> list[Result]:
             raise ValueError(f"resume: {found} is of {name} {was!r}, and this run of {now!r}")
     if (was := before.machine.gpu) != (now := record.machine.gpu):
         raise ValueError(f"resume: {found} was measured on {was!r}, and this is {now!r}")
-    return list(before.results)
+    return before
 
 
 def _measure_models(args: argparse.Namespace, protocol: Protocol) -> Record:
@@ -407,15 +415,17 @@ def _measure_models(args: argparse.Namespace, protocol: Protocol) -> Record:
         from .gpu.run import this_machine
 
         record = replace(record, machine=this_machine())
-    record = models.measure(args, record, lambda so_far: _keep(args, so_far))
-    _forget(args, record)
-    return record
+    return models.measure(args, record, lambda so_far: _keep(args, so_far))
 
 
 def _keep(args: argparse.Namespace, record: Record) -> None:
     """Leaves what there is, in case that the rest does not come about."""
     for path in _outputs(args, record):
-        _partial(path).write_text(record.to_json(), encoding="utf-8")
+        partial = _partial(path)
+        # What ends this program leaves the old file or the new one, whole.
+        new = partial.with_name(f"{partial.name}.new")
+        new.write_text(record.to_json(), encoding="utf-8")
+        new.replace(partial)
 
 
 def _forget(args: argparse.Namespace, record: Record) -> None:

@@ -18,6 +18,9 @@ __all__ = ["check_one_commit", "render_markdown", "render_text"]
 
 _NONE = "-"
 
+#: A note names all of so many problems, or some of more.
+_MANY, _SOME = 40, 8
+
 _WORKS = {BARE: "The convolution alone", FUSED: "With bias, {activation} and a residual"}
 _FIGURES = {KERNEL: "the kernel alone", CALL: "as a user calls it"}
 
@@ -280,7 +283,11 @@ def _notes(record: Record) -> list[str]:
 
 
 def _listed(names: Sequence[str], of: int) -> str:
-    return "everywhere" if len(names) == of > 1 else ", ".join(names)
+    if len(names) == of > 1:
+        return "everywhere"
+    shown = names if len(names) <= _MANY else names[:_SOME]
+    others = f" and {len(names) - len(shown)} others" if len(names) > len(shown) else ""
+    return ", ".join(shown) + others
 
 
 def _time(seconds: float | None) -> str:

@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(VARIANTS)} (default: all that the device has)",
     )
     models.add_argument(
-        "--batch", nargs="+", type=int, metavar="N", help="batches (default: those of the list)"
+        "--batch",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="batches (default: those of the list); also of --problems networks",
     )
     models.add_argument(
         "--channels-last",
