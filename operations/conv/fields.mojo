@@ -96,6 +96,7 @@ comptime KERNEL_SM100 = 9
 comptime KERNEL_DIAGONAL = 10
 comptime KERNEL_WINOGRAD = 11
 comptime KERNEL_GEMV = 12
+comptime KERNEL_SM80 = 13
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -110,6 +111,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "diagonal",
     "winograd",
     "gemv",
+    "sm80",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -124,6 +126,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs of compute capability 10.0 and 10.3 (B200, B300)",
     "GPUs of compute capability 9.0 (H100, H200)",
     "CPUs",
+    "GPUs",
     "GPUs",
 ]
 comptime CPU_KERNELS = [
@@ -142,6 +145,7 @@ comptime GPU_KERNELS = [
     KERNEL_DEPTHWISE,
     KERNEL_SM90,
     KERNEL_SM100,
+    KERNEL_SM80,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,

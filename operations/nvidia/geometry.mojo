@@ -4,9 +4,9 @@ precomputed divisors."""
 from std.collections import Optional
 from std.utils import IndexList
 
-from ...conv.device_value import DeviceValue
-from ...conv.divisor import Divisor
-from ...conv.problem import SPATIAL, ConvProblem
+from ..conv.device_value import DeviceValue
+from ..conv.divisor import Divisor
+from ..conv.problem import SPATIAL, ConvProblem
 
 comptime Position = SIMD[DType.int32, 4]
 """A pixel: depth, height, width, image."""

@@ -2,8 +2,13 @@
 
 from std.collections import Optional
 
-from ..conv.fields import BLACKWELL_DTYPES, COPY_BYTES, KERNEL_SM100
-from ..conv.known import KnownProblem
+from ..conv.fields import (
+    BLACKWELL_DTYPES,
+    COPY_BYTES,
+    KERNEL_SM100,
+    TILE_FILTERS,
+)
+from ..conv.known import UNKNOWN, KnownProblem
 from ..conv.memory import element_bytes
 from ..conv.operands import Operands, OperandTypes
 from ..conv.registry import kernel_name
@@ -109,6 +114,31 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         t" float8_e4m3fn{further} and gives float32, bfloat16 or float16, of"
         t" which the residual is too; here {types.input}, {types.output} and"
         t" {types.residual}"
+    )
+
+
+def takes_mma_types(types: OperandTypes) -> Bool:
+    """Whether the multiply that all GPUs' tensor cores have takes operands, if
+    float32 may be rounded to tf32.
+
+    Args:
+        types: Of the operands.
+    """
+    var takes = types.input.is_half_float() or types.input == DType.float32
+    var gives = types.output.is_half_float() or types.output == DType.float32
+    return takes and gives
+
+
+def may_fill_tiles(known: KnownProblem) -> Bool:
+    """Whether groups may have enough filters for the tile of an implicit GEMM.
+
+    Args:
+        known: What is known of the problem.
+    """
+    return (
+        known.groups == 1
+        or known.filters <= UNKNOWN
+        or known.filters >= TILE_FILTERS
     )
 
 

@@ -10,6 +10,7 @@ from .generic.implicit_gemm_launch import ImplicitGemm
 from .generic.reference_launch import Reference
 from .inspect import GpuKernel, PtxWriter
 from .sm100.launch import Gemm as BlackwellGemm
+from .sm80.launch import Mma
 from .sm90.diagonal.launch import Diagonal
 from .sm90.gemm.launch import Gemm as HopperGemm
 from .sm90.stem.launch import Stem
@@ -22,6 +23,7 @@ comptime _KERNELS = _Kernels[
     Depthwise,
     HopperGemm,
     BlackwellGemm,
+    Mma,
     Grouped,
     ImplicitGemm,
     Reference,

@@ -182,6 +182,7 @@ class Kernel(IntEnum):
     DIAGONAL = 10
     WINOGRAD = 11
     GEMV = 12
+    SM80 = 13
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -201,6 +202,7 @@ GPU_KERNELS = (
     Kernel.DEPTHWISE,
     Kernel.SM90,
     Kernel.SM100,
+    Kernel.SM80,
     Kernel.GROUPED,
     Kernel.IMPLICIT_GEMM,
     Kernel.REFERENCE,
@@ -215,6 +217,7 @@ KERNEL_HOMES = {
     Kernel.FEW_FILTERS: "CPUs",
     Kernel.WINOGRAD: "CPUs",
     Kernel.GEMV: "GPUs",
+    Kernel.SM80: "GPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",

@@ -44,26 +44,26 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("mobilenet.dw_56", "sm_80", "depthwise", "depthwise 3x3, stride 1"),
         ("mobilenet.dw_56", HOPPER, "diagonal", "diagonal 3x3, stride 1"),
         ("resnet50.stem", "cpu", "implicit_gemm", "register tile"),
-        ("resnet50.stem", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
+        ("resnet50.stem", "sm_80", "sm80", "tensor cores, loads of single elements"),
         ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),
         ("resnet50.conv2_3x3", "cpu", "winograd", "F(2x2, 3x3)"),
         ("unet.downsample", "cpu", "implicit_gemm", "960 products deep"),
         ("resnet50.conv2_3x3", "sm_100a", "sm100", "by a model that no timing has met"),
-        ("resnet50.conv2_3x3", "sm_120a", "implicit_gemm", "compute capability 9.0 only"),
+        ("resnet50.conv2_3x3", "sm_120a", "sm80", "4 stages, tensor cores; sm90 runs on"),
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
         ("resnext.conv2_g32", "sm_80", "grouped", "neighbouring threads"),
         ("resnext.conv2_g32", HOPPER, "diagonal", "diagonal 3x3, stride 1: "),
-        ("resnext.conv4_g32", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
+        ("resnext.conv4_g32", "sm_80", "sm80", "compute capability 9.0 only"),
         ("resnext.conv4_g32", HOPPER, "diagonal", "stride 1, groups of 16 channels: "),
         ("odd.groups_of_2", HOPPER, "diagonal", "diagonal 5x5, stride 1: "),
         ("odd.groups_of_8", HOPPER, "diagonal", "diagonal 3x3, stride 2: "),
         # Groups of other widths, of other filters than channels, or none.
         ("odd.groups_uneven", HOPPER, "grouped", "neighbouring threads"),
-        ("odd.groups_wide", HOPPER, "implicit_gemm", "here 20 input channels"),
+        ("odd.groups_wide", HOPPER, "sm80", "here 20 input channels"),
         ("audio.dilated", HOPPER, "sm90", "by the model"),
-        ("vae.conv_out", "sm_80", "implicit_gemm", "compute capability 9.0 only"),
-        ("odd.few_filters_dilated", HOPPER, "implicit_gemm", "here 20 input channels"),
+        ("vae.conv_out", "sm_80", "sm80", "compute capability 9.0 only"),
+        ("odd.few_filters_dilated", HOPPER, "sm80", "here 20 input channels"),
         # Few pixels, on any GPU.
         (
             "odd.one_pixel",
@@ -186,8 +186,8 @@ def large(*shape: int, filters: int, groups: int = 1, taps: tuple[int, ...]) -> 
         (large(1, 5888, 5888, 64, filters=64, taps=(3, 3)), "sm90", "by the model"),
         (large(40, 65536, 1024, filters=64, taps=(3,)), "sm90", "by the model"),
         # Pixels.
-        (large(1, 65536, 65536, 8, filters=8, taps=(3, 3)), "implicit_gemm", "31 bits"),
-        (large(1, 65536, 65536, 16, filters=2, taps=(1, 1)), "implicit_gemm", "multiples of 16"),
+        (large(1, 65536, 65536, 8, filters=8, taps=(3, 3)), "sm80", "31 bits"),
+        (large(1, 65536, 65536, 16, filters=2, taps=(1, 1)), "sm80", "multiples of 16"),
         (large(1, 65536, 65536, 64, filters=64, groups=64, taps=(3, 3)), "grouped", "16 bytes"),
     ],
     ids=["image", "signals", "pixels of few channels", "pixels", "depthwise"],
@@ -353,7 +353,9 @@ def test_the_library_chooses_what_the_op_does() -> None:
 
 def test_kernels_that_may_be_chosen() -> None:
     kernels = chooser(BFLOAT16).kernels
-    anywhere = [Kernel.IMPLICIT_GEMM, Kernel.DEPTHWISE, Kernel.GROUPED]
-    assert kernels(80) == [*anywhere, Kernel.GEMV]
-    assert kernels(90) == [*anywhere, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL, Kernel.GEMV]
-    assert kernels(100) == [*anywhere, Kernel.SM100, Kernel.GEMV]
+    anywhere = [Kernel.DEPTHWISE, Kernel.GROUPED]
+    last = [Kernel.GEMV, Kernel.SM80]
+    assert kernels(80) == [*anywhere, *last]
+    hopper = [Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
+    assert kernels(90) == [*anywhere, *hopper, *last]
+    assert kernels(100) == [*anywhere, Kernel.SM100, *last]

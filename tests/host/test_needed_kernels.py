@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
 CPU, HOPPER, BLACKWELL = 0, 90, 100
-SM90, SM100 = {Kernel.SM90}, {Kernel.SM100}
+SM80, SM90, SM100 = Kernel.SM80, {Kernel.SM90}, {Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
 GEMV = Kernel.GEMV
 FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
@@ -57,43 +57,43 @@ def symbolic() -> ConvProblem:
 Case = tuple[tuple[str, str], int, Mapping[str, "bool | int"], set[Kernel]]
 
 CASES: Sequence[Case] = [
-    (HALF, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
-    (HALF, BLACKWELL, known_problem(problem(64, 64)), {GEMM} | SM100),
-    (HALF, 80, known_problem(problem(64, 64)), {GEMM}),
-    (SINGLE, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
+    (HALF, BLACKWELL, known_problem(problem(64, 64)), {SM80} | SM100),
+    (HALF, 80, known_problem(problem(64, 64)), {SM80}),
+    (SINGLE, HOPPER, known_problem(problem(64, 64)), {SM80, GEMM} | SM90),
     (SINGLE, HOPPER, known_problem(problem(64, 64), precision=EXACT), {GEMM}),
-    (HALF, HOPPER, known_problem(problem(64, 64), precision=EXACT), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64), precision=EXACT), {SM80} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
-    (WIDE, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    (WIDE, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
     # Pixels of multiples of 16 bytes.
-    (HALF, HOPPER, known_problem(problem(12, 64)), {GEMM}),
-    (SINGLE, HOPPER, known_problem(problem(12, 64)), {GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(12, 64)), {SM80}),
+    (SINGLE, HOPPER, known_problem(problem(12, 64)), {SM80, GEMM} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
     # Threads store any number of filters, unless the graph compiler fused something behind.
-    (HALF, HOPPER, known_problem(problem(64, 4)), {GEMM} | SM90),
-    (HALF, BLACKWELL, known_problem(problem(64, 4)), {GEMM}),
-    (SINGLE, HOPPER, known_problem(problem(64, 4)), {GEMM} | SM90),
-    (HALF, HOPPER, known_problem(problem(8, 64)), {STEM, GEMM} | SM90),
-    (HALF, HOPPER, known_problem(problem(3, 64)), {STEM, GEMM}),
-    (HALF, BLACKWELL, known_problem(problem(3, 64)), {GEMM}),
-    (SINGLE, HOPPER, known_problem(problem(3, 64)), {GEMM}),
-    (WIDE, HOPPER, known_problem(problem(3, 64)), {GEMM}),
+    (HALF, HOPPER, known_problem(problem(64, 4)), {SM80} | SM90),
+    (HALF, BLACKWELL, known_problem(problem(64, 4)), {SM80}),
+    (SINGLE, HOPPER, known_problem(problem(64, 4)), {SM80, GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(8, 64)), {STEM, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(3, 64)), {STEM, SM80}),
+    (HALF, BLACKWELL, known_problem(problem(3, 64)), {SM80}),
+    (SINGLE, HOPPER, known_problem(problem(3, 64)), {SM80, GEMM}),
+    (WIDE, HOPPER, known_problem(problem(3, 64)), {SM80}),
     (HALF, HOPPER, known_problem(problem(64, 64, 64)), {DIAGONAL, DEPTHWISE, GROUPED}),
     (HALF, 80, known_problem(problem(64, 64, 64)), {DEPTHWISE, GROUPED}),
     (EIGHTH, HOPPER, known_problem(problem(64, 64, 64)), {GROUPED}),
     # Eight filters a group: no group is as wide as it has channels.
-    (HALF, HOPPER, known_problem(problem(64, 512, 64)), {DEPTHWISE, GEMM}),
+    (HALF, HOPPER, known_problem(problem(64, 512, 64)), {DEPTHWISE, SM80}),
     # Groups whose taps are matrices on Hopper.
-    (HALF, HOPPER, known_problem(problem(64, 64, 4)), {DIAGONAL, GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64, 4)), {DIAGONAL, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(64, 64, 16)), {DIAGONAL, GROUPED}),
-    (WIDE, HOPPER, known_problem(problem(64, 64, 4)), {GEMM} | SM90),
-    (SINGLE, HOPPER, known_problem(problem(64, 64, 4)), {GEMM} | SM90),
-    (HALF, HOPPER, known_problem(problem(64, 64, 4, (1, 1))), {GEMM} | SM90),
-    (HALF, HOPPER, known_problem(problem(128, 128, 2)), {GEMM} | SM90),
+    (WIDE, HOPPER, known_problem(problem(64, 64, 4)), {SM80} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 64, 4)), {SM80, GEMM} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64, 4, (1, 1))), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(128, 128, 2)), {SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(64, 24, 4)), {GROUPED}),
     # One tap: there may be few pixels.
-    (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, GEMM} | SM90),
-    (SINGLE, 80, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
+    (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, SM80} | SM90),
+    (SINGLE, 80, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, SM80, GEMM}),
     (EIGHTH, BLACKWELL, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
     (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64, 1, (1, 1))), SM100),
     # Types that only one kernel takes.
@@ -104,18 +104,18 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
     # What is not known until the call may need any.
-    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, GEMM} | SM90),
+    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, SM80} | SM90),
     (
         HALF,
         HOPPER,
         {"kernel": int(Kernel.AUTO)},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, SM80} | SM90,
     ),
     (
         HALF,
         HOPPER,
         {},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, GEMM, Kernel.REFERENCE} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, SM80, GEMM, Kernel.REFERENCE} | SM90,
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),
@@ -142,13 +142,13 @@ CASES: Sequence[Case] = [
         HALF,
         HOPPER,
         {"kernel": 0, "groups": SEVERAL, "channels": SEVERAL, "filters": SEVERAL},
-        {DIAGONAL, GROUPED, GEMM} | SM90,
+        {DIAGONAL, GROUPED, SM80} | SM90,
     ),
     (
         HALF,
         HOPPER,
         {"kernel": 0, "groups": SEVERAL, "channels": 16, "filters": 16},
-        {DIAGONAL, GEMM} | SM90,
+        {DIAGONAL, SM80} | SM90,
     ),
 ]
 

@@ -13,7 +13,6 @@ from max.gpu import (
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
 from std.memory import bitcast
-from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -21,6 +20,7 @@ from ...conv.access import OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
+from ..pipeline.async_copy import await_copies, close_copies, copy_chunk
 from .depthwise_strips import (
     CHUNK_BYTES,
     COLUMNS,
@@ -41,21 +41,6 @@ comptime PIXEL_CHUNKS = PIXEL_BYTES // CHUNK_BYTES
 
 
 @always_inline
-def _copy_chunk(to: SharedBytes, from_: Reads, exists: Bool):
-    """Starts copying 16 bytes to shared memory; zeros if there are none (PTX
-    ISA, "cp.async")."""
-    inlined_assembly[
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        NoneType,
-        constraints="r,l,r,~{memory}",
-    ](
-        UInt32(Int(to)),
-        UInt64(Int(from_)),
-        UInt32(CHUNK_BYTES) if exists else UInt32(0),
-    )
-
-
-@always_inline
 def _widen[
     dtype: DType, width: SIMDLength
 ](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
@@ -70,22 +55,6 @@ def _widen[
             result[2 * i] = bits[i] << 16
             result[2 * i + 1] = bits[i] & 0xFFFF0000
         return bitcast[DType.float32, width](result)
-
-
-@always_inline
-def _close_copies():
-    """Commits the group of this thread's copies."""
-    inlined_assembly[
-        "cp.async.commit_group;", NoneType, constraints="~{memory}"
-    ]()
-
-
-@always_inline
-def _await_copies[pending: Int]():
-    """Waits for all but the latest groups of this thread's copies."""
-    inlined_assembly[
-        "cp.async.wait_group $0;", NoneType, constraints="n,~{memory}"
-    ](pending)
 
 
 @fieldwise_init
@@ -239,7 +208,7 @@ struct StripKernel[
         var first = UInt32(0)
         var offset = block.output_offset(geometry)
         for row in range(block.row, block.end, UInt32(Self.rows)):
-            _await_copies[ahead - 1]()
+            await_copies[ahead - 1]()
             barrier()
             Self._copy_rows[step_rows](
                 activation,
@@ -303,14 +272,14 @@ struct StripKernel[
             var from_ = column * geometry.channels + c
             comptime for r in range(count):
                 var exists = inside and exist[r]
-                _copy_chunk(
-                    ring_data.unsafe_offset(Int(to_rows[r] + i * CHUNK_BYTES)),
+                copy_chunk(
+                    UInt32(Int(ring_data)) + to_rows[r] + i * CHUNK_BYTES,
                     activation.unsafe_offset(
                         from_rows[r] + Int(from_) if exists else 0
                     ),
                     exists,
                 )
-        _close_copies()
+        close_copies()
 
     @staticmethod
     @always_inline

@@ -34,7 +34,7 @@ from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from ...conv.divisor import Divisor
 from ..limits import WARP
-from .geometry import IMAGE, Position, spatial
+from ..geometry import IMAGE, Position, spatial
 
 comptime THREADS = 128
 """Threads of a block, at most."""

@@ -15,7 +15,7 @@ from ..legality import cuda_core_refusal, may_be_tiled
 from ..limits import WARP
 from ..stream import LaunchGrid, Stream
 from .gemv import LOAD_BYTES, THREADS, GemvGeometry, GemvKernel
-from .geometry import geometry_refusal
+from ..geometry import geometry_refusal
 
 comptime ROWS = [1, 2, 4, 8]
 """Pixels of a block for which kernels are compiled. Each filter element is

@@ -21,7 +21,7 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
-from .geometry import GpuGeometry, spatial
+from ..geometry import GpuGeometry, spatial
 from .rows import THREADS, Rows
 
 comptime COLUMNS = 32

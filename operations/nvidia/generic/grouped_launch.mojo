@@ -10,7 +10,7 @@ from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import cuda_core_refusal
 from ..stream import LaunchGrid, Stream
-from .geometry import GpuGeometry, geometry_refusal
+from ..geometry import GpuGeometry, geometry_refusal
 from .grouped import COLUMNS, PIXELS, GroupedKernel
 from ..limits import MAX_BLOCKS
 from .rows import THREADS, Rows

@@ -3,14 +3,14 @@
 from std.collections import Optional
 from std.math import ceildiv
 
-from ...conv.fields import KERNEL_IMPLICIT_GEMM, TILE_FILTERS
-from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ...conv.fields import KERNEL_IMPLICIT_GEMM
+from ...conv.known import ANY_KERNEL, KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import cuda_core_refusal
+from ..legality import cuda_core_refusal, may_fill_tiles, takes_mma_types
 from ..stream import LaunchGrid, Stream
-from .geometry import GpuGeometry, geometry_refusal
+from ..geometry import GpuGeometry, geometry_refusal
 from .implicit_gemm import NARROW, SMALL, VECTOR, WIDE, DirectKernel
 from ..limits import MAX_BLOCKS
 from .rows import THREADS, Rows
@@ -58,12 +58,15 @@ struct ImplicitGemm(GpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether it is not certain that the grouped kernel runs."""
-        return (
-            known.groups == 1
-            or known.filters <= UNKNOWN
-            or known.filters >= TILE_FILTERS
-        )
+        """Whether it is not certain that tensor cores take the problem, or that
+        the grouped kernel runs."""
+        if (
+            types.input.is_half_float()
+            and takes_mma_types(types)
+            and known.kernel != ANY_KERNEL
+        ):
+            return False
+        return may_fill_tiles(known)
 
     @staticmethod
     def refusal(

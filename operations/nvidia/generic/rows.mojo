@@ -2,7 +2,7 @@
 
 from std.sys.info import size_of
 
-from .geometry import OUTSIDE, GpuGeometry, Position
+from ..geometry import OUTSIDE, GpuGeometry, Position
 
 comptime THREADS = 256
 """Threads of a block."""

@@ -28,6 +28,7 @@ from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ...limits import WARP
 from ...pipeline.barrier import sync_threads, sync_warp
+from ...pipeline.matrices import load_matrices
 from ...tma.copy import (
     SharedAddress,
     prefetch_map,
@@ -46,7 +47,6 @@ from .copies import DiagonalCopier, load_residual, store_batch
 from .mma import (
     Sums,
     larger_or_unknown,
-    load_matrices,
     store_matrices,
     thread_anew,
 )

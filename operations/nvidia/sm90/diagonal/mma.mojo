@@ -67,46 +67,6 @@ def keep_rolled():
 
 
 @always_inline
-def load_matrices[
-    count: Int
-](address: SharedAddress) -> StaticTuple[UInt32, count]:
-    """Loads matrices (PTX ISA, "ldmatrix").
-
-    Parameters:
-        count: How many: 1, 2 or 4.
-
-    Args:
-        address: Of row `lane % 8` of matrix `lane / 8`.
-
-    Returns:
-        The matrices.
-    """
-    comptime if count == 4:
-        var four = inlined_assembly[
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
-            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
-            constraints="=r,=r,=r,=r,r,~{memory}",
-        ](address)
-        return StaticTuple[UInt32, count](four[0], four[1], four[2], four[3])
-    elif count == 2:
-        var two = inlined_assembly[
-            "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];",
-            _RegisterPackType[UInt32, UInt32],
-            constraints="=r,=r,r,~{memory}",
-        ](address)
-        return StaticTuple[UInt32, count](two[0], two[1])
-    else:
-        comptime assert count == 1, "1, 2 or 4 matrices"
-        return StaticTuple[UInt32, count](
-            inlined_assembly[
-                "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {$0}, [$1];",
-                UInt32,
-                constraints="=r,r,~{memory}",
-            ](address)
-        )
-
-
-@always_inline
 def store_matrices(address: SharedAddress, first: UInt32, second: UInt32):
     """Stores two matrices (PTX ISA, "stmatrix").
 

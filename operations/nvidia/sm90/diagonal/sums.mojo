@@ -7,11 +7,11 @@ from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import SharedAddress
 from .block import DiagonalWorker
 from .geometry import DiagonalGeometry
+from ...pipeline.matrices import load_matrices
 from .mma import (
     DiagonalFilter,
     Sums,
     keep_rolled,
-    load_matrices,
     multiply_one,
     multiply_two,
     thread_anew,

@@ -1,0 +1,122 @@
+"""Matrices of 8 rows of 16 bytes: from shared memory to the registers of a warp,
+and their products on its tensor cores.
+
+A matrix is one register of each thread: 4 bytes of row `lane / 4`, from byte
+`4 * (lane % 4)` on.
+"""
+
+from std.sys._assembly import inlined_assembly
+from std.sys.intrinsics import _RegisterPackType
+from std.utils import StaticTuple
+
+from ..tma.copy import SharedAddress
+
+comptime Sums = SIMD[DType.float32, 4]
+"""A thread's sums of 16 rows by 8 columns: two neighbouring columns from
+`2 * (lane % 4)` on of row `lane / 4`, then of the row 8 below."""
+
+
+@always_inline
+def load_matrices[
+    count: Int
+](address: SharedAddress) -> StaticTuple[UInt32, count]:
+    """Loads matrices (PTX ISA, "ldmatrix").
+
+    Parameters:
+        count: How many: 1, 2 or 4.
+
+    Args:
+        address: Of row `lane % 8` of matrix `lane / 8`.
+
+    Returns:
+        The matrices.
+    """
+    comptime if count == 4:
+        var four = inlined_assembly[
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+            _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+            constraints="=r,=r,=r,=r,r,~{memory}",
+        ](address)
+        return StaticTuple[UInt32, count](four[0], four[1], four[2], four[3])
+    elif count == 2:
+        var two = inlined_assembly[
+            "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];",
+            _RegisterPackType[UInt32, UInt32],
+            constraints="=r,=r,r,~{memory}",
+        ](address)
+        return StaticTuple[UInt32, count](two[0], two[1])
+    else:
+        comptime assert count == 1, "1, 2 or 4 matrices"
+        return StaticTuple[UInt32, count](
+            inlined_assembly[
+                "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {$0}, [$1];",
+                UInt32,
+                constraints="=r,r,~{memory}",
+            ](address)
+        )
+
+
+@always_inline
+def multiply[
+    dtype: DType
+](
+    sums: Sums, rows: StaticTuple[UInt32, 4], columns: StaticTuple[UInt32, 2]
+) -> Sums:
+    """Adds the products of 16 rows and 8 columns, 32 bytes deep (PTX ISA,
+    "mma.sync": m16n8k16, m16n8k8 of tf32).
+
+    Parameters:
+        dtype: Of the elements: bfloat16, float16, or float32, of which the
+            tensor cores read 10 bits of the fraction.
+
+    Args:
+        sums: The sums.
+        rows: The upper and the lower 8 rows' first 16 bytes, then their next.
+        columns: The columns' first 16 bytes, then their next.
+
+    Returns:
+        The new sums.
+    """
+    comptime kind = _element[dtype]()
+    comptime shape = "m16n8k8" if dtype == DType.float32 else "m16n8k16"
+    comptime name = String(
+        "mma.sync.aligned.",
+        shape,
+        ".row.col.f32.",
+        kind,
+        ".",
+        kind,
+        (
+            ".f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11,"
+            " $12, $13};"
+        ),
+    )
+    var new = inlined_assembly[
+        name,
+        _RegisterPackType[Float32, Float32, Float32, Float32],
+        constraints="=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        has_side_effect=False,
+    ](
+        rows[0],
+        rows[1],
+        rows[2],
+        rows[3],
+        columns[0],
+        columns[1],
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+    )
+    return Sums(new[0], new[1], new[2], new[3])
+
+
+def _element[dtype: DType]() -> StaticString:
+    """What PTX calls the elements."""
+    comptime if dtype == DType.bfloat16:
+        return "bf16"
+    elif dtype == DType.float16:
+        return "f16"
+    else:
+        comptime assert dtype == DType.float32, "bfloat16, float16 or float32"
+        return "tf32"

@@ -1,0 +1,195 @@
+"""The host side of the implicit GEMM on any GPU's tensor cores: plan and launch.
+"""
+
+from std.collections import Optional
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from ...conv.fields import KERNEL_SM80, TILE_FILTERS
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.memory import element_bytes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import kernel_name
+from ..device import target_capability
+from ..inspect import GpuKernel, PtxWriter
+from ..legality import may_fill_tiles, precision_refusal, takes_mma_types
+from ..pipeline.chunks import CHUNK_BYTES
+from ..stream import LaunchGrid, Stream
+from .geometry import MmaGeometry, mma_geometry_refusal
+from .kernel import OVERLAP_CAPABILITY, MmaKernel
+from .tile import LARGE, SMALL, SQUARE
+
+comptime TILES = [LARGE, SQUARE, SMALL]
+"""The tiles that are compiled, larger ones first."""
+
+comptime RARE = SQUARE
+"""The tile for what a kernel of the GPU's generation refuses: addresses and
+sizes."""
+
+comptime TILE_NAMES: List[StaticString] = ["large", "square", "small"]
+"""What `maxconv inspect` calls them."""
+
+
+@fieldwise_init
+struct MmaPlan(ImplicitlyCopyable, Movable, Writable):
+    """A launch of the implicit GEMM on any GPU's tensor cores."""
+
+    var geometry: MmaGeometry
+    var tile: Int
+    """Which of `TILES`."""
+    var whole: Bool
+    """Whether a group's channels are whole chunks, and the operands aligned."""
+    var vector_stores: Bool
+    """The same of its filters, the output and the epilogue's operands."""
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the plan on one line."""
+        var tile = materialize[TILES]()[self.tile]
+        writer.write(
+            t"tile {tile.pixels} pixels x {tile.filters} filters,"
+            t" {tile.stages} stages, tensor cores"
+        )
+        if not self.whole:
+            writer.write(", loads of single elements")
+
+
+struct Mma(GpuKernel):
+    """The implicit GEMM on any GPU's tensor cores."""
+
+    comptime code = KERNEL_SM80
+    comptime Plan = MmaPlan
+    comptime Queue = Stream
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        """Refuses what the multiply does not take."""
+        if takes_mma_types(types):
+            return None
+        return String(
+            t"{kernel_name(Self.code)} takes float32, bfloat16 and float16, and"
+            t" gives float32, bfloat16 or float16; here {types.input} and"
+            t" {types.output}"
+        )
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether products may be rounded to tf32, and it is not certain that a
+        kernel for groups of few filters runs."""
+        return not (
+            types.input == DType.float32 and known.exact
+        ) and may_fill_tiles(known)
+
+    @staticmethod
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
+        """Refuses exact float32, and sizes beyond 31 bits."""
+        var refusal = precision_refusal(Self.code, operands)
+        if refusal:
+            return refusal
+        return mma_geometry_refusal(problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        """Whether no kernel of the GPU's generation takes the problem, and
+        groups do not leave tiles nearly empty."""
+        if problem.groups > 1 and problem.group_filters() < TILE_FILTERS:
+            return False
+        return not (operands.types.input == DType.float32 and operands.exact)
+
+    @staticmethod
+    def plan(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> MmaPlan:
+        """The largest tile that leaves no multiprocessor idle."""
+        var index = _choose_tile(problem, device.units)
+        var width = CHUNK_BYTES // element_bytes(operands.types.input)
+        var stored = CHUNK_BYTES // element_bytes(operands.types.output)
+        return MmaPlan(
+            MmaGeometry(problem, materialize[TILES]()[index]),
+            index,
+            operands.aligned and problem.group_channels() % width == 0,
+            operands.aligned and problem.group_filters() % stored == 0,
+        )
+
+    @staticmethod
+    def launch[
+        known: KnownFilter, scaled: Bool
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments,
+        mut queue: Stream,
+    ) raises:
+        """Enqueues the kernel with the plan's tile and loads; where a kernel of
+        the GPU's generation takes nearly all such problems, with the one tile
+        that is compiled."""
+        comptime Call = type_of(arguments)
+        comptime width = CHUNK_BYTES // size_of[Call.Source.dtype]()
+        comptime for index in range(len(TILES)):
+            comptime for whole in [False, True]:
+                comptime compiled = (
+                    not known.tiled or TILES[index] == RARE
+                ) and not (whole and known.group_channels % width != 0)
+                comptime if not compiled:
+                    continue
+                if (known.tiled or plan.tile == index) and plan.whole == whole:
+                    comptime tile = TILES[index]
+                    comptime kernel = MmaKernel[
+                        Call.Source,
+                        Call.Output,
+                        Call.bias_type,
+                        Call.residual_type,
+                        tile,
+                        whole,
+                    ].run
+                    comptime bytes = tile.shared_bytes()
+                    var geometry = plan.geometry
+                    comptime if known.tiled:
+                        geometry = MmaGeometry(problem, tile)
+                    queue.enqueue[kernel, max_shared_bytes=bytes](
+                        LaunchGrid(
+                            geometry.tiles(),
+                            tile.threads(),
+                            shared_bytes=bytes,
+                            overlap=target_capability() >= OVERLAP_CAPABILITY,
+                        ),
+                        arguments.activation,
+                        arguments.filter,
+                        arguments.epilogue,
+                        arguments.output,
+                        geometry,
+                        Int32(1 if plan.vector_stores else 0),
+                    )
+
+    @staticmethod
+    def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
+        """Writes every tile, with copies of chunks and loads of elements."""
+        comptime W = type_of(writer)
+        comptime for index in range(len(TILES)):
+            comptime tile = TILES[index]
+            comptime for whole in [True, False]:
+                comptime kernel = MmaKernel[
+                    W.Source, W.Output, W.out_type, W.out_type, tile, whole
+                ].run
+                comptime tile_name = TILE_NAMES[index]
+                var name = String(t"sm80-{tile_name}")
+                comptime if not whole:
+                    name += "-elements"
+                writer.write[kernel](name, tile.shared_bytes())
+
+
+def _choose_tile(problem: ConvProblem, multiprocessors: Int) -> Int:
+    """Which of `TILES` suits a problem."""
+    comptime last = len(TILES) - 1
+    for index in range(last):
+        var tile = materialize[TILES]()[index]
+        var tiles = (
+            ceildiv(problem.gemm_m(), tile.pixels)
+            * ceildiv(problem.gemm_n(), tile.filters)
+            * problem.groups
+        )
+        if tiles >= multiprocessors:
+            return index
+    return last

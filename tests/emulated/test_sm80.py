@@ -1,0 +1,246 @@
+"""The implicit GEMM on any GPU's tensor cores, as Mojo compiles it, is exact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests import ptx
+from tests.emulated.convolution import Array, bfloat16, floats
+from tests.reference import conv_reference
+
+from maxconv._problem import ConvProblem
+from maxconv._problems import parse_problem
+from maxconv.bench.gpu.operands import geometry
+from ptxemu import EmulatorError, Machine
+
+#: Tiles of `tests/mojo/emit_sm80.mojo`: pixels and filters of each, and the one of the plan.
+TILES: Final = ((128, 64), (64, 64), (32, 32))
+LARGE, SQUARE, SMALL, PLANNED = 0, 1, 2, 9
+
+
+class Problem(NamedTuple):
+    """A convolution, and what runs it."""
+
+    tile: int
+    conv: ConvProblem
+    dtype: str = "bfloat16"
+    aligned: bool = True
+
+    def __str__(self) -> str:
+        """As the Mojo side reads it."""
+        words = (self.dtype, self.tile, int(self.aligned), *geometry(self.conv))
+        return "x".join(map(str, words))
+
+
+#: Tiles beyond the pixels and the filters, several of both; fewer slices than stages and more;
+#: slices that end within a tap; chunks that are not whole, within a tap and across taps; groups.
+PROBLEMS: Final = (
+    Problem(LARGE, parse_problem("2x9x10x24:72x3x3", padding=1)),
+    Problem(LARGE, parse_problem("1x13x11x64:40x1x1")),
+    Problem(LARGE, parse_problem("1x9x10x10:24x3x3", padding=1)),
+    Problem(SQUARE, parse_problem("2x7x9x40:72x3x3", stride=2, padding=(0, 1, 2, 1))),
+    Problem(SQUARE, parse_problem("3x5x5x152:64x1x1")),
+    Problem(SQUARE, parse_problem("1x8x8x8:130x2x3", dilation=(2, 3), padding=(1, 1, 3, 3))),
+    Problem(SQUARE, parse_problem("1x10x9x16:48x3x3", padding=1, groups=2)),
+    Problem(SMALL, parse_problem("2x4x5x72:40x3x3", padding=1)),
+    Problem(SMALL, parse_problem("1x7x7x328:48x1x1")),
+    Problem(SMALL, parse_problem("1x6x7x8:20x1x1", stride=2)),
+    Problem(SMALL, parse_problem("2x6x5x45:33x3x3", padding=1)),
+    Problem(SMALL, parse_problem("1x5x6x3:9x7x7", stride=2, padding=3)),
+    Problem(SMALL, parse_problem("1x4x6x21:8x2x2", groups=1), aligned=False),
+    Problem(SMALL, parse_problem("1x5x5x32:16x3x3", padding=1), aligned=False),
+    Problem(SMALL, parse_problem("1x19x12:24x5", stride=2, padding=2)),
+    Problem(SMALL, parse_problem("1x3x4x5x16:24x3x2x2", padding=(1, 1, 0, 0, 1, 0))),
+    Problem(PLANNED, parse_problem("1x6x6x16:1024x1x1")),
+    Problem(SMALL, parse_problem("1x5x5x24:40x3x3", padding=1), "float16"),
+    Problem(SQUARE, parse_problem("1x5x7x11:37x3x3", padding=1), "float16"),
+    Problem(SMALL, parse_problem("1x5x5x20:40x3x3", padding=1), "float32"),
+    Problem(SQUARE, parse_problem("1x5x7x7:33x3x3", stride=2, padding=1), "float32"),
+    Problem(LARGE, parse_problem("1x12x12x36:64x1x1"), "float32"),
+)
+
+SCALE, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the Mojo side passes for a problem."""
+
+    kernel: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    vectors: int
+    epilogues: tuple[bytes, bytes]
+    geometry: bytes
+    ptx: str
+
+    @classmethod
+    def of(cls, line: str, folder: Path) -> Launch:
+        """Reads a line of the Mojo side."""
+        name, *numbers, bare, fused, shape = line.split()
+        blocks, threads, shared, vectors = map(int, numbers)
+        epilogues = bytes.fromhex(bare), bytes.fromhex(fused)
+        text = (folder / f"{name}.ptx").read_text()
+        return cls(name, blocks, threads, shared, vectors, epilogues, bytes.fromhex(shape), text)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Small integers, whose products and sums are exact in float32 in any order."""
+
+    activation: Array
+    filter: Array
+    scale: Array
+    bias: Array
+    residual: Array
+
+    @classmethod
+    def random(cls, problem: ConvProblem, seed: int) -> Operands:
+        """Draws them."""
+        rng = np.random.default_rng(seed)
+        filters = problem.filters
+        shapes = (
+            problem.input_shape,
+            (filters, *problem.filter_size, problem.group_channels),
+            (filters,),
+            (filters,),
+            problem.output_shape,
+        )
+        return cls(*(rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes))
+
+    def expected(self, problem: ConvProblem, dtype: str, fused: bool) -> Array:
+        """The outputs, rounded to their type."""
+        with np.errstate(invalid="ignore"):
+            total = conv_reference(
+                self.activation,
+                self.filter,
+                stride=problem.stride,
+                dilation=problem.dilation,
+                pad_before=problem.pad_before,
+                pad_after=problem.pad_after,
+                groups=problem.groups,
+            ).astype(np.float32)
+        if fused:
+            total = np.maximum(total * self.scale + self.bias, 0) + self.residual
+        return loaded(stored(total, dtype), dtype)
+
+
+def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
+    """The values' bits, as the emulator holds them."""
+    if dtype == "bfloat16":
+        return bfloat16(values)
+    return values.astype(np.float16).view(np.uint16) if dtype == "float16" else values
+
+
+def loaded(bits: npt.NDArray[np.generic], dtype: str) -> Array:
+    """The values of bits."""
+    if dtype == "bfloat16":
+        return floats(bits.astype(np.uint16))
+    if dtype == "float16":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return bits.astype(np.float32)
+
+
+def run(
+    problem: Problem, launch: Launch, operands: Operands, fused: bool, seed: int, text: str = ""
+) -> Array:
+    """Runs the kernel, or a changed text of it; returns its outputs."""
+    machine = Machine("sm_90a", sms=4, seed=seed)
+    dtype = problem.dtype
+    output = machine.alloc(stored(np.zeros_like(operands.residual), dtype), written=False)
+    epilogue = launch.epilogues[fused]
+    for placeholder, values in (
+        (SCALE, operands.scale),
+        (BIAS, operands.bias),
+        (RESIDUAL, stored(operands.residual, dtype)),
+    ):
+        pointer = int(machine.alloc(values)).to_bytes(8, "little")
+        epilogue = epilogue.replace(placeholder.to_bytes(8, "little"), pointer)
+    machine.load(text or launch.ptx).launch(
+        grid=launch.blocks,
+        block=launch.threads,
+        shared_bytes=launch.shared_bytes,
+        args=[
+            int(machine.alloc(stored(operands.activation, dtype))).to_bytes(8, "little"),
+            machine.alloc(stored(operands.filter, dtype)),
+            epilogue,
+            int(output).to_bytes(8, "little"),
+            launch.geometry,
+            launch.vectors,
+        ],
+        budget=20_000_000,
+    )
+    return loaded(output.read(), dtype)
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
+    """Of the problems, with the kernels' PTX."""
+    folder, lines = ptx.emit_once("emit_sm80", tmp_path_factory, *map(str, PROBLEMS))
+    assert len(lines) == len(PROBLEMS)
+    return [Launch.of(line, folder) for line in lines]
+
+
+@pytest.mark.parametrize("index", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
+@pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
+def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None:
+    problem = PROBLEMS[index]
+    operands = Operands.random(problem.conv, index)
+    found = run(problem, launches[index], operands, fused, seed=index)
+    assert np.array_equal(found, operands.expected(problem.conv, problem.dtype, fused))
+
+
+@pytest.mark.parametrize("index", [3, 4, 7, 10, 11])
+def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: int) -> None:
+    """Zeros beside the image, and behind the last product, multiply no number."""
+    problem = PROBLEMS[index]
+    operands = Operands.random(problem.conv, index)
+    operands.activation[0, 0, 0, -1] = np.inf
+    operands.filter[:] = np.abs(operands.filter) + 1
+    found = run(problem, launches[index], operands, fused=False, seed=1)
+    expected = operands.expected(problem.conv, problem.dtype, fused=False)
+    assert np.isinf(expected).any()
+    assert np.isfinite(expected).any()
+    assert np.array_equal(found, expected)
+
+
+def test_every_kernel_runs(launches: list[Launch]) -> None:
+    wanted = {f"bfloat16-{tile}-{whole}" for tile in range(3) for whole in (0, 1)}
+    assert wanted - {"bfloat16-1-0"} <= {launch.kernel for launch in launches}
+    assert {launch.vectors for launch in launches} == {0, 1}
+    for problem, launch in zip(PROBLEMS, launches, strict=True):
+        if problem.tile != PLANNED:
+            pixels, filters = TILES[problem.tile]
+            tiles = -(-problem.conv.gemm.m // pixels) * -(-problem.conv.gemm.n // filters)
+            assert launch.blocks == tiles * problem.conv.groups
+
+
+#: Name, change of the text, and what is reported.
+BROKEN: Final = (
+    ("nobody waits for the copies", r"cp\.async\.wait_group \d+;", "RaceError"),
+    ("a barrier is left out", r"barrier\.sync \d+;|bar\.sync \d+;|bar\.sync \t?\d+;", "RaceError"),
+)
+
+
+@pytest.mark.parametrize(("pattern", "report"), [entry[1:] for entry in BROKEN])
+def test_a_broken_kernel_is_reported(launches: list[Launch], pattern: str, report: str) -> None:
+    index = 7
+    problem, launch = PROBLEMS[index], launches[index]
+    text, found = re.subn(pattern, "", launch.ptx)
+    assert found
+    operands = Operands.random(problem.conv, index)
+    reports = set()
+    for seed in range(8):
+        try:
+            run(problem, launch, operands, fused=False, seed=seed, text=text)
+        except EmulatorError as error:
+            reports.add(type(error).__name__)
+            break
+    assert report in reports

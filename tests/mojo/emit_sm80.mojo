@@ -1,0 +1,121 @@
+"""Writes the implicit GEMM of `mma.sync` for the emulator, as PTX, into the
+folder that is the first argument; needs no GPU.
+
+    emit_sm80 FOLDER PROBLEM...
+
+A problem is the input's type, the tile (`PLANNED`: what the plan takes), 1 if
+the operands are aligned or 0, and the numbers of `ConvProblem.of_numbers`,
+joined by an x. For each kernel a file of the input's type, the tile and whether
+chunks are whole, and for each problem a line of what its launch passes: the
+file's name, blocks, threads, bytes of shared memory, 1 if vectors are stored,
+then the epilogue's parameters (bare; with scale, bias, ReLU and residual) and
+the geometry, as hexadecimal bytes. Pointers of the epilogue are `SCALE_AT`,
+`BIAS_AT` and `RESIDUAL_AT`, for the reader to replace.
+"""
+
+from hexadecimal import bytes_of
+from max.gpu.host import get_gpu_target
+from std.compile import compile_info
+from std.sys import argv
+
+from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.epilogue import Activation, Epilogue
+from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
+from operations.conv.memory import Reads
+from operations.conv.operands import Device, Operands, OperandTypes
+from operations.conv.problem import ConvProblem
+from operations.nvidia.sm80.geometry import MmaGeometry
+from operations.nvidia.sm80.kernel import MmaKernel
+from operations.nvidia.sm80.launch import TILES, Mma
+
+comptime TYPES = [DType.bfloat16, DType.float16, DType.float32]
+"""Of activation, filter and output."""
+
+comptime PLANNED = 9
+"""In the place of a tile."""
+
+comptime SCALE_AT = 0x1111000000000000
+comptime BIAS_AT = 0x2222000000000000
+comptime RESIDUAL_AT = 0x3333000000000000
+
+
+def epilogue_of[dtype: DType](fused: Bool) -> Epilogue[DType.float32, dtype]:
+    """Nothing, or scale, bias, ReLU and residual."""
+    var none = Activation(ACTIVATION_NONE, 0, 0)
+    return Epilogue[DType.float32, dtype](
+        has_bias=fused,
+        has_residual=fused,
+        has_scale=fused,
+        scale=Reads[DType.float32](unsafe_from_address=SCALE_AT),
+        bias=Reads[DType.float32](unsafe_from_address=BIAS_AT),
+        residual=Reads[dtype](unsafe_from_address=RESIDUAL_AT),
+        beta=1,
+        activation=Activation(ACTIVATION_RELU, 0, 0) if fused else none,
+        final_activation=none,
+    )
+
+
+def name_of(dtype: DType, tile: Int, whole: Bool) -> String:
+    """The name of a kernel's file."""
+    return String(t"{dtype}-{tile}-{Int(whole)}")
+
+
+def describe[dtype: DType](words: List[Int]) raises:
+    """Prints the line of a problem."""
+    comptime types = OperandTypes.unfused(dtype, dtype)
+    var numbers = List[Int]()
+    for i in range(2, len(words)):
+        numbers.append(words[i])
+    var problem = ConvProblem.of_numbers(numbers)
+    var operands = Operands.bare(types)
+    operands.aligned = words[1] == 1
+    var device = Device(80, 108)
+    if not Mma.suits(problem, operands, device):
+        raise Error(t"sm80 does not suit {problem}")
+    var refusal = Mma.refusal(problem, operands, device)
+    if refusal:
+        raise Error(refusal.value())
+    var plan = Mma.plan(problem, operands, device)
+    if words[0] != PLANNED:
+        plan.tile = words[0]
+        plan.geometry = MmaGeometry(problem, materialize[TILES]()[plan.tile])
+    var tile = materialize[TILES]()[plan.tile]
+    print(
+        name_of(dtype, plan.tile, plan.whole),
+        plan.geometry.tiles(),
+        tile.threads(),
+        tile.shared_bytes(),
+        Int(plan.vector_stores),
+        bytes_of(epilogue_of[dtype](False)),
+        bytes_of(epilogue_of[dtype](True)),
+        bytes_of(plan.geometry),
+    )
+
+
+def main() raises:
+    comptime target = get_gpu_target["sm_90a"]()
+    comptime for dtype in TYPES:
+        comptime for index in range(len(TILES)):
+            comptime for whole in [False, True]:
+                comptime kernel = MmaKernel[
+                    MemoryActivation[dtype],
+                    MemoryOutput[dtype],
+                    DType.float32,
+                    dtype,
+                    TILES[index],
+                    whole,
+                ].run
+                var info = compile_info[
+                    kernel, emission_kind="asm", target=target
+                ]()
+                var name = name_of(dtype, index, whole)
+                with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
+                    file.write(String(info.asm))
+    for i in range(2, len(argv())):
+        var words = String(argv()[i]).split("x")
+        var numbers = List[Int]()
+        for j in range(1, len(words)):
+            numbers.append(Int(String(words[j])))
+        comptime for dtype in TYPES:
+            if String(words[0]) == String(dtype):
+                describe[dtype](numbers)
