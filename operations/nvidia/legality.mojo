@@ -3,9 +3,8 @@
 from std.collections import Optional
 
 from ..conv.fields import (
-    BLACKWELL_DTYPES,
+    TENSOR_CORE_DTYPES,
     COPY_BYTES,
-    KERNEL_SM100,
     TILE_FILTERS,
 )
 from ..conv.known import UNKNOWN, KnownProblem
@@ -15,13 +14,13 @@ from ..conv.registry import kernel_name
 from .device import is_blackwell, is_hopper
 
 
-def is_blackwell_type(dtype: DType) -> Bool:
-    """Whether only Blackwell's tensor cores take a type.
+def is_tensor_core_type(dtype: DType) -> Bool:
+    """Whether only the tensor cores of Hopper and Blackwell take a type.
 
     Args:
         dtype: Of activation and filter.
     """
-    comptime for known in BLACKWELL_DTYPES:
+    comptime for known in TENSOR_CORE_DTYPES:
         if dtype == known:
             return True
     return False
@@ -37,11 +36,13 @@ def check_type(types: OperandTypes, capability: Int) raises:
     Raises:
         Naming the argument, its value and what is allowed.
     """
-    if is_blackwell_type(types.input) and not is_blackwell(capability):
+    if is_tensor_core_type(types.input) and not (
+        is_hopper(capability) or is_blackwell(capability)
+    ):
         raise Error(
-            t"input: dtype {types.input} takes a GPU of compute capability 10.0"
-            t" or 10.3 (B200, B300); on this one float32, bfloat16, float16 and"
-            t" float8_e4m3fn are allowed"
+            t"input: dtype {types.input} takes a GPU of compute capability 9.0,"
+            t" 10.0 or 10.3 (H100, H200, B200, B300); on this one float32,"
+            t" bfloat16, float16 and float8_e4m3fn are allowed"
         )
 
 
@@ -82,7 +83,7 @@ def cuda_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         kernel: A `KERNEL_*` code.
         types: Of the operands.
     """
-    if is_blackwell_type(types.input):
+    if is_tensor_core_type(types.input):
         return String(
             t"{kernel_name(kernel)} takes float32, bfloat16, float16 and"
             t" float8_e4m3fn; here {types.input}"
@@ -97,23 +98,20 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         kernel: `KERNEL_SM90` or `KERNEL_SM100`.
         types: Of the operands.
     """
-    var blackwell = kernel == KERNEL_SM100
     var takes = (
         types.input.is_half_float()
         or types.input == DType.float32
         or types.input == DType.float8_e4m3fn
-        or blackwell
-        and is_blackwell_type(types.input)
+        or is_tensor_core_type(types.input)
     )
     var gives = types.output.is_half_float() or types.output == DType.float32
     if takes and gives and types.residual == types.output:
         return None
-    var further = ", float8_e5m2 and int8" if blackwell else ""
     return String(
-        t"{kernel_name(kernel)} takes float32, bfloat16, float16 and"
-        t" float8_e4m3fn{further} and gives float32, bfloat16 or float16, of"
-        t" which the residual is too; here {types.input}, {types.output} and"
-        t" {types.residual}"
+        t"{kernel_name(kernel)} takes float32, bfloat16, float16,"
+        t" float8_e4m3fn, float8_e5m2 and int8, and gives float32, bfloat16 or"
+        t" float16, of which the residual is too; here {types.input},"
+        t" {types.output} and {types.residual}"
     )
 
 

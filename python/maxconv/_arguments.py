@@ -18,7 +18,7 @@ from ._checks import (
     show,
     spatial_tuple,
 )
-from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES
+from ._dtypes import DTYPE_BYTES, TENSOR_CORE_BYTES
 from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
 from .activations import ActivationSpec, parse
 
@@ -256,8 +256,8 @@ class ConvArguments:
             return Kernel.AUTO
         known: tuple[Kernel, ...] = GPU_KERNELS if device.is_gpu() else CPU_KERNELS
         whose = ""
-        if dtype in BLACKWELL_BYTES:
-            known, whose = (Kernel.SM100,), f" for {dtype}"
+        if dtype in TENSOR_CORE_BYTES:
+            known, whose = (Kernel.SM90, Kernel.SM100), f" for {dtype}"
         kernels = {kernel.name.lower(): kernel for kernel in (Kernel.AUTO, *known)}
         names = ", ".join(kernels)
         if not isinstance(self.config, str):

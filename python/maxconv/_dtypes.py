@@ -10,11 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ._fields import BLACKWELL_DTYPES
+from ._fields import TENSOR_CORE_DTYPES
 
 __all__ = [
     "BIT_CARRIED",
-    "BLACKWELL_BYTES",
     "CARRIERS",
     "DTYPE_BYTES",
     "FLOAT8",
@@ -22,6 +21,7 @@ __all__ = [
     "HALF_DTYPES",
     "INPUT_BYTES",
     "INT8",
+    "TENSOR_CORE_BYTES",
 ]
 
 #: Storage types of activations, filters and outputs, and their sizes in bytes.
@@ -40,11 +40,11 @@ FLOAT8_WIDE = "float8_e5m2"
 #: Integers of 8 bits.
 INT8 = "int8"
 
-#: Storage types of activations and filters for GPUs of compute capability 10.0 and 10.3 alone.
-BLACKWELL_BYTES: Mapping[str, int] = dict.fromkeys(BLACKWELL_DTYPES, 1)
+#: Storage types of activations and filters for GPUs of compute capability 9.0, 10.0 and 10.3 alone.
+TENSOR_CORE_BYTES: Mapping[str, int] = dict.fromkeys(TENSOR_CORE_DTYPES, 1)
 
 #: Storage types of activations and filters, and their sizes in bytes.
-INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **BLACKWELL_BYTES}
+INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **TENSOR_CORE_BYTES}
 
 #: numpy's type for the elements of each storage type; for those that it lacks, of their bits.
 CARRIERS: Mapping[str, type[np.generic]] = {

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 __all__ = [
     "BLACKWELL_CAPABILITIES",
-    "BLACKWELL_DTYPES",
     "COPY_BYTES",
     "CPU_KERNELS",
     "DIAGONAL_CHANNELS",
@@ -38,6 +37,7 @@ __all__ = [
     "SCALARS_LENGTH",
     "SEVERAL",
     "STEM_CHANNELS",
+    "TENSOR_CORE_DTYPES",
     "TILE_FILTERS",
     "Activation",
     "Counted",
@@ -81,8 +81,8 @@ HOPPER_CAPABILITIES = (90,)
 #: The same of the Blackwell kernel.
 BLACKWELL_CAPABILITIES = (100, 103)
 
-#: Storage types of activations and filters that no other kernel takes, nor any CPU.
-BLACKWELL_DTYPES = ("float8_e5m2", "int8")
+#: Storage types of activations and filters that only the kernels of these GPUs' tensor cores take.
+TENSOR_CORE_DTYPES = ("float8_e5m2", "int8")
 
 #: Names of the elements of the ``geometry`` operand, in order.
 GEOMETRY = (
@@ -427,7 +427,7 @@ def mojo_source() -> str:
             [
                 ("HOPPER_CAPABILITIES", _texts(HOPPER_CAPABILITIES)),
                 ("BLACKWELL_CAPABILITIES", _texts(BLACKWELL_CAPABILITIES)),
-                ("BLACKWELL_DTYPES", _texts(f"DType.{name}" for name in BLACKWELL_DTYPES)),
+                ("TENSOR_CORE_DTYPES", _texts(f"DType.{name}" for name in TENSOR_CORE_DTYPES)),
             ],
         ),
     ]

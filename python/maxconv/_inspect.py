@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import _library as library
-from ._dtypes import BLACKWELL_BYTES, FLOAT8, FLOAT8_WIDE, INT8
+from ._dtypes import FLOAT8, FLOAT8_WIDE, INT8, TENSOR_CORE_BYTES
 from ._fields import GPU_KERNELS
 from ._progress import progress
 from ._targets import BLACKWELL, HOPPER, TARGETS
@@ -111,9 +111,9 @@ def emit(
         ValueError: The target has no such kernel, or none for the type.
         LibraryError: The compiler is missing or fails.
     """
-    if dtype in BLACKWELL_BYTES and target != BLACKWELL:
+    if dtype in TENSOR_CORE_BYTES and target not in (HOPPER, BLACKWELL):
         raise ValueError(
-            f"dtype: {dtype} has kernels for {BLACKWELL} alone; the target is {target}"
+            f"dtype: {dtype} has kernels for {HOPPER} and {BLACKWELL} alone; the target is {target}"
         )
     source = _PROGRAM.format(dtype=dtype, kernel=kernel or "")
     with tempfile.TemporaryDirectory() as scratch:

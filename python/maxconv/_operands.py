@@ -22,7 +22,7 @@ from ._checks import (
     check_same_device,
     check_same_dtype,
 )
-from ._dtypes import BLACKWELL_BYTES, DTYPE_BYTES, FLOAT8, INPUT_BYTES
+from ._dtypes import DTYPE_BYTES, FLOAT8, INPUT_BYTES, TENSOR_CORE_BYTES
 from ._emit import Tensors
 from ._fields import Kernel, Layout
 from ._filter_operand import filter_argument, filter_operand
@@ -281,7 +281,7 @@ def input_operand(
         raise ValueError(
             f"input: dtype {dtype} on device {value.device} is not supported; there "
             f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {FLOAT8} too, and on one of compute "
-            f"capability 10.0 or 10.3 {' and '.join(BLACKWELL_BYTES)}"
+            f"capability 9.0, 10.0 or 10.3 {' and '.join(TENSOR_CORE_BYTES)}"
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:

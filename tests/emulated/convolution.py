@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsInt
@@ -56,10 +57,11 @@ class Kernel:
 
     @classmethod
     def of(cls, line: str, folder: Path) -> Kernel:
-        """Reads a line of the Mojo side."""
-        *numbers, parameters, geometry = line.split()
-        text = (folder / f"{numbers[0]}.ptx").read_text()
-        index, threads, shared, blocks, cluster, keeps, *rest = map(int, numbers)
+        """Reads a line of the Mojo side; a name ends with the index."""
+        name, *numbers, parameters, geometry = line.split()
+        text = (folder / f"{name}.ptx").read_text()
+        index = int(name.split("-")[-1])
+        threads, shared, blocks, cluster, keeps, *rest = map(int, numbers)
         pixels, stored, filters, upper = rest
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
         boxes = pixels, stored, filters, upper
@@ -163,17 +165,26 @@ def floats(bits: Bits) -> Array:
 
 
 def run(
-    kernel: Kernel, operands: Operands, seed: int, ptx: str = "", trace: Trace | None = None
+    kernel: Kernel,
+    operands: Operands,
+    seed: int,
+    ptx: str = "",
+    trace: Trace | None = None,
+    stored: Callable[[Array], npt.NDArray[np.generic]] = bfloat16,
 ) -> Array:
-    """Runs a candidate, or a changed text of it; returns ``[height, width, filters]``."""
+    """Runs a candidate, or a changed text of it; returns ``[height, width, filters]``.
+
+    ``stored`` gives the bits of activation and filter.
+    """
     machine = Machine("sm_90a", sms=kernel.blocks, seed=seed)
-    activation = machine.alloc(bfloat16(operands.activation))
-    weights = machine.alloc(bfloat16(operands.filter))
+    activation = machine.alloc(stored(operands.activation))
+    weights = machine.alloc(stored(operands.filter))
     bias = machine.alloc(bfloat16(operands.bias))
     output = machine.alloc(np.full(operands.output_shape, 0x7FC1, np.uint16))
     parameters = _with_pointer(kernel.parameters, OUTPUT, output)
     parameters = _with_pointer(parameters, BIAS, bias)
-    maps = _maps(kernel, operands, (activation, weights, output))
+    kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
+    maps = _maps(kernel, operands, (activation, weights, output), kind)
     machine.load(ptx or kernel.ptx).launch(
         grid=kernel.blocks,
         block=kernel.threads,
@@ -194,13 +205,19 @@ def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -
 
 
 def _maps(
-    kernel: Kernel, operands: Operands, pointers: tuple[SupportsInt, SupportsInt, SupportsInt]
+    kernel: Kernel,
+    operands: Operands,
+    pointers: tuple[SupportsInt, SupportsInt, SupportsInt],
+    kind: DataType = DataType.BFLOAT16,
 ) -> list[TensorMap]:
-    """The maps that ``operations/nvidia/sm90/gemm/launch.mojo`` encodes."""
+    """The maps that ``operations/nvidia/sm90/gemm/launch.mojo`` encodes.
+
+    ``kind`` is that of activation and filter.
+    """
     activation, weights, output = pointers
     height, width, channels = operands.activation.shape
     filters, border = len(operands.filter), operands.taps // 2
-    kind = DataType.BFLOAT16
+    stored = DataType.BFLOAT16
     options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
     pixels = (channels, width, height, 1)
     taps = (channels, operands.taps**2, filters)
@@ -230,10 +247,10 @@ def _maps(
         filter_map
         if kernel.rows
         else TensorMap.tiled(
-            kind,
+            stored,
             output,
             matrix,
-            packed_strides(matrix, kind),
+            packed_strides(matrix, stored),
             (64, kernel.store_pixels, 1),
             **options,
         ),

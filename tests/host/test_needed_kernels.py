@@ -99,7 +99,9 @@ CASES: Sequence[Case] = [
     # Types that only one kernel takes.
     (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
     (("float8_e5m2", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
-    (("int8", "bfloat16"), HOPPER, known_problem(problem(64, 64)), set()),
+    (("int8", "bfloat16"), HOPPER, known_problem(problem(64, 64)), SM90),
+    (("float8_e5m2", "bfloat16"), HOPPER, known_problem(problem(64, 64)), SM90),
+    (("int8", "bfloat16"), 80, known_problem(problem(64, 64)), set()),
     # One by name, which nothing else could be chosen for.
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),

@@ -207,6 +207,44 @@ def test_product_of_a_warpgroup(
     assert np.array_equal(found, product.astype(np.float32))
 
 
+def integer_text(kind: str) -> str:
+    """The same kernel for integers: registers of int32, no signs at the end."""
+    text = group_text("e4m3").replace("f32.e4m3.e4m3", f"s32.{kind}.{kind}")
+    text = text.replace(", 1, 1;", ";").replace(".reg .f32 %d<8>", ".reg .s32 %d<8>")
+    text = text.replace("mov.f32 %d", "mov.b32 %d").replace("0f40A00000", "5")
+    return text.replace("st.global.v4.f32", "st.global.v4.b32")
+
+
+@pytest.mark.parametrize("kind", ["s8", "u8"])
+@pytest.mark.parametrize("seed", range(2))
+def test_product_of_integers(kind: str, seed: int, rng: np.random.Generator) -> None:
+    """Every value of 8 bits."""
+    image = np.zeros(10240, np.uint8)
+    parts = []
+    for rows, start in ((64, 0), (16, 8192)):
+        raw = rng.integers(0, 256, (rows, 128)).astype(np.uint8)
+        raw[:4, :64] = 127 if kind == "s8" else 255
+        parts.append(raw.view(np.int8 if kind == "s8" else np.uint8)[:, :64].astype(np.int64))
+        address = np.arange(rows)[:, None] * 128 + np.arange(128)
+        image[swizzle_address(address + start, Swizzle.B128)] = raw
+    found = multiply(integer_text(kind), image, seed).view(np.int32)
+    assert np.array_equal(found, (parts[0] @ parts[1].T).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("s32.s8.s8", "f32.s8.s8", "these types are not supported"),
+        ("s32.s8.s8", "s32.e4m3.e4m3", "these types are not supported"),
+        ("m64n16k32", "m64n16k16", "no such shape"),
+        ("m64n16k32", "m64n40k32", "no such shape"),
+    ],
+)
+def test_integers_have_their_shapes(old: str, new: str, message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
+        multiply(integer_text("s8").replace(old, new), np.zeros(10240, np.uint8), 0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -1,5 +1,5 @@
-"""Shared memory of this block and of others of its cluster, 16 bytes of
-float32 at a time."""
+"""Shared memory of this block and of others of its cluster, 16 bytes at a time,
+which are passed as float32."""
 
 from std.sys import _RegisterPackType
 from std.sys._assembly import inlined_assembly

@@ -25,7 +25,15 @@ from .._checks import (
     spatial_tuple,
 )
 from ..activations import ActivationLike, parse
-from ._dtypes import BLACKWELL, BLACKWELL_DTYPES, BY_NAME, DTYPES, FLOAT8, NAMES, listed
+from ._dtypes import (
+    BY_NAME,
+    DTYPES,
+    FLOAT8,
+    NAMES,
+    TENSOR_CORE_DTYPES,
+    TENSOR_CORES,
+    listed,
+)
 
 __all__ = [
     "Ints",
@@ -191,9 +199,9 @@ def check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
         # What stands for a tensor while a program is traced may be on a GPU that is not there.
         if (
             torch.cuda.is_available()
-            and torch.cuda.get_device_capability(input.device) in BLACKWELL
+            and torch.cuda.get_device_capability(input.device) in TENSOR_CORES
         ):
-            allowed += BLACKWELL_DTYPES
+            allowed += TENSOR_CORE_DTYPES
     if input.dtype not in allowed:
         raise TypeError(
             f"input: dtype {input.dtype} is not supported; {listed(allowed)} are allowed"

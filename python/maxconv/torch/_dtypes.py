@@ -11,13 +11,13 @@ from .._dtypes import BIT_CARRIED, DTYPE_BYTES, INPUT_BYTES
 from .._dtypes import FLOAT8 as _FLOAT8
 
 __all__ = [
-    "BLACKWELL",
-    "BLACKWELL_DTYPES",
     "BYTES",
     "BY_NAME",
     "DTYPES",
     "FLOAT8",
     "NAMES",
+    "TENSOR_CORES",
+    "TENSOR_CORE_DTYPES",
     "listed",
 ]
 
@@ -34,10 +34,12 @@ DTYPES: Final = tuple(BY_NAME[name] for name in DTYPE_BYTES)
 FLOAT8: Final = BY_NAME[_FLOAT8]
 
 #: Compute capabilities of GPUs that take more.
-BLACKWELL: Final = tuple(divmod(value, 10) for value in _fields.BLACKWELL_CAPABILITIES)
+TENSOR_CORES: Final = tuple(
+    divmod(value, 10) for value in (*_fields.HOPPER_CAPABILITIES, *_fields.BLACKWELL_CAPABILITIES)
+)
 
 #: What inputs and filters may also have there.
-BLACKWELL_DTYPES: Final = tuple(BY_NAME[name] for name in _fields.BLACKWELL_DTYPES)
+TENSOR_CORE_DTYPES: Final = tuple(BY_NAME[name] for name in _fields.TENSOR_CORE_DTYPES)
 
 #: Those of 8 bits that numpy lacks: they cross to MAX as bytes.
 BYTES: Final = frozenset(BY_NAME[name] for name in BIT_CARRIED if INPUT_BYTES[name] == 1)

@@ -4,7 +4,7 @@ Each warp computes its own 16 of the 64 rows. A group completes for the four war
 all have committed it: pipelines rely on that where one thread releases what a warpgroup read. Row
 and column of a thread's registers are those of the ISA's figures. Products are summed in float64
 and rounded to the accumulator's type once an instruction; the hardware keeps fewer bits, so that
-results are compared with a tolerance.
+results are compared with a tolerance. Integers are exact, and wrap around.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _ROWS = 16
 _WARPS = 4
 
 _ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
+_INTEGERS = {"s8": 1, "u8": 1}
 
 
 def _warpgroup(t: Path) -> Warpgroup:
@@ -123,11 +124,14 @@ def _multiply(form: Form) -> Step:
     form.take(shape.group())
     columns, depth = int(shape.group(1)), int(shape.group(2))
     sum_type, a_type, b_type = form.type(), form.type(), form.type()
-    if sum_type != "f32" or a_type not in _ELEMENT_BYTES or b_type not in _ELEMENT_BYTES:
+    sizes = {"f32": _ELEMENT_BYTES, "s32": _INTEGERS}.get(sum_type, {})
+    if a_type not in sizes or b_type not in sizes:
         form.refuse("these types are not supported")
-    if depth * _ELEMENT_BYTES[a_type] != DEPTH_BYTES or columns % 8 or not 8 <= columns <= 256:
+    # 9.7.15.2: integers have fewer shapes.
+    unit = 16 if sum_type == "s32" and columns > 32 else 8
+    if depth * sizes[a_type] != DEPTH_BYTES or columns % unit or not 8 <= columns <= 256:
         form.refuse("no such shape")
-    targets = [form.target(entry, "f32") for entry in form.vector(0)]
+    targets = [form.target(entry, sum_type) for entry in form.vector(0)]
     if len(targets) != columns // 2:
         form.refuse(f"{len(targets)} registers for {columns} columns")
     fragment = isinstance(form.operands[1], Vector)
@@ -160,7 +164,7 @@ def _multiply(form: Form) -> Step:
             t.warp.pending[register] = t.warp.pending.get(register, 0) + 1
         group = warpgroup.open(t.warp.index)
         group.registers.setdefault(t.warp.index, []).extend(registers)
-        files, words = t.files[view_of("f32")], _words(t)
+        files, words = t.files[view_of(sum_type)], _words(t)
 
         def act() -> None:
             a = a_fixed
@@ -224,4 +228,6 @@ def _accumulate(files: list[Array], targets: list[int], product: Array, keep: bo
     parts = product.reshape(2, 8, -1, 4, 2).transpose(2, 0, 4, 1, 3).reshape(len(targets), LANES)
     for row, values in zip(targets, parts, strict=True):
         target = files[row]
-        target[:] = values + target if keep else values
+        total = values + target if keep else values
+        # Exact in float64; integers wrap around.
+        target[:] = total.astype(np.int64) if target.dtype == np.int32 else total

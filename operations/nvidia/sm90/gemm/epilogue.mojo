@@ -52,7 +52,10 @@ from .mma import Accumulators
 
 
 struct CollectiveEpilogue[
-    Output: OutputTarget, Visitor: EpilogueVisitor, config: Sm90Config
+    Output: OutputTarget,
+    Visitor: EpilogueVisitor,
+    config: Sm90Config,
+    sum_type: DType,
 ](TrivialRegisterPassable):
     """One consumer's epilogue: its buffers, and where it is in them.
 
@@ -60,6 +63,7 @@ struct CollectiveEpilogue[
         Output: The output, and what the graph compiler fused behind it.
         Visitor: What is made of the values before they are stored.
         config: The configuration.
+        sum_type: Of the accumulators.
     """
 
     comptime out_type = Self.Output.dtype
@@ -103,7 +107,7 @@ struct CollectiveEpilogue[
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime Sums = Accumulators[
-        Self.config.mma_rows(), Self.config.mma_columns()
+        Self.config.mma_rows(), Self.config.mma_columns(), Self.sum_type
     ]
     comptime Values = SIMD[DType.float32, Self.values]
     comptime layout = layout_of(Self.config, Self.out_type)

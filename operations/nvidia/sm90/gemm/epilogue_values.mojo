@@ -11,18 +11,20 @@ from .mma import Accumulators
 def values_of[
     rows: Int,
     columns: Int,
+    dtype: DType,
     //,
     layout: VisitLayout,
     subtile: Int,
     first: Int,
     size: Int,
-](sums: Accumulators[rows, columns]) -> SIMD[DType.float32, size]:
+](sums: Accumulators[rows, columns, dtype]) -> SIMD[DType.float32, size]:
     """Some of a thread's values of a sub-tile, which are neighbours in the
-    accumulators.
+    accumulators, rounded to float32.
 
     Parameters:
         rows: Of the multiply.
         columns: Of the multiply.
+        dtype: Of the sums.
         layout: How the consumer's part is cut up.
         subtile: The sub-tile, in the order of visits.
         first: The first value.
@@ -40,7 +42,7 @@ def values_of[
     comptime column = (block if swapped else part) * layout.values() + first
     var values = SIMD[DType.float32, size](0)
     comptime for i in range(size):
-        values[i] = sums.values[row][column + i]
+        values[i] = sums.value(row, column + i)
     return values
 
 
@@ -48,11 +50,12 @@ def values_of[
 def select_values[
     rows: Int,
     columns: Int,
+    dtype: DType,
     //,
     layout: VisitLayout,
     subtiles: Int,
     size: Int,
-](sums: Accumulators[rows, columns], index: UInt32) -> SIMD[
+](sums: Accumulators[rows, columns, dtype], index: UInt32) -> SIMD[
     DType.float32, size
 ]:
     """A fragment of a thread's values, known at run time only.
@@ -60,6 +63,7 @@ def select_values[
     Parameters:
         rows: Of the multiply.
         columns: Of the multiply.
+        dtype: Of the sums.
         layout: How the consumer's part is cut up.
         subtiles: Of a consumer's part.
         size: Values of a fragment.

@@ -37,7 +37,7 @@ from ...limits import WARP, WARPGROUP
 from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
-from .mma import Accumulators
+from .mma import Accumulators, sum_type_of
 from .scheduler import TileScheduler
 from .smem import SharedStorage
 from .split_k import await_sums, sum_splits
@@ -61,7 +61,8 @@ struct ConvKernel[
     """The kernel of a configuration.
 
     Parameters:
-        in_type: Of activation and filter: bfloat16 or float16.
+        in_type: Of activation and filter: bfloat16, float16, float32,
+            float8_e4m3fn, float8_e5m2 or int8.
         Output: The output, of bfloat16, float16 or float32, as is the
             residual, and what the graph compiler fused behind it.
         Visitor: What is made of the values before they are stored.
@@ -74,11 +75,12 @@ struct ConvKernel[
     comptime filter_stages = Self.config.num_filter_pipeline_stages
     comptime FilterPosition = RingPosition[Self.filter_stages]
     comptime Scheduler = TileScheduler[Self.config]
+    comptime sum_type = sum_type_of(Self.in_type)
     comptime Accumulated = Accumulators[
-        Self.config.mma_rows(), Self.config.mma_columns()
+        Self.config.mma_rows(), Self.config.mma_columns(), Self.sum_type
     ]
     comptime Epilogue = CollectiveEpilogue[
-        Self.Output, Self.Visitor, Self.config
+        Self.Output, Self.Visitor, Self.config, Self.sum_type
     ]
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime CLUSTER_M = Self.config.cluster_shape[0]

@@ -11,6 +11,7 @@ from max.gpu.compute.mma import (
     wgmma_fence_aligned,
     wgmma_wait_group_sync,
 )
+from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import StaticTuple
@@ -21,7 +22,19 @@ from ...tma.copy import SharedAddress
 from ..wgmma import MMA_M, matrix_descriptor
 
 
-struct Accumulators[rows: Int, columns: Int](Movable):
+def sum_type_of(dtype: DType) -> DType:
+    """The type of accumulators: of int8 int32's bits, which `wgmma_async` of MAX
+    calls uint32; else float32.
+
+    Args:
+        dtype: Of activation and filter.
+    """
+    return DType.uint32 if dtype == DType.int8 else DType.float32
+
+
+struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
+    Movable
+):
     """A warpgroup's part of an output tile, in registers.
 
     Of thread t, register r of 64-row block b holds row `64*b + 16*(t/32) +
@@ -30,11 +43,12 @@ struct Accumulators[rows: Int, columns: Int](Movable):
     Parameters:
         rows: A multiple of 64.
         columns: A multiple of 8, up to 256.
+        sum_type: As `sum_type_of` has it.
     """
 
     comptime blocks = Self.rows // MMA_M
     comptime width = MMA_M * Self.columns // WARPGROUP
-    comptime Block = StaticTuple[Float32, Self.width]
+    comptime Block = StaticTuple[Scalar[Self.sum_type], Self.width]
 
     var values: StaticTuple[Self.Block, Self.blocks]
 
@@ -102,6 +116,23 @@ struct Accumulators[rows: Int, columns: Int](Movable):
         effect on registers it knows nothing."""
         comptime for b in range(Self.blocks):
             comptime for r in range(Self.width):
+                comptime kind = "f" if Self.sum_type == DType.float32 else "r"
                 self.values[b][r] = inlined_assembly[
-                    "", Float32, constraints="=f,0,~{memory}"
+                    "",
+                    Scalar[Self.sum_type],
+                    constraints=String("=", kind, ",0,~{memory}"),
                 ](self.values[b][r])
+
+    @always_inline
+    def value(self, block: Int, register: Int) -> Float32:
+        """A sum, rounded to float32; after `wait[0]`.
+
+        Args:
+            block: Of 64 rows.
+            register: In the block.
+        """
+        var sum = self.values[block][register]
+        comptime if Self.sum_type == DType.float32:
+            return rebind[Float32](sum)
+        else:
+            return bitcast[DType.int32, 1](sum)[0].cast[DType.float32]()

@@ -7,6 +7,7 @@ tile. The rings' memory serves: a block of such a cluster has just one tile.
 """
 
 from std.collections import Optional
+from std.memory import bitcast
 
 from ...im2col.tiles import Tile, TileGeometry
 from ...im2col.traversal import Traversal
@@ -14,7 +15,6 @@ from ...pipeline.barrier import sync_cluster, sync_threads
 from ...pipeline.exchange import (
     QUAD,
     QUAD_BYTES,
-    Quad,
     load_peer,
     peer_address,
     store_peer,
@@ -66,9 +66,11 @@ def rounds_of(config: Sm90Config, traversal: Traversal) -> Int:
 
 @always_inline
 def sum_splits[
-    config: Sm90Config
+    dtype: DType, //, config: Sm90Config
 ](
-    mut accumulators: Accumulators[config.mma_rows(), config.mma_columns()],
+    mut accumulators: Accumulators[
+        config.mma_rows(), config.mma_columns(), dtype
+    ],
     rings: SharedAddress,
     geometry: TileGeometry,
     tile: Tile,
@@ -102,7 +104,9 @@ def sum_splits[
     sync_cluster()
     comptime for known in [2, 4, MAX_SPLIT_K]:
         if count == UInt32(known):
-            _add_share[known, config.accumulators() // QUAD](own, tile.split)
+            _add_share[dtype, known, config.accumulators() // QUAD](
+                own, tile.split
+            )
     sync_cluster()
     if tile.split != 0:
         return False
@@ -126,43 +130,52 @@ def _quad_address(own: SharedAddress, quad: UInt32) -> SharedAddress:
 
 @always_inline
 def _write[
-    rows: Int, columns: Int
-](accumulators: Accumulators[rows, columns], own: SharedAddress):
+    rows: Int, columns: Int, dtype: DType
+](accumulators: Accumulators[rows, columns, dtype], own: SharedAddress):
     """Writes a thread's accumulators."""
-    comptime width = Accumulators[rows, columns].width
-    comptime for b in range(Accumulators[rows, columns].blocks):
+    comptime width = Accumulators[rows, columns, dtype].width
+    comptime for b in range(Accumulators[rows, columns, dtype].blocks):
         comptime for r in range(0, width, QUAD):
-            var values = Quad()
+            var values = SIMD[dtype, QUAD]()
             comptime for i in range(QUAD):
                 values[i] = accumulators.values[b][r + i]
             store_peer(
-                _quad_address(own, UInt32((b * width + r) // QUAD)), values
+                _quad_address(own, UInt32((b * width + r) // QUAD)),
+                bitcast[DType.float32, QUAD](values),
             )
 
 
 @always_inline
 def _read[
-    rows: Int, columns: Int
-](mut accumulators: Accumulators[rows, columns], own: SharedAddress):
+    rows: Int, columns: Int, dtype: DType
+](mut accumulators: Accumulators[rows, columns, dtype], own: SharedAddress):
     """Reads what `_write` has written."""
-    comptime width = Accumulators[rows, columns].width
-    comptime for b in range(Accumulators[rows, columns].blocks):
+    comptime width = Accumulators[rows, columns, dtype].width
+    comptime for b in range(Accumulators[rows, columns, dtype].blocks):
         comptime for r in range(0, width, QUAD):
-            var values = load_peer(
-                _quad_address(own, UInt32((b * width + r) // QUAD))
+            var values = bitcast[dtype, QUAD](
+                load_peer(_quad_address(own, UInt32((b * width + r) // QUAD)))
             )
             comptime for i in range(QUAD):
                 accumulators.values[b][r + i] = values[i]
 
 
 @always_inline
-def _add_share[count: Int, quads: Int](own: SharedAddress, split: UInt32):
+def _add_share[
+    dtype: DType, count: Int, quads: Int
+](own: SharedAddress, split: UInt32):
     """Adds up this block's share of the accumulators, in the first block."""
     comptime assert quads % count == 0
     comptime share = quads // count
     comptime for i in range(share):
         var address = _quad_address(own, split * UInt32(share) + UInt32(i))
-        var sum = load_peer(peer_address(address, 0))
+        var sum = _quad[dtype](peer_address(address, 0))
         comptime for block in range(1, count):
-            sum += load_peer(peer_address(address, UInt32(block)))
-        store_peer(peer_address(address, 0), sum)
+            sum += _quad[dtype](peer_address(address, UInt32(block)))
+        store_peer(peer_address(address, 0), bitcast[DType.float32, QUAD](sum))
+
+
+@always_inline
+def _quad[dtype: DType](address: SharedAddress) -> SIMD[dtype, QUAD]:
+    """Some accumulators of a block of the cluster."""
+    return bitcast[dtype, QUAD](load_peer(address))
