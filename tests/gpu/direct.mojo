@@ -1,5 +1,6 @@
 """Checks and times the GPU's kernels for few input channels, for depthwise
-convolutions, for groups of few channels and for few pixels, on the problems of a file.
+convolutions, for groups of few channels and for few pixels, and the implicit
+GEMM of any GPU, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
@@ -41,6 +42,7 @@ from operations.conv.fields import (
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
     KERNEL_GEMV,
+    KERNEL_SM80,
     KERNEL_STEM,
 )
 from operations.conv.memory import Reads, Writes
@@ -75,6 +77,7 @@ comptime KERNELS = [
     KERNEL_GEMV,
     KERNEL_STEM,
     KERNEL_DIAGONAL,
+    KERNEL_SM80,
 ]
 """Kernels that a problem is offered to."""
 

@@ -1,7 +1,7 @@
 """Checks and times the Hopper kernel's candidates.
 
     sm90 check|graph|graph+|stream|stream+ PROBLEMS [CANDIDATE...]
-    sm90 graph/float8_e4m3fn|graph/float32 PROBLEMS [CANDIDATE...]
+    sm90 graph/int8|graph/float8_e4m3fn|graph/float8_e5m2|graph/float32 PROBLEMS [CANDIDATE...]
     sm90 error PROBLEMS
 
 The lines of the file PROBLEMS are described in problems.mojo.
@@ -426,9 +426,15 @@ def main() raises:
             wrong += check_case[DType.bfloat16, DType.bfloat16](ctx, named)
             wrong += check_case[DType.float16, DType.float16](ctx, named)
             wrong += check_case[DType.float8_e4m3fn, DType.bfloat16](ctx, named)
+            wrong += check_case[DType.float8_e5m2, DType.bfloat16](ctx, named)
+            wrong += check_case[DType.int8, DType.bfloat16](ctx, named)
             wrong += check_case[DType.float32, DType.bfloat16](ctx, named)
         elif mode.endswith("/float8_e4m3fn"):
             time_case[DType.float8_e4m3fn](ctx, named, mode)
+        elif mode.endswith("/float8_e5m2"):
+            time_case[DType.float8_e5m2](ctx, named, mode)
+        elif mode.endswith("/int8"):
+            time_case[DType.int8](ctx, named, mode)
         elif mode.endswith("/float32"):
             time_case[DType.float32](ctx, named, mode)
         else:

@@ -310,9 +310,9 @@ def test_functions_reach_the_kernel_through_its_launcher(tmp_path: Path) -> None
         ptx.build("lambdas_sm100", program, "sm_100a", "FUSED")
 
 
-def test_types_of_blackwell_alone_are_inspected_there_alone(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"dtype: int8 has kernels for sm_100a alone; .* sm_90a"):
-        inspect.emit(tmp_path, HOPPER, "int8")
+def test_types_of_tensor_cores_are_inspected_there_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"int8 has kernels for sm_90a and sm_100a alone; .* sm_80"):
+        inspect.emit(tmp_path, "sm_80", "int8")
 
 
 @pytest.mark.extended
