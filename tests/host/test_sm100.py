@@ -311,7 +311,9 @@ def test_functions_reach_the_kernel_through_its_launcher(tmp_path: Path) -> None
 
 
 def test_types_of_tensor_cores_are_inspected_there_alone(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"int8 has kernels for sm_90a and sm_100a alone; .* sm_80"):
+    with pytest.raises(
+        ValueError, match=r"int8 has kernels for sm_90a and sm_100a alone; .* sm_80"
+    ):
         inspect.emit(tmp_path, "sm_80", "int8")
 
 
