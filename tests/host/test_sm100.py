@@ -19,7 +19,7 @@ from tests.blackwell import Kernel
 
 from maxconv import _inspect as inspect
 from maxconv import _library as library
-from maxconv._targets import BLACKWELL, HOPPER
+from maxconv._targets import BLACKWELL
 
 SHARED_BYTES = 227 * 1024
 TMEM_COLUMNS = 512
@@ -311,9 +311,7 @@ def test_functions_reach_the_kernel_through_its_launcher(tmp_path: Path) -> None
 
 
 def test_types_of_tensor_cores_are_inspected_there_alone(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"int8 has kernels for sm_90a and sm_100a alone; .* sm_80"
-    ):
+    with pytest.raises(ValueError, match=r"int8 has kernels for sm_90a and sm_100a alone"):
         inspect.emit(tmp_path, "sm_80", "int8")
 
 
