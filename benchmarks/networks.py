@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from maxconv.bench.models.catalogue import Source, load_catalogue, resolve
 from maxconv.bench.models.catalogue import build as build_model
-from maxconv.bench.models.catalogue import load_catalogue, resolve
 
 OUT = Path(__file__).parents[1] / "tests" / "networks.yaml"
 
@@ -65,41 +65,24 @@ def _listed(name: str, batches: Sequence[int], *, size: Sequence[int] | None = N
 
 
 def _of(
-    path: str,
+    make: str,
     inputs: Sequence[tuple[int, ...] | int],
     batches: Sequence[int],
     *,
+    config: str | None = None,
     part: str | None = None,
     tokens: int | None = None,
     meta: bool = True,
     **arguments: Any,
 ) -> Network:
-    """Returns a network of a library's constructor."""
-
-    def make() -> nn.Module:
-        model: nn.Module = resolve(path)(**arguments)
-        return model.get_submodule(part or "").eval()
-
-    return Network(make, inputs, batches, tokens, meta)
+    """Returns what a library's constructor makes of arguments, or of a configuration of them."""
+    source = Source(make, make, tuple(inputs), {}, arguments, config, part)
+    return Network(lambda: build_model(source), inputs, batches, tokens, meta)
 
 
-def _configured(
-    path: str,
-    inputs: Sequence[tuple[int, ...]],
-    batches: Sequence[int],
-    *,
-    part: str | None = None,
-    tokens: int | None = None,
-    meta: bool = True,
-    **settings: Any,
-) -> Network:
-    """Returns a model of transformers', of a configuration."""
-
-    def make() -> nn.Module:
-        config = resolve(f"{path.removesuffix('Model')}Config")(**settings)
-        return resolve(path)(config).get_submodule(part or "").eval()
-
-    return Network(make, inputs, batches, tokens, meta)
+def _configured(make: str, *given: Any, **settings: Any) -> Network:
+    """Returns a model of transformers', of the configuration that is named like it."""
+    return _of(make, *given, config=f"{make.removesuffix('Model')}Config", **settings)
 
 
 class _Detector(nn.Module):

@@ -136,6 +136,20 @@ def spatial(at: Position) -> IndexList[SPATIAL]:
     return IndexList[SPATIAL](Int(at[0]), Int(at[1]), Int(at[2]))
 
 
+def keeps_pixels(problem: ConvProblem) -> Bool:
+    """Whether output pixel m is made of input pixel m alone.
+
+    Args:
+        problem: The convolution.
+    """
+    return (
+        problem.taps() == 1
+        and problem.input == problem.output
+        and problem.pad_before == IndexList[SPATIAL](fill=0)
+        and problem.pad_after == IndexList[SPATIAL](fill=0)
+    )
+
+
 def geometry_refusal(problem: ConvProblem) -> Optional[String]:
     """Why 32 bits do not hold a problem's geometry, or None."""
     for axis in range(SPATIAL):

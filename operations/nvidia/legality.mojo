@@ -99,13 +99,11 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         types: Of the operands.
     """
     var takes = (
-        types.input.is_half_float()
-        or types.input == DType.float32
+        _is_float(types.input)
         or types.input == DType.float8_e4m3fn
         or is_tensor_core_type(types.input)
     )
-    var gives = types.output.is_half_float() or types.output == DType.float32
-    if takes and gives and types.residual == types.output:
+    if takes and _is_float(types.output) and types.residual == types.output:
         return None
     return String(
         t"{kernel_name(kernel)} takes float32, bfloat16, float16,"
@@ -122,9 +120,12 @@ def takes_mma_types(types: OperandTypes) -> Bool:
     Args:
         types: Of the operands.
     """
-    var takes = types.input.is_half_float() or types.input == DType.float32
-    var gives = types.output.is_half_float() or types.output == DType.float32
-    return takes and gives
+    return _is_float(types.input) and _is_float(types.output)
+
+
+def _is_float(dtype: DType) -> Bool:
+    """Whether a type is one that every kernel gives: float32, or of 16 bits."""
+    return dtype.is_half_float() or dtype == DType.float32
 
 
 def may_fill_tiles(known: KnownProblem) -> Bool:

@@ -29,6 +29,7 @@ __all__ = [
     "load_families",
     "load_networks",
     "load_problems",
+    "named_at",
     "network_problems",
     "parse_integers",
     "parse_padding",
@@ -185,6 +186,11 @@ def _parse_networks(text: str, file: str) -> Mapping[str, Network]:
     )
 
 
+def named_at(name: str, batch: int) -> str:
+    """Returns what a problem of ``networks.yaml`` is called at a batch."""
+    return name if batch == 1 else f"{name}@{batch}"
+
+
 def network_problems(
     networks: Sequence[str] = (), batches: Sequence[int] = ()
 ) -> list[NamedProblem]:
@@ -211,7 +217,7 @@ def network_problems(
             if batches and batch not in batches:
                 continue
             for entry in network.problems.values():
-                name = entry.name if batch == 1 else f"{entry.name}@{batch}"
+                name = named_at(entry.name, batch)
                 problem = replace(entry.problem, batch=batch)
                 found.setdefault(name, NamedProblem(name, problem, network.name))
     if not found:

@@ -181,8 +181,8 @@ def run(
     weights = machine.alloc(stored(operands.filter))
     bias = machine.alloc(bfloat16(operands.bias))
     output = machine.alloc(np.full(operands.output_shape, 0x7FC1, np.uint16))
-    parameters = _with_pointer(kernel.parameters, OUTPUT, output)
-    parameters = _with_pointer(parameters, BIAS, bias)
+    parameters = with_pointer(kernel.parameters, OUTPUT, output)
+    parameters = with_pointer(parameters, BIAS, bias)
     kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
     maps = _maps(kernel, operands, (activation, weights, output), kind)
     machine.load(ptx or kernel.ptx).launch(
@@ -197,7 +197,8 @@ def run(
     return floats(output.read())
 
 
-def _with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -> bytes:
+def with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) -> bytes:
+    """Puts a pointer into parameters, where the Mojo side put the placeholder."""
     old = placeholder.to_bytes(8, "little")
     # The bytes behind the last field are whatever was there, which may be the pointer again.
     assert old in parameters

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import BIAS, Array, bfloat16, floats
+from tests.emulated.convolution import BIAS, Array, bfloat16, floats, with_pointer
 
 from ptxemu import Machine
 
@@ -145,8 +145,7 @@ def run(problem: Problem, launch: Launch, operands: Operands, fused: bool, seed:
         (BIAS, operands.bias),
         (RESIDUAL, stored(operands.residual, out_type)),
     ):
-        pointer = int(machine.alloc(values)).to_bytes(8, "little")
-        epilogue = epilogue.replace(placeholder.to_bytes(8, "little"), pointer)
+        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
     machine.load(launch.ptx).launch(
         grid=launch.blocks,
         block=launch.threads,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import Array, bfloat16, floats
+from tests.emulated.convolution import Array, bfloat16, floats, with_pointer
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
@@ -161,8 +161,7 @@ def run(
         (BIAS, operands.bias),
         (RESIDUAL, stored(operands.residual, dtype)),
     ):
-        pointer = int(machine.alloc(values)).to_bytes(8, "little")
-        epilogue = epilogue.replace(placeholder.to_bytes(8, "little"), pointer)
+        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
     machine.load(text or launch.ptx).launch(
         grid=launch.blocks,
         block=launch.threads,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import itertools
 import json
 import re
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from tests.bench_gpu import by_key, fake
 from tests.bench_records import SCHEMA
 from tests.documents import ROOT
 from torch import Tensor
@@ -28,16 +26,16 @@ from maxconv import _library as library
 from maxconv._problems import NamedProblem, find_problem, load_families, parse_problem
 from maxconv.bench import command, environment
 from maxconv.bench.device import GPU, LAUNCHES, ROTATED_NBYTES
-from maxconv.bench.entrant import BARE, CONTENDERS, FUSED, WORKS, Entrant, Key, Mismatch
+from maxconv.bench.entrant import BARE, CONTENDERS, FUSED, WORKS, Key, Mismatch
 from maxconv.bench.gpu import build as building
-from maxconv.bench.gpu import clock as clocks
 from maxconv.bench.gpu import graphs, operands, peers_torch, run
 from maxconv.bench.gpu.clock import GraphRun, LaunchRun, OnHost, distance, input_sets
 from maxconv.bench.gpu.operands import Operands, filled
 from maxconv.bench.gpu.program import LIBRARIES, PROGRAM, Program, ProgramError
-from maxconv.bench.record import Measurement, Result, load
+from maxconv.bench.record import Result, load
 
-FAKE = ROOT / "tests" / "fake_kernels.py"
+pytestmark = pytest.mark.usefixtures("few_sets")
+
 QUICK = dataclasses.replace(GPU.full, pause_s=0, longest_pause_s=0, rounds=2, calls=1, slow_s=1e9)
 
 NAME = "odd.groups_uneven"
@@ -49,22 +47,6 @@ PROBLEMS = [
     NamedProblem("three", parse_problem("1x3x4x5x4:6x2x3x2", padding=(1, 1, 0, 0, 1, 1))),
     find_problem(NAME),
 ]
-
-
-@pytest.fixture(autouse=True)
-def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two sets of operands instead of one a launch."""
-    monkeypatch.setattr(operands, "input_sets", lambda _: 2)
-
-
-def fake(folder: Path, fault: str = "") -> Path:
-    """Makes a folder as `--build` does, with a program that has a fault; returns it."""
-    folder.mkdir(exist_ok=True)
-    (folder / LIBRARIES).mkdir(exist_ok=True)
-    program = folder / PROGRAM
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} {FAKE} {fault}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return folder
 
 
 def measure(
@@ -86,10 +68,6 @@ def measure(
     )
     assert kept == list(range(1, len(problems) + 1))
     return made
-
-
-def by_key(result: Result) -> dict[Key, Measurement]:
-    return {entry.key: entry for entry in result.measurements}
 
 
 # The whole run.
@@ -192,28 +170,6 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
 # From the command line, without a GPU.
 
 
-@pytest.fixture
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of `--build`, whose program is the fake, and a GPU that is torch's CPU."""
-
-    def build_program(folder: Path, architecture: str, dtype: str) -> None:
-        assert (architecture, dtype) == ("sm_90a", "bfloat16")
-        fake(folder)
-
-    monkeypatch.setattr(building, "build_program", build_program)
-    monkeypatch.setattr(building, "_build_graphs", lambda *_: None)
-    monkeypatch.setattr(run, "check_gpu", lambda: None)
-    monkeypatch.setattr(clocks, "Cuda", OnHost)
-    monkeypatch.setattr(
-        run, "this_machine", lambda: dataclasses.replace(environment.machine(), gpu="NVIDIA H999")
-    )
-    clone = environment.Checkout(ROOT, "0" * 40, False)
-    monkeypatch.setattr(command, "checkout", lambda: clone)
-    folder = tmp_path / "built"
-    assert cli.main(["bench", "--device", "gpu", "--build", str(folder)]) == 0
-    return folder
-
-
 def bench(folder: Path, *further: str) -> int:
     where = ["--device", "gpu", "--problems", NAME, "--contenders", "maxconv", "torch"]
     return cli.main(["bench", *where, "--rounds", "2", "--from", str(folder), *further])
@@ -266,181 +222,6 @@ def test_what_a_run_leaves_that_does_not_end_well(
     assert not made.exists()
     partial = load(tmp_path / "made.partial.json")
     assert [result.name for result in partial.results] == [NAME]
-
-
-# What real networks convolve: many problems, in runs that resume.
-
-
-#: Stand for what networks convolve: small, and torch's functions take them.
-FEW = [NamedProblem(f"net.{name}", PROBLEMS[0].problem, "net") for name in ("a", "b", "c")]
-
-
-@pytest.fixture
-def measured(built: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """There are three problems of networks, and each takes a minute; returns those measured."""
-    names: list[str] = []
-    minutes = itertools.count()
-
-    def entrants(self: Program, named: NamedProblem, dtype: str) -> Any:
-        names.append(named.name)
-        return real(self, named, dtype)
-
-    real = Program.entrants
-    monkeypatch.setattr(Program, "entrants", entrants)
-    monkeypatch.setattr(command, "network_problems", lambda *_: FEW)
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: 60 * next(minutes)))
-    return names
-
-
-def bench_networks(folder: Path, *further: str) -> int:
-    where = ["--device", "gpu", "--problems", "networks", "--contenders", "maxconv", "torch"]
-    return cli.main(["bench", *where, "--rounds", "2", "--from", str(folder), *further])
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_file())
-
-
-def names_of(path: Path) -> list[str]:
-    return [result.name for result in load(path).results]
-
-
-def test_a_run_of_networks_goes_on(
-    built: Path, measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = ("--json", str(tmp_path / "made.json"))
-    partial = tmp_path / "made.partial.json"
-    assert bench_networks(built, *kept, "--minutes", "1.5") == 0
-    assert capsys.readouterr().out.endswith(f"\n{partial}\n\n1 of 3 problems; --resume goes on\n")
-    assert files(tmp_path) == ["made.partial.json"]
-    assert names_of(partial) == measured == ["net.a"]
-    jsonschema.validate(json.loads(partial.read_text(encoding="utf-8")), SCHEMA)
-    first = load(partial)
-    assert bench_networks(built, *kept, "--resume", "--minutes", "1.5") == 0
-    assert "2 of 3 problems" in capsys.readouterr().out
-    assert names_of(partial) == measured == ["net.a", "net.b"]
-    assert bench_networks(built, *kept, "--resume", "--minutes", "1.5") == 0
-    printed = capsys.readouterr().out
-    assert printed.endswith(f"\n{tmp_path / 'made.json'}\n")
-    assert "--resume goes on" not in printed
-    assert files(tmp_path) == ["made.json"]
-    whole = load(tmp_path / "made.json")
-    assert [result.name for result in whole.results] == measured == ["net.a", "net.b", "net.c"]
-    assert whole.results[0] == first.results[0]
-    assert (whole.date, whole.command, whole.of_networks) == (first.date, first.command, True)
-
-
-def test_a_run_without_a_limit_measures_all(
-    built: Path, measured: list[str], tmp_path: Path
-) -> None:
-    # What is to be resumed need not be there.
-    assert bench_networks(built, "--json", str(tmp_path / "made.json"), "--resume") == 0
-    assert names_of(tmp_path / "made.json") == measured == [named.name for named in FEW]
-    assert files(tmp_path) == ["made.json"]
-
-
-def test_a_run_of_networks_goes_on_after_it_broke(
-    built: Path, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = ("--json", str(tmp_path / "made.json"))
-
-    def references(self: Operands) -> dict[str, Tensor]:
-        if measured == ["net.a", "net.b"]:
-            raise ProgramError("it broke")
-        return real(self)
-
-    real = Operands.references
-    monkeypatch.setattr(Operands, "references", references)
-    with pytest.raises(ProgramError, match="it broke"):
-        bench_networks(built, *kept)
-    assert files(tmp_path) == ["made.partial.json"]
-    assert bench_networks(built, *kept, "--resume") == 0
-    assert measured == ["net.a", "net.b", "net.b", "net.c"]
-    assert names_of(tmp_path / "made.json") == [named.name for named in FEW]
-
-
-def test_a_run_goes_on_on_another_day(built: Path, measured: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    kept = ("--out", str(out))
-    assert bench_networks(built, *kept, "--minutes", "1.5") == 0
-    (name,) = files(out)
-    today = load(out / name).date
-    assert name == f"{today[:10]}-nvidia-h999-bfloat16-networks.partial.json"
-    text = (out / name).read_text(encoding="utf-8").replace(today, "2026-01-02T23:59:00+00:00")
-    (out / name).write_text(text, encoding="utf-8")
-    (out / name).rename(out / name.replace(today[:10], "2026-01-02"))
-    assert bench_networks(built, *kept, "--resume") == 0
-    assert measured == [named.name for named in FEW]
-    assert files(out) == ["2026-01-02-nvidia-h999-bfloat16-networks.json"]
-    assert load(out / files(out)[0]).date == "2026-01-02T23:59:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"commit": "1" * 40}, f"is of commit '{'1' * 40}', and this run of '{'0' * 40}'"),
-        ({"modified": True}, "is of modified True, and this run of False"),
-        ({"command": "python -m maxconv bench"}, "is of command 'python -m maxconv bench', and"),
-        ({"versions": {"torch": "1.0"}}, "is of versions {'torch': '1.0'}, and this run of {"),
-        ({"gpu": "NVIDIA H998"}, "was measured on 'NVIDIA H998', and this is 'NVIDIA H999'"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_another_run_left_is_refused(
-    changes: dict[str, Any],
-    message: str,
-    built: Path,
-    measured: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    kept = ("--json", str(tmp_path / "made.json"))
-    partial = tmp_path / "made.partial.json"
-    assert bench_networks(built, *kept, "--minutes", "1.5") == 0
-    before = load(partial)
-    if "gpu" in changes:
-        changes = {"machine": dataclasses.replace(before.machine, **changes)}
-    text = dataclasses.replace(before, **changes).to_json()
-    partial.write_text(text, encoding="utf-8")
-    capsys.readouterr()
-    assert bench_networks(built, *kept, "--resume") == 1
-    assert capsys.readouterr().err.startswith(f"maxconv bench: resume: {partial} {message}")
-    assert measured == ["net.a"]
-    assert files(tmp_path) == ["made.partial.json"]
-    assert partial.read_text(encoding="utf-8") == text
-
-
-def test_no_calls_are_timed_of_many_problems(
-    built: Path, measured: list[str], tmp_path: Path
-) -> None:
-    assert bench_networks(built, "--json", str(tmp_path / "made.json")) == 0
-    for result in load(tmp_path / "made.json").results:
-        timed = [entry for entry in result.measurements if entry.missing is None]
-        assert {entry.contender for entry in timed} == {"maxconv", "torch"}
-        assert all(entry.kernel is not None and entry.call is None for entry in timed)
-    # What has no other figure keeps it, as a graph of MAX's.
-    one = LaunchRun(OnHost(), lambda _: torch.zeros(1), 1)
-    assert run._kernel_alone(Entrant(call=one)) == Entrant(call=one)
-    assert run._kernel_alone(Entrant(one, one, "a note")) == Entrant(one, None, "a note")
-
-
-def test_a_wrong_output_of_many_problems_is_recorded(
-    built: Path, measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake(built, "wrong")
-    kept = ("--json", str(tmp_path / "made.json"))
-    assert bench_networks(built, *kept, "--minutes", "1.5") == 1
-    assert bench_networks(built, *kept, "--resume") == 1
-    assert measured == [named.name for named in FEW]
-    told = capsys.readouterr().err
-    for result in load(tmp_path / "made.json").results:
-        entries = by_key(result)
-        for work in WORKS:
-            reason = entries[Key("maxconv", work)].missing or ""
-            assert reason.startswith("wrong result: the output is off by 0.")
-            assert f"{result.name}: {Key('maxconv', work)}: {reason}\n" in told
-            assert entries[Key("torch", work)].kernel is not None
 
 
 # Folders that were built.

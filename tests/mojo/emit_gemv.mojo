@@ -12,6 +12,7 @@ Pointers of the epilogue are `SCALE_AT`, `BIAS_AT` and `RESIDUAL_AT`, for the
 reader to replace.
 """
 
+from fused_epilogue import epilogue_of
 from hexadecimal import bytes_of
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
@@ -20,9 +21,6 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from operations.conv.access import MemoryActivation, MemoryOutput
-from operations.conv.epilogue import Activation, Epilogue
-from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
-from operations.conv.memory import Reads
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.nvidia.generic.gemv import LOAD_BYTES, GemvKernel
@@ -31,30 +29,10 @@ from operations.nvidia.generic.gemv_launch import ROWS, Gemv
 comptime TYPES = [DType.bfloat16, DType.float32, DType.float8_e4m3fn]
 """Of activation and filter. The output is bfloat16, or float32 as they are."""
 
-comptime SCALE_AT = 0x1111000000000000
-comptime BIAS_AT = 0x2222000000000000
-comptime RESIDUAL_AT = 0x3333000000000000
-
 
 def output_of(dtype: DType) -> DType:
     """The output's type."""
     return dtype if dtype == DType.float32 else DType.bfloat16
-
-
-def epilogue_of[dtype: DType](fused: Bool) -> Epilogue[DType.float32, dtype]:
-    """Nothing, or scale, bias, ReLU and residual."""
-    var none = Activation(ACTIVATION_NONE, 0, 0)
-    return Epilogue[DType.float32, dtype](
-        has_bias=fused,
-        has_residual=fused,
-        has_scale=fused,
-        scale=Reads[DType.float32](unsafe_from_address=SCALE_AT),
-        bias=Reads[DType.float32](unsafe_from_address=BIAS_AT),
-        residual=Reads[dtype](unsafe_from_address=RESIDUAL_AT),
-        beta=1,
-        activation=Activation(ACTIVATION_RELU, 0, 0) if fused else none,
-        final_activation=none,
-    )
 
 
 def describe[dtype: DType](words: List[Int]) raises:

@@ -21,8 +21,8 @@ from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
 from ..pipeline.async_copy import await_copies, close_copies, copy_chunk
+from ..pipeline.chunks import CHUNK_BYTES
 from .depthwise_strips import (
-    CHUNK_BYTES,
     COLUMNS,
     LANES,
     LANE_BYTES,

@@ -14,6 +14,7 @@ from ...conv.divisor import Divisor
 from ...conv.known import KnownFilter
 from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem
+from ..pipeline.chunks import CHUNK_BYTES
 
 comptime COLUMNS = 4
 """Neighbouring output pixels of a thread."""
@@ -21,11 +22,8 @@ comptime COLUMNS = 4
 comptime LANES = 16
 """Threads that have the channels of the same pixels."""
 
-comptime CHUNK_BYTES = 16
-"""Bytes that a thread copies at a time: those of two lanes."""
-
-comptime LANE_BYTES = 8
-"""Bytes that a thread reads of a pixel."""
+comptime LANE_BYTES = CHUNK_BYTES // 2
+"""Bytes that a thread reads of a pixel: half of what it copies at a time."""
 
 comptime PIXEL_BYTES = LANES * LANE_BYTES
 """Bytes of a pixel in shared memory."""

@@ -2,20 +2,19 @@
 
 from std.collections import Optional
 from std.math import ceildiv
-from std.utils import IndexList
 
 from ...conv.fields import KERNEL_GEMV
 from ...conv.known import ANY_KERNEL, UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
-from ...conv.problem import SPATIAL, ConvProblem
+from ...conv.problem import ConvProblem
 from ..device import is_blackwell, is_hopper
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import cuda_core_refusal, may_be_tiled
 from ..limits import WARP
 from ..stream import LaunchGrid, Stream
 from .gemv import LOAD_BYTES, THREADS, GemvGeometry, GemvKernel
-from ..geometry import geometry_refusal
+from ..geometry import geometry_refusal, keeps_pixels
 
 comptime ROWS = [1, 2, 4, 8]
 """Pixels of a block for which kernels are compiled. Each filter element is
@@ -93,7 +92,7 @@ struct Gemv(GpuKernel):
         sizes beyond 32 bits."""
         if problem.groups != 1:
             return String(t"gemv takes one group; here {problem.groups}")
-        if not _keeps_pixels(problem):
+        if not keeps_pixels(problem):
             return String(
                 t"gemv takes filters of one tap, without padding, and strides"
                 t" that leave out no pixel; here filter {problem.filter},"
@@ -118,7 +117,7 @@ struct Gemv(GpuKernel):
         var pixels = problem.gemm_m()
         if pixels > MAX_PIXELS or problem.groups != 1:
             return False
-        if not _keeps_pixels(problem):
+        if not keeps_pixels(problem):
             return False
         var small = pixels * problem.filters * problem.channels <= MAX_PRODUCTS
         if pixels > FEW_PIXELS:
@@ -212,16 +211,6 @@ struct Gemv(GpuKernel):
                 ].run
                 comptime loads = "gemv-vector" if width > 1 else "gemv"
                 writer.write[kernel](String(t"{loads}-{rows}"), 0)
-
-
-def _keeps_pixels(problem: ConvProblem) -> Bool:
-    """Whether output pixel m is made of input pixel m alone."""
-    return (
-        problem.taps() == 1
-        and problem.input == problem.output
-        and problem.pad_before == IndexList[SPATIAL](fill=0)
-        and problem.pad_after == IndexList[SPATIAL](fill=0)
-    )
 
 
 def _may_be_tiled(

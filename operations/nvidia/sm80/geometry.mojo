@@ -2,17 +2,17 @@
 
 from std.collections import Optional
 from std.math import ceildiv
-from std.utils import IndexList
 
 from ...conv.device_value import DeviceValue
 from ...conv.divisor import Divisor
 from ...conv.fields import KERNEL_SM80
-from ...conv.problem import SPATIAL, ConvProblem
+from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
 from ..geometry import (
     GpuGeometry,
     Position,
     geometry_refusal,
+    keeps_pixels,
 )
 from ..limits import MAX_INDEX
 from .tile import SMALL, MmaTile
@@ -70,20 +70,6 @@ struct MmaGeometry(DeviceValue, TrivialRegisterPassable):
         var slice, p = self.output_height.split(rest)
         var n, z = self.output_depth.split(slice)
         return Position(Int32(z), Int32(p), Int32(q), Int32(n))
-
-
-def keeps_pixels(problem: ConvProblem) -> Bool:
-    """Whether output pixel m is made of input pixel m alone.
-
-    Args:
-        problem: The convolution.
-    """
-    return (
-        problem.taps() == 1
-        and problem.input == problem.output
-        and problem.pad_before == IndexList[SPATIAL](fill=0)
-        and problem.pad_after == IndexList[SPATIAL](fill=0)
-    )
 
 
 def mma_geometry_refusal(problem: ConvProblem) -> Optional[String]:

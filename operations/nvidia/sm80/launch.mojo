@@ -92,8 +92,8 @@ struct Mma(GpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether no kernel of the GPU's generation takes the problem, and
-        groups do not leave tiles nearly empty."""
+        """Whether groups do not leave tiles nearly empty, and tensor cores keep
+        the precision that was asked for."""
         if problem.groups > 1 and problem.group_filters() < TILE_FILTERS:
             return False
         return not (operands.types.input == DType.float32 and operands.exact)

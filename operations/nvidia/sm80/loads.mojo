@@ -6,7 +6,6 @@ slice may hold the ends and the beginnings of taps.
 """
 
 from max.gpu import thread_idx
-from std.memory import bitcast
 from std.sys.info import size_of
 from std.utils import StaticTuple
 
@@ -20,7 +19,6 @@ from .geometry import MmaGeometry
 from .tile import ROW_BYTES, ROW_CHUNKS, MmaTile
 
 
-@fieldwise_init
 struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
     ImplicitlyCopyable, Movable
 ):
@@ -96,7 +94,7 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
             fill=Position(OUTSIDE)
         )
         self.offsets = StaticTuple[Int, Self.pixel_loads](fill=0)
-        var line = UInt32(thread_idx.x) // ROW_CHUNKS
+        var line = _own()[0]
         comptime for i in range(Self.pixel_loads):
             var at = pixel + Int(line) + i * Self.lines
             if at < general.pixels:
@@ -128,8 +126,7 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
             What `finish` writes to shared memory.
         """
         var general = geometry.general
-        var line = UInt32(thread_idx.x) // ROW_CHUNKS
-        var chunk = UInt32(thread_idx.x) % ROW_CHUNKS
+        var line, chunk = _own()
         var k = UInt32(slice) * UInt32(Self.slice) + chunk * UInt32(Self.width)
         var exists = Int32(k) < general.depth
         var to = stage + swizzled[ROW_BYTES](line, chunk)
@@ -232,8 +229,7 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
             held: What `start` returned.
             stage: The slice's shared memory.
         """
-        var line = UInt32(thread_idx.x) // ROW_CHUNKS
-        var chunk = UInt32(thread_idx.x) % ROW_CHUNKS
+        var line, chunk = _own()
         var to = stage + swizzled[ROW_BYTES](line, chunk)
         comptime pitch = UInt32(Self.lines * ROW_BYTES)
         comptime for i in range(Self.held):
@@ -243,3 +239,9 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
             store_chunk[Self.dtype](
                 filters + UInt32(i) * pitch, held[Self.held + i]
             )
+
+
+@always_inline
+def _own() -> Tuple[UInt32, UInt32]:
+    """The first row that a thread loads, and its chunk of every row."""
+    return divmod(UInt32(thread_idx.x), UInt32(ROW_CHUNKS))

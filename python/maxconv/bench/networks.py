@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from maxconv._problems import load_networks
+from maxconv._problems import load_networks, named_at
 
 from .device import LIMITS
 from .entrant import BARE, FUSED, MAXCONV, WORKS
@@ -68,13 +68,12 @@ def _sums(results: Sequence[Result]) -> Rows:
     rows = []
     for network in load_networks().values():
         for batch in network.batches:
-            names = {name: name if batch == 1 else f"{name}@{batch}" for name in network.problems}
+            parts = [
+                (named.get(named_at(name, batch)), count) for name, count in network.counts.items()
+            ]
             row = [network.name, str(batch)]
             for work in WORKS:
-                row += _sum(
-                    [(named.get(listed), network.counts[name]) for name, listed in names.items()],
-                    work,
-                )
+                row += _sum(parts, work)
             if any(cell != "-" for cell in row[2:]):
                 rows.append(row)
     return rows

@@ -61,8 +61,7 @@ struct ConvKernel[
     """The kernel of a configuration.
 
     Parameters:
-        in_type: Of activation and filter: bfloat16, float16, float32,
-            float8_e4m3fn, float8_e5m2 or int8.
+        in_type: Of activation and filter; see `tensor_core_refusal`.
         Output: The output, of bfloat16, float16 or float32, as is the
             residual, and what the graph compiler fused behind it.
         Visitor: What is made of the values before they are stored.

@@ -153,8 +153,8 @@ def _read[
     comptime width = Accumulators[rows, columns, dtype].width
     comptime for b in range(Accumulators[rows, columns, dtype].blocks):
         comptime for r in range(0, width, QUAD):
-            var values = bitcast[dtype, QUAD](
-                load_peer(_quad_address(own, UInt32((b * width + r) // QUAD)))
+            var values = _quad[dtype](
+                _quad_address(own, UInt32((b * width + r) // QUAD))
             )
             comptime for i in range(QUAD):
                 accumulators.values[b][r + i] = values[i]
