@@ -15,6 +15,7 @@ from max.gpu.primitives.grid_controls import (
     launch_dependent_grids,
     wait_on_dependent_grids,
 )
+from max.gpu.primitives.warp import broadcast
 from std.sys.info import size_of
 from std.utils import StaticTuple
 
@@ -135,6 +136,8 @@ struct ConvKernel[
         """
         var storage = Self.Storage()
         var group, thread = divmod(UInt32(thread_idx.x), UInt32(WARPGROUP))
+        # The assembler then keeps a warp's addresses in uniform registers.
+        group = broadcast(group)
         if thread_idx.x == 0:
             prefetch_map(activation)
             prefetch_map(filter)

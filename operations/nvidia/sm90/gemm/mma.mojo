@@ -87,13 +87,10 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
                     b_type=dtype,
                     scale_d=0 if overwrite and k == 0 else 1,
                 ](
-                    matrix_descriptor[dtype](
-                        row_tile
-                        + UInt32(b * MMA_M * ROW_BYTES + k * MMA_K_BYTES)
-                    ),
-                    matrix_descriptor[dtype](
-                        column_tile + UInt32(k * MMA_K_BYTES)
-                    ),
+                    matrix_descriptor[
+                        dtype, b * MMA_M * ROW_BYTES + k * MMA_K_BYTES
+                    ](row_tile),
+                    matrix_descriptor[dtype, k * MMA_K_BYTES](column_tile),
                     self.values[b],
                 )
         wgmma_commit_group_sync()
