@@ -1,7 +1,8 @@
 """The registry: a device's kernels, and the one way from a problem to a launch.
 
     problem, operands, device
-        -> choose: the first kernel that suits the problem and does not refuse
+        -> choose: the first kernel that suits the problem and does not refuse,
+                   or one behind it that is faster, where models tell
         -> plan:   a value without pointers, which the process keeps
         -> launch: the plan, the call's pointers, and where to run
 """
@@ -108,6 +109,20 @@ trait ConvKernel:
             device: The device.
         """
         ...
+
+    @staticmethod
+    def predicted_seconds(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[Float64]:
+        """How long the kernel takes, by a model whose times may be compared
+        with those of the device's other kernels, or None if it has none.
+
+        Args:
+            problem: The convolution; nothing refuses it.
+            operands: Its operands.
+            device: The device.
+        """
+        return None
 
     @staticmethod
     def plan(
@@ -276,6 +291,8 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 raise _compiled_without(requested)
             return requested
         var reason = String(t"none is built for {types.input} on this device")
+        var chosen = Optional[Int]()
+        var least = 0.0
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             comptime built = has_kernel(
@@ -289,9 +306,19 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     var refusal = Self.refusal[types](
                         Kernel.code, problem, operands, device
                     )
-                    if not refusal:
+                    if refusal:
+                        reason = refusal.value()
+                        continue
+                    var seconds = Kernel.predicted_seconds(
+                        problem, operands, device
+                    )
+                    if not chosen and not seconds:
                         return Kernel.code
-                    reason = refusal.value()
+                    if seconds and (not chosen or seconds.value() < least):
+                        chosen = Kernel.code
+                        least = seconds.value()
+        if chosen:
+            return chosen.value()
         raise Error(
             t"no kernel takes this convolution of {types.input}: {reason}"
         )
@@ -437,6 +464,8 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 var refusal = Self.refusal[types](
                     Kernel.code, problem, operands, device
                 )
+                if not refusal:
+                    refusal = _slower[Kernel](problem, operands, device)
                 if refusal:
                     refusals += "; " + refusal.value()
         raise _compiled_without(planned.kernel)
@@ -487,6 +516,20 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                         )
                         return
         raise _compiled_without(planned.kernel)
+
+
+def _slower[
+    Kernel: ConvKernel
+](problem: ConvProblem, operands: Operands, device: Device) -> Optional[String]:
+    """Why a kernel that could take a problem does not, for people: what its
+    model says, if it has one."""
+    var seconds = Kernel.predicted_seconds(problem, operands, device)
+    if not seconds:
+        return None
+    var microseconds = round(seconds.value() * 1e7) / 10
+    return String(
+        t"{kernel_name(Kernel.code)} takes {microseconds} us by its model"
+    )
 
 
 def _compiled_without(kernel: Int) -> Error:

@@ -20,8 +20,8 @@ from maxconv.bench.gpu.operands import geometry
 from ptxemu import EmulatorError, Machine
 
 #: Tiles of `tests/mojo/emit_sm80.mojo`: pixels and filters of each, and the one of the plan.
-TILES: Final = ((128, 64), (64, 64), (32, 32))
-LARGE, SQUARE, SMALL, PLANNED = 0, 1, 2, 9
+TILES: Final = ((128, 64), (64, 64), (64, 32), (32, 32))
+LARGE, SQUARE, TALL, SMALL, PLANNED = 0, 1, 2, 3, 9
 
 
 class Problem(NamedTuple):
@@ -48,6 +48,9 @@ PROBLEMS: Final = (
     Problem(SQUARE, parse_problem("3x5x5x152:64x1x1")),
     Problem(SQUARE, parse_problem("1x8x8x8:130x2x3", dilation=(2, 3), padding=(1, 1, 3, 3))),
     Problem(SQUARE, parse_problem("1x10x9x16:48x3x3", padding=1, groups=2)),
+    Problem(TALL, parse_problem("2x9x5x72:40x3x3", padding=1)),
+    Problem(TALL, parse_problem("1x9x9x328:48x1x1")),
+    Problem(TALL, parse_problem("1x9x8x10:24x3x3", padding=1)),
     Problem(SMALL, parse_problem("2x4x5x72:40x3x3", padding=1)),
     Problem(SMALL, parse_problem("1x7x7x328:48x1x1")),
     Problem(SMALL, parse_problem("1x6x7x8:20x1x1", stride=2)),
@@ -196,7 +199,7 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     assert np.array_equal(found, operands.expected(problem.conv, problem.dtype, fused))
 
 
-@pytest.mark.parametrize("index", [3, 4, 7, 10, 11])
+@pytest.mark.parametrize("index", [3, 4, 7, 10, 13, 14])
 def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: int) -> None:
     """Zeros beside the image, and behind the last product, multiply no number."""
     problem = PROBLEMS[index]
@@ -211,7 +214,7 @@ def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: i
 
 
 def test_every_kernel_runs(launches: list[Launch]) -> None:
-    wanted = {f"bfloat16-{tile}-{whole}" for tile in range(3) for whole in (0, 1)}
+    wanted = {f"bfloat16-{tile}-{whole}" for tile in range(4) for whole in (0, 1)}
     assert wanted - {"bfloat16-1-0"} <= {launch.kernel for launch in launches}
     assert {launch.vectors for launch in launches} == {0, 1}
     for problem, launch in zip(PROBLEMS, launches, strict=True):
@@ -230,7 +233,7 @@ BROKEN: Final = (
 
 @pytest.mark.parametrize(("pattern", "report"), [entry[1:] for entry in BROKEN])
 def test_a_broken_kernel_is_reported(launches: list[Launch], pattern: str, report: str) -> None:
-    index = 7
+    index = 10
     problem, launch = PROBLEMS[index], launches[index]
     text, found = re.subn(pattern, "", launch.ptx)
     assert found

@@ -119,7 +119,7 @@ def test_few_filters_have_narrow_tiles_behind_which_something_is_fused() -> None
 
     def tile(filters: int) -> str:
         problem = ConvProblem.from_parts(
-            (1, 112, 112, 32), filters=filters, filter_size=(1, 1), group_channels=32
+            (8, 112, 112, 32), filters=filters, filter_size=(1, 1), group_channels=32
         )
         return explain_choice(problem, dtype="bfloat16", device=HOPPER)[1].split()[0]
 
@@ -211,7 +211,8 @@ def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) 
         ((8, 2048, 2057), HOPPER, "sm90"),
         ((8, 2049, 2056), "sm_100a", "gemv"),
         ((1, 8192, 8192), HOPPER, "gemv"),
-        ((9, 64, 64), HOPPER, "sm90"),
+        ((9, 64, 64), HOPPER, "sm80"),
+        ((512, 2048, 2048), HOPPER, "sm90"),
     ],
 )
 def test_products_of_few_pixels(sizes: tuple[int, int, int], device: str, kernel: str) -> None:
@@ -246,7 +247,7 @@ def test_every_problem_has_a_kernel(device: str) -> None:
 
 
 def test_multiprocessors_decide_the_tile() -> None:
-    _, with_few = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1)
+    _, with_few = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=4)
     _, with_many = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1000)
     assert with_few != with_many
     # Blackwell's share a tile's sum only where there are more of them than tiles.
@@ -333,7 +334,7 @@ def test_doctor_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["doctor", "--dtype", "bfloat16", "--problem", "resnet50.conv2_3x3"]
     assert cli.main([*command, "--target", "sm_80", "--multiprocessors", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    _, reason = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=1)
+    _, reason = ask("resnet50.conv2_3x3", "sm_80", multiprocessors=4)
     assert f"{'target':9} sm_80 with 1 multiprocessors (A100)" in lines
     assert f"{'why':9} {reason}" in lines
 

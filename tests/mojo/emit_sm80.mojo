@@ -24,7 +24,8 @@ from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm80.geometry import MmaGeometry
 from operations.nvidia.sm80.kernel import MmaKernel
-from operations.nvidia.sm80.launch import TILES, Mma
+from operations.nvidia.sm80.launch import Mma
+from operations.nvidia.sm80.tile import TILES
 
 comptime TYPES = [DType.bfloat16, DType.float16, DType.float32]
 """Of activation, filter and output."""

@@ -2,7 +2,6 @@
 """
 
 from std.collections import Optional
-from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...conv.fields import KERNEL_SM80, TILE_FILTERS
@@ -11,23 +10,17 @@ from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
-from ..device import target_capability
+from ..device import is_hopper, target_capability
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import may_fill_tiles, precision_refusal, takes_mma_types
 from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
 from .geometry import MmaGeometry, mma_geometry_refusal
 from .kernel import OVERLAP_CAPABILITY, MmaKernel
-from .tile import LARGE, SMALL, SQUARE
+from .model import fastest_tile
+from .tile import SMALL, SQUARE, TALL, TILES, MmaTile
 
-comptime TILES = [LARGE, SQUARE, SMALL]
-"""The tiles that are compiled, larger ones first."""
-
-comptime RARE = SQUARE
-"""The tile for what a kernel of the GPU's generation refuses: addresses and
-sizes."""
-
-comptime TILE_NAMES: List[StaticString] = ["large", "square", "small"]
+comptime TILE_NAMES: List[StaticString] = ["large", "square", "tall", "small"]
 """What `maxconv inspect` calls them."""
 
 
@@ -99,11 +92,20 @@ struct Mma(GpuKernel):
         return not (operands.types.input == DType.float32 and operands.exact)
 
     @staticmethod
+    def predicted_seconds(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[Float64]:
+        """The model's time, which was fitted to the timings of one device."""
+        if not is_hopper(device.capability):
+            return None
+        return fastest_tile(problem, operands, device.units).seconds
+
+    @staticmethod
     def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> MmaPlan:
-        """The largest tile that leaves no multiprocessor idle."""
-        var index = _choose_tile(problem, device.units)
+        """The tile that the model finds fastest."""
+        var index = fastest_tile(problem, operands, device.units).tile
         var width = CHUNK_BYTES // element_bytes(operands.types.input)
         var stored = CHUNK_BYTES // element_bytes(operands.types.output)
         return MmaPlan(
@@ -122,19 +124,21 @@ struct Mma(GpuKernel):
         arguments: Arguments,
         mut queue: Stream,
     ) raises:
-        """Enqueues the kernel with the plan's tile and loads; where a kernel of
-        the GPU's generation takes nearly all such problems, with the one tile
-        that is compiled."""
+        """Enqueues the kernel with the plan's tile and loads, or with the
+        compiled tile that takes its place."""
         comptime Call = type_of(arguments)
         comptime width = CHUNK_BYTES // size_of[Call.Source.dtype]()
         comptime for index in range(len(TILES)):
             comptime for whole in [False, True]:
                 comptime compiled = (
-                    not known.tiled or TILES[index] == RARE
+                    not known.tiled or _takes_place(TILES[index], whole)
                 ) and not (whole and known.group_channels % width != 0)
                 comptime if not compiled:
                     continue
-                if (known.tiled or plan.tile == index) and plan.whole == whole:
+                var tile_index = plan.tile
+                comptime if known.tiled:
+                    tile_index = _in_place_of(plan.tile, plan.whole)
+                if tile_index == index and plan.whole == whole:
                     comptime tile = TILES[index]
                     comptime kernel = MmaKernel[
                         Call.Source,
@@ -180,16 +184,30 @@ struct Mma(GpuKernel):
                 writer.write[kernel](name, tile.shared_bytes())
 
 
-def _choose_tile(problem: ConvProblem, multiprocessors: Int) -> Int:
-    """Which of `TILES` suits a problem."""
-    comptime last = len(TILES) - 1
-    for index in range(last):
-        var tile = materialize[TILES]()[index]
-        var tiles = (
-            ceildiv(problem.gemm_m(), tile.pixels)
-            * ceildiv(problem.gemm_n(), tile.filters)
-            * problem.groups
-        )
-        if tiles >= multiprocessors:
-            return index
-    return last
+def _takes_place(tile: MmaTile, whole: Bool) -> Bool:
+    """Whether a tile is compiled where a kernel of the GPU's generation takes
+    nearly all such problems: two for the small ones, that this kernel runs
+    faster, and one for addresses, that the other refuses.
+
+    Args:
+        tile: The tile.
+        whole: Whether a group's channels are whole chunks, and the operands
+            aligned.
+    """
+    return (tile == TALL or tile == SMALL) if whole else tile == SQUARE
+
+
+def _in_place_of(index: Int, whole: Bool) -> Int:
+    """The tile that is compiled there, in place of another.
+
+    Args:
+        index: Of the other in `TILES`.
+        whole: As in `_takes_place`.
+    """
+    var tiles = materialize[TILES]()
+    if _takes_place(tiles[index], whole):
+        return index
+    for i in range(len(tiles)):
+        if _takes_place(tiles[i], whole):
+            return i
+    return index

@@ -111,6 +111,16 @@ comptime SQUARE = MmaTile(
 )
 """For fewer."""
 
+comptime TALL = MmaTile(
+    pixels=64,
+    filters=32,
+    pixel_warps=2,
+    filter_warps=1,
+    product_warps=2,
+    stages=4,
+)
+"""For as few, and few filters or many slices: warps share the products."""
+
 comptime SMALL = MmaTile(
     pixels=32,
     filters=32,
@@ -120,3 +130,6 @@ comptime SMALL = MmaTile(
     stages=4,
 )
 """For few pixels: more blocks, whose warps share the products."""
+
+comptime TILES = [LARGE, SQUARE, TALL, SMALL]
+"""The tiles that are compiled, larger ones first."""

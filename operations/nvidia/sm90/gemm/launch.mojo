@@ -12,6 +12,7 @@ from ....conv.known import KnownFilter, KnownProblem
 from ....conv.memory import CACHE_LINE, Reads, Writes
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
+from ....conv.search import cheapest
 from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
 from ...epilogue.conv_visitor import ConvVisitor
 from ...epilogue.params import EpilogueParams
@@ -36,7 +37,7 @@ from ...im2col.descriptors import activation_map, filter_map, output_map
 from .candidates import CANDIDATES, TABLE
 from .config import Sm90Config, stores_any_filters
 from .kernel import ConvKernel as GemmKernel
-from .plan import GemmPlan, gemm_refusal, plan_gemm
+from .plan import GemmCandidates, GemmPlan, gemm_refusal, plan_gemm
 
 
 struct Gemm(GpuKernel):
@@ -73,6 +74,15 @@ struct Gemm(GpuKernel):
         if refusal or not problem.has_outputs():
             return refusal
         return gemm_refusal(problem, operands, device)
+
+    @staticmethod
+    def predicted_seconds(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[Float64]:
+        """The model's time of the fastest candidate."""
+        if not problem.has_outputs():
+            return None
+        return cheapest(GemmCandidates(problem, operands, device)).cost
 
     @staticmethod
     def plan(
