@@ -17,7 +17,7 @@ from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
 from .geometry import MmaGeometry, mma_geometry_refusal
 from .kernel import OVERLAP_CAPABILITY, MmaKernel
-from .model import fastest_tile
+from .model import COMPARED_SECONDS, fastest_tile
 from .tile import SMALL, SQUARE, TALL, TILES, MmaTile
 
 comptime TILE_NAMES: List[StaticString] = ["large", "square", "tall", "small"]
@@ -95,10 +95,12 @@ struct Mma(GpuKernel):
     def predicted_seconds(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[Float64]:
-        """The model's time, which was fitted to the timings of one device."""
+        """The model's time on the generation, and up to the time, that it was
+        fitted to."""
         if not is_hopper(device.capability):
             return None
-        return fastest_tile(problem, operands, device.units).seconds
+        var seconds = fastest_tile(problem, operands, device.units).seconds
+        return seconds if seconds < COMPARED_SECONDS else None
 
     @staticmethod
     def plan(
