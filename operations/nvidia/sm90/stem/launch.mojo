@@ -4,11 +4,13 @@ from std.collections import Optional
 
 from ....conv.fields import KERNEL_STEM, STEM_CHANNELS
 from ....conv.known import KnownFilter, KnownProblem
+from ....conv.memory import element_bytes
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ...inspect import GpuKernel, PtxWriter
 from ...legality import alignment_refusal, hopper_refusal, memory_refusal
 from ...limits import MAX_INDEX, MAX_SHARED_BYTES
+from ...pipeline.chunks import CHUNK_BYTES
 from ...stream import LaunchGrid, Stream
 from .geometry import (
     STEM_CANDIDATES,
@@ -103,8 +105,16 @@ struct Stem(GpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether there is one group of few channels."""
-        return problem.groups == 1 and problem.channels <= STEM_CHANNELS
+        """Whether there is one group of few channels, but for what is a small
+        matrix product: images of one pixel, each of which would be a tile."""
+        if problem.groups > 1 or problem.channels > STEM_CHANNELS:
+            return False
+        var chunk = CHUNK_BYTES // element_bytes(operands.types.input)
+        return (
+            problem.gemm_m() > problem.batch
+            or problem.channels % chunk != 0
+            or not operands.aligned
+        )
 
     @staticmethod
     def plan(
