@@ -27,6 +27,7 @@ TOGETHER = (
         "tests/interop/test_graph_arguments",
         "tests/interop/test_norm",
         "tests/interop/test_pooling",
+        "tests/interop/test_quantize",
         "tests/interop/test_transpose",
         "tests/interop/test_upsample",
     ),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ._packing import PackedFilter, pack_filter
     from ._pooling import avg_pool, global_avg_pool, max_pool
     from ._problem import ConvProblem
+    from ._quantize import quantize_linear
 
 __all__ = [
     "OPERATIONS",
@@ -50,6 +51,7 @@ __all__ = [
     "max_pool",
     "override_max",
     "pack_filter",
+    "quantize_linear",
     "rms_norm",
 ]
 
@@ -73,6 +75,7 @@ _MODULES = {
     "max_pool": "maxconv._pooling",
     "override_max": "maxconv._override",
     "pack_filter": "maxconv._packing",
+    "quantize_linear": "maxconv._quantize",
     "rms_norm": "maxconv._norm",
 }
 

@@ -25,6 +25,8 @@ NAME = "fusion"
 _GENERATOR = np.random.default_rng(7)
 WIDE = _GENERATOR.standard_normal((3, 3, 24, 20)).astype(np.float32)
 NARROW = _GENERATOR.standard_normal((1, 1, 24, 20)).astype(np.float32)
+#: Scales of the integers that a third convolution is rounded to.
+STEPS = _GENERATOR.uniform(0.02, 0.2, 20)
 
 
 def build(name: str, module: Module | None = None) -> Graph:
@@ -41,12 +43,13 @@ def build(name: str, module: Module | None = None) -> Graph:
         x, bias, residual = (value.tensor for value in graph.inputs)
         conv = maxconv.conv2d(x, WIDE, padding=(1, 1, 1, 1))
         pointwise = maxconv.conv2d(ops.exp(x), NARROW)
-        graph.output(ops.silu(conv + bias) + residual, ops.tanh(pointwise))
+        rounded = maxconv.quantize_linear(maxconv.conv2d(x, NARROW, bias=bias), STEPS, -7)
+        graph.output(ops.silu(conv + bias) + residual, ops.tanh(pointwise), rounded)
     return graph
 
 
-def expected(x: Array, bias: Array, residual: Array) -> tuple[Array, Array]:
-    """Returns both outputs in float64."""
+def expected(x: Array, bias: Array, residual: Array) -> tuple[Array, Array, Array]:
+    """Returns the outputs in float64, the last one before it is rounded."""
     x, bias, residual = (value.astype(np.float64) for value in (x, bias, residual))
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     height, width = x.shape[1:3]
@@ -57,7 +60,9 @@ def expected(x: Array, bias: Array, residual: Array) -> tuple[Array, Array]:
     )
     biased = conv + bias
     silu = biased / (1 + np.exp(-biased))
-    return silu + residual, np.tanh(np.exp(x) @ NARROW[0, 0].astype(np.float64))
+    pointwise = NARROW[0, 0].astype(np.float64)
+    steps = np.clip((x @ pointwise + bias) / STEPS - 7, -128, 127)
+    return silu + residual, np.tanh(np.exp(x) @ pointwise), steps
 
 
 def main() -> None:

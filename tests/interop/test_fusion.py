@@ -46,14 +46,18 @@ def written_mojo(cache: Path) -> str:
 def test_one_kernel_runs_a_convolution_and_its_neighbours(tmp_path: Path) -> None:
     labels = SPAN.findall(written_mojo(tmp_path))
     convolutions = [label for label in labels if "conv" in label]
-    assert len(convolutions) == 2, labels
+    assert len(convolutions) == 3, labels
     behind = next(label for label in convolutions if "silu" in label)
     around = next(label for label in convolutions if "tanh" in label)
     assert behind.count("add") == 2 and "Epilogue(custom__maxconv_conv" in behind
     assert "exp" in around
+    rounded = next(label for label in convolutions if "round" in label)
+    assert "cast" in rounded
     # Nothing elementwise is left to a kernel of its own.
     others = [label for label in labels if label not in convolutions]
-    assert not [label for label in others if re.search(r"add|silu|tanh|exp", label)], labels
+    assert not [label for label in others if re.search(r"add|silu|tanh|exp|round|cast", label)], (
+        labels
+    )
 
 
 def test_it_computes_what_it_should(models: dict[str, Model], rng: np.random.Generator) -> None:
@@ -62,6 +66,14 @@ def test_it_computes_what_it_should(models: dict[str, Model], rng: np.random.Gen
         for shape in ((1, 5, 6, 24), (20,), (1, 5, 6, 20))
     ]
     outputs = models[fused_graph.NAME].execute(*inputs)
-    for output, wanted in zip(outputs, fused_graph.expected(*inputs), strict=True):
+    *expected, steps = fused_graph.expected(*inputs)
+    for output, wanted in zip(outputs[:2], expected, strict=True):
         # Sums of 216 products of order 1; what follows has a slope of about 1.
         np.testing.assert_allclose(output.to_numpy(), wanted, rtol=0, atol=1e-4)
+    integers = outputs[2].to_numpy()
+    assert integers.dtype == np.int8
+    # Sums of 24 products of order 1, divided by 0.02 at least: what is nearer to a half than their
+    # float32 error may be rounded either way.
+    near = np.abs(np.abs(steps - np.floor(steps)) - 0.5) < 1e-3
+    assert near.mean() < 0.01
+    np.testing.assert_array_equal(integers[~near], np.rint(steps)[~near])

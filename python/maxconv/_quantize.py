@@ -1,0 +1,87 @@
+"""Integers of 8 bits for the next convolution, from what one computed.
+
+MAX fuses the function into the convolution in front of it, so that the kernel stores one byte an
+element, and the wide values are never in memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from max.dtype import DType
+from max.graph import TensorValue, TensorValueLike, ops
+
+from ._checks import check_integer, check_number, show
+
+__all__ = ["quantize_linear"]
+
+#: The least and the largest int8.
+LOWEST, HIGHEST = -128, 127
+
+
+def quantize_linear(
+    x: TensorValueLike, scale: float | npt.ArrayLike, zero_point: int = 0
+) -> TensorValue:
+    """Divides by a scale, rounds and clamps to int8, as ONNX's ``QuantizeLinear``.
+
+    Computes, in float32 and with halves rounded to even::
+
+        clamp(round(x * (1 / scale)) + zero_point, -128, 127)
+
+    where ``1 / scale`` is the float32 nearest to it. Behind ``conv2d(..., out_dtype=float32)`` it
+    is a part of the convolution: for int8 operands, whose sums are int32, the result is exact but
+    for that one float32 product, and the epilogue's.
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape; channels last where ``scale`` has several.
+        scale: What a step of the integers stands for: a positive number, or one for each element of
+            the last dimension.
+        zero_point: The integer that stands for 0, from -128 to 127. A convolution takes integers as
+            they are, and pads with 0: what one reads must have 0 here.
+
+    Returns:
+        int8, of the shape of ``x``.
+
+    Raises:
+        TypeError: An argument is of a wrong Python type.
+        ValueError: An argument has a value that is not allowed.
+    """
+    value = TensorValue(x)
+    if not value.dtype.is_float():
+        raise ValueError(f"x: dtype {value.dtype.name} is not allowed; floats are")
+    factors = _reciprocals(scale, value)
+    shift = check_integer("zero_point", zero_point)
+    if not LOWEST <= shift <= HIGHEST:
+        raise ValueError(f"zero_point: {shift} is no int8; {LOWEST} to {HIGHEST} are allowed")
+    factor = ops.constant(factors, DType.float32, device=value.device)
+    steps = ops.round(ops.cast(value, DType.float32) * factor)
+    # Clamped before the sum: a float32 far beyond an integer's range has no room for it.
+    least, most = (
+        ops.constant(np.float32(end - shift), DType.float32, device=value.device)
+        for end in (LOWEST, HIGHEST)
+    )
+    clamped = ops.min(ops.max(steps, least), most)
+    shifted = clamped + ops.constant(np.float32(shift), DType.float32, device=value.device)
+    return ops.cast(shifted, DType.int8)
+
+
+def _reciprocals(scale: float | npt.ArrayLike, x: TensorValue) -> npt.NDArray[np.float32]:
+    """The float32 nearest to ``1 / scale``, of each."""
+    if isinstance(scale, np.ndarray | list | tuple):
+        scales = np.asarray(scale, dtype=np.float64)
+        last = x.shape[-1] if x.rank else 1
+        if scales.ndim != 1 or str(len(scales)) != str(last):
+            raise ValueError(
+                f"scale: shape {show(scales.shape)} does not match; a number is allowed, or one "
+                f"for each of the {last} elements of the last dimension"
+            )
+    else:
+        scales = np.asarray(check_number("scale", scale))
+    with np.errstate(all="ignore"):
+        factors = np.asarray(1 / scales, dtype=np.float32)
+    if not (np.all(scales > 0) and np.all(np.isfinite(factors)) and np.all(factors > 0)):
+        raise ValueError(
+            f"scale: {show(scales.tolist())} is not allowed; positive numbers are, whose "
+            "reciprocal is a float32"
+        )
+    return factors
