@@ -44,6 +44,7 @@ GRAPHS = {
     "functions": network.functions,
     "fusions": network.fusions,
     "layers": network.layers,
+    "quantized": network.quantized,
     "subgraph": network.subgraph,
 }
 

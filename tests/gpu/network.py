@@ -53,6 +53,11 @@ LAYERS = {
 BLOCK_FILTER = _integers(64, 64, 3, 3)
 BLOCK_PREFIXES = ("first.", "second.")
 
+#: Filters of ``quantized``, ``[R, S, C, K]``; scale, one a filter, and bias of the first.
+QUANTIZED = {"first": _integers(3, 3, 32, 64) * 30, "second": _integers(3, 3, 64, 48) * 9}
+QUANTIZED_SCALE = np.float32(2.0) ** (np.arange(64) % 3 - 9).astype(np.float32)
+QUANTIZED_BIAS = np.arange(64, dtype=np.float32) - 32
+
 OUTPUTS = ("plain", "computed", "stored", "converted")
 
 
@@ -175,6 +180,47 @@ def functions(dtype: str) -> Graph:
             maxconv.conv3d(x3, FILTERS["w3"], padding=1),
             maxconv.conv2d_transpose(x2, np.moveaxis(w2, 2, 3), stride=2, padding=1),
         )
+    return g
+
+
+def quantized(dtype: str) -> Graph:
+    """Returns a graph of two convolutions of int8, the second of what the first rounds to int8.
+
+    Inputs: images of 32 channels, and a residual of 48. Outputs: int8 of the first, with a scale a
+    filter, bias and ReLU; int8 of the second, with ReLU and the residual.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType
+
+    gpu, kind = DeviceRef.GPU(), DType[dtype]
+    types = [
+        TensorType(kind, ("n", "h", "w", 32), gpu),
+        TensorType(DType.float32, ("n", "h", "w", 48), gpu),
+    ]
+    library = maxconv.kernel_library()
+    with Graph(f"quantized_{dtype}", input_types=types, kernel_library=library) as g:
+        x, residual = (value.tensor for value in g.inputs)
+        wide: dict[str, Any] = {"padding": 1, "out_dtype": DType.float32}
+        first = maxconv.quantize_linear(
+            maxconv.conv2d(
+                x,
+                QUANTIZED["first"],
+                scale=QUANTIZED_SCALE,
+                bias=QUANTIZED_BIAS,
+                activation="relu",
+                **wide,
+            ),
+            0.5,
+        )
+        second = maxconv.conv2d(
+            first,
+            QUANTIZED["second"],
+            scale=2.0**-9,
+            activation="relu",
+            residual=residual,
+            **wide,
+        )
+        g.output(first, maxconv.quantize_linear(second, 0.25, -20))
     return g
 
 

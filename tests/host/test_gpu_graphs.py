@@ -65,6 +65,22 @@ def test_every_op_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
+def test_convolutions_of_int8_store_int8(tmp_path: Path) -> None:
+    """What rounds their sums is a part of their kernels."""
+    (name,) = compiled(tmp_path, "quantized:int8")
+    program = (tmp_path / f"{name}.mgp.mlir").read_text(encoding="utf-8")
+    _, running = re.split(r"mef\.callable @\S+\$(?:init|exec)\(", program)[1:]
+    kernels = [k for k in re.findall(r'dSummary = "([^"]*)"', running) if "conv" in k]
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert re.search(r"Epilogue\(custom__maxconv_conv_gpu, .*mo\.round.*mo\.cast", kernel)
+    elementwise = re.compile(r"mo\.(round|cast|mul|max|min)")
+    others = [k for k in re.findall(r'dSummary = "([^"]*)"', running) if "conv" not in k]
+    assert not any(map(elementwise.search, others))
+
+
+@pytest.mark.slow
+@pytest.mark.extended
 def test_a_subgraphs_filters_are_packed_and_copied_when_the_model_is_loaded(tmp_path: Path) -> None:
     (name,) = compiled(tmp_path, "subgraph:bfloat16")
     program = (tmp_path / f"{name}.mgp.mlir").read_text(encoding="utf-8")
