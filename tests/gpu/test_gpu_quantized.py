@@ -31,7 +31,8 @@ def sums(x: Array, filter: Array) -> npt.NDArray[np.int64]:
 
 def integers(values: npt.NDArray[np.float64], zero_point: int = 0) -> npt.NDArray[np.int8]:
     """Rounded, halves to even, and clamped."""
-    return np.clip(np.rint(values) + zero_point, -128, 127).astype(np.int8)
+    rounded: npt.NDArray[np.int8] = np.clip(np.rint(values) + zero_point, -128, 127).astype(np.int8)
+    return rounded
 
 
 def test_quantized(gpu_session: InferenceSession, gpu: Device) -> None:
