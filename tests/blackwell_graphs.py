@@ -45,8 +45,8 @@ def block() -> Graph:
 
 
 def narrow() -> Graph:
-    """Returns convolutions with scale, bias and ReLU, of each type of 8 bits that no other GPU
-    has a kernel for."""
+    """Returns convolutions with scale, bias and ReLU, of each type of 8 bits that tensor cores
+    alone multiply."""
     gpu = DeviceRef.GPU()
     kinds = [DType.int8, DType.float8_e5m2]
     images = [TensorType(kind, ("n", "h", "w", 64), gpu) for kind in kinds]

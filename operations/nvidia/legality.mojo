@@ -15,7 +15,7 @@ from .device import is_blackwell, is_hopper
 
 
 def is_tensor_core_type(dtype: DType) -> Bool:
-    """Whether only the tensor cores of Hopper and Blackwell take a type.
+    """Whether only tensor cores take a type.
 
     Args:
         dtype: Of activation and filter.
@@ -36,13 +36,13 @@ def check_type(types: OperandTypes, capability: Int) raises:
     Raises:
         Naming the argument, its value and what is allowed.
     """
-    if is_tensor_core_type(types.input) and not (
+    if types.input == DType.float8_e5m2 and not (
         is_hopper(capability) or is_blackwell(capability)
     ):
         raise Error(
             t"input: dtype {types.input} takes a GPU of compute capability 9.0,"
             t" 10.0 or 10.3 (H100, H200, B200, B300); on this one float32,"
-            t" bfloat16, float16 and float8_e4m3fn are allowed"
+            t" bfloat16, float16, float8_e4m3fn and int8 are allowed"
         )
 
 
@@ -120,7 +120,9 @@ def takes_mma_types(types: OperandTypes) -> Bool:
     Args:
         types: Of the operands.
     """
-    return _is_float(types.input) and _is_float(types.output)
+    return (_is_float(types.input) or types.input == DType.int8) and _is_float(
+        types.output
+    )
 
 
 def _is_float(dtype: DType) -> Bool:

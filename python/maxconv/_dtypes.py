@@ -40,7 +40,7 @@ FLOAT8_WIDE = "float8_e5m2"
 #: Integers of 8 bits.
 INT8 = "int8"
 
-#: Storage types of activations and filters for GPUs of compute capability 9.0, 10.0 and 10.3 alone.
+#: Storage types of activations and filters that only GPUs' tensor cores take.
 TENSOR_CORE_BYTES: Mapping[str, int] = dict.fromkeys(TENSOR_CORE_DTYPES, 1)
 
 #: Storage types of activations and filters, and their sizes in bytes.

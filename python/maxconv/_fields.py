@@ -81,7 +81,7 @@ HOPPER_CAPABILITIES = (90,)
 #: The same of the Blackwell kernel.
 BLACKWELL_CAPABILITIES = (100, 103)
 
-#: Storage types of activations and filters that only the kernels of these GPUs' tensor cores take.
+#: Storage types of activations and filters that only tensor cores take.
 TENSOR_CORE_DTYPES = ("float8_e5m2", "int8")
 
 #: Names of the elements of the ``geometry`` operand, in order.

@@ -10,9 +10,9 @@ elementwise work that follows::
         graph.output(y)
 
 Activations have the channels last: ``[N, W, C]``, ``[N, H, W, C]`` or ``[N, D, H, W, C]``, of
-float32, bfloat16 or float16, on GPUs float8_e4m3fn too, on GPUs of compute capability 9.0, 10.0
-and 10.3 also float8_e5m2 and int8; sums are float32 (of int8, int32) and are rounded once. A GPU
-with tensor cores rounds float32 operands to tf32 unless ``precision`` says otherwise. Every size of
+float32, bfloat16 or float16, on GPUs float8_e4m3fn and int8 too, on GPUs of compute capability 9.0,
+10.0 and 10.3 also float8_e5m2; sums are float32 (of int8, int32) and are rounded once. A GPU with
+tensor cores rounds float32 operands to tf32 unless ``precision`` says otherwise. Every size of
 an activation may be symbolic.
 
 A bad argument raises ``ValueError``, or ``TypeError`` for a wrong Python type, before anything is
@@ -146,8 +146,8 @@ def conv2d(
 
     Args:
         x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16; on a GPU also float8_e4m3fn
-            (MAX has no such tensors on CPUs); on one of compute capability 9.0, 10.0 or 10.3
-            also float8_e5m2 and int8, of ``C / groups`` channels that are a multiple of 16.
+            (MAX has no such tensors on CPUs) and int8; on one of compute capability 9.0, 10.0 or
+            10.3 also float8_e5m2, of ``C / groups`` channels that are a multiple of 16.
         filter: The filter in ``filter_layout``, with ``C / groups`` channels. An array or a
             constant is packed when the graph is built, a weight when the model is loaded, any other
             value in each call; a ``PackedFilter`` is packed already, knows its ``groups`` and

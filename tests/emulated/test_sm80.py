@@ -66,6 +66,11 @@ PROBLEMS: Final = (
     Problem(SMALL, parse_problem("1x5x5x20:40x3x3", padding=1), "float32"),
     Problem(SQUARE, parse_problem("1x5x7x7:33x3x3", stride=2, padding=1), "float32"),
     Problem(LARGE, parse_problem("1x12x12x36:64x1x1"), "float32"),
+    Problem(SMALL, parse_problem("1x5x5x48:40x3x3", padding=1), "int8"),
+    Problem(SMALL, parse_problem("1x5x5x19:33x3x3", padding=1), "int8"),
+    Problem(TALL, parse_problem("1x9x8x160:48x1x1"), "int8"),
+    Problem(SQUARE, parse_problem("1x5x6x6:6x3x3", padding=1, groups=6), "int8"),
+    Problem(LARGE, parse_problem("1x4x4x16:16x3x3", stride=2, padding=1), "int8", aligned=False),
 )
 
 SCALE, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
@@ -105,10 +110,11 @@ class Operands:
     residual: Array
 
     @classmethod
-    def random(cls, problem: ConvProblem, seed: int) -> Operands:
+    def random(cls, problem: ConvProblem, seed: int, dtype: str = "bfloat16") -> Operands:
         """Draws them."""
         rng = np.random.default_rng(seed)
         filters = problem.filters
+        least, most = (-128, 128) if dtype == "int8" else (-3, 4)
         shapes = (
             problem.input_shape,
             (filters, *problem.filter_size, problem.group_channels),
@@ -116,7 +122,9 @@ class Operands:
             (filters,),
             problem.output_shape,
         )
-        return cls(*(rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes))
+        multiplied = (rng.integers(least, most, shape) for shape in shapes[:2])
+        others = (rng.integers(-3, 4, shape) for shape in shapes[2:])
+        return cls(*(values.astype(np.float32) for values in (*multiplied, *others)))
 
     def expected(self, problem: ConvProblem, dtype: str, fused: bool) -> Array:
         """The outputs, rounded to their type."""
@@ -132,11 +140,18 @@ class Operands:
             ).astype(np.float32)
         if fused:
             total = np.maximum(total * self.scale + self.bias, 0) + self.residual
-        return loaded(stored(total, dtype), dtype)
+        return loaded(stored(total, output_of(dtype)), output_of(dtype))
+
+
+def output_of(dtype: str) -> str:
+    """The output's type, and the residual's."""
+    return "float32" if dtype == "int8" else dtype
 
 
 def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
     """The values' bits, as the emulator holds them."""
+    if dtype == "int8":
+        return values.astype(np.int8)
     if dtype == "bfloat16":
         return bfloat16(values)
     return values.astype(np.float16).view(np.uint16) if dtype == "float16" else values
@@ -157,12 +172,13 @@ def run(
     """Runs the kernel, or a changed text of it; returns its outputs."""
     machine = Machine("sm_90a", sms=4, seed=seed)
     dtype = problem.dtype
-    output = machine.alloc(stored(np.zeros_like(operands.residual), dtype), written=False)
+    out = output_of(dtype)
+    output = machine.alloc(stored(np.zeros_like(operands.residual), out), written=False)
     epilogue = launch.epilogues[fused]
     for placeholder, values in (
         (SCALE, operands.scale),
         (BIAS, operands.bias),
-        (RESIDUAL, stored(operands.residual, dtype)),
+        (RESIDUAL, stored(operands.residual, out)),
     ):
         epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
     machine.load(text or launch.ptx).launch(
@@ -179,7 +195,7 @@ def run(
         ],
         budget=20_000_000,
     )
-    return loaded(output.read(), dtype)
+    return loaded(output.read(), out)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +210,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
 @pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
 def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None:
     problem = PROBLEMS[index]
-    operands = Operands.random(problem.conv, index)
+    operands = Operands.random(problem.conv, index, problem.dtype)
     found = run(problem, launches[index], operands, fused, seed=index)
     assert np.array_equal(found, operands.expected(problem.conv, problem.dtype, fused))
 

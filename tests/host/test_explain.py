@@ -165,6 +165,13 @@ def test_types_of_8_bits(
     if dtype == "float8_e4m3fn":
         assert explain_choice(problem, dtype=dtype, device="sm_80")[0] == "implicit_gemm"
         return
+    if dtype == "int8":
+        # Where TMA takes no pixels, and groups of any width, as no CUDA core's kernel takes it.
+        assert explain_choice(problem, dtype=dtype, device="sm_80")[0] == "sm80"
+        for name in ("odd.groups_wide", "mobilenet.dw_56", "resnet50.stem", "odd.one_pixel"):
+            chosen, reason = explain_choice(find_problem(name).problem, dtype=dtype, device=HOPPER)
+            assert chosen == "sm80", reason
+        return
     with pytest.raises(
         ValueError, match=f"dtype {dtype} takes a GPU of compute capability 9.0, 10"
     ):

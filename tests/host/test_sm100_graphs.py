@@ -43,8 +43,8 @@ def test_a_block_compiles(architecture: str, tmp_path: Path) -> None:
     assert set(re.findall(rb"-arch (sm_\w+)", content)) == {architecture.encode()}
 
 
-def test_types_of_blackwell_alone(tmp_path: Path) -> None:
-    """They compile to this kernel and no other, and for a Hopper GPU to a sentence."""
+def test_types_of_8_bits(tmp_path: Path) -> None:
+    """They compile to this kernel, int8 also to any GPU's, for a Hopper GPU to none of these."""
     (tmp_path / "blackwell").mkdir()
     (tmp_path / "hopper").mkdir()
     # Beside a graph's kernels MAX keeps those of graphs that its cache holds.
@@ -52,6 +52,7 @@ def test_types_of_blackwell_alone(tmp_path: Path) -> None:
     content = compiled("sm_100a", tmp_path / "blackwell", "narrow", **cache)
     # For each of two types two configurations, with a residual and without.
     assert len(kernels(content)) == 8
+    assert b".text.maxconv_nvidia_sm80_kern" in content
     content = compiled("sm_90a", tmp_path / "hopper", "narrow", **cache)
-    assert b" takes a GPU of compute capability 10.0" in content
-    assert b".text.maxconv_nvidia_sm" not in content
+    assert b".text.maxconv_nvidia_sm90_gemm" in content
+    assert not kernels(content)

@@ -27,11 +27,16 @@ from operations.nvidia.sm80.kernel import MmaKernel
 from operations.nvidia.sm80.launch import Mma
 from operations.nvidia.sm80.tile import TILES
 
-comptime TYPES = [DType.bfloat16, DType.float16, DType.float32]
-"""Of activation, filter and output."""
+comptime TYPES = [DType.bfloat16, DType.float16, DType.float32, DType.int8]
+"""Of activation and filter."""
 
 comptime PLANNED = 9
 """In the place of a tile."""
+
+
+def output_of(dtype: DType) -> DType:
+    """The output's type, and the residual's: the input's, of int8 float32."""
+    return DType.float32 if dtype == DType.int8 else dtype
 
 
 def name_of(dtype: DType, tile: Int, whole: Bool) -> String:
@@ -41,7 +46,7 @@ def name_of(dtype: DType, tile: Int, whole: Bool) -> String:
 
 def describe[dtype: DType](words: List[Int]) raises:
     """Prints the line of a problem."""
-    comptime types = OperandTypes.unfused(dtype, dtype)
+    comptime types = OperandTypes.unfused(dtype, output_of(dtype))
     var numbers = List[Int]()
     for i in range(2, len(words)):
         numbers.append(words[i])
@@ -65,8 +70,8 @@ def describe[dtype: DType](words: List[Int]) raises:
         tile.threads(),
         tile.shared_bytes(),
         Int(plan.vector_stores),
-        bytes_of(epilogue_of[dtype](False)),
-        bytes_of(epilogue_of[dtype](True)),
+        bytes_of(epilogue_of[output_of(dtype)](False)),
+        bytes_of(epilogue_of[output_of(dtype)](True)),
         bytes_of(plan.geometry),
     )
 
@@ -78,9 +83,9 @@ def main() raises:
             comptime for whole in [False, True]:
                 comptime kernel = MmaKernel[
                     MemoryActivation[dtype],
-                    MemoryOutput[dtype],
+                    MemoryOutput[output_of(dtype)],
                     DType.float32,
-                    dtype,
+                    output_of(dtype),
                     TILES[index],
                     whole,
                 ].run

@@ -121,6 +121,28 @@ def test_product_of_a_warp(shape: str, kind: str, rng: np.random.Generator) -> N
         assert np.array_equal(found, expected.astype(np.float32))
 
 
+def test_integers_of_a_warp(rng: np.random.Generator) -> None:
+    """m16n8k32 of s8: rows t/4 and the row 8 below, four columns a register, the next 16 further;
+    sums wrap."""
+    a = rng.integers(-128, 128, (16, 32)).astype(np.int8)
+    b = rng.integers(-128, 128, (8, 32)).astype(np.int8)
+    a_words, b_words = a.view(np.uint32), b.view(np.uint32)
+    registers = [a_words[LANE // 4 + 8 * (r % 2), LANE % 4 + 4 * (r // 2)] for r in range(4)]
+    # The second half of B is the first: there are five inputs.
+    b_words = np.concatenate([b_words[:, :4], b_words[:, :4]], axis=1)
+    registers.append(b_words[LANE // 4, LANE % 4])
+    start = 2**31 - 1
+    product = a.astype(np.int64) @ np.ascontiguousarray(b_words).view(np.int8).astype(np.int64).T
+    expected = (product + start).astype(np.int32)
+    assert (expected < 0).any() and (expected > 0).any()
+    body = f""".reg .b32 %s<4>; mov.b32 %s0, {start}; mov.b32 %s1, %s0; mov.b32 %s2, %s0;
+    mov.b32 %s3, %s0; mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {{%s0, %s1, %s2, %s3}},
+    {{%a, %b, %c, %d}}, {{%e, %e}}, {{%s0, %s1, %s2, %s3}}; mov.b32 %o, %sN;"""
+    for r in range(4):
+        found = lanes(body.replace("%sN", f"%s{r}"), np.int32, *registers)
+        assert np.array_equal(found, expected[LANE // 4 + 8 * (r // 2), 2 * (LANE % 4) + r % 2])
+
+
 GROUP = """
 .shared .align 1024 .b8 a[8192]; .shared .align 1024 .b8 b[2048];
 .reg .b32 %t, %x, %at, %i; .reg .b64 %p, %in, %da, %db; .reg .pred %c, %q; .reg .f32 %d<8>;

@@ -6,14 +6,24 @@ A matrix is one register of each thread: 4 bytes of row `lane / 4`, from byte
 """
 
 from std.sys._assembly import inlined_assembly
+from std.sys.info import size_of
 from std.sys.intrinsics import _RegisterPackType
 from std.utils import StaticTuple
 
 from ..tma.copy import SharedAddress
 
-comptime Sums = SIMD[DType.float32, 4]
+comptime Sums[dtype: DType] = SIMD[sum_type_of(dtype), 4]
 """A thread's sums of 16 rows by 8 columns: two neighbouring columns from
 `2 * (lane % 4)` on of row `lane / 4`, then of the row 8 below."""
+
+
+def sum_type_of(dtype: DType) -> DType:
+    """The type of the sums: int32 for int8, otherwise float32.
+
+    Args:
+        dtype: Of the elements.
+    """
+    return DType.int32 if dtype == DType.int8 else DType.float32
 
 
 @always_inline
@@ -60,14 +70,16 @@ def load_matrices[
 def multiply[
     dtype: DType
 ](
-    sums: Sums, rows: StaticTuple[UInt32, 4], columns: StaticTuple[UInt32, 2]
-) -> Sums:
+    sums: Sums[dtype],
+    rows: StaticTuple[UInt32, 4],
+    columns: StaticTuple[UInt32, 2],
+) -> Sums[dtype]:
     """Adds the products of 16 rows and 8 columns, 32 bytes deep (PTX ISA,
-    "mma.sync": m16n8k16, m16n8k8 of tf32).
+    "mma.sync": m16n8k16, m16n8k8 of tf32, m16n8k32 of int8).
 
     Parameters:
-        dtype: Of the elements: bfloat16, float16, or float32, of which the
-            tensor cores read 10 bits of the fraction.
+        dtype: Of the elements: bfloat16, float16, int8, or float32, of which
+            the tensor cores read 10 bits of the fraction.
 
     Args:
         sums: The sums.
@@ -77,24 +89,30 @@ def multiply[
     Returns:
         The new sums.
     """
+    comptime sum_type = sum_type_of(dtype)
+    comptime Sum = Scalar[sum_type]
     comptime kind = _element[dtype]()
-    comptime shape = "m16n8k8" if dtype == DType.float32 else "m16n8k16"
+    comptime total = "s32" if dtype == DType.int8 else "f32"
+    comptime depth = 32 // size_of[dtype]()
     comptime name = String(
-        "mma.sync.aligned.",
-        shape,
-        ".row.col.f32.",
+        "mma.sync.aligned.m16n8k",
+        depth,
+        ".row.col.",
+        total,
+        ".",
         kind,
         ".",
         kind,
-        (
-            ".f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11,"
-            " $12, $13};"
-        ),
+        ".",
+        total,
+        " {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
     )
+    comptime floats = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+    comptime integers = "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r"
     var new = inlined_assembly[
         name,
-        _RegisterPackType[Float32, Float32, Float32, Float32],
-        constraints="=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        _RegisterPackType[Sum, Sum, Sum, Sum],
+        constraints=integers if dtype == DType.int8 else floats,
         has_side_effect=False,
     ](
         rows[0],
@@ -108,7 +126,7 @@ def multiply[
         sums[2],
         sums[3],
     )
-    return Sums(new[0], new[1], new[2], new[3])
+    return Sums[dtype](new[0], new[1], new[2], new[3])
 
 
 def _element[dtype: DType]() -> StaticString:
@@ -117,6 +135,10 @@ def _element[dtype: DType]() -> StaticString:
         return "bf16"
     elif dtype == DType.float16:
         return "f16"
+    elif dtype == DType.int8:
+        return "s8"
     else:
-        comptime assert dtype == DType.float32, "bfloat16, float16 or float32"
+        comptime assert (
+            dtype == DType.float32
+        ), "bfloat16, float16, float32 or int8"
         return "tf32"

@@ -35,7 +35,7 @@ from ..geometry import IMAGE, spatial
 from ..limits import WARP
 from ..pipeline.async_copy import await_copies, close_copies
 from ..pipeline.chunks import CHUNK_BYTES, shared_pointer, swizzled
-from ..pipeline.matrices import Sums, load_matrices, multiply
+from ..pipeline.matrices import Sums, load_matrices, multiply, sum_type_of
 from ..tma.copy import SharedAddress
 from .geometry import MmaGeometry
 from .loads import SliceLoads
@@ -74,7 +74,10 @@ struct MmaKernel[
     """Multiplies of a warp along the pixels."""
     comptime columns = Self.tile.warp_filters() // MATRIX_ROWS
     """Pairs of multiplies along the filters."""
-    comptime Totals = StaticTuple[Sums, 2 * Self.rows * Self.columns]
+    comptime sum_type = sum_type_of(Self.dtype)
+    comptime Totals = StaticTuple[
+        Sums[Self.dtype], 2 * Self.rows * Self.columns
+    ]
     comptime vector = CHUNK_BYTES // size_of[Self.Output.dtype]()
     """Filters that a thread stores at once where they are aligned."""
 
@@ -152,7 +155,7 @@ struct MmaKernel[
         comptime last = UInt32(Self.tile.stages * Self.tile.stage_bytes())
         comptime slice = Int32(Self.Loads.slice)
         var slices = (geometry.general.depth + slice - 1) // slice
-        var totals = Self.Totals(fill=Sums(0))
+        var totals = Self.Totals(fill=Sums[Self.dtype](0))
         comptime for i in range(ahead):
             if Int32(i) < slices:
                 var stage = stages + UInt32(i) * bytes
@@ -244,7 +247,7 @@ struct MmaKernel[
         var lane = UInt32(thread_idx.x) % UInt32(WARP)
         var part, row, column = Self._place()
         comptime stride = UInt32(Self.tile.sums_stride())
-        var data = shared_pointer[DType.float32](
+        var data = shared_pointer[Self.sum_type](
             sums
             + 4
             * (
@@ -281,9 +284,9 @@ struct MmaKernel[
         comptime pieces = UInt32(Self.tile.filters // width)
         comptime steps = UInt32(Self.tile.pixels) * pieces
         comptime threads = UInt32(Self.tile.threads())
-        comptime alignment = min(width, 4) * size_of[DType.float32]()
+        comptime alignment = min(width, 4) * size_of[Self.sum_type]()
         comptime placed = Self.Output.computes or Self.Output.stores
-        var data = shared_pointer[DType.float32](sums)
+        var data = shared_pointer[Self.sum_type](sums)
         for index in range(UInt32(thread_idx.x), steps, threads):
             var row, piece = divmod(index, pieces)
             var column = piece * UInt32(width)
@@ -297,7 +300,10 @@ struct MmaKernel[
                 )
             var k = Int(filter + column)
             var offset = (pixel + Int(row)) * Int(geometry.general.filters) + k
-            var value = epilogue.apply[width, width](total, k, offset)
+            # Of integers the only rounding before the epilogue's.
+            var value = epilogue.apply[width, width](
+                total.cast[DType.float32](), k, offset
+            )
             # Only what is fused asks where a pixel is.
             var place = geometry.output(pixel + Int(row)) if placed else 0
             output.store[width](

@@ -60,18 +60,18 @@ struct Mma(GpuKernel):
         if takes_mma_types(types):
             return None
         return String(
-            t"{kernel_name(Self.code)} takes float32, bfloat16 and float16, and"
-            t" gives float32, bfloat16 or float16; here {types.input} and"
-            t" {types.output}"
+            t"{kernel_name(Self.code)} takes float32, bfloat16, float16 and"
+            t" int8, and gives float32, bfloat16 or float16; here"
+            t" {types.input} and {types.output}"
         )
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether products may be rounded to tf32, and it is not certain that a
         kernel for groups of few filters runs."""
-        return not (
-            types.input == DType.float32 and known.exact
-        ) and may_fill_tiles(known)
+        return not (types.input == DType.float32 and known.exact) and (
+            may_fill_tiles(known) or types.input == DType.int8
+        )
 
     @staticmethod
     def refusal(
@@ -85,8 +85,11 @@ struct Mma(GpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether groups do not leave tiles nearly empty, and tensor cores keep
-        the precision that was asked for."""
+        """Whether groups do not leave tiles nearly empty, unless of integers,
+        which no other kernel takes everywhere, and tensor cores keep the
+        precision that was asked for."""
+        if operands.types.input == DType.int8:
+            return True
         if problem.groups > 1 and problem.group_filters() < TILE_FILTERS:
             return False
         return not (operands.types.input == DType.float32 and operands.exact)
@@ -95,9 +98,12 @@ struct Mma(GpuKernel):
     def predicted_seconds(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[Float64]:
-        """The model's time on the generation, and up to the time, that it was
-        fitted to."""
-        if not is_hopper(device.capability):
+        """The model's time on the generation, of the types, and up to the time
+        that it was fitted to."""
+        if (
+            not is_hopper(device.capability)
+            or not operands.types.input.is_half_float()
+        ):
             return None
         var seconds = fastest_tile(problem, operands, device.units).seconds
         return seconds if seconds < COMPARED_SECONDS else None

@@ -108,8 +108,8 @@ def conv2d(
     The weight is packed in every call: a module (``Conv2d``) packs it once.
 
     Args:
-        input: float32, bfloat16 or float16, on the CPU or a GPU; on a GPU also float8_e4m3fn, on
-            one of compute capability 9.0, 10.0 or 10.3 float8_e5m2 and int8.
+        input: float32, bfloat16 or float16, on the CPU or a GPU; on a GPU also float8_e4m3fn and
+            int8, on one of compute capability 9.0, 10.0 or 10.3 float8_e5m2.
         weight: Of the input's dtype.
         bias: ``[K]`` of the input's dtype (the output's for a dtype of 8 bits) or float32.
         stride: One integer or two.

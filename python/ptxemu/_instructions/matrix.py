@@ -102,6 +102,8 @@ def _store_matrix(form: Form) -> Step:
 def _multiply(form: Form) -> Step:
     """9.7.14.5.14: m16n8, products in float64, the sum rounded once to float32.
 
+    Sums of s8 are s32, which wraps.
+
     Fragments (9.7.14.5.8 and following), with e elements in a register: A's registers hold rows
     t/4 and t/4+8 alternately, columns e*(t%4) and on, every second pair e*4 further; B's hold
     column t/4, rows e*(t%4) and on, the next e*4 further; the sums rows t/4 and t/4+8, columns
@@ -112,18 +114,20 @@ def _multiply(form: Form) -> Step:
     if not (form.flag("row") and form.flag("col")):
         form.refuse("only .row.col is supported")
     sum_type, a_type, b_type, c_type = (form.type() for _ in range(4))
+    integers = a_type == "s8"
+    wanted = "s32" if integers else "f32"
     if (
-        sum_type != "f32"
-        or c_type != "f32"
-        or a_type not in ("bf16", "f16", "tf32", "e4m3", "e5m2")
+        (sum_type, c_type) != (wanted, wanted)
+        or a_type not in ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8")
+        or (integers and b_type != "s8")
     ):
         form.refuse("these types are not supported")
     depth = int(shape.split("k")[1])
     element = _element_bytes(a_type)
-    targets = [form.target(entry, "f32") for entry in form.vector(0)]
+    targets = [form.target(entry, wanted) for entry in form.vector(0)]
     a_rows = [form.source(entry, "u32") for entry in form.vector(1)]
     b_rows = [form.source(entry, "u32") for entry in form.vector(2)]
-    c_rows = [form.source(entry, "f32") for entry in form.vector(3)]
+    c_rows = [form.source(entry, wanted) for entry in form.vector(3)]
     if len(a_rows) * 4 != 16 * depth * element // LANES or len(b_rows) * 2 != len(a_rows):
         form.refuse("the number of registers does not fit the shape")
 
@@ -132,9 +136,11 @@ def _multiply(form: Form) -> Step:
         product = a_fragment(t, a_rows, a_type) @ _b_fragment(t, b_rows, b_type).T
         for r, (d, c) in enumerate(zip(targets, c_rows, strict=True)):
             part = product[_LANE // 4 + 8 * (r // 2), 2 * (_LANE % 4) + r % 2]
-            rows = t.files[view_of("f32")]
+            rows = t.files[view_of(wanted)]
             product_sum = part + rows[c]
-            rows[d][t.mask] = product_sum.astype(np.float32)[t.mask]
+            if integers:
+                product_sum = product_sum.astype(np.int64)
+            rows[d][t.mask] = product_sum.astype(rows[d].dtype)[t.mask]
 
     return step
 
@@ -174,4 +180,4 @@ def _b_fragment(t: Path, rows: list[int], type_name: str) -> Array:
 
 def _element_bytes(type_name: str) -> int:
     """Bytes of an element in a register."""
-    return 1 if type_name in ("e4m3", "e5m2") else type_bits(type_name) // 8
+    return 1 if type_name in ("e4m3", "e5m2", "s8") else type_bits(type_name) // 8
