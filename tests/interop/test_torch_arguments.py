@@ -209,4 +209,5 @@ def test_shapes_without_data(compiled: list[str]) -> None:
     assert y.shape == (2, 8, 5, 4) and y.is_meta
     with pytest.raises(ValueError, match=r"^weight: h extent 3 with dilation 9 spans 19"):
         mt.conv2d(x, w, None, 2, 1, 9, groups=2)
-    assert not compiled
+    # The library that registers the operators, where no test before loaded it.
+    assert all("libmaxconv_host" in name for name in compiled)
