@@ -62,6 +62,8 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("odd.groups_uneven", HOPPER, "grouped", "neighbouring threads"),
         ("odd.groups_wide", HOPPER, "sm80", "here 20 input channels"),
         ("audio.dilated", HOPPER, "sm90", "by the model"),
+        # Of both kernels that take it the one whose model says less.
+        ("resnet50.conv2_reduce", HOPPER, "sm80", "us by the model; sm90 takes"),
         ("vae.conv_out", "sm_80", "sm80", "compute capability 9.0 only"),
         ("odd.few_filters_dilated", HOPPER, "sm80", "here 20 input channels"),
         # Few pixels, on any GPU.

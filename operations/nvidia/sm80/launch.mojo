@@ -35,6 +35,8 @@ struct MmaPlan(ImplicitlyCopyable, Movable, Writable):
     """Whether a group's channels are whole chunks, and the operands aligned."""
     var vector_stores: Bool
     """The same of its filters, the output and the epilogue's operands."""
+    var seconds: Float64
+    """The model's, or 0 where it is not compared with another kernel's."""
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the plan on one line."""
@@ -45,6 +47,9 @@ struct MmaPlan(ImplicitlyCopyable, Movable, Writable):
         )
         if not self.whole:
             writer.write(", loads of single elements")
+        if self.seconds > 0:
+            var microseconds = round(self.seconds * 1e7) / 10
+            writer.write(t": {microseconds} us by the model")
 
 
 struct Mma(GpuKernel):
@@ -121,6 +126,7 @@ struct Mma(GpuKernel):
             index,
             operands.aligned and problem.group_channels() % width == 0,
             operands.aligned and problem.group_filters() % stored == 0,
+            Self.predicted_seconds(problem, operands, device).or_else(0),
         )
 
     @staticmethod
