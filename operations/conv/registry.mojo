@@ -101,7 +101,8 @@ trait ConvKernel:
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         """Whether the kernel is faster than those behind it in the registry,
-        where it can take the problem. A quick question, asked before `refusal`.
+        where it can take the problem, but for what `predicted_seconds` of both
+        says. A quick question, asked before `refusal`.
 
         Args:
             problem: The convolution.

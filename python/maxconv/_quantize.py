@@ -12,6 +12,7 @@ from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, ops
 
 from ._checks import check_integer, check_number, show
+from ._graph import constant
 
 __all__ = ["quantize_linear"]
 
@@ -53,16 +54,9 @@ def quantize_linear(
     shift = check_integer("zero_point", zero_point)
     if not LOWEST <= shift <= HIGHEST:
         raise ValueError(f"zero_point: {shift} is no int8; {LOWEST} to {HIGHEST} are allowed")
-    factor = ops.constant(factors, DType.float32, device=value.device)
-    steps = ops.round(ops.cast(value, DType.float32) * factor)
-    # Clamped before the sum: a float32 far beyond an integer's range has no room for it.
-    least, most = (
-        ops.constant(np.float32(end - shift), DType.float32, device=value.device)
-        for end in (LOWEST, HIGHEST)
-    )
-    clamped = ops.min(ops.max(steps, least), most)
-    shifted = clamped + ops.constant(np.float32(shift), DType.float32, device=value.device)
-    return ops.cast(shifted, DType.int8)
+    factor = constant(factors, "float32", value.device)
+    steps = ops.round(ops.cast(value, DType.float32) * factor) + float(shift)
+    return ops.cast(ops.min(ops.max(steps, float(LOWEST)), float(HIGHEST)), DType.int8)
 
 
 def _reciprocals(scale: float | npt.ArrayLike, x: TensorValue) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Convolutions of int8 with int8 outputs on a GPU, against sums of 64-bit integers."""
+"""Convolutions of int8 with int8 outputs on a GPU, against sums that are exact in float64."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.gpu.network import QUANTIZED, QUANTIZED_BIAS, QUANTIZED_SCALE, quantized
+from tests.reference import conv_reference
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -15,17 +16,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-Array = npt.NDArray[np.generic]
 
-
-def sums(x: Array, filter: Array) -> npt.NDArray[np.int64]:
-    """A 3x3 convolution with padding 1, of 64-bit integers."""
-    height, width = x.shape[1:3]
-    padded = np.pad(x.astype(np.int64), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return sum(  # type: ignore[no-any-return]
-        padded[:, r : r + height, s : s + width] @ filter[r, s].astype(np.int64)
-        for r in range(3)
-        for s in range(3)
+def sums(x: npt.ArrayLike, filter: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """A 3x3 convolution with padding 1 and a filter ``[R, S, C, K]``, exact: far below 2**53."""
+    one = (1, 1)
+    return conv_reference(
+        x, np.moveaxis(filter, -1, 0), stride=one, dilation=one, pad_before=one, pad_after=one
     )
 
 

@@ -35,6 +35,16 @@ def compiled(folder: Path, *graphs: str) -> dict[str, str]:
     }
 
 
+def kernels_of(folder: Path, name: str) -> tuple[list[str], list[str]]:
+    """What a compiled graph runs when its model is loaded, and in each call."""
+    program = (folder / f"{name}.mgp.mlir").read_text(encoding="utf-8")
+    loading, running = (
+        re.findall(r'dSummary = "([^"]*)"', part)
+        for part in re.split(r"mef\.callable @\S+\$(?:init|exec)\(", program)[1:]
+    )
+    return loading, running
+
+
 @pytest.mark.slow
 @pytest.mark.extended
 def test_every_op_compiles(tmp_path: Path) -> None:
@@ -68,26 +78,20 @@ def test_every_op_compiles(tmp_path: Path) -> None:
 def test_convolutions_of_int8_store_int8(tmp_path: Path) -> None:
     """What rounds their sums is a part of their kernels."""
     (name,) = compiled(tmp_path, "quantized:int8")
-    program = (tmp_path / f"{name}.mgp.mlir").read_text(encoding="utf-8")
-    _, running = re.split(r"mef\.callable @\S+\$(?:init|exec)\(", program)[1:]
-    kernels = [k for k in re.findall(r'dSummary = "([^"]*)"', running) if "conv" in k]
+    _, running = kernels_of(tmp_path, name)
+    kernels = [kernel for kernel in running if "conv" in kernel]
     assert len(kernels) == 2
     for kernel in kernels:
         assert re.search(r"Epilogue\(custom__maxconv_conv_gpu, .*mo\.round.*mo\.cast", kernel)
     elementwise = re.compile(r"mo\.(round|cast|mul|max|min)")
-    others = [k for k in re.findall(r'dSummary = "([^"]*)"', running) if "conv" not in k]
-    assert not any(map(elementwise.search, others))
+    assert not any(elementwise.search(kernel) for kernel in running if "conv" not in kernel)
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 def test_a_subgraphs_filters_are_packed_and_copied_when_the_model_is_loaded(tmp_path: Path) -> None:
     (name,) = compiled(tmp_path, "subgraph:bfloat16")
-    program = (tmp_path / f"{name}.mgp.mlir").read_text(encoding="utf-8")
-    loading, running = (
-        re.findall(r'dSummary = "([^"]*)"', part)
-        for part in re.split(r"mef\.callable @\S+\$(?:init|exec)\(", program)[1:]
-    )
+    loading, running = kernels_of(tmp_path, name)
     # Two calls, each with its filter, which is copied after it was packed.
     first, second = (i for i, kernel in enumerate(loading) if kernel == "mo.transpose")
     assert "mgp.buffer.host_to_device" in loading[first:second]

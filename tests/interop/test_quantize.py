@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.interop.graphs import Source, input_type
+from tests.reference import conv_reference
 
 import maxconv
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Exact in float32, as are their reciprocals.
 SCALES = np.array([0.25, 0.5, 2.0])
+
+#: Integers, ``[R, S, C, K]``.
+FILTER = np.random.default_rng(3).integers(-128, 128, (3, 3, 16, 24)).astype(np.float32)
 
 
 def build(name: str, module: Module | None = None) -> Graph:
@@ -40,7 +44,6 @@ def build(name: str, module: Module | None = None) -> Graph:
     return graph
 
 
-FILTER = np.random.default_rng(3).integers(-128, 128, (3, 3, 16, 24)).astype(np.float32)
 GRAPHS = {"quantize": Source(build)}
 
 
@@ -50,23 +53,23 @@ def test_what_is_rounded(models: dict[str, Model], rng: np.random.Generator) -> 
     ends = np.array([np.inf, -np.inf, 3e38, -3e38, 1e-40, -0.0], np.float32)
     x = np.resize(np.concatenate([halves, ends]), (102, 3))
     image = rng.integers(-128, 128, (2, 5, 6, 16)).astype(np.float32)
-    one, shifted, several, convolved = (
+    rounded, shifted, several, convolved = (
         output.to_numpy() for output in models["quantize"].execute(x, image)
     )
-    np.testing.assert_array_equal(one, np.clip(np.rint(x / 0.5), -128, 127))
+    x = x.astype(np.float64)
+    np.testing.assert_array_equal(rounded, np.clip(np.rint(x / 0.5), -128, 127))
     np.testing.assert_array_equal(shifted, np.clip(np.rint(x / 0.5) + 100, -128, 127))
     np.testing.assert_array_equal(several, np.clip(np.rint(x / SCALES) - 128, -128, 127))
-    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0))).astype(np.int64)
-    sums = sum(
-        padded[:, r : r + 5, s : s + 6] @ FILTER[r, s].astype(np.int64)
-        for r in range(3)
-        for s in range(3)
-    )
+    one = (1, 1)
+    filter = np.moveaxis(FILTER, -1, 0)
+    sums = conv_reference(image, filter, stride=one, dilation=one, pad_before=one, pad_after=one)
     # Sums of 144 products of up to 2^14 are exact in float32.
     wanted = np.clip(np.rint(np.maximum(sums * 2.0**-11, 0) / 0.5) - 100, -128, 127)
     assert len(np.unique(wanted)) > 50
     np.testing.assert_array_equal(convolved, wanted)
-    assert {output.dtype for output in (one, shifted, several, convolved)} == {np.dtype(np.int8)}
+    assert {output.dtype for output in (rounded, shifted, several, convolved)} == {
+        np.dtype(np.int8)
+    }
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,14 @@ struct Mma(GpuKernel):
         compiled tile that takes its place."""
         comptime Call = type_of(arguments)
         comptime width = CHUNK_BYTES // size_of[Call.Source.dtype]()
+        var tile_index = plan.tile
+        var geometry = plan.geometry
+        comptime if known.tiled:
+            tile_index = _in_place_of(plan.tile, plan.whole)
+            if tile_index != plan.tile:
+                geometry = MmaGeometry(
+                    problem, materialize[TILES]()[tile_index]
+                )
         comptime for index in range(len(TILES)):
             comptime for whole in [False, True]:
                 comptime compiled = (
@@ -149,9 +157,6 @@ struct Mma(GpuKernel):
                 ) and not (whole and known.group_channels % width != 0)
                 comptime if not compiled:
                     continue
-                var tile_index = plan.tile
-                comptime if known.tiled:
-                    tile_index = _in_place_of(plan.tile, plan.whole)
                 if tile_index == index and plan.whole == whole:
                     comptime tile = TILES[index]
                     comptime kernel = MmaKernel[
@@ -163,9 +168,6 @@ struct Mma(GpuKernel):
                         whole,
                     ].run
                     comptime bytes = tile.shared_bytes()
-                    var geometry = plan.geometry
-                    comptime if known.tiled:
-                        geometry = MmaGeometry(problem, tile)
                     queue.enqueue[kernel, max_shared_bytes=bytes](
                         LaunchGrid(
                             geometry.tiles(),

@@ -180,4 +180,4 @@ def _b_fragment(t: Path, rows: list[int], type_name: str) -> Array:
 
 def _element_bytes(type_name: str) -> int:
     """Bytes of an element in a register."""
-    return 1 if type_name in ("e4m3", "e5m2", "s8") else type_bits(type_name) // 8
+    return 1 if type_name in ("e4m3", "e5m2") else type_bits(type_name) // 8
