@@ -3,6 +3,7 @@
 from std.collections import Optional
 
 from ..conv.fields import (
+    HOPPER_DTYPES,
     TENSOR_CORE_DTYPES,
     COPY_BYTES,
     TILE_FILTERS,
@@ -36,9 +37,10 @@ def check_type(types: OperandTypes, capability: Int) raises:
     Raises:
         Naming the argument, its value and what is allowed.
     """
-    if types.input == DType.float8_e5m2 and not (
-        is_hopper(capability) or is_blackwell(capability)
-    ):
+    var newer = False
+    comptime for known in HOPPER_DTYPES:
+        newer = newer or types.input == known
+    if newer and not (is_hopper(capability) or is_blackwell(capability)):
         raise Error(
             t"input: dtype {types.input} takes a GPU of compute capability 9.0,"
             t" 10.0 or 10.3 (H100, H200, B200, B300); on this one float32,"

@@ -19,7 +19,7 @@ from ._checks import (
     spatial_tuple,
 )
 from ._dtypes import DTYPE_BYTES, TENSOR_CORE_BYTES
-from ._fields import CPU_KERNELS, GPU_KERNELS, Activation, Kernel, Precision
+from ._fields import CPU_KERNELS, GPU_KERNELS, HOPPER_DTYPES, Activation, Kernel, Precision
 from .activations import ActivationSpec, parse
 
 if TYPE_CHECKING:
@@ -258,6 +258,8 @@ class ConvArguments:
         whose = ""
         if dtype in TENSOR_CORE_BYTES:
             known, whose = (Kernel.SM90, Kernel.SM100), f" for {dtype}"
+            if dtype not in HOPPER_DTYPES:
+                known = (Kernel.SM80, *known)
         kernels = {kernel.name.lower(): kernel for kernel in (Kernel.AUTO, *known)}
         names = ", ".join(kernels)
         if not isinstance(self.config, str):

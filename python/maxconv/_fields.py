@@ -29,6 +29,7 @@ __all__ = [
     "GEOMETRY_LENGTH",
     "GPU_KERNELS",
     "HOPPER_CAPABILITIES",
+    "HOPPER_DTYPES",
     "NORM",
     "NORM_SCALARS",
     "PANEL",
@@ -83,6 +84,9 @@ BLACKWELL_CAPABILITIES = (100, 103)
 
 #: Storage types of activations and filters that only tensor cores take.
 TENSOR_CORE_DTYPES = ("float8_e5m2", "int8")
+
+#: Those of them that only these GPUs' take.
+HOPPER_DTYPES = ("float8_e5m2",)
 
 #: Names of the elements of the ``geometry`` operand, in order.
 GEOMETRY = (
@@ -428,6 +432,7 @@ def mojo_source() -> str:
                 ("HOPPER_CAPABILITIES", _texts(HOPPER_CAPABILITIES)),
                 ("BLACKWELL_CAPABILITIES", _texts(BLACKWELL_CAPABILITIES)),
                 ("TENSOR_CORE_DTYPES", _texts(f"DType.{name}" for name in TENSOR_CORE_DTYPES)),
+                ("HOPPER_DTYPES", _texts(f"DType.{name}" for name in HOPPER_DTYPES)),
             ],
         ),
     ]

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import _library as library
-from ._dtypes import FLOAT8, FLOAT8_WIDE, INT8, TENSOR_CORE_BYTES
-from ._fields import GPU_KERNELS
+from ._dtypes import FLOAT8, FLOAT8_WIDE, INT8
+from ._fields import GPU_KERNELS, HOPPER_DTYPES
 from ._progress import progress
 from ._targets import BLACKWELL, HOPPER, TARGETS
 
@@ -111,7 +111,7 @@ def emit(
         ValueError: The target has no such kernel, or none for the type.
         LibraryError: The compiler is missing or fails.
     """
-    if dtype in TENSOR_CORE_BYTES and target not in (HOPPER, BLACKWELL):
+    if dtype in HOPPER_DTYPES and target not in (HOPPER, BLACKWELL):
         raise ValueError(
             f"dtype: {dtype} has kernels for {HOPPER} and {BLACKWELL} alone; the target is {target}"
         )

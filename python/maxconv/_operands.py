@@ -24,7 +24,7 @@ from ._checks import (
 )
 from ._dtypes import DTYPE_BYTES, FLOAT8, INPUT_BYTES, TENSOR_CORE_BYTES
 from ._emit import Tensors
-from ._fields import Kernel, Layout
+from ._fields import HOPPER_DTYPES, Kernel, Layout
 from ._filter_operand import filter_argument, filter_operand
 from ._graph import (
     constant,
@@ -278,10 +278,11 @@ def input_operand(
     check_device("input", value.device)
     dtype = check_dtype("input", value.dtype, dtypes)
     if dtype not in DTYPE_BYTES and not value.device.is_gpu():
+        anywhere = (FLOAT8, *(name for name in TENSOR_CORE_BYTES if name not in HOPPER_DTYPES))
         raise ValueError(
             f"input: dtype {dtype} on device {value.device} is not supported; there "
-            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {FLOAT8} too, and on one of compute "
-            f"capability 9.0, 10.0 or 10.3 {' and '.join(TENSOR_CORE_BYTES)}"
+            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {' and '.join(anywhere)} too, and on "
+            f"one of compute capability 9.0, 10.0 or 10.3 {' and '.join(HOPPER_DTYPES)}"
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:

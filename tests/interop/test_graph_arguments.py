@@ -163,8 +163,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"x": "integers"},
         ValueError,
         "input: dtype int8 on device cpu:0 is not supported; there float32, bfloat16, float16 are "
-        "allowed, on a GPU float8_e4m3fn too, and on one of compute capability 9.0, 10.0 or 10.3 "
-        "float8_e5m2 and int8",
+        "allowed, on a GPU float8_e4m3fn and int8 too, and on one of compute capability 9.0, 10.0 "
+        "or 10.3 float8_e5m2",
     ),
     ({"x": "gpu_int8"}, ValueError, "out_dtype: None stands for the input's int8, which is no typ"),
     (
@@ -178,9 +178,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "filter: a value of magnitude 61440 is beyond float8_e5m2; values up to 57344 are allowed",
     ),
     (
-        {"x": "gpu_int8", "config": "sm80", "out_dtype": "bfloat16"},
+        {"x": "gpu_int8", "config": "gemv", "out_dtype": "bfloat16"},
         ValueError,
-        "config: 'sm80' is not a kernel of device gpu:0 for int8; auto, sm90, sm100 are allowed",
+        "config: 'gemv' is not a kernel of device gpu:0 for int8; auto, sm80, sm90, sm100 are "
+        "allowed",
     ),
     ({"x": "gpu_float8"}, ValueError, "out_dtype: None stands for the input's float8_e4m3fn, whi"),
     (

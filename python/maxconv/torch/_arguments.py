@@ -29,6 +29,7 @@ from ._dtypes import (
     BY_NAME,
     DTYPES,
     FLOAT8,
+    HOPPER_DTYPES,
     NAMES,
     TENSOR_CORE_DTYPES,
     TENSOR_CORES,
@@ -195,13 +196,13 @@ def check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
     """
     allowed: tuple[torch.dtype, ...] = DTYPES
     if input.is_cuda:
-        allowed = (*DTYPES, FLOAT8, torch.int8)
+        allowed = (*DTYPES, FLOAT8, *TENSOR_CORE_DTYPES)
         # What stands for a tensor while a program is traced may be on a GPU that is not there.
         if (
             torch.cuda.is_available()
             and torch.cuda.get_device_capability(input.device) in TENSOR_CORES
         ):
-            allowed = (*DTYPES, FLOAT8, *TENSOR_CORE_DTYPES)
+            allowed += HOPPER_DTYPES
     if input.dtype not in allowed:
         raise TypeError(
             f"input: dtype {input.dtype} is not supported; {listed(allowed)} are allowed"

@@ -15,6 +15,7 @@ __all__ = [
     "BY_NAME",
     "DTYPES",
     "FLOAT8",
+    "HOPPER_DTYPES",
     "NAMES",
     "TENSOR_CORES",
     "TENSOR_CORE_DTYPES",
@@ -38,8 +39,11 @@ TENSOR_CORES: Final = tuple(
     divmod(value, 10) for value in (*_fields.HOPPER_CAPABILITIES, *_fields.BLACKWELL_CAPABILITIES)
 )
 
-#: What inputs and filters may also have there.
-TENSOR_CORE_DTYPES: Final = tuple(BY_NAME[name] for name in _fields.TENSOR_CORE_DTYPES)
+#: What inputs and filters on a GPU's tensor cores may also have: on any GPU's, and on theirs.
+TENSOR_CORE_DTYPES: Final = tuple(
+    BY_NAME[name] for name in _fields.TENSOR_CORE_DTYPES if name not in _fields.HOPPER_DTYPES
+)
+HOPPER_DTYPES: Final = tuple(BY_NAME[name] for name in _fields.HOPPER_DTYPES)
 
 #: Those of 8 bits that numpy lacks: they cross to MAX as bytes.
 BYTES: Final = frozenset(BY_NAME[name] for name in BIT_CARRIED if INPUT_BYTES[name] == 1)
