@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from tests import ptx
-from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, ODD, WIDTH, Kernel
+from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, ODD, SPLITS, WIDTH, Kernel
 
 SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
 
-#: Lines at the end: candidates whose threads store, by numbers of filters, and one that stores an
-#: enlarged image.
-ROW_STORES = 2 * len(ODD) + 1
+#: Lines at the end: candidates whose threads store, by numbers of filters, one whose blocks share a
+#: tile, and one that stores an enlarged image.
+SPLIT = len(SPLITS) + 1
+ROW_STORES = 2 * len(ODD) + SPLIT
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +41,15 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]:
     """Candidates whose threads store rows, each with a number of filters of ``ODD``."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-1]]
+    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-SPLIT]]
     return list(zip(kernels, 2 * ODD, strict=True))
+
+
+@pytest.fixture(scope="session")
+def split(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    """A candidate whose blocks share a tile's sum, for each number of ``SPLITS``."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    return [Kernel.of(line, folder) for line in lines[-SPLIT:-1]]
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ POINTWISE = 3
 NARROW = 24
 #: Filters that end within a piece of 16 bytes.
 ODD = 13, 67
+#: Blocks that share a tile's sum.
+SPLITS = 2, 4
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
 OUTPUT, BIAS = 0x1111 << 48, 0x2222 << 48
 

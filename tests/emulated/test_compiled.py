@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emulated.convolution import NARROW, Kernel, Operands, Upsampled, run
+from tests.emulated.convolution import NARROW, SPLITS, Kernel, Operands, Upsampled, run
 
 from ptxemu import EmulatorError, Machine
 
@@ -65,6 +65,36 @@ def test_hopper_kernel_stores_any_number_of_filters(
         assert kernel.rows
         operands = Operands.random(seed, odd=filters)
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_shares_sums(split: list[Kernel], seed: int) -> None:
+    operands = Operands.random(seed)
+    for kernel, count in zip(split, SPLITS, strict=True):
+        assert kernel.cluster == count
+        assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
+@pytest.mark.parametrize(
+    ("wait", "counted"), [(0, "the rings are free"), (1, "shares"), (2, "sums")]
+)
+def test_sums_that_are_not_waited_for_are_found_out(
+    split: list[Kernel], wait: int, counted: str
+) -> None:
+    """One of the exchange's waits passes at once: another block's bytes may not have come."""
+    kernel = split[0]
+    start = kernel.ptx.index("st.async")
+    waits = list(re.finditer(r"mbarrier\.try_wait\.parity[^;]*;", kernel.ptx))
+    chosen = [m for m in waits if m.start() > start][wait - 1] if wait else [
+        m for m in waits if m.start() < start
+    ][-1]  # fmt: skip
+    passed = "setp.eq.u32 complete, 0, 0;"
+    changed = kernel.ptx[: chosen.start()] + passed + kernel.ptx[chosen.end() :]
+    operands = Operands.random(0)
+    with pytest.raises(EmulatorError):
+        for seed in range(8):
+            found = run(kernel, operands, seed, changed)
+            assert np.array_equal(found, operands.expected()), counted
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -9,7 +9,8 @@ line of what its launch passes for one image, a 3x3 filter and a padding of 1,
 then a line for a filter of one tap, `POINTWISE` times the height and the
 filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels. Then, for
 each candidate of `ROW_STORES`, a line for each number of `ODD` filters, 3x3 and
-`POINTWISE` times the height. At last `UPSAMPLED` and its line, an image that is
+`POINTWISE` times the height. Then `SPLIT`, and a line for each number of blocks
+that share a tile of `SPLITS`, 3x3. At last `UPSAMPLED` and its line, an image that is
 enlarged: its filters are those of four pixels. A line is index, threads, bytes of shared memory,
 blocks, blocks of a cluster, 1 if it keeps its filters, pixels of an activation
 load and of an output box, filters of a filter load, the upper corner of the
@@ -50,6 +51,12 @@ comptime EMULATED = [6, 7]
 
 comptime ROW_STORES = [8, 13]
 """Candidates whose threads store rows: whole ones, and a warp's filters."""
+
+comptime SPLIT = 11
+"""A candidate whose blocks share a tile's sum; no other case's."""
+
+comptime SPLITS = [2, 4]
+"""How many of them."""
 
 comptime UPSAMPLED = 9
 """A candidate that stores pixels of an enlarged image; no other case's."""
@@ -171,7 +178,11 @@ def emit_kernel[index: Int, Output: OutputTarget]() raises:
 def print_launch[
     index: Int, Output: OutputTarget
 ](
-    problem: ConvProblem, output: Output, has_bias: Bool, multiprocessors: Int
+    problem: ConvProblem,
+    output: Output,
+    has_bias: Bool,
+    multiprocessors: Int,
+    split_k: Int = 1,
 ) raises:
     """Prints what a candidate's launch passes."""
     comptime config = candidate(index)
@@ -194,14 +205,16 @@ def print_launch[
         output,
     )
     var traversal = Traversal(problem, Dtype)
-    var grid = Grid.of(config, traversal, multiprocessors)
+    var grid = Grid.of(config, traversal, multiprocessors, split_k)
     var geometry = grid.geometry(config, traversal)
+    if split_k > 1:
+        geometry.split(config.halo, split_k)
     print(
         index,
         config.threads(),
         Kernel.shared_bytes(),
-        grid.clusters * config.cluster_size(),
-        config.cluster_size(),
+        grid.clusters * config.cluster_size() * split_k,
+        config.cluster_size() * split_k,
         Int(grid.keeps_filters),
         config.act_tile_dim0(),
         config.epilogue.pixels(size_of[Dtype]()),
@@ -249,6 +262,9 @@ def main() raises:
                 has_bias,
                 MULTIPROCESSORS,
             )
+    emit_kernel[SPLIT, Output]()
+    for count in materialize[SPLITS]():
+        print_launch[SPLIT](problem, output, has_bias, MULTIPROCESSORS, count)
     var large = enlarged(upsampled)
     emit_kernel[UPSAMPLED, type_of(large)]()
     print_launch[UPSAMPLED](upsampled, large, has_bias, MULTIPROCESSORS)

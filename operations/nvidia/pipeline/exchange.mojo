@@ -60,3 +60,23 @@ def store_peer(address: SharedAddress, values: Quad):
         NoneType,
         constraints="r,f,f,f,f,~{memory}",
     ](address, values[0], values[1], values[2], values[3])
+
+
+@always_inline
+def send_peer(address: SharedAddress, barrier: SharedAddress, values: Quad):
+    """Starts to store to a block of the cluster. `QUAD_BYTES` count at its
+    barrier when they have arrived.
+
+    Args:
+        address: Of `peer_address`.
+        barrier: The barrier's address in the same block, of `peer_address`.
+        values: The values.
+    """
+    inlined_assembly[
+        (
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+            " [$0], {$2, $3, $4, $5}, [$1];"
+        ),
+        NoneType,
+        constraints="r,r,f,f,f,f,~{memory}",
+    ](address, barrier, values[0], values[1], values[2], values[3])

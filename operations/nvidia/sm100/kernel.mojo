@@ -309,42 +309,34 @@ struct Conv2dFpropKernel[
         Parameters:
             has_residual: Whether there is a residual.
         """
-        var thread = UInt32(thread_idx.x)
-        if thread < WARP:
+        if thread_idx.x == 0:
             storage.inputs().init(
-                thread,
                 producers=Self.input_producer_arv_count,
                 releases=Self.input_consumer_arv_count,
             )
             storage.accumulators().init(
-                thread,
                 producers=Self.accum_pipeline_producer_arv_count,
                 releases=Self.accum_pipeline_consumer_arv_count,
             )
             storage.answers().init(
-                thread,
                 producers=Self.clc_producer_arv_count,
                 releases=Self.clc_consumer_arv_count[has_residual](),
             )
             storage.throttle().init(
-                thread,
                 producers=Self.clc_throttle_producer_arv_count,
                 releases=Self.clc_throttle_consumer_arv_count,
             )
             comptime if has_residual:
                 storage.residuals().init(
-                    thread,
-                    producers=Self.epi_load_producer_arv_count,
+                        producers=Self.epi_load_producer_arv_count,
                     releases=Self.epi_load_consumer_arv_count,
                 )
             comptime if Self.SPLIT_K > 1:
                 storage.exchange().init(
-                    thread,
-                    producers=Self.exchange_producer_arv_count,
+                        producers=Self.exchange_producer_arv_count,
                     releases=Self.exchange_consumer_arv_count,
                 )
-            if thread == 0:
-                storage.dealloc().init(Self.tmem_dealloc_arv_count)
+            storage.dealloc().init(Self.tmem_dealloc_arv_count)
             publish_barriers()
         comptime if Self.CLUSTER_SIZE > 1:
             sync_cluster_relaxed()

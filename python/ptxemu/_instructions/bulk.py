@@ -1,4 +1,5 @@
-"""Copies of bytes by TMA, without a tensor map (PTX ISA 9.0, 9.7.9.25.4 and 9.7.9.27.2)."""
+"""Copies of bytes by TMA, without a tensor map (PTX ISA 9.0, 9.7.9.25.4 and 9.7.9.27.2), and
+stores that an mbarrier counts (9.7.9.12)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from .._hardware.blocks import ThreadBlock
 from .._hardware.memory import CHUNK, Memory
 from .._hardware.registers import LANES, Array, view_of
 from .._hardware.scheduler import Operation
+from .._text.syntax import type_bits
 from .._warps.addresses import addresses, find_mbarrier, locate
 from .._warps.paths import Path, Step
 from .._warps.table import Form, instruction
@@ -123,6 +125,44 @@ def start_load(
             arrive()
 
         t.scheduler.later(complete, operation)
+
+
+@instruction("st.async")
+def _store_async(form: Form) -> Step:
+    """9.7.9.12: registers to shared memory of the cluster; the mbarrier lies in the same block."""
+    form.take("weak")
+    form.take("shared::cluster")
+    form.take("mbarrier::complete_tx::bytes") or form.refuse("without an mbarrier")
+    count = int((form.take("v2", "v4") or "v1")[1:])
+    type_name = form.type()
+    form.arity(3)
+    to, barrier = form.address_row(0), form.address_row(2)
+    entries = form.vector(1)
+    if len(entries) != count:
+        form.refuse(f"{len(entries)} registers for {count} elements")
+    sources = [form.source(entry, type_name) for entry in entries]
+    bits = type_bits(type_name)
+    if bits not in (32, 64):
+        form.refuse(f"of .{type_name}; elements of 32 and 64 bits are allowed")
+    size = bits // 8 * count
+
+    def step(t: Path) -> None:
+        where, signals = addresses(t, *to), addresses(t, *barrier)
+        columns = [t.active(t.files[view_of(type_name)][row]) for row in sources]
+        values = np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint8)
+        operation = Operation("st.async", f"{size} bytes a thread", form.instruction.line)
+        for signal in np.unique(signals):
+            lanes = np.flatnonzero(signals == signal)
+            block, _ = locate(t, int(signal), 8, "an mbarrier")
+            places = [locate(t, int(where[lane]), size, "st.async") for lane in lanes]
+            if any(place[0] is not block for place in places):
+                raise MemoryFaultError("st.async to one block, with an mbarrier of another")
+            index = np.concatenate([first + np.arange(size) for _, first in places])
+            arrive = arrive_bytes(t, int(signal), len(index), "st.async")
+            written = values[lanes].reshape(-1)
+            start_load(t, [(block, index, arrive)], partial(np.copy, written), operation)
+
+    return step
 
 
 def _bulk_store(to: Any, start: Any, count: int, line: int) -> Step:

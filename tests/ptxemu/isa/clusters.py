@@ -94,6 +94,27 @@ for _cluster in (2, 4):
         [words(*_v)],
         **_options,
     )
+    for _vector, _type in (("", "b32"), (".v2", "f32"), (".v4", "b32")):
+        _count = int(_vector[2:] or 1)
+        # The next block's mbarrier counts the bytes of each of its 128 threads.
+        FAMILY.kernel(
+            f"store_async_{_cluster}_{_count}_{_type}",
+            _SETUP
+            + "@%first mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster; "
+            + f"@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {512 * _count}; "
+            + f"mov.u32 %s, room; mad.lo.u32 %s, %t, {4 * _count}, %s; mov.u32 %i, bar; "
+            + "add.u32 %x, %r, 1; rem.u32 %x, %x, %n; mapa.shared::cluster.u32 %far, %s, %x; "
+            + "mapa.shared::cluster.u32 %i, %i, %x; "
+            + _SYNC
+            + f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{_vector}.{_type} [%far], "
+            + ("%v" if _count == 1 else f"{{{', '.join(['%v'] * _count)}}}")
+            + ", [%i]; WAIT: mbarrier.try_wait.parity.shared::cta.b64 %q, [bar], 0; @!%q bra WAIT; "
+            + f"ld.shared.b32 %v, [%s+{4 * _count - 4}]; st.global.b32 [%to], %v; "
+            + _SYNC,
+            words(*_turned(_v, _cluster, _cluster - 1)),
+            [words(*_v)],
+            **_options,
+        )
     FAMILY.kernel(
         f"registers_{_cluster}",
         _SETUP

@@ -190,6 +190,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Bytes of one consumer's residual and output buffers."""
         return self.epilogue.buffers() * self.epilogue.buffer_bytes()
 
+    def exchange_barriers(self) -> Int:
+        """Barriers of `split_k.SplitExchange`: one of the block, and two of
+        each consumer."""
+        return 1 + 2 * self.consumers if self.splits() else 0
+
     def header_bytes(self) -> Int:
         """Bytes of the barriers, rounded up to where tiles may begin."""
         var barriers = 2 * (
@@ -197,6 +202,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             + self.num_filter_pipeline_stages
             + self.epilogue.num_epi_load_stages * self.consumers
         )
+        barriers += self.exchange_barriers()
         var bytes = barriers * BARRIER_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
 

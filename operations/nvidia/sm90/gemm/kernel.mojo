@@ -26,9 +26,8 @@ from ...im2col.tiles import Tap, Tile, TileGeometry
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import (
     arrive_threads,
-    sync_cluster_relaxed,
     publish_barriers,
-    sync_cluster,
+    sync_cluster_relaxed,
     sync_threads,
 )
 from ...pipeline.ring import RingPosition
@@ -41,7 +40,7 @@ from .epilogue_buffers import FIRST_NAME
 from .mma import Accumulators, sum_type_of
 from .scheduler import TileScheduler
 from .smem import SharedStorage
-from .split_k import await_sums, sum_splits
+from .split_k import sum_splits
 from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
@@ -148,7 +147,7 @@ struct ConvKernel[
         if geometry.slice_channels < UInt32(Self.ROW_CHANNELS):
             storage.clear_rows(UInt32(Self._row_bytes(geometry)))
             sync_threads[Self.config.threads()](0)
-        Self._init_barriers(storage)
+        Self._init_barriers(storage, geometry)
         # What came before may still run: nothing of its memory until here.
         launch_dependent_grids()
         wait_on_dependent_grids()
@@ -160,10 +159,6 @@ struct ConvKernel[
                 Self._produce_activations(activation, geometry, storage)
             elif lane == 0 and warp == FILTER_WARP:
                 Self._produce_filters(filter, geometry, storage)
-            # Only then do the blocks of a tile know its sum: a residual
-            # that waited for a buffer would keep them waiting.
-            comptime if Self.config.splits():
-                await_sums(geometry)
             if (
                 thread > 0
                 and lane == 0
@@ -184,36 +179,48 @@ struct ConvKernel[
             )
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
-            sync_cluster()
+            sync_cluster_relaxed()
 
     @staticmethod
     @always_inline
-    def _init_barriers(storage: Self.Storage):
-        """Initializes both rings, for the whole cluster to see."""
-        var thread = UInt32(thread_idx.x)
-        if thread < UInt32(WARP):
-            storage.activation.init(
-                thread,
-                producers=1,
-                releases=Self.act_consumer_arv_count,
+    def _init_barriers(storage: Self.Storage, geometry: TileGeometry):
+        """Initializes all barriers, for the whole cluster to see."""
+        var warp, lane = divmod(UInt32(thread_idx.x), UInt32(WARP))
+        # The assembler then keeps the barriers' addresses in uniform registers.
+        warp = broadcast(warp)
+        if lane == 0:
+            comptime warps = Self.config.threads() // WARP
+            storage.activation.init[warps](
+                warp, producers=1, releases=Self.act_consumer_arv_count
             )
-            storage.filter.init(
-                thread, producers=1, releases=Self.filter_consumer_arv_count
+            storage.filter.init[warps](
+                warp, producers=1, releases=Self.filter_consumer_arv_count
             )
             comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
                     Self._epilogue(
                         storage, UInt32(consumer), 0
-                    ).buffers.residuals.init(
-                        thread,
+                    ).buffers.residuals.init[warps](
+                        warp,
                         producers=1,
                         releases=Self.Epilogue.Buffers.releases(),
                     )
+            comptime if Self.config.splits():
+                if warp == UInt32(warps - 1):
+                    storage.exchange.init(geometry)
             publish_barriers()
-        comptime if Self.config.cluster_size() > 1:
+        if Self._shares_cluster(geometry):
             sync_cluster_relaxed()
         else:
             sync_threads[Self.config.threads()](0)
+
+    @staticmethod
+    @always_inline
+    def _shares_cluster(geometry: TileGeometry) -> Bool:
+        """Whether a block arrives at barriers of others."""
+        comptime if Self.config.splits():
+            return geometry.split_k.count.value > 1
+        return Self.config.cluster_size() > 1
 
     @staticmethod
     @always_inline
@@ -432,7 +439,7 @@ struct ConvKernel[
             comptime if Self.config.splits():
                 whole = sum_splits[Self.config](
                     accumulators,
-                    storage.activation.data,
+                    storage.exchange,
                     geometry,
                     tile,
                     consumer,

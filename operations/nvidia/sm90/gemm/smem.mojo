@@ -3,11 +3,13 @@
 from max.gpu.memory import external_memory
 
 from ...im2col.traversal import ROW_BYTES
+from ...pipeline.barrier import BARRIER_BYTES
 from ...pipeline.chunks import clear_rows
 from ...pipeline.ring import Ring
 from ...tma.copy import SharedAddress
 from ...limits import PATTERN_BYTES
 from .config import Sm90Config
+from .split_k import SplitExchange
 
 
 @fieldwise_init
@@ -25,6 +27,8 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
     var filter: Self.FilterRing
     var residual_barriers: SharedAddress
     """Of each consumer's residual ring, consumer by consumer."""
+    var exchange: SplitExchange[Self.config]
+    """Of blocks that share a tile, in the rings' memory."""
     var buffers: SharedAddress
     """Each consumer's `EpilogueConfig.buffers`, consumer by consumer."""
 
@@ -52,6 +56,15 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
         self.residual_barriers = address + UInt32(
             Self.ActivationRing.barrier_bytes()
             + Self.FilterRing.barrier_bytes()
+        )
+        comptime residual_barriers = (
+            Self.config.consumers
+            * 2
+            * Self.config.epilogue.num_epi_load_stages
+            * BARRIER_BYTES
+        )
+        self.exchange = SplitExchange[Self.config](
+            self.residual_barriers + UInt32(residual_barriers), activation
         )
         self.buffers = filter + UInt32(filter_bytes)
 

@@ -1,9 +1,14 @@
 """Split-K on Hopper: each block of a cluster multiplies some of a tile's stages,
 and together they add up their sums, always in the same order.
 
-Every block writes its accumulators to its shared memory, adds up its share of
-them over all blocks, and leaves the sums with the first block, which stores the
-tile. The rings' memory serves: a block of such a cluster has just one tile.
+    wait until every block has read its rings, whose memory serves
+    send each block its share of this block's accumulators
+    add up this block's share, block by block, and send the sum to the first
+    the first block: wait for all sums, and store the tile
+
+A thread sends what the same thread of another block needs. Barriers count the
+bytes that arrive, so that no block waits for another's stores, but for the sums
+themselves.
 """
 
 from std.collections import Optional
@@ -11,23 +16,20 @@ from std.memory import bitcast
 
 from ...im2col.tiles import Tile, TileGeometry
 from ...im2col.traversal import Traversal
-from ...pipeline.barrier import sync_cluster, sync_threads
+from ...pipeline.barrier import BARRIER_BYTES, Barrier
+from ...pipeline.chunks import shared_pointer
 from ...pipeline.exchange import (
     QUAD,
     QUAD_BYTES,
-    load_peer,
+    Quad,
     peer_address,
-    store_peer,
+    send_peer,
 )
 from ...limits import WARPGROUP
 from ...split_k import MAX_SPLIT_K
 from ...tma.copy import SharedAddress
 from .config import Sm90Config
 from .mma import Accumulators
-
-comptime CONSUMERS_NAME = 15
-"""The named barrier of all consumers."""
-
 
 def split_refusal(
     config: Sm90Config, traversal: Traversal, split_k: Int
@@ -64,6 +66,95 @@ def rounds_of(config: Sm90Config, traversal: Traversal) -> Int:
     return steps // traversal.filter[2] if config.halo > 0 else steps
 
 
+@fieldwise_init
+struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
+    """Barriers and memory of the exchange. A block whose tile is shared has no
+    other tile, so that every barrier has one phase.
+
+    Parameters:
+        config: The configuration.
+    """
+
+    comptime consumer_bytes = Self.config.accumulators() * WARPGROUP * 4
+    """Of a consumer's accumulators."""
+
+    var barriers: SharedAddress
+    """`free`, then `shares` of every consumer, then `sums` of every consumer."""
+    var memory: SharedAddress
+    """The rings' stages: of every consumer, shares, then sums, as long as its
+    accumulators each."""
+
+    @always_inline
+    def free(self) -> Barrier:
+        """The barrier that completes when no block of the tile reads its rings
+        any more."""
+        return Barrier(self.barriers)
+
+    @always_inline
+    def shares(self, consumer: UInt32) -> Barrier:
+        """The barrier that completes when a consumer has its share of the other
+        blocks' accumulators.
+
+        Args:
+            consumer: Which.
+        """
+        return Barrier(self.barriers + (1 + consumer) * BARRIER_BYTES)
+
+    @always_inline
+    def sums(self, consumer: UInt32) -> Barrier:
+        """The barrier that completes when a consumer of the first block has the
+        other blocks' sums.
+
+        Args:
+            consumer: Which.
+        """
+        comptime consumers = UInt32(Self.config.consumers)
+        return Barrier(
+            self.barriers + (1 + consumers + consumer) * BARRIER_BYTES
+        )
+
+    @always_inline
+    def share_address(self, consumer: UInt32) -> SharedAddress:
+        """Where a consumer's shares lie, block after block.
+
+        Args:
+            consumer: Which.
+        """
+        comptime bytes = UInt32(2 * Self.consumer_bytes)
+        return self.memory + consumer * bytes
+
+    @always_inline
+    def sum_address(self, consumer: UInt32) -> SharedAddress:
+        """Where a consumer's sums lie, in the accumulators' order.
+
+        Args:
+            consumer: Which.
+        """
+        return self.share_address(consumer) + UInt32(Self.consumer_bytes)
+
+    @always_inline
+    def init(self, geometry: TileGeometry):
+        """Initializes the barriers; one thread, before any other use.
+
+        Args:
+            geometry: The problem.
+        """
+        comptime rings = (
+            Self.config.num_act_pipeline_stages * Self.config.act_stage_bytes()
+            + Self.config.num_filter_pipeline_stages
+            * Self.config.filter_tile_bytes()
+        )
+        comptime assert (
+            2 * Self.config.consumers * Self.consumer_bytes <= rings
+        ), "the rings hold every consumer's shares and sums"
+        self.free().init(
+            Int(geometry.split_k.count.value) * Self.config.consumers
+        )
+        comptime for consumer in range(Self.config.consumers):
+            self.shares(UInt32(consumer)).init(1)
+            self.sums(UInt32(consumer)).init(1)
+
+
 @always_inline
 def sum_splits[
     dtype: DType, //, config: Sm90Config
@@ -71,19 +162,19 @@ def sum_splits[
     mut accumulators: Accumulators[
         config.mma_rows(), config.mma_columns(), dtype
     ],
-    rings: SharedAddress,
+    exchange: SplitExchange[config],
     geometry: TileGeometry,
     tile: Tile,
     consumer: UInt32,
     thread: UInt32,
 ) -> Bool:
     """Adds up the sums of a consumer's tile, with the other blocks of the
-    cluster. Threads that are no consumer's call `await_sums` meanwhile.
+    cluster.
 
     Args:
         accumulators: This block's sum, waited for; in the first block the
             whole afterwards.
-        rings: Where the rings' stages begin; all have been read.
+        exchange: The block's barriers and memory; it has read all stages.
         geometry: The problem.
         tile: The tile.
         consumer: Which consumer.
@@ -96,86 +187,119 @@ def sum_splits[
     var count = geometry.split_k.count.value
     if count == 1:
         return True
-    comptime bytes = config.accumulators() * WARPGROUP * 4
-    var own = rings + consumer * UInt32(bytes) + thread * QUAD_BYTES
-    # Another consumer may still read the rings.
-    sync_threads[config.consumers * WARPGROUP](CONSUMERS_NAME)
-    _write(accumulators, own)
-    sync_cluster()
+    if thread < count:
+        exchange.free().arrive_at(thread)
     comptime for known in [2, 4, MAX_SPLIT_K]:
         if count == UInt32(known):
-            _add_share[dtype, known, config.accumulators() // QUAD](
-                own, tile.split
+            _exchange[known](
+                accumulators, exchange, tile.split, consumer, thread
             )
-    sync_cluster()
-    if tile.split != 0:
-        return False
-    _read(accumulators, own)
-    return True
+    return tile.split == 0
 
 
 @always_inline
-def await_sums(geometry: TileGeometry):
-    """What threads that are no consumer's do while `sum_splits` runs."""
-    if geometry.split_k.count.value > 1:
-        sync_cluster()
-        sync_cluster()
+def _exchange[
+    dtype: DType, config: Sm90Config, //, count: Int
+](
+    mut accumulators: Accumulators[
+        config.mma_rows(), config.mma_columns(), dtype
+    ],
+    exchange: SplitExchange[config],
+    split: UInt32,
+    consumer: UInt32,
+    thread: UInt32,
+):
+    """`sum_splits` of a tile that `count` blocks share."""
+    comptime quads = config.accumulators() // QUAD
+    comptime assert quads % count == 0, "blocks add up equal shares"
+    comptime share = quads // count
+    comptime share_bytes = UInt32(share * WARPGROUP * QUAD_BYTES)
+    var shares = exchange.share_address(consumer) + thread * QUAD_BYTES
+    var sums = exchange.sum_address(consumer) + thread * QUAD_BYTES
+    comptime arriving = (count - 1) * Int(share_bytes)
+    if thread == 0:
+        exchange.shares(consumer).arrive_expecting(arriving)
+        if split == 0:
+            exchange.sums(consumer).arrive_expecting(arriving)
+    exchange.free().wait(0)
+    comptime for block in range(count):
+        var barrier = peer_address(
+            exchange.shares(consumer).address, UInt32(block)
+        )
+        comptime for i in range(share):
+            var at = _quad_address(shares + split * share_bytes, UInt32(i))
+            var values = _quad_of[block * share + i](accumulators)
+            if split == UInt32(block):
+                _store(at, values)
+            else:
+                send_peer(peer_address(at, UInt32(block)), barrier, values)
+    exchange.shares(consumer).wait[sees_cluster=True](0)
+    var first = peer_address(exchange.sums(consumer).address, 0)
+    comptime for i in range(share):
+        var sum = SIMD[dtype, QUAD](0)
+        comptime for block in range(count):
+            var at = _quad_address(shares, UInt32(block * share + i))
+            var values = _load[dtype](at)
+            comptime if block == 0:
+                sum = values
+            else:
+                sum += values
+        var at = _quad_address(sums + split * share_bytes, UInt32(i))
+        if split == 0:
+            _store(at, sum)
+        else:
+            send_peer(
+                peer_address(at, 0), first, bitcast[DType.float32, QUAD](sum)
+            )
+    if split == 0:
+        exchange.sums(consumer).wait[sees_cluster=True](0)
+        _read(accumulators, sums)
 
 
 @always_inline
-def _quad_address(own: SharedAddress, quad: UInt32) -> SharedAddress:
+def _quad_address(base: SharedAddress, quad: UInt32) -> SharedAddress:
     """Where a thread's accumulators `QUAD * quad` and following lie."""
-    return own + quad * UInt32(WARPGROUP * QUAD_BYTES)
+    return base + quad * UInt32(WARPGROUP * QUAD_BYTES)
 
 
 @always_inline
-def _write[
-    rows: Int, columns: Int, dtype: DType
-](accumulators: Accumulators[rows, columns, dtype], own: SharedAddress):
-    """Writes a thread's accumulators."""
+def _quad_of[
+    rows: Int, columns: Int, dtype: DType, //, quad: Int
+](accumulators: Accumulators[rows, columns, dtype]) -> Quad:
+    """A thread's accumulators `QUAD * quad` and following."""
     comptime width = Accumulators[rows, columns, dtype].width
-    comptime for b in range(Accumulators[rows, columns, dtype].blocks):
-        comptime for r in range(0, width, QUAD):
-            var values = SIMD[dtype, QUAD]()
-            comptime for i in range(QUAD):
-                values[i] = accumulators.values[b][r + i]
-            store_peer(
-                _quad_address(own, UInt32((b * width + r) // QUAD)),
-                bitcast[DType.float32, QUAD](values),
-            )
+    var values = SIMD[dtype, QUAD]()
+    comptime for i in range(QUAD):
+        comptime at = QUAD * quad + i
+        values[i] = accumulators.values[at // width][at % width]
+    return bitcast[DType.float32, QUAD](values)
 
 
 @always_inline
 def _read[
     rows: Int, columns: Int, dtype: DType
 ](mut accumulators: Accumulators[rows, columns, dtype], own: SharedAddress):
-    """Reads what `_write` has written."""
+    """Reads a thread's accumulators."""
     comptime width = Accumulators[rows, columns, dtype].width
     comptime for b in range(Accumulators[rows, columns, dtype].blocks):
         comptime for r in range(0, width, QUAD):
-            var values = _quad[dtype](
-                _quad_address(own, UInt32((b * width + r) // QUAD))
-            )
+            var at = _quad_address(own, UInt32((b * width + r) // QUAD))
+            var values = _load[dtype](at)
             comptime for i in range(QUAD):
                 accumulators.values[b][r + i] = values[i]
 
 
 @always_inline
-def _add_share[
-    dtype: DType, count: Int, quads: Int
-](own: SharedAddress, split: UInt32):
-    """Adds up this block's share of the accumulators, in the first block."""
-    comptime assert quads % count == 0
-    comptime share = quads // count
-    comptime for i in range(share):
-        var address = _quad_address(own, split * UInt32(share) + UInt32(i))
-        var sum = _quad[dtype](peer_address(address, 0))
-        comptime for block in range(1, count):
-            sum += _quad[dtype](peer_address(address, UInt32(block)))
-        store_peer(peer_address(address, 0), bitcast[DType.float32, QUAD](sum))
+def _load[dtype: DType](address: SharedAddress) -> SIMD[dtype, QUAD]:
+    """Loads accumulators from this block's memory."""
+    return shared_pointer[dtype](address).unsafe_load[
+        width=QUAD, alignment=QUAD_BYTES
+    ](0)
 
 
 @always_inline
-def _quad[dtype: DType](address: SharedAddress) -> SIMD[dtype, QUAD]:
-    """Some accumulators of a block of the cluster."""
-    return bitcast[dtype, QUAD](load_peer(address))
+def _store[
+    dtype: DType, //
+](address: SharedAddress, values: SIMD[dtype, QUAD]):
+    """Stores accumulators to this block's memory."""
+    shared_pointer[dtype](address).unsafe_store[alignment=QUAD_BYTES](0, values)
