@@ -31,6 +31,7 @@ from ...tma.copy import SharedAddress
 from .config import Sm90Config
 from .mma import Accumulators
 
+
 def split_refusal(
     config: Sm90Config, traversal: Traversal, split_k: Int
 ) -> Optional[String]:
@@ -298,8 +299,6 @@ def _load[dtype: DType](address: SharedAddress) -> SIMD[dtype, QUAD]:
 
 
 @always_inline
-def _store[
-    dtype: DType, //
-](address: SharedAddress, values: SIMD[dtype, QUAD]):
+def _store[dtype: DType, //](address: SharedAddress, values: SIMD[dtype, QUAD]):
     """Stores accumulators to this block's memory."""
     shared_pointer[dtype](address).unsafe_store[alignment=QUAD_BYTES](0, values)
