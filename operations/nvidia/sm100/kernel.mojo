@@ -328,12 +328,12 @@ struct Conv2dFpropKernel[
             )
             comptime if has_residual:
                 storage.residuals().init(
-                        producers=Self.epi_load_producer_arv_count,
+                    producers=Self.epi_load_producer_arv_count,
                     releases=Self.epi_load_consumer_arv_count,
                 )
             comptime if Self.SPLIT_K > 1:
                 storage.exchange().init(
-                        producers=Self.exchange_producer_arv_count,
+                    producers=Self.exchange_producer_arv_count,
                     releases=Self.exchange_consumer_arv_count,
                 )
             storage.dealloc().init(Self.tmem_dealloc_arv_count)
