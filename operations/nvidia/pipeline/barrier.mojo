@@ -183,11 +183,24 @@ def sync_warp():
 def sync_cluster_relaxed():
     """Waits until every thread of the cluster has arrived, without making its
     writes visible: enough for barriers that have been published."""
+    arrive_cluster_relaxed()
+    wait_cluster()
+
+
+@always_inline
+def arrive_cluster_relaxed():
+    """Arrives at the cluster's barrier without waiting or making writes
+    visible. A thread that does not `wait_cluster` arrives once."""
     inlined_assembly[
-        """barrier.cluster.arrive.relaxed;
-        barrier.cluster.wait;""",
-        NoneType,
-        constraints="~{memory}",
+        "barrier.cluster.arrive.relaxed;", NoneType, constraints="~{memory}"
+    ]()
+
+
+@always_inline
+def wait_cluster():
+    """Waits until every thread of the cluster has arrived."""
+    inlined_assembly[
+        "barrier.cluster.wait;", NoneType, constraints="~{memory}"
     ]()
 
 

@@ -96,27 +96,19 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
         return self.data + stage * UInt32(Self.stage_bytes)
 
     @always_inline
-    def init[
-        warps: Int = 1
-    ](self, warp: UInt32 = 0, *, producers: Int, releases: Int):
-        """Initializes the barriers; one thread of each of some warps, before
-        any other use. The threads of a warp would take turns, as one
-        instruction initializes one barrier.
-
-        Parameters:
-            warps: How many warps share the barriers.
+    def init(self, producers: Int, releases: Int):
+        """Initializes the barriers; one thread, before any other use. The
+        threads of a warp would take turns, as one instruction initializes one
+        barrier.
 
         Args:
-            warp: From 0 to `warps - 1`, uniform.
             producers: Arrivals that fill a stage (each producer arrives
                 once, with the bytes that it expects).
             releases: Arrivals that empty a stage.
         """
-        comptime for first in range(0, Self.stages, warps):
-            var stage = UInt32(first) + warp
-            if stage < UInt32(Self.stages):
-                self.full(stage).init(producers)
-                self.empty(stage).init(releases)
+        comptime for stage in range(Self.stages):
+            self.full(UInt32(stage)).init(producers)
+            self.empty(UInt32(stage)).init(releases)
 
     @always_inline
     def acquire(

@@ -25,10 +25,12 @@ from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tap, Tile, TileGeometry
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import (
+    arrive_cluster_relaxed,
     arrive_threads,
     publish_barriers,
     sync_cluster_relaxed,
     sync_threads,
+    wait_cluster,
 )
 from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, prefetch_map
@@ -46,9 +48,14 @@ from .tile_io import load_activation, load_filter
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
 
+comptime ACTIVATION_WARP = UInt32(0)
+"""The warp that loads activations. One thread of it works, as of the others."""
+
+comptime LOADER_WARP = UInt32(1)
+"""The warp that loads the first consumer's residual; the second's follows."""
+
 comptime FILTER_WARP = UInt32(3)
-"""The warp that loads filters; the first one loads activations, those between
-are the consumers' loaders. One thread of each works."""
+"""The warp that loads filters."""
 
 
 @fieldwise_init
@@ -137,9 +144,7 @@ struct ConvKernel[
         var group, thread = divmod(UInt32(thread_idx.x), UInt32(WARPGROUP))
         # The assembler then keeps a warp's addresses in uniform registers.
         group = broadcast(group)
-        if thread_idx.x == 0:
-            prefetch_map(activation)
-            prefetch_map(filter)
+        if thread_idx.x == Int(LOADER_WARP) * WARP:
             comptime if not Self.Visitor.discards:
                 prefetch_map(output)
             if params.visitor.reads_residual():
@@ -159,6 +164,10 @@ struct ConvKernel[
                 Self._produce_activations(activation, geometry, storage)
             elif lane == 0 and warp == FILTER_WARP:
                 Self._produce_filters(filter, geometry, storage)
+            comptime if Self.config.splits():
+                # A thread that has arrived does not leave before the others.
+                if geometry.split_k.count.value > 1 and Self._fills(warp):
+                    wait_cluster()
             if (
                 thread > 0
                 and lane == 0
@@ -185,42 +194,57 @@ struct ConvKernel[
     @always_inline
     def _init_barriers(storage: Self.Storage, geometry: TileGeometry):
         """Initializes all barriers, for the whole cluster to see."""
-        var warp, lane = divmod(UInt32(thread_idx.x), UInt32(WARP))
-        # The assembler then keeps the barriers' addresses in uniform registers.
-        warp = broadcast(warp)
-        if lane == 0:
-            comptime warps = Self.config.threads() // WARP
-            storage.activation.init[warps](
-                warp, producers=1, releases=Self.act_consumer_arv_count
+        if thread_idx.x == Int(ACTIVATION_WARP) * WARP:
+            storage.activation.init(
+                producers=1, releases=Self.act_consumer_arv_count
             )
-            storage.filter.init[warps](
-                warp, producers=1, releases=Self.filter_consumer_arv_count
+            publish_barriers()
+        elif thread_idx.x == Int(FILTER_WARP) * WARP:
+            storage.filter.init(
+                producers=1, releases=Self.filter_consumer_arv_count
             )
+            publish_barriers()
+        elif thread_idx.x == Int(LOADER_WARP) * WARP:
             comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
                     Self._epilogue(
                         storage, UInt32(consumer), 0
-                    ).buffers.residuals.init[warps](
-                        warp,
-                        producers=1,
-                        releases=Self.Epilogue.Buffers.releases(),
+                    ).buffers.residuals.init(
+                        producers=1, releases=Self.Epilogue.Buffers.releases()
                     )
             comptime if Self.config.splits():
-                if warp == UInt32(warps - 1):
-                    storage.exchange.init(geometry)
+                storage.exchange.init(geometry)
             publish_barriers()
-        if Self._shares_cluster(geometry):
+        Self._sync_barriers(geometry)
+
+    @staticmethod
+    @always_inline
+    def _sync_barriers(geometry: TileGeometry):
+        """Waits for the barriers of the block, or of the cluster. Who fills a
+        ring of this block has initialized its barriers itself, and does not
+        wait."""
+        var warp = broadcast(UInt32(thread_idx.x) // UInt32(WARP))
+        comptime if Self.config.cluster_size() > 1:
             sync_cluster_relaxed()
+            return
+        comptime if Self.config.splits():
+            if geometry.split_k.count.value > 1:
+                arrive_cluster_relaxed()
+                if not Self._fills(warp):
+                    wait_cluster()
+                return
+        if Self._fills(warp):
+            arrive_threads[Self.config.threads()](0)
         else:
             sync_threads[Self.config.threads()](0)
 
     @staticmethod
     @always_inline
-    def _shares_cluster(geometry: TileGeometry) -> Bool:
-        """Whether a block arrives at barriers of others."""
-        comptime if Self.config.splits():
-            return geometry.split_k.count.value > 1
-        return Self.config.cluster_size() > 1
+    def _fills(warp: UInt32) -> Bool:
+        """Whether a warp of the block fills a ring. Without a branch: a table
+        of jumps would cost more than it saves."""
+        comptime filling = 1 << ACTIVATION_WARP | 1 << FILTER_WARP
+        return filling >> warp & 1 == 1
 
     @staticmethod
     @always_inline
