@@ -98,7 +98,7 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         assert f".maxntid {candidate.threads}\n" in text
         assert ("setmaxnreg" in text) == candidate.moves_registers
         assert ("multicast::cluster" in text) == candidate.shares_loads
-        assert ("ld.shared::cluster" in text) == candidate.splits
+        assert ("st.async" in text) == candidate.splits
         assert "local" not in re.sub(r"//.*", "", text), "an array in local memory"
 
 

@@ -11,15 +11,15 @@ from ..wgmma import MMA_M
 from .config import Sm90Config
 from .grid import Grid
 
-# The model's constants, fitted to timings of 15 configurations on 88 problems
-# on an H200, on 32 of them with fused work too; what a row beyond the channels,
-# a cluster's launch, a turn and a store cost, to 22 pointwise ones; what a
-# launch costs, to 20 of up to 5 us, beside the times of sm80.
+# The model's constants. Fitted to timings of 16 configurations on 284 problems
+# on an H200: loads, stores, turns, clusters and shared tiles; what a launch
+# costs, beside the times of sm80. The others are of fits to fewer problems, on
+# 32 of them with fused work.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 2.9e-6
+comptime LAUNCH_SECONDS = 2.2e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 
@@ -32,11 +32,11 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.6
+comptime WRITE_SHARE = 0.52
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 180.0
+comptime L2_BYTES_PER_CYCLE = 318.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
 comptime LOAD_CYCLES = 2500.0
@@ -49,13 +49,13 @@ comptime PARTIAL_ROW_CYCLES = 10.0
 comptime ODD_ROW_CYCLES = 28.0
 """The same, where rows do not begin at multiples of `SECTOR_BYTES`."""
 
-comptime MULTICAST_SHARE = 0.5
+comptime MULTICAST_SHARE = 0.39
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime STORE_CYCLES = 630.0
+comptime STORE_CYCLES = 620.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime HIDDEN_STORE_CYCLES = 350.0
+comptime HIDDEN_STORE_CYCLES = 850.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
 comptime ROW_STORE_CYCLES = 600.0
@@ -77,19 +77,19 @@ comptime HIDDEN_RESIDUAL_CYCLES = 450.0
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 790.0
+comptime TURN_CYCLES = 910.0
 """Of a ping-pong tile, beside its multiplies."""
 
 comptime OVERLAP_SHARE = 0.18
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 1.2e-6
+comptime CLUSTER_SECONDS = 0.54e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 1.1e-6
+comptime CLUSTER_SYNC_SECONDS = 0.81e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.7e-6 / 128
+comptime SUM_SECONDS = 0.41e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
