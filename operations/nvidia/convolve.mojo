@@ -11,6 +11,7 @@ from ..conv.fields import (
     KERNEL_DIAGONAL,
     KERNEL_SM90,
     KERNEL_SM100,
+    LAYOUT_INTERLEAVED,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
@@ -54,7 +55,8 @@ def convolve[
     Args:
         stream: Where to run; nothing is waited for.
         problem: The convolution, valid.
-        arguments: Its operands in device memory, the filter in `LAYOUT_KRSC`.
+        arguments: Its operands in device memory, the filter in the kernels'
+            layout.
         requested: A `KERNEL_*` code.
         exact: Whether products of float32 must not be rounded to tf32.
 
@@ -113,8 +115,9 @@ def convolve_any_layout[
     """
     comptime Call = type_of(arguments)
     comptime run = convolve[kernels, known, scaled]
+    comptime own = LAYOUT_INTERLEAVED if Call.Source.interleaved else LAYOUT_KRSC
     var stream = Stream(ctx)
-    if layout == LAYOUT_KRSC:
+    if layout == own:
         run(stream, problem, arguments, requested=requested, exact=exact)
         return
     var elements = problem.filter_length(LAYOUT_KRSC)

@@ -30,6 +30,8 @@ __all__ = [
     "GPU_KERNELS",
     "HOPPER_CAPABILITIES",
     "HOPPER_DTYPES",
+    "INTERLEAVED",
+    "INTERLEAVED_KERNELS",
     "NORM",
     "NORM_SCALARS",
     "PANEL",
@@ -69,6 +71,10 @@ STEM_CHANNELS = 8
 #: Filters of a group from which on a tile of the implicit GEMM is filled better than the lanes of
 #: the grouped kernel.
 TILE_FILTERS = 8
+
+#: Neighbouring channels of a block of the interleaved layouts, NC/xHWx and C/xRSKx: those of one
+#: dp4a.
+INTERLEAVED = 4
 
 #: Channels of a group that the diagonal kernel of Hopper takes, at most.
 DIAGONAL_CHANNELS = 32
@@ -145,6 +151,8 @@ class Op(str, Enum):
     CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
     CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
     CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+    CONV_INTERLEAVED_GPU = "maxconv_conv_interleaved_gpu"
+    CONV_INTERLEAVED_UNFUSED_GPU = "maxconv_conv_interleaved_unfused_gpu"
     GROUP_NORM_GPU = "maxconv_group_norm_gpu"
     GROUP_NORM_UNFUSED_GPU = "maxconv_group_norm_unfused_gpu"
     RMS_NORM_GPU = "maxconv_rms_norm_gpu"
@@ -158,13 +166,14 @@ class Layout(IntEnum):
     """How the elements of the flat filter operand are ordered.
 
     The names are those of two spatial dimensions; one and three dimensions use the same codes
-    (``KRSC`` also stands for ``KSC`` and ``KTRSC``, and so on).
+    (``KRSC`` also stands for ``KSC`` and ``KTRSC``, and so on). ``INTERLEAVED`` is C/4RSK4.
     """
 
     PACKED = 0
     KRSC = 1
     RSCF = 2
     FCRS = 3
+    INTERLEAVED = 4
 
 
 class Kernel(IntEnum):
@@ -187,6 +196,7 @@ class Kernel(IntEnum):
     WINOGRAD = 11
     GEMV = 12
     SM80 = 13
+    DP4A = 14
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -207,10 +217,14 @@ GPU_KERNELS = (
     Kernel.SM90,
     Kernel.SM100,
     Kernel.SM80,
+    Kernel.DP4A,
     Kernel.GROUPED,
     Kernel.IMPLICIT_GEMM,
     Kernel.REFERENCE,
 )
+
+#: Those that take the interleaved layouts, and nothing else.
+INTERLEAVED_KERNELS = (Kernel.DP4A,)
 
 #: Where the other kernels run.
 EVERYWHERE = "every device"
@@ -222,6 +236,7 @@ KERNEL_HOMES = {
     Kernel.WINOGRAD: "CPUs",
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",
+    Kernel.DP4A: "GPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",
@@ -418,6 +433,10 @@ def mojo_source() -> str:
                 ("STEM_CHANNELS", STEM_CHANNELS),
                 ("TILE_FILTERS", TILE_FILTERS),
             ],
+        ),
+        (
+            "Neighbouring channels of a block of the interleaved layouts.",
+            [("INTERLEAVED", INTERLEAVED)],
         ),
         (
             "What Hopper's diagonal kernel takes: channels of a group, taps along h and w.",
