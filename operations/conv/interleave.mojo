@@ -7,12 +7,14 @@ of its taps, one a row, by its filters. A load of 4 int8 is what one dp4a
 multiplies, and neighbouring pixels and filters are neighbouring loads.
 """
 
+from std.utils import IndexList
+
 from .device_value import DeviceValue
 
 
 @fieldwise_init
 struct Interleaved[x: Int](DeviceValue, TrivialRegisterPassable):
-    """Where the elements of an interleaved tensor lie:
+    """Where the elements of an interleaved tensor lie.
 
         offset = c % x + x * w + s0 * h + s1 * (c / x) + s2 * n
 
@@ -87,3 +89,29 @@ def activation_layout(x: Int) -> String:
         x: Channels of a block; 0 for channels last.
     """
     return String("NHWC") if x == 0 else String(t"NC/{x}HW{x}")
+
+
+def channels_last_shape[
+    x: Int
+](name: StaticString, shape: IndexList[5]) raises -> IndexList[4]:
+    """The shape that a tensor has with its channels last.
+
+    Parameters:
+        x: Channels of a block.
+
+    Args:
+        name: The tensor's, for messages.
+        shape: `[N, C / x, H, W, x]`.
+
+    Returns:
+        `[N, H, W, C]`.
+
+    Raises:
+        If the last dimension is another.
+    """
+    if shape[4] != x:
+        raise Error(
+            t"{name}: shape {shape} ends with {shape[4]}; in layout"
+            t" {activation_layout(x)} it ends with {x}"
+        )
+    return IndexList[4](shape[0], shape[2], shape[3], shape[1] * x)

@@ -11,7 +11,6 @@ from ..conv.fields import (
     KERNEL_DIAGONAL,
     KERNEL_SM90,
     KERNEL_SM100,
-    LAYOUT_INTERLEAVED,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
@@ -115,25 +114,30 @@ def convolve_any_layout[
     """
     comptime Call = type_of(arguments)
     comptime run = convolve[kernels, known, scaled]
-    comptime own = LAYOUT_INTERLEAVED if Call.Source.interleaved else LAYOUT_KRSC
     var stream = Stream(ctx)
-    if layout == own:
+    comptime if Call.Source.interleaved > 0:
+        # No other layout of a filter goes with it: `ConvProblem.validate`.
         run(stream, problem, arguments, requested=requested, exact=exact)
-        return
-    var elements = problem.filter_length(LAYOUT_KRSC)
-    var packed = ctx.enqueue_create_buffer[Call.Source.dtype](max(1, elements))
-    var data = (
-        packed.unsafe_ptr()
-        .unsafe_mut_cast[True]()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-    )
-    if elements > 0:
-        pack_filter(ctx, problem, layout, arguments.filter, data)
-    var unpacked = arguments
-    unpacked.filter = data.as_imm()
-    run(stream, problem, unpacked, requested=requested, exact=exact)
-    # Freed in the stream's order, after the kernel.
-    _ = packed^
+    else:
+        if layout == LAYOUT_KRSC:
+            run(stream, problem, arguments, requested=requested, exact=exact)
+            return
+        var elements = problem.filter_length(LAYOUT_KRSC)
+        var packed = ctx.enqueue_create_buffer[Call.Source.dtype](
+            max(1, elements)
+        )
+        var data = (
+            packed.unsafe_ptr()
+            .unsafe_mut_cast[True]()
+            .unsafe_origin_cast[MutUntrackedOrigin]()
+        )
+        if elements > 0:
+            pack_filter(ctx, problem, layout, arguments.filter, data)
+        var unpacked = arguments
+        unpacked.filter = data.as_imm()
+        run(stream, problem, unpacked, requested=requested, exact=exact)
+        # Freed in the stream's order, after the kernel.
+        _ = packed^
 
 
 struct Gpu(Target):

@@ -32,6 +32,7 @@ __all__ = [
     "HOPPER_DTYPES",
     "INTERLEAVED",
     "INTERLEAVED_KERNELS",
+    "INTERLEAVED_LAYOUT",
     "NORM",
     "NORM_SCALARS",
     "PANEL",
@@ -75,6 +76,9 @@ TILE_FILTERS = 8
 #: Neighbouring channels of a block of the interleaved layouts, NC/xHWx and C/xRSKx: those of one
 #: dp4a.
 INTERLEAVED = 4
+
+#: The interleaved layout of an activation.
+INTERLEAVED_LAYOUT = f"NC/{INTERLEAVED}HW{INTERLEAVED}"
 
 #: Channels of a group that the diagonal kernel of Hopper takes, at most.
 DIAGONAL_CHANNELS = 32
@@ -367,7 +371,8 @@ def _texts(values: Iterable[object]) -> tuple[str, ...]:
 def _statement(name: str, value: object) -> list[str]:
     """Returns the lines of a constant, a list where it is a tuple, as ``mojo format`` has them."""
     if not isinstance(value, tuple):
-        return [f"comptime {name} = {value}"]
+        line = f"comptime {name} = {value}"
+        return [line] if len(line) <= 80 else [f"comptime {name} = (", f"    {value}", ")"]
     kind = ": List[StaticString]" if value[0].startswith('"') else ""
     line = f"comptime {name}{kind} = [{', '.join(value)}]"
     if len(line) <= 80:

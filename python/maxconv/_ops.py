@@ -35,6 +35,7 @@ from ._dtypes import DTYPE_BYTES
 from ._emit import Tensors, convolution
 from ._filter_operand import filter_operand
 from ._graph import repeat, require_kernels, to_channels_first
+from ._interleave import convolve_interleaved, is_interleaved
 from ._operands import (
     bias_operand,
     in_whole_pieces,
@@ -391,6 +392,8 @@ def convolve(
             the graph was not given maxconv's kernels.
     """
     require_kernels(Graph.current)
+    if is_interleaved(input_layout, arguments.rank):
+        return convolve_interleaved(x, filter, arguments, bias, residual, scale, filter_layout)
     call = read_call(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
     whole = in_whole_pieces(call)
     result = convolution(

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import Array, bfloat16, floats, with_pointer
+from tests.emulated.convolution import bfloat16, floats, with_pointer
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
 from maxconv.bench.gpu.operands import geometry
 from ptxemu import EmulatorError, Machine
+
+Array = npt.NDArray[Any]
 
 #: Tiles of `tests/mojo/emit_dp4a.mojo`: filters and pixels of each; and the one of the plan.
 TILES: Final = ((64, 128), (32, 32))
@@ -68,6 +70,13 @@ PROBLEMS: Final = (
 SCALE, BIAS, RESIDUAL, OUTPUT = (digit * 0x1111 << 48 for digit in (1, 2, 3, 4))
 
 
+def shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
+    """Of activation and output, channels last, and between them of the filter, ``[K, R, S, C]``."""
+    filter = problem.filter_shape("KRSC")
+    every = (problem.input_shape, filter, problem.output_shape)
+    return [tuple(int(size) for size in shape) for shape in every]
+
+
 def interleaved(x: Array) -> Array:
     """``[N, H, W, C]`` as ``[N, C / 4, H, W, 4]``."""
     n, h, w, c = x.shape
@@ -99,17 +108,18 @@ class Launch:
         """Reads a line of the Mojo side."""
         name, *numbers, bare, fused, output, shape = line.split()
         blocks, rows, threads, shared, vectors = map(int, numbers)
-        parameters = [bytes.fromhex(word) for word in (bare, fused, output, shape)]
+        epilogues = bytes.fromhex(bare), bytes.fromhex(fused)
         text = (folder / f"{name}.ptx").read_text()
         return cls(
-            name,
-            (blocks, rows),
-            threads,
-            shared,
-            vectors,
-            (parameters[0], parameters[1]),
-            *parameters[2:],
-            text,
+            kernel=name,
+            grid=(blocks, rows),
+            threads=threads,
+            shared_bytes=shared,
+            vectors=vectors,
+            epilogues=epilogues,
+            output=bytes.fromhex(output),
+            geometry=bytes.fromhex(shape),
+            ptx=text,
         )
 
 
@@ -127,27 +137,22 @@ class Operands:
     def random(cls, problem: ConvProblem, seed: int) -> Operands:
         """Draws int8 of the full range, its least included."""
         rng = np.random.default_rng(seed)
-        multiplied = [
-            rng.integers(-128, 128, shape).astype(np.int8)
-            for shape in (
-                problem.input_shape,
-                (problem.filters, *problem.filter_size, problem.channels),
-            )
-        ]
-        for values in multiplied:
+        shape, filters, _ = shapes(problem)
+        activation = rng.integers(-128, 128, shape).astype(np.int8)
+        filter = rng.integers(-128, 128, filters).astype(np.int8)
+        for values in (activation, filter):
             values.reshape(-1)[:: max(1, values.size // 7)] = -128
-        return cls(*multiplied, *_epilogue(problem, rng))
+        return cls(activation, filter, *_epilogue(problem, rng))
 
     @classmethod
     def coded(cls, problem: ConvProblem) -> Operands:
         """Activations that name their coordinates; each filter takes one channel of one tap."""
-        shape = problem.input_shape
+        shape, filters, _ = shapes(problem)
         codes = np.indices(shape).reshape(4, -1).T @ np.array([53, 17, 29, 3])
         activation = (codes % 251 - 125).astype(np.int8).reshape(shape)
-        filters = (problem.filters, *problem.filter_size, problem.channels)
         filter = np.zeros(filters, np.int8)
-        taken = np.arange(problem.filters) * 7 % int(np.prod(filters[1:]))
-        filter.reshape(problem.filters, -1)[np.arange(problem.filters), taken] = 1
+        each = np.arange(filters[0])
+        filter.reshape(filters[0], -1)[each, each * 7 % filter[0].size] = 1
         return cls(activation, filter, *_epilogue(problem, np.random.default_rng(0)))
 
     def expected(self, problem: ConvProblem, out: str, fused: bool) -> Array:
@@ -171,9 +176,10 @@ class Operands:
 
 def _epilogue(problem: ConvProblem, rng: np.random.Generator) -> tuple[Array, Array, Array]:
     """Scale, bias and residual."""
-    scale = 2.0 ** rng.integers(-12, -6, problem.filters)
-    bias = rng.integers(-30, 31, problem.filters)
-    residual = rng.integers(-30, 31, problem.output_shape)
+    _, (filters, *_), output = shapes(problem)
+    scale = 2.0 ** rng.integers(-12, -6, filters)
+    bias = rng.integers(-30, 31, filters)
+    residual = rng.integers(-30, 31, output)
     return scale.astype(np.float32), bias.astype(np.float32), residual.astype(np.float32)
 
 
@@ -274,7 +280,7 @@ def test_every_kernel_runs(launches: list[Launch]) -> None:
         # The grid of DESIGN's tile map.
         filters, pixels = TILES[int(launch.kernel[-3])]
         assert launch.grid == (-(-conv.gemm.m // pixels), -(-conv.gemm.n // filters))
-        height, width = conv.input_size
+        _, height, width, _ = shapes(conv)[0]
         in_place = conv.is_pointwise and height * width % 4 == 0
         aligned = problem.alignment == 16
         assert accesses == (WORDS if not aligned else PIXELS if in_place else FILTERS)

@@ -18,11 +18,11 @@ struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
     steps for each tap."""
 
     var filters: Int
-    """tile_M."""
+    """Of the tile: tile_M."""
     var pixels: Int
-    """tile_N."""
+    """The same: tile_N."""
     var channels: Int
-    """tile_K, of a step."""
+    """Of a step: tile_K."""
     var thread_filters: Int
     """Of a thread, `VECTOR` neighbours here and there."""
     var thread_pixels: Int
