@@ -36,7 +36,12 @@ def explain(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ConvProblem, str]]:
     asked = []
 
     def explain_choice(
-        problem: ConvProblem, *, dtype: str, device: str, multiprocessors: int | None
+        problem: ConvProblem,
+        *,
+        dtype: str,
+        device: str,
+        multiprocessors: int | None,
+        layout: str,
     ) -> tuple[str, str]:
         asked.append((problem, dtype))
         return "implicit_gemm", "the tile is 6 x 32"

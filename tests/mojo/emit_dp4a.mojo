@@ -8,11 +8,10 @@ behind the kernel stores), the tile (`PLANNED`: what the plan takes), the
 alignment of the operands in bytes, and the numbers of `ConvProblem.of_numbers`,
 joined by an x. For each kernel a file of the output, the tile and the accesses,
 and for each problem a line of what its launch passes: the file's name, blocks
-along x and y, threads, bytes of shared memory, 1 if vectors are stored, then
-the epilogue's parameters (bare; with scale, bias, ReLU and residual), the
-output and the geometry, as hexadecimal bytes. Pointers of the epilogue are
-`SCALE_AT`, `BIAS_AT` and `RESIDUAL_AT`, the output's is `OUTPUT_AT`, for the
-reader to replace.
+along x and y, threads, bytes of shared memory, then the epilogue's parameters
+(bare; with scale, bias, ReLU and residual), the output and the geometry, as
+hexadecimal bytes. Pointers of the epilogue are `SCALE_AT`, `BIAS_AT` and
+`RESIDUAL_AT`, the output's is `OUTPUT_AT`, for the reader to replace.
 """
 
 from fused_epilogue import epilogue_of
@@ -146,7 +145,6 @@ def describe[result: DType](words: List[Int]) raises:
         rows,
         tile.threads(),
         tile.shared_bytes(),
-        Int(plan.accesses > 0),
         bytes_of(epilogue_of[given](False)),
         bytes_of(epilogue_of[given](True)),
         output,

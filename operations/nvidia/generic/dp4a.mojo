@@ -137,7 +137,8 @@ struct Dp4aKernel[
         residual_type: Of the residual.
         tile: The tile.
         filter_width: Words that an access of filters has: 1, or `VECTOR` where
-            operands are aligned to as many.
+            operands are aligned to as many; then outputs and the epilogue's
+            operands are accessed by four too.
         pixel_width: The same of pixels, where `reads_vectors`.
     """
 
@@ -165,7 +166,6 @@ struct Dp4aKernel[
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: Dp4aGeometry,
-        aligned: Int32,
     ):
         """A block: one tile.
 
@@ -175,8 +175,6 @@ struct Dp4aKernel[
             epilogue: The epilogue; its residual is interleaved as the output.
             output: The output.
             geometry: The problem.
-            aligned: Not 0 if outputs, bias and residual may be accessed
-                `VECTOR` filters at a time.
         """
         comptime assert Self.tile.is_valid(), "threads divide the tile evenly"
         comptime assert Self.Source.interleaved == INTERLEAVED
@@ -196,12 +194,7 @@ struct Dp4aKernel[
         )
         Self._write_sums(staged, sums)
         barrier()
-        if aligned != 0:
-            Self._store[VECTOR](
-                epilogue, output, geometry, staged, pixel, first
-            )
-        else:
-            Self._store[1](epilogue, output, geometry, staged, pixel, first)
+        Self._store(epilogue, output, geometry, staged, pixel, first)
 
     @staticmethod
     @always_inline
@@ -333,9 +326,7 @@ struct Dp4aKernel[
 
     @staticmethod
     @always_inline
-    def _store[
-        alignment: Int
-    ](
+    def _store(
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: Dp4aGeometry,
@@ -362,11 +353,11 @@ struct Dp4aKernel[
             var n, p, q = Int(at[IMAGE]), Int(at[1]), Int(at[2])
             var offset = geometry.output.offset(n, k, p, q)
             # Of integers the only rounding before the epilogue's.
-            var value = epilogue.apply[VECTOR, alignment](
+            var value = epilogue.apply[VECTOR, Self.filter_width](
                 total.cast[DType.float32](), k, offset
             )
             # As a tensor the output has K / 4 planes of 4 channels.
-            output.store[VECTOR, alignment](
+            output.store[VECTOR, Self.filter_width](
                 n,
                 IndexList[SPATIAL](k // VECTOR, p, q),
                 0,

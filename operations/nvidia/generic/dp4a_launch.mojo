@@ -55,8 +55,8 @@ struct Dp4aPlan(ImplicitlyCopyable, Movable, Writable):
         var accesses = materialize[ACCESSES]()[self.accesses]
         writer.write(
             t"tile {tile.filters} filters x {tile.pixels} pixels, dp4a on CUDA"
-            t" cores, loads of {accesses.filters} filters and {accesses.pixels}"
-            t" pixels"
+            t" cores, filters loaded by {accesses.filters}, pixels by"
+            t" {accesses.pixels}"
         )
 
     def grid(self) -> Tuple[Int, Int]:
@@ -158,7 +158,6 @@ struct Dp4a(GpuKernel):
                         arguments.epilogue,
                         arguments.output,
                         plan.geometry,
-                        Int32(1 if i > 0 else 0),
                     )
 
     @staticmethod
