@@ -259,6 +259,46 @@ def test_outputs_name_what_they_were_made_of(launches: list[Launch], index: int)
     assert np.array_equal(found, interleaved(expected))
 
 
+def random_problem(rng: np.random.Generator) -> Problem:
+    """A problem of any small sizes, and any tile and alignment."""
+    while True:
+        taps, (channels, filters) = rng.integers(1, 5, 2), 4 * rng.integers(1, (12, 36), 2)
+        pads, strides = rng.integers(0, 4, 4), rng.integers(1, 4, 2)
+        if rng.random() < 0.25:
+            taps[:], pads[:], strides[:] = 1, 0, 1
+        batch, height, width = rng.integers(1, (4, 14, 14))
+        try:
+            conv = ConvProblem.from_parts(
+                (int(batch), int(height), int(width), int(channels)),
+                filters=int(filters),
+                filter_size=(int(taps[0]), int(taps[1])),
+                group_channels=int(channels),
+                stride=tuple(strides.tolist()),
+                dilation=tuple(rng.integers(1, 4, 2).tolist()),
+                padding=tuple(pads.tolist()),
+            )
+        except ValueError:
+            # The filter spans more than the padded image.
+            continue
+        return Problem(int(rng.integers(2)), conv, alignment=int(rng.choice([4, 8, 16, 16, 16])))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", range(4))
+def test_random_problems(
+    seed: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng = np.random.default_rng([seed, 4])
+    problems = [random_problem(rng) for _ in range(24)]
+    folder, _ = ptx.emit_once("emit_dp4a", tmp_path_factory, *map(str, PROBLEMS))
+    lines = ptx.run(folder / "emit_dp4a", tmp_path, *map(str, problems))
+    for index, (problem, line) in enumerate(zip(problems, lines, strict=True)):
+        operands, fused = Operands.random(problem.conv, index), index % 2 == 1
+        found = run(problem, Launch.of(line, tmp_path), operands, fused, seed=index)
+        expected = operands.expected(problem.conv, problem.out, fused)
+        assert np.array_equal(found, interleaved(expected)), problem
+
+
 def test_sums_of_the_largest_products(launches: list[Launch]) -> None:
     """All products are 2**14: sums beyond 2**24, which float32 rounds."""
     index = 9
