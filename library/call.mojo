@@ -215,5 +215,5 @@ struct Call(Movable):
         var operands = self.arguments(
             anywhere, anywhere, anywhere, anywhere, anywhere, anywhere
         ).operands(exact=self.geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32)
-        operands.aligned = aligned
+        operands.alignment = COPY_BYTES if aligned else 1
         return operands

@@ -7,6 +7,10 @@ from .registrations import (
     ConvGpu,
     Explain,
 )
+from .interleaved_registrations import (
+    ConvInterleavedGpu,
+    ConvInterleavedUnfusedGpu,
+)
 from .pool_registrations import PoolCpu, PoolGpu
 from .unfused_registrations import ConvUnfusedCpu, ConvUnfusedGpu
 from .norm_registrations import (

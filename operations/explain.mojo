@@ -3,6 +3,7 @@ device, or on a GPU that need not be here."""
 
 from std.sys.info import size_of
 
+from .conv.fields import INTERLEAVED
 from .conv.operands import Device, Operands, OperandTypes
 from .conv.problem import ConvProblem
 from .cpu.registry import CPU_REGISTRY
@@ -28,6 +29,7 @@ def explain[
     requested: Int,
     exact: Bool,
     fused_output: Bool,
+    interleaved: Bool,
     device: Device,
 ) raises -> Answer:
     """Asks the registry of a device.
@@ -42,6 +44,7 @@ def explain[
         exact: Whether products of float32 must not be rounded to tf32.
         fused_output: Whether something stands behind the op that the graph
             compiler fuses with it: elementwise work, or the graph's end.
+        interleaved: Whether activation and filter are; only int8 are on a GPU.
         device: The device.
 
     Returns:
@@ -52,6 +55,11 @@ def explain[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
+    if interleaved and (dtype != DType.int8 or device.capability == 0):
+        raise Error(
+            t"layout: NC/4HW4 takes int8 on a GPU; here {dtype} on"
+            t" {'a CPU' if device.capability == 0 else 'a GPU'}"
+        )
     if device.capability == 0:
         comptime types = OperandTypes.unfused(dtype, dtype)
         var operands = Operands.bare(types, exact=exact)
@@ -70,21 +78,39 @@ def explain[
             t" least 1"
         )
     comptime out_type = DType.bfloat16 if size_of[dtype]() == 1 else dtype
-    # What is fused behind decides which candidates there are.
+    # What is fused behind decides which candidates there are, the layout which
+    # kernels.
     comptime for fused in [False, True]:
-        if fused == fused_output:
-            comptime types = OperandTypes.unfused(
-                dtype, out_type, fused_output=fused
-            )
-            check_type(types, device.capability)
-            var operands = Operands.bare(types, exact=exact)
-            var planned = GPU_REGISTRY.plan[types](
-                requested, problem, operands, device
-            )
-            return Answer(
-                planned.kernel,
-                GPU_REGISTRY.explain[types](
-                    planned, requested, problem, operands, device
-                ),
-            )
+        if fused != fused_output:
+            continue
+        comptime if dtype == DType.int8:
+            if interleaved:
+                comptime blocks = OperandTypes.unfused(
+                    dtype,
+                    out_type,
+                    fused_output=fused,
+                    interleaved=INTERLEAVED,
+                )
+                return _asked[blocks](problem, requested, exact, device)
+        comptime types = OperandTypes.unfused(
+            dtype, out_type, fused_output=fused
+        )
+        return _asked[types](problem, requested, exact, device)
     raise Error("unreachable: fused_output is either")
+
+
+def _asked[
+    types: OperandTypes
+](
+    problem: ConvProblem, requested: Int, exact: Bool, device: Device
+) raises -> Answer:
+    """The choice of a GPU's registry for operands without an epilogue."""
+    check_type(types, device.capability)
+    var operands = Operands.bare(types, exact=exact)
+    var planned = GPU_REGISTRY.plan[types](requested, problem, operands, device)
+    return Answer(
+        planned.kernel,
+        GPU_REGISTRY.explain[types](
+            planned, requested, problem, operands, device
+        ),
+    )

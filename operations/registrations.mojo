@@ -30,6 +30,7 @@ from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
+    LAYOUT_INTERLEAVED,
     LAYOUT_KRSC,
     OP_CONV_CPU,
     OP_CONV_FUSED_INPUT_CPU,
@@ -494,7 +495,8 @@ struct Explain:
             reason: UTF-8 text, cut to fit and filled with zeros.
             x_shape: `[N, D, H, W, C]`.
             out_shape: `[N, Z, P, Q, K]`.
-            geometry: See fields.mojo.
+            geometry: See fields.mojo; `LAYOUT_INTERLEAVED` is of the activation
+                too, any other layout is channels last.
             device: Three values: a GPU's compute capability times ten and its
                 multiprocessors, of which zeros mean the device that this op
                 runs on; and whether the graph compiler fuses something behind.
@@ -519,6 +521,7 @@ struct Explain:
             requested=decoded[GEOMETRY_KERNEL],
             exact=decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
             fused_output=operand(device)[unsafe_offset=2] != 0,
+            interleaved=decoded[GEOMETRY_FILTER_LAYOUT] == LAYOUT_INTERLEAVED,
             device=Device(capability, units),
         )
         kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)

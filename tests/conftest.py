@@ -25,6 +25,7 @@ TOGETHER = (
         "tests/interop/test_fusion",
         "tests/interop/test_graph_ops",
         "tests/interop/test_graph_arguments",
+        "tests/interop/test_interleave",
         "tests/interop/test_norm",
         "tests/interop/test_pooling",
         "tests/interop/test_quantize",

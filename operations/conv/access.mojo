@@ -46,10 +46,13 @@ def tensor_index[
 
 
 trait ActivationSource(DeviceValue, TrivialRegisterPassable):
-    """The activation of a kernel, `[N, D, H, W, C]`."""
+    """The activation of a kernel, `[N, D, H, W, C]` unless `interleaved`."""
 
     comptime dtype: DType
     """Of its elements."""
+
+    comptime interleaved: Int = 0
+    """Channels of a block in the layout of interleave.mojo, or 0."""
 
     comptime fused: Bool
     """Whether loads compute what the graph compiler fused in front of the
@@ -152,14 +155,16 @@ trait OutputTarget(DeviceValue, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct MemoryActivation[element_type: DType](ActivationSource):
+struct MemoryActivation[element_type: DType, block: Int = 0](ActivationSource):
     """An activation in memory.
 
     Parameters:
         element_type: Of its elements.
+        block: Channels of a block in the layout of interleave.mojo, or 0.
     """
 
     comptime dtype = Self.element_type
+    comptime interleaved = Self.block
     comptime fused = False
 
     var elements: Reads[Self.element_type]

@@ -68,6 +68,10 @@ comptime OP_CONV_FUSED_INPUT_CPU = "maxconv_conv_fused_input_cpu"
 comptime OP_CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
 comptime OP_CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
 comptime OP_CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+comptime OP_CONV_INTERLEAVED_GPU = "maxconv_conv_interleaved_gpu"
+comptime OP_CONV_INTERLEAVED_UNFUSED_GPU = (
+    "maxconv_conv_interleaved_unfused_gpu"
+)
 comptime OP_GROUP_NORM_GPU = "maxconv_group_norm_gpu"
 comptime OP_GROUP_NORM_UNFUSED_GPU = "maxconv_group_norm_unfused_gpu"
 comptime OP_RMS_NORM_GPU = "maxconv_rms_norm_gpu"
@@ -81,6 +85,7 @@ comptime LAYOUT_PACKED = 0
 comptime LAYOUT_KRSC = 1
 comptime LAYOUT_RSCF = 2
 comptime LAYOUT_FCRS = 3
+comptime LAYOUT_INTERLEAVED = 4
 
 # Kernels that a caller can ask for; their names and where they run, by code; what a CPU and a GPU have, in the order in which they are asked.
 comptime KERNEL_AUTO = 0
@@ -97,6 +102,7 @@ comptime KERNEL_DIAGONAL = 10
 comptime KERNEL_WINOGRAD = 11
 comptime KERNEL_GEMV = 12
 comptime KERNEL_SM80 = 13
+comptime KERNEL_DP4A = 14
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -112,6 +118,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "winograd",
     "gemv",
     "sm80",
+    "dp4a",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -126,6 +133,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs of compute capability 10.0 and 10.3 (B200, B300)",
     "GPUs of compute capability 9.0 (H100, H200)",
     "CPUs",
+    "GPUs",
     "GPUs",
     "GPUs",
 ]
@@ -146,6 +154,7 @@ comptime GPU_KERNELS = [
     KERNEL_SM90,
     KERNEL_SM100,
     KERNEL_SM80,
+    KERNEL_DP4A,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
@@ -191,6 +200,9 @@ comptime SEVERAL = -1
 comptime COPY_BYTES = 16
 comptime STEM_CHANNELS = 8
 comptime TILE_FILTERS = 8
+
+# Neighbouring channels of a block of the interleaved layouts.
+comptime INTERLEAVED = 4
 
 # What Hopper's diagonal kernel takes: channels of a group, taps along h and w.
 comptime DIAGONAL_CHANNELS = 32

@@ -35,10 +35,17 @@ struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
     """Whether stores compute what the graph compiler fused behind the op."""
     var scaled: Bool
     """Whether each filter has a scale."""
+    var interleaved: Int
+    """Channels of a block in the layouts of interleave.mojo, or 0: channels
+    last."""
 
     @staticmethod
     def unfused(
-        input: DType, output: DType, *, fused_output: Bool = False
+        input: DType,
+        output: DType,
+        *,
+        fused_output: Bool = False,
+        interleaved: Int = 0,
     ) -> OperandTypes:
         """Types of an op without a scale and with nothing fused in front of it.
 
@@ -46,8 +53,11 @@ struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
             input: Of activation and filter.
             output: Of output and residual.
             fused_output: Whether something is fused behind it.
+            interleaved: Channels of a block, or 0: channels last.
         """
-        return OperandTypes(input, output, output, False, fused_output, False)
+        return OperandTypes(
+            input, output, output, False, fused_output, False, interleaved
+        )
 
     @staticmethod
     def of[
@@ -66,7 +76,21 @@ struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
             Source.fused,
             Output.computes or Output.stores,
             scaled,
+            Source.interleaved,
         )
+
+
+def alignment_of(addresses: Int) -> Int:
+    """The largest power of two, up to `COPY_BYTES`, of which addresses are
+    multiples.
+
+    Args:
+        addresses: One, or the bitwise or of several.
+    """
+    var alignment = COPY_BYTES
+    while addresses % alignment != 0:
+        alignment //= 2
+    return alignment
 
 
 @fieldwise_init
@@ -75,9 +99,9 @@ struct Operands(Equatable, ImplicitlyCopyable, Movable):
     pointer."""
 
     var types: OperandTypes
-    var aligned: Bool
-    """Whether the addresses of all operands in memory are multiples of
-    `COPY_BYTES`."""
+    var alignment: Int
+    """The largest power of two, up to `COPY_BYTES`, of which the addresses of
+    all operands in memory are multiples."""
     var exact: Bool
     """Whether products of float32 must not be rounded to tf32."""
     var bias: Bool
@@ -99,13 +123,17 @@ struct Operands(Equatable, ImplicitlyCopyable, Movable):
         """
         return Operands(
             types,
-            aligned=True,
+            alignment=COPY_BYTES,
             exact=exact,
             bias=False,
             residual=False,
             activation=ACTIVATION_NONE,
             final_activation=ACTIVATION_NONE,
         )
+
+    def aligned(self) -> Bool:
+        """Whether all addresses are multiples of `COPY_BYTES`."""
+        return self.alignment == COPY_BYTES
 
     def visits(self) -> Bool:
         """Whether the op's own epilogue changes sums."""
@@ -173,7 +201,7 @@ struct Arguments[
             addresses |= Int(epilogue.residual)
         return Operands(
             Self.types(epilogue.has_scale),
-            aligned=addresses % COPY_BYTES == 0,
+            alignment=alignment_of(addresses),
             exact=exact,
             bias=epilogue.has_bias,
             residual=epilogue.has_residual and epilogue.beta != 0,

@@ -28,6 +28,7 @@ from .fields import (
     GEOMETRY_SPATIAL_RANK,
     GEOMETRY_STRIDE_D,
     LAYOUT_FCRS,
+    LAYOUT_INTERLEAVED,
     LAYOUT_KRSC,
     LAYOUT_PACKED,
     LAYOUT_RSCF,
@@ -293,12 +294,16 @@ struct ConvProblem(
         + 1`."""
         return (self.padded(axis) - self.span(axis)) // self.stride[axis] + 1
 
-    def validate(self, layout: Int, filter_elements: Int) raises:
+    def validate(
+        self, layout: Int, filter_elements: Int, *, interleaved: Bool = False
+    ) raises:
         """Checks what only run-time sizes can tell.
 
         Args:
             layout: The filter operand's layout code.
             filter_elements: The filter operand's length.
+            interleaved: Whether the activation is interleaved, as the filter
+                must be then, and only then.
 
         Raises:
             Naming the argument, its value and what is allowed.
@@ -319,7 +324,13 @@ struct ConvProblem(
                 t"filter: {self.filters} filters are not divisible by"
                 t" groups={self.groups}"
             )
-        if layout < LAYOUT_PACKED or layout > LAYOUT_FCRS:
+        if interleaved and layout != LAYOUT_INTERLEAVED:
+            raise Error(
+                t"filter_layout: code {layout} is not {LAYOUT_INTERLEAVED}:"
+                t" beside an activation in NC/4HW4 a filter is in"
+                t" {layout_name(LAYOUT_INTERLEAVED)}"
+            )
+        if not interleaved and not LAYOUT_PACKED <= layout <= LAYOUT_FCRS:
             raise Error(t"filter_layout: code {layout} is not 0 to 3")
         var expected = self.filter_length(layout)
         if filter_elements != expected:
@@ -431,4 +442,6 @@ def layout_name(layout: Int) -> StaticString:
         return "PACKED"
     if layout == LAYOUT_KRSC:
         return "KRSC"
-    return "RSCF" if layout == LAYOUT_RSCF else "FCRS"
+    if layout == LAYOUT_RSCF:
+        return "RSCF"
+    return "FCRS" if layout == LAYOUT_FCRS else "C/4RSK4"

@@ -15,6 +15,7 @@ from .fields import (
     KERNEL_NAMES,
     KERNEL_REFERENCE,
 )
+from .interleave import activation_layout
 from .known import ANY_KERNEL, KnownFilter, KnownProblem
 from .operands import Arguments, Device, Operands, OperandTypes
 from .plans import PlanKey, Planned, PlanValue, keep_plan, kept_plan
@@ -55,6 +56,9 @@ trait ConvKernel:
     """How it runs a problem, without pointers."""
     comptime Queue: AnyType
     """Where it is launched: a stream, or threads."""
+    comptime interleaved: Int = 0
+    """Channels of a block in the layouts of interleave.mojo, which it takes and
+    no other; 0 for channels last."""
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -70,7 +74,7 @@ trait ConvKernel:
         """Why the kernel is not built for operands of these types, or None.
 
         Args:
-            types: Of the operands.
+            types: Of the operands, in the kernel's layout.
         """
         ...
 
@@ -170,6 +174,25 @@ trait ConvKernel:
         ...
 
 
+def built_refusal[Kernel: ConvKernel](types: OperandTypes) -> Optional[String]:
+    """Why a kernel is not built for operands of these types and layouts, or
+    None.
+
+    Parameters:
+        Kernel: The kernel.
+
+    Args:
+        types: Of the operands.
+    """
+    if types.interleaved != Kernel.interleaved:
+        return String(
+            t"{kernel_name(Kernel.code)} takes activations in"
+            t" {activation_layout(Kernel.interleaved)}; here"
+            t" {activation_layout(types.interleaved)}"
+        )
+    return Kernel.type_refusal(types)
+
+
 struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
     """A device's kernels, in the order in which they are asked.
 
@@ -213,7 +236,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             if (
                 _may_be_asked(Kernel.code, known)
                 and not Kernel.device_refusal(capability)
-                and not Kernel.type_refusal(types)
+                and not built_refusal[Kernel](types)
                 and (
                     known.kernel == Kernel.code or Kernel.may_run(known, types)
                 )
@@ -298,7 +321,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             comptime Kernel = Self.Kernels[i]
             comptime built = has_kernel(
                 kernels, Kernel.code
-            ) and not Kernel.type_refusal(types)
+            ) and not built_refusal[Kernel](types)
             comptime if built:
                 # Formatting a refusal takes time: only ask what suits.
                 if Kernel.suits(
@@ -360,7 +383,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             comptime Kernel = Self.Kernels[i]
             comptime built = has_kernel(
                 kernels, Kernel.code
-            ) and not Kernel.type_refusal(types)
+            ) and not built_refusal[Kernel](types)
             comptime if built:
                 if kernel == Kernel.code:
                     return Planned(
@@ -452,7 +475,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             comptime Kernel = Self.Kernels[i]
             comptime built = has_kernel(
                 kernels, Kernel.code
-            ) and not Kernel.type_refusal(types)
+            ) and not built_refusal[Kernel](types)
             if planned.kernel == Kernel.code:
                 comptime if built:
                     var plan = String(planned.get[Kernel.Plan]())
@@ -506,7 +529,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             comptime if has_kernel(kernels, Kernel.code):
                 comptime built = not Kernel.device_refusal(
                     capability
-                ) and not Kernel.type_refusal(types)
+                ) and not built_refusal[Kernel](types)
                 comptime if built:
                     if planned.kernel == Kernel.code:
                         Kernel.launch[known=known, scaled=scaled](
@@ -553,10 +576,10 @@ def _refusal_of[
     var refusal = Kernel.device_refusal(device.capability)
     if refusal:
         return refusal
-    refusal = Kernel.type_refusal(types)
+    refusal = built_refusal[Kernel](types)
     if refusal:
         return refusal
-    comptime if Kernel.type_refusal(types):
+    comptime if built_refusal[Kernel](types):
         return None
     else:
         return Kernel.refusal(problem, operands, device)

@@ -54,7 +54,8 @@ def convolve[
     Args:
         stream: Where to run; nothing is waited for.
         problem: The convolution, valid.
-        arguments: Its operands in device memory, the filter in `LAYOUT_KRSC`.
+        arguments: Its operands in device memory, the filter in the kernels'
+            layout.
         requested: A `KERNEL_*` code.
         exact: Whether products of float32 must not be rounded to tf32.
 
@@ -114,23 +115,29 @@ def convolve_any_layout[
     comptime Call = type_of(arguments)
     comptime run = convolve[kernels, known, scaled]
     var stream = Stream(ctx)
-    if layout == LAYOUT_KRSC:
+    comptime if Call.Source.interleaved > 0:
+        # No other layout of a filter goes with it: `ConvProblem.validate`.
         run(stream, problem, arguments, requested=requested, exact=exact)
-        return
-    var elements = problem.filter_length(LAYOUT_KRSC)
-    var packed = ctx.enqueue_create_buffer[Call.Source.dtype](max(1, elements))
-    var data = (
-        packed.unsafe_ptr()
-        .unsafe_mut_cast[True]()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-    )
-    if elements > 0:
-        pack_filter(ctx, problem, layout, arguments.filter, data)
-    var unpacked = arguments
-    unpacked.filter = data.as_imm()
-    run(stream, problem, unpacked, requested=requested, exact=exact)
-    # Freed in the stream's order, after the kernel.
-    _ = packed^
+    else:
+        if layout == LAYOUT_KRSC:
+            run(stream, problem, arguments, requested=requested, exact=exact)
+            return
+        var elements = problem.filter_length(LAYOUT_KRSC)
+        var packed = ctx.enqueue_create_buffer[Call.Source.dtype](
+            max(1, elements)
+        )
+        var data = (
+            packed.unsafe_ptr()
+            .unsafe_mut_cast[True]()
+            .unsafe_origin_cast[MutUntrackedOrigin]()
+        )
+        if elements > 0:
+            pack_filter(ctx, problem, layout, arguments.filter, data)
+        var unpacked = arguments
+        unpacked.filter = data.as_imm()
+        run(stream, problem, unpacked, requested=requested, exact=exact)
+        # Freed in the stream's order, after the kernel.
+        _ = packed^
 
 
 struct Gpu(Target):

@@ -101,11 +101,15 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         types: Of the operands.
     """
     var takes = (
-        _is_float(types.input)
+        is_output_type(types.input)
         or types.input == DType.float8_e4m3fn
         or is_tensor_core_type(types.input)
     )
-    if takes and _is_float(types.output) and types.residual == types.output:
+    if (
+        takes
+        and is_output_type(types.output)
+        and types.residual == types.output
+    ):
         return None
     return String(
         t"{kernel_name(kernel)} takes float32, bfloat16, float16,"
@@ -122,12 +126,12 @@ def takes_mma_types(types: OperandTypes) -> Bool:
     Args:
         types: Of the operands.
     """
-    return (_is_float(types.input) or types.input == DType.int8) and _is_float(
-        types.output
-    )
+    return (
+        is_output_type(types.input) or types.input == DType.int8
+    ) and is_output_type(types.output)
 
 
-def _is_float(dtype: DType) -> Bool:
+def is_output_type(dtype: DType) -> Bool:
     """Whether a type is one that every kernel gives: float32, or of 16 bits."""
     return dtype.is_half_float() or dtype == DType.float32
 
@@ -192,7 +196,7 @@ def alignment_refusal(kernel: Int, operands: Operands) -> Optional[String]:
         kernel: A `KERNEL_*` code.
         operands: The operands.
     """
-    if operands.aligned:
+    if operands.aligned():
         return None
     return String(
         t"{kernel_name(kernel)} takes operands at multiples of {COPY_BYTES}"

@@ -32,3 +32,6 @@ comptime MAX_INDEX = 1 << 31
 
 comptime MAX_BLOCKS = 1 << 30
 """Blocks of a grid along x, at most, where each takes tiles in turn."""
+
+comptime MAX_GRID_ROWS = 65535
+"""Blocks of a grid along y, at most."""

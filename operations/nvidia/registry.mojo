@@ -4,6 +4,7 @@ from ..conv.fields import GPU_KERNELS
 from ..conv.registry import Registry, kernel_name
 from .device import target_capability
 from .generic.depthwise_launch import Depthwise
+from .generic.dp4a_launch import Dp4a
 from .generic.gemv_launch import Gemv
 from .generic.grouped_launch import Grouped
 from .generic.implicit_gemm_launch import ImplicitGemm
@@ -24,6 +25,7 @@ comptime _KERNELS = _Kernels[
     HopperGemm,
     BlackwellGemm,
     Mma,
+    Dp4a,
     Grouped,
     ImplicitGemm,
     Reference,

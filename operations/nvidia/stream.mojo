@@ -16,6 +16,9 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
     """The blocks of a launch."""
 
     var blocks: Int
+    """Along x."""
+    var rows: Int
+    """Along y."""
     var threads: Int
     """Of a block."""
     var shared_bytes: Int
@@ -34,18 +37,21 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
         shared_bytes: Int = 0,
         cluster: Int = 1,
         overlap: Bool = False,
+        rows: Int = 1,
     ):
-        """Blocks along x.
+        """Blocks along x and y.
 
         Args:
-            blocks: How many.
+            blocks: How many along x.
             threads: Of a block.
             shared_bytes: Dynamic shared memory of a block.
             cluster: Blocks of a cluster.
             overlap: Whether blocks may start before the kernel that was
                 enqueued last has ended.
+            rows: Blocks along y, up to `MAX_GRID_ROWS` of limits.mojo.
         """
         self.blocks = blocks
+        self.rows = rows
         self.threads = threads
         self.shared_bytes = shared_bytes
         self.cluster = cluster
@@ -127,7 +133,7 @@ struct Stream(Movable):
             self.external.value().enqueue_function(
                 self.ctx.compile_function[kernel](func_attribute=attribute),
                 *arguments,
-                grid_dim=grid.blocks,
+                grid_dim=Dim(grid.blocks, grid.rows),
                 block_dim=grid.threads,
                 cluster_dim=cluster,
                 shared_mem_bytes=grid.shared_bytes,
@@ -136,7 +142,7 @@ struct Stream(Movable):
         else:
             self.ctx.enqueue_function[kernel](
                 *arguments,
-                grid_dim=grid.blocks,
+                grid_dim=Dim(grid.blocks, grid.rows),
                 block_dim=grid.threads,
                 cluster_dim=cluster,
                 shared_mem_bytes=grid.shared_bytes,

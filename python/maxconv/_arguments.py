@@ -19,7 +19,16 @@ from ._checks import (
     spatial_tuple,
 )
 from ._dtypes import DTYPE_BYTES, TENSOR_CORE_BYTES
-from ._fields import CPU_KERNELS, GPU_KERNELS, HOPPER_DTYPES, Activation, Kernel, Precision
+from ._fields import (
+    CPU_KERNELS,
+    GPU_KERNELS,
+    HOPPER_DTYPES,
+    INTERLEAVED_KERNELS,
+    INTERLEAVED_LAYOUT,
+    Activation,
+    Kernel,
+    Precision,
+)
 from .activations import ActivationSpec, parse
 
 if TYPE_CHECKING:
@@ -245,8 +254,13 @@ class ConvArguments:
             )
         return dtype
 
-    def kernel(self, device: DeviceRef, dtype: str) -> Kernel:
+    def kernel(self, device: DeviceRef, dtype: str, *, interleaved: bool = False) -> Kernel:
         """Reads ``config`` for an input of ``dtype`` on ``device``.
+
+        Args:
+            device: Where.
+            dtype: The input's type.
+            interleaved: Whether input and filter are.
 
         Raises:
             TypeError: It is no name.
@@ -254,9 +268,12 @@ class ConvArguments:
         """
         if self.config is None:
             return Kernel.AUTO
-        known: tuple[Kernel, ...] = GPU_KERNELS if device.is_gpu() else CPU_KERNELS
+        everything = GPU_KERNELS if device.is_gpu() else CPU_KERNELS
+        known = tuple(kernel for kernel in everything if kernel not in INTERLEAVED_KERNELS)
         whose = ""
-        if dtype in TENSOR_CORE_BYTES:
+        if interleaved:
+            known, whose = INTERLEAVED_KERNELS, f" for {INTERLEAVED_LAYOUT}"
+        elif dtype in TENSOR_CORE_BYTES:
             known, whose = (Kernel.SM90, Kernel.SM100), f" for {dtype}"
             if dtype not in HOPPER_DTYPES:
                 known = (Kernel.SM80, *known)

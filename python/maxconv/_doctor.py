@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _library as library
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._fields import INTERLEAVED_LAYOUT
 from ._problem import ConvProblem
 from ._problems import (
     find_problem,
@@ -54,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--groups", type=int, default=1, help="with --conv")
     parser.add_argument("--dtype", choices=INPUT_BYTES, default="float32", help="storage type")
+    parser.add_argument(
+        "--layout",
+        choices=("NHWC", INTERLEAVED_LAYOUT),
+        default="NHWC",
+        help="of activation and output; the second one is for int8 on a GPU",
+    )
     parser.add_argument(
         "--target",
         choices=("cpu", "gpu", *TARGETS),
@@ -123,7 +130,11 @@ def _explain(name: str, problem: ConvProblem, args: argparse.Namespace) -> dict[
     dtype, target, multiprocessors = args.dtype, args.target, args.multiprocessors
     with progress("compiling the graph that asks the kernels"):
         kernel, reason = explain_choice(
-            problem, dtype=dtype, device=target, multiprocessors=multiprocessors
+            problem,
+            dtype=dtype,
+            device=target,
+            multiprocessors=multiprocessors,
+            layout=args.layout,
         )
     if target in TARGETS and multiprocessors is None:
         multiprocessors = TARGETS[target].multiprocessors
@@ -132,6 +143,7 @@ def _explain(name: str, problem: ConvProblem, args: argparse.Namespace) -> dict[
         "name": name,
         "convolution": str(problem),
         "dtype": dtype,
+        "layout": args.layout,
         "target": target,
         "multiprocessors": multiprocessors,
         "output_shape": problem.output_shape,
@@ -243,7 +255,7 @@ def _text(report: dict[str, Any]) -> str:
         gemm = problem["gemm"]
         groups = f", {gemm['groups']} groups" if gemm["groups"] > 1 else ""
         rows += [
-            ("problem", f"{problem['name']}: {problem['convolution']}, {problem['dtype']}"),
+            ("problem", f"{problem['name']}: {problem['convolution']}, {_tensors_text(problem)}"),
             ("", f"{problem['flops'] / 1e9:.3g} GFLOP, {problem['bytes'] / 1e6:.3g} MB at least"),
             ("", f"as a matrix product {gemm['m']} x {gemm['n']} x {gemm['k']}{groups}"),
             ("target", _target_text(problem)),
@@ -251,6 +263,11 @@ def _text(report: dict[str, Any]) -> str:
             ("why", problem["reason"]),
         ]
     return "\n".join(f"{name:9} {value}" for name, value in rows)
+
+
+def _tensors_text(problem: dict[str, Any]) -> str:
+    dtype: str = problem["dtype"]
+    return dtype if problem["layout"] == "NHWC" else f"{dtype} in {problem['layout']}"
 
 
 def _target_text(problem: dict[str, Any]) -> str:

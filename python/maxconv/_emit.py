@@ -15,7 +15,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 
 from ._arguments import ConvArguments
 from ._dtypes import CARRIERS
-from ._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel, Layout, Precision
+from ._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel, Layout, Op, Precision
 from ._graph import (
     constant,
     host_constant,
@@ -65,6 +65,7 @@ def emit(
     known: Mapping[str, bool | int] | None = None,
     fused_input: bool = False,
     depth_to_space: bool = False,
+    interleaved: bool = False,
 ) -> TensorValue:
     """Adds the op to the current graph; checks nothing.
 
@@ -74,6 +75,7 @@ def emit(
         known: Facts of ``KnownProblem``: the op is compiled for that alone.
         fused_input: Whether MAX may fuse into the op what computes the activation.
         depth_to_space: Whether filters are pixels of ``output``, as ``geometry`` says.
+        interleaved: Whether the tensors are NC/4HW4, on a GPU.
     """
     x, device = operands.x, operands.x.device
     whole = operands.completed(
@@ -86,6 +88,8 @@ def emit(
         known or {}, scaled=operands.scale is not None, depth_to_space=depth_to_space
     )
     name = op_name(device, fused_input=fused_input)
+    if interleaved:
+        name = Op.CONV_INTERLEAVED_GPU.value
     unfused_when_complete(Graph.current)
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ._checks import check_dtype
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._fields import GEOMETRY_LENGTH, Kernel, Op
+from ._fields import GEOMETRY_LENGTH, INTERLEAVED_LAYOUT, Kernel, Layout, Op
 from ._signature import filters_missing
 from ._targets import TARGETS
 
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
     from ._problem import ConvProblem
 
-__all__ = ["DEVICES", "explain_choice", "explain_graph", "explain_op", "operand_types"]
+__all__ = [
+    "DEVICES",
+    "EXPLAINED_LAYOUTS",
+    "explain_choice",
+    "explain_graph",
+    "explain_op",
+    "operand_types",
+]
 
 #: What can be asked: this machine's CPU, its first GPU, and GPUs that need not be here.
 DEVICES = ("cpu", "gpu", *TARGETS)
+
+#: Layouts of an activation that can be asked about.
+EXPLAINED_LAYOUTS = ("NHWC", INTERLEAVED_LAYOUT)
 
 _TEXT_BYTES = 512
 _RANK = 5
@@ -41,6 +51,7 @@ def explain_choice(
     device: str = "cpu",
     multiprocessors: int | None = None,
     fused_output: bool = True,
+    layout: str = "NHWC",
 ) -> tuple[str, str]:
     """Returns the kernel that runs a problem, and the reason.
 
@@ -59,22 +70,28 @@ def explain_choice(
         fused_output: Whether something stands behind the convolution that the graph compiler fuses
             with it: elementwise work, or the graph's end. ``False`` where another operation reads
             its output as it is; some tiles are compiled for that case alone.
+        layout: Of activation and output: ``"NHWC"``, or ``"NC/4HW4"`` of int8 on a GPU.
 
     Raises:
-        ValueError: A size is symbolic, ``dtype`` or ``device`` is not supported, MAX finds no GPU
-            here, or ``kernel`` cannot take the problem: the message says why.
+        ValueError: A size is symbolic, ``dtype``, ``device`` or ``layout`` is not supported, MAX
+            finds no GPU here, or ``kernel`` cannot take the problem: the message says why.
     """
     storage = check_dtype("dtype", dtype, DTYPE_BYTES if device == "cpu" else INPUT_BYTES)
     if not problem.is_static:
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
-    if fused_output and device != "cpu":
+    if layout not in EXPLAINED_LAYOUTS:
+        raise ValueError(f"layout: {layout!r} is not one of {', '.join(EXPLAINED_LAYOUTS)}")
+    interleaved = layout == INTERLEAVED_LAYOUT
+    if fused_output and device != "cpu" and not interleaved:
         out_dtype = storage if storage in DTYPE_BYTES else "bfloat16"
         missing = filters_missing(problem, storage, out_dtype, kernel)
         problem = replace(problem, filters=problem.filters + missing)
     operands = (
         _full_rank(problem.input_shape),
         _full_rank(problem.output_shape),
-        problem.geometry(kernel=kernel),
+        problem.geometry(
+            kernel=kernel, filter_layout=Layout.INTERLEAVED if interleaved else Layout.KRSC
+        ),
         [*_described(device, multiprocessors), int(fused_output)],
     )
     model = _model(storage, "gpu" if device == "gpu" else "cpu")

@@ -30,6 +30,9 @@ __all__ = [
     "GPU_KERNELS",
     "HOPPER_CAPABILITIES",
     "HOPPER_DTYPES",
+    "INTERLEAVED",
+    "INTERLEAVED_KERNELS",
+    "INTERLEAVED_LAYOUT",
     "NORM",
     "NORM_SCALARS",
     "PANEL",
@@ -69,6 +72,13 @@ STEM_CHANNELS = 8
 #: Filters of a group from which on a tile of the implicit GEMM is filled better than the lanes of
 #: the grouped kernel.
 TILE_FILTERS = 8
+
+#: Neighbouring channels of a block of the interleaved layouts, NC/xHWx and C/xRSKx: those of one
+#: dp4a.
+INTERLEAVED = 4
+
+#: The interleaved layout of an activation.
+INTERLEAVED_LAYOUT = f"NC/{INTERLEAVED}HW{INTERLEAVED}"
 
 #: Channels of a group that the diagonal kernel of Hopper takes, at most.
 DIAGONAL_CHANNELS = 32
@@ -145,6 +155,8 @@ class Op(str, Enum):
     CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
     CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
     CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+    CONV_INTERLEAVED_GPU = "maxconv_conv_interleaved_gpu"
+    CONV_INTERLEAVED_UNFUSED_GPU = "maxconv_conv_interleaved_unfused_gpu"
     GROUP_NORM_GPU = "maxconv_group_norm_gpu"
     GROUP_NORM_UNFUSED_GPU = "maxconv_group_norm_unfused_gpu"
     RMS_NORM_GPU = "maxconv_rms_norm_gpu"
@@ -158,13 +170,14 @@ class Layout(IntEnum):
     """How the elements of the flat filter operand are ordered.
 
     The names are those of two spatial dimensions; one and three dimensions use the same codes
-    (``KRSC`` also stands for ``KSC`` and ``KTRSC``, and so on).
+    (``KRSC`` also stands for ``KSC`` and ``KTRSC``, and so on). ``INTERLEAVED`` is C/4RSK4.
     """
 
     PACKED = 0
     KRSC = 1
     RSCF = 2
     FCRS = 3
+    INTERLEAVED = 4
 
 
 class Kernel(IntEnum):
@@ -187,6 +200,7 @@ class Kernel(IntEnum):
     WINOGRAD = 11
     GEMV = 12
     SM80 = 13
+    DP4A = 14
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -207,10 +221,14 @@ GPU_KERNELS = (
     Kernel.SM90,
     Kernel.SM100,
     Kernel.SM80,
+    Kernel.DP4A,
     Kernel.GROUPED,
     Kernel.IMPLICIT_GEMM,
     Kernel.REFERENCE,
 )
+
+#: Those that take the interleaved layouts, and nothing else.
+INTERLEAVED_KERNELS = (Kernel.DP4A,)
 
 #: Where the other kernels run.
 EVERYWHERE = "every device"
@@ -222,6 +240,7 @@ KERNEL_HOMES = {
     Kernel.WINOGRAD: "CPUs",
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",
+    Kernel.DP4A: "GPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",
@@ -352,7 +371,8 @@ def _texts(values: Iterable[object]) -> tuple[str, ...]:
 def _statement(name: str, value: object) -> list[str]:
     """Returns the lines of a constant, a list where it is a tuple, as ``mojo format`` has them."""
     if not isinstance(value, tuple):
-        return [f"comptime {name} = {value}"]
+        line = f"comptime {name} = {value}"
+        return [line] if len(line) <= 80 else [f"comptime {name} = (", f"    {value}", ")"]
     kind = ": List[StaticString]" if value[0].startswith('"') else ""
     line = f"comptime {name}{kind} = [{', '.join(value)}]"
     if len(line) <= 80:
@@ -418,6 +438,10 @@ def mojo_source() -> str:
                 ("STEM_CHANNELS", STEM_CHANNELS),
                 ("TILE_FILTERS", TILE_FILTERS),
             ],
+        ),
+        (
+            "Neighbouring channels of a block of the interleaved layouts.",
+            [("INTERLEAVED", INTERLEAVED)],
         ),
         (
             "What Hopper's diagonal kernel takes: channels of a group, taps along h and w.",

@@ -24,7 +24,7 @@ from ._checks import (
 )
 from ._dtypes import DTYPE_BYTES, FLOAT8, INPUT_BYTES, TENSOR_CORE_BYTES
 from ._emit import Tensors
-from ._fields import HOPPER_DTYPES, Kernel, Layout
+from ._fields import HOPPER_DTYPES, INTERLEAVED_LAYOUT, Kernel, Layout
 from ._filter_operand import filter_argument, filter_operand
 from ._graph import (
     constant,
@@ -44,6 +44,7 @@ __all__ = [
     "in_whole_pieces",
     "input_operand",
     "read_call",
+    "residual_operand",
     "scale_operand",
     "with_zeros",
 ]
@@ -90,7 +91,8 @@ def read_call(
         ValueError: An argument has a value that is not allowed, or the sizes are those of no
             convolution.
     """
-    value, first = input_operand(x, input_layout, arguments.rank)
+    others = (INTERLEAVED_LAYOUT,) if arguments.rank == 2 else ()
+    value, first = input_operand(x, input_layout, arguments.rank, others=others)
     dtype, device = value.dtype.name, value.device
     out_dtype = arguments.output_dtype(dtype)
     given = filter_argument(filter, filter_layout, rank=arguments.rank, dtype=dtype, device=device)
@@ -109,7 +111,7 @@ def read_call(
         filter=elements,
         filter_layout=layout,
         bias=added,
-        residual=_residual_operand(
+        residual=residual_operand(
             residual, problem.output_shape, dtype=out_dtype, device=device, first=first
         ),
         scale=factors,
@@ -221,14 +223,19 @@ def scale_operand(scale: object, filters: Size, device: DeviceRef) -> TensorValu
     return value
 
 
-def _residual_operand(
-    residual: object, output_shape: Sequence[Size], *, dtype: str, device: DeviceRef, first: bool
+def residual_operand(
+    residual: object,
+    output_shape: Sequence[Size],
+    *,
+    dtype: str,
+    device: DeviceRef,
+    first: bool = False,
 ) -> TensorValue | None:
     """Reads the ``residual`` argument.
 
     Args:
         residual: The argument.
-        output_shape: The output's, channels last.
+        output_shape: The output's, as the op has it.
         dtype: The output's type, which the residual must have; an array is converted.
         device: The output's device.
         first: Whether the caller's tensors have the channels first.
@@ -254,7 +261,11 @@ def _residual_operand(
 
 
 def input_operand(
-    x: object, input_layout: object, rank: int, dtypes: Mapping[str, int] = INPUT_BYTES
+    x: object,
+    input_layout: object,
+    rank: int,
+    dtypes: Mapping[str, int] = INPUT_BYTES,
+    others: Sequence[str] = (),
 ) -> tuple[TensorValue, bool]:
     """Reads the input and its layout; returns it with the channels last, and if they came first.
 
@@ -263,6 +274,7 @@ def input_operand(
         input_layout: The argument.
         rank: Spatial dimensions.
         dtypes: The storage types that are allowed.
+        others: Layouts that are read elsewhere, for messages.
 
     Raises:
         TypeError: ``x`` is not a graph value, or ``input_layout`` no layout.
@@ -274,7 +286,7 @@ def input_operand(
             "max.graph.ops.constant"
         )
     value = TensorValue(cast(Any, x))
-    first = _channels_first(input_layout, rank)
+    first = _channels_first(input_layout, rank, others)
     check_device("input", value.device)
     dtype = check_dtype("input", value.dtype, dtypes)
     if dtype not in DTYPE_BYTES and not value.device.is_gpu():
@@ -316,7 +328,7 @@ def images_operand(
     return input_operand(x, input_layout, rank, dtypes)
 
 
-def _channels_first(input_layout: object, rank: int) -> bool:
+def _channels_first(input_layout: object, rank: int, others: Sequence[str]) -> bool:
     """Reads the ``input_layout`` argument: NHWC and NCHW, or these with the rank's own dimensions.
 
     Raises:
@@ -325,14 +337,14 @@ def _channels_first(input_layout: object, rank: int) -> bool:
     """
     axes = {1: "W", 2: "HW", 3: "DHW"}[rank]
     last, first = ("NHWC", f"N{axes}C"), ("NCHW", f"NC{axes}")
-    names = list(dict.fromkeys((*last, *first)))
+    names = list(dict.fromkeys((*last, *first, *others)))
     name = getattr(input_layout, "value", input_layout)
     if not isinstance(name, str):
         raise TypeError(
             f"input_layout: {input_layout!r} is a {type(input_layout).__name__}; a "
             f"ConvInputLayout or one of {', '.join(names)} is allowed"
         )
-    if name not in names:
+    if name not in (*last, *first):
         raise ValueError(
             f"input_layout: {name!r} is not an input layout; {', '.join(names)} are allowed"
         )

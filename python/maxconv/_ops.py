@@ -35,6 +35,7 @@ from ._dtypes import DTYPE_BYTES
 from ._emit import Tensors, convolution
 from ._filter_operand import filter_operand
 from ._graph import repeat, require_kernels, to_channels_first
+from ._interleave import convolve_interleaved, is_interleaved
 from ._operands import (
     bias_operand,
     in_whole_pieces,
@@ -161,7 +162,10 @@ def conv2d(
         groups: Both channels and filters are divided into so many independent groups.
         bias: ``[K]``, of the type of ``x`` (of the result where ``x`` has 8 bits) or float32.
         input_layout: ``NHWC``, or ``NCHW`` for ``x``, ``residual`` and the result, which costs a
-            permutation of each.
+            permutation of each. Or ``"NC/4HW4"`` of int8 on a GPU: these three are ``[N, C / 4, H,
+            W, 4]``, as ``interleave`` makes them; there is one group, ``upsample`` is 1, and
+            filters are a multiple of 4. A filter of known elements whose channels do not fill the
+            last block of ``x`` is filled with zeros.
         filter_layout: ``RSCF`` (MAX's default), ``FCRS`` (PyTorch's) or ``"KRSC"`` (the kernels').
         activation: ``"relu"``, ``"relu6"``, ``"leaky_relu"``, ``"sigmoid"``, ``"silu"``,
             ``"hard_swish"``, ``"hard_sigmoid"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``, or
@@ -174,8 +178,9 @@ def conv2d(
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"depthwise"``,
             ``"grouped"``; on a CPU also ``"pointwise"``, ``"few_filters"`` and ``"winograd"``; on a
             GPU also ``"gemv"`` and ``"sm80"``, on one of compute capability 9.0 ``"sm90"``,
-            ``"diagonal"`` and ``"stem"``, on one of 10.0 or 10.3 ``"sm100"``. It raises in the call
-            where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+            ``"diagonal"`` and ``"stem"``, on one of 10.0 or 10.3 ``"sm100"``; in ``"NC/4HW4"``
+            ``"dp4a"``. It raises in the call where it cannot; ``"auto"`` or ``None`` leaves the
+            choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With
@@ -193,8 +198,8 @@ def conv2d(
             residual is not: add it to the result.
 
     Returns:
-        ``[N, P, Q, K]``, or ``[N, K, P, Q]`` where the channels of ``x`` are first. A size is
-        symbolic where the one that it comes from is.
+        ``[N, P, Q, K]``, ``[N, K, P, Q]`` where the channels of ``x`` are first, or ``[N, K / 4, P,
+        Q, 4]`` where they are interleaved. A size is symbolic where the one that it comes from is.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
@@ -391,6 +396,8 @@ def convolve(
             the graph was not given maxconv's kernels.
     """
     require_kernels(Graph.current)
+    if is_interleaved(input_layout, arguments.rank):
+        return convolve_interleaved(x, filter, arguments, bias, residual, scale, filter_layout)
     call = read_call(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
     whole = in_whole_pieces(call)
     result = convolution(

@@ -17,7 +17,7 @@ from typing import Any
 
 from max import driver
 from max.graph import Graph
-from tests.gpu import network
+from tests.gpu import interleaved, network
 
 from maxconv._explain import explain_graph
 
@@ -43,6 +43,7 @@ GRAPHS = {
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,
+    "interleaved": interleaved.graph,
     "layers": network.layers,
     "quantized": network.quantized,
     "subgraph": network.subgraph,

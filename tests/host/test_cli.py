@@ -36,7 +36,12 @@ def explain(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ConvProblem, str]]:
     asked = []
 
     def explain_choice(
-        problem: ConvProblem, *, dtype: str, device: str, multiprocessors: int | None
+        problem: ConvProblem,
+        *,
+        dtype: str,
+        device: str,
+        multiprocessors: int | None,
+        layout: str,
     ) -> tuple[str, str]:
         asked.append((problem, dtype))
         return "implicit_gemm", "the tile is 6 x 32"
@@ -202,6 +207,7 @@ def test_doctor_asks_the_kernels_about_a_written_problem(
         "name": "2x56x48x64:32x3x5",
         "convolution": str(problem),
         "dtype": "bfloat16",
+        "layout": "NHWC",
         "target": "cpu",
         "multiprocessors": None,
         "output_shape": [2, 28, 23, 32],

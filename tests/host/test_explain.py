@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -160,6 +160,30 @@ def models_of_8_bits(session: InferenceSession) -> dict[str, Model]:
     return session.load_all(module, custom_extensions=[library_path()])
 
 
+def assert_interleaved() -> None:
+    """The layout that `dp4a` takes, on any GPU, and no other kernel."""
+    blocks: dict[str, Any] = {"dtype": "int8", "layout": "NC/4HW4"}
+    problem = find_problem("resnet50.conv2_3x3").problem
+    for device, tile in (("sm_80", "32 filters x 32"), ("sm_90a", "32 filters x 32")):
+        chosen, reason = explain_choice(problem, device=device, **blocks)
+        assert (chosen, tile in reason) == ("dp4a", True), reason
+        assert "sm80 takes activations in NHWC; here NC/4HW4" in reason
+    chosen, reason = explain_choice(problem, device="sm_80", multiprocessors=20, **blocks)
+    assert (chosen, "64 filters x 128" in reason) == ("dp4a", True), reason
+    for kernel, message in (
+        (Kernel.SM80, "sm80 cannot take this convolution: sm80 takes activations in NHWC"),
+        (Kernel.REFERENCE, "reference takes activations in NHWC; here NC/4HW4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            explain_choice(problem, device="sm_80", kernel=kernel, **blocks)
+    with pytest.raises(ValueError, match="dp4a takes activations in NC/4HW4; here NHWC"):
+        explain_choice(problem, device="sm_80", kernel=Kernel.DP4A, dtype="int8")
+    with pytest.raises(ValueError, match="multiples of 4 channels and filters; here 3 and 64"):
+        explain_choice(find_problem("resnet50.stem").problem, device="sm_80", **blocks)
+    with pytest.raises(ValueError, match="dp4a takes one group; here"):
+        explain_choice(find_problem("mobilenet.dw_56").problem, device="sm_80", **blocks)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("dtype", TYPES_OF_8_BITS)
 def test_types_of_8_bits(
@@ -179,6 +203,7 @@ def test_types_of_8_bits(
         for name in ("odd.groups_wide", "mobilenet.dw_56", "resnet50.stem", "odd.one_pixel"):
             chosen, reason = explain_choice(find_problem(name).problem, dtype=dtype, device=HOPPER)
             assert chosen == "sm80", reason
+        assert_interleaved()
         return
     with pytest.raises(
         ValueError, match=f"dtype {dtype} takes a GPU of compute capability 9.0, 10"
@@ -316,6 +341,11 @@ def test_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = find_problem("resnet50.stem").problem
     with pytest.raises(ValueError, match="device: 'tpu' is not one of cpu, gpu, sm_80, "):
         explain_choice(problem, device="tpu")
+    with pytest.raises(ValueError, match="layout: 'NCHW' is not one of NHWC, NC/4HW4"):
+        explain_choice(problem, device="sm_80", layout="NCHW")
+    for device in ("cpu", "sm_80"):
+        with pytest.raises(ValueError, match="layout: NC/4HW4 takes int8 on a GPU; here bfloat16"):
+            explain_choice(problem, dtype="bfloat16", device=device, layout="NC/4HW4")
     with pytest.raises(ValueError, match=r"multiprocessors: 3 given, but device cpu has its own"):
         explain_choice(problem, device="cpu", multiprocessors=3)
     with pytest.raises(ValueError, match=r"multiprocessors: 0 is not positive"):

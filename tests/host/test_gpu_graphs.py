@@ -89,6 +89,27 @@ def test_convolutions_of_int8_store_int8(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
+def test_interleaved_convolutions_compile(tmp_path: Path) -> None:
+    """With rounding to int8 as a part of their kernels; all others share theirs."""
+    (mojo,) = compiled(tmp_path, "interleaved:int8").values()
+    ops = re.findall(r"interleaved_registrations\.(\w+)\.execute\[target = \"gpu\"", mojo)
+    assert sorted(ops) == ["ConvInterleavedGpu"] * 2 + ["ConvInterleavedUnfusedGpu"] * 2
+    loading, running = kernels_of(tmp_path, "interleaved_int8")
+    kernels = [kernel for kernel in running if "conv_interleaved_gpu" in kernel]
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert re.search(r"Epilogue\(custom__maxconv_conv_inter.*mo\.round.*mo\.cast", kernel)
+    # The first images are interleaved, the given filter packed and the last result put back.
+    assert sum("mo.transpose" in kernel for kernel in running) == 3
+    assert not any("mo.transpose" in kernel for kernel in loading)
+    # No kernel of another layout is compiled.
+    (exported,) = (tmp_path / "exported").glob("*.mef")
+    names = re.findall(rb"\.text\.(maxconv_nvidia_\w+)", exported.read_bytes())
+    assert names and all(b"generic_dp4a" in name for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.extended
 def test_a_subgraphs_filters_are_packed_and_copied_when_the_model_is_loaded(tmp_path: Path) -> None:
     (name,) = compiled(tmp_path, "subgraph:bfloat16")
     loading, running = kernels_of(tmp_path, name)

@@ -26,6 +26,9 @@ FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
 HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
 EIGHTH, WIDE = ("float8_e4m3fn", "bfloat16"), ("bfloat16", "float32")
 
+#: And the channels of a block, of interleaved tensors.
+BLOCKS, HALF_BLOCKS = ("int8", "float32", 4), ("bfloat16", "bfloat16", 4)
+
 EXACT = Precision.FLOAT32
 
 #: What the parameters stand for that a graph leaves out: those of the registered op.
@@ -53,8 +56,8 @@ def symbolic() -> ConvProblem:
     )
 
 
-#: What is asked: types, compute capability, what a graph knows; and the answer.
-Case = tuple[tuple[str, str], int, Mapping[str, "bool | int"], set[Kernel]]
+#: What is asked: types (and the layout), compute capability, what a graph knows; and the answer.
+Case = tuple[tuple[str, str] | tuple[str, str, int], int, Mapping[str, "bool | int"], set[Kernel]]
 
 CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
@@ -104,6 +107,12 @@ CASES: Sequence[Case] = [
     (("int8", "bfloat16"), 80, known_problem(problem(64, 64)), {SM80}),
     (("int8", "bfloat16"), HOPPER, known_problem(problem(64, 64, 64)), {SM80}),
     (("float8_e5m2", "bfloat16"), 80, known_problem(problem(64, 64)), set()),
+    # No other kernel takes the interleaved layout, and the one that does takes none but this.
+    (BLOCKS, 61, {}, {Kernel.DP4A}),
+    (BLOCKS, 60, {}, set()),
+    (BLOCKS, HOPPER, known_problem(problem(64, 64)), {Kernel.DP4A}),
+    (BLOCKS, CPU, {}, set()),
+    (HALF_BLOCKS, HOPPER, {}, set()),
     # One by name, which nothing else could be chosen for.
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
@@ -163,9 +172,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     folder = tmp_path_factory.mktemp("needed")
     program, questions = folder / "needed", folder / "questions"
     lines = []
-    for (dtype, out_dtype), capability, known, _ in CASES:
+    for (dtype, out_dtype, *interleaved), capability, known, _ in CASES:
         numbers = [int((DEFAULTS | {"stride": 0} | dict(known))[name]) for name in ORDER]
-        lines.append(" ".join(map(str, (dtype, out_dtype, capability, 0, *numbers))))
+        lines.append(
+            " ".join(map(str, (dtype, out_dtype, capability, *(interleaved or [0]), *numbers)))
+        )
     questions.write_text("\n".join(lines))
     source = str(ROOT / "tests" / "mojo" / "needed_kernels.mojo")
     built = library.run_mojo("build", "-I", str(ROOT), source, "-o", str(program))

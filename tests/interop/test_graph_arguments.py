@@ -107,7 +107,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "filter: the packed filter has 1 spatial dimensions; 2 are needed",
     ),
-    ({"input_layout": "CHWN"}, ValueError, "input_layout: 'CHWN' .*; NHWC, NCHW are allowed"),
+    (
+        {"input_layout": "CHWN"},
+        ValueError,
+        "input_layout: 'CHWN' .*; NHWC, NCHW, NC/4HW4 are allowed",
+    ),
     ({"input_layout": 0}, TypeError, "input_layout: 0 is a int; a ConvInputLayout or one of NHWC"),
     ({"stride": (0, 1)}, ValueError, r"stride: \(0, 1\) has a non-positive entry; every stride mu"),
     ({"stride": 1.5}, TypeError, "stride: 1.5 is a float; an integer or a tuple of 2 integers"),

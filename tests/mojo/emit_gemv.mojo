@@ -21,6 +21,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.fields import COPY_BYTES
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.nvidia.generic.gemv import LOAD_BYTES, GemvKernel
@@ -58,7 +59,7 @@ def describe[dtype: DType](words: List[Int]) raises:
         pad_after=none,
     )
     var operands = Operands.bare(types)
-    operands.aligned = words[3] == 1
+    operands.alignment = COPY_BYTES if words[3] == 1 else 1
     var device = Device(90, 132)
     if not Gemv.suits(problem, operands, device):
         raise Error(t"gemv does not suit {problem}")

@@ -20,6 +20,7 @@ from std.compile import compile_info
 from std.sys import argv
 
 from operations.conv.access import MemoryActivation, MemoryOutput
+from operations.conv.fields import COPY_BYTES
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm80.geometry import MmaGeometry
@@ -52,7 +53,7 @@ def describe[dtype: DType](words: List[Int]) raises:
         numbers.append(words[i])
     var problem = ConvProblem.of_numbers(numbers)
     var operands = Operands.bare(types)
-    operands.aligned = words[1] == 1
+    operands.alignment = COPY_BYTES if words[1] == 1 else 1
     var device = Device(80, 108)
     if not Mma.suits(problem, operands, device):
         raise Error(t"sm80 does not suit {problem}")

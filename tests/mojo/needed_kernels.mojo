@@ -1,9 +1,10 @@
 """Prints which kernels an op is compiled with, of what a graph knows.
 
 A line of the file that is the only argument is a storage type, an output type,
-a GPU's compute capability times ten or 0 for a CPU, 1 if something is fused
-behind the op, and the numbers of `KnownProblem`: kernel, exact, groups,
-channels, filters, taps and stride. A line of output is the kernels' names.
+a GPU's compute capability times ten or 0 for a CPU, the channels of a block of
+interleaved tensors or 0, and the numbers of `KnownProblem`: kernel, exact,
+groups, channels, filters, taps and stride. A line of output is the kernels'
+names.
 
 Does not compile unless Python's lists of the kernels are the registries'.
 """
@@ -49,7 +50,7 @@ def main() raises:
         var types = OperandTypes.unfused(
             dtype_of(String(words[0])),
             dtype_of(String(words[1])),
-            fused_output=n[1] == 1,
+            interleaved=n[1],
         )
         var known = KnownProblem(
             kernel=n[2],

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from tests.ptxemu.warps import lanes
 
+from ptxemu import UnsupportedError
+
 EDGES_32 = [0, 1, 2, 3, 7, 31, 32, 33, 100, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF]
 EDGES_64 = [0, 1, 5, 63, 64, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
@@ -174,6 +176,47 @@ def test_dot_products_of_bytes() -> None:
     assert lanes("dp4a.s32.s32 %o, %a, %b, %c;", np.int32, a, b, c)[0] == (
         1 * 2 + (-1) * (-2) + 127 * -127 + -128 * 1 + 10
     )
+
+
+def dot_of_bytes(types: tuple[str, str], a: int, b: int, c: int) -> int:
+    """``dp4a`` (PTX ISA, 9.7.1.23) of registers' bits, in Python's integers."""
+    total = c
+    for shift in (0, 8, 16, 24):
+        x, y = (
+            signed(word >> shift & 0xFF, 8) if name == "s32" else word >> shift & 0xFF
+            for name, word in zip(types, (a, b), strict=True)
+        )
+        total += x * y
+    return total % (1 << 32)
+
+
+@pytest.mark.parametrize("second", ["u32", "s32"])
+@pytest.mark.parametrize("first", ["u32", "s32"])
+def test_dot_products_of_any_signs(first: str, second: str) -> None:
+    """Edges of bytes and of c, where the sum leaves 32 bits at both ends, and random words."""
+    rng = np.random.default_rng(4)
+    edges = [0, 0x80808080, 0x7F7F7F7F, 0xFFFFFFFF, 0x807F80FF, 0x01020304, 0x00800000]
+    a = [edges[i % 7] for i in range(24)] + rng.integers(0, 1 << 32, 8).tolist()
+    b = [edges[i // 4] for i in range(24)] + rng.integers(0, 1 << 32, 8).tolist()
+    c = [EDGES_32[i % len(EDGES_32)] for i in range(32)]
+    operands = (np.array(values, np.uint32) for values in (a, b, c))
+    found = lanes(f"dp4a.{first}.{second} %o, %a, %b, %c;", np.uint32, *operands)
+    expected = [dot_of_bytes((first, second), *row) for row in zip(a, b, c, strict=True)]
+    assert found.tolist() == expected
+
+
+def test_a_dot_product_wraps_around() -> None:
+    a, b = np.array([0x80808080], np.uint32), np.array([0x80808080], np.uint32)
+    c = np.array([0x7FFFFFFF], np.uint32)
+    body = "dp4a.s32.s32 %o, %a, %b, %c;"
+    assert lanes(body, np.int32, a, b, c)[0] == (1 << 31) - 1 + 4 * 128 * 128 - (1 << 32)
+
+
+@pytest.mark.parametrize("types", ["s32.f32", "s16.s32", "b32.b32"])
+def test_dot_products_are_of_integers(types: str) -> None:
+    word = np.array([0], np.uint32)
+    with pytest.raises(UnsupportedError, match=r"the types are \.u32 and \.s32"):
+        lanes(f"dp4a.{types} %o, %a, %b, %c;", np.uint32, word, word, word)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ struct Gemv(GpuKernel):
             index += 1
         var rows = materialize[ROWS]()[index]
         var width = _vector_width(operands.types)
-        if not operands.aligned or problem.channels % width != 0:
+        if not operands.aligned() or problem.channels % width != 0:
             width = 1
         var wanted = max(ceildiv(problem.channels, width), rows)
         var lane_bits = 0
@@ -217,7 +217,7 @@ def _may_be_tiled(
     problem: ConvProblem, operands: Operands, device: Device
 ) -> Bool:
     """Whether an implicit GEMM of tensor cores may take a pointwise problem."""
-    if operands.types.fused_input or not operands.aligned:
+    if operands.types.fused_input or not operands.aligned():
         return False
     var known = KnownProblem(
         ANY_KERNEL,

@@ -91,8 +91,8 @@ struct ImplicitGemm(GpuKernel):
         return ImplicitGemmPlan(
             GpuGeometry(problem),
             index,
-            operands.aligned and problem.group_channels() % VECTOR == 0,
-            operands.aligned and problem.group_filters() % VECTOR == 0,
+            operands.aligned() and problem.group_channels() % VECTOR == 0,
+            operands.aligned() and problem.group_filters() % VECTOR == 0,
             min(tiles, MAX_BLOCKS),
         )
 

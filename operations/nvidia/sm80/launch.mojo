@@ -124,8 +124,8 @@ struct Mma(GpuKernel):
         return MmaPlan(
             MmaGeometry(problem, materialize[TILES]()[index]),
             index,
-            operands.aligned and problem.group_channels() % width == 0,
-            operands.aligned and problem.group_filters() % stored == 0,
+            operands.aligned() and problem.group_channels() % width == 0,
+            operands.aligned() and problem.group_filters() % stored == 0,
             Self.predicted_seconds(problem, operands, device).or_else(0),
         )
 

@@ -390,20 +390,27 @@ def _sum_of_differences(form: Form) -> Step:
 
 @instruction("dp4a")
 def _dot(form: Form) -> Step:
-    """9.7.1.23: four products of bytes, added to c."""
-    a_type, b_type = form.type(), form.type()
+    """9.7.1.23: four products of bytes, added to c; what is beyond 32 bits is lost.
+
+    Each type says how the bytes of its operand are read; c and d are signed unless both are not.
+    """
+    types = form.type(), form.type()
     form.arity(4)
-    signed = a_type == "s32" or b_type == "s32"
-    kinds: list[Any] = [np.int8 if name == "s32" else np.uint8 for name in (a_type, b_type)]
+    if not set(types) <= _BYTES.keys():
+        form.refuse("the types are .u32 and .s32")
+    first, second = (_BYTES[name] for name in types)
 
     def operation(a: Array, b: Array, c: Array) -> Array:
-        x = a.view(kinds[0]).reshape(LANES, 4).astype(np.int64)
-        y = b.view(kinds[1]).reshape(LANES, 4).astype(np.int64)
+        x = a.view(first).reshape(LANES, 4).astype(np.int64)
+        y = b.view(second).reshape(LANES, 4).astype(np.int64)
         total: Array = (x * y).sum(axis=1) + c
         return total
 
-    result = "s32" if signed else "u32"
-    return _computed(form, ["u32", "u32", result], result, operation)
+    return _computed(form, ["u32", "u32", "s32" if "s32" in types else "u32"], "u32", operation)
+
+
+#: How dp4a reads the bytes of an operand, by its type.
+_BYTES: dict[str, Any] = {"u32": np.uint8, "s32": np.int8}
 
 
 @instruction("setp")

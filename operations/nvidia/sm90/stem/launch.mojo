@@ -113,7 +113,7 @@ struct Stem(GpuKernel):
         return (
             problem.gemm_m() > problem.batch
             or problem.channels % chunk != 0
-            or not operands.aligned
+            or not operands.aligned()
         )
 
     @staticmethod
