@@ -11,7 +11,7 @@ activations and filters are small integers, so that products and sums are exact
 in float32 in any order, and only the rounding to the output's type is left.
 Outputs are poisoned before each of several launches and lie between guards.
 Every candidate runs, with the whole sum and with tiles that blocks share where it can cut
-tiles, and the choice. `graph` replays a graph of launches on random data, over
+tiles, the choice, and sm80, which any GPU has. `graph` replays a graph of launches on random data, over
 several input sets that together exceed the L2; `stream` enqueues them one by
 one; + lets a launch begin before the last has ended; / names the type of the
 operands, bfloat16 if nothing does. `error` says how far float32 outputs of
@@ -26,7 +26,7 @@ from std.sys.info import size_of
 
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.access import MemoryActivation, MemoryOutput
-from operations.conv.fields import ACTIVATION_NONE, KERNEL_SM90
+from operations.conv.fields import ACTIVATION_NONE, KERNEL_SM80, KERNEL_SM90
 from operations.conv.memory import Reads
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
@@ -34,6 +34,8 @@ from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.nvidia.convolve import convolve as convolve_chosen
 from operations.nvidia.device import device_of
+from operations.nvidia.legality import takes_mma_types
+from operations.nvidia.sm80.geometry import mma_geometry_refusal
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE, candidate
 from operations.nvidia.sm90.gemm.config import problem_refusal
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
@@ -146,13 +148,14 @@ struct Check[in_type: DType, out_type: DType](Movable):
         )
 
     def run[
-        index: Int
+        index: Int, kernel: Int = KERNEL_SM90
     ](self, ctx: DeviceContext, split_k: Int) raises -> String:
         """Runs a candidate.
 
         Parameters:
             index: Of the candidate, or `CANDIDATES` for the one that is
                 chosen.
+            kernel: Which kernel chooses.
 
         Args:
             ctx: The device.
@@ -167,7 +170,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
         )
         for _ in range(self.repeats):
             poison(ctx, self.found)
-            self._launch[index](ctx, split_k)
+            self._launch[index, kernel](ctx, split_k)
             self._compare(ctx)
         with self.counts.map_to_host() as counts:
             if counts[0] == 0:
@@ -179,14 +182,16 @@ struct Check[in_type: DType, out_type: DType](Movable):
                 t" first of pixel {pixel}, filter {filter}"
             )
 
-    def _launch[index: Int](self, ctx: DeviceContext, split_k: Int) raises:
+    def _launch[
+        index: Int, kernel: Int = KERNEL_SM90
+    ](self, ctx: DeviceContext, split_k: Int) raises:
         """Launches a candidate, or the one that is chosen."""
         var nothing = nothing_fused[Self.out_type]()
         var output = MemoryOutput(data_of(self.found, GUARD))
         var stream = Stream(ctx)
         comptime if index == CANDIDATES:
             convolve_chosen[
-                kernels=1 << KERNEL_SM90, known=UNKNOWN_FILTER, scaled=False
+                kernels=1 << kernel, known=UNKNOWN_FILTER, scaled=False
             ](
                 stream,
                 self.problem,
@@ -196,7 +201,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
                     nothing,
                     output,
                 ),
-                requested=KERNEL_SM90,
+                requested=kernel,
                 exact=False,
             )
         else:
@@ -343,15 +348,31 @@ def check_case[
     in_type: DType, out_type: DType
 ](ctx: DeviceContext, named: Case) raises -> Int:
     """Checks a problem, and returns how many launches' results are wrong."""
-    var traversal = Traversal(named.problem, in_type)
-    var refusal = traversal.refusal(0)
-    if refusal:
-        print(named.name, in_type, "refused:", refusal.value())
-        return 0
     var ran = 0
     var wrong = 0
     var check = Check[in_type, out_type](ctx, named.problem)
     comptime types = OperandTypes.unfused(in_type, out_type)
+    comptime if takes_mma_types(types):
+        if selected(CANDIDATES) and not mma_geometry_refusal(named.problem):
+            var result = check.run[CANDIDATES, KERNEL_SM80](ctx, 1)
+            ran += 1
+            if result != "ok":
+                wrong += 1
+                print(named.name, in_type, "sm80", result)
+    var traversal = Traversal(named.problem, in_type)
+    var refusal = traversal.refusal(0)
+    if refusal:
+        print(
+            named.name,
+            in_type,
+            "ran",
+            ran,
+            "wrong",
+            wrong,
+            "| refused:",
+            refusal.value(),
+        )
+        return wrong
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
         comptime if TABLE[index].offered(types):
