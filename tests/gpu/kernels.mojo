@@ -81,8 +81,8 @@ def convolve[
     output: Pointer[Scalar[out_type], MutAnyOrigin],
     problem: ConvProblem,
 ):
-    """The direct convolution, one output element a thread, summed in float32;
-    channels of a group a multiple of 16 bytes."""
+    """The direct convolution, one output element a thread, summed in float32.
+    """
     var p = problem
     for i in range(_first(), p.gemm_m() * p.filters, _step()):
         var pixel, k = divmod(i, p.filters)
@@ -129,6 +129,12 @@ def _product[
 ) -> Float32:
     """The sum of products of one tap."""
     comptime width = 16 // size_of[in_type]()
+    if channels % width != 0:
+        var total = Float32(0)
+        for c in range(channels):
+            var x = activation[unsafe_offset=a + c].cast[DType.float32]()
+            total += x * filter[unsafe_offset=b + c].cast[DType.float32]()
+        return total
     var sum = SIMD[DType.float32, width](0)
     for c in range(0, channels, width):
         var x = activation.unsafe_load[width=width, alignment=16](a + c)

@@ -48,9 +48,9 @@ def test_quantized(gpu_session: InferenceSession, gpu: Device) -> None:
         # Scales are powers of two, and sums are below 2**24: float64 and float32 agree.
         scaled = sums(x, QUANTIZED["first"]) * QUANTIZED_SCALE.astype(np.float64)
         wanted = integers(np.maximum(scaled + QUANTIZED_BIAS, 0) / 0.5)
-        assert len(np.unique(wanted)) > 50
+        assert len(np.unique(wanted)) > min(50, wanted.size // 8)
         np.testing.assert_array_equal(first, wanted)
         added = np.maximum(sums(wanted, QUANTIZED["second"]) * 2.0**-9, 0) + residual
         wanted = integers(added / 0.25, -20)
-        assert len(np.unique(wanted)) > 50
+        assert len(np.unique(wanted)) > min(50, wanted.size // 8)
         np.testing.assert_array_equal(second, wanted)
