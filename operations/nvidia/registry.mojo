@@ -3,6 +3,7 @@
 from ..conv.fields import GPU_KERNELS
 from ..conv.registry import Registry, kernel_name
 from .device import target_capability
+from .few_filters.launch import FewFilters
 from .generic.depthwise_launch import Depthwise
 from .generic.gemv_launch import Gemv
 from .generic.grouped_launch import Grouped
@@ -21,6 +22,7 @@ comptime _KERNELS = _Kernels[
     Stem,
     Diagonal,
     Depthwise,
+    FewFilters,
     HopperGemm,
     BlackwellGemm,
     Mma,
