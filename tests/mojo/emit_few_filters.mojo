@@ -50,9 +50,7 @@ def name_of(input: DType, output: DType, filters: Int) -> String:
     return String(t"{input}-{output}-{filters}")
 
 
-def describe[
-    input: DType, output: DType
-](words: List[Int]) raises:
+def describe[input: DType, output: DType](words: List[Int]) raises:
     """Prints the line of a problem."""
     var numbers = List[Int]()
     for i in range(5, len(words)):
@@ -112,7 +110,7 @@ def main() raises:
         comptime for types in range(len(INPUTS)):
             comptime input = INPUTS[types]
             comptime output = OUTPUTS[types]
-            if String(words[0]) == String(input) and String(
-                words[1]
-            ) == String(output):
+            if String(words[0]) == String(input) and String(words[1]) == String(
+                output
+            ):
                 describe[input, output](numbers)

@@ -87,7 +87,8 @@ struct WindowKernel[
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
             Int32(WARP * MAX_WARPS)
-        )
+        ),
+        `nvvm.minctasm`=SIMDLength(Self.tile.resident(MAX_WARPS)),
     )
     def run(
         activation: Self.Source,

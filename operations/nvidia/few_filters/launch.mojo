@@ -8,7 +8,7 @@ from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
-from ..device import is_hopper, target_capability
+from ..device import is_blackwell, is_hopper, target_capability
 from ..geometry import geometry_refusal, keeps_pixels
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import (
@@ -26,8 +26,11 @@ from .model import fastest_tiling, shared_bytes_of, smallest_shared_bytes
 from .tile import MAX_FILTERS, TILES, tile_of
 
 comptime NARROW_FILTERS = 32
-"""Filters of a problem of several taps that it suits, at most: of more the
-multiplies take longer than `wgmma`'s."""
+"""Filters of a problem that it suits, at most, whatever else: of more, several
+taps of more than `NARROW_CHANNELS` keep `wgmma` busy."""
+
+comptime NARROW_CHANNELS = 32
+"""Channels of a problem of up to `MAX_FILTERS` that it suits, at most."""
 
 comptime FEWEST_PIXELS = 1024
 """Output pixels of a problem that it suits."""
@@ -69,6 +72,16 @@ struct FewFilters(GpuKernel):
     comptime Queue = Stream
 
     @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """Refuses Blackwell, whose own kernel nothing has compared it with."""
+        if not is_blackwell(capability):
+            return None
+        return String(
+            t"{kernel_name(Self.code)} does not run on compute capability 10.0"
+            t" and 10.3 (B200, B300), where sm100 takes few filters"
+        )
+
+    @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
         """Refuses what the multiply does not take, and work fused in front."""
         if types.input == DType.int8 or not takes_mma_types(types):
@@ -88,8 +101,11 @@ struct FewFilters(GpuKernel):
             and known.may_be_multiple(
                 known.channels, element_bytes(types.input), CHUNK_BYTES
             )
-            and known.filters
-            <= (NARROW_FILTERS if known.taps > 1 else MAX_FILTERS)
+            and (
+                known.channels <= UNKNOWN
+                or _fills_multiply(known.channels, types)
+            )
+            and _are_few(known.filters, known.channels, known.taps)
         )
 
     @staticmethod
@@ -114,10 +130,10 @@ struct FewFilters(GpuKernel):
         """Whether there are few filters, and pixels for all multiprocessors:
         what other kernels read once a tap, or multiply with filters that are
         none."""
-        var most = NARROW_FILTERS if problem.taps() > 1 else MAX_FILTERS
         return (
             problem.groups == 1
-            and problem.filters <= most
+            and _fills_multiply(problem.channels, operands.types)
+            and _are_few(problem.filters, problem.channels, problem.taps())
             and problem.gemm_m() >= FEWEST_PIXELS
             and not (operands.types.input == DType.float32 and operands.exact)
         )
@@ -201,6 +217,18 @@ struct FewFilters(GpuKernel):
             ].run
             comptime filters = tile.filters
             writer.write[kernel](String(t"few_filters-{filters}"))
+
+
+def _fills_multiply(channels: Int, types: OperandTypes) -> Bool:
+    """Whether pixels have more than the half of what a multiply takes."""
+    return channels * element_bytes(types.input) > CHUNK_BYTES
+
+
+def _are_few(filters: Int, channels: Int, taps: Int) -> Bool:
+    """Whether it suits filters; what is `UNKNOWN` or `SEVERAL` may be few."""
+    return filters <= NARROW_FILTERS or (
+        filters <= MAX_FILTERS and (channels <= NARROW_CHANNELS or taps <= 1)
+    )
 
 
 def _shape_refusal(

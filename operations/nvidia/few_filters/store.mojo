@@ -71,7 +71,14 @@ struct WarpStore[
             syncwarp()
             comptime for i in range(Self.rows // Self.group):
                 if part == i:
-                    Self._write[i * Self.group](geometry, totals, patch)
+                    if geometry.general.group_filters.value % 2 == 0:
+                        Self._write[i * Self.group, True](
+                            geometry, totals, patch
+                        )
+                    else:
+                        Self._write[i * Self.group, False](
+                            geometry, totals, patch
+                        )
             syncwarp()
             if geometry.stores == STORE_VECTORS:
                 Self._store_pieces[Self.vector, False](
@@ -92,36 +99,33 @@ struct WarpStore[
     @staticmethod
     @always_inline
     def _write[
-        first: Int
+        first: Int, even: Bool
     ](geometry: WindowGeometry, totals: Self.Totals, patch: SharedAddress):
         """Writes the thread's sums of some multiplies, from the `first` on, a
-        row a pixel."""
+        row a pixel; in pairs if the number of filters is `even`."""
         var lane = UInt32(thread_idx.x) % UInt32(WARP)
         var stride = geometry.patch_stride
         var column = lane % 4 * 2
         var data = shared_pointer[Self.sum_type](
             patch + 4 * (lane // 4 * stride + column)
         )
-        var filters = geometry.general.group_filters.value
-        var even = filters % 2 == 0
+        # Behind the filters are the next pixel's.
+        var left = Int32(geometry.general.group_filters.value) - Int32(column)
         comptime for j in range(Self.columns):
-            var k = column + UInt32(j * MATRIX_FILTERS)
-            # Behind the filters are the next pixel's.
-            if k < filters:
-                comptime for i in range(Self.group):
-                    var values = totals[(first + i) * Self.columns + j]
-                    comptime for half in range(2):
-                        var at = (
-                            Int(stride) * (i * MATRIX_ROWS + 8 * half)
-                            + j * MATRIX_FILTERS
-                        )
-                        var pair = values.slice[2, offset=2 * half]()
-                        if even:
+            comptime k = Int32(j * MATRIX_FILTERS)
+            comptime for i in range(Self.group):
+                var values = totals[(first + i) * Self.columns + j]
+                comptime for half in range(2):
+                    var at = Int(stride) * (i * MATRIX_ROWS + 8 * half) + Int(k)
+                    var pair = values.slice[2, offset=2 * half]()
+                    comptime if even:
+                        if k < left:
                             data.unsafe_store[alignment=8](at, pair)
-                        else:
+                    else:
+                        if k < left:
                             data.unsafe_store(at, pair[0])
-                            if k + 1 < filters:
-                                data.unsafe_store(at + 1, pair[1])
+                        if k + 1 < left:
+                            data.unsafe_store(at + 1, pair[1])
 
     @staticmethod
     @always_inline

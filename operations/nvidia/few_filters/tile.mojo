@@ -1,5 +1,6 @@
 """The part of a tile that a warp computes, and how warps make a tile of them."""
 
+from ..limits import WARP
 from ..pipeline.chunks import CHUNK_BYTES
 
 comptime MATRIX_ROWS = 16
@@ -17,6 +18,9 @@ comptime JOINED_TAPS = 3
 comptime MAX_WARPS = 8
 """Warps of a block, at most."""
 
+comptime REGISTERS = 64 * 1024
+"""Of a multiprocessor (compute capability 8.0 to 12.0)."""
+
 comptime PATCH_PIXELS = 64
 """Pixels by `MATRIX_FILTERS` filters, in sums, that a warp stores at once, or
 one multiply's where that is more."""
@@ -30,10 +34,20 @@ struct WarpTile(Equatable, ImplicitlyCopyable, Movable):
     """All of the problem's, or more."""
     var rows: Int
     """Multiplies of `MATRIX_ROWS` pixels each."""
+    var registers: Int
+    """Of a thread, at most: a multiprocessor has `REGISTERS`."""
 
     def columns(self) -> Int:
         """Multiplies along the filters."""
         return self.filters // MATRIX_FILTERS
+
+    def resident(self, warps: Int) -> Int:
+        """Blocks whose registers a multiprocessor has.
+
+        Args:
+            warps: Of a block.
+        """
+        return REGISTERS // (warps * WARP * self.registers)
 
     def patch_rows(self) -> Int:
         """Multiplies along the pixels whose sums are stored at once."""
@@ -44,10 +58,10 @@ struct WarpTile(Equatable, ImplicitlyCopyable, Movable):
 
 
 comptime TILES = [
-    WarpTile(filters=8, rows=4),
-    WarpTile(filters=16, rows=4),
-    WarpTile(filters=32, rows=4),
-    WarpTile(filters=64, rows=2),
+    WarpTile(filters=8, rows=4, registers=128),
+    WarpTile(filters=16, rows=4, registers=128),
+    WarpTile(filters=32, rows=4, registers=128),
+    WarpTile(filters=64, rows=4, registers=256),
 ]
 """What is compiled: for each number of filters the first that holds them."""
 
