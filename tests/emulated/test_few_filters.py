@@ -21,11 +21,12 @@ from ptxemu import EmulatorError, Machine
 
 
 class Tiling(NamedTuple):
-    """How a block cuts the image: warps along h and w, whether a warp's multiplies are neighbours
-    along h, chunks of a slice, stages. All 0: what the plan takes."""
+    """How a block cuts a problem: warps along h, w and the channels, whether a warp's multiplies are
+    neighbours along h, chunks of a slice, stages. All 0: what the plan takes."""
 
     rows: int = 0
     columns: int = 0
+    parts: int = 0
     along_rows: int = 0
     chunks: int = 0
     stages: int = 0
@@ -57,35 +58,35 @@ PLANNED: Final = Tiling()
 #: dilations, padding that is not symmetric; one row, volumes of slices; outputs by vectors, runs of
 #: pixels and elements.
 PROBLEMS: Final = (
-    Problem(Tiling(1, 2, 1, 2, 3), parse_problem("2x9x35x16:16x3x3", padding=1)),
-    Problem(Tiling(2, 1, 1, 2, 2), parse_problem("1x11x20x32:16x3x3", padding=1)),
-    Problem(Tiling(2, 2, 1, 2, 3), parse_problem("1x9x40x16:1x3x3", padding=1)),
-    Problem(Tiling(1, 1, 1, 4, 2), parse_problem("1x6x17x72:4x3x3", padding=1)),
-    Problem(Tiling(4, 1, 1, 8, 2), parse_problem("2x5x16x128:3x3x3", padding=1)),
-    Problem(Tiling(1, 2, 0, 2, 3), parse_problem("1x3x150x8:1x1x5", padding=(0, 0, 2, 2))),
-    Problem(Tiling(1, 1, 1, 4, 3), parse_problem("1x9x18x24:24x3x3", stride=2, padding=(0, 1, 2, 0))),
-    Problem(Tiling(2, 1, 0, 2, 2), parse_problem("1x7x33x40:64x3x3", stride=(1, 2), padding=1)),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("1x15x9x16:20x3x3", stride=(2, 1), padding=1)),
-    Problem(Tiling(1, 2, 1, 2, 3), parse_problem("1x9x20x16:5x3x2", dilation=(2, 3), padding=3)),
-    Problem(Tiling(2, 2, 1, 4, 2), parse_problem("1x10x19x24:7x5x7", padding=(2, 2, 3, 3))),
-    Problem(Tiling(1, 4, 0, 10, 3), parse_problem("3x7x9x72:24x1x1")),
-    Problem(Tiling(1, 1, 0, 10, 2), parse_problem("2x5x13x72:40x1x1")),
-    Problem(Tiling(1, 2, 0, 4, 3), parse_problem("2x6x16x64:64x1x1")),
-    Problem(Tiling(1, 2, 1, 2, 2), parse_problem("2x9x11x16:3x1x1", stride=2)),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("2x6x17x16:64x2x2", padding=(1, 0, 0, 1))),
-    Problem(Tiling(1, 2, 0, 2, 3), parse_problem("2x75x24:24x5", stride=2, padding=2)),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:8x1x3x3", padding=(0, 0, 1, 1, 1, 1))),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("1x4x4x8:8x3x3", padding=7)),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("1x6x24x16:5x2x1")),
+    Problem(Tiling(1, 2, 1, 1, 2, 3), parse_problem("2x9x35x16:16x3x3", padding=1)),
+    Problem(Tiling(2, 1, 1, 1, 2, 2), parse_problem("1x11x20x32:16x3x3", padding=1)),
+    Problem(Tiling(2, 2, 1, 1, 2, 3), parse_problem("1x9x40x16:1x3x3", padding=1)),
+    Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("1x6x17x72:4x3x3", padding=1)),
+    Problem(Tiling(2, 1, 4, 1, 8, 2), parse_problem("2x5x16x128:3x3x3", padding=1)),
+    Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("1x3x150x8:1x1x5", padding=(0, 0, 2, 2))),
+    Problem(Tiling(1, 1, 1, 1, 4, 3), parse_problem("1x9x18x24:24x3x3", stride=2, padding=(0, 1, 2, 0))),
+    Problem(Tiling(2, 1, 1, 0, 2, 2), parse_problem("1x7x33x40:64x3x3", stride=(1, 2), padding=1)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x15x9x16:20x3x3", stride=(2, 1), padding=1)),
+    Problem(Tiling(1, 2, 1, 1, 2, 3), parse_problem("1x9x20x16:5x3x2", dilation=(2, 3), padding=3)),
+    Problem(Tiling(2, 2, 1, 1, 4, 2), parse_problem("1x10x19x24:7x5x7", padding=(2, 2, 3, 3))),
+    Problem(Tiling(1, 1, 4, 0, 10, 3), parse_problem("3x7x9x72:24x1x1")),
+    Problem(Tiling(1, 1, 1, 0, 10, 2), parse_problem("2x5x13x72:40x1x1")),
+    Problem(Tiling(1, 2, 2, 0, 4, 3), parse_problem("2x6x16x64:64x1x1")),
+    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("2x9x11x16:3x1x1", stride=2)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x6x17x16:64x2x2", padding=(1, 0, 0, 1))),
+    Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("2x75x24:24x5", stride=2, padding=2)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:8x1x3x3", padding=(0, 0, 1, 1, 1, 1))),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x4x4x8:8x3x3", padding=7)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x24x16:5x2x1")),
     Problem(PLANNED, parse_problem("1x16x32x40:12x3x3", padding=1)),
     Problem(PLANNED, parse_problem("1x1x1x16:4x1x1", stride=2)),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("1x8x16x24:16x3x3", padding=1), "float16"),
-    Problem(Tiling(2, 1, 1, 2, 3), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),
-    Problem(Tiling(1, 1, 1, 2, 2), parse_problem("1x6x16x12:9x3x3", padding=1), "float32"),
-    Problem(Tiling(1, 2, 1, 4, 2), parse_problem("1x6x16x16:32x3x3", padding=1), "float32"),
-    Problem(Tiling(1, 2, 1, 2, 2), parse_problem("1x7x17x16:12x3x3", padding=1), "bfloat16", "float32"),
-    Problem(Tiling(1, 2, 1, 2, 2), parse_problem("1x7x16x16:2x3x3", padding=1), "bfloat16", "float32"),
-    Problem(Tiling(1, 2, 1, 2, 2), parse_problem("1x7x16x16:48x3x3", padding=1), "bfloat16", "float32"),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x8x16x24:16x3x3", padding=1), "float16"),
+    Problem(Tiling(2, 1, 1, 1, 2, 3), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x16x12:9x3x3", padding=1), "float32"),
+    Problem(Tiling(1, 2, 1, 1, 4, 2), parse_problem("1x6x16x16:32x3x3", padding=1), "float32"),
+    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x17x16:12x3x3", padding=1), "bfloat16", "float32"),
+    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:2x3x3", padding=1), "bfloat16", "float32"),
+    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:48x3x3", padding=1), "bfloat16", "float32"),
 )  # fmt: skip
 
 #: What is refused, and a part of the sentence.

@@ -3,8 +3,8 @@ that is the first argument; needs no GPU.
 
     emit_few_filters FOLDER PROBLEM...
 
-A problem is the input's type, the output's, warps along h, warps along w, 1 if
-a warp's multiplies are neighbours along h or 0, the chunks of a slice and the
+A problem is the input's type, the output's, warps along h, along w and along
+the channels, 1 if a warp's multiplies are neighbours along h or 0, the chunks of a slice and the
 stages (all 0: what the plan takes), and the numbers of `ConvProblem.of_numbers`,
 joined by an x. For each kernel a file of its types and its filters, and for each
 problem a line: the file's name and what its launch passes: tiles, threads,
@@ -53,7 +53,7 @@ def name_of(input: DType, output: DType, filters: Int) -> String:
 def describe[input: DType, output: DType](words: List[Int]) raises:
     """Prints the line of a problem."""
     var numbers = List[Int]()
-    for i in range(5, len(words)):
+    for i in range(6, len(words)):
         numbers.append(words[i])
     var problem = ConvProblem.of_numbers(numbers)
     var operands = Operands.bare(OperandTypes.unfused(input, output))
@@ -65,7 +65,12 @@ def describe[input: DType, output: DType](words: List[Int]) raises:
     var plan = FewFilters.plan(problem, operands, device)
     if words[0] != 0:
         var tiling = Tiling(
-            words[0], words[1], words[2] == 1, words[3], words[4]
+            words[0],
+            words[1],
+            words[2],
+            words[3] == 1,
+            words[4],
+            words[5],
         )
         plan.geometry = window_geometry(problem, operands, tiling)
         plan.warps = tiling.warps()

@@ -112,6 +112,10 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
 
     var warp_columns: UInt32
     """Warps along w."""
+    var warps: UInt32
+    """Of a tile's pixels."""
+    var parts: UInt32
+    """Warps of the same pixels."""
     var warp_tile_rows: Int32
     """Output pixels of a warp."""
     var warp_tile_columns: Int32
@@ -205,6 +209,8 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
         self.tile_rows = Int32(tile_rows)
         self.tile_columns = Int32(tile_columns)
         self.warp_columns = UInt32(tiling.warp_columns)
+        self.warps = UInt32(tiling.warp_rows * tiling.warp_columns)
+        self.parts = UInt32(tiling.parts)
         self.warp_tile_rows = Int32(warp_rows)
         self.warp_tile_columns = Int32(warp_columns)
         self.step_rows = Int32(1 if tiling.along_rows else 0)

@@ -44,7 +44,6 @@ from .tile import (
     JOINED_TAPS,
     MATRIX_FILTERS,
     MATRIX_ROWS,
-    MAX_WARPS,
     STEP_CHUNKS,
     WarpTile,
 )
@@ -86,9 +85,9 @@ struct WindowKernel[
     @staticmethod
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
-            Int32(WARP * MAX_WARPS)
+            Int32(WARP * Self.tile.warps)
         ),
-        `nvvm.minctasm`=SIMDLength(Self.tile.resident(MAX_WARPS)),
+        `nvvm.minctasm`=SIMDLength(Self.tile.resident(Self.tile.warps)),
     )
     def run(
         activation: Self.Source,
@@ -134,13 +133,18 @@ struct WindowKernel[
                 next_slice = 0
                 next_tile += Int32(grid_dim.x)
         var reads = stages
-        var warp = UInt32(thread_idx.x) // UInt32(WARP)
-        var patch = end + warp * geometry.patch_bytes
+        var part, warp = divmod(
+            UInt32(thread_idx.x) // UInt32(WARP), geometry.warps
+        )
+        # A pixel's parts are `warps` patches apart.
+        var patch = end + (part * geometry.warps + warp) * geometry.patch_bytes
         var warp_row, warp_column = divmod(warp, geometry.warp_columns)
         var row = Int32(warp_row) * geometry.warp_tile_rows
         var column = Int32(warp_column) * geometry.warp_tile_columns
-        var window = Self._window(geometry, UInt32(row), UInt32(column))
-        var taps = filters + Self._filter_lane(geometry)
+        var first = part * UInt32(STEP_CHUNKS * CHUNK_BYTES)
+        var window = first + Self._window(geometry, UInt32(row), UInt32(column))
+        var taps = first + filters + Self._filter_lane(geometry)
+        var steps = _steps(geometry, part)
         var slice = Int32(0)
         var totals = Self.Totals(fill=Sums[Self.dtype](0))
         while current < geometry.tiles:
@@ -159,10 +163,10 @@ struct WindowKernel[
             var at = taps + UInt32(slice) * geometry.chunks * CHUNK_BYTES
             if geometry.joined != 0:
                 Self._multiply[JOINED_TAPS](
-                    totals, geometry, reads + window, at
+                    totals, geometry, reads + window, at, steps
                 )
             else:
-                Self._multiply[1](totals, geometry, reads + window, at)
+                Self._multiply[1](totals, geometry, reads + window, at, steps)
             slice += 1
             if slice == geometry.slices:
                 slice = 0
@@ -170,7 +174,7 @@ struct WindowKernel[
                 place.row += row
                 place.column += column
                 Self.Store.store(
-                    epilogue, output, geometry, totals, place, patch
+                    epilogue, output, geometry, totals, place, patch, part
                 )
                 totals = Self.Totals(fill=Sums[Self.dtype](0))
                 current += Int32(grid_dim.x)
@@ -218,15 +222,16 @@ struct WindowKernel[
         geometry: WindowGeometry,
         window: SharedAddress,
         filters: SharedAddress,
+        steps: UInt32,
     ):
-        """Adds the products of a slice: all taps."""
+        """Adds the products of a slice that are the part's: all taps."""
         var columns = geometry.general.columns.value
         var tap_bytes = UInt32(Self.tile.filters) * geometry.filter_pitch
         var rows = geometry.general.rows.value
         comptime if joined > 1:
             rows = 1
         var dilation = geometry.general.dilation
-        var steps = geometry.chunks // UInt32(STEP_CHUNKS)
+        var step = geometry.parts * UInt32(STEP_CHUNKS * CHUNK_BYTES)
         for r in range(rows):
             var row = window + r * UInt32(dilation[1]) * geometry.row_bytes
             for s in range(columns):
@@ -243,8 +248,8 @@ struct WindowKernel[
                         pixels,
                         taps,
                     )
-                    pixels += UInt32(STEP_CHUNKS * CHUNK_BYTES)
-                    taps += UInt32(STEP_CHUNKS * CHUNK_BYTES)
+                    pixels += step
+                    taps += step
 
     @staticmethod
     @always_inline
@@ -280,3 +285,10 @@ struct WindowKernel[
                                 b[2 * half], b[2 * half + 1]
                             ),
                         )
+
+
+@always_inline
+def _steps(geometry: WindowGeometry, part: UInt32) -> UInt32:
+    """Multiplies of a tap of a slice that are a part's."""
+    var steps = geometry.chunks // UInt32(STEP_CHUNKS)
+    return (steps - part + geometry.parts - 1) // geometry.parts

@@ -13,7 +13,6 @@ from .geometry import STORE_ELEMENTS, Images, WindowGeometry
 from .tile import (
     JOINED_TAPS,
     MATRIX_ROWS,
-    MAX_WARPS,
     STEP_CHUNKS,
     TILES,
     Tiling,
@@ -77,6 +76,9 @@ comptime SLICE_CYCLES = 120.0
 comptime STORE_CYCLES = 500.0
 """From a tile's last multiply to its last store."""
 
+comptime PART_CYCLES = 100.0
+"""To add the sums of one more part."""
+
 comptime SHARED_BYTES_EVERYWHERE = 99 * 1024
 """Shared memory that a block may have on every GPU since Ampere."""
 
@@ -134,7 +136,7 @@ def smallest_shared_bytes(problem: ConvProblem, operands: Operands) -> Int:
     """
     var least = Int.MAX
     for along_rows in [True, False]:
-        var tiling = Tiling(1, 1, along_rows, STEP_CHUNKS, 2)
+        var tiling = Tiling(1, 1, 1, along_rows, STEP_CHUNKS, 2)
         least = min(
             least, window_geometry(problem, operands, tiling).shared_bytes
         )
@@ -151,11 +153,12 @@ def fastest_tiling(
         operands: Its operands.
         device: The device.
     """
-    var limit = shared_bytes_of(device.capability)
     var images = Images(problem)
     var tile = materialize[TILES]()[tile_of(problem.filters)]
     var best = Fastest(
-        window_geometry(problem, operands, Tiling(1, 1, False, STEP_CHUNKS, 2)),
+        window_geometry(
+            problem, operands, Tiling(1, 1, 1, False, STEP_CHUNKS, 2)
+        ),
         1,
         1,
         Float64.MAX,
@@ -164,35 +167,48 @@ def fastest_tiling(
         if along_rows and images.rows == 1:
             continue
         for chunks in _slices(problem, operands):
-            for shape in range(_WARPS_LOG * _WARPS_LOG):
-                var rows = 1 << shape // _WARPS_LOG
-                var columns = 1 << shape % _WARPS_LOG
-                if rows * columns > MAX_WARPS:
+            for shape in range(_SHAPES * _SHAPES * _SHAPES):
+                var tiling = Tiling(
+                    1 << shape // (_SHAPES * _SHAPES),
+                    1 << shape // _SHAPES % _SHAPES,
+                    1 << shape % _SHAPES,
+                    along_rows,
+                    chunks,
+                    2,
+                )
+                if (
+                    tiling.warps() > tile.warps
+                    or tiling.parts * STEP_CHUNKS > chunks
+                ):
                     continue
                 for stages in [2, 3]:
-                    var tiling = Tiling(
-                        rows, columns, along_rows, chunks, stages
-                    )
-                    var geometry = window_geometry(problem, operands, tiling)
-                    if geometry.shared_bytes > limit:
-                        continue
-                    var resident = _resident(
-                        tile, tiling.warps(), geometry, limit
-                    )
-                    var seconds = _seconds(
-                        problem, operands, device, tiling, geometry, resident
-                    )
-                    if seconds < best.seconds:
-                        best = Fastest(
-                            geometry,
-                            tiling.warps(),
-                            min(Int(geometry.tiles), device.units * resident),
-                            seconds,
-                        )
+                    tiling.stages = stages
+                    var tried = _tried(problem, operands, device, tiling)
+                    if tried.seconds < best.seconds:
+                        best = tried
     return best
 
 
-comptime _WARPS_LOG = 4
+def _tried(
+    problem: ConvProblem, operands: Operands, device: Device, tiling: Tiling
+) -> Fastest:
+    """A tiling and the model's time, infinite if shared memory does not hold
+    it."""
+    var limit = shared_bytes_of(device.capability)
+    var geometry = window_geometry(problem, operands, tiling)
+    if geometry.shared_bytes > limit:
+        return Fastest(geometry, 1, 1, Float64.MAX)
+    var tile = materialize[TILES]()[tile_of(problem.filters)]
+    var resident = _resident(tile, tiling.warps(), geometry, limit)
+    return Fastest(
+        geometry,
+        tiling.warps(),
+        min(Int(geometry.tiles), device.units * resident),
+        _seconds(problem, operands, device, tiling, geometry, resident),
+    )
+
+
+comptime _SHAPES = 4
 """Numbers of warps along an axis: 1, 2, 4, 8."""
 
 comptime _MAX_SLICE = 10
@@ -231,7 +247,7 @@ def _seconds(
     var tile = materialize[TILES]()[tile_of(problem.filters)]
     var tiles = Int(geometry.tiles)
     var busy = _busy_cycles(problem, operands, tile, tiling, geometry)
-    var own = _own_cycles(problem, tile, geometry)
+    var own = _own_cycles(problem, tile, tiling, geometry)
     var cycles = max(
         busy * Float64(ceildiv(tiles, device.units)),
         own * Float64(ceildiv(tiles, device.units * resident)),
@@ -261,7 +277,7 @@ def _busy_cycles(
 ) -> Float64:
     """Cycles of a multiprocessor for a tile: of tensor cores, shared memory,
     schedulers or loads, whichever are most, and a share of the others."""
-    var warps = Float64(tiling.warps())
+    var warps = Float64(geometry.warps)
     var steps = Float64(_steps(problem, geometry))
     var products = warps * Float64(tile.rows) * Float64(tile.columns()) * steps
     var rows = Float64(tile.rows)
@@ -299,10 +315,14 @@ def _busy_cycles(
 
 
 def _own_cycles(
-    problem: ConvProblem, tile: WarpTile, geometry: WindowGeometry
+    problem: ConvProblem,
+    tile: WarpTile,
+    tiling: Tiling,
+    geometry: WindowGeometry,
 ) -> Float64:
     """Cycles of a block for a tile, if it has a multiprocessor for itself."""
-    var steps = Float64(_steps(problem, geometry))
+    var of_slice = ceildiv(Int(geometry.chunks) // STEP_CHUNKS, tiling.parts)
+    var steps = Float64(Int(geometry.slices) * of_slice * problem.taps())
     var products = steps * Float64(tile.rows * tile.columns())
     if geometry.joined != 0:
         steps /= Float64(JOINED_TAPS)
@@ -311,6 +331,7 @@ def _own_cycles(
         + products * OWN_MULTIPLY_CYCLES
         + Float64(geometry.slices) * SLICE_CYCLES
         + STORE_CYCLES
+        + Float64(tiling.parts - 1) * PART_CYCLES
     )
 
 

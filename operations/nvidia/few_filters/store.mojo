@@ -1,7 +1,7 @@
 """How a warp stores its sums: through its own shared memory, so that
 neighbouring threads store neighbouring bytes."""
 
-from max.gpu import thread_idx
+from max.gpu import barrier, thread_idx
 from max.gpu.sync import syncwarp
 from std.sys.info import size_of
 from std.utils import StaticTuple
@@ -55,8 +55,10 @@ struct WarpStore[
         totals: Self.Totals,
         place: TilePlace,
         patch: SharedAddress,
+        part: UInt32,
     ):
-        """Applies the epilogue to a warp's sums, and stores them.
+        """Adds up the sums of the warps that share a warp's pixels, applies the
+        epilogue, and stores. All threads of the block call it.
 
         Args:
             epilogue: The epilogue.
@@ -65,12 +67,15 @@ struct WarpStore[
             totals: The thread's sums.
             place: Of the warp's first pixel.
             patch: The warp's shared memory.
+            part: Which of these warps it is.
         """
         var first = place
-        for part in range(Self.rows // Self.group):
-            syncwarp()
+        var parts = geometry.parts
+        var patches = patch - part * geometry.warps * geometry.patch_bytes
+        for group in range(Self.rows // Self.group):
+            Self._wait(parts)
             comptime for i in range(Self.rows // Self.group):
-                if part == i:
+                if group == i:
                     if geometry.general.group_filters.value % 2 == 0:
                         Self._write[i * Self.group, True](
                             geometry, totals, patch
@@ -79,22 +84,31 @@ struct WarpStore[
                         Self._write[i * Self.group, False](
                             geometry, totals, patch
                         )
-            syncwarp()
+            Self._wait(parts)
             if geometry.stores == STORE_VECTORS:
                 Self._store_pieces[Self.vector, False](
-                    epilogue, output, geometry, first, patch
+                    epilogue, output, geometry, first, patches, part
                 )
             elif not Self.placed and geometry.stores == STORE_RUNS:
                 comptime if not Self.placed:
                     Self._store_pieces[Self.vector, True](
-                        epilogue, output, geometry, first, patch
+                        epilogue, output, geometry, first, patches, part
                     )
             else:
                 Self._store_pieces[1, False](
-                    epilogue, output, geometry, first, patch
+                    epilogue, output, geometry, first, patches, part
                 )
             first.row += Int32(Self.group) * geometry.step_rows
             first.column += Int32(Self.group) * geometry.step_columns
+
+    @staticmethod
+    @always_inline
+    def _wait(parts: UInt32):
+        """Waits for the threads that share a patch."""
+        if parts > 1:
+            barrier()
+        else:
+            syncwarp()
 
     @staticmethod
     @always_inline
@@ -136,16 +150,21 @@ struct WarpStore[
         output: Self.Output,
         geometry: WindowGeometry,
         first: TilePlace,
-        patch: SharedAddress,
+        patches: SharedAddress,
+        part: UInt32,
     ):
-        """Applies the epilogue and stores, `width` neighbouring filters at a
-        time; of neighbouring pixels where these are `runs`."""
+        """Adds up the parts, applies the epilogue and stores, `width`
+        neighbouring filters at a time; of neighbouring pixels where these are
+        `runs`."""
         comptime alignment = min(width, 4) * size_of[Self.sum_type]()
         var lane = UInt32(thread_idx.x) % UInt32(WARP)
-        var data = shared_pointer[Self.sum_type](patch)
+        var data = shared_pointer[Self.sum_type](patches)
+        var part_elements = Int(geometry.warps * geometry.patch_bytes // 4)
         var filters = geometry.general.group_filters
         var pieces = UInt32(Self.group) * geometry.pieces.value
-        for index in range(lane, pieces, UInt32(WARP)):
+        for index in range(
+            part * UInt32(WARP) + lane, pieces, geometry.parts * UInt32(WARP)
+        ):
             var i, piece = geometry.pieces.split(index)
             var element = piece * UInt32(width)
             var column, k = filters.split(element)
@@ -161,17 +180,22 @@ struct WarpStore[
             ) * geometry.patch_stride + k
             var total = data.unsafe_load[width=width, alignment=alignment](
                 Int(at)
-            ).cast[DType.float32]()
+            )
+            for other in range(1, Int(geometry.parts)):
+                total += data.unsafe_load[width=width, alignment=alignment](
+                    Int(at) + other * part_elements
+                )
             var image_row = Int(first.image) * Int(geometry.rows) + Int(row)
             var pixel = image_row * Int(geometry.columns) + Int(origin)
             var offset = pixel * Int(filters.value) + Int(element)
+            var sums = total.cast[DType.float32]()
             var value: SIMD[DType.float32, width]
             comptime if runs:
                 value = Self._apply_run[width](
-                    epilogue, geometry, total, k, offset
+                    epilogue, geometry, sums, k, offset
                 )
             else:
-                value = epilogue.apply[width, width](total, Int(k), offset)
+                value = epilogue.apply[width, width](sums, Int(k), offset)
             # Only what is fused asks where a pixel is.
             var position = geometry.output(
                 pixel + Int(column)

@@ -15,9 +15,6 @@ comptime STEP_CHUNKS = 2
 comptime JOINED_TAPS = 3
 """Taps along h for which a window's row is read once for all of them."""
 
-comptime MAX_WARPS = 8
-"""Warps of a block, at most."""
-
 comptime REGISTERS = 64 * 1024
 """Of a multiprocessor (compute capability 8.0 to 12.0)."""
 
@@ -34,6 +31,8 @@ struct WarpTile(Equatable, ImplicitlyCopyable, Movable):
     """All of the problem's, or more."""
     var rows: Int
     """Multiplies of `MATRIX_ROWS` pixels each."""
+    var warps: Int
+    """Of a block, at most."""
     var registers: Int
     """Of a thread, at most: a multiprocessor has `REGISTERS`."""
 
@@ -58,10 +57,10 @@ struct WarpTile(Equatable, ImplicitlyCopyable, Movable):
 
 
 comptime TILES = [
-    WarpTile(filters=8, rows=4, registers=128),
-    WarpTile(filters=16, rows=4, registers=128),
-    WarpTile(filters=32, rows=4, registers=128),
-    WarpTile(filters=64, rows=4, registers=256),
+    WarpTile(filters=8, rows=4, warps=8, registers=128),
+    WarpTile(filters=16, rows=4, warps=8, registers=128),
+    WarpTile(filters=32, rows=4, warps=4, registers=168),
+    WarpTile(filters=64, rows=4, warps=4, registers=256),
 ]
 """What is compiled: for each number of filters the first that holds them."""
 
@@ -91,6 +90,9 @@ struct Tiling(ImplicitlyCopyable, Movable):
     """Warps along h."""
     var warp_columns: Int
     """Warps along w."""
+    var parts: Int
+    """Warps of the same pixels, each of which multiplies some of the channels.
+    """
     var along_rows: Bool
     """Whether a warp's multiplies are neighbours along h, otherwise along w."""
     var chunks: Int
@@ -100,7 +102,7 @@ struct Tiling(ImplicitlyCopyable, Movable):
 
     def warps(self) -> Int:
         """Of a block."""
-        return self.warp_rows * self.warp_columns
+        return self.warp_rows * self.warp_columns * self.parts
 
 
 def odd_chunks(chunks: Int) -> Int:
