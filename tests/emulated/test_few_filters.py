@@ -39,6 +39,8 @@ class Problem(NamedTuple):
     conv: ConvProblem
     dtype: str = "bfloat16"
     out: str = ""
+    placed: bool = False
+    """Whether the graph's work that asks where pixels are is fused behind it."""
 
     @property
     def output(self) -> str:
@@ -47,7 +49,7 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         """As the Mojo side reads it."""
-        words = (self.dtype, self.output, *self.tiling, *geometry(self.conv))
+        words = (self.dtype, self.output, int(self.placed), *self.tiling, *geometry(self.conv))
         return "x".join(map(str, words))
 
 
@@ -87,6 +89,10 @@ PROBLEMS: Final = (
     Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x17x16:12x3x3", padding=1), "bfloat16", "float32"),
     Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:2x3x3", padding=1), "bfloat16", "float32"),
     Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:48x3x3", padding=1), "bfloat16", "float32"),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x7x17x16:16x3x3", padding=1), placed=True),
+    Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("2x7x16x32:3x3x3", padding=1), placed=True),
+    Problem(Tiling(1, 1, 1, 0, 2, 2), parse_problem("2x3x6x9x16:24x1x1x1"), placed=True),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:40x1x3x3", stride=(1, 2, 2)), placed=True),
 )  # fmt: skip
 
 #: What is refused, and a part of the sentence.
@@ -101,7 +107,7 @@ REFUSED: Final = (
     ("1x999x999x16:8x3x3", {"dilation": 400}, "with dilation (1, 400, 400); a block has 232448"),
 )
 
-SCALE, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
+SCALE, BIAS, RESIDUAL, OUTPUT = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48, 0x4444 << 48
 SMS = 4
 
 
@@ -116,18 +122,19 @@ class Launch:
     joined: int
     stores: int
     epilogues: tuple[bytes, bytes]
+    output: bytes
     geometry: bytes
     ptx: str
 
     @classmethod
     def of(cls, line: str, folder: Path) -> Launch:
         """Reads a line of the Mojo side."""
-        name, *numbers, bare, fused, shape = line.split()
+        name, *numbers, bare, fused, output, shape = line.split()
         tiles, threads, shared, joined, stores = map(int, numbers)
         epilogues = bytes.fromhex(bare), bytes.fromhex(fused)
         text = (folder / f"{name}.ptx").read_text()
-        shaped = bytes.fromhex(shape)
-        return cls(name, tiles, threads, shared, joined, stores, epilogues, shaped, text)
+        passed = bytes.fromhex(output), bytes.fromhex(shape)
+        return cls(name, tiles, threads, shared, joined, stores, epilogues, *passed, text)
 
 
 @dataclass(frozen=True)
@@ -169,8 +176,9 @@ class Operands:
         outputs = np.zeros(tuple(map(int, problem.output_shape)), np.float32)
         return cls(values.astype(np.float32), kernel, zeros, zeros, outputs)
 
-    def expected(self, problem: ConvProblem, dtype: str, fused: bool) -> Array:
-        """The outputs, rounded to their type."""
+    def expected(self, given: Problem, fused: bool) -> Array:
+        """The outputs, rounded to their type, and once more behind what the graph fused."""
+        problem, dtype = given.conv, given.output
         with np.errstate(invalid="ignore"):
             total = conv_reference(
                 self.activation,
@@ -182,7 +190,13 @@ class Operands:
             ).astype(np.float32)
         if fused:
             total = np.maximum(total * self.scale + self.bias, 0) + self.residual
-        return loaded(stored(total, dtype), dtype)
+        rounded = loaded(stored(total, dtype), dtype)
+        if not given.placed:
+            return rounded
+        shape = rounded.shape[:1] + (1,) * (5 - rounded.ndim) + rounded.shape[1:]
+        index = np.indices(shape).reshape(5, *rounded.shape)
+        added = np.tensordot([1, 3, 5, 7, 9], index, 1) % 8
+        return loaded(stored(rounded + added.astype(np.float32), dtype), dtype)
 
 
 def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
@@ -223,7 +237,7 @@ def run(
             int(machine.alloc(stored(operands.activation, problem.dtype))).to_bytes(8, "little"),
             machine.alloc(stored(operands.filter, problem.dtype)),
             epilogue,
-            int(output).to_bytes(8, "little"),
+            with_pointer(launch.output, OUTPUT, output),
             launch.geometry,
         ],
         budget=40_000_000,
@@ -252,7 +266,7 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     problem = PROBLEMS[index]
     operands = Operands.random(problem.conv, index)
     found = run(problem, launches[index], operands, fused, seed=index)
-    assert np.array_equal(found, operands.expected(problem.conv, problem.output, fused))
+    assert np.array_equal(found, operands.expected(problem, fused))
 
 
 @pytest.mark.parametrize("index", [0, 4, 6, 8, 10, 12])
@@ -262,7 +276,7 @@ def test_outputs_are_of_their_own_pixels(launches: list[Launch], index: int) -> 
     for tap in {0, taps // 2, taps - 1}:
         operands = Operands.coordinates(problem.conv, tap)
         found = run(problem, launches[index], operands, fused=False, seed=tap)
-        assert np.array_equal(found, operands.expected(problem.conv, problem.output, fused=False))
+        assert np.array_equal(found, operands.expected(problem, fused=False))
 
 
 @pytest.mark.parametrize("index", [0, 3, 6, 11, 12])
@@ -273,7 +287,7 @@ def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: i
     operands.activation[0, 0, 0, -1] = np.inf
     operands.filter[:] = np.abs(operands.filter) + 1
     found = run(problem, launches[index], operands, fused=False, seed=1)
-    expected = operands.expected(problem.conv, problem.output, fused=False)
+    expected = operands.expected(problem, fused=False)
     assert np.isinf(expected).any()
     assert np.isfinite(expected).any()
     assert np.array_equal(found, expected)
@@ -281,7 +295,7 @@ def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: i
 
 def test_every_kernel_runs_in_every_way(launches: list[Launch]) -> None:
     kernels = {launch.kernel for launch in launches}
-    assert {f"bfloat16-bfloat16-{filters}" for filters in (8, 16, 32, 64)} <= kernels
+    assert {f"bfloat16-bfloat16-0-{filters}" for filters in (8, 16, 32, 64)} <= kernels
     assert {(launch.joined, launch.stores) for launch in launches} == {
         (joined, stores) for joined in (0, 1) for stores in (0, 1, 2)
     }

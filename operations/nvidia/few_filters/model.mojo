@@ -278,6 +278,7 @@ def _busy_cycles(
     """Cycles of a multiprocessor for a tile: of tensor cores, shared memory,
     schedulers or loads, whichever are most, and a share of the others."""
     var warps = Float64(geometry.warps)
+    var parts = Float64(tiling.parts)
     var steps = Float64(_steps(problem, geometry))
     var products = warps * Float64(tile.rows) * Float64(tile.columns()) * steps
     var rows = Float64(tile.rows)
@@ -290,7 +291,7 @@ def _busy_cycles(
     var window = pixels * Float64(geometry.pixel_chunks) * Float64(CHUNK_BYTES)
     var outputs = warps * Float64(tile.rows * MATRIX_ROWS * problem.filters)
     var shared = (
-        loads * MATRICES_BYTES + window + 8 * outputs
+        loads * MATRICES_BYTES + window + 8 * parts * outputs
     ) / SHARED_BYTES_PER_CYCLE
     var copies = pixels * Float64(geometry.slices) * Float64(geometry.chunks)
     var width = CHUNK_BYTES // element_bytes(operands.types.output)
@@ -301,7 +302,7 @@ def _busy_cycles(
     var instructions = (
         (copies * COPY_INSTRUCTIONS + stored * STORE_INSTRUCTIONS)
         / Float64(WARP)
-        + written * WRITE_INSTRUCTIONS
+        + parts * written * WRITE_INSTRUCTIONS
         + loads
         + products
         + warps * steps * STEP_INSTRUCTIONS
