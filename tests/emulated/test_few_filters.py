@@ -21,8 +21,8 @@ from ptxemu import EmulatorError, Machine
 
 
 class Tiling(NamedTuple):
-    """How a block cuts a problem: warps along h, w and the channels, whether a warp's multiplies are
-    neighbours along h, chunks of a slice, stages. All 0: what the plan takes."""
+    """How a block cuts a problem: warps along h, w and the channels, whether a warp's multiplies
+    are neighbours along h, chunks of a slice, stages. All 0: what the plan takes."""
 
     rows: int = 0
     columns: int = 0
@@ -66,7 +66,9 @@ PROBLEMS: Final = (
     Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("1x6x17x72:4x3x3", padding=1)),
     Problem(Tiling(2, 1, 4, 1, 8, 2), parse_problem("2x5x16x128:3x3x3", padding=1)),
     Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("1x3x150x8:1x1x5", padding=(0, 0, 2, 2))),
-    Problem(Tiling(1, 1, 1, 1, 4, 3), parse_problem("1x9x18x24:24x3x3", stride=2, padding=(0, 1, 2, 0))),
+    Problem(
+        Tiling(1, 1, 1, 1, 4, 3), parse_problem("1x9x18x24:24x3x3", stride=2, padding=(0, 1, 2, 0))
+    ),
     Problem(Tiling(2, 1, 1, 0, 2, 2), parse_problem("1x7x33x40:64x3x3", stride=(1, 2), padding=1)),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x15x9x16:20x3x3", stride=(2, 1), padding=1)),
     Problem(Tiling(1, 2, 1, 1, 2, 3), parse_problem("1x9x20x16:5x3x2", dilation=(2, 3), padding=3)),
@@ -77,7 +79,9 @@ PROBLEMS: Final = (
     Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("2x9x11x16:3x1x1", stride=2)),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x6x17x16:64x2x2", padding=(1, 0, 0, 1))),
     Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("2x75x24:24x5", stride=2, padding=2)),
-    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:8x1x3x3", padding=(0, 0, 1, 1, 1, 1))),
+    Problem(
+        Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:8x1x3x3", padding=(0, 0, 1, 1, 1, 1))
+    ),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x4x4x8:8x3x3", padding=7)),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x24x16:5x2x1")),
     Problem(PLANNED, parse_problem("1x16x32x40:12x3x3", padding=1)),
@@ -86,17 +90,33 @@ PROBLEMS: Final = (
     Problem(Tiling(2, 1, 1, 1, 2, 3), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x16x12:9x3x3", padding=1), "float32"),
     Problem(Tiling(1, 2, 1, 1, 4, 2), parse_problem("1x6x16x16:32x3x3", padding=1), "float32"),
-    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x17x16:12x3x3", padding=1), "bfloat16", "float32"),
-    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:2x3x3", padding=1), "bfloat16", "float32"),
-    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:48x3x3", padding=1), "bfloat16", "float32"),
+    Problem(
+        Tiling(1, 2, 1, 1, 2, 2),
+        parse_problem("1x7x17x16:12x3x3", padding=1),
+        "bfloat16",
+        "float32",
+    ),
+    Problem(
+        Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:2x3x3", padding=1), "bfloat16", "float32"
+    ),
+    Problem(
+        Tiling(1, 2, 1, 1, 2, 2),
+        parse_problem("1x7x16x16:48x3x3", padding=1),
+        "bfloat16",
+        "float32",
+    ),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x7x17x16:16x3x3", padding=1), placed=True),
     Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("2x7x16x32:3x3x3", padding=1), placed=True),
     Problem(Tiling(1, 1, 1, 0, 2, 2), parse_problem("2x3x6x9x16:24x1x1x1"), placed=True),
-    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:40x1x3x3", stride=(1, 2, 2)), placed=True),
-)  # fmt: skip
+    Problem(
+        Tiling(1, 1, 1, 1, 2, 2),
+        parse_problem("1x3x6x9x16:40x1x3x3", stride=(1, 2, 2)),
+        placed=True,
+    ),
+)
 
 #: What is refused, and a part of the sentence.
-REFUSED: Final = (
+REFUSED: Final[tuple[tuple[str, dict[str, int], str], ...]] = (
     ("1x9x9x16:16x3x3", {"groups": 2}, "few_filters takes one group; here 2"),
     ("1x9x9x16:65x3x3", {}, "few_filters takes up to 64 filters; here 65"),
     ("1x9x9x12:8x3x3", {}, "pixels in multiples of 16 bytes; here 12 channels of 24 bytes"),
@@ -246,10 +266,7 @@ def run(
 
 
 def _emit(factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    refused = (
-        Problem(PLANNED, parse_problem(text, **given))  # type: ignore[arg-type] # each has the right ones
-        for text, given, _ in REFUSED
-    )
+    refused = (Problem(PLANNED, parse_problem(text, **given)) for text, given, _ in REFUSED)
     return ptx.emit_once("emit_few_filters", factory, *map(str, (*PROBLEMS, *refused)))
 
 

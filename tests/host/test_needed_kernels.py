@@ -67,17 +67,18 @@ CASES: Sequence[Case] = [
     (WIDE, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
     # Pixels of multiples of 16 bytes.
     (HALF, HOPPER, known_problem(problem(12, 64)), {SM80}),
-    (SINGLE, HOPPER, known_problem(problem(12, 64)), {FEW, SM80, GEMM} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(12, 64)), {SM80, GEMM} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
     # Threads store any number of filters, unless the graph compiler fused something behind.
     (HALF, HOPPER, known_problem(problem(64, 4)), {FEW, SM80} | SM90),
     (HALF, BLACKWELL, known_problem(problem(64, 4)), {SM80}),
     (SINGLE, HOPPER, known_problem(problem(64, 4)), {FEW, SM80, GEMM} | SM90),
-    # Few filters of whole chunks, or few channels, but more than one chunk.
+    # Few filters of whole chunks, and of more than one.
     (HALF, 80, known_problem(problem(64, 32)), {FEW, SM80}),
-    (HALF, HOPPER, known_problem(problem(32, 64)), {FEW, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(16, 33)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(8, 16)), {STEM, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(12, 16)), {SM80}),
-    (HALF, HOPPER, known_problem(problem(32, 65)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 65, 1, (1, 1))), {GEMV, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(8, 64)), {STEM, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(3, 64)), {STEM, SM80}),
     (HALF, BLACKWELL, known_problem(problem(3, 64)), {SM80}),
@@ -113,7 +114,7 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
     # What is not known until the call may need any.
-    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, FEW, SM80} | SM90),
+    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, SM80} | SM90),
     (
         HALF,
         HOPPER,

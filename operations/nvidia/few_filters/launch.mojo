@@ -26,11 +26,7 @@ from .model import fastest_tiling, shared_bytes_of, smallest_shared_bytes
 from .tile import MAX_FILTERS, TILES, tile_of
 
 comptime NARROW_FILTERS = 32
-"""Filters of a problem that it suits, at most, whatever else: of more, several
-taps of more than `NARROW_CHANNELS` keep `wgmma` busy."""
-
-comptime NARROW_CHANNELS = 32
-"""Channels of a problem of up to `MAX_FILTERS` that it suits, at most."""
+"""Filters of several taps that it suits, at most: more keep `wgmma` busy."""
 
 comptime FEWEST_PIXELS = 1024
 """Output pixels of a problem that it suits."""
@@ -105,7 +101,7 @@ struct FewFilters(GpuKernel):
                 known.channels <= UNKNOWN
                 or _fills_multiply(known.channels, types)
             )
-            and _are_few(known.filters, known.channels, known.taps)
+            and _are_few(known.filters, known.taps)
         )
 
     @staticmethod
@@ -133,7 +129,7 @@ struct FewFilters(GpuKernel):
         return (
             problem.groups == 1
             and _fills_multiply(problem.channels, operands.types)
-            and _are_few(problem.filters, problem.channels, problem.taps())
+            and _are_few(problem.filters, problem.taps())
             and problem.gemm_m() >= FEWEST_PIXELS
             and not (operands.types.input == DType.float32 and operands.exact)
         )
@@ -224,11 +220,9 @@ def _fills_multiply(channels: Int, types: OperandTypes) -> Bool:
     return channels * element_bytes(types.input) > CHUNK_BYTES
 
 
-def _are_few(filters: Int, channels: Int, taps: Int) -> Bool:
+def _are_few(filters: Int, taps: Int) -> Bool:
     """Whether it suits filters; what is `UNKNOWN` or `SEVERAL` may be few."""
-    return filters <= NARROW_FILTERS or (
-        filters <= MAX_FILTERS and (channels <= NARROW_CHANNELS or taps <= 1)
-    )
+    return filters <= (NARROW_FILTERS if taps > 1 else MAX_FILTERS)
 
 
 def _shape_refusal(

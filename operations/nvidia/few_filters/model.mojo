@@ -73,8 +73,14 @@ comptime OWN_MULTIPLY_CYCLES = 6.8
 comptime SLICE_CYCLES = 120.0
 """Of a slice's wait and barrier."""
 
-comptime STORE_CYCLES = 500.0
-"""From a tile's last multiply to its last store."""
+comptime INSTRUCTION_CYCLES = 2.0
+"""Of an instruction of a warp that has its scheduler for itself."""
+
+comptime LOAD_CYCLES = 1500.0
+"""From a window's first copy to its last byte."""
+
+comptime STORE_CYCLES = 200.0
+"""To wait for what a tile's stores read."""
 
 comptime PART_CYCLES = 100.0
 """To add the sums of one more part."""
@@ -322,15 +328,29 @@ def _own_cycles(
     geometry: WindowGeometry,
 ) -> Float64:
     """Cycles of a block for a tile, if it has a multiprocessor for itself."""
+    var threads = tiling.warps() * WARP
     var of_slice = ceildiv(Int(geometry.chunks) // STEP_CHUNKS, tiling.parts)
-    var steps = Float64(Int(geometry.slices) * of_slice * problem.taps())
+    var steps = Float64(of_slice * problem.taps())
     var products = steps * Float64(tile.rows * tile.columns())
     if geometry.joined != 0:
         steps /= Float64(JOINED_TAPS)
-    return (
+    var pixels = Int(geometry.window_rows) * Int(geometry.window_columns)
+    var copies = ceildiv(pixels * Int(geometry.chunks), threads)
+    var slice = (
         steps * STEP_CYCLES
         + products * OWN_MULTIPLY_CYCLES
-        + Float64(geometry.slices) * SLICE_CYCLES
+        + Float64(copies) * COPY_INSTRUCTIONS * INSTRUCTION_CYCLES
+        + SLICE_CYCLES
+    )
+    slice = max(slice, LOAD_CYCLES / Float64(geometry.stages - 1))
+    var patches = tile.rows // tile.patch_rows()
+    var pieces = Int(geometry.pieces.value) * tile.patch_rows()
+    var stores = Float64(patches * ceildiv(pieces, WARP * tiling.parts))
+    var writes = Float64(tile.rows * tile.columns())
+    var issued = stores * STORE_INSTRUCTIONS + writes * WRITE_INSTRUCTIONS
+    return (
+        Float64(geometry.slices) * slice
+        + issued * INSTRUCTION_CYCLES
         + STORE_CYCLES
         + Float64(tiling.parts - 1) * PART_CYCLES
     )
