@@ -40,7 +40,9 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
 
     def filter(self) -> KnownFilter:
         """The facts about the filter alone."""
-        return KnownFilter(self.taps, self.stride, self.channels, False, False)
+        return KnownFilter(
+            self.taps, self.stride, self.channels, False, False, UNKNOWN
+        )
 
     def may_have_one_group(self) -> Bool:
         """Whether the problem may turn out not to be grouped."""
@@ -76,6 +78,9 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
     var tiled: Bool
     """Whether a kernel of tensor cores is known to take such filters, which
     leaves the others what is rare: addresses and sizes that it refuses."""
+    var filters: Int
+    """The tile of filters that holds all of them, where a kernel is compiled
+    for few."""
 
     @staticmethod
     def of(problem: ConvProblem) -> KnownFilter:
@@ -86,6 +91,7 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
             problem.group_channels(),
             False,
             False,
+            UNKNOWN,
         )
 
     def depthwise(self) -> KnownFilter:
@@ -109,5 +115,7 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
 comptime NARROW_FILTERS = 64
 """Filters of a group that fill half of a wide tile, at most."""
 
-comptime UNKNOWN_FILTER = KnownFilter(UNKNOWN, UNKNOWN, UNKNOWN, False, False)
+comptime UNKNOWN_FILTER = KnownFilter(
+    UNKNOWN, UNKNOWN, UNKNOWN, False, False, UNKNOWN
+)
 """A filter of which nothing is known: an op takes any."""

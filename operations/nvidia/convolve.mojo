@@ -9,6 +9,7 @@ from ..conv.fields import (
     GEOMETRY_PRECISION,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
+    KERNEL_FEW_FILTERS,
     KERNEL_SM90,
     KERNEL_SM100,
     LAYOUT_KRSC,
@@ -30,6 +31,10 @@ from .legality import check_type
 from .packing import pack_filter
 from .registry import GPU_REGISTRY
 from .stream import Stream
+
+
+comptime _FEWEST_FILTERS = 8
+"""Of a tile. The next ones have twice as many each."""
 
 
 def convolve[
@@ -181,4 +186,8 @@ def _known_filter(kernels: Int, known: KnownProblem) -> KnownFilter:
             and known.channels > UNKNOWN
             and known.groups > UNKNOWN
         )
+    if has_kernel(kernels, KERNEL_FEW_FILTERS) and known.filters > UNKNOWN:
+        filter.filters = _FEWEST_FILTERS
+        while filter.filters < known.filters:
+            filter.filters *= 2
     return filter

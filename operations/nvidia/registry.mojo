@@ -3,6 +3,7 @@
 from ..conv.fields import GPU_KERNELS
 from ..conv.registry import Registry, kernel_name
 from .device import target_capability
+from .few_filters.launch import FewFilters
 from .generic.depthwise_launch import Depthwise
 from .generic.dp4a_launch import Dp4a
 from .generic.gemv_launch import Gemv
@@ -22,6 +23,7 @@ comptime _KERNELS = _Kernels[
     Stem,
     Diagonal,
     Depthwise,
+    FewFilters,
     HopperGemm,
     BlackwellGemm,
     Mma,

@@ -218,6 +218,7 @@ GPU_KERNELS = (
     Kernel.STEM,
     Kernel.DIAGONAL,
     Kernel.DEPTHWISE,
+    Kernel.FEW_FILTERS,
     Kernel.SM90,
     Kernel.SM100,
     Kernel.SM80,
@@ -236,7 +237,6 @@ EVERYWHERE = "every device"
 #: Where a kernel runs that not every device of its kind has.
 KERNEL_HOMES = {
     Kernel.POINTWISE: "CPUs",
-    Kernel.FEW_FILTERS: "CPUs",
     Kernel.WINOGRAD: "CPUs",
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",

@@ -176,7 +176,7 @@ def conv2d(
         out_dtype: Type of the result: float32, bfloat16 or float16. By default that of ``x``; where
             ``x`` has 8 bits it must be given.
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"depthwise"``,
-            ``"grouped"``; on a CPU also ``"pointwise"``, ``"few_filters"`` and ``"winograd"``; on a
+            ``"grouped"``, ``"few_filters"``; on a CPU also ``"pointwise"`` and ``"winograd"``; on a
             GPU also ``"gemv"`` and ``"sm80"``, on one of compute capability 9.0 ``"sm90"``,
             ``"diagonal"`` and ``"stem"``, on one of 10.0 or 10.3 ``"sm100"``; in ``"NC/4HW4"``
             ``"dp4a"``. It raises in the call where it cannot; ``"auto"`` or ``None`` leaves the

@@ -1,6 +1,6 @@
-"""Checks and times the GPU's kernels for few input channels, for depthwise
-convolutions, for groups of few channels and for few pixels, and the implicit
-GEMM of any GPU, on the problems of a file.
+"""Checks and times the GPU's kernels for few input channels, for few filters,
+for depthwise convolutions, for groups of few channels and for few pixels, and
+the implicit GEMM of any GPU, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
@@ -41,6 +41,7 @@ from operations.conv.fields import (
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
+    KERNEL_FEW_FILTERS,
     KERNEL_GEMV,
     KERNEL_SM80,
     KERNEL_STEM,
@@ -77,6 +78,7 @@ comptime KERNELS = [
     KERNEL_GEMV,
     KERNEL_STEM,
     KERNEL_DIAGONAL,
+    KERNEL_FEW_FILTERS,
     KERNEL_SM80,
 ]
 """Kernels that a problem is offered to."""

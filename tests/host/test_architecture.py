@@ -143,6 +143,7 @@ MAY_IMPORT = {
     "nvidia.epilogue": _SHARED,
     # Kernels, which do not import each other.
     "nvidia.generic": _SHARED,
+    "nvidia.few_filters": _SHARED,
     "nvidia.sm80": _SHARED,
     "nvidia.sm90": _SHARED,
     "nvidia.sm90.gemm": _HOPPER,

@@ -63,7 +63,10 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("odd.groups_wide", HOPPER, "sm80", "here 20 input channels"),
         ("audio.dilated", HOPPER, "sm90", "by the model"),
         ("resnet50.conv2_reduce", HOPPER, "sm90", "us by the model"),
-        ("vae.conv_out", "sm_80", "sm80", "compute capability 9.0 only"),
+        # Few filters on any GPU, and few channels.
+        ("vae.conv_out", HOPPER, "few_filters", "slices of channels"),
+        ("vae.conv_out", "sm_80", "few_filters", "slices of channels"),
+        ("vae.conv_out", "sm_100a", "sm100", "few_filters does not run on"),
         ("odd.few_filters_dilated", HOPPER, "sm80", "here 20 input channels"),
         # Few pixels, on any GPU.
         (
@@ -129,7 +132,8 @@ def test_few_filters_have_narrow_tiles_behind_which_something_is_fused() -> None
         problem = ConvProblem.from_parts(
             (8, 112, 112, 32), filters=filters, filter_size=(1, 1), group_channels=32
         )
-        return explain_choice(problem, dtype="bfloat16", device=HOPPER)[1].split()[0]
+        reason = explain_choice(problem, dtype="bfloat16", device=HOPPER, kernel=Kernel.SM90)[1]
+        return reason.removeprefix("asked for by config=; ").split()[0]
 
     assert tile(64).endswith("x64")
     assert tile(96).endswith("x128")
@@ -138,10 +142,12 @@ def test_few_filters_have_narrow_tiles_behind_which_something_is_fused() -> None
 def test_threads_store_any_number_of_filters() -> None:
     """TMA stores pixels of whole pieces of 16 bytes, and fused work takes such pieces: a graph adds
     filters to fill them."""
-    chosen, reason = ask("vae.conv_out", HOPPER, fused_output=False)
-    assert chosen == "sm90" and "whole-row stores" in reason
-    chosen, reason = ask("vae.conv_out", HOPPER, fused_output=True)
-    assert chosen == "sm90" and "by the model" in reason
+    problem = large(1, 256, 256, 128, filters=35, taps=(3, 3))
+    for fused, words in (False, "whole-row stores"), (True, "by the model"):
+        chosen, reason = explain_choice(
+            problem, dtype="bfloat16", device=HOPPER, fused_output=fused
+        )
+        assert chosen == "sm90" and words in reason, reason
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +410,7 @@ def test_kernels_that_may_be_chosen() -> None:
     kernels = chooser(BFLOAT16).kernels
     anywhere = [Kernel.DEPTHWISE, Kernel.GROUPED]
     last = [Kernel.GEMV, Kernel.SM80]
-    assert kernels(80) == [*anywhere, *last]
-    hopper = [Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
+    assert kernels(80) == [*anywhere, Kernel.FEW_FILTERS, *last]
+    hopper = [Kernel.FEW_FILTERS, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
     assert kernels(90) == [*anywhere, *hopper, *last]
     assert kernels(100) == [*anywhere, Kernel.SM100, *last]

@@ -73,9 +73,15 @@ CASES: Sequence[Case] = [
     (SINGLE, HOPPER, known_problem(problem(12, 64)), {SM80, GEMM} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
     # Threads store any number of filters, unless the graph compiler fused something behind.
-    (HALF, HOPPER, known_problem(problem(64, 4)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 4)), {FEW, SM80} | SM90),
     (HALF, BLACKWELL, known_problem(problem(64, 4)), {SM80}),
-    (SINGLE, HOPPER, known_problem(problem(64, 4)), {SM80, GEMM} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 4)), {FEW, SM80, GEMM} | SM90),
+    # Few filters of whole chunks, and of more than one.
+    (HALF, 80, known_problem(problem(64, 32)), {FEW, SM80}),
+    (HALF, HOPPER, known_problem(problem(16, 33)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(8, 16)), {STEM, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(12, 16)), {SM80}),
+    (HALF, HOPPER, known_problem(problem(64, 65, 1, (1, 1))), {GEMV, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(8, 64)), {STEM, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(3, 64)), {STEM, SM80}),
     (HALF, BLACKWELL, known_problem(problem(3, 64)), {SM80}),
@@ -95,7 +101,7 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(128, 128, 2)), {SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(64, 24, 4)), {GROUPED}),
     # One tap: there may be few pixels.
-    (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, FEW, SM80} | SM90),
     (SINGLE, 80, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, SM80, GEMM}),
     (EIGHTH, BLACKWELL, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
     (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64, 1, (1, 1))), {SM80} | SM100),
@@ -122,13 +128,13 @@ CASES: Sequence[Case] = [
         HALF,
         HOPPER,
         {"kernel": int(Kernel.AUTO)},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, SM80} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, FEW, GROUPED, SM80} | SM90,
     ),
     (
         HALF,
         HOPPER,
         {},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, GROUPED, SM80, GEMM, Kernel.REFERENCE} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, FEW, GROUPED, SM80, GEMM, Kernel.REFERENCE} | SM90,
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),

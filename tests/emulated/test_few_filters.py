@@ -1,0 +1,350 @@
+"""The GPU's kernels for few filters, as Mojo compiles them, are exact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests import ptx
+from tests.emulated.convolution import Array, bfloat16, floats, with_pointer
+from tests.reference import conv_reference
+
+from maxconv._problem import ConvProblem
+from maxconv._problems import parse_problem
+from maxconv.bench.gpu.operands import geometry
+from ptxemu import EmulatorError, Machine
+
+
+class Tiling(NamedTuple):
+    """How a block cuts a problem: warps along h, w and the channels, whether a warp's multiplies
+    are neighbours along h, chunks of a slice, stages. All 0: what the plan takes."""
+
+    rows: int = 0
+    columns: int = 0
+    parts: int = 0
+    along_rows: int = 0
+    chunks: int = 0
+    stages: int = 0
+
+
+class Problem(NamedTuple):
+    """A convolution, and what runs it."""
+
+    tiling: Tiling
+    conv: ConvProblem
+    dtype: str = "bfloat16"
+    out: str = ""
+    placed: bool = False
+    """Whether the graph's work that asks where pixels are is fused behind it."""
+
+    @property
+    def output(self) -> str:
+        """The output's type, and the residual's."""
+        return self.out or self.dtype
+
+    def __str__(self) -> str:
+        """As the Mojo side reads it."""
+        words = (self.dtype, self.output, int(self.placed), *self.tiling, *geometry(self.conv))
+        return "x".join(map(str, words))
+
+
+PLANNED: Final = Tiling()
+
+#: Every number of filters; tiles beyond the image in both directions, several of both and of
+#: images; one slice and several, ends of slices; 2 and 3 stages; joined rows and not; strides,
+#: dilations, padding that is not symmetric; one row, volumes of slices; outputs by vectors, runs of
+#: pixels and elements.
+PROBLEMS: Final = (
+    Problem(Tiling(1, 2, 1, 1, 2, 3), parse_problem("2x9x35x16:16x3x3", padding=1)),
+    Problem(Tiling(2, 1, 1, 1, 2, 2), parse_problem("1x11x20x32:16x3x3", padding=1)),
+    Problem(Tiling(2, 2, 1, 1, 2, 3), parse_problem("1x9x40x16:1x3x3", padding=1)),
+    Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("1x6x17x72:4x3x3", padding=1)),
+    Problem(Tiling(2, 1, 4, 1, 8, 2), parse_problem("2x5x16x128:3x3x3", padding=1)),
+    Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("1x3x150x8:1x1x5", padding=(0, 0, 2, 2))),
+    Problem(
+        Tiling(1, 1, 1, 1, 4, 3), parse_problem("1x9x18x24:24x3x3", stride=2, padding=(0, 1, 2, 0))
+    ),
+    Problem(Tiling(2, 1, 1, 0, 2, 2), parse_problem("1x7x33x40:64x3x3", stride=(1, 2), padding=1)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x15x9x16:20x3x3", stride=(2, 1), padding=1)),
+    Problem(Tiling(1, 2, 1, 1, 2, 3), parse_problem("1x9x20x16:5x3x2", dilation=(2, 3), padding=3)),
+    Problem(Tiling(2, 2, 1, 1, 4, 2), parse_problem("1x10x19x24:7x5x7", padding=(2, 2, 3, 3))),
+    Problem(Tiling(1, 1, 4, 0, 10, 3), parse_problem("3x7x9x72:24x1x1")),
+    Problem(Tiling(1, 1, 1, 0, 10, 2), parse_problem("2x5x13x72:40x1x1")),
+    Problem(Tiling(1, 2, 2, 0, 4, 3), parse_problem("2x6x16x64:64x1x1")),
+    Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("2x9x11x16:3x1x1", stride=2)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x6x17x16:64x2x2", padding=(1, 0, 0, 1))),
+    Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("2x75x24:24x5", stride=2, padding=2)),
+    Problem(
+        Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:8x1x3x3", padding=(0, 0, 1, 1, 1, 1))
+    ),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x4x4x8:8x3x3", padding=7)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x24x16:5x2x1")),
+    Problem(PLANNED, parse_problem("1x16x32x40:12x3x3", padding=1)),
+    Problem(PLANNED, parse_problem("1x1x1x16:4x1x1", stride=2)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x8x16x24:16x3x3", padding=1), "float16"),
+    Problem(Tiling(2, 1, 1, 1, 2, 3), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x16x12:9x3x3", padding=1), "float32"),
+    Problem(Tiling(1, 2, 1, 1, 4, 2), parse_problem("1x6x16x16:32x3x3", padding=1), "float32"),
+    Problem(
+        Tiling(1, 2, 1, 1, 2, 2),
+        parse_problem("1x7x17x16:12x3x3", padding=1),
+        "bfloat16",
+        "float32",
+    ),
+    Problem(
+        Tiling(1, 2, 1, 1, 2, 2), parse_problem("1x7x16x16:2x3x3", padding=1), "bfloat16", "float32"
+    ),
+    Problem(
+        Tiling(1, 2, 1, 1, 2, 2),
+        parse_problem("1x7x16x16:48x3x3", padding=1),
+        "bfloat16",
+        "float32",
+    ),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x7x17x16:16x3x3", padding=1), placed=True),
+    Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("2x7x16x32:3x3x3", padding=1), placed=True),
+    Problem(Tiling(1, 1, 1, 0, 2, 2), parse_problem("2x3x6x9x16:24x1x1x1"), placed=True),
+    Problem(
+        Tiling(1, 1, 1, 1, 2, 2),
+        parse_problem("1x3x6x9x16:40x1x3x3", stride=(1, 2, 2)),
+        placed=True,
+    ),
+)
+
+#: What is refused, and a part of the sentence.
+REFUSED: Final[tuple[tuple[str, dict[str, int], str], ...]] = (
+    ("1x9x9x16:16x3x3", {"groups": 2}, "few_filters takes one group; here 2"),
+    ("1x9x9x16:65x3x3", {}, "few_filters takes up to 64 filters; here 65"),
+    ("1x9x9x12:8x3x3", {}, "pixels in multiples of 16 bytes; here 12 channels of 24 bytes"),
+    ("1x9x9x9x16:8x2x3x3", {}, "takes filters of one tap along d without stride and padding there"),
+    ("1x9x9x16:8x3x8", {"padding": 4}, "takes up to 7 taps along h and w; here (1, 3, 8)"),
+    ("1x9x9x16:8x3x3", {"stride": 3}, "takes strides 1 and 2 along h and w; here (1, 3, 3)"),
+    ("1x9x9x1024:64x3x3", {}, "bytes of shared memory for 64 filters (1, 3, 3) of 1024 channels"),
+    ("1x999x999x16:8x3x3", {"dilation": 400}, "with dilation (1, 400, 400); a block has 232448"),
+)
+
+SCALE, BIAS, RESIDUAL, OUTPUT = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48, 0x4444 << 48
+SMS = 4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the Mojo side passes for a problem."""
+
+    kernel: str
+    tiles: int
+    threads: int
+    shared_bytes: int
+    joined: int
+    stores: int
+    epilogues: tuple[bytes, bytes]
+    output: bytes
+    geometry: bytes
+    ptx: str
+
+    @classmethod
+    def of(cls, line: str, folder: Path) -> Launch:
+        """Reads a line of the Mojo side."""
+        name, *numbers, bare, fused, output, shape = line.split()
+        tiles, threads, shared, joined, stores = map(int, numbers)
+        epilogues = bytes.fromhex(bare), bytes.fromhex(fused)
+        text = (folder / f"{name}.ptx").read_text()
+        passed = bytes.fromhex(output), bytes.fromhex(shape)
+        return cls(name, tiles, threads, shared, joined, stores, epilogues, *passed, text)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Small integers, whose products and sums are exact in float32 in any order."""
+
+    activation: Array
+    filter: Array
+    scale: Array
+    bias: Array
+    residual: Array
+
+    @classmethod
+    def random(cls, problem: ConvProblem, seed: int) -> Operands:
+        """Draws them."""
+        rng = np.random.default_rng(seed)
+        filters = problem.filters
+        shapes = (
+            problem.input_shape,
+            (filters, *problem.filter_size, problem.group_channels),
+            (filters,),
+            (filters,),
+            problem.output_shape,
+        )
+        return cls(*(rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes))
+
+    @classmethod
+    def coordinates(cls, problem: ConvProblem, tap: int) -> Operands:
+        """An activation whose values tell pixels and channels apart, and a filter that copies the
+        channel of its own number at one tap: outputs name the input that they were made of."""
+        filters = problem.filters
+        shape: tuple[int, ...] = tuple(map(int, problem.input_shape))
+        values = np.arange(np.prod(shape)).reshape(shape) % 251
+        kernel = np.zeros((filters, int(problem.taps), int(problem.group_channels)), np.float32)
+        for k in range(filters):
+            kernel[k, tap, k % kernel.shape[2]] = 1
+        kernel = kernel.reshape(filters, *problem.filter_size, kernel.shape[2])
+        zeros = np.zeros(filters, np.float32)
+        outputs = np.zeros(tuple(map(int, problem.output_shape)), np.float32)
+        return cls(values.astype(np.float32), kernel, zeros, zeros, outputs)
+
+    def expected(self, given: Problem, fused: bool) -> Array:
+        """The outputs, rounded to their type, and once more behind what the graph fused."""
+        problem, dtype = given.conv, given.output
+        with np.errstate(invalid="ignore"):
+            total = conv_reference(
+                self.activation,
+                self.filter,
+                stride=problem.stride,
+                dilation=problem.dilation,
+                pad_before=problem.pad_before,
+                pad_after=problem.pad_after,
+            ).astype(np.float32)
+        if fused:
+            total = np.maximum(total * self.scale + self.bias, 0) + self.residual
+        rounded = loaded(stored(total, dtype), dtype)
+        if not given.placed:
+            return rounded
+        shape = rounded.shape[:1] + (1,) * (5 - rounded.ndim) + rounded.shape[1:]
+        index = np.indices(shape).reshape(5, *rounded.shape)
+        added = np.tensordot([1, 3, 5, 7, 9], index, 1) % 8
+        return loaded(stored(rounded + added.astype(np.float32), dtype), dtype)
+
+
+def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
+    """The values' bits, as the emulator holds them."""
+    if dtype == "bfloat16":
+        return bfloat16(values)
+    return values.astype(np.float16).view(np.uint16) if dtype == "float16" else values
+
+
+def loaded(bits: npt.NDArray[np.generic], dtype: str) -> Array:
+    """The values of bits."""
+    if dtype == "bfloat16":
+        return floats(bits.astype(np.uint16))
+    if dtype == "float16":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return bits.astype(np.float32)
+
+
+def run(
+    problem: Problem, launch: Launch, operands: Operands, fused: bool, seed: int, text: str = ""
+) -> Array:
+    """Runs the kernel, or a changed text of it, on fewer blocks than tiles; returns its outputs."""
+    machine = Machine("sm_90a", sms=SMS, seed=seed)
+    out = problem.output
+    output = machine.alloc(stored(np.zeros_like(operands.residual), out), written=False)
+    epilogue = launch.epilogues[fused]
+    for placeholder, values in (
+        (SCALE, operands.scale),
+        (BIAS, operands.bias),
+        (RESIDUAL, stored(operands.residual, out)),
+    ):
+        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    machine.load(text or launch.ptx).launch(
+        grid=min(launch.tiles, SMS),
+        block=launch.threads,
+        shared_bytes=launch.shared_bytes,
+        args=[
+            int(machine.alloc(stored(operands.activation, problem.dtype))).to_bytes(8, "little"),
+            machine.alloc(stored(operands.filter, problem.dtype)),
+            epilogue,
+            with_pointer(launch.output, OUTPUT, output),
+            launch.geometry,
+        ],
+        budget=40_000_000,
+    )
+    return loaded(output.read(), out)
+
+
+def _emit(factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    refused = (Problem(PLANNED, parse_problem(text, **given)) for text, given, _ in REFUSED)
+    return ptx.emit_once("emit_few_filters", factory, *map(str, (*PROBLEMS, *refused)))
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
+    """Of the problems, with the kernels' PTX."""
+    folder, lines = _emit(tmp_path_factory)
+    return [Launch.of(line, folder) for line in lines[: len(PROBLEMS)]]
+
+
+@pytest.mark.parametrize("index", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
+@pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
+def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None:
+    problem = PROBLEMS[index]
+    operands = Operands.random(problem.conv, index)
+    found = run(problem, launches[index], operands, fused, seed=index)
+    assert np.array_equal(found, operands.expected(problem, fused))
+
+
+@pytest.mark.parametrize("index", [0, 4, 6, 8, 10, 12])
+def test_outputs_are_of_their_own_pixels(launches: list[Launch], index: int) -> None:
+    problem = PROBLEMS[index]
+    taps = int(problem.conv.taps)
+    for tap in {0, taps // 2, taps - 1}:
+        operands = Operands.coordinates(problem.conv, tap)
+        found = run(problem, launches[index], operands, fused=False, seed=tap)
+        assert np.array_equal(found, operands.expected(problem, fused=False))
+
+
+@pytest.mark.parametrize("index", [0, 3, 6, 11, 12])
+def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: int) -> None:
+    """Zeros beside the image, and behind the last channel, multiply no number."""
+    problem = PROBLEMS[index]
+    operands = Operands.random(problem.conv, index)
+    operands.activation[0, 0, 0, -1] = np.inf
+    operands.filter[:] = np.abs(operands.filter) + 1
+    found = run(problem, launches[index], operands, fused=False, seed=1)
+    expected = operands.expected(problem, fused=False)
+    assert np.isinf(expected).any()
+    assert np.isfinite(expected).any()
+    assert np.array_equal(found, expected)
+
+
+def test_every_kernel_runs_in_every_way(launches: list[Launch]) -> None:
+    kernels = {launch.kernel for launch in launches}
+    assert {f"bfloat16-bfloat16-0-{filters}" for filters in (8, 16, 32, 64)} <= kernels
+    assert {(launch.joined, launch.stores) for launch in launches} == {
+        (joined, stores) for joined in (0, 1) for stores in (0, 1, 2)
+    }
+    assert any(launch.tiles > SMS for launch in launches)
+
+
+def test_refusals(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _, lines = _emit(tmp_path_factory)
+    for line, (_, _, words) in zip(lines[len(PROBLEMS) :], REFUSED, strict=True):
+        assert line.startswith("refused ")
+        assert words in line
+
+
+#: Name, change of the text, and what is reported.
+BROKEN: Final = (
+    ("nobody waits for the copies", r"cp\.async\.wait_group \d+;"),
+    ("a barrier is left out", r"barrier\.sync \d+;|bar\.sync \d+;|bar\.sync \t?\d+;"),
+)
+
+
+@pytest.mark.parametrize("pattern", [entry[1] for entry in BROKEN], ids=[e[0] for e in BROKEN])
+def test_a_broken_kernel_is_reported(launches: list[Launch], pattern: str) -> None:
+    index = 1
+    problem, launch = PROBLEMS[index], launches[index]
+    text, found = re.subn(pattern, "", launch.ptx)
+    assert found
+    operands = Operands.random(problem.conv, index)
+    reports = set()
+    for seed in range(8):
+        try:
+            run(problem, launch, operands, fused=False, seed=seed, text=text)
+        except EmulatorError as error:
+            reports.add(type(error).__name__)
+            break
+    assert "RaceError" in reports
