@@ -34,6 +34,9 @@ from .plan import (
     diagonal_refusal,
 )
 
+comptime FEW_PIXELS = 64
+"""Output pixels up to which groups of `DIAGONAL_CHANNELS` run on sm80."""
+
 
 @fieldwise_init
 struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
@@ -76,7 +79,8 @@ struct Diagonal(GpuKernel):
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether a configuration may be for the filter."""
         if known.groups == 1 and known.channels > 1:
-            return False
+            if not _is_one_group(known.channels):
+                return False
         if known.channels > UNKNOWN and known.filters > UNKNOWN:
             if known.channels != known.filters:
                 return False
@@ -99,10 +103,18 @@ struct Diagonal(GpuKernel):
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         """Whether groups have few channels: most of a stage of the implicit
-        GEMM would hold zeros."""
-        return (
-            problem.groups > 1 or problem.channels == 1
-        ) and problem.group_channels() <= DIAGONAL_CHANNELS
+        GEMM would hold zeros. So have convolutions of one such group; of
+        `DIAGONAL_CHANNELS` where it does not stride. Few pixels of groups so
+        wide run faster on sm80."""
+        var channels = problem.group_channels()
+        if problem.groups == 1 and channels > 1:
+            return _is_one_group(channels) and (
+                channels < DIAGONAL_CHANNELS
+                or problem.stride == IndexList[SPATIAL](fill=1)
+            )
+        if channels == DIAGONAL_CHANNELS and problem.gemm_m() <= FEW_PIXELS:
+            return False
+        return channels <= DIAGONAL_CHANNELS
 
     @staticmethod
     def plan(
@@ -235,3 +247,13 @@ def _output_map[
         STEP_ROWS,
         tiling.images,
     )
+
+
+def _is_one_group(channels: Int) -> Bool:
+    """Whether the kernel is for convolutions of so many channels and as many
+    filters, that have one group. The stem's is for fewer.
+
+    Args:
+        channels: Of the input.
+    """
+    return channels == DIAGONAL_CHANNELS or channels == DIAGONAL_CHANNELS // 2
