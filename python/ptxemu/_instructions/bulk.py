@@ -1,5 +1,7 @@
-"""Copies of bytes by TMA, without a tensor map (PTX ISA 9.0, 9.7.9.25.4 and 9.7.9.27.2), and
-stores that an mbarrier counts (9.7.9.12)."""
+"""Copies without a tensor map by TMA, and stores that an mbarrier counts.
+
+PTX ISA 9.0, 9.7.9.25.4 and 9.7.9.27.2; 9.7.9.12.
+"""
 
 from __future__ import annotations
 
