@@ -33,14 +33,21 @@ comptime CHUNKS = ROW_BYTES // 16
 
 @always_inline
 def store_if[
-    dtype: DType, width: Int
-](address: UInt64, values: SIMD[dtype, width], condition: Bool):
+    dtype: DType
+](
+    address: UInt64,
+    values: SIMD[dtype, CHUNK_BYTES // size_of[dtype]()],
+    condition: Bool,
+):
     """Stores 16 bytes to device memory, or not, without a branch.
+
+    Parameters:
+        dtype: Of an element.
 
     Args:
         address: A multiple of 16.
-        values: The bytes.
-        condition: Whether to.
+        values: The elements.
+        condition: Whether they are stored.
     """
     var words = bitcast[DType.uint32, 4](values)
     inlined_assembly[

@@ -1,19 +1,18 @@
-"""Stores of output buffers whose rows begin at any element of memory: pixels of
-the output are no multiple of 16 bytes.
+"""Stores of output buffers whose pixels begin at any element of memory: those
+of the output are no multiple of 16 bytes.
 
-A row of 64 filters goes to an address that is a different distance from a
-multiple of 16 in every pixel. Each lane shifts two neighbouring chunks of the
-buffer by that distance and stores 16 aligned bytes. What is left in front of
-the first and behind the last such piece is stored element by element, an
-element a lane.
+Each pixel of a buffer goes to another distance from a multiple of 16. A lane
+takes two neighbouring chunks, shifts them by that distance and stores 16
+aligned bytes. What is left in front of the first such piece and behind the last
+is stored element by element, an element a lane.
 """
 
-from std.memory import bitcast
 from std.sys import llvm_intrinsic
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
 from ....conv.access import OutputTarget
+from ...epilogue.activations import run_time
 from ...im2col.tiles import TileGeometry
 from ...limits import WARP
 from ...pipeline.chunks import (
@@ -25,89 +24,71 @@ from ...pipeline.chunks import (
 from ...tma.copy import SharedAddress
 from .epilogue_config import (
     CONSUMER_WARPS,
+    HALF_BYTES,
     ROW_BYTES,
     SUBTILE_FILTERS,
 )
 from .epilogue_rows import CHUNKS, store_if
 
-comptime Words = SIMD[DType.uint32, 4]
+comptime Words = SIMD[DType.uint32, CHUNK_BYTES // size_of[DType.uint32]()]
 """A chunk."""
 
 
 @always_inline
-def window[element: Int](first: Words, second: Words, offset: UInt32) -> Words:
+def _window(first: Words, second: Words, offset: UInt32) -> Words:
     """16 bytes of two chunks side by side.
-
-    Parameters:
-        element: Bytes of an element, 2 or 4.
 
     Args:
         first: A chunk.
         second: The one behind it.
-        offset: Of the bytes, from 0 to 15, a multiple of `element`.
+        offset: Of the bytes: 0, 2, .. 14.
     """
+    # Each step keeps the words that the next one reads: an index that is known
+    # at run time only would put them into local memory.
     var words = first.join(second)
-    # Only the words that the next step reads; none is indexed at run time.
-    var pairs = SIMD[DType.uint32, 8](0)
+    var by_pairs = SIMD[DType.uint32, 8](0)
     comptime for i in range(6):
-        pairs[i] = words[i + 2] if offset & 8 != 0 else words[i]
-    var singles = SIMD[DType.uint32, 8](0)
+        by_pairs[i] = words[i + 2] if offset & 8 != 0 else words[i]
+    var by_words = SIMD[DType.uint32, 8](0)
     comptime for i in range(5):
-        singles[i] = pairs[i + 1] if offset & 4 != 0 else pairs[i]
+        by_words[i] = by_pairs[i + 1] if offset & 4 != 0 else by_pairs[i]
     var result = Words(0)
     comptime for i in range(4):
-        comptime if element == 4:
-            result[i] = singles[i]
-        else:
-            result[i] = llvm_intrinsic["llvm.fshr.i32", UInt32](
-                singles[i + 1], singles[i], offset % 4 * 8
-            )
+        result[i] = llvm_intrinsic["llvm.fshr.i32", UInt32](
+            by_words[i + 1], by_words[i], offset % 4 * 8
+        )
     return result
 
 
 @always_inline
-def _store_element_if[
-    dtype: DType
-](address: UInt64, value: Scalar[dtype], condition: Bool):
-    """Stores an element to device memory, or not, without a branch."""
-    comptime bits = 8 * size_of[dtype]()
-    comptime register = "h" if bits == 16 else "r"
-    comptime text = String(
+def _store_half_if(address: UInt64, value: UInt16, condition: Bool):
+    """Stores 2 bytes to device memory, or not, without a branch."""
+    inlined_assembly[
         """{
         .reg .pred stored;
         setp.ne.u32 stored, $2, 0;
-        @stored st.global.b""",
-        bits,
-        """ [$0], $1;
+        @stored st.global.b16 [$0], $1;
         }""",
-    )
-    comptime constraints = String("l,", register, ",r,~{memory}")
-    inlined_assembly[text, NoneType, constraints=constraints](
-        address,
-        bitcast[DType.uint16 if bits == 16 else DType.uint32, 1](value),
-        UInt32(condition),
-    )
+        NoneType,
+        constraints="l,h,r,~{memory}",
+    ](address, value, UInt32(condition))
 
 
 struct UnalignedRowStore[Output: OutputTarget, pixels: Int](
     TrivialRegisterPassable
 ):
-    """Which pixels of an output buffer a thread stores, and which part of their
-    rows. All threads of the consumer have written the buffer.
+    """Which pixels of an output buffer a thread stores, and which part of each.
+    All threads of the consumer have written the buffer.
 
     Parameters:
-        Output: The output, behind which nothing is fused.
+        Output: The output, of a 16-bit type, behind which nothing is fused.
         pixels: Of a buffer.
     """
 
-    comptime dtype = Self.Output.dtype
-    comptime element = size_of[Self.dtype]()
-    comptime row_bytes = SUBTILE_FILTERS * Self.element
-    """Of a pixel, over all panels."""
-    comptime lanes = Self.row_bytes // CHUNK_BYTES
-    """That store a pixel."""
+    comptime lanes = CHUNKS
+    """That store a pixel: more than there are elements between two pieces."""
     comptime rows = WARP // Self.lanes
-    """That a warp stores at a time."""
+    """Pixels that a warp stores at a time."""
     comptime warp_rows = Self.pixels // CONSUMER_WARPS
     comptime steps = Self.warp_rows // Self.rows
 
@@ -124,38 +105,42 @@ struct UnalignedRowStore[Output: OutputTarget, pixels: Int](
             warp: The thread's, of its consumer.
             lane: The thread's, of its warp.
         """
+        comptime assert size_of[Self.Output.dtype]() == HALF_BYTES
         var row, part = divmod(lane, UInt32(Self.lanes))
         self.row = warp * UInt32(Self.warp_rows) + row
         self.lane = part
 
-    @staticmethod
     @always_inline
-    def _chunk(row: UInt32, index: UInt32) -> UInt32:
-        """The offset in a buffer of a chunk of a pixel.
+    def _chunk(
+        self, buffer: SharedAddress, row: UInt32, later: UInt32
+    ) -> Words:
+        """A chunk of a buffer.
 
         Args:
+            buffer: The buffer.
             row: The pixel.
-            index: The chunk, over all panels.
+            later: How far behind the lane's own; the first follows the last.
         """
-        var panel, chunk = divmod(index, UInt32(CHUNKS))
-        return panel * UInt32(Self.pixels * ROW_BYTES) + swizzled[ROW_BYTES](
-            row, chunk
+        var chunk = (self.lane + later) % UInt32(Self.lanes)
+        return load_chunk[DType.uint32](
+            buffer + swizzled[ROW_BYTES](row, chunk)
         )
 
+    @staticmethod
     @always_inline
-    def _element(
-        self, buffer: SharedAddress, row: UInt32, offset: UInt32
-    ) -> Scalar[Self.dtype]:
+    def _half(buffer: SharedAddress, row: UInt32, offset: UInt32) -> UInt16:
         """An element of a buffer.
 
         Args:
             buffer: The buffer.
             row: The pixel.
-            offset: In bytes, from the pixel's first.
+            offset: In bytes; beyond the pixel's last it begins anew.
         """
-        var chunk, byte = divmod(offset, UInt32(CHUNK_BYTES))
-        return shared_pointer[Self.dtype](
-            buffer + Self._chunk(row, chunk) + byte
+        var chunk, byte = divmod(
+            offset % UInt32(ROW_BYTES), UInt32(CHUNK_BYTES)
+        )
+        return shared_pointer[DType.uint16](
+            buffer + swizzled[ROW_BYTES](row, chunk) + byte
         ).unsafe_load(0)
 
     @always_inline
@@ -181,42 +166,74 @@ struct UnalignedRowStore[Output: OutputTarget, pixels: Int](
         """
         if filter >= filters:
             return
-        comptime element = UInt32(Self.element)
-        var count = min(filters - filter, UInt32(SUBTILE_FILTERS))
-        var start = UInt64(Int(output.data())) + UInt64(filter * element)
-        var next = (self.lane + 1) % UInt32(Self.lanes)
-        comptime for i in range(Self.steps):
-            var row = self.row + UInt32(i * Self.rows)
-            var at = geometry.pixel(pixel + row)
-            var index = UInt64(geometry.output_row(at))
-            var to = start + index * UInt64(geometry.filters * element)
-            var bytes = count * element if geometry.is_output(at) else 0
-            # In front of the first aligned piece, and in whole ones.
-            var head = -UInt32(to) % CHUNK_BYTES
-            var body = (max(bytes, head) - head) // CHUNK_BYTES * CHUNK_BYTES
-            var words = window[Self.element](
-                bitcast[DType.uint32, 4](
-                    load_chunk[Self.dtype](buffer + Self._chunk(row, self.lane))
-                ),
-                bitcast[DType.uint32, 4](
-                    load_chunk[Self.dtype](buffer + Self._chunk(row, next))
-                ),
-                head,
-            )
-            var piece = self.lane * CHUNK_BYTES
-            store_if[DType.uint32, 4](
-                to + UInt64(head + piece), words, piece < body
-            )
-            # Fewer elements are left at each end than a pixel has lanes.
-            var part = self.lane * element
-            _store_element_if(
-                to + UInt64(part),
-                self._element(buffer, row, part),
-                part < min(head, bytes),
-            )
-            var tail = head + body + part
-            _store_element_if(
-                to + UInt64(tail),
-                self._element(buffer, row, tail % UInt32(Self.row_bytes)),
-                tail < bytes,
-            )
+        var start = UInt64(Int(output.data())) + UInt64(filter * HALF_BYTES)
+        var bytes = min(filters - filter, UInt32(SUBTILE_FILTERS)) * HALF_BYTES
+        # A step overlaps within itself; unrolled, they would be a quarter of
+        # the kernel's instructions. Two are as few as their loop.
+        comptime if Self.steps > 2:
+            for i in range(run_time(Self.steps)):
+                self._store_row(
+                    start,
+                    geometry,
+                    buffer,
+                    pixel,
+                    self.row + i * UInt32(Self.rows),
+                    bytes,
+                )
+        else:
+            comptime for i in range(Self.steps):
+                self._store_row(
+                    start,
+                    geometry,
+                    buffer,
+                    pixel,
+                    self.row + UInt32(i * Self.rows),
+                    bytes,
+                )
+
+    @always_inline
+    def _store_row(
+        self,
+        start: UInt64,
+        geometry: TileGeometry,
+        buffer: SharedAddress,
+        pixel: UInt32,
+        row: UInt32,
+        bytes: UInt32,
+    ):
+        """Stores the thread's part of one pixel.
+
+        Args:
+            start: The address of the buffer's first filter in the output's
+                first pixel.
+            geometry: The problem.
+            buffer: The buffer.
+            pixel: Its first pixel.
+            row: The pixel, counted from it.
+            bytes: Of the pixel, from the buffer's first filter on.
+        """
+        var at = geometry.pixel(pixel + row)
+        var index = UInt64(geometry.output_row(at))
+        var to = start + index * UInt64(geometry.filters * HALF_BYTES)
+        var end = bytes if geometry.is_output(at) else 0
+        # In front of the first piece, and in pieces.
+        var head = -UInt32(to) % CHUNK_BYTES
+        var body = (max(end, head) - head) // CHUNK_BYTES * CHUNK_BYTES
+        var piece = self.lane * CHUNK_BYTES
+        store_if[DType.uint32](
+            to + UInt64(head + piece),
+            _window(
+                self._chunk(buffer, row, 0), self._chunk(buffer, row, 1), head
+            ),
+            piece < body,
+        )
+        var part = self.lane * HALF_BYTES
+        _store_half_if(
+            to + UInt64(part),
+            self._half(buffer, row, part),
+            part < min(head, end),
+        )
+        var tail = head + body + part
+        _store_half_if(
+            to + UInt64(tail), self._half(buffer, row, tail), tail < end
+        )
