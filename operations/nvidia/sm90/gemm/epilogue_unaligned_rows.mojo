@@ -168,8 +168,8 @@ struct UnalignedRowStore[Output: OutputTarget, pixels: Int](
             return
         var start = UInt64(Int(output.data())) + UInt64(filter * HALF_BYTES)
         var bytes = min(filters - filter, UInt32(SUBTILE_FILTERS)) * HALF_BYTES
-        # A step overlaps within itself; unrolled, they would be a quarter of
-        # the kernel's instructions. Two are as few as their loop.
+        # Unrolled, four would be a fifth of the kernel; a loop of two is longer
+        # than both, as the assembler unrolls it by four.
         comptime if Self.steps > 2:
             for i in range(run_time(Self.steps)):
                 self._store_row(
