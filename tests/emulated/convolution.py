@@ -23,8 +23,8 @@ HEIGHT, WIDTH, CHANNELS, FILTERS = 8, 12, 64, 64
 POINTWISE = 3
 #: Channels that do not fill a row of a stage.
 NARROW = 24
-#: Filters that end within a piece of 16 bytes.
-ODD = 13, 67
+#: Filters that are no whole pieces of 16 bytes: less than one, of one tile, of two, of three.
+ODD = 5, 13, 60, 71, 129
 #: Blocks that share a tile's sum.
 SPLITS = 2, 4
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).

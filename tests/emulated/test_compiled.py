@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emulated.convolution import NARROW, SPLITS, Kernel, Operands, Upsampled, run
+from tests.emulated.convolution import NARROW, ODD, SPLITS, Kernel, Operands, Upsampled, run
 
 from ptxemu import EmulatorError, Machine
 
@@ -199,3 +199,33 @@ def test_a_broken_kernel_is_reported(
     assert reports
     assert re.match(message, reports[0], re.DOTALL), reports[0]
     assert re.search(r"line \d+ `", reports[0]) or "ended" in reports[0], reports[0]
+
+
+#: What goes wrong in the stores of pixels that are no whole pieces of 16 bytes, and the change.
+BROKEN_ROWS: list[tuple[str, Callable[[str], str]]] = [
+    ("pieces are not shifted", replaced(r"prmt\.b32\.f4e\s+(\S+ \S+), \S+ \S+;", r"mov.b32 \1;")),
+    ("ends are left out", replaced(r"@stored st\.global\.b16 [^;]*;", "")),
+    ("ends are not limited", replaced(r"@stored (st\.global\.b16)", r"\1")),
+    ("pieces are not limited", replaced(r"@stored (st\.global\.v4\.b32)", r"\1")),
+    ("warps do not wait for others", replaced(r"bar\.sync %r\d+, 128;", "")),
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [entry[1] for entry in BROKEN_ROWS],
+    ids=[entry[0].replace(" ", "-") for entry in BROKEN_ROWS],
+)
+def test_broken_stores_of_rows_are_seen(
+    odd: list[tuple[Kernel, int]], change: Callable[[str], str]
+) -> None:
+    for kernel, filters in (odd[ODD.index(71)], odd[-ODD[::-1].index(71) - 1]):
+        operands, changed, right = Operands.random(0, odd=filters), change(kernel.ptx), True
+        for seed in SEEDS:
+            try:
+                right = np.array_equal(run(kernel, operands, seed, changed), operands.expected())
+            except EmulatorError:
+                right = False
+            if not right:
+                break
+        assert not right, kernel.index

@@ -61,9 +61,9 @@ comptime SPLITS = [2, 4]
 comptime UPSAMPLED = 9
 """A candidate that stores pixels of an enlarged image; no other case's."""
 
-comptime ODD = [13, 67]
-"""Filters that end within a piece of 16 bytes, in the first tile and in the
-second."""
+comptime ODD = [5, 13, 60, 71, 129]
+"""Filters that are no whole pieces of 16 bytes: less than one, of one tile, of
+two, of three; 60 are halves of pieces."""
 
 comptime POINTWISE = 3
 """Of the convolution of one tap: several tiles along both dimensions."""

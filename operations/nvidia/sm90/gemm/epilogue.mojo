@@ -23,6 +23,7 @@ from ...epilogue.callbacks import (
 )
 from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tile, TileGeometry
+from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import (
     SharedAddress,
     commit_stores,
@@ -47,6 +48,7 @@ from .epilogue_fragment import (
 )
 from .epilogue_fused_store import FusedStore
 from .epilogue_rows import RowStore
+from .epilogue_unaligned_rows import UnalignedRowStore
 from .epilogue_values import select_values, values_of
 from .mma import Accumulators
 
@@ -74,6 +76,16 @@ struct CollectiveEpilogue[
         Self.epilogue.tma_store and not Self.fused_output and Self.stores
     )
     comptime element_bytes = size_of[Self.out_type]()
+    comptime any_filters = (
+        Self.Visitor.any_filters
+        and Self.stores
+        and not Self.tma_store
+        and stores_any_filters(
+            OperandTypes.unfused(Self.out_type, Self.out_type)
+        )
+        and not Self.fused_output
+    )
+    """Whether pixels of the output may be no multiple of 16 bytes."""
     comptime pixels = Self.epilogue.pixels(Self.element_bytes)
     comptime values = Self.epilogue.values(Self.element_bytes)
     comptime sums = (
@@ -267,7 +279,7 @@ struct CollectiveEpilogue[
     ):
         """`store` with nothing to visit."""
         comptime for i in range(Self.subtiles):
-            var buffer = self.buffers.next_output()
+            var buffer = self.buffers.next_output(self._unaligned(geometry))
             write_fragment[Self.out_type](
                 buffer,
                 self.place,
@@ -325,7 +337,9 @@ struct CollectiveEpilogue[
                             loads,
                         )
                     comptime if Self.stores:
-                        buffer = self.buffers.next(loads, source)
+                        buffer = self.buffers.next(
+                            loads, source, self._unaligned(geometry)
+                        )
                 comptime if Self.stores:
                     write_fragment[Self.out_type](
                         buffer, self.place, group, values
@@ -388,7 +402,9 @@ struct CollectiveEpilogue[
                             loads,
                         )
                 comptime if Self.stores:
-                    buffer = self.buffers.next(loads, source)
+                    buffer = self.buffers.next(
+                        loads, source, self._unaligned(geometry)
+                    )
             comptime if Self.stores:
                 write_fragment[Self.out_type](
                     buffer, self.place, step * groups, values
@@ -411,6 +427,16 @@ struct CollectiveEpilogue[
         """
         var block, part = divmod(index, UInt32(Self.filter_subtiles))
         return Subtile(part=part, block=block, count=self.count + index)
+
+    @always_inline
+    def _unaligned(self, geometry: TileGeometry) -> Bool:
+        """Whether pixels of the output are no multiple of 16 bytes. Their rows
+        are stored by threads side by side, whatever the configuration says."""
+        comptime if Self.any_filters:
+            comptime width = UInt32(CHUNK_BYTES // Self.element_bytes)
+            return geometry.group_filters % width != 0
+        else:
+            return False
 
     @always_inline
     def _loads(self, params: Self.Params) -> Bool:
@@ -464,7 +490,7 @@ struct CollectiveEpilogue[
         var block, part = divmod(index, UInt32(Self.filter_subtiles))
         var pixel = tile.pixel + block * UInt32(Self.pixels)
         var filter = tile.filter + part * SUBTILE_FILTERS
-        self.buffers.publish()
+        self.buffers.publish(self._unaligned(geometry))
         comptime if Self.tma_store:
             if self.buffers.thread == 0:
                 comptime panel_bytes = Self.pixels * ROW_BYTES
@@ -500,11 +526,21 @@ struct CollectiveEpilogue[
                 Self.epilogue.whole_rows,
                 # Visitors that keep more would spill.
                 Self.visitor_bytes() == 0,
-                Self.Visitor.any_filters
-                and stores_any_filters(
-                    OperandTypes.unfused(Self.out_type, Self.out_type)
-                ),
             ]
+            comptime if Self.any_filters:
+                if self._unaligned(geometry):
+                    UnalignedRowStore[Self.Output, Self.pixels](
+                        self.place.warp, self.place.lane
+                    ).store(
+                        params.output,
+                        geometry,
+                        buffer,
+                        pixel,
+                        filter,
+                        tile.filter_end(geometry),
+                    )
+                    self.buffers.release_stored(loads, index)
+                    return
             var rows = Rows(self.place.warp, self.place.lane)
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()
             comptime for panel in range(Rows.held):

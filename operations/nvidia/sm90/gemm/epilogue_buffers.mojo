@@ -104,23 +104,30 @@ struct EpilogueBuffers[
             self.residual.step()
 
     @always_inline
-    def next(mut self, loads: Bool, source: SharedAddress) -> SharedAddress:
+    def next(
+        mut self, loads: Bool, source: SharedAddress, exchanges: Bool
+    ) -> SharedAddress:
         """Where a visited sub-tile is written: over its residual, or into the
         next output buffer.
 
         Args:
             loads: Whether there is a residual.
             source: Where it lies.
+            exchanges: As for `publish`.
         """
         comptime if Self.in_place:
             if loads:
                 return source
-        return self.next_output()
+        return self.next_output(exchanges)
 
     @always_inline
-    def next_output(mut self) -> SharedAddress:
-        """The next output buffer, once it may be overwritten."""
-        self._await_output()
+    def next_output(mut self, exchanges: Bool) -> SharedAddress:
+        """The next output buffer, once it may be overwritten.
+
+        Args:
+            exchanges: As for `publish`.
+        """
+        self._await_output(exchanges)
         var buffer = self.outputs + self.output.stage * UInt32(
             Self.buffer_bytes
         )
@@ -128,7 +135,7 @@ struct EpilogueBuffers[
         return buffer
 
     @always_inline
-    def _await_output(self):
+    def _await_output(self, exchanges: Bool):
         """Waits until the only output buffer may be overwritten. Of several,
         the next has been stored when `publish` has returned."""
         comptime if Self.stages == 1:
@@ -137,26 +144,32 @@ struct EpilogueBuffers[
                     wait_stores_read[0]()
                 self.sync()
             else:
-                self._sync_sharers()
-        elif (Self.shares and Self.config.delay_store and not Self.tma_store):
+                self._sync_sharers(exchanges)
+        elif Self.config.delay_store and not Self.tma_store:
             # A sub-tile is written before the one ahead of it is stored: of
             # two buffers the next may be what other warps still store.
-            self.sync()
+            if Self.shares or exchanges:
+                self.sync()
 
     @always_inline
-    def _sync_sharers(self):
+    def _sync_sharers(self, exchanges: Bool):
         """Waits for those who read what this thread has written, or write what
         it has read: the consumer's threads, or the warp's."""
-        comptime if Self.shares:
+        if Self.shares or exchanges:
             self.sync()
         else:
             sync_warp()
 
     @always_inline
-    def publish(self):
+    def publish(self, exchanges: Bool):
         """Waits until the threads have written a buffer, and until the next
         one has been read: by TMA, or by the threads that store it, that
-        come here with a buffer less to store."""
+        come here with a buffer less to store.
+
+        Args:
+            exchanges: Whether threads store what other warps have written,
+                though they share nothing else; the same for all buffers.
+        """
         comptime if Self.tma_store:
             fence_async_proxy()
             comptime if Self.stages > 1:
@@ -165,7 +178,7 @@ struct EpilogueBuffers[
         comptime if Self.tma_store:
             self.sync()
         else:
-            self._sync_sharers()
+            self._sync_sharers(exchanges)
 
     @always_inline
     def release_stored(mut self, loads: Bool, index: UInt32):

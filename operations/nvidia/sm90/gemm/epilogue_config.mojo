@@ -83,7 +83,7 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
     var whole_rows: Bool
     """Whether a row is stored by threads side by side, for which the
     consumer's threads wait for each other; otherwise a warp stores what it has
-    written."""
+    written. Rows at no multiple of 16 bytes are always stored whole."""
 
     def pixels(self, element_bytes: Int) -> Int:
         """Pixels of a sub-tile.

@@ -13,7 +13,6 @@ from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
-from ....conv.memory import Writes
 from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
@@ -33,10 +32,23 @@ comptime CHUNKS = ROW_BYTES // 16
 
 
 @always_inline
-def _store_if[
-    dtype: DType, width: Int
-](address: UInt64, values: SIMD[dtype, width], condition: Bool):
-    """Stores 16 bytes to device memory, or not, without a branch."""
+def store_if[
+    dtype: DType
+](
+    address: UInt64,
+    values: SIMD[dtype, CHUNK_BYTES // size_of[dtype]()],
+    condition: Bool,
+):
+    """Stores 16 bytes to device memory, or not, without a branch.
+
+    Parameters:
+        dtype: Of an element.
+
+    Args:
+        address: A multiple of 16.
+        values: The elements.
+        condition: Whether they are stored.
+    """
     var words = bitcast[DType.uint32, 4](values)
     inlined_assembly[
         """{
@@ -54,7 +66,6 @@ struct RowStore[
     layout: VisitLayout,
     whole: Bool = False,
     roomy: Bool = False,
-    any_filters: Bool = False,
 ](TrivialRegisterPassable):
     """Which pixels of an output buffer a thread stores: of those that its warp
     holds, or whole rows.
@@ -65,7 +76,6 @@ struct RowStore[
         whole: Whether warps share the buffer out by its rows. All have written
             it.
         roomy: Whether threads have registers left for a second way.
-        any_filters: Whether pixels of the output may be no multiple of a chunk.
     """
 
     comptime dtype = Self.Output.dtype
@@ -204,12 +214,6 @@ struct RowStore[
             var start = UInt64(Int(output.data())) + UInt64(column) * UInt64(
                 element
             )
-            comptime if Self.any_filters:
-                if geometry.group_filters % UInt32(Self.width) != 0:
-                    self._store_elements(
-                        start, geometry, chunks, pixel, column, filters
-                    )
-                    return
             comptime if Self.many:
                 var first = geometry.pixel(pixel + self.first)
                 if (
@@ -221,7 +225,7 @@ struct RowStore[
                     var row_bytes = geometry.filters * UInt32(element)
                     var to = start + UInt64(row) * UInt64(row_bytes)
                     comptime for i in range(Self.steps):
-                        _store_if(to, chunks[i], column < filters)
+                        store_if(to, chunks[i], column < filters)
                         to += UInt64(row_bytes * UInt32(Self.rows))
                     return
             comptime for i in range(Self.steps):
@@ -230,46 +234,8 @@ struct RowStore[
                 )
                 var row = geometry.output_row(at)
                 var elements = UInt64(row) * UInt64(geometry.filters)
-                _store_if(
+                store_if(
                     start + elements * UInt64(element),
                     chunks[i],
                     geometry.is_output(at) and column < filters,
                 )
-
-    @always_inline
-    def _store_elements(
-        self,
-        start: UInt64,
-        geometry: TileGeometry,
-        chunks: Self.Chunks,
-        pixel: UInt32,
-        column: UInt32,
-        filters: UInt32,
-    ):
-        """Stores what `load` has read element by element: pixels of the output
-        begin at no multiple of a chunk, or end within one.
-
-        Args:
-            start: The address of `column` in the output's first pixel.
-            geometry: The problem.
-            chunks: What `load` returned.
-            pixel: The buffer's first pixel.
-            column: The filter of a chunk's first element.
-            filters: One beyond the last filter to store.
-        """
-        # Most threads have no filter, where filters are few.
-        if column >= filters:
-            return
-        comptime element = size_of[Self.dtype]()
-        comptime for i in range(Self.steps):
-            var at = geometry.pixel(pixel + self.row + UInt32(i * Self.rows))
-            if geometry.is_output(at):
-                var row = UInt64(geometry.output_row(at))
-                var to = start + row * UInt64(geometry.filters) * UInt64(
-                    element
-                )
-                comptime for j in range(Self.width):
-                    if column + UInt32(j) < filters:
-                        Writes[Self.dtype](
-                            unsafe_from_address=Int(to) + j * element
-                        )[unsafe_offset=0] = chunks[i][j]
