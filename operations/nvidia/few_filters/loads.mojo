@@ -112,7 +112,7 @@ struct WindowLoads[Source: ActivationSource](ImplicitlyCopyable, Movable):
         )
         var channel = UInt32(slice) * geometry.chunks + self.chunk
         var exists = channel < geometry.pixel_chunks
-        var channels = UInt64(geometry.general.channels)
+        var channels = UInt64(UInt32(geometry.general.channels))
         var image = self.activation.unsafe_offset(
             Int(place.image)
             * Int(geometry.height)
