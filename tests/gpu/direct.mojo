@@ -5,6 +5,7 @@ the implicit GEMM of any GPU, on the problems of a file.
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
     direct time direct_time.txt      milliseconds of a launch, bare and with bias, SiLU and residual
+    direct tilings direct_time.txt   of every tiling of the kernel for few filters, bare, with what its model says
 
 A line is a name, then batch, depth, height, width, channels, filters, groups,
 filter (t, r, s), strides, dilations (d, h, w each), padding (before and after
@@ -53,6 +54,8 @@ from operations.conv.operands import Arguments, Operands as Facts, OperandTypes
 from operations.conv.registry import kernel_name
 from operations.nvidia.convolve import convolve
 from operations.nvidia.device import device_of
+from operations.nvidia.few_filters.launch import FewFilters, WindowPlan
+from operations.nvidia.few_filters.model import all_tilings, tiled
 from operations.nvidia.registry import GPU_REGISTRY
 from operations.nvidia.stream import Stream
 from buffers import (
@@ -417,6 +420,54 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
         )
 
 
+def time_tilings(ctx: DeviceContext, named: Case) raises:
+    """Times a problem with every tiling of the kernel for few filters."""
+    comptime dtype = DType.bfloat16
+    ref problem = named.problem
+    if refusal_of[dtype](ctx, KERNEL_FEW_FILTERS, problem):
+        return
+    var x, w, y = elements_of(problem)
+    var facts = Facts.bare(OperandTypes.unfused(dtype, dtype))
+    var device = device_of(ctx)
+    var count = input_sets(2 * (x + w + y))
+    var sets = List[Operands[dtype]]()
+    for i in range(count):
+        sets.append(Operands[dtype](ctx, problem))
+        sets[i].fill_random(ctx, 1000 * i)
+    for tiling in all_tilings(problem, facts):
+        var tried = tiled(problem, facts, device, tiling)
+        if tried.seconds == Float64.MAX:
+            continue
+        var plan = WindowPlan(problem, tried)
+
+        def enqueue(target: DeviceContext, index: Int) raises {imm}:
+            ref operands = sets[index % count]
+            var stream = Stream(target)
+            FewFilters.launch[known=UNKNOWN_FILTER, scaled=False](
+                plan,
+                problem,
+                Arguments(
+                    MemoryActivation[dtype](reads_of(operands.activation)),
+                    reads_of(operands.filter),
+                    operands.epilogue(False, ACTIVATION_NONE, ACTIVATION_NONE),
+                    MemoryOutput[dtype](data_of(operands.output, GUARD)),
+                ),
+                stream,
+            )
+
+        var ms = time_graph(ctx, enqueue)
+        print(
+            named.name,
+            round(ms * 1e4) / 10,
+            "us, by the model",
+            round(tried.seconds * 1e7) / 10,
+            "|",
+            tiling,
+            "|",
+            plan,
+        )
+
+
 def main() raises:
     var mode = String(argv()[1])
     var ctx = DeviceContext()
@@ -432,6 +483,9 @@ def main() raises:
         if mode == "time":
             comptime for i in range(len(KERNELS)):
                 time_case[KERNELS[i]](ctx, named)
+            continue
+        if mode == "tilings":
+            time_tilings(ctx, named)
             continue
         var before = ran
         comptime for dtype in [DType.bfloat16, DType.float16, DType.float32]:

@@ -22,7 +22,12 @@ from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
 from .geometry import WindowGeometry, has_planes
 from .kernel import OVERLAP_CAPABILITY, WindowKernel
-from .model import fastest_tiling, shared_bytes_of, smallest_shared_bytes
+from .model import (
+    Tiled,
+    fastest_tiling,
+    shared_bytes_of,
+    smallest_shared_bytes,
+)
 from .tile import MAX_FILTERS, TILES, tile_of
 
 comptime NARROW_FILTERS = 16
@@ -39,7 +44,6 @@ comptime MOST_TAPS = 7
 """Along an axis."""
 
 
-@fieldwise_init
 struct WindowPlan(ImplicitlyCopyable, Movable, Writable):
     """A launch of the kernel for few filters."""
 
@@ -51,6 +55,19 @@ struct WindowPlan(ImplicitlyCopyable, Movable, Writable):
     var blocks: Int
     var seconds: Float64
     """The model's."""
+
+    def __init__(out self, problem: ConvProblem, tiled: Tiled):
+        """A launch with a tiling.
+
+        Args:
+            problem: The convolution.
+            tiled: The same with the tiling, which shared memory holds.
+        """
+        self.geometry = tiled.geometry
+        self.tile = tile_of(problem.filters)
+        self.warps = tiled.warps
+        self.blocks = tiled.blocks
+        self.seconds = tiled.seconds
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the plan on one line."""
@@ -160,14 +177,7 @@ struct FewFilters(GpuKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> WindowPlan:
         """The tiling that the model finds fastest."""
-        var best = fastest_tiling(problem, operands, device)
-        return WindowPlan(
-            best.geometry,
-            tile_of(problem.filters),
-            best.warps,
-            best.blocks,
-            best.seconds,
-        )
+        return WindowPlan(problem, fastest_tiling(problem, operands, device))
 
     @staticmethod
     def launch[

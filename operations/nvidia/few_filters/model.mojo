@@ -42,6 +42,10 @@ comptime MATRICES_BYTES = 512.0
 comptime L2_BYTES_PER_CYCLE = 21.0
 """Of a multiprocessor, where all load."""
 
+comptime LINE_BYTES = 128
+"""Of memory, that a warp's copies ask for in one cycle. A slice that is not all
+of its pixel's channels is in lines of its own."""
+
 comptime MEMORY_BYTES_PER_SECOND = 4.0e12
 """Of device memory."""
 
@@ -101,8 +105,8 @@ def shared_bytes_of(capability: Int) -> Int:
 
 
 @fieldwise_init
-struct Fastest(ImplicitlyCopyable, Movable):
-    """The tiling that the model finds fastest."""
+struct Tiled(ImplicitlyCopyable, Movable):
+    """A problem with a tiling."""
 
     var geometry: WindowGeometry
     var warps: Int
@@ -110,7 +114,7 @@ struct Fastest(ImplicitlyCopyable, Movable):
     var blocks: Int
     """Of the launch."""
     var seconds: Float64
-    """The model's; infinite where no tiling fits shared memory."""
+    """The model's; `Float64.MAX` where shared memory does not hold it."""
 
 
 def window_geometry(
@@ -151,26 +155,36 @@ def smallest_shared_bytes(problem: ConvProblem, operands: Operands) -> Int:
 
 def fastest_tiling(
     problem: ConvProblem, operands: Operands, device: Device
-) -> Fastest:
+) -> Tiled:
     """The tiling that the model finds fastest.
 
     Args:
-        problem: The convolution, with at least one output.
+        problem: The convolution, with at least one output; nothing refuses it.
         operands: Its operands.
         device: The device.
     """
-    var images = Images(problem)
+    var all = all_tilings(problem, operands)
+    var best = tiled(problem, operands, device, all[0])
+    for i in range(1, len(all)):
+        var next = tiled(problem, operands, device, all[i])
+        if next.seconds < best.seconds:
+            best = next
+    return best
+
+
+def all_tilings(problem: ConvProblem, operands: Operands) -> List[Tiling]:
+    """The tilings to choose from, the one that needs least shared memory among
+    them.
+
+    Args:
+        problem: The convolution.
+        operands: Its operands.
+    """
+    var rows = Images(problem).rows
     var tile = materialize[TILES]()[tile_of(problem.filters)]
-    var best = Fastest(
-        window_geometry(
-            problem, operands, Tiling(1, 1, 1, False, STEP_CHUNKS, 2)
-        ),
-        1,
-        1,
-        Float64.MAX,
-    )
-    for along_rows in [True, False]:
-        if along_rows and images.rows == 1:
+    var all = List[Tiling]()
+    for along_rows in [False, True]:
+        if along_rows and rows == 1:
             continue
         for chunks in _slices(problem, operands):
             for shape in range(_SHAPES * _SHAPES * _SHAPES):
@@ -187,26 +201,30 @@ def fastest_tiling(
                     or tiling.parts * STEP_CHUNKS > chunks
                 ):
                     continue
-                for stages in [2, 3]:
-                    tiling.stages = stages
-                    var tried = _tried(problem, operands, device, tiling)
-                    if tried.seconds < best.seconds:
-                        best = tried
-    return best
+                all.append(tiling)
+                tiling.stages = 3
+                all.append(tiling)
+    return all^
 
 
-def _tried(
+def tiled(
     problem: ConvProblem, operands: Operands, device: Device, tiling: Tiling
-) -> Fastest:
-    """A tiling and the model's time, infinite if shared memory does not hold
-    it."""
+) -> Tiled:
+    """A problem with a tiling.
+
+    Args:
+        problem: The convolution, with at least one output; nothing refuses it.
+        operands: Its operands.
+        device: The device.
+        tiling: Of a block.
+    """
     var limit = shared_bytes_of(device.capability)
     var geometry = window_geometry(problem, operands, tiling)
     if geometry.shared_bytes > limit:
-        return Fastest(geometry, 1, 1, Float64.MAX)
+        return Tiled(geometry, 1, 1, Float64.MAX)
     var tile = materialize[TILES]()[tile_of(problem.filters)]
     var resident = _resident(tile, tiling.warps(), geometry, limit)
-    return Fastest(
+    return Tiled(
         geometry,
         tiling.warps(),
         min(Int(geometry.tiles), device.units * resident),
@@ -282,7 +300,8 @@ def _busy_cycles(
     geometry: WindowGeometry,
 ) -> Float64:
     """Cycles of a multiprocessor for a tile: of tensor cores, shared memory,
-    schedulers or loads, whichever are most, and a share of the others."""
+    schedulers, loads or their lines, whichever are most, and a share of the
+    others."""
     var warps = Float64(geometry.warps)
     var parts = Float64(tiling.parts)
     var steps = Float64(_steps(problem, geometry))
@@ -316,8 +335,13 @@ def _busy_cycles(
     var multiplies = products * MULTIPLY_CYCLES
     var issue = instructions / SCHEDULERS
     var loaded = window / L2_BYTES_PER_CYCLE
-    var most = max(max(multiplies, shared), max(issue, loaded))
-    var all = multiplies + shared + issue + loaded
+    var lines = window / Float64(LINE_BYTES)
+    if geometry.slices > 1:
+        var bytes = Int(geometry.chunks) * CHUNK_BYTES
+        var of_slice = ceildiv(bytes, LINE_BYTES)
+        lines = pixels * Float64(Int(geometry.slices) * of_slice)
+    var most = max(max(multiplies, shared), max(max(issue, loaded), lines))
+    var all = multiplies + shared + issue + loaded + lines
     return most + (1 - HIDDEN_SHARE) * (all - most)
 
 

@@ -82,7 +82,7 @@ def tile_of(filters: Int) -> Int:
 
 
 @fieldwise_init
-struct Tiling(ImplicitlyCopyable, Movable):
+struct Tiling(ImplicitlyCopyable, Movable, Writable):
     """How a block's warps cut the image, and what of a pixel is loaded at once.
     """
 
@@ -103,6 +103,14 @@ struct Tiling(ImplicitlyCopyable, Movable):
     def warps(self) -> Int:
         """Of a block."""
         return self.warp_rows * self.warp_columns * self.parts
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the tiling on one line."""
+        writer.write(
+            t"{self.warp_rows}x{self.warp_columns}x{self.parts} warps along"
+            t" {'h' if self.along_rows else 'w'}, {self.chunks} chunks,"
+            t" {self.stages} stages"
+        )
 
 
 def odd_chunks(chunks: Int) -> Int:
