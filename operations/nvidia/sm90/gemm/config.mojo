@@ -195,14 +195,18 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         each consumer."""
         return 1 + 2 * self.consumers if self.splits() else 0
 
-    def header_bytes(self) -> Int:
-        """Bytes of the barriers, rounded up to where tiles may begin."""
-        var barriers = 2 * (
+    def ring_barriers(self) -> Int:
+        """Barriers of the rings: of activations, of filters, and of each
+        consumer's residual."""
+        return 2 * (
             self.num_act_pipeline_stages
             + self.num_filter_pipeline_stages
             + self.epilogue.num_epi_load_stages * self.consumers
         )
-        barriers += self.exchange_barriers()
+
+    def header_bytes(self) -> Int:
+        """Bytes of the barriers, rounded up to where tiles may begin."""
+        var barriers = self.ring_barriers() + self.exchange_barriers()
         var bytes = barriers * BARRIER_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
 

@@ -25,7 +25,6 @@ from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tap, Tile, TileGeometry
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import (
-    arrive_cluster_relaxed,
     arrive_threads,
     publish_barriers,
     sync_cluster_relaxed,
@@ -40,6 +39,13 @@ from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
 from .mma import Accumulators, sum_type_of
+from .roles import (
+    ACTIVATION_WARP,
+    FILTER_WARP,
+    LOADER_WARP,
+    fills_ring,
+    sync_barriers,
+)
 from .scheduler import TileScheduler
 from .smem import SharedStorage
 from .split_k import sum_splits
@@ -47,15 +53,6 @@ from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
-
-comptime ACTIVATION_WARP = UInt32(0)
-"""The warp that loads activations. One thread of it works, as of the others."""
-
-comptime LOADER_WARP = UInt32(1)
-"""The warp that loads the first consumer's residual; the second's follows."""
-
-comptime FILTER_WARP = UInt32(3)
-"""The warp that loads filters."""
 
 
 @fieldwise_init
@@ -166,7 +163,7 @@ struct ConvKernel[
                 Self._produce_filters(filter, geometry, storage)
             comptime if Self.config.splits():
                 # A thread that has arrived does not leave before the others.
-                if geometry.split_k.count.value > 1 and Self._fills(warp):
+                if geometry.split_k.count.value > 1 and fills_ring(warp):
                     wait_cluster()
             if (
                 thread > 0
@@ -215,36 +212,7 @@ struct ConvKernel[
             comptime if Self.config.splits():
                 storage.exchange.init(geometry)
             publish_barriers()
-        Self._sync_barriers(geometry)
-
-    @staticmethod
-    @always_inline
-    def _sync_barriers(geometry: TileGeometry):
-        """Waits for the barriers of the block, or of the cluster. Who fills a
-        ring of this block has initialized its barriers itself, and does not
-        wait."""
-        var warp = broadcast(UInt32(thread_idx.x) // UInt32(WARP))
-        comptime if Self.config.cluster_size() > 1:
-            sync_cluster_relaxed()
-            return
-        comptime if Self.config.splits():
-            if geometry.split_k.count.value > 1:
-                arrive_cluster_relaxed()
-                if not Self._fills(warp):
-                    wait_cluster()
-                return
-        if Self._fills(warp):
-            arrive_threads[Self.config.threads()](0)
-        else:
-            sync_threads[Self.config.threads()](0)
-
-    @staticmethod
-    @always_inline
-    def _fills(warp: UInt32) -> Bool:
-        """Whether a warp of the block fills a ring. Without a branch: a table
-        of jumps would cost more than it saves."""
-        comptime filling = 1 << ACTIVATION_WARP | 1 << FILTER_WARP
-        return filling >> warp & 1 == 1
+        sync_barriers[Self.config](geometry)
 
     @staticmethod
     @always_inline

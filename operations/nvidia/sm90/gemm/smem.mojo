@@ -57,14 +57,9 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             Self.ActivationRing.barrier_bytes()
             + Self.FilterRing.barrier_bytes()
         )
-        comptime residual_barriers = (
-            Self.config.consumers
-            * 2
-            * Self.config.epilogue.num_epi_load_stages
-            * BARRIER_BYTES
-        )
+        comptime ring_barriers = Self.config.ring_barriers()
         self.exchange = SplitExchange[Self.config](
-            self.residual_barriers + UInt32(residual_barriers), activation
+            address + UInt32(ring_barriers) * BARRIER_BYTES, activation
         )
         self.buffers = filter + UInt32(filter_bytes)
 
