@@ -64,7 +64,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("audio.dilated", HOPPER, "sm90", "by the model"),
         ("resnet50.conv2_reduce", HOPPER, "sm90", "us by the model"),
         # Few filters on any GPU, and few channels.
-        ("vae.conv_out", HOPPER, "few_filters", "slices of channels"),
+        ("vae.conv_out", HOPPER, "sm90", "few_filters takes"),
         ("vae.conv_out", "sm_80", "few_filters", "slices of channels"),
         ("vae.conv_out", "sm_100a", "sm100", "few_filters does not run on"),
         ("odd.few_filters_dilated", HOPPER, "sm80", "here 20 input channels"),
@@ -103,6 +103,13 @@ def test_the_kernel_whose_model_says_less_is_chosen() -> None:
     chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
     assert chosen == "sm80"
     assert "us by the model; sm90 takes" in reason
+
+
+def test_few_filters_of_few_channels_have_a_kernel() -> None:
+    problem = parse_problem("8x512x512x16:1x3x3", padding=1)
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
+    assert chosen == "few_filters"
+    assert "slices of channels" in reason
 
 
 def test_winograd_names_its_tile() -> None:

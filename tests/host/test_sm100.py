@@ -128,17 +128,21 @@ def test_arrivals_are_the_roles(kernels: list[Kernel]) -> None:
         assert kernel.dealloc_arrivals == kernel.group * EPILOGUE_WARPS
         roles = 2 + kernel.residual + EPILOGUE_WARPS
         assert kernel.clc_releases == 1 + kernel.cluster * roles
-        expected = Counter(
-            # Inputs, accumulators, answers: one arrival fills; the throttle: one either way.
-            {1: 5}
-        )
-        expected.update([kernel.input_releases, kernel.accum_releases])
-        expected.update([kernel.clc_releases, kernel.dealloc_arrivals])
-        expected.update([1, EPILOGUE_WARPS] * kernel.residual)
         others = (kernel.split_k - 1) * EPILOGUE_WARPS
         assert kernel.exchange_arrivals == kernel.exchange_releases == others
+        # Of inputs, accumulators, answers and residuals one arrival fills a stage; of the throttle
+        # one empties it too.
+        expected = Counter([kernel.dealloc_arrivals])
+        expected.update([1, kernel.input_releases] * (kernel.stages // kernel.k_group))
+        expected.update([1, kernel.accum_releases] * kernel.accumulators)
+        expected.update([1, kernel.clc_releases, 1, 1] * kernel.answers)
+        expected.update([1, EPILOGUE_WARPS] * _residual_stages(kernel))
         expected.update([others] * 2 * (kernel.split_k > 1))
         assert _arrivals(kernel.ptx) == expected, kernel.name
+
+
+def _residual_stages(kernel: Kernel) -> int:
+    return kernel.residuals if kernel.residual else 0
 
 
 def test_instruction_descriptors(kernels: list[Kernel]) -> None:
@@ -200,7 +204,9 @@ def _predicted(kernel: Kernel) -> Counter[str]:
             f"{control}.try_cancel.async.shared::cta.{done}{everywhere}.b128": 1,
             f"{control}.query_cancel.is_canceled.pred.b128": roles,
             f"{control}.query_cancel.get_first_ctaid::x.b32.b128": roles,
-            "mbarrier.init.shared::cta.b64": 9 + 2 * kernel.residual + 2 * shared,
+            "mbarrier.init.shared::cta.b64": 1
+            + 2 * (kernel.stages // steps + kernel.accumulators + 2 * kernel.answers)
+            + 2 * (_residual_stages(kernel) + shared),
             # The load role's throttle, its stage and its end; inputs, accumulators (by the MMA
             # thread and the epilogue), the throttle and a free answer, the end of tensor memory,
             # each role's answers.
