@@ -67,18 +67,18 @@ PROBLEMS: Final = (
     Problem(Tiling(2, 1, 4, 1, 8, 2), parse_problem("2x5x16x128:3x3x3", padding=1)),
     Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("1x3x150x8:1x1x5", padding=(0, 0, 2, 2))),
     Problem(
-        Tiling(1, 1, 1, 1, 4, 3), parse_problem("1x9x18x24:24x3x3", stride=2, padding=(0, 1, 2, 0))
+        Tiling(1, 1, 1, 1, 4, 3), parse_problem("1x9x18x24:12x3x3", stride=2, padding=(0, 1, 2, 0))
     ),
-    Problem(Tiling(2, 1, 1, 0, 2, 2), parse_problem("1x7x33x40:64x3x3", stride=(1, 2), padding=1)),
-    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x15x9x16:20x3x3", stride=(2, 1), padding=1)),
+    Problem(Tiling(2, 1, 1, 0, 2, 2), parse_problem("1x7x33x40:16x3x3", stride=(1, 2), padding=1)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x15x9x16:9x3x3", stride=(2, 1), padding=1)),
     Problem(Tiling(1, 2, 1, 1, 2, 3), parse_problem("1x9x20x16:5x3x2", dilation=(2, 3), padding=3)),
     Problem(Tiling(2, 2, 1, 1, 4, 2), parse_problem("1x10x19x24:7x5x7", padding=(2, 2, 3, 3))),
-    Problem(Tiling(1, 1, 4, 0, 10, 3), parse_problem("3x7x9x72:24x1x1")),
-    Problem(Tiling(1, 1, 1, 0, 10, 2), parse_problem("2x5x13x72:40x1x1")),
-    Problem(Tiling(1, 2, 2, 0, 4, 3), parse_problem("2x6x16x64:64x1x1")),
+    Problem(Tiling(1, 1, 4, 0, 10, 3), parse_problem("3x7x9x72:12x1x1")),
+    Problem(Tiling(1, 1, 1, 0, 10, 2), parse_problem("2x5x13x72:13x1x1")),
+    Problem(Tiling(1, 2, 2, 0, 4, 3), parse_problem("2x6x16x64:16x1x1")),
     Problem(Tiling(1, 2, 1, 1, 2, 2), parse_problem("2x9x11x16:3x1x1", stride=2)),
-    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x6x17x16:64x2x2", padding=(1, 0, 0, 1))),
-    Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("2x75x24:24x5", stride=2, padding=2)),
+    Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x6x17x16:16x2x2", padding=(1, 0, 0, 1))),
+    Problem(Tiling(1, 2, 1, 0, 2, 3), parse_problem("2x75x24:11x5", stride=2, padding=2)),
     Problem(
         Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x3x6x9x16:8x1x3x3", padding=(0, 0, 1, 1, 1, 1))
     ),
@@ -89,7 +89,7 @@ PROBLEMS: Final = (
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x8x16x24:16x3x3", padding=1), "float16"),
     Problem(Tiling(2, 1, 1, 1, 2, 3), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("1x6x16x12:9x3x3", padding=1), "float32"),
-    Problem(Tiling(1, 2, 1, 1, 4, 2), parse_problem("1x6x16x16:32x3x3", padding=1), "float32"),
+    Problem(Tiling(1, 2, 1, 1, 4, 2), parse_problem("1x6x16x16:16x3x3", padding=1), "float32"),
     Problem(
         Tiling(1, 2, 1, 1, 2, 2),
         parse_problem("1x7x17x16:12x3x3", padding=1),
@@ -101,16 +101,16 @@ PROBLEMS: Final = (
     ),
     Problem(
         Tiling(1, 2, 1, 1, 2, 2),
-        parse_problem("1x7x16x16:48x3x3", padding=1),
+        parse_problem("1x7x16x16:15x3x3", padding=1),
         "bfloat16",
         "float32",
     ),
     Problem(Tiling(1, 1, 1, 1, 2, 2), parse_problem("2x7x17x16:16x3x3", padding=1), placed=True),
     Problem(Tiling(1, 1, 2, 1, 4, 2), parse_problem("2x7x16x32:3x3x3", padding=1), placed=True),
-    Problem(Tiling(1, 1, 1, 0, 2, 2), parse_problem("2x3x6x9x16:24x1x1x1"), placed=True),
+    Problem(Tiling(1, 1, 1, 0, 2, 2), parse_problem("2x3x6x9x16:12x1x1x1"), placed=True),
     Problem(
         Tiling(1, 1, 1, 1, 2, 2),
-        parse_problem("1x3x6x9x16:40x1x3x3", stride=(1, 2, 2)),
+        parse_problem("1x3x6x9x16:13x1x3x3", stride=(1, 2, 2)),
         placed=True,
     ),
 )
@@ -118,12 +118,12 @@ PROBLEMS: Final = (
 #: What is refused, and a part of the sentence.
 REFUSED: Final[tuple[tuple[str, dict[str, int], str], ...]] = (
     ("1x9x9x16:16x3x3", {"groups": 2}, "few_filters takes one group; here 2"),
-    ("1x9x9x16:65x3x3", {}, "few_filters takes up to 64 filters; here 65"),
+    ("1x9x9x16:17x3x3", {}, "few_filters takes up to 16 filters; here 17"),
     ("1x9x9x12:8x3x3", {}, "pixels in multiples of 16 bytes; here 12 channels of 24 bytes"),
     ("1x9x9x9x16:8x2x3x3", {}, "takes filters of one tap along d without stride and padding there"),
     ("1x9x9x16:8x3x8", {"padding": 4}, "takes up to 7 taps along h and w; here (1, 3, 8)"),
     ("1x9x9x16:8x3x3", {"stride": 3}, "takes strides 1 and 2 along h and w; here (1, 3, 3)"),
-    ("1x9x9x1024:64x3x3", {}, "bytes of shared memory for 64 filters (1, 3, 3) of 1024 channels"),
+    ("1x9x9x4096:16x3x3", {}, "bytes of shared memory for 16 filters (1, 3, 3) of 4096 channels"),
     ("1x999x999x16:8x3x3", {"dilation": 400}, "with dilation (1, 400, 400); a block has 232448"),
 )
 
@@ -312,7 +312,7 @@ def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: i
 
 def test_every_kernel_runs_in_every_way(launches: list[Launch]) -> None:
     kernels = {launch.kernel for launch in launches}
-    assert {f"bfloat16-bfloat16-0-{filters}" for filters in (8, 16, 32, 64)} <= kernels
+    assert {f"bfloat16-bfloat16-0-{filters}" for filters in (8, 16)} <= kernels
     assert {(launch.joined, launch.stores) for launch in launches} == {
         (joined, stores) for joined in (0, 1) for stores in (0, 1, 2)
     }

@@ -30,10 +30,6 @@ from .model import (
 )
 from .tile import MAX_FILTERS, TILES, tile_of
 
-comptime NARROW_FILTERS = 16
-"""Filters that it suits, of several taps: more keep `wgmma` busy, and pixels of
-one tap are read but once by any kernel."""
-
 comptime MEASURED_SHARE = 1.9
 """Times of 11 problems on an H200, over the model's, in the geometric mean."""
 
@@ -122,7 +118,7 @@ struct FewFilters(GpuKernel):
                 known.channels <= UNKNOWN
                 or _fills_multiply(known.channels, types)
             )
-            and known.filters <= NARROW_FILTERS
+            and known.filters <= MAX_FILTERS
         )
 
     @staticmethod
@@ -150,7 +146,7 @@ struct FewFilters(GpuKernel):
         return (
             problem.groups == 1
             and _fills_multiply(problem.channels, operands.types)
-            and problem.filters <= NARROW_FILTERS
+            and problem.filters <= MAX_FILTERS
             and problem.taps() > 1
             and problem.gemm_m() >= FEWEST_PIXELS
             and not (operands.types.input == DType.float32 and operands.exact)

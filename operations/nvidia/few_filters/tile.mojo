@@ -59,12 +59,10 @@ struct WarpTile(Equatable, ImplicitlyCopyable, Movable):
 comptime TILES = [
     WarpTile(filters=8, rows=4, warps=8, registers=128),
     WarpTile(filters=16, rows=4, warps=8, registers=128),
-    WarpTile(filters=32, rows=4, warps=4, registers=168),
-    WarpTile(filters=64, rows=4, warps=4, registers=256),
 ]
 """What is compiled: for each number of filters the first that holds them."""
 
-comptime MAX_FILTERS = 64
+comptime MAX_FILTERS = 16
 """Of the last tile."""
 
 
