@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import bfloat16, floats, with_pointer
+from tests.emulated.convolution import with_pointer
+from tests.emulated.values import loaded, stored
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
@@ -179,24 +180,6 @@ def _epilogue(problem: ConvProblem, rng: np.random.Generator) -> tuple[Array, Ar
     bias = rng.integers(-30, 31, filters)
     residual = rng.integers(-30, 31, output)
     return scale.astype(np.float32), bias.astype(np.float32), residual.astype(np.float32)
-
-
-def stored(values: Array, out: str) -> npt.NDArray[np.generic]:
-    """The values' bits, as the emulator holds them."""
-    if out == "int8":
-        return np.clip(np.rint(values), -128, 127).astype(np.int8)
-    if out == "bfloat16":
-        return bfloat16(values)
-    return values.astype(np.float16).view(np.uint16) if out == "float16" else values
-
-
-def loaded(bits: npt.NDArray[np.generic], out: str) -> Array:
-    """The values of bits."""
-    if out == "bfloat16":
-        return floats(bits.astype(np.uint16))
-    if out == "float16":
-        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
-    return bits.astype(np.float32)
 
 
 def run(

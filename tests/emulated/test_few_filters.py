@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import Array, bfloat16, floats, with_pointer
+from tests.emulated.convolution import Array, with_pointer
+from tests.emulated.values import loaded, stored
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
@@ -217,22 +217,6 @@ class Operands:
         index = np.indices(shape).reshape(5, *rounded.shape)
         added = np.tensordot([1, 3, 5, 7, 9], index, 1) % 8
         return loaded(stored(rounded + added.astype(np.float32), dtype), dtype)
-
-
-def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
-    """The values' bits, as the emulator holds them."""
-    if dtype == "bfloat16":
-        return bfloat16(values)
-    return values.astype(np.float16).view(np.uint16) if dtype == "float16" else values
-
-
-def loaded(bits: npt.NDArray[np.generic], dtype: str) -> Array:
-    """The values of bits."""
-    if dtype == "bfloat16":
-        return floats(bits.astype(np.uint16))
-    if dtype == "float16":
-        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
-    return bits.astype(np.float32)
 
 
 def run(
