@@ -71,7 +71,7 @@ from buffers import (
 from direct_oracle import convolve_naively, mark_not_numbers, plant
 from epilogues import AddFilter
 from kernels import THREADS, compare, compare_closely
-from timing import input_sets, time_graph
+from timing import input_sets, time_captured
 
 comptime REPEATS = 5
 """Launches of a checked kernel."""
@@ -148,7 +148,7 @@ def refusal_of[
 def launch[
     dtype: DType, Output: OutputTarget, //, kernel: Int
 ](
-    ctx: DeviceContext,
+    mut stream: Stream,
     problem: ConvProblem,
     activation: Reads[dtype],
     filter: Reads[dtype],
@@ -156,7 +156,6 @@ def launch[
     output: Output,
 ) raises:
     """Enqueues a kernel."""
-    var stream = Stream(ctx)
     convolve[kernels=1 << kernel, known=UNKNOWN_FILTER, scaled=False](
         stream,
         problem,
@@ -280,12 +279,13 @@ def check[
     var counts = ctx.enqueue_create_buffer[DType.uint32](2)
     counts.enqueue_fill(0)
     counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(UInt32.MAX)
+    var stream = Stream(ctx)
     for _ in range(REPEATS):
         poison(ctx, operands.output)
         var data = data_of(operands.output, GUARD)
         comptime if kind == LAMBDA:
             launch[kernel](
-                ctx,
+                stream,
                 problem,
                 reads_of(operands.activation),
                 reads_of(operands.filter),
@@ -294,7 +294,7 @@ def check[
             )
         else:
             launch[kernel](
-                ctx,
+                stream,
                 problem,
                 reads_of(operands.activation),
                 reads_of(operands.filter),
@@ -378,10 +378,10 @@ def time_of[
         sets.append(Operands[dtype](ctx, problem))
         sets[i].fill_random(ctx, 1000 * i)
 
-    def enqueue(target: DeviceContext, index: Int) raises {imm}:
+    def enqueue(mut stream: Stream, index: Int) raises {imm}:
         ref operands = sets[index % count]
         launch[kernel](
-            target,
+            stream,
             problem,
             reads_of(operands.activation),
             reads_of(operands.filter),
@@ -389,7 +389,7 @@ def time_of[
             MemoryOutput[dtype](data_of(operands.output, GUARD)),
         )
 
-    return time_graph(ctx, enqueue)
+    return time_captured(ctx, enqueue)
 
 
 def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
@@ -440,9 +440,8 @@ def time_tilings(ctx: DeviceContext, named: Case) raises:
             continue
         var plan = WindowPlan(problem, tried)
 
-        def enqueue(target: DeviceContext, index: Int) raises {imm}:
+        def enqueue(mut stream: Stream, index: Int) raises {imm}:
             ref operands = sets[index % count]
-            var stream = Stream(target)
             FewFilters.launch[known=UNKNOWN_FILTER, scaled=False](
                 plan,
                 problem,
@@ -455,7 +454,7 @@ def time_tilings(ctx: DeviceContext, named: Case) raises:
                 stream,
             )
 
-        var ms = time_graph(ctx, enqueue)
+        var ms = time_captured(ctx, enqueue)
         print(
             named.name,
             round(ms * 1e4) / 10,

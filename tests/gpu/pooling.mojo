@@ -42,7 +42,7 @@ from buffers import (
 from epilogues import AddFilter
 from kernels import THREADS, compare, compare_closely
 from problems import Case, read_cases
-from timing import LAUNCHES, input_sets, time_graph
+from timing import LAUNCHES, input_sets, time_captured, time_graph
 
 comptime TYPES = [
     DType.float32,
@@ -174,7 +174,7 @@ def pooling_of(case_: Case) -> PoolProblem:
 def launch[
     dtype: DType, Output: OutputTarget, //, average: Bool
 ](
-    ctx: DeviceContext,
+    mut stream: Stream,
     name: String,
     pooling: PoolProblem,
     input: Reads[dtype],
@@ -182,7 +182,6 @@ def launch[
 ) raises:
     """Enqueues, as an op does that knows window and stride along w."""
     ref window = pooling.window
-    var stream = Stream(ctx)
     comptime if average:
         if "whole" in name:
             pool[average, True, UNKNOWN, UNKNOWN, UNKNOWN](
@@ -235,12 +234,13 @@ def check[
     var counts = ctx.enqueue_create_buffer[DType.uint32](2)
     counts.enqueue_fill(0)
     counts.create_sub_buffer[DType.uint32](1, 1).enqueue_fill(UInt32.MAX)
+    var stream = Stream(ctx)
     for _ in range(REPEATS):
         poison(ctx, found)
         var data = data_of(found, GUARD)
         comptime if fused:
             launch[average](
-                ctx,
+                stream,
                 case_.name,
                 pooling,
                 reads_of(input),
@@ -248,7 +248,7 @@ def check[
             )
         else:
             launch[average](
-                ctx,
+                stream,
                 case_.name,
                 pooling,
                 reads_of(input),
@@ -316,15 +316,19 @@ def time_one[dtype: DType](ctx: DeviceContext, case_: Case) raises:
         outputs.append(ctx.enqueue_create_buffer[dtype](y))
         put_random(ctx, inputs[i], i)
 
-    def enqueue(ctx: DeviceContext, index: Int) raises {imm}:
+    def enqueue(mut stream: Stream, index: Int) raises {imm}:
         var i = index % sets
         var output = MemoryOutput[dtype](data_of(outputs[i]))
         if "mean" in case_.name:
-            launch[True](ctx, case_.name, pooling, reads_of(inputs[i]), output)
+            launch[True](
+                stream, case_.name, pooling, reads_of(inputs[i]), output
+            )
         else:
-            launch[False](ctx, case_.name, pooling, reads_of(inputs[i]), output)
+            launch[False](
+                stream, case_.name, pooling, reads_of(inputs[i]), output
+            )
 
-    var ms = time_graph(ctx, enqueue)
+    var ms = time_captured(ctx, enqueue)
     var half = (x + y + 1) // 2
     var from_ = List[DeviceBuffer[dtype]]()
     var to = List[DeviceBuffer[dtype]]()

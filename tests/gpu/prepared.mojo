@@ -100,6 +100,19 @@ struct Prepared[
         Raises:
             What the driver refused.
         """
+        var stream = Stream(ctx)
+        self.enqueue(stream, overlap)
+
+    def enqueue(self, mut stream: Stream, overlap: Bool = True) raises:
+        """Enqueues the kernel.
+
+        Args:
+            stream: Where.
+            overlap: As for `launch`.
+
+        Raises:
+            What the driver refused.
+        """
         var memory = Writes[DType.float32](unsafe_from_address=CACHE_LINE)
         if self.workspace:
             memory = (
@@ -108,7 +121,6 @@ struct Prepared[
                 .unsafe_mut_cast[True]()
                 .unsafe_origin_cast[MutUntrackedOrigin]()
             )
-        var stream = Stream(ctx)
         launch_gemm[Self.config](
             self.plan,
             self.problem,

@@ -57,6 +57,7 @@ from epilogues import (
     judge,
 )
 from activations import check_activations, check_nan
+from operations.nvidia.stream import Stream
 from buffers import (
     BLOCKS,
     GUARD,
@@ -71,7 +72,7 @@ from buffers import (
 from kernels import THREADS, convolve
 from problems import Case, read_cases
 from prepared import Prepared
-from timing import input_sets, time_graph
+from timing import input_sets, time_captured
 
 comptime VARIANTS = 10
 """Configurations beside the candidates, for what no candidate uses."""
@@ -460,10 +461,10 @@ def time_of[
             )
         )
 
-    def enqueue(target: DeviceContext, index: Int) raises {imm}:
-        launches[index % sets].launch(target, False)
+    def enqueue(mut stream: Stream, index: Int) raises {imm}:
+        launches[index % sets].enqueue(stream)
 
-    var ms = time_graph(ctx, enqueue)
+    var ms = time_captured(ctx, enqueue)
     _ = buffers^
     return ms
 

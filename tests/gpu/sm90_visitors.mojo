@@ -49,6 +49,7 @@ from operations.nvidia.sm90.gemm.visit import (
     convolve_visited,
     visited_config,
 )
+from operations.nvidia.stream import Stream
 from buffers import (
     GUARD,
     data_of,
@@ -62,7 +63,7 @@ from epilogues import BIAS_TYPE, Elsewhere
 from problems import Case, read_cases
 from sm90 import nothing_fused
 from prepared import Prepared
-from timing import LAUNCHES, input_sets, time_graph
+from timing import LAUNCHES, input_sets, time_captured
 from visitors import Expectation
 from visitors_check import Check, IN_TYPE, roomy
 
@@ -318,10 +319,10 @@ def _time_on[
             )
         )
 
-    def enqueue(target: DeviceContext, index: Int) raises {imm}:
-        launches[index % sets].launch(target, False)
+    def enqueue(mut stream: Stream, index: Int) raises {imm}:
+        launches[index % sets].enqueue(stream)
 
-    return time_graph(ctx, enqueue)
+    return time_captured(ctx, enqueue)
 
 
 def time_case(ctx: DeviceContext, named: Case) raises:

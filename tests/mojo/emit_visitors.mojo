@@ -109,7 +109,7 @@ def refuse[
 ](
     name: String,
     visitor: Visitor,
-    config: Sm90Config = candidate(10),
+    config: Sm90Config = candidate(8),
     filters: Int = 64,
 ):
     """Prints why a visitor cannot run."""
@@ -125,9 +125,9 @@ def refuse_all() raises:
         MemoryOutput(writes[DType.float32]())
     )
     var odd = AuxiliaryOutput[TYPE](MemoryOutput(writes[TYPE](40)))
-    var unswapped = candidate(10)
+    var unswapped = candidate(8)
     unswapped.swapped = False
-    var without = candidate(10)
+    var without = candidate(8)
     without.epilogue.num_epi_load_stages = 0
     refuse("sums", sums, unswapped)
     refuse("auxiliary_type", wide, unswapped)

@@ -126,24 +126,12 @@ def candidates() -> List[Candidate]:
         ),
         Candidate(_rows((256, 128), (4, 4, 2), cluster=PAIR_M)),
         Candidate(
-            _rows(
-                (224, 128),
-                (3, 5, 7),
-                cluster=PAIR_N,
-                halo=16,
-                subtile_pixels=32,
-            )
-        ),
-        Candidate(
             _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
             _rows((192, 128), (5, 5, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
-        ),
-        Candidate(
-            _rows((192, 128), (5, 5, 3), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
@@ -198,6 +186,13 @@ def candidates() -> List[Candidate]:
                 cooperative=False,
                 subtile_pixels=32,
             )
+        ),
+        Candidate(
+            _rows((160, 128), (5, 5, 3), cooperative=False, subtile_pixels=32)
+        ),
+        Candidate(_rows((128, 64), (7, 7, 3), cooperative=False)),
+        Candidate(
+            _rows((96, 64), (9, 9, 4), cooperative=False, subtile_pixels=32)
         ),
     ]
 

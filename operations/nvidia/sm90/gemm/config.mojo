@@ -37,7 +37,7 @@ from .epilogue_config import (
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
 
-comptime SPARE_REGISTERS = 96
+comptime SPARE_REGISTERS = 72
 """Registers of a consumer's thread beside its accumulators."""
 
 

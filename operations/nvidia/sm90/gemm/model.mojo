@@ -6,22 +6,26 @@ from ...epilogue.work import FusedWork
 from ....conv.memory import element_bytes
 from ....conv.operands import OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
-from ...im2col.traversal import ROW_BYTES, SECTOR_BYTES, Traversal
+from ...im2col.traversal import ROW_BYTES, Traversal
 from ..wgmma import MMA_M
 from .config import Sm90Config
 from .grid import Grid
 
-# The model's constants. Fitted to timings of 16 configurations on 284 problems
-# on an H200: loads, stores, turns, clusters and shared tiles; what a launch
-# costs, beside the times of sm80. The others are of fits to fewer problems, on
-# 32 of them with fused work.
+# The model's constants. Fitted to timings of 17 configurations on 469 problems
+# on an H100, in graphs where launches overlap: loads, stores, turns, clusters,
+# shared tiles and launches. The others are of fits to fewer problems on H200s,
+# on 32 of them with fused work.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 2.2e-6
-"""From a launch's begin to its first multiply, and from its last to its end.
+comptime LAUNCH_SECONDS = 1.25e-6
+"""From a launch's begin to its first load, and from its last store to its end.
 """
+
+comptime FIRST_ROW_CYCLES = 7.1
+"""Of a row of the first stage, until it has come; of rows of fewer channels as
+much less."""
 
 comptime MEMORY_BYTES_PER_SECOND = 4.0e12
 """Of device memory."""
@@ -32,33 +36,36 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.52
+comptime WRITE_SHARE = 0.58
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 318.0
+comptime L2_BYTES_PER_CYCLE = 503.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime LOAD_CYCLES = 2500.0
+comptime RECEIVED_BYTES_PER_CYCLE = 51.0
+"""That each multiprocessor gets from the L2, at most, if all load."""
+
+comptime LOAD_CYCLES = 2384.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
 
-comptime PARTIAL_ROW_CYCLES = 10.0
+comptime PARTIAL_ROW_CYCLES = 5.0
 """To load a row that ends beyond the channels."""
 
-comptime ODD_ROW_CYCLES = 28.0
-"""The same, where rows do not begin at multiples of `SECTOR_BYTES`."""
-
-comptime MULTICAST_SHARE = 0.39
+comptime MULTICAST_SHARE = 0.30
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime STORE_CYCLES = 620.0
+comptime STORE_CYCLES = 1066.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime HIDDEN_STORE_CYCLES = 850.0
+comptime HIDDEN_STORE_CYCLES = 1219.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
-comptime ROW_STORE_CYCLES = 600.0
+comptime LAST_STORE_CYCLES = 144.0
+"""Of the same, more for the last tile, behind which nothing multiplies."""
+
+comptime ROW_STORE_CYCLES = 336.0
 """Of the same, more if the consumer's threads store and not TMA."""
 
 comptime FUSED_STORE_CYCLES = 800.0
@@ -77,19 +84,19 @@ comptime HIDDEN_RESIDUAL_CYCLES = 450.0
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 910.0
+comptime TURN_CYCLES = 581.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.18
+comptime OVERLAP_SHARE = 0.20
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 0.54e-6
+comptime CLUSTER_SECONDS = 0.46e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 0.81e-6
+comptime CLUSTER_SYNC_SECONDS = 1.02e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.41e-6 / 128
+comptime SUM_SECONDS = 0.172e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
@@ -136,8 +143,10 @@ def predicted_seconds(
     """
     var grid = Grid.of(config, traversal, multiprocessors, split_k)
     var steps = ceildiv(traversal.steps(), split_k)
+    var blocks = grid.tiles * config.cluster_size() * split_k
+    var busy = min(1.0, Float64(blocks) / Float64(multiprocessors))
     var tile = Float64(steps) * _step_cycles(
-        config, traversal, grid.keeps_filters
+        config, traversal, grid.keeps_filters, busy
     )
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
@@ -154,7 +163,8 @@ def predicted_seconds(
         if not config.epilogue.tma_store:
             store += ROW_STORE_CYCLES * units
         tile = max(tile + TURN_CYCLES, (tile + store) / 2)
-        last = extra
+        last = LAST_STORE_CYCLES * units + extra
+    last += _first_cycles(config, traversal, grid.keeps_filters)
     var launch = LAUNCH_SECONDS
     if config.cluster_size() > 1:
         launch += CLUSTER_SECONDS
@@ -180,10 +190,13 @@ def _input_elements(problem: ConvProblem) -> Int:
 
 
 def _step_cycles(
-    config: Sm90Config, traversal: Traversal, keeps_filters: Bool
+    config: Sm90Config,
+    traversal: Traversal,
+    keeps_filters: Bool,
+    busy: Float64,
 ) -> Float64:
-    """The model's time of one stage of a tile: the multiply's, or shared
-    memory's."""
+    """The model's time of one stage of a tile: the multiply's, shared memory's,
+    or the L2's, of whose multiprocessors a share is `busy`."""
     var activation = Float64(config.act_stage_bytes())
     if config.halo > 0:
         activation /= Float64(traversal.filter[2])
@@ -204,6 +217,9 @@ def _step_cycles(
     var shared = (
         WRITE_SHARE * (activation + filter) + Float64(read)
     ) / SHARED_BYTES_PER_CYCLE
+    var received = activation / Float64(
+        config.cluster_shape[1]
+    ) + filter / Float64(config.cluster_shape[0])
     if config.cluster_shape[1] > 1:
         activation *= MULTICAST_SHARE
     if config.cluster_shape[0] > 1:
@@ -211,6 +227,7 @@ def _step_cycles(
     var step = (
         max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
     )
+    step = max(step, received * busy / RECEIVED_BYTES_PER_CYCLE)
     if config.halo > 0:
         # A stage serves a filter row, and one of the ring is being read.
         var stages = Float64(
@@ -235,7 +252,18 @@ def _partial_rows_cycles(
         rows /= Float64(traversal.filter[2])
     if not keeps_filters:
         rows += Float64(config.filter_tile_dim0())
-    var cycles = (
-        PARTIAL_ROW_CYCLES if bytes % SECTOR_BYTES == 0 else ODD_ROW_CYCLES
-    )
-    return cycles * rows / Float64(traversal.slices())
+    return PARTIAL_ROW_CYCLES * rows / Float64(traversal.slices())
+
+
+def _first_cycles(
+    config: Sm90Config, traversal: Traversal, keeps_filters: Bool
+) -> Float64:
+    """What passes until a block's first stage has come."""
+    var rows = Float64(config.act_stage_pixels())
+    if config.halo > 0:
+        rows /= Float64(traversal.filter[2])
+    if not keeps_filters:
+        rows += Float64(config.block_tile_shape[1])
+    var channels = traversal.slice_channels()
+    var part = Float64(channels) / Float64(traversal.row_channels())
+    return FIRST_ROW_CYCLES * rows * part

@@ -15,12 +15,7 @@ in the kernels' order. The values are those of `operands.py`.
 """
 
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
-from max.gpu.host import (
-    DeviceBuffer,
-    DeviceContext,
-    DeviceGraph,
-    DeviceGraphBuilder,
-)
+from max.gpu.host import DeviceBuffer, DeviceContext
 from std.sys import get_defined_dtype
 from std.time import perf_counter_ns
 
@@ -38,6 +33,7 @@ from operations.conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
 from operations.conv.registry import ALL_KERNELS
 from operations.nvidia.convolve import convolve
 from operations.nvidia.stream import Stream
+from operations.nvidia.stream_graph import StreamGraph
 
 comptime TYPE = get_defined_dtype["dtype", DType.bfloat16]()
 """Storage type of the operands."""
@@ -163,11 +159,11 @@ struct Operands(Movable):
             self.residual.append(filled(ctx, outputs, seed + 3, scale))
             self.y.append(ctx.enqueue_create_buffer[TYPE](outputs))
 
-    def launch(self, ctx: DeviceContext, fused: Bool, index: Int) raises:
+    def launch(self, mut stream: Stream, fused: Bool, index: Int) raises:
         """Enqueues one convolution.
 
         Args:
-            ctx: The device.
+            stream: Where.
             fused: Whether with bias, SiLU and residual.
             index: Of the launch; the sets take turns.
         """
@@ -185,7 +181,6 @@ struct Operands(Movable):
             ),
             final_activation=Activation(ACTIVATION_NONE, 0, 0),
         )
-        var stream = Stream(ctx)
         convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=False](
             stream,
             self.problem,
@@ -202,8 +197,8 @@ struct Operands(Movable):
 
 def captured(
     ctx: DeviceContext, operands: Operands, fused: Bool, launches: Int
-) raises -> DeviceGraph:
-    """A graph of launches.
+) raises -> StreamGraph:
+    """A graph of launches, captured as PyTorch captures one.
 
     Args:
         ctx: The device.
@@ -211,22 +206,22 @@ def captured(
         fused: Whether with bias, SiLU and residual.
         launches: How many.
     """
-    operands.launch(ctx, fused, 0)
-    ctx.synchronize()
+    var first = Stream(ctx)
+    operands.launch(first, fused, 0)
 
-    def build(mut builder: DeviceGraphBuilder) raises {imm}:
-        var recorded = builder.recording_context()
+    def enqueue(mut stream: Stream) raises {imm}:
         for i in range(launches):
-            operands.launch(recorded, fused, i)
+            operands.launch(stream, fused, i)
 
-    return DeviceGraph.create(ctx, build)
+    return StreamGraph(ctx, enqueue)
 
 
 def sample(
     ctx: DeviceContext, operands: Operands, fused: Bool, count: Int
 ) raises -> String:
     """The answer to `sample`."""
-    operands.launch(ctx, fused, 0)
+    var stream = Stream(ctx)
+    operands.launch(stream, fused, 0)
     var elements = len(operands.y[0])
     var step = max(1, elements // count)
     var values = String()
@@ -238,26 +233,20 @@ def sample(
     return String(t'{{"step": {step}, "values": [{values}]}}')
 
 
-def replayed(
-    ctx: DeviceContext, graph: DeviceGraph, times: Int
-) raises -> String:
+def replayed(graph: StreamGraph, times: Int) raises -> String:
     """The answer to `replay`."""
-
-    def run(ctx: DeviceContext) raises {imm}:
-        graph.replay()
-
-    ctx.synchronize()
-    return String(t'{{"ns": {ctx.execution_time(run, times)}}}')
+    return String(t'{{"ns": {Int(graph.seconds(times) * 1e9)}}}')
 
 
 def launched(
     ctx: DeviceContext, operands: Operands, fused: Bool, launches: Int
 ) raises -> String:
     """The answer to `launch`."""
+    var stream = Stream(ctx)
     ctx.synchronize()
     var begin = perf_counter_ns()
     for i in range(launches):
-        operands.launch(ctx, fused, i)
+        operands.launch(stream, fused, i)
     ctx.synchronize()
     return String(t'{{"ns": {perf_counter_ns() - begin}}}')
 
@@ -297,7 +286,7 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
     var operands = Operands(ctx, integers(words_of(first)))
     ctx.synchronize()
     print("{}", flush=True)
-    var graphs = List[DeviceGraph]()
+    var graphs = List[StreamGraph]()
     var places: List[Int] = [-1, -1]
     var launches = 0
     while True:
@@ -317,7 +306,7 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
                 print(sample(ctx, operands, fused, number), flush=True)
             elif words[0] == "replay":
                 var place = places[Int(fused)]
-                print(replayed(ctx, graphs[place], number), flush=True)
+                print(replayed(graphs[place], number), flush=True)
             elif words[0] == "launch":
                 var count = number * launches
                 print(launched(ctx, operands, fused, count), flush=True)
