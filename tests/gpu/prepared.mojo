@@ -109,6 +109,7 @@ struct Prepared[
                 .unsafe_origin_cast[MutUntrackedOrigin]()
             )
         var stream = Stream(ctx)
+        stream.overlaps = overlap
         launch_gemm[Self.config](
             self.plan,
             self.problem,
@@ -116,5 +117,4 @@ struct Prepared[
             self.visitor,
             stream,
             workspace=memory,
-            overlap=overlap,
         )

@@ -14,10 +14,6 @@ Sums that are NaN are therefore computed again, group by group.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import vote
 from std.memory import bitcast
 from std.utils import StaticTuple
@@ -27,6 +23,7 @@ from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ...limits import WARP
+from ...overlap import wait_for_earlier_kernels
 from ...pipeline.barrier import sync_threads, sync_warp
 from ...pipeline.matrices import load_matrices
 from ...tma.copy import (
@@ -165,9 +162,7 @@ struct DiagonalKernel[
                 prefetch_map(activation)
                 storage.init(geometry.stages)
             sync_threads[THREADS](0)
-        # The kernel before may still run: its memory is not touched until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         Self._compute_steps(
             activation,
             output,
@@ -197,8 +192,7 @@ struct DiagonalKernel[
         var copier = DiagonalCopier[Self.config, Self.stores_tiles](schedule)
         if copies:
             storage.init(geometry.stages)
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         if copies:
             copier.load(activation, geometry, storage, geometry.stages)
         sync_threads[Self.config.threads()](0)
