@@ -162,7 +162,6 @@ struct DiagonalKernel[
                 prefetch_map(activation)
                 storage.init(geometry.stages)
             sync_threads[THREADS](0)
-        wait_for_earlier_kernels()
         Self._compute_steps(
             activation,
             output,
@@ -189,8 +188,11 @@ struct DiagonalKernel[
         """The copying warp. It starts to load the first stages before the block
         syncs."""
         var copies = thread_idx.x == THREADS
-        var copier = DiagonalCopier[Self.config, Self.stores_tiles](schedule)
+        var copier = DiagonalCopier[Self.config, Self.stores_tiles](
+            geometry, schedule
+        )
         if copies:
+            prefetch_map(activation)
             storage.init(geometry.stages)
         wait_for_earlier_kernels()
         if copies:
@@ -214,7 +216,8 @@ struct DiagonalKernel[
         storage: DiagonalStorage,
         schedule: DiagonalSchedule,
     ):
-        """Computes the block's steps, run by run and batch by batch."""
+        """Waits for earlier kernels, and computes the block's steps, run by run
+        and batch by batch."""
         var warp, lane = divmod(UInt32(thread_idx.x), UInt32(WARP))
         var loads_stages = False
         var loads_residual = False
@@ -227,11 +230,14 @@ struct DiagonalKernel[
         var worker = Self.Worker(
             geometry, schedule.step(geometry, index), warp, lane
         )
+        var cursor = LoadCursor(schedule)
+        if loads_stages:
+            cursor.begin(Self.config, geometry, schedule)
+        wait_for_earlier_kernels()
         # Loaded first: after the stages it would wait for them.
         var loaded = Self.Taps.load(
             filter, worker.channel(), geometry.group_log, lane
         )
-        var cursor = LoadCursor(schedule)
         if loads_stages:
             cursor.load(
                 Self.config,

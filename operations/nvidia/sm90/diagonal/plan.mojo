@@ -316,8 +316,9 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         multiprocessors: Int,
     ):
         """Cuts a problem. Steps are the widest that leave a multiprocessor
-        shared memory for two blocks; they have as many images as save time. The
-        ring has as many stages as cost no block.
+        shared memory for two blocks, or narrower where each block has one all
+        the same; they have as many images as save time. The ring has as many
+        stages as cost no block, and none that a block does not fill.
 
         Args:
             config: A configuration that does not refuse the problem.
@@ -350,6 +351,7 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         self.groups = ceildiv(width, self.columns)
         self.resident = min(config.resident(), self._resident())
         self._take_images(problem, multiprocessors)
+        self._narrow(config, problem, multiprocessors)
         # Larger batches, then more stages, as long as they cost no block.
         var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
         while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
@@ -372,6 +374,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         if share > 0 and ceildiv(self.slab_steps(), share) <= most_steps:
             self.together = self.slabs
             self.blocks = share * self.slabs
+        self.batch = min(self.batch, most_steps)
+        self.stages = min(self.stages, most_steps * config.window_stages())
 
     def _take_images(mut self, problem: ConvProblem, multiprocessors: Int):
         """Finds how many images a step has: several only where an image is at
@@ -392,6 +396,27 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
                 least = time
                 best = self.images
         self.images = best
+
+    def _narrow(
+        mut self,
+        config: DiagonalConfig,
+        problem: ConvProblem,
+        multiprocessors: Int,
+    ):
+        """Makes steps narrower where there are no more of them than blocks at a
+        time. A block then ends sooner, whose warps compute one set after the
+        other."""
+        if self.images > 1:
+            return
+        var width = problem.output[2]
+        var rows = self._steps(problem) // self.groups
+        for sets in range(1, self.sets()):
+            var groups = ceildiv(width, sets * 2 * MATRIX)
+            if groups * rows <= multiprocessors * self.resident:
+                self.columns = ceildiv(ceildiv(width, groups), MATRIX) * MATRIX
+                self.groups = ceildiv(width, self.columns)
+                self.staged_columns = config.staged_columns(self.columns)
+                return
 
     def _time(self, problem: ConvProblem, multiprocessors: Int) -> Int:
         """The time of a block, in the time of sets."""
