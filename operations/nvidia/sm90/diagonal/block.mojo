@@ -8,7 +8,7 @@ from ...epilogue.activations import DeviceActivation
 from ....conv.epilogue import Epilogue
 from ....conv.fields import ACTIVATION_SILU
 from ...pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
-from ...pipeline.chunks import swizzled
+from ...pipeline.chunks import CHUNK_BYTES, swizzled
 from ...tma.copy import SharedAddress, load_tile
 from ...tma.descriptor import TensorMap
 from ...limits import PATTERN_BYTES
@@ -304,7 +304,19 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.group = warp & (groups - 1)
         # The last two matrices of a load are pixels of the stage's other row,
         # or, of the same row, the channels beside the warp's own.
-        var pixel = lane % 8 * UInt32(Self.config.stride)
+        var row = lane % MATRIX
+        var pixel = row * UInt32(Self.config.stride)
+        var output_pixel = row
+        comptime if Self.config.takes_turns():
+            if geometry.turn_pixels > 0:
+                var image, column = divmod(row, UInt32(MATRIX // 2))
+                pixel = image * geometry.turn_pixels + column * UInt32(
+                    Self.config.stride
+                )
+                output_pixel = (
+                    image * (geometry.image_output_bytes // PIXEL_BYTES)
+                    + column
+                )
         var beside = UInt32(0)
         comptime if Self.load_rows == 1:
             pixel += lane // 16 * geometry.staged_columns
@@ -327,7 +339,7 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.sets = 0
         self.output = lane // 8 % 2 * geometry.output_row_bytes + swizzled[
             PIXEL_BYTES
-        ](lane % 8, self.group)
+        ](output_pixel, self.group)
 
     @always_inline
     def enter(
@@ -400,6 +412,10 @@ struct SetPlace(TrivialRegisterPassable):
         if set < geometry.whole_sets:
             self.shift += worker.half
             self.second += geometry.half_output_bytes
+            comptime if worker.config.takes_turns():
+                # 4 pixels on, the swizzle takes another chunk.
+                if geometry.turn_pixels > 0:
+                    self.second ^= MATRIX // 2 * CHUNK_BYTES
 
 
 struct DiagonalFusion[bias_type: DType, out_type: DType](
