@@ -18,7 +18,8 @@ from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 #: Depthwise: one image whose last set is half a set; slabs side by side, and one after the other;
 #: pairs of narrow images, of which some are not there; several images; stride 2; several steps
 #: along the columns; stages that are filled again; steps that are narrow, and less so, because a
-#: block has only one. Groups: every width, both strides, slabs that lack channels.
+#: block has only one. Groups: every width, both strides, slabs that lack channels, and pixels of
+#: two images together.
 PROBLEMS = (
     (3, 1, 1, 7, 56, 64, 1, 1, 1),
     (3, 1, 2, 4, 20, 192, 1, 1, 1),
@@ -45,6 +46,7 @@ PROBLEMS = (
     (3, 1, 1, 3, 40, 16, 1, 1, 16),
     (3, 1, 1, 4, 24, 64, 1, 1, 32),
     (3, 2, 3, 9, 14, 96, 1, 1, 32),
+    (3, 2, 2, 5, 48, 64, 1, 1, 32),
     (3, 2, 1, 5, 30, 64, 1, 1, 32),
 )
 
