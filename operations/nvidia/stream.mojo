@@ -25,9 +25,6 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
     """Dynamic shared memory of a block."""
     var cluster: Int
     """Blocks of a cluster."""
-    var overlap: Bool
-    """Whether blocks may start before the kernel that was enqueued last has
-    ended (programmatic dependent launch). They wait for it themselves."""
 
     def __init__(
         out self,
@@ -36,7 +33,6 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
         *,
         shared_bytes: Int = 0,
         cluster: Int = 1,
-        overlap: Bool = False,
         rows: Int = 1,
     ):
         """Blocks along x and y.
@@ -46,8 +42,6 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
             threads: Of a block.
             shared_bytes: Dynamic shared memory of a block.
             cluster: Blocks of a cluster.
-            overlap: Whether blocks may start before the kernel that was
-                enqueued last has ended.
             rows: Blocks along y, up to `MAX_GRID_ROWS` of limits.mojo.
         """
         self.blocks = blocks
@@ -55,7 +49,6 @@ struct LaunchGrid(ImplicitlyCopyable, Movable):
         self.threads = threads
         self.shared_bytes = shared_bytes
         self.cluster = cluster
-        self.overlap = overlap
 
 
 struct Stream(Movable):
@@ -66,6 +59,11 @@ struct Stream(Movable):
     var external: Optional[DeviceStream]
     """Somebody else's stream, or None: the context's own queue, which may be
     one that records a graph."""
+    var overlaps: Bool
+    """Whether a kernel's blocks may start before earlier kernels have ended
+    (programmatic dependent launch), where the GPU can: so they may unless
+    somebody says otherwise, to time it. Every kernel that is enqueued here
+    waits for them itself (overlap.mojo)."""
 
     def __init__(out self, ctx: DeviceContext):
         """The context's own queue.
@@ -75,6 +73,7 @@ struct Stream(Movable):
         """
         self.ctx = ctx
         self.external = None
+        self.overlaps = True
 
     def __init__(out self, ctx: DeviceContext, *, cuda_stream: Int) raises:
         """A CUDA stream that somebody else owns.
@@ -93,6 +92,7 @@ struct Stream(Movable):
                 unsafe_from_address=cuda_stream
             )
         self.external = ctx.create_external_stream(handle)
+        self.overlaps = True
 
     @always_inline
     def enqueue[
@@ -106,7 +106,7 @@ struct Stream(Movable):
 
         Parameters:
             declared: The types of the kernel's arguments.
-            kernel: The kernel.
+            kernel: The kernel, which calls `wait_for_earlier_kernels`.
             Ts: The types of what is passed for them.
             max_shared_bytes: Dynamic shared memory that any launch of the
                 kernel asks for, or 0 for no more than every kernel may have.
@@ -127,7 +127,7 @@ struct Stream(Movable):
         if grid.cluster > 1:
             cluster = Dim(grid.cluster)
         var launch_attributes = pdl_launch_attributes(
-            PDLLevel.ON if grid.overlap else PDLLevel.OFF
+            PDLLevel.ON if self.overlaps else PDLLevel.OFF
         )
         if self.external:
             self.external.value().enqueue_function(

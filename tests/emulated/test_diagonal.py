@@ -17,7 +17,9 @@ from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 #: Taps, stride, batch, height, width, channels, padding, multiprocessors, channels of a group.
 #: Depthwise: one image whose last set is half a set; slabs side by side, and one after the other;
 #: pairs of narrow images, of which some are not there; several images; stride 2; several steps
-#: along the columns. Groups: every width, both strides, slabs that lack channels.
+#: along the columns; stages that are filled again; steps that are narrow, and less so, because a
+#: block has only one. Groups: every width, both strides, slabs that lack channels, and pixels of
+#: two images together.
 PROBLEMS = (
     (3, 1, 1, 7, 56, 64, 1, 1, 1),
     (3, 1, 2, 4, 20, 192, 1, 1, 1),
@@ -26,6 +28,9 @@ PROBLEMS = (
     (3, 1, 5, 5, 14, 64, 1, 2, 1),
     (3, 2, 2, 9, 30, 64, 1, 2, 1),
     (3, 1, 1, 3, 120, 64, 1, 1, 1),
+    (3, 1, 1, 80, 16, 64, 1, 1, 1),
+    (3, 1, 1, 4, 56, 128, 1, 8, 1),
+    (3, 2, 1, 8, 96, 64, 1, 2, 1),
     (3, 1, 5, 5, 7, 64, 1, 1, 2),
     (3, 1, 1, 3, 20, 72, 1, 1, 4),
     (3, 2, 1, 5, 18, 64, 1, 1, 4),
@@ -41,11 +46,12 @@ PROBLEMS = (
     (3, 1, 1, 3, 40, 16, 1, 1, 16),
     (3, 1, 1, 4, 24, 64, 1, 1, 32),
     (3, 2, 3, 9, 14, 96, 1, 1, 32),
+    (3, 2, 2, 5, 48, 64, 1, 1, 32),
     (3, 2, 1, 5, 30, 64, 1, 1, 32),
 )
 
 #: Of these those that get infinities and not-a-numbers: of each width of groups one.
-NOT_FINITE = (3, 7, 9, 13, 14)
+NOT_FINITE = (3, 10, 12, 16, 17)
 
 #: Slabs of 64 channels. Of others nobody writes the outputs of the channels that are not there,
 #: and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
@@ -211,6 +217,16 @@ def test_the_cuts_reach_their_edges(launches: list[Launch]) -> None:
     assert taken >= {(stride, group) for stride in (1, 2) for group in (1, 8, 16, 32)}
     assert {launch.images for launch in launches} >= {1, 2, 4}
     assert {launch.columns % 16 for launch in launches} == {0, 8}
+
+
+def test_blocks_of_one_step(launches: list[Launch]) -> None:
+    """They are as many as may be, and have no more stages and outputs than the step."""
+    cuts = {launch.problem[:5]: launch for launch in launches}
+    narrow, less = cuts[3, 1, 1, 4, 56], cuts[3, 2, 1, 8, 96]
+    assert (narrow.blocks, narrow.columns) == (2 * 2 * 4, 16)
+    # Two stages of two rows of 18 pixels, whole patterns, and three buffers of two rows.
+    assert narrow.shared_bytes == 1024 + 2 * 5 * 1024 + 3 * 2 * 16 * 128
+    assert (less.blocks, less.columns) == (2 * 2, 24)
 
 
 @pytest.mark.parametrize("index", NOT_FINITE)

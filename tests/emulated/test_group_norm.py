@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests import ptx
+from tests import overlap, ptx
 from tests.emulated.convolution import Array, bfloat16, floats
 
 from maxconv._fields import Activation
@@ -190,3 +190,8 @@ def test_every_kernel_runs(launches: dict[Problem, Launches]) -> None:
     assert {("bfloat16", f"8-{lanes}") for lanes in (4, 8, 16, 32)} <= names
     assert {("bfloat16", "1-4"), ("float32", "4-4")} <= names
     assert any(launch.blocks > launch.finishing for launch in launches.values())
+
+
+def test_kernels_wait_for_earlier_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, _ = ptx.emit_once("emit_group_norm", tmp_path_factory, *map(str, PROBLEMS))
+    overlap.check(folder.glob("*.ptx"))

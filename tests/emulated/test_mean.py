@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pytest
-from tests import ptx
+from tests import overlap, ptx
 from tests.emulated.convolution import Array, bfloat16, floats
 from tests.emulated.reductions import run_kernel
 
@@ -124,3 +124,8 @@ def test_every_kernel_runs(launches: dict[Problem, Launch]) -> None:
     wide = {f"bfloat16-8-{lanes}" for lanes in (4, 8, 16, 32)}
     assert wide | {"bfloat16-1-32"} <= kernels
     assert {launch.cluster for launch in launches.values()} == {1, 2, 4, 8}
+
+
+def test_kernels_wait_for_earlier_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, _ = ptx.emit_once("emit_mean", tmp_path_factory, *map(str, PROBLEMS))
+    overlap.check(folder.glob("*.ptx"))

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pytest
-from tests import ptx
+from tests import overlap, ptx
 from tests.emulated.convolution import Array, bfloat16, floats
 from tests.emulated.reductions import run_kernel
 from tests.reference import pool_reference
@@ -147,3 +147,8 @@ def test_every_kernel_runs(launches: dict[Problem, Launch]) -> None:
         "mean-float32-1-0-0",
         "mean-float32-4-0-0",
     }
+
+
+def test_kernels_wait_for_earlier_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, _ = ptx.emit_once("emit_pooling", tmp_path_factory, *map(str, PROBLEMS))
+    overlap.check(folder.glob("*.ptx"))

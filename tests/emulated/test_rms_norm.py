@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 import pytest
-from tests import ptx
+from tests import overlap, ptx
 from tests.emulated.convolution import Array, bfloat16, floats
 
 from ptxemu import Machine
@@ -92,3 +92,8 @@ def test_every_kind_of_kernel_runs(launches: list[Launch]) -> None:
     assert {"bfloat16-8-4-3", "bfloat16-8-16-3", "bfloat16-8-32-4"} <= {
         launch.kernel for launch in launches
     }
+
+
+def test_kernels_wait_for_earlier_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, _ = ptx.emit_once("emit_rms_norm", tmp_path_factory)
+    overlap.check(folder.glob("*.ptx"))

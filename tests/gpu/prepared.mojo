@@ -121,6 +121,7 @@ struct Prepared[
                 .unsafe_mut_cast[True]()
                 .unsafe_origin_cast[MutUntrackedOrigin]()
             )
+        stream.overlaps = overlap
         launch_gemm[Self.config](
             self.plan,
             self.problem,
@@ -128,5 +129,4 @@ struct Prepared[
             self.visitor,
             stream,
             workspace=memory,
-            overlap=overlap,
         )

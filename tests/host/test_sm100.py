@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests import blackwell, ptx
+from tests import blackwell, overlap, ptx
 from tests.blackwell import Kernel
 
 from maxconv import _inspect as inspect
@@ -99,6 +99,10 @@ def test_every_configuration_can_be_built(kernels: list[Kernel]) -> None:
     for kernel in kernels:
         assert kernel.refusal == ""
         assert kernel.accumulators * kernel.tile_n <= TMEM_COLUMNS
+
+
+def test_kernels_wait_for_earlier_ones(kernels: list[Kernel]) -> None:
+    assert not [wrong for kernel in kernels for wrong in overlap.mistakes(kernel.ptx)]
 
 
 def test_stages_fill_shared_memory_exactly(kernels: list[Kernel]) -> None:

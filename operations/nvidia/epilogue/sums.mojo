@@ -14,7 +14,6 @@ tile along the pixels has its own place in a row.
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.memory import external_memory
-from max.gpu.primitives.grid_controls import wait_on_dependent_grids
 from max.gpu.primitives.warp import shuffle_xor, vote
 from max.gpu.sync import barrier
 from std.collections import Optional
@@ -24,6 +23,7 @@ from std.utils import StaticTuple
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..limits import PATTERN_BYTES, WARP
+from ..overlap import wait_for_earlier_kernels
 from ..pipeline.chunks import shared_pointer
 from ..stream import LaunchGrid, Stream
 from ..tma.copy import SharedAddress
@@ -133,7 +133,6 @@ struct ChannelSums[with_squares: Bool](EpilogueVisitor):
                 ceildiv(Self.KINDS * shape.problem.filters, ROWS_BLOCK),
                 ROWS_BLOCK * ROWS_BLOCK,
                 shared_bytes=bytes,
-                overlap=True,
             ),
             self.rows.as_imm(),
             self.sums,
@@ -461,8 +460,7 @@ def add_rows(
     var partial = external_memory[
         Float32, address_space=AddressSpace.SHARED, alignment=16
     ]()
-    # The blocks may have come before the rows were complete.
-    wait_on_dependent_grids()
+    wait_for_earlier_kernels()
     var row, column = divmod(UInt32(thread_idx.x), UInt32(ROWS_BLOCK))
     var at = UInt32(block_idx.x) * UInt32(ROWS_BLOCK) + column
     var width = kinds * filters

@@ -22,17 +22,13 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.memory import external_memory
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from std.utils import StaticTuple
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
-from ..device import target_capability
 from ..limits import WARP
+from ..overlap import wait_for_earlier_kernels
 from ..pipeline.async_copy import await_copies, close_copies
 from ..pipeline.chunks import CHUNK_BYTES
 from ..pipeline.matrices import Sums, load_matrices, multiply
@@ -47,10 +43,6 @@ from .tile import (
     STEP_CHUNKS,
     WarpTile,
 )
-
-comptime OVERLAP_CAPABILITY = 90
-"""From this compute capability, times ten, on, a kernel may begin before the
-one in front of it has ended."""
 
 
 @fieldwise_init
@@ -115,9 +107,7 @@ struct WindowKernel[
         var stages = filters + geometry.filter_bytes
         var end = stages + UInt32(geometry.stages) * geometry.stage_bytes
         var loads = WindowLoads[Self.Source](activation, geometry)
-        comptime if target_capability() >= OVERLAP_CAPABILITY:
-            launch_dependent_grids()
-            wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         load_filters[Self.tile.filters](filter, geometry, filters)
         var current = Int32(block_idx.x)
         var next_tile = current

@@ -21,7 +21,7 @@ from ..limits import MAX_INDEX, WARP
 from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
 from .geometry import WindowGeometry, has_planes
-from .kernel import OVERLAP_CAPABILITY, WindowKernel
+from .kernel import WindowKernel
 from .model import (
     Tiled,
     fastest_tiling,
@@ -206,7 +206,6 @@ struct FewFilters(GpuKernel):
                             plan.blocks,
                             plan.warps * WARP,
                             shared_bytes=plan.geometry.shared_bytes,
-                            overlap=target_capability() >= OVERLAP_CAPABILITY,
                         ),
                         arguments.activation,
                         arguments.filter,

@@ -11,6 +11,7 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
+from ..overlap import wait_for_earlier_kernels
 from .depthwise_geometry import (
     COLUMNS,
     RESIDENT,
@@ -158,9 +159,10 @@ struct DepthwiseKernel[
         """
         var worker, slab = geometry.slabs.split(UInt32(block_idx.x))
         var strip, lane = geometry.lanes.split(UInt32(thread_idx.x))
-        var shared = Self._pack_filter(filter, geometry, slab)
         var vector = slab * geometry.lanes.value + lane
         var together = UInt32(THREADS) // geometry.lanes.value
+        wait_for_earlier_kernels()
+        var shared = Self._pack_filter(filter, geometry, slab)
         if vector >= geometry.vectors or strip >= together:
             return
         var k = Int(vector) * Self.width

@@ -20,6 +20,7 @@ from ...conv.access import OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
+from ..overlap import wait_for_earlier_kernels
 from ..pipeline.async_copy import await_copies, close_copies, copy_chunk
 from ..pipeline.chunks import CHUNK_BYTES
 from .depthwise_strips import (
@@ -191,6 +192,7 @@ struct StripKernel[
         var filters = SharedBytes(unsafe_from_address=Int(shared))
         var ring_data = filters.unsafe_offset(Self.config.filter_bytes())
         var block = StripBlock(Self.config, geometry)
+        wait_for_earlier_kernels()
         Self._copy_rows[window](activation, geometry, block, ring_data, 0)
         comptime for i in range(ahead - 1):
             Self._copy_rows[step_rows](

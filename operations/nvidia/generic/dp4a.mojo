@@ -28,6 +28,7 @@ from ...conv.fields import INTERLEAVED
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
 from ..geometry import IMAGE, OUTSIDE, Position
+from ..overlap import wait_for_earlier_kernels
 from .dp4a_geometry import Dp4aGeometry
 from .dp4a_tile import VECTOR, Dp4aTile
 from .rows import Shared
@@ -233,8 +234,9 @@ struct Dp4aKernel[
         var piece = 0
         var loaded = 0
         var half = 0
-        # The first turn only loads, the last one only multiplies.
         var steps = Self.tile.steps(Int(general.channels)) * Int(geometry.taps)
+        wait_for_earlier_kernels()
+        # The first turn only loads, the last one only multiplies.
         for step in range(steps + 1):
             var filters = Self.Filters.Held(fill=Self.Filters.Loaded(0))
             var pixels = Self.Pixels.Held(fill=Self.Pixels.Loaded(0))

@@ -18,10 +18,6 @@ from max.gpu import (
     block_idx,
     thread_idx,
 )
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import shuffle_xor
 from std.math import ceildiv
 from std.sys.info import size_of
@@ -34,6 +30,7 @@ from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from ...conv.divisor import Divisor
 from ..limits import WARP
+from ..overlap import wait_for_earlier_kernels
 from ..geometry import IMAGE, Position, spatial
 
 comptime THREADS = 128
@@ -184,9 +181,7 @@ struct GemvKernel[
         var c = lane * Int32(Self.width)
         var stride = lanes * Int32(Self.width)
         var sums = Self.Sums(fill=0)
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         var left = geometry.steps
         while left > Int32(Self.loads):
             var columns = Self._load[Self.loads, Self.loads](

@@ -190,7 +190,7 @@ struct Gemv(GpuKernel):
                         width,
                     ].run
                     queue.enqueue[kernel](
-                        LaunchGrid(plan.blocks, plan.threads, overlap=True),
+                        LaunchGrid(plan.blocks, plan.threads),
                         arguments.activation,
                         arguments.filter,
                         arguments.epilogue,

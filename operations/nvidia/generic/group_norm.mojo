@@ -14,10 +14,6 @@ order, which depends on the shape and on the number of multiprocessors alone.
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.memory import external_memory
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import shuffle_xor
 from max.gpu.sync import barrier
 from std.math import rsqrt
@@ -30,6 +26,7 @@ from ...conv.divisor import Divisor
 from ...conv.memory import Reads, Writes
 from ..epilogue.activations import DeviceActivation
 from ..limits import WARP
+from ..overlap import wait_for_earlier_kernels
 from ..pipeline.chunks import shared_pointer
 from .norm import PixelSizes, activated
 
@@ -240,9 +237,7 @@ struct MomentsKernel[dtype: DType, width: Int, lanes: Int]:
             geometry: The shape.
         """
         var place = Place.of[Self.width, Self.lanes](geometry)
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         var totals = Self._sum_pixels(input, geometry, place)
         var shared = UInt32(
             Int(
@@ -369,9 +364,7 @@ struct FinishKernel[dtype: DType, weight_type: DType]:
         var row, lane = geometry.lanes.split(UInt32(thread_idx.x))
         var first = Int(group * geometry.group_channels)
         var channels = Int(geometry.channels)
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         var pixel = input.unsafe_offset(
             Int(image) * Int(geometry.pixels) * channels + first
         )
@@ -513,9 +506,7 @@ struct NormalizeKernel[
             place.channel
         )
         var data = input.unsafe_offset(start)
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         var own = coefficients.unsafe_offset(
             Int(place.image) * COEFFICIENTS * channels + Int(place.channel)
         )

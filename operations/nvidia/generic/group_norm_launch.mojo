@@ -281,9 +281,7 @@ def _enqueue[
     var sums = operands.workspace
     var coefficients = sums.unsafe_offset(plan.sums())
     queue.enqueue[First.run](
-        LaunchGrid(
-            plan.blocks, THREADS, shared_bytes=First.shared_bytes, overlap=True
-        ),
+        LaunchGrid(plan.blocks, THREADS, shared_bytes=First.shared_bytes),
         operands.input,
         sums,
         plan.geometry,
@@ -293,7 +291,6 @@ def _enqueue[
             plan.finishing,
             THREADS,
             shared_bytes=Second.shared_bytes,
-            overlap=True,
         ),
         operands.input,
         sums.as_imm(),
@@ -304,7 +301,7 @@ def _enqueue[
         plan.group,
     )
     queue.enqueue[Last.run](
-        LaunchGrid(plan.blocks, THREADS, overlap=True),
+        LaunchGrid(plan.blocks, THREADS),
         operands.input,
         coefficients.as_imm(),
         operands.output,

@@ -22,6 +22,7 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ..geometry import GpuGeometry, spatial
+from ..overlap import wait_for_earlier_kernels
 from .rows import THREADS, Rows
 
 comptime COLUMNS = 32
@@ -83,13 +84,13 @@ struct GroupedKernel[
         var line, column = divmod(Int(thread_idx.x), COLUMNS)
         var filter_tiles = ceildiv(Int(geometry.filters), COLUMNS)
         var tiles = ceildiv(geometry.pixels, PIXELS) * filter_tiles
-        for index in range(Int(block_idx.x), tiles, Int(grid_dim.x)):
+        var index = Int(block_idx.x)
+        # A block has a tile at least: none ends without waiting.
+        while True:
             var pixel_tile, filter_tile = divmod(index, filter_tiles)
             var pixel = pixel_tile * PIXELS
-            if Int(thread_idx.x) < PIXELS:
-                rows.fill(
-                    geometry, Int(thread_idx.x), pixel + Int(thread_idx.x)
-                )
+            rows.fill(geometry, pixel)
+            wait_for_earlier_kernels()
             barrier()
             var k = filter_tile * COLUMNS + column
             if k < Int(geometry.filters):
@@ -100,6 +101,9 @@ struct GroupedKernel[
                     sums, epilogue, output, geometry, rows, pixel, line, k
                 )
             barrier()
+            index += Int(grid_dim.x)
+            if index >= tiles:
+                break
 
     @staticmethod
     @always_inline

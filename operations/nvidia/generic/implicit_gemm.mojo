@@ -26,6 +26,7 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ..geometry import GpuGeometry, spatial
+from ..overlap import wait_for_earlier_kernels
 from .rows import THREADS, Rows, Shared
 
 comptime VECTOR = 4
@@ -158,14 +159,14 @@ struct DirectKernel[
         var filter_tiles = ceildiv(group_filters, Self.tile.filters)
         var pixel_tiles = ceildiv(geometry.pixels, Self.tile.pixels)
         var tiles = pixel_tiles * filter_tiles * geometry.groups
-        for index in range(Int(block_idx.x), tiles, Int(grid_dim.x)):
+        var index = Int(block_idx.x)
+        # A block has a tile at least: none ends without waiting.
+        while True:
             var rest, filter_tile = divmod(index, filter_tiles)
             var group, pixel_tile = divmod(rest, pixel_tiles)
             var pixel = pixel_tile * Self.tile.pixels
-            if Int(thread_idx.x) < Self.tile.pixels:
-                rows.fill(
-                    geometry, Int(thread_idx.x), pixel + Int(thread_idx.x)
-                )
+            rows.fill(geometry, pixel)
+            wait_for_earlier_kernels()
             barrier()
             var first = filter_tile * Self.tile.filters
             var sums = Self._multiply(
@@ -192,6 +193,9 @@ struct DirectKernel[
                     epilogue, output, geometry, staged, rows, pixel, k, left
                 )
             barrier()
+            index += Int(grid_dim.x)
+            if index >= tiles:
+                break
 
     @staticmethod
     @always_inline

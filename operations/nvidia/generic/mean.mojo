@@ -21,10 +21,6 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.memory import external_memory
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import shuffle_xor
 from max.gpu.sync import barrier
 from std.sys.info import size_of
@@ -38,6 +34,7 @@ from ...conv.problem import SPATIAL
 from ..device import target_capability
 from ...conv.divisor import Divisor
 from ..limits import MAX_CLUSTER, WARP
+from ..overlap import wait_for_earlier_kernels
 from ..pipeline.barrier import sync_cluster, sync_cluster_relaxed
 from ..pipeline.chunks import shared_pointer
 from ..pipeline.exchange import (
@@ -147,9 +144,7 @@ struct MeanKernel[dtype: DType, width: Int, lanes: Int, Output: OutputTarget]:
             # Only a block that runs has shared memory to write to.
             if geometry.parts.value > 1:
                 sync_cluster_relaxed()
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         var sums = Self._sum_pixels(data, geometry, part, row)
         comptime for i in range(5):
             comptime distance = WARP >> (i + 1)

@@ -176,7 +176,6 @@ def launch_mean[
                             THREADS,
                             shared_bytes=Kernel.shared_bytes,
                             cluster=Int(plan.geometry.parts.value),
-                            overlap=True,
                         ),
                         input,
                         output,

@@ -7,10 +7,6 @@ first is used, each once for all the outputs that it belongs to.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -19,6 +15,7 @@ from ...conv.device_value import DeviceValue
 from ...conv.memory import Reads
 from ...conv.pooling import PoolProblem, Reduction
 from ...conv.problem import SPATIAL
+from ..overlap import wait_for_earlier_kernels
 from .depthwise import InputRow, Item
 from .depthwise_geometry import COLUMNS, THREADS, DepthwiseGeometry
 
@@ -97,9 +94,7 @@ struct PoolKernel[
         var strip, lane = image.lanes.split(UInt32(thread_idx.x))
         var vector = slab * image.lanes.value + lane
         var index = worker * image.block_items + strip
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         if (
             vector >= image.vectors
             or strip >= image.block_items

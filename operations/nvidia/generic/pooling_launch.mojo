@@ -175,7 +175,7 @@ def pool[
                 ]
                 var plan = plan_pool(pooling, width=width)
                 queue.enqueue[Kernel.run](
-                    LaunchGrid(plan.blocks, THREADS, overlap=True),
+                    LaunchGrid(plan.blocks, THREADS),
                     input,
                     output,
                     plan.geometry,

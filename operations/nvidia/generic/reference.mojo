@@ -7,6 +7,7 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL, ConvProblem
+from ..overlap import wait_for_earlier_kernels
 
 
 def reference_kernel[
@@ -38,6 +39,7 @@ def reference_kernel[
     """
     var begin = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
     var step = Int(grid_dim.x) * Int(block_dim.x)
+    wait_for_earlier_kernels()
     for offset in range(begin, problem.gemm_m() * problem.filters, step):
         var pixel, k = divmod(offset, problem.filters)
         var rest, q = divmod(pixel, problem.output[2])

@@ -12,10 +12,6 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import shuffle_xor
 from std.math import rsqrt
 from std.sys.info import size_of
@@ -25,6 +21,7 @@ from ...conv.access import OutputTarget
 from ...conv.device_value import DeviceValue
 from ...conv.memory import Reads
 from ..epilogue.activations import DeviceActivation
+from ..overlap import wait_for_earlier_kernels
 from .norm import PixelSizes, activated
 
 comptime THREADS = 256
@@ -98,9 +95,7 @@ struct RmsNormKernel[
             geometry: The shape.
         """
         var row, lane = divmod(UInt32(thread_idx.x), UInt32(Self.lanes))
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         comptime step = UInt32(Self.rows * Self.held)
         # All threads take as many turns: they exchange sums.
         for first in range(

@@ -140,9 +140,7 @@ def launch_rms_norm[
             ]
             var most = ceildiv(problem.pixels(), Kernel.rows * Kernel.held)
             queue.enqueue[Kernel.run](
-                LaunchGrid(
-                    min(most, RESIDENT * device.units), THREADS, overlap=True
-                ),
+                LaunchGrid(min(most, RESIDENT * device.units), THREADS),
                 input,
                 weight,
                 output,

@@ -1,5 +1,6 @@
 """The pixels of a tile, in shared memory, for the general kernels."""
 
+from max.gpu import thread_idx
 from std.sys.info import size_of
 
 from ..geometry import OUTSIDE, GpuGeometry, Position
@@ -45,14 +46,21 @@ struct Rows[count: Int](TrivialRegisterPassable):
         ).unsafe_bitcast[Int64]()
 
     @always_inline
-    def fill(self, geometry: GpuGeometry, row: Int, pixel: Int):
-        """Writes a row.
+    def fill(self, geometry: GpuGeometry, first: Int):
+        """Writes all rows, one a thread.
 
         Args:
             geometry: The problem.
-            row: Of the tile.
-            pixel: The output pixel; may be beyond the last.
+            first: The output pixel of the first row; may be beyond the last.
         """
+        if Int(thread_idx.x) < Self.count:
+            self._fill_row(
+                geometry, Int(thread_idx.x), first + Int(thread_idx.x)
+            )
+
+    @always_inline
+    def _fill_row(self, geometry: GpuGeometry, row: Int, pixel: Int):
+        """Writes a row."""
         var at = Position(0)
         var origin = Position(OUTSIDE)
         if pixel < geometry.pixels:

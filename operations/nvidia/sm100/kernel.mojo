@@ -17,10 +17,6 @@ that it stores, and stores them.
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.primitives.cluster import elect_one_sync
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from std.collections import Optional
 from std.utils import StaticTuple
 
@@ -44,6 +40,7 @@ from ..pipeline.ring import RingPosition
 from ..tma.copy import prefetch_map
 from ..tma.descriptor import TensorMap
 from ..limits import WARP
+from ..overlap import wait_for_earlier_kernels
 from .config import (
     EPILOGUE_THREADS,
     EPILOGUE_WARPS,
@@ -278,9 +275,7 @@ struct Conv2dFpropKernel[
             comptime if has_residual:
                 prefetch_map(source)
         Self.init_barriers[has_residual](storage)
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         if warp < SCHEDULER_WARP:
             Self._epilogue[has_residual](
                 output, params, geometry, storage, place

@@ -181,7 +181,6 @@ def launch_gemm[
     workspace: Writes[DType.float32] = Writes[DType.float32](
         unsafe_from_address=CACHE_LINE
     ),
-    overlap: Bool = True,
 ) raises:
     """Encodes the descriptors and enqueues a configuration.
 
@@ -204,8 +203,6 @@ def launch_gemm[
         queue: Where to run.
         workspace: As many elements as `visitor.workspace_elements` says for
             `launch_shape`.
-        overlap: Whether blocks may start, and wait, before what was enqueued
-            last has ended.
 
     Raises:
         Why the epilogue's operands cannot be taken, or what the driver refused.
@@ -240,7 +237,6 @@ def launch_gemm[
         NUM_THREADS,
         shared_bytes=bytes,
         cluster=size,
-        overlap=overlap,
     )
     comptime if Visitor.adds_residual:
         if visitor.reads_residual():

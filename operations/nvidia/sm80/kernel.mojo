@@ -20,19 +20,15 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.memory import external_memory
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
-from ..device import target_capability
 from ..geometry import IMAGE, spatial
 from ..limits import WARP
+from ..overlap import wait_for_earlier_kernels
 from ..pipeline.async_copy import await_copies, close_copies
 from ..pipeline.chunks import CHUNK_BYTES, shared_pointer, swizzled
 from ..pipeline.matrices import Sums, load_matrices, multiply, sum_type_of
@@ -40,10 +36,6 @@ from ..tma.copy import SharedAddress
 from .geometry import MmaGeometry
 from .loads import SliceLoads
 from .tile import MATRIX_ROWS, ROW_BYTES, MmaTile
-
-comptime OVERLAP_CAPABILITY = 90
-"""From this compute capability, times ten, on, a kernel may begin before the
-one in front of it has ended."""
 
 
 @fieldwise_init
@@ -126,9 +118,7 @@ struct MmaKernel[
             first=first,
             group=group,
         )
-        comptime if target_capability() >= OVERLAP_CAPABILITY:
-            launch_dependent_grids()
-            wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         var totals = Self._multiply(loads, geometry, stages)
         Self._write_sums(stages, totals)
         barrier()

@@ -10,13 +10,13 @@ from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
-from ..device import is_hopper, target_capability
+from ..device import is_hopper
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import may_fill_tiles, precision_refusal, takes_mma_types
 from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
 from .geometry import MmaGeometry, mma_geometry_refusal
-from .kernel import OVERLAP_CAPABILITY, MmaKernel
+from .kernel import MmaKernel
 from .model import COMPARED_SECONDS, fastest_tile
 from .tile import SMALL, SQUARE, TALL, TILES, MmaTile
 
@@ -173,7 +173,6 @@ struct Mma(GpuKernel):
                             geometry.tiles(),
                             tile.threads(),
                             shared_bytes=bytes,
-                            overlap=target_capability() >= OVERLAP_CAPABILITY,
                         ),
                         arguments.activation,
                         arguments.filter,

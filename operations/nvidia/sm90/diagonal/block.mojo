@@ -8,7 +8,7 @@ from ...epilogue.activations import DeviceActivation
 from ....conv.epilogue import Epilogue
 from ....conv.fields import ACTIVATION_SILU
 from ...pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
-from ...pipeline.chunks import swizzled
+from ...pipeline.chunks import CHUNK_BYTES, swizzled
 from ...tma.copy import SharedAddress, load_tile
 from ...tma.descriptor import TensorMap
 from ...limits import PATTERN_BYTES
@@ -17,7 +17,7 @@ from .geometry import (
     DiagonalGeometry,
     DiagonalStep,
 )
-from .mma import Sums, keep_rolled
+from .mma import Sums, keep_rolled, unknown_sum
 from .plan import (
     BARRIERS_BYTES,
     BUFFERS,
@@ -30,6 +30,10 @@ from .plan import (
     WARPS_LOG,
     DiagonalConfig,
 )
+
+comptime INIT_STAGES = 8
+"""Stages whose barriers are initialized together, whether the ring has them
+all or not."""
 
 
 @fieldwise_init
@@ -109,7 +113,7 @@ struct LoadCursor(TrivialRegisterPassable):
             if self.left == 0:
                 if self.index >= schedule.end:
                     return
-                self._begin(config, geometry, schedule)
+                self.begin(config, geometry, schedule)
             var barrier = storage.full(self.stage)
             barrier.arrive_expecting(Int(geometry.images * geometry.load_bytes))
             var to = storage.ring + self.stage * geometry.stage_bytes
@@ -135,14 +139,22 @@ struct LoadCursor(TrivialRegisterPassable):
                 self.stage = 0
 
     @always_inline
-    def _begin(
+    def begin(
         mut self,
         config: DiagonalConfig,
         geometry: DiagonalGeometry,
         schedule: DiagonalSchedule,
     ):
-        """Begins the next run."""
-        var step = schedule.step(geometry, self.index)
+        """Begins the next run, if `load` shall not: it finds the place, and
+        touches no memory.
+
+        Args:
+            config: The configuration.
+            geometry: The problem.
+            schedule: The block's, with a run left.
+        """
+        # Opaque: otherwise `load` would compute it for every stage, in vain.
+        var step = schedule.step(geometry, unknown_sum(self.index, 0))
         var run = min(step.run, schedule.end - self.index)
         self.index += run
         self.left = (run - 1) * UInt32(config.step_stages()) + UInt32(
@@ -228,11 +240,14 @@ struct DiagonalStorage(TrivialRegisterPassable):
         Args:
             stages: Of the ring.
         """
-        for stage in range(stages):
-            self.full(stage).init(1)
-        for buffer in range(UInt32(BUFFERS)):
-            self.ready(buffer).init(1)
-            self.written(buffer).init(WARPS)
+        # At known addresses: in a loop the assembler fences each.
+        comptime for first in range(0, MAX_STAGES, INIT_STAGES):
+            if UInt32(first) < stages:
+                comptime for i in range(INIT_STAGES):
+                    self.full(UInt32(first + i)).init(1)
+        comptime for buffer in range(BUFFERS):
+            self.ready(UInt32(buffer)).init(1)
+            self.written(UInt32(buffer)).init(WARPS)
         publish_barriers()
 
 
@@ -289,7 +304,19 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.group = warp & (groups - 1)
         # The last two matrices of a load are pixels of the stage's other row,
         # or, of the same row, the channels beside the warp's own.
-        var pixel = lane % 8 * UInt32(Self.config.stride)
+        var row = lane % MATRIX
+        var pixel = row * UInt32(Self.config.stride)
+        var output_pixel = row
+        comptime if Self.config.takes_turns():
+            if geometry.turn_pixels > 0:
+                var image, column = divmod(row, UInt32(MATRIX // 2))
+                pixel = image * geometry.turn_pixels + column * UInt32(
+                    Self.config.stride
+                )
+                output_pixel = (
+                    image * (geometry.image_output_bytes // PIXEL_BYTES)
+                    + column
+                )
         var beside = UInt32(0)
         comptime if Self.load_rows == 1:
             pixel += lane // 16 * geometry.staged_columns
@@ -312,7 +339,7 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.sets = 0
         self.output = lane // 8 % 2 * geometry.output_row_bytes + swizzled[
             PIXEL_BYTES
-        ](lane % 8, self.group)
+        ](output_pixel, self.group)
 
     @always_inline
     def enter(
@@ -385,6 +412,10 @@ struct SetPlace(TrivialRegisterPassable):
         if set < geometry.whole_sets:
             self.shift += worker.half
             self.second += geometry.half_output_bytes
+            comptime if worker.config.takes_turns():
+                # 4 pixels on, the swizzle takes another chunk.
+                if geometry.turn_pixels > 0:
+                    self.second ^= MATRIX // 2 * CHUNK_BYTES
 
 
 struct DiagonalFusion[bias_type: DType, out_type: DType](

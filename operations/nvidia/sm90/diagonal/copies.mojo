@@ -120,13 +120,17 @@ struct DiagonalCopier[config: DiagonalConfig, stores_tiles: Bool](
     """The block's."""
 
     @always_inline
-    def __init__(out self, schedule: DiagonalSchedule):
+    def __init__(
+        out self, geometry: DiagonalGeometry, schedule: DiagonalSchedule
+    ):
         """Starts before a block's first step.
 
         Args:
-            schedule: The steps.
+            geometry: The problem.
+            schedule: The steps, one or more.
         """
         self.cursor = LoadCursor(schedule)
+        self.cursor.begin(Self.config, geometry, schedule)
         self.schedule = schedule
 
     @always_inline

@@ -93,6 +93,9 @@ struct DiagonalGeometry(
     """From set to set, in a stage."""
     var half_bytes: UInt32
     """From a set's first half to its second, in a stage."""
+    var turn_pixels: UInt32
+    """From an image to the next in a stage, where a multiply has 4 pixels of
+    one and 4 of the other; otherwise 0."""
     var set_output_bytes: UInt32
     """From set to set, in a step's outputs."""
     var half_output_bytes: UInt32
@@ -144,6 +147,14 @@ struct DiagonalGeometry(
             half_output_bytes = set_output_bytes
             set_bytes *= 2
             set_output_bytes *= 2
+        var turn_pixels = 0
+        if plan.takes_turns:
+            # 4 columns of both images, and 4 more.
+            half_bytes = MATRIX // 2 * config.stride * PIXEL_BYTES
+            half_output_bytes = MATRIX // 2 * PIXEL_BYTES
+            set_bytes = 2 * half_bytes
+            set_output_bytes = 2 * half_output_bytes
+            turn_pixels = plan.image_bytes() // PIXEL_BYTES
         var slab_blocks = plan.blocks // plan.together
         var slab_steps = plan.steps // plan.together
         return DiagonalGeometry(
@@ -163,6 +174,7 @@ struct DiagonalGeometry(
             whole_sets=UInt32(plan.images * plan.columns // (2 * MATRIX)),
             set_bytes=UInt32(set_bytes),
             half_bytes=UInt32(half_bytes),
+            turn_pixels=UInt32(turn_pixels),
             set_output_bytes=UInt32(set_output_bytes),
             half_output_bytes=UInt32(half_output_bytes),
             out_rows=UInt32(problem.output[1]),

@@ -14,10 +14,6 @@ Sums that are NaN are therefore computed again, group by group.
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import vote
 from std.memory import bitcast
 from std.utils import StaticTuple
@@ -27,6 +23,7 @@ from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ...limits import WARP
+from ...overlap import wait_for_earlier_kernels
 from ...pipeline.barrier import sync_threads, sync_warp
 from ...pipeline.matrices import load_matrices
 from ...tma.copy import (
@@ -165,9 +162,6 @@ struct DiagonalKernel[
                 prefetch_map(activation)
                 storage.init(geometry.stages)
             sync_threads[THREADS](0)
-        # The kernel before may still run: its memory is not touched until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
         Self._compute_steps(
             activation,
             output,
@@ -194,11 +188,13 @@ struct DiagonalKernel[
         """The copying warp. It starts to load the first stages before the block
         syncs."""
         var copies = thread_idx.x == THREADS
-        var copier = DiagonalCopier[Self.config, Self.stores_tiles](schedule)
+        var copier = DiagonalCopier[Self.config, Self.stores_tiles](
+            geometry, schedule
+        )
         if copies:
+            prefetch_map(activation)
             storage.init(geometry.stages)
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         if copies:
             copier.load(activation, geometry, storage, geometry.stages)
         sync_threads[Self.config.threads()](0)
@@ -220,7 +216,8 @@ struct DiagonalKernel[
         storage: DiagonalStorage,
         schedule: DiagonalSchedule,
     ):
-        """Computes the block's steps, run by run and batch by batch."""
+        """Waits for earlier kernels, and computes the block's steps, run by run
+        and batch by batch."""
         var warp, lane = divmod(UInt32(thread_idx.x), UInt32(WARP))
         var loads_stages = False
         var loads_residual = False
@@ -233,11 +230,14 @@ struct DiagonalKernel[
         var worker = Self.Worker(
             geometry, schedule.step(geometry, index), warp, lane
         )
+        var cursor = LoadCursor(schedule)
+        if loads_stages:
+            cursor.begin(Self.config, geometry, schedule)
+        wait_for_earlier_kernels()
         # Loaded first: after the stages it would wait for them.
         var loaded = Self.Taps.load(
             filter, worker.channel(), geometry.group_log, lane
         )
-        var cursor = LoadCursor(schedule)
         if loads_stages:
             cursor.load(
                 Self.config,

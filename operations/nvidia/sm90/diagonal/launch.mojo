@@ -179,7 +179,6 @@ struct Diagonal(GpuKernel):
                             tiling.blocks,
                             config.threads(),
                             shared_bytes=tiling.shared_bytes(),
-                            overlap=True,
                         ),
                         input,
                         to,

@@ -127,6 +127,14 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         three threads of the computing warps copy."""
         return self.taps == 3 and self.group_chunks < 4
 
+    def takes_turns(self) -> Bool:
+        """Whether a multiply's 8 pixels may be 4 of one image and 4 of the next,
+        which lies an odd number of pixels behind it: neighbours at stride 2 are
+        two pixels apart, and with 8 of them half of the banks would be read
+        twice. So it is where shared memory, and not the device's, is the limit:
+        a group's pixels are read for every 8 of its filters."""
+        return self.stride == 2 and self.group_chunks > 1
+
     def threads(self) -> Int:
         """Threads of a block."""
         return THREADS + 32 * Int(self.copies_apart())
@@ -291,6 +299,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
     """Steps along the columns."""
     var images: Int
     """Of a step."""
+    var takes_turns: Bool
+    """Whether a multiply has pixels of two images (`DiagonalConfig`)."""
     var slabs: Int
     var together: Int
     """Slabs of neighbouring blocks: all, or one where a block goes on from slab
@@ -316,8 +326,9 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         multiprocessors: Int,
     ):
         """Cuts a problem. Steps are the widest that leave a multiprocessor
-        shared memory for two blocks; they have as many images as save time. The
-        ring has as many stages as cost no block.
+        shared memory for two blocks, or narrower where each block has one all
+        the same; they have as many images as save time. The ring has as many
+        stages as cost no block, and none that a block does not fill.
 
         Args:
             config: A configuration that does not refuse the problem.
@@ -329,7 +340,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         self.row_steps = ceildiv(problem.output[1], STEP_ROWS)
         self.groups = 0
         self.columns = 0
-        self.images = 1
+        self.takes_turns = config.takes_turns() and problem.batch > 1
+        self.images = 2 if self.takes_turns else 1
         self.together = 1
         self.batch = 1
         self.staged_columns = 0
@@ -350,6 +362,7 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         self.groups = ceildiv(width, self.columns)
         self.resident = min(config.resident(), self._resident())
         self._take_images(problem, multiprocessors)
+        self._narrow(config, problem, multiprocessors)
         # Larger batches, then more stages, as long as they cost no block.
         var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
         while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
@@ -372,11 +385,13 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         if share > 0 and ceildiv(self.slab_steps(), share) <= most_steps:
             self.together = self.slabs
             self.blocks = share * self.slabs
+        self.batch = min(self.batch, most_steps)
+        self.stages = min(self.stages, most_steps * config.window_stages())
 
     def _take_images(mut self, problem: ConvProblem, multiprocessors: Int):
         """Finds how many images a step has: several only where an image is at
         most a set wide."""
-        if self.columns > 2 * MATRIX or self.groups > 1:
+        if self.columns > 2 * MATRIX or self.groups > 1 or self.takes_turns:
             return
         var best = self.images
         var least = self._time(problem, multiprocessors)
@@ -392,6 +407,27 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
                 least = time
                 best = self.images
         self.images = best
+
+    def _narrow(
+        mut self,
+        config: DiagonalConfig,
+        problem: ConvProblem,
+        multiprocessors: Int,
+    ):
+        """Makes steps narrower where there are no more of them than blocks at a
+        time. A block then ends sooner, whose warps compute one set after the
+        other."""
+        if self.images > 1:
+            return
+        var width = problem.output[2]
+        var rows = self._steps(problem) // self.groups
+        for sets in range(1, self.sets()):
+            var groups = ceildiv(width, sets * 2 * MATRIX)
+            if groups * rows <= multiprocessors * self.resident:
+                self.columns = ceildiv(ceildiv(width, groups), MATRIX) * MATRIX
+                self.groups = ceildiv(width, self.columns)
+                self.staged_columns = config.staged_columns(self.columns)
+                return
 
     def _time(self, problem: ConvProblem, multiprocessors: Int) -> Int:
         """The time of a block, in the time of sets."""
@@ -427,12 +463,18 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
 
     def image_bytes(self) -> Int:
-        """Bytes of an image in a stage: whole patterns of the swizzle."""
-        return ceildiv(self.load_bytes(), PATTERN_BYTES) * PATTERN_BYTES
+        """Bytes of an image in a stage: whole patterns of the swizzle, and a
+        pixel where two images take turns."""
+        return ceildiv(
+            self.load_bytes(), PATTERN_BYTES
+        ) * PATTERN_BYTES + PIXEL_BYTES * Int(self.takes_turns)
 
     def stage_bytes(self) -> Int:
-        """Bytes of a stage."""
-        return self.images * self.image_bytes()
+        """Bytes of a stage: whole patterns."""
+        return (
+            ceildiv(self.images * self.image_bytes(), PATTERN_BYTES)
+            * PATTERN_BYTES
+        )
 
     def image_output_bytes(self) -> Int:
         """Bytes of an image's outputs of a step."""

@@ -11,10 +11,6 @@
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
-from max.gpu.primitives.grid_controls import (
-    launch_dependent_grids,
-    wait_on_dependent_grids,
-)
 from max.gpu.primitives.warp import broadcast
 from std.sys.info import size_of
 from std.utils import StaticTuple
@@ -35,6 +31,7 @@ from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, prefetch_map
 from ...tma.descriptor import TensorMap
 from ...limits import WARP, WARPGROUP
+from ...overlap import wait_for_earlier_kernels
 from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
@@ -150,9 +147,7 @@ struct ConvKernel[
             storage.clear_rows(UInt32(Self._row_bytes(geometry)))
             sync_threads[Self.config.threads()](0)
         Self._init_barriers(storage, geometry)
-        # What came before may still run: nothing of its memory until here.
-        launch_dependent_grids()
-        wait_on_dependent_grids()
+        wait_for_earlier_kernels()
         if group == PRODUCER:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()

@@ -166,7 +166,6 @@ def launch_gemm[
     workspace: Writes[DType.float32] = Writes[DType.float32](
         unsafe_from_address=CACHE_LINE
     ),
-    overlap: Bool = True,
 ) raises:
     """Encodes the descriptors and enqueues a configuration.
 
@@ -184,8 +183,6 @@ def launch_gemm[
         queue: Where to run.
         workspace: As many elements as `visitor.workspace_elements` says for
             `launch_shape`.
-        overlap: Whether blocks may start, and wait, before what was enqueued
-            last has ended.
 
     Raises:
         What the driver refused.
@@ -201,7 +198,6 @@ def launch_gemm[
             config.threads(),
             shared_bytes=bytes,
             cluster=plan.cluster,
-            overlap=overlap,
         ),
         maps.activation,
         maps.filter,

@@ -43,6 +43,7 @@ from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, fence_async_proxy
 from ...im2col.traversal import ROW_BYTES
 from ...limits import PATTERN_BYTES, WARP, WARPGROUP
+from ...overlap import wait_for_earlier_kernels
 from ..wgmma import MMA_M, matrix_descriptor
 from .geometry import (
     ATOM_STEPS,
@@ -189,6 +190,7 @@ struct StemKernel[
         sync_threads[THREADS](0)
         if group == 0:
             warpgroup_reg_dealloc[PRODUCER_REGISTERS]()
+            wait_for_earlier_kernels()
             Self._produce(
                 activation, geometry, storage, worker, workers, thread
             )
@@ -197,6 +199,7 @@ struct StemKernel[
             var first = filters * geometry.tiles_n * UInt32(Self.config.tile_n)
             var consumer_thread = UInt32(thread_idx.x) - UInt32(WARPGROUP)
             Self._write_table(geometry, storage, consumer_thread)
+            wait_for_earlier_kernels()
             Self._pack_filter(filter, geometry, storage, first, consumer_thread)
             fence_async_proxy()
             sync_threads[CONSUMER_THREADS](CONSUMER_NAME)

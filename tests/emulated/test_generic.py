@@ -1,0 +1,150 @@
+"""The kernels on CUDA cores, and that for few input channels, as Mojo compiles them, are exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests import ptx
+from tests.emulated.convolution import bfloat16, floats, with_pointer
+from tests.reference import conv_reference
+
+from maxconv._problem import ConvProblem
+from maxconv._problems import parse_problem
+from maxconv.bench.gpu.operands import geometry
+from ptxemu import Machine
+
+Array = npt.NDArray[Any]
+SCALE, BIAS, RESIDUAL = (digit * 0x1111 << 48 for digit in (1, 2, 3))
+
+
+class Problem(NamedTuple):
+    """A kernel, a convolution, and the blocks where they are not the plan's."""
+
+    kernel: str
+    conv: ConvProblem
+    blocks: int | None = None
+
+    def __str__(self) -> str:
+        """As the Mojo side reads it."""
+        return "x".join(map(str, (self.kernel, *geometry(self.conv))))
+
+
+#: Vectors of channels and single ones; blocks of one tile, of several, and with a last one less;
+#: tiles beyond the pixels and the filters; strides, dilations, paddings.
+PROBLEMS: Final = (
+    Problem("depthwise", parse_problem("2x5x7x24:24x3x3", padding=1, groups=24)),
+    Problem("depthwise", parse_problem("1x6x9x6:12x2x4", stride=(2, 1), groups=6)),
+    Problem("depthwise", parse_problem("1x9x9x5:5x3x3", dilation=2, padding=2, groups=5)),
+    Problem("strips", parse_problem("2x9x11x72:72x3x3", padding=1, groups=72)),
+    Problem("strips", parse_problem("1x12x9x16:16x5x5", stride=2, padding=2, groups=16)),
+    Problem("grouped", parse_problem("2x5x7x12:36x3x3", padding=1, groups=3)),
+    Problem("grouped", parse_problem("2x5x7x12:36x3x3", padding=1, groups=3), 2),
+    Problem("implicit_gemm", parse_problem("1x6x7x12:9x3x3", padding=1)),
+    Problem("implicit_gemm", parse_problem("2x9x11x10:9x3x3", padding=1), 1),
+    Problem("implicit_gemm", parse_problem("2x9x11x16:40x3x3", padding=1, groups=2), 3),
+    Problem("implicit_gemm", parse_problem("4x12x12x8:72x2x2", stride=(1, 2))),
+    Problem("implicit_gemm", parse_problem("3x12x12x7:70x2x2"), 2),
+    Problem("stem", parse_problem("1x13x14x3:32x3x3", stride=2, padding=1)),
+    Problem("stem", parse_problem("2x9x20x4:40x3x3", padding=1), 1),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the Mojo side passes for a problem."""
+
+    kernel: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    epilogues: tuple[bytes, bytes]
+    geometry: bytes
+    behind: int
+    ptx: str
+
+    @classmethod
+    def of(cls, line: str, folder: Path) -> Launch:
+        """Reads a line of the Mojo side."""
+        name, blocks, threads, shared, bare, fused, shape, behind = line.split()
+        return cls(
+            kernel=name,
+            blocks=int(blocks),
+            threads=int(threads),
+            shared_bytes=int(shared),
+            epilogues=(bytes.fromhex(bare), bytes.fromhex(fused)),
+            geometry=bytes.fromhex(shape),
+            behind=int(behind),
+            ptx=(folder / f"{name}.ptx").read_text(),
+        )
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
+    """Of the problems, with the kernels' PTX."""
+    folder, lines = ptx.emit_once("emit_generic", tmp_path_factory, *map(str, PROBLEMS))
+    assert len(lines) == len(PROBLEMS)
+    return [Launch.of(line, folder) for line in lines]
+
+
+@pytest.mark.parametrize("index", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
+@pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
+def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None:
+    """Of small integers; outputs are rounded to their type."""
+    problem, launch = PROBLEMS[index].conv, launches[index]
+    rng = np.random.default_rng(index)
+
+    def drawn(*shape: Any) -> Array:
+        return rng.integers(-3, 4, [int(size) for size in shape]).astype(np.float32)
+
+    x, w = drawn(*problem.input_shape), drawn(*problem.filter_shape("KRSC"))
+    scale, bias = drawn(problem.filters), drawn(problem.filters)
+    residual = drawn(*problem.output_shape)
+    machine = Machine("sm_90a", sms=4, seed=index)
+    output = machine.alloc(bfloat16(np.zeros_like(residual)), written=False)
+    epilogue = launch.epilogues[fused]
+    for placeholder, values in ((SCALE, scale), (BIAS, bias), (RESIDUAL, bfloat16(residual))):
+        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    activation, filter = machine.alloc(bfloat16(x)), machine.alloc(bfloat16(w))
+    machine.load(launch.ptx).launch(
+        grid=PROBLEMS[index].blocks or launch.blocks,
+        block=launch.threads,
+        shared_bytes=launch.shared_bytes,
+        args=[
+            int(activation).to_bytes(8, "little"),
+            filter,
+            epilogue,
+            int(output).to_bytes(8, "little"),
+            launch.geometry,
+            *([launch.behind] if launch.behind >= 0 else []),
+        ],
+        budget=40_000_000,
+    )
+    expected = conv_reference(
+        x,
+        w,
+        stride=problem.stride,
+        dilation=problem.dilation,
+        pad_before=problem.pad_before,
+        pad_after=problem.pad_after,
+        groups=problem.groups,
+    ).astype(np.float32)
+    if fused:
+        expected = np.maximum(expected * scale + bias, 0) + residual
+    assert np.array_equal(floats(output.read()), floats(bfloat16(expected)))
+
+
+def test_every_kernel_runs(launches: list[Launch]) -> None:
+    """On blocks of several tiles too, where blocks take tiles in turn."""
+    kinds = {"depthwise", "strips", "grouped", "implicit_gemm", "stem"}
+    assert {launch.kernel.split("-")[0] for launch in launches} == kinds
+    in_turn = zip(PROBLEMS, launches, strict=True)
+    assert {p.kernel for p, launch in in_turn if p.blocks and p.blocks < launch.blocks} == {
+        "grouped",
+        "implicit_gemm",
+        "stem",
+    }
