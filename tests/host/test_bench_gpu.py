@@ -209,10 +209,10 @@ def test_what_a_run_leaves_that_does_not_end_well(
     def select(*_: object, **__: object) -> list[NamedProblem]:
         return [find_problem(NAME), wrong]
 
-    def entrants(self: Program, named: NamedProblem, dtype: str) -> Any:
+    def entrants(self: Program, named: NamedProblem, *further: Any) -> Any:
         if named is wrong:
             raise ProgramError("it broke")
-        return real(self, named, dtype)
+        return real(self, named, *further)
 
     real = Program.entrants
     monkeypatch.setattr(command, "select", select)
@@ -398,8 +398,31 @@ def test_launches_take_the_sets_in_turn() -> None:
     # The last launch is of the first set, and what it wrote is what is checked.
     assert launched[-1] == 0
     assert graph.error(torch.zeros(1, 1, 1), 1e-4) == 0
-    with pytest.raises(Mismatch):
+    with pytest.raises(Mismatch, match="is allowed, also without a graph"):
         graph.error(torch.ones(1, 1, 1), 1e-4)
+    launched.clear()
+    GraphRun(OnHost(), launch, 3, 8).burst(1)
+    assert launched[3:] == [index % 3 for index in reversed(range(8))]
+
+
+def test_an_output_that_is_wrong_in_a_graph_alone() -> None:
+    replayed = False
+
+    def replay() -> None:
+        nonlocal replayed
+        replayed = True
+
+    class Broken(OnHost):
+        def capture(self, enqueue: Callable[[], Any]) -> Callable[[], None]:
+            enqueue()
+            return replay
+
+    kept = torch.ones(1, 1, 1)
+    launches = iter([kept] * (LAUNCHES + 1))
+    graph = GraphRun(Broken(), lambda _: next(launches, torch.zeros(1, 1, 1)), 1)
+    with pytest.raises(Mismatch, match="is allowed, and without a graph it is right"):
+        graph.error(torch.zeros(1, 1, 1), 1e-4)
+    assert replayed
 
 
 class Costs(OnHost):
@@ -442,6 +465,7 @@ def test_the_fastest_plan_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_torch, "_CudnnPlans", FakeCudnn())
     made = Operands(PROBLEMS[0], "bfloat16", Costs())
     entrant = peers_torch.MAKERS[Key("cudnn", FUSED)](made)
+    assert entrant is not None
     assert entrant.note == "the fastest of 3 plans"
     assert entrant.kernel is not None
     assert entrant.kernel.burst(3) == [2.0 * LAUNCHES]

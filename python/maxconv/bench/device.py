@@ -7,10 +7,11 @@ that of the host from the first launch until the device has done the last (``gpu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .entrant import BARE, FUSED, MAX, MAXCONV
+from .entrant import BARE, FUSED, MAX, MAXCONV, TORCH, TORCH_COMPILE
 from .timing import Protocol
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "TOLERANCE",
     "Device",
     "Limits",
+    "launches",
 ]
 
 #: Names of the fused work's activation.
@@ -33,6 +35,10 @@ ACTIVATIONS = {"relu": "ReLU", "silu": "SiLU"}
 
 #: Launches of a graph that is replayed on a GPU, and of a call that is made without one.
 LAUNCHES = 32
+
+#: Seconds that the launches of a graph take together, at the least that a GPU can, from which there
+#: are fewer than ``LAUNCHES`` of them where hundreds of problems are timed; and the fewest.
+_ENOUGH_S, _FEWEST_LAUNCHES = 1.5e-3, 8
 
 #: Bytes of the operands that a GPU's launches take in turn: more than its L2 cache holds.
 ROTATED_NBYTES = 256 << 20
@@ -75,6 +81,23 @@ LIMITS = {
 }
 
 
+def launches(flops: float, nbytes: float, sets: int, *, many: bool) -> int:
+    """Returns how many launches of a problem a GPU's graph holds.
+
+    A graph of long launches needs fewer of them: the time between two replays hardly counts.
+
+    Args:
+        flops: Floating-point operations of the problem.
+        nbytes: Bytes that it moves.
+        sets: Sets of operands that take turns, each at least once.
+        many: Whether there are hundreds of problems.
+    """
+    if not many:
+        return LAUNCHES
+    least = LIMITS["NVIDIA H200"].seconds(flops, nbytes)
+    return max(sets, min(LAUNCHES, max(_FEWEST_LAUNCHES, math.ceil(_ENOUGH_S / least))))
+
+
 @dataclass(frozen=True)
 class Device:
     """How one kind of device is measured."""
@@ -89,7 +112,24 @@ class Device:
     full: Protocol
     models: Protocol
     """For whole models, whose calls are longer."""
+    many: Protocol
+    """For hundreds of problems."""
+    of_many: tuple[str, ...]
+    """The contenders of hundreds of problems, unless others are asked for."""
 
+
+_CPU_FULL = Protocol(
+    pause_s=0.01,
+    rest=0.0,
+    longest_pause_s=0.01,
+    calls=10,
+    discarded=3,
+    burst_s=0.1,
+    rounds=30,
+    fewest_rounds=5,
+    budget_s=1.0,
+    slow_s=2.0,
+)
 
 CPU = Device(
     name="cpu",
@@ -101,18 +141,7 @@ CPU = Device(
         "torch.compile": (BARE, FUSED),
         MAX: (BARE,),
     },
-    full=Protocol(
-        pause_s=0.01,
-        rest=0.0,
-        longest_pause_s=0.01,
-        calls=10,
-        discarded=3,
-        burst_s=0.1,
-        rounds=30,
-        fewest_rounds=5,
-        budget_s=1.0,
-        slow_s=2.0,
-    ),
+    full=_CPU_FULL,
     models=Protocol(
         pause_s=0.01,
         rest=0.0,
@@ -125,6 +154,21 @@ CPU = Device(
         budget_s=6.0,
         slow_s=10.0,
     ),
+    many=_CPU_FULL,
+    of_many=(MAXCONV, TORCH, TORCH_COMPILE, MAX),
+)
+
+_GPU_FULL = Protocol(
+    pause_s=0.02,
+    rest=6.0,
+    longest_pause_s=0.25,
+    calls=3,
+    discarded=0,
+    burst_s=0.3,
+    rounds=5,
+    fewest_rounds=3,
+    budget_s=3.0,
+    slow_s=0.2,
 )
 
 GPU = Device(
@@ -138,18 +182,7 @@ GPU = Device(
         "cudnn": (FUSED,),
         MAX: (BARE, FUSED),
     },
-    full=Protocol(
-        pause_s=0.02,
-        rest=6.0,
-        longest_pause_s=0.25,
-        calls=3,
-        discarded=0,
-        burst_s=0.3,
-        rounds=5,
-        fewest_rounds=3,
-        budget_s=3.0,
-        slow_s=0.2,
-    ),
+    full=_GPU_FULL,
     models=Protocol(
         pause_s=0.02,
         rest=6.0,
@@ -162,6 +195,8 @@ GPU = Device(
         budget_s=3.0,
         slow_s=2.0,
     ),
+    many=replace(_GPU_FULL, pause_s=0.002, rest=3.0),
+    of_many=(MAXCONV, TORCH, TORCH_COMPILE),
 )
 
 #: By the name that ``--device`` takes.

@@ -80,6 +80,7 @@ def build(
     dtype: str,
     contenders: Collection[str],
     clone: Checkout | None,
+    graphs: bool = True,
 ) -> Build:
     """Builds a folder anew.
 
@@ -90,6 +91,7 @@ def build(
         contenders: Those that need something built: maxconv its program and its graphs, MAX its
             graphs.
         clone: The checkout that this package runs from.
+        graphs: Whether MAX graphs are compiled.
 
     Raises:
         LibraryError: The kernels do not compile.
@@ -113,7 +115,7 @@ def build(
         with progress(f"compiling maxconv's kernels for {architecture}"):
             build_program(folder, architecture, dtype)
     names = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
-    if names:
+    if names and graphs:
         with progress(f"compiling {len(names)} MAX graphs for {architecture}"):
             _build_graphs(folder / FOLDER, architecture, dtype, names)
     text = json.dumps({"format": FORMAT, **asdict(made)}, indent=1)

@@ -1,8 +1,9 @@
-"""A problem's operands on a GPU: the same numbers in torch as in ``kernels.mojo``."""
+"""A problem's operands on a GPU: the first set has the numbers that ``kernels.mojo`` makes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +14,8 @@ from maxconv._dtypes import DTYPE_BYTES
 from maxconv._problem import ConvProblem
 from maxconv._problems import NamedProblem
 
-from ..entrant import BARE, FUSED
+from ..device import launches
+from ..entrant import BARE, FUSED, WORKS
 from .clock import Clock, input_sets
 
 __all__ = ["SEEDS", "Operands", "command", "filled", "geometry"]
@@ -22,6 +24,9 @@ __all__ = ["SEEDS", "Operands", "command", "filled", "geometry"]
 SEEDS = 4
 
 _WORD = 0xFFFFFFFF
+
+#: Elements by which a further set is rotated against the one before.
+_ROTATION = 7919
 
 #: Values are integers from -510 to 510 times this, or for filters times less.
 _EXPONENT = -7
@@ -101,7 +106,11 @@ class Operands:
     named: NamedProblem
     dtype: str
     clock: Clock
+    many: bool = False
+    """Whether it is one of hundreds."""
     sets: int = 0
+    launches: int = 0
+    """Of a graph, or of a call without one."""
     x: list[Tensor] = field(default_factory=list)
     filter: list[Tensor] = field(default_factory=list)
     bias: list[Tensor] = field(default_factory=list)
@@ -120,16 +129,22 @@ class Operands:
                 "after; torch's functions take the same"
             )
         self.sets = _sets(self.named, self.dtype)
+        self.launches = launches(
+            problem.flops, problem.nbytes(self.dtype), self.sets, many=self.many
+        )
         filters = (problem.filters, *problem.filter_size, problem.group_channels)
-        for index in range(self.sets):
-            seed = SEEDS * index
-            exponent = _filter_exponent(self.named)
-            self.x.append(self._make(problem.input_shape, seed))
-            self.filter.append(self._make(filters, seed + 1, exponent))
-            self.bias.append(self._make((problem.filters,), seed + 2))
-            self.residual.append(self._make(problem.output_shape, seed + 3))
+        self.x = self._make(problem.input_shape, 0)
+        self.filter = self._make(filters, 1, _filter_exponent(self.named))
+        self.bias = self._make((problem.filters,), 2)
+        self.residual = self._make(problem.output_shape, 3)
 
-    def _make(self, shape: tuple[object, ...], seed: int, exponent: int = _EXPONENT) -> Tensor:
+    def _make(
+        self, shape: tuple[object, ...], seed: int, exponent: int = _EXPONENT
+    ) -> list[Tensor]:
+        """Returns an operand of each set: the first one's values, rotated.
+
+        Only the first set is checked, and making values takes twenty operations.
+        """
         sizes = [int(str(size)) for size in shape]
         values = filled(
             math.prod(sizes),
@@ -137,8 +152,10 @@ class Operands:
             exponent=exponent,
             dtype=getattr(torch, self.dtype),
             device=self.clock.device,
-        ).reshape(sizes)
-        return values.movedim(-1, 1) if len(sizes) > 1 else values
+        )
+        sets = [values, *(values.roll(_ROTATION * index) for index in range(1, self.sets))]
+        made = (each.reshape(sizes) for each in sets)
+        return [each.movedim(-1, 1) if len(sizes) > 1 else each for each in made]
 
     def convolve(self, index: int) -> Tensor:
         """Returns the convolution of a set."""
@@ -150,6 +167,24 @@ class Operands:
         function = (functional.conv1d, functional.conv2d, functional.conv3d)[p.spatial_rank - 1]
         return function(x, filter, bias, p.stride, p.pad_before, p.dilation, p.groups)
 
+    def convolve_row(self, index: int) -> Tensor:
+        """Returns the convolution of a set in one dimension, as one of a row of an image.
+
+        Where torch's ``conv2d`` takes channels last, its ``conv1d`` copies the activation.
+        """
+        p = self.named.problem
+        (stride,), (padding,), (dilation,) = p.stride, p.pad_before, p.dilation
+        y = functional.conv2d(
+            self.x[index].unsqueeze(2),
+            self.filter[index].unsqueeze(2),
+            None,
+            (1, stride),
+            (0, padding),
+            (1, dilation),
+            p.groups,
+        )
+        return y.squeeze(2)
+
     def fuse(self, index: int) -> Tensor:
         """Returns ``silu(convolution + bias) + residual`` of a set."""
         return self.fused(self.x[index], self.filter[index], self.bias[index], self.residual[index])
@@ -158,12 +193,15 @@ class Operands:
         """Returns the fused work of any operands."""
         return functional.silu(self.convolution(x, filter, bias)) + residual
 
-    def references(self) -> dict[str, Tensor]:
+    def references(self, works: Collection[str] = WORKS) -> dict[str, Tensor]:
         """Returns what all are compared with, in float32, of the first set, by work."""
         x, filter, bias, residual = (
             values[0].float() for values in (self.x, self.filter, self.bias, self.residual)
         )
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
             bare = self.convolution(x, filter, None)
-        shape = (-1, *[1] * self.named.problem.spatial_rank)
-        return {BARE: bare, FUSED: functional.silu(bare + bias.view(shape)) + residual}
+        references = {BARE: bare}
+        if FUSED in works:
+            shape = (-1, *[1] * self.named.problem.spatial_rank)
+            references[FUSED] = functional.silu(bare + bias.view(shape)) + residual
+        return references

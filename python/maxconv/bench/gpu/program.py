@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -124,9 +124,19 @@ class Program:
         return ProgramError(f"the program ended with {status}: {words or 'it said nothing'}")
 
     def entrants(
-        self, named: NamedProblem, dtype: str
+        self,
+        named: NamedProblem,
+        dtype: str,
+        works: Collection[str] = WORKS,
+        launches: int = LAUNCHES,
     ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
         """Makes a problem's operands there.
+
+        Args:
+            named: The problem.
+            dtype: Storage type.
+            works: The kinds of work.
+            launches: Of a graph, or of a call without one.
 
         Returns:
             What is timed, and why what is not there is not.
@@ -136,14 +146,16 @@ class Program:
         try:
             self.ask(command(named, dtype))
         except ProgramError as error:
-            return {}, {Key(MAXCONV, work): str(error) for work in WORKS}
-        for work in WORKS:
+            return {}, {Key(MAXCONV, work): str(error) for work in works}
+        for work in works:
             try:
-                self.ask("prepare", work, LAUNCHES)
+                self.ask("prepare", work, launches)
             except ProgramError as error:
                 missing[Key(MAXCONV, work)] = str(error)
             else:
-                replay, launch = (_ProgramRun(self, kind, work) for kind in ("replay", "launch"))
+                replay, launch = (
+                    _ProgramRun(self, kind, work, launches) for kind in ("replay", "launch")
+                )
                 entrants[Key(MAXCONV, work)] = Entrant(replay, launch)
         return entrants, missing
 
@@ -155,7 +167,7 @@ class _ProgramRun:
     program: Program
     kind: str
     work: str
-    convolutions: int = LAUNCHES
+    convolutions: int
 
     def burst(self, calls: int) -> list[float]:
         """Returns the mean seconds of ``calls`` calls."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from maxconv._problems import NamedProblem
 from maxconv._progress import progress
 
-from ..entrant import MAXCONV, WORKS, Entrant, Key
+from ..entrant import MAX, MAXCONV, Entrant, Key
 from ..environment import Machine, driver_version, machine
 from ..measure import measure_problem
 from ..record import Result
@@ -21,10 +21,13 @@ from ..timing import Protocol
 from .clock import Clock
 from .graphs import FOLDER, GRAPHS, LoadedGraphs
 from .operands import Operands
-from .peers_torch import MAKERS
+from .peers_torch import Maker, makers
 from .program import LIBRARIES, PROGRAM, Program, ProgramError
 
 __all__ = ["check_gpu", "measure_problems", "this_machine"]
+
+#: Bytes that torch may keep from problem to problem.
+_RESERVED_NBYTES = 16 << 30
 
 
 def check_gpu() -> None:
@@ -77,7 +80,8 @@ def measure_problems(
         folder: What ``--build`` wrote.
         clock: The device and its time.
         keep: Is given the results so far after each problem.
-        many: Whether there are hundreds: what has a kernel's time gets none of a call, and a wrong
+        many: Whether there are hundreds: what has a kernel's time gets none of a call, there are no
+            MAX graphs without MAX among the contenders, see ``makers`` for torch's, and a wrong
             output is recorded instead of ending the run.
         seconds: After these no further problem begins.
 
@@ -89,6 +93,8 @@ def measure_problems(
         ValueError: torch's functions do not take a problem.
     """
     wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
+    if many and MAX not in contenders:
+        wanted = []
     torch.backends.cudnn.benchmark = True
     results: list[Result] = []
     begin = time.monotonic()
@@ -99,13 +105,13 @@ def measure_problems(
             if seconds is not None and time.monotonic() - begin > seconds:
                 break
             with progress(f"timing {named.name} ({number} of {len(problems)})", announce=True):
-                operands = Operands(named, dtype, clock)
-                entrants, missing = _torch_entrants(operands, contenders, works)
+                operands = Operands(named, dtype, clock, many)
+                entrants, missing = _torch_entrants(operands, makers(contenders, works, many=many))
                 if program is not None:
-                    ours, lost = program.entrants(named, dtype)
+                    ours, lost = program.entrants(named, dtype, works, operands.launches)
                     entrants, missing = {**ours, **entrants}, {**lost, **missing}
                 elif reason is not None:
-                    missing |= {Key(MAXCONV, work): reason for work in WORKS}
+                    missing |= {Key(MAXCONV, work): reason for work in works}
                 through, lost = graphs.entrants(operands)
                 entrants |= through
                 missing |= graphs.missing | lost
@@ -113,7 +119,7 @@ def measure_problems(
                 missing = {key: why for key, why in missing.items() if key.work in works}
                 if many:
                     entrants = {key: _kernel_alone(made) for key, made in entrants.items()}
-                references = operands.references()
+                references = operands.references(works)
                 results.append(
                     measure_problem(
                         named, entrants, references, dtype, protocol, missing, go_on=many
@@ -121,10 +127,18 @@ def measure_problems(
                 )
             # Captured graphs hold memory until they go.
             del operands, entrants, through, references
-            if clock.device == "cuda":
-                torch.cuda.empty_cache()
+            _free(clock)
             keep(results)
     return results
+
+
+def _free(clock: Clock) -> None:
+    """Gives memory back that torch keeps and the program may need, where it is much.
+
+    Memory that is given back has to be allocated anew, which takes longer than many a kernel.
+    """
+    if clock.device == "cuda" and torch.cuda.memory_reserved() > _RESERVED_NBYTES:
+        torch.cuda.empty_cache()
 
 
 def _kernel_alone(made: Entrant) -> Entrant:
@@ -133,15 +147,14 @@ def _kernel_alone(made: Entrant) -> Entrant:
 
 
 def _torch_entrants(
-    operands: Operands, contenders: Collection[str], works: Collection[str]
+    operands: Operands, made_by: Mapping[Key, Maker]
 ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
     entrants: dict[Key, Entrant] = {}
     missing: dict[Key, str] = {}
-    for key, make in MAKERS.items():
-        if key.contender not in contenders or key.work not in works:
-            continue
+    for key, make in made_by.items():
         try:
-            entrants[key] = make(operands)
+            if (made := make(operands)) is not None:
+                entrants[key] = made
         except ImportError as error:
             missing[key] = f"not here: {error}"
         # What a library does not take is no reason to lose the others.
