@@ -319,28 +319,31 @@ def test_the_programs_numbers() -> None:
 
 
 def test_values_are_random_and_exact() -> None:
-    made = filled(50_000, 3, dtype=torch.float32, device="cpu") * 2**7
+    made = filled(50_000, 3, dtype="float32", device="cpu") * 2**7
     assert torch.equal(made, made.round())
     assert float(made.abs().max()) < 510
     assert abs(float(made.mean())) < 3
     assert float(made.std()) == pytest.approx(147.8, rel=0.02)
-    other = filled(50_000, 4, dtype=torch.float32, device="cpu")
+    other = filled(50_000, 4, dtype="float32", device="cpu")
     assert abs(float(torch.corrcoef(torch.stack([made, other]))[0, 1])) < 0.02
 
 
 @pytest.mark.slow
-def test_the_programs_values_are_those_of_the_operands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_the_programs_values_are_those_of_the_operands(dtype: str, tmp_path: Path) -> None:
     source, program = ROOT / "tests" / "mojo" / "bench_values.mojo", tmp_path / "values"
     folders = [ROOT, Path(operands.__file__).parent]
     include = [word for folder in folders for word in ("-I", str(folder))]
-    built = library.run_mojo("build", *include, str(source), "-o", str(program))
+    define = ("-D", f"dtype={dtype}")
+    built = library.run_mojo("build", *include, *define, str(source), "-o", str(program))
     assert built.returncode == 0, built.stderr
     indices = [0, 1, 2, 255, 4096, 70_000, 99_999]
     for seed, exponent in ((0, -7), (1, -13), (127, 2)):
         command = [str(program), *map(str, (seed, exponent, *indices))]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
-        made = filled(100_000, seed, exponent=exponent, dtype=torch.bfloat16, device="cpu")
-        assert [np.float32(word) for word in ended.stdout.split()] == made[indices].tolist()
+        made = filled(100_000, seed, exponent=exponent, dtype=dtype, device="cpu")
+        expected = made.float()[indices].tolist()
+        assert [np.float32(word) for word in ended.stdout.split()] == expected
 
 
 def test_outputs_are_about_one() -> None:
@@ -494,9 +497,10 @@ def test_a_graphs_inputs() -> None:
 
 
 @pytest.mark.extended
-def test_the_program_is_built(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_the_program_is_built(dtype: str, tmp_path: Path) -> None:
     ptx = importlib.import_module("tests.ptx")
-    building.build_program(tmp_path, "sm_90a", "bfloat16")
+    building.build_program(tmp_path, "sm_90a", dtype)
     kernels = ptx.held(tmp_path / PROGRAM)
     assert kernels
     assert all(".target sm_90a" in kernel for kernel in kernels)

@@ -21,7 +21,7 @@ from maxconv._problems import (
 )
 from maxconv._targets import HOPPER, TARGETS
 
-from .device import DEVICES, GPU, TOLERANCE, Device
+from .device import DEVICES, GPU, TOLERANCE, Device, is_narrow
 from .entrant import CONTENDERS, MAX, MAXCONV, WORKS
 from .environment import Checkout, checkout, machine, versions
 from .models import command as models
@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{NETWORKS}: the convolutions of real networks, of those that --family names",
     )
     what.add_argument("--family", nargs="+", metavar="NAME", help="these families only")
-    what.add_argument("--dtype", help="storage type (default: float32, on a GPU bfloat16)")
+    what.add_argument(
+        "--dtype",
+        help="storage type (default: float32, on a GPU bfloat16); on a GPU also "
+        f"{', '.join(GPU.narrow_dtypes)}, of activation and filter, beside maxconv's own bfloat16",
+    )
     what.add_argument(
         "--contenders",
         nargs="+",
@@ -186,12 +190,14 @@ def select(
 def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedProblem]) -> None:
     """Checks before minutes are spent that the arguments go together and results can be kept."""
     args.dtype = args.dtype or device.dtypes[0]
-    if args.dtype not in device.dtypes:
-        allowed = ", ".join(device.dtypes)
+    types = device.dtypes + (device.narrow_dtypes if args.models is None else ())
+    if args.dtype not in types:
+        allowed = ", ".join(types)
         raise ValueError(f"dtype: {args.dtype!r} on a {device.name}: {allowed} are allowed")
     _check_resume(args, device)
     models.check(args, device)
-    args.contenders = _chosen("contenders", args.contenders or _usual(args), device.works)
+    works = device.narrow_works if is_narrow(args.dtype) else device.works
+    args.contenders = _chosen("contenders", args.contenders or _usual(args), works)
     args.work = _chosen("work", args.work, WORKS)
     if args.rounds is not None and args.rounds < 1:
         raise ValueError(f"rounds: {args.rounds} is not positive; at least 1 is needed")
@@ -278,6 +284,8 @@ def _is_many(args: argparse.Namespace) -> bool:
 def _usual(args: argparse.Namespace) -> list[str]:
     """Returns the contenders that take part where the arguments name none."""
     device = DEVICES[args.device]
+    if is_narrow(args.dtype):
+        return [*device.narrow_works]
     return [*(device.of_many if _is_many(args) else device.works)]
 
 
@@ -309,6 +317,8 @@ def _build(args: argparse.Namespace) -> int:
 
 def _has_graphs(args: argparse.Namespace) -> bool:
     """Returns whether MAX graphs are timed."""
+    if is_narrow(args.dtype):
+        return False
     return not _is_many(args) or MAX in args.contenders
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from .entrant import BARE, FUSED, MAX, MAXCONV, TORCH, TORCH_COMPILE
+from maxconv._dtypes import DTYPE_BYTES, FLOAT8, FLOAT8_WIDE, INT8
+
+from .entrant import BARE, BFLOAT16, FUSED, MAX, MAXCONV, TORCH, TORCH_COMPILE
 from .timing import Protocol
 
 __all__ = [
@@ -27,7 +29,9 @@ __all__ = [
     "TOLERANCE",
     "Device",
     "Limits",
+    "is_narrow",
     "launches",
+    "out_type",
 ]
 
 #: Names of the fused work's activation.
@@ -47,7 +51,17 @@ ROTATED_NBYTES = 256 << 20
 #: outputs of about 1. float32 sums of 10^4 products in another order differ by some 10^-6. A type
 #: of 16 bits rounds by half a unit of its last place, 2^-9 or 2^-12, and up to three times where
 #: convolution, activation and addition are operations of their own.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
+#: Outputs of 8-bit operands are bfloat16. A bare one of int8 is exact but for its one rounding, and
+#: must be equal. Hopper's tensor cores keep about 14 bits of a sum of float8 products: the 800
+#: additions of the longest sums may lose 800 * 2^-14 of it.
+TOLERANCE = {
+    "float32": 1e-4,
+    "bfloat16": 2.0**-6,
+    "float16": 2.0**-9,
+    INT8: 2.0**-6,
+    FLOAT8: 2.0**-4,
+    FLOAT8_WIDE: 2.0**-4,
+}
 
 #: The same for MAX's own convolutions, which on a CPU sum in the storage type: less exact in 16
 #: bits, but no other computation.
@@ -60,6 +74,16 @@ MAX_TOLERANCE = {"float32": 1e-4, "bfloat16": 2.0**-2, "float16": 2.0**-5}
 ROUNDED_BETWEEN = 4
 
 
+def is_narrow(dtype: str) -> bool:
+    """Returns whether a storage type of activation and filter has 8 bits."""
+    return dtype not in DTYPE_BYTES
+
+
+def out_type(dtype: str) -> str:
+    """Returns the storage type of outputs."""
+    return BFLOAT16 if is_narrow(dtype) else dtype
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a GPU's data sheet promises."""
@@ -69,9 +93,13 @@ class Limits:
     nbytes: float
     """Bytes a second of its memory."""
 
-    def seconds(self, flops: float, nbytes: float) -> float:
+    def seconds(self, flops: float, nbytes: float, dtype: str = BFLOAT16) -> float:
         """Returns the least time in which so much can be computed and moved."""
-        return max(flops / self.flops, nbytes / self.nbytes)
+        return max(self.computing(flops, dtype), nbytes / self.nbytes)
+
+    def computing(self, flops: float, dtype: str) -> float:
+        """Returns the least time of the products; those of 8 bits take half of it."""
+        return flops / self.flops / (2 if is_narrow(dtype) else 1)
 
 
 #: By the name that the driver gives: NVIDIA's data sheets of the H100 SXM and the H200 SXM.
@@ -116,6 +144,10 @@ class Device:
     """For hundreds of problems."""
     of_many: tuple[str, ...]
     """The contenders of hundreds of problems, unless others are asked for."""
+    narrow_dtypes: tuple[str, ...] = ()
+    """Storage types of 8 bits of activation and filter."""
+    narrow_works: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """``works`` in those."""
 
 
 _CPU_FULL = Protocol(
@@ -197,6 +229,8 @@ GPU = Device(
     ),
     many=replace(_GPU_FULL, pause_s=0.002, rest=3.0),
     of_many=(MAXCONV, TORCH, TORCH_COMPILE),
+    narrow_dtypes=(INT8, FLOAT8, FLOAT8_WIDE),
+    narrow_works={MAXCONV: (BARE, FUSED), BFLOAT16: (BARE, FUSED)},
 )
 
 #: By the name that ``--device`` takes.

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,16 +26,19 @@ from maxconv._problems import NamedProblem
 
 from ..device import LAUNCHES
 from ..entrant import MAXCONV, WORKS, Entrant, Key
-from .clock import distance
 from .operands import command
+from .samples import COUNT, Samples
 
-__all__ = ["LIBRARIES", "PROGRAM", "Program", "ProgramError"]
+__all__ = ["LIBRARIES", "PROGRAM", "USUAL", "Field", "Program", "ProgramError", "started"]
 
 #: The program's name in a folder that ``--build`` wrote, and that of the libraries it loads.
 PROGRAM, LIBRARIES = "kernels", "lib"
 
-#: Elements of an output that the program is asked for.
-_SAMPLES = 4096
+#: The program's words for what it is usually asked for.
+USUAL = {Key(MAXCONV, work): work for work in WORKS}
+
+#: Returns what is timed of a problem, why the rest is not, and the references by work.
+Field = Callable[[NamedProblem], tuple[dict[Key, Entrant], dict[Key, str], Mapping[str, Any]]]
 
 _TIMEOUT_S = 120.0
 
@@ -127,7 +131,7 @@ class Program:
         self,
         named: NamedProblem,
         dtype: str,
-        works: Collection[str] = WORKS,
+        words: Mapping[Key, str] = USUAL,
         launches: int = LAUNCHES,
     ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
         """Makes a problem's operands there.
@@ -135,7 +139,7 @@ class Program:
         Args:
             named: The problem.
             dtype: Storage type.
-            works: The kinds of work.
+            words: The program's words for what is wanted.
             launches: Of a graph, or of a call without one.
 
         Returns:
@@ -146,18 +150,30 @@ class Program:
         try:
             self.ask(command(named, dtype))
         except ProgramError as error:
-            return {}, {Key(MAXCONV, work): str(error) for work in works}
-        for work in works:
+            return {}, dict.fromkeys(words, str(error))
+        for key, word in words.items():
             try:
-                self.ask("prepare", work, launches)
+                self.ask("prepare", word, launches)
             except ProgramError as error:
-                missing[Key(MAXCONV, work)] = str(error)
+                missing[key] = str(error)
             else:
                 replay, launch = (
-                    _ProgramRun(self, kind, work, launches) for kind in ("replay", "launch")
+                    _ProgramRun(self, kind, word, launches) for kind in ("replay", "launch")
                 )
-                entrants[Key(MAXCONV, work)] = Entrant(replay, launch)
+                entrants[key] = Entrant(replay, launch)
         return entrants, missing
+
+
+@contextmanager
+def started(folder: Path, name: str = PROGRAM) -> Iterator[tuple[Program | None, str | None]]:
+    """Starts a program of a folder that ``--build`` wrote; yields it, or why it is not there."""
+    try:
+        program = Program([str((folder / name).absolute())], folder / LIBRARIES)
+    except (OSError, ProgramError) as error:
+        yield None, f"not here: {error}"
+        return
+    with program:
+        yield program, None
 
 
 @dataclass(frozen=True)
@@ -174,14 +190,13 @@ class _ProgramRun:
         answer = self.program.ask(self.kind, self.work, calls)
         return [float(answer["ns"]) / 1e9 / calls]
 
-    def error(self, expected: Tensor, tolerance: float) -> float:
+    def error(self, expected: Tensor | Samples, tolerance: float) -> float:
         """See ``Run.error``; compares some thousand elements of the first set's output."""
-        answer = self.program.ask("sample", self.work, _SAMPLES)
-        # The program counts elements as they lie in memory, channels innermost.
-        flat = expected.movedim(1, -1).reshape(-1)
-        index = torch.arange(0, flat.numel(), answer["step"], device=flat.device)
-        values = torch.tensor(answer["values"], dtype=torch.float32, device=flat.device)
-        return distance(values, flat[index][:_SAMPLES], tolerance)
+        answer = self.program.ask("sample", self.work, COUNT)
+        if isinstance(expected, Tensor):
+            expected = Samples.of(expected, answer["step"])
+        values = torch.tensor(answer["values"], dtype=torch.float32, device=expected.values.device)
+        return expected.error(Samples(answer["step"], values), tolerance)
 
 
 def _environment(libraries: Path) -> dict[str, str]:

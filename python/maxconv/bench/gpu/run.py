@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from maxconv._problems import NamedProblem
 from maxconv._progress import progress
 
+from ..device import is_narrow
 from ..entrant import MAX, MAXCONV, Entrant, Key
 from ..environment import Machine, driver_version, machine
 from ..measure import measure_problem
@@ -20,9 +22,10 @@ from ..record import Result
 from ..timing import Protocol
 from .clock import Clock
 from .graphs import FOLDER, GRAPHS, LoadedGraphs
+from .narrow import narrow_field
 from .operands import Operands
 from .peers_torch import Maker, makers
-from .program import LIBRARIES, PROGRAM, Program, ProgramError
+from .program import USUAL, Field, Program, started
 
 __all__ = ["check_gpu", "measure_problems", "this_machine"]
 
@@ -92,44 +95,73 @@ def measure_problems(
         Mismatch: A contender's output differs from the reference.
         ValueError: torch's functions do not take a problem.
     """
-    wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
-    if many and MAX not in contenders:
-        wanted = []
     torch.backends.cudnn.benchmark = True
     results: list[Result] = []
     begin = time.monotonic()
-    with torch.inference_mode(), _program(folder, contenders) as (program, reason):
-        with progress("loading MAX's graphs"):
-            graphs = LoadedGraphs(folder / FOLDER, wanted)
+    opened = narrow_field if is_narrow(dtype) else _field
+    with (
+        torch.inference_mode(),
+        opened(dtype, contenders, works, folder=folder, clock=clock, many=many) as field,
+    ):
         for number, named in enumerate(problems, start=1):
             if seconds is not None and time.monotonic() - begin > seconds:
                 break
             with progress(f"timing {named.name} ({number} of {len(problems)})", announce=True):
-                operands = Operands(named, dtype, clock, many)
-                entrants, missing = _torch_entrants(operands, makers(contenders, works, many=many))
-                if program is not None:
-                    ours, lost = program.entrants(named, dtype, works, operands.launches)
-                    entrants, missing = {**ours, **entrants}, {**lost, **missing}
-                elif reason is not None:
-                    missing |= {Key(MAXCONV, work): reason for work in works}
-                through, lost = graphs.entrants(operands)
-                entrants |= through
-                missing |= graphs.missing | lost
-                entrants = {key: made for key, made in entrants.items() if key.work in works}
-                missing = {key: why for key, why in missing.items() if key.work in works}
+                entrants, missing, references = field(named)
                 if many:
                     entrants = {key: _kernel_alone(made) for key, made in entrants.items()}
-                references = operands.references(works)
                 results.append(
                     measure_problem(
                         named, entrants, references, dtype, protocol, missing, go_on=many
                     )
                 )
             # Captured graphs hold memory until they go.
-            del operands, entrants, through, references
+            del entrants, references
             _free(clock)
             keep(results)
     return results
+
+
+@contextmanager
+def _field(
+    dtype: str,
+    contenders: Collection[str],
+    works: Collection[str],
+    *,
+    folder: Path,
+    clock: Clock,
+    many: bool,
+) -> Iterator[Field]:
+    """Starts what measures problems in types of 16 bits: see ``measure_problems``."""
+    wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
+    if many and MAX not in contenders:
+        wanted = []
+    words = {key: word for key, word in USUAL.items() if key.work in works}
+    made_by = makers(contenders, works, many=many)
+    with ExitStack() as stack:
+        program: Program | None = None
+        reason: str | None = None
+        if MAXCONV in contenders:
+            program, reason = stack.enter_context(started(folder))
+        with progress("loading MAX's graphs"):
+            graphs = LoadedGraphs(folder / FOLDER, wanted)
+
+        def of(named: NamedProblem) -> tuple[dict[Key, Entrant], dict[Key, str], dict[str, Any]]:
+            operands = Operands(named, dtype, clock, many)
+            entrants, missing = _torch_entrants(operands, made_by)
+            if program is not None:
+                ours, lost = program.entrants(named, dtype, words, operands.launches)
+                entrants, missing = {**ours, **entrants}, {**lost, **missing}
+            elif reason is not None:
+                missing |= dict.fromkeys(words, reason)
+            through, lost = graphs.entrants(operands)
+            entrants |= {key: made for key, made in through.items() if key.work in works}
+            missing |= {
+                key: why for key, why in (graphs.missing | lost).items() if key.work in works
+            }
+            return entrants, missing, operands.references(works)
+
+        yield of
 
 
 def _free(clock: Clock) -> None:
@@ -161,21 +193,3 @@ def _torch_entrants(
         except Exception as error:
             missing[key] = " ".join(str(error).split())[:400] or type(error).__name__
     return entrants, missing
-
-
-@contextmanager
-def _program(
-    folder: Path, contenders: Collection[str]
-) -> Iterator[tuple[Program | None, str | None]]:
-    """Starts the program of the kernels; yields it, or why it is not there."""
-    if MAXCONV not in contenders:
-        yield None, None
-        return
-    path = folder / PROGRAM
-    try:
-        program = Program([str(path.absolute())], folder / LIBRARIES)
-    except (OSError, ProgramError) as error:
-        yield None, f"not here: {error}"
-        return
-    with program:
-        yield program, None
