@@ -106,7 +106,7 @@ def test_hundreds_of_problems_are_launched_less() -> None:
     limits = LIMITS["NVIDIA H200"]
     for flops, nbytes, sets, many, expected in (
         (limits.flops, 1, 3, False, LAUNCHES),
-        (limits.flops, 1, 3, True, 8),
+        (limits.flops, 1, 3, True, 4),
         (limits.flops, 1, 20, True, 20),
         (1, limits.nbytes * 1e-4, 8, True, 15),
         (1, 1, 1, True, LAUNCHES),

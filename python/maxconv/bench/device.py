@@ -42,7 +42,7 @@ LAUNCHES = 32
 
 #: Seconds that the launches of a graph take together, at the least that a GPU can, from which there
 #: are fewer than ``LAUNCHES`` of them where hundreds of problems are timed; and the fewest.
-_ENOUGH_S, _FEWEST_LAUNCHES = 1.5e-3, 8
+_ENOUGH_S, _FEWEST_LAUNCHES = 1.5e-3, 4
 
 #: Bytes of the operands that a GPU's launches take in turn: more than its L2 cache holds.
 ROTATED_NBYTES = 256 << 20

@@ -324,7 +324,11 @@ def captured(
         for i in range(launches):
             operands.launch(recorded, work, i)
 
-    return DeviceGraph.create(ctx, build)
+    var graph = DeviceGraph.create(ctx, build)
+    # The first replay uploads it, which no estimate should contain.
+    graph.replay()
+    ctx.synchronize()
+    return graph^
 
 
 def sample(
@@ -414,7 +418,7 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
     print("{}", flush=True)
     var graphs = List[DeviceGraph]()
     var places = List[Int](length=Work.KINDS, fill=-1)
-    var launches = 0
+    var launches = List[Int](length=Work.KINDS, fill=0)
     while True:
         var line = input()
         var words = words_of(line)
@@ -426,7 +430,7 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
             if words[0] == "prepare":
                 graphs.append(captured(ctx, operands, work, number))
                 places[work.place()] = len(graphs) - 1
-                launches = number
+                launches[work.place()] = number
                 print("{}", flush=True)
             elif words[0] == "sample":
                 print(sample(ctx, operands, work, number), flush=True)
@@ -434,7 +438,7 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
                 var place = places[work.place()]
                 print(replayed(ctx, graphs[place], number), flush=True)
             elif words[0] == "launch":
-                var count = number * launches
+                var count = number * launches[work.place()]
                 print(launched(ctx, operands, work, count), flush=True)
             else:
                 raise Error(t"{words[0]} is no request")

@@ -132,7 +132,7 @@ class Program:
         named: NamedProblem,
         dtype: str,
         words: Mapping[Key, str] = USUAL,
-        launches: int = LAUNCHES,
+        launches: Callable[[Key], int] = lambda _: LAUNCHES,
     ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
         """Makes a problem's operands there.
 
@@ -152,13 +152,14 @@ class Program:
         except ProgramError as error:
             return {}, dict.fromkeys(words, str(error))
         for key, word in words.items():
+            number = launches(key)
             try:
-                self.ask("prepare", word, launches)
+                self.ask("prepare", word, number)
             except ProgramError as error:
                 missing[key] = str(error)
             else:
                 replay, launch = (
-                    _ProgramRun(self, kind, word, launches) for kind in ("replay", "launch")
+                    _ProgramRun(self, kind, word, number) for kind in ("replay", "launch")
                 )
                 entrants[key] = Entrant(replay, launch)
         return entrants, missing

@@ -150,7 +150,7 @@ def _field(
             operands = Operands(named, dtype, clock, many)
             entrants, missing = _torch_entrants(operands, made_by)
             if program is not None:
-                ours, lost = program.entrants(named, dtype, words, operands.launches)
+                ours, lost = program.entrants(named, dtype, words, lambda _: operands.launches)
                 entrants, missing = {**ours, **entrants}, {**lost, **missing}
             elif reason is not None:
                 missing |= dict.fromkeys(words, reason)
