@@ -2,8 +2,8 @@
 
 Makes the operands in a way of its own, so that it holds the benchmark's to account. The first
 argument is a fault to have: ``wrong`` outputs, ``refuses`` problems, ``refuses-fused``, ``dies`` at
-the first burst, ``hangs`` there, ``no-gpu`` from the start. Or it is ``int8``, the type of
-activation and filter in the place of bfloat16.
+the first burst, ``hangs`` there, ``breaks`` there for good, ``no-gpu`` from the start. Or it is
+``int8``, the type of activation and filter in the place of bfloat16.
 """
 
 from __future__ import annotations
@@ -123,8 +123,12 @@ def main(fault: str) -> None:
         return
     say({"device": "a fake"})
     problem: Problem | None = None
+    broken = False
     for line in sys.stdin:
         kind, *words = line.split()
+        if broken:
+            say({"error": "CUDA is broken"})
+            continue
         if kind == "problem":
             problem = None if fault == "refuses" else Problem(words, fault == "int8")
             say({"error": "no kernel takes it"} if problem is None else {})
@@ -144,6 +148,10 @@ def main(fault: str) -> None:
         else:
             if fault == "dies":
                 sys.exit("a bad address")
+            if fault == "breaks":
+                broken = True
+                say({"error": "CUDA call failed"})
+                continue
             if fault == "hangs":
                 time.sleep(60)
             say({"ns": number * 32 * (1000 if kind == "replay" else 3000)})

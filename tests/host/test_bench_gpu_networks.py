@@ -188,6 +188,20 @@ def test_no_calls_are_timed_of_many_problems(
     assert run._kernel_alone(Entrant(one, one, "a note")) == Entrant(one, None, "a note")
 
 
+@pytest.mark.parametrize("fault", ["dies", "breaks"])
+def test_a_program_that_fails_is_started_anew(
+    fault: str, built: Path, measured: list[str], tmp_path: Path
+) -> None:
+    fake(built, fault)
+    made = tmp_path / "made.json"
+    assert bench_networks(built, "--json", str(made)) == 0
+    reason = {"dies": "the program ended with 1: a bad address", "breaks": "CUDA call failed"}
+    for result in load(made).results:
+        # Each problem's operands could be made again.
+        assert {entry.missing for entry in result.measurements} == {reason[fault]}
+    assert measured == [named.name for named in FEW]
+
+
 def test_hundreds_of_problems_are_not_written_each_time(
     built: Path, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

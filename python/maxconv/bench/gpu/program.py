@@ -63,18 +63,25 @@ class Program:
     def __init__(
         self, command: Sequence[str], libraries: Path, timeout_s: float = _TIMEOUT_S
     ) -> None:
+        self._command = command
+        self._environment = _environment(libraries)
         self._timeout_s = timeout_s
+        self.about = self._start()
+
+    def _start(self) -> Mapping[str, Any]:
+        """Starts it; returns what it says of itself."""
+        self._lost = False
         # Closed with the program.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command,
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(libraries),
+            env=self._environment,
             text=True,
         )
-        self.about = self._answer()
+        return self._answer()
 
     def __enter__(self) -> Program:
         return self
@@ -118,10 +125,13 @@ class Program:
             raise self._ended()
         answer: Mapping[str, Any] = json.loads(line)
         if "error" in answer:
+            # After an error of CUDA's every further call fails.
+            self._lost |= "CUDA" in answer["error"]
             raise ProgramError(answer["error"])
         return answer
 
     def _ended(self) -> ProgramError:
+        self._lost = True
         status = self._process.wait()
         self._errors.seek(0)
         words = " ".join(self._errors.read().split())[-300:]
@@ -134,7 +144,7 @@ class Program:
         words: Mapping[Key, str] = USUAL,
         launches: Callable[[Key], int] = lambda _: LAUNCHES,
     ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
-        """Makes a problem's operands there.
+        """Makes a problem's operands there. A program that has ended, or lost its GPU, starts anew.
 
         Args:
             named: The problem.
@@ -148,6 +158,9 @@ class Program:
         entrants: dict[Key, Entrant] = {}
         missing: dict[Key, str] = {}
         try:
+            if self._lost:
+                self.close()
+                self._start()
             self.ask(command(named, dtype))
         except ProgramError as error:
             return {}, dict.fromkeys(words, str(error))

@@ -25,12 +25,12 @@ from .graphs import FOLDER, GRAPHS, LoadedGraphs
 from .narrow import narrow_field
 from .operands import Operands
 from .peers_torch import Maker, makers
-from .program import USUAL, Field, Program, started
+from .program import USUAL, Field, Program, ProgramError, started
 
 __all__ = ["check_gpu", "measure_problems", "this_machine"]
 
 #: Bytes that torch may keep from problem to problem.
-_RESERVED_NBYTES = 16 << 30
+_RESERVED_NBYTES = 4 << 30
 
 
 def check_gpu() -> None:
@@ -85,7 +85,7 @@ def measure_problems(
         keep: Is given the results so far after each problem.
         many: Whether there are hundreds: what has a kernel's time gets none of a call, there are no
             MAX graphs without MAX among the contenders, see ``makers`` for torch's, and a wrong
-            output is recorded instead of ending the run.
+            output, or a program that fails, is recorded instead of ending the run.
         seconds: After these no further problem begins.
 
     Returns:
@@ -110,11 +110,16 @@ def measure_problems(
                 entrants, missing, references = field(named)
                 if many:
                     entrants = {key: _kernel_alone(made) for key, made in entrants.items()}
-                results.append(
-                    measure_problem(
-                        named, entrants, references, dtype, protocol, missing, go_on=many
-                    )
-                )
+                further = (references, dtype, protocol)
+                try:
+                    made = measure_problem(named, entrants, *further, missing, go_on=many)
+                except ProgramError as error:
+                    if not many:
+                        raise
+                    # It starts anew for the next problem.
+                    missing |= dict.fromkeys(entrants, str(error))
+                    made = measure_problem(named, {}, *further, missing, go_on=True)
+                results.append(made)
             # Captured graphs hold memory until they go.
             del entrants, references
             _free(clock)
