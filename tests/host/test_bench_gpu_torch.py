@@ -122,6 +122,23 @@ def test_hundreds_of_problems_are_launched_less() -> None:
     assert made.launches == LAUNCHES
 
 
+def test_a_reference_that_cudnn_takes_in_torchs_order_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Operands(PROBLEMS[2], "bfloat16", OnHost())
+    expected = made.references()
+    real = Operands.convolution
+
+    def convolution(self: Operands, x: Tensor, filter: Tensor, bias: Tensor | None) -> Tensor:
+        if not x.is_contiguous():
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+        return real(self, x, filter, bias)
+
+    monkeypatch.setattr(Operands, "convolution", convolution)
+    for work, found in made.references().items():
+        assert torch.allclose(found, expected[work], atol=1e-5)
+
+
 def test_the_sets_differ() -> None:
     made = Operands(PROBLEMS[1], "bfloat16", OnHost())
     for first, second in (made.x, made.filter, made.residual):

@@ -232,13 +232,22 @@ class Operands:
         """Returns the fused work of any operands."""
         return functional.silu(self.convolution(x, filter, bias)) + residual
 
+    def _exact(self, x: Tensor, filter: Tensor) -> Tensor:
+        """Returns the convolution of operands in float32, without rounding products to tf32."""
+        flags = {"benchmark": False, "allow_tf32": False}
+        try:
+            with torch.backends.cudnn.flags(enabled=True, **flags):
+                return self.convolution(x, filter, None)
+        except RuntimeError:  # cuDNN has fewer kernels for channels last
+            with torch.backends.cudnn.flags(enabled=True, **flags):
+                return self.convolution(x.contiguous(), filter.contiguous(), None)
+
     def references(self, works: Collection[str] = WORKS) -> dict[str, Tensor]:
         """Returns what all are compared with, in float32, of the first set, by work."""
         x, filter, bias, residual = (
             values[0].float() for values in (self.x, self.filter, self.bias, self.residual)
         )
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-            bare = self.convolution(x, filter, None)
+        bare = self._exact(x, filter)
         references = {BARE: bare}
         if FUSED in works:
             shape = (-1, *[1] * self.named.problem.spatial_rank)
