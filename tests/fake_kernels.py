@@ -2,7 +2,8 @@
 
 Makes the operands in a way of its own, so that it holds the benchmark's to account. The first
 argument is a fault to have: ``wrong`` outputs, ``refuses`` problems, ``refuses-fused``, ``dies`` at
-the first burst, ``hangs`` there, ``no-gpu`` from the start.
+the first burst, ``hangs`` there, ``breaks`` there for good, ``no-gpu`` from the start. Or it is
+``int8``, the type of activation and filter in the place of bfloat16.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 MASK = np.uint64(0xFFFFFFFF)
 
 
-def values(count: int, seed: int, exponent: int) -> Floats:
+def values(count: int, seed: int, exponent: int, quarter: bool = False) -> Floats:
     h = np.arange(count, dtype=np.uint64)
     h ^= np.uint64(seed * 0x9E3779B9 % 2**32)
     h ^= h >> np.uint64(16)
@@ -29,25 +30,46 @@ def values(count: int, seed: int, exponent: int) -> Floats:
     h = h * np.uint64(0xC2B2AE35) & MASK
     h ^= h >> np.uint64(16)
     total = h.astype(np.uint32).view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.int64) - 510
+    if quarter:
+        quarters: Floats = np.floor(total / 4)
+        return quarters
     # bfloat16 has eight bits: of integers up to 510, those above 256 lose one.
     rounded = np.where(abs(total) > 256, 2 * np.rint(total / 2), total)
     made: Floats = np.ldexp(rounded, exponent)
     return made
 
 
+def nearest(y: Floats) -> Floats:
+    """Rounds to bfloat16."""
+    mantissa, exponent = np.frexp(y)
+    made: Floats = np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8)
+    return made
+
+
 class Problem:
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], quarter: bool = False) -> None:
+        self.quarter = quarter
         n = [int(word) for word in words]
         self.batch, self.channels, self.filters, self.groups = n[:4]
         axes = [n[i : i + 3] for i in range(4, 22, 3)]
         self.size, self.taps, self.stride, self.dilation, self.before, self.after = axes
-        self.sets, self.exponent, self.filter_exponent = n[22:]
+        self.sets, self.exponent, self.filter_exponent, *scale = n[22:]
+        assert len(scale) == quarter
+        self.scale = 2.0 ** (scale[0] - np.arange(self.filters) % 3) if quarter else 1.0
 
     def output(self, work: str) -> Floats:
         """Returns the first set's output with channels innermost, flat."""
         groups, depth = self.groups, self.channels // self.groups
-        x = self.make((self.batch, *self.size, self.channels), 0)
-        taps = self.make((self.filters, *self.taps, depth), 1, self.filter_exponent)
+        blocks = work.startswith("interleaved")
+        image = (self.batch, *self.size, self.channels)
+        x = self.make(image, 0, quarter=self.quarter)
+        shape = (self.filters, *self.taps, depth)
+        taps = self.make(shape, 1, self.filter_exponent, quarter=self.quarter)
+        if blocks:
+            x = from_blocks(x, image)
+            # A filter is an image of its taps by its filters.
+            taps = from_blocks(taps, (1, *self.taps, self.filters, depth))[0]
+            taps = np.moveaxis(taps, 3, 0)
         x = np.pad(x, [(0, 0), *zip(self.before, self.after, strict=True), (0, 0)])
         sizes = [
             (size - (tap - 1) * dilation - 1) // stride + 1
@@ -65,14 +87,34 @@ class Problem:
                 filters = slice(group * each, (group + 1) * each)
                 channels = slice(group * depth, (group + 1) * depth)
                 y[..., filters] += part[..., channels] @ taps[filters, tap[0], tap[1], tap[2]].T
-        if work == "fused":
+        y *= self.scale
+        if work.endswith("fused"):
             y += self.make((self.filters,), 2)
-            y = y / (1 + np.exp(-y)) + self.make(y.shape, 3)
-        return y.reshape(-1)
+            residual = self.make(y.shape, 3)
+            y = y / (1 + np.exp(-y)) + (from_blocks(residual, y.shape) if blocks else residual)
+        if blocks:
+            wide = y.reshape(*y.shape[:-1], -1, 4)
+            y = np.moveaxis(wide, -2, 1)
+        return nearest(y.reshape(-1)) if self.quarter else y.reshape(-1)
 
-    def make(self, shape: tuple[int, ...], seed: int, exponent: int | None = None) -> Floats:
+    def make(
+        self,
+        shape: tuple[int, ...],
+        seed: int,
+        exponent: int | None = None,
+        quarter: bool = False,
+    ) -> Floats:
         count = int(np.prod(shape))
-        return values(count, seed, self.exponent if exponent is None else exponent).reshape(shape)
+        exponent = self.exponent if exponent is None else exponent
+        return values(count, seed, exponent, quarter).reshape(shape)
+
+
+def from_blocks(x: Floats, shape: tuple[int, ...]) -> Floats:
+    """Returns what lies in blocks of 4 channels with its channels last."""
+    batch, *size, channels = shape
+    wide = x.reshape(batch, channels // 4, *size, 4)
+    made: Floats = np.moveaxis(wide, 1, -2).reshape(shape)
+    return made
 
 
 def main(fault: str) -> None:
@@ -81,15 +123,22 @@ def main(fault: str) -> None:
         return
     say({"device": "a fake"})
     problem: Problem | None = None
+    broken = False
     for line in sys.stdin:
         kind, *words = line.split()
+        if broken:
+            say({"error": "CUDA is broken"})
+            continue
         if kind == "problem":
-            problem = None if fault == "refuses" else Problem(words)
+            problem = None if fault == "refuses" else Problem(words, fault == "int8")
             say({"error": "no kernel takes it"} if problem is None else {})
             continue
         assert problem is not None
         work, number = words[0], int(words[1])
         if kind == "prepare":
+            if work.startswith("interleaved") and (problem.channels | problem.filters) % 4:
+                say({"error": "dp4a takes multiples of 4 channels"})
+                continue
             refused = fault == "refuses-fused" and work == "fused"
             say({"error": "no residual"} if refused else {})
         elif kind == "sample":
@@ -99,6 +148,10 @@ def main(fault: str) -> None:
         else:
             if fault == "dies":
                 sys.exit("a bad address")
+            if fault == "breaks":
+                broken = True
+                say({"error": "CUDA call failed"})
+                continue
             if fault == "hangs":
                 time.sleep(60)
             say({"ns": number * 32 * (1000 if kind == "replay" else 3000)})

@@ -209,10 +209,10 @@ def test_what_a_run_leaves_that_does_not_end_well(
     def select(*_: object, **__: object) -> list[NamedProblem]:
         return [find_problem(NAME), wrong]
 
-    def entrants(self: Program, named: NamedProblem, dtype: str) -> Any:
+    def entrants(self: Program, named: NamedProblem, *further: Any) -> Any:
         if named is wrong:
             raise ProgramError("it broke")
-        return real(self, named, dtype)
+        return real(self, named, *further)
 
     real = Program.entrants
     monkeypatch.setattr(command, "select", select)
@@ -319,28 +319,31 @@ def test_the_programs_numbers() -> None:
 
 
 def test_values_are_random_and_exact() -> None:
-    made = filled(50_000, 3, dtype=torch.float32, device="cpu") * 2**7
+    made = filled(50_000, 3, dtype="float32", device="cpu") * 2**7
     assert torch.equal(made, made.round())
     assert float(made.abs().max()) < 510
     assert abs(float(made.mean())) < 3
     assert float(made.std()) == pytest.approx(147.8, rel=0.02)
-    other = filled(50_000, 4, dtype=torch.float32, device="cpu")
+    other = filled(50_000, 4, dtype="float32", device="cpu")
     assert abs(float(torch.corrcoef(torch.stack([made, other]))[0, 1])) < 0.02
 
 
 @pytest.mark.slow
-def test_the_programs_values_are_those_of_the_operands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_the_programs_values_are_those_of_the_operands(dtype: str, tmp_path: Path) -> None:
     source, program = ROOT / "tests" / "mojo" / "bench_values.mojo", tmp_path / "values"
     folders = [ROOT, Path(operands.__file__).parent]
     include = [word for folder in folders for word in ("-I", str(folder))]
-    built = library.run_mojo("build", *include, str(source), "-o", str(program))
+    define = ("-D", f"dtype={dtype}")
+    built = library.run_mojo("build", *include, *define, str(source), "-o", str(program))
     assert built.returncode == 0, built.stderr
     indices = [0, 1, 2, 255, 4096, 70_000, 99_999]
     for seed, exponent in ((0, -7), (1, -13), (127, 2)):
         command = [str(program), *map(str, (seed, exponent, *indices))]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
-        made = filled(100_000, seed, exponent=exponent, dtype=torch.bfloat16, device="cpu")
-        assert [np.float32(word) for word in ended.stdout.split()] == made[indices].tolist()
+        made = filled(100_000, seed, exponent=exponent, dtype=dtype, device="cpu")
+        expected = made.float()[indices].tolist()
+        assert [np.float32(word) for word in ended.stdout.split()] == expected
 
 
 def test_outputs_are_about_one() -> None:
@@ -398,8 +401,31 @@ def test_launches_take_the_sets_in_turn() -> None:
     # The last launch is of the first set, and what it wrote is what is checked.
     assert launched[-1] == 0
     assert graph.error(torch.zeros(1, 1, 1), 1e-4) == 0
-    with pytest.raises(Mismatch):
+    with pytest.raises(Mismatch, match="is allowed, also without a graph"):
         graph.error(torch.ones(1, 1, 1), 1e-4)
+    launched.clear()
+    GraphRun(OnHost(), launch, 3, 8).burst(1)
+    assert launched[3:] == [index % 3 for index in reversed(range(8))]
+
+
+def test_an_output_that_is_wrong_in_a_graph_alone() -> None:
+    replayed = False
+
+    def replay() -> None:
+        nonlocal replayed
+        replayed = True
+
+    class Broken(OnHost):
+        def capture(self, enqueue: Callable[[], Any]) -> Callable[[], None]:
+            enqueue()
+            return replay
+
+    kept = torch.ones(1, 1, 1)
+    launches = iter([kept] * (LAUNCHES + 1))
+    graph = GraphRun(Broken(), lambda _: next(launches, torch.zeros(1, 1, 1)), 1)
+    with pytest.raises(Mismatch, match="is allowed, and without a graph it is right"):
+        graph.error(torch.zeros(1, 1, 1), 1e-4)
+    assert replayed
 
 
 class Costs(OnHost):
@@ -442,6 +468,7 @@ def test_the_fastest_plan_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_torch, "_CudnnPlans", FakeCudnn())
     made = Operands(PROBLEMS[0], "bfloat16", Costs())
     entrant = peers_torch.MAKERS[Key("cudnn", FUSED)](made)
+    assert entrant is not None
     assert entrant.note == "the fastest of 3 plans"
     assert entrant.kernel is not None
     assert entrant.kernel.burst(3) == [2.0 * LAUNCHES]
@@ -470,9 +497,10 @@ def test_a_graphs_inputs() -> None:
 
 
 @pytest.mark.extended
-def test_the_program_is_built(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_the_program_is_built(dtype: str, tmp_path: Path) -> None:
     ptx = importlib.import_module("tests.ptx")
-    building.build_program(tmp_path, "sm_90a", "bfloat16")
+    building.build_program(tmp_path, "sm_90a", dtype)
     kernels = ptx.held(tmp_path / PROGRAM)
     assert kernels
     assert all(".target sm_90a" in kernel for kernel in kernels)

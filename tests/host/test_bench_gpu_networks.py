@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,15 @@ from torch import Tensor
 from maxconv import _cli as cli
 from maxconv._problems import NamedProblem, parse_problem
 from maxconv.bench import command
-from maxconv.bench.entrant import WORKS, Entrant, Key
+from maxconv.bench.device import GPU
+from maxconv.bench.entrant import FUSED, WORKS, Entrant, Key
+from maxconv.bench.gpu import build as building
 from maxconv.bench.gpu import run
 from maxconv.bench.gpu.clock import LaunchRun, OnHost
 from maxconv.bench.gpu.operands import Operands
+from maxconv.bench.gpu.peers_torch import AS_COMPILED
 from maxconv.bench.gpu.program import Program, ProgramError
-from maxconv.bench.record import load
+from maxconv.bench.record import Record, load
 
 pytestmark = pytest.mark.usefixtures("few_sets")
 
@@ -40,9 +44,9 @@ def measured(built: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     minutes = itertools.count()
 
-    def entrants(self: Program, named: NamedProblem, dtype: str) -> Any:
+    def entrants(self: Program, named: NamedProblem, *further: Any) -> Any:
         names.append(named.name)
-        return real(self, named, dtype)
+        return real(self, named, *further)
 
     real = Program.entrants
     monkeypatch.setattr(Program, "entrants", entrants)
@@ -103,10 +107,10 @@ def test_a_run_of_networks_goes_on_after_it_broke(
 ) -> None:
     kept = ("--json", str(tmp_path / "made.json"))
 
-    def references(self: Operands) -> dict[str, Tensor]:
+    def references(self: Operands, works: Collection[str]) -> dict[str, Tensor]:
         if measured == ["net.a", "net.b"]:
             raise ProgramError("it broke")
-        return real(self)
+        return real(self, works)
 
     real = Operands.references
     monkeypatch.setattr(Operands, "references", references)
@@ -182,6 +186,63 @@ def test_no_calls_are_timed_of_many_problems(
     one = LaunchRun(OnHost(), lambda _: torch.zeros(1), 1)
     assert run._kernel_alone(Entrant(call=one)) == Entrant(call=one)
     assert run._kernel_alone(Entrant(one, one, "a note")) == Entrant(one, None, "a note")
+
+
+@pytest.mark.parametrize("fault", ["dies", "breaks"])
+def test_a_program_that_fails_is_started_anew(
+    fault: str, built: Path, measured: list[str], tmp_path: Path
+) -> None:
+    fake(built, fault)
+    made = tmp_path / "made.json"
+    assert bench_networks(built, "--json", str(made)) == 0
+    reason = {"dies": "the program ended with 1: a bad address", "breaks": "CUDA call failed"}
+    for result in load(made).results:
+        # Each problem's operands could be made again.
+        assert {entry.missing for entry in result.measurements} == {reason[fault]}
+    assert measured == [named.name for named in FEW]
+
+
+def test_hundreds_of_problems_are_not_written_each_time(
+    built: Path, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = itertools.count(step=command._KEEP_S / 2 + 1)
+    written: list[int] = []
+
+    def keep(_: object, record: Record) -> None:
+        written.append(len(record.results))
+
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(command, "_keep", keep)
+    assert bench_networks(built, "--json", str(tmp_path / "made.json")) == 0
+    assert written == [2, 3]
+
+
+def test_the_usual_contenders_of_networks(
+    built: Path, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made.json"
+    usual = ["--device", "gpu", "--problems", "networks"]
+    asked = ["bench", *usual, "--from", str(built), "--json", str(made)]
+    assert cli.main(asked) == 0
+    record = load(made)
+    assert record.command == "python -m maxconv bench --device gpu --problems networks"
+    assert record.protocol == GPU.many
+    for result in record.results:
+        entries = by_key(result)
+        assert set(entries) == {
+            *(Key("maxconv", work) for work in WORKS),
+            Key("torch"),
+            Key("torch.compile", FUSED, AS_COMPILED),
+        }
+        assert entries[Key("torch")].kernel is not None
+    # MAX's graphs are compiled for those who ask.
+    graphs: list[str] = []
+    monkeypatch.setattr(building, "_build_graphs", lambda *asked: graphs.extend(asked[3]))
+    folder = ["--build", str(built)]
+    assert cli.main(["bench", *usual, *folder]) == 0
+    assert graphs == []
+    assert cli.main(["bench", *usual, "--contenders", "maxconv", "max", *folder]) == 0
+    assert len(graphs) == 6
 
 
 def test_a_wrong_output_of_many_problems_is_recorded(

@@ -128,7 +128,7 @@ def test_the_schema_is_one_and_names_every_field() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     made = json.loads(record().to_json())
     assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == set(made)
-    bad = [("device", "tpu"), ("dtype", "int8"), ("date", "yesterday"), ("format", 2)]
+    bad = [("device", "tpu"), ("dtype", "int4"), ("date", "yesterday"), ("format", 2)]
     bad += [("starts", {"jit": 1.0}), ("starts", {"eager": 0})]
     for key, value in bad:
         with pytest.raises(jsonschema.ValidationError):

@@ -13,7 +13,16 @@ from tests.bench_records import PROTOCOL
 
 from maxconv.bench.cpu.memory import ALLOWANCE
 from maxconv.bench.cpu.workload import SEVERAL, SMALL_FLOPS, SMALL_NBYTES
-from maxconv.bench.device import CPU, DEVICES, GPU, LAUNCHES, ROTATED_NBYTES, Device
+from maxconv.bench.device import (
+    _ENOUGH_S,
+    _FEWEST_LAUNCHES,
+    CPU,
+    DEVICES,
+    GPU,
+    LAUNCHES,
+    ROTATED_NBYTES,
+    Device,
+)
 from maxconv.bench.entrant import CONTENDERS, HostRun
 from maxconv.bench.statistics import Timing, geometric_mean, percentile, summarize
 from maxconv.bench.timing import Burst, interleave
@@ -168,13 +177,20 @@ def test_a_device_that_sees_only_whole_bursts_gives_one_sample_each() -> None:
 
 
 def test_the_protocol_says_what_the_program_does() -> None:
-    gpu = GPU.full
+    gpu, many = GPU.full, GPU.many
+    changed = ("pause_s", "rest")
+    for name in (field.name for field in dataclasses.fields(gpu)):
+        assert (getattr(gpu, name) == getattr(many, name)) == (name not in changed)
     for words in (
         f"runs {SEVERAL} convolutions",
         f"fewer than {SMALL_FLOPS / 1e8:.0f}e8 floating-point operations",
         f"fewer than {SMALL_NBYTES >> 20} MiB of activation, filter and output in float32",
         f"| least pause | {FULL.pause_s * 1e3:.0f} ms | {gpu.pause_s * 1e3:.0f} ms, ",
         f"or {gpu.rest:.0f} times the burst, at most {gpu.longest_pause_s * 1e3:.0f} ms |",
+        f"{many.pause_s * 1e3:.0f} ms, or {many.rest:.0f} times the burst, at most "
+        f"{many.longest_pause_s * 1e3:.0f} ms",
+        f"{_FEWEST_LAUNCHES} to {LAUNCHES} launches",
+        f"at least {_ENOUGH_S * 1e3} ms",
         f"| calls of a burst | {FULL.calls}, of which the first {FULL.discarded} are thrown away "
         f"| {gpu.calls} |",
         f"| rounds | {FULL.rounds} | {gpu.rounds} |",
@@ -194,4 +210,5 @@ def test_the_protocol_names_who_is_timed(device: Device) -> None:
     for contender in CONTENDERS:
         (row,) = (line for line in PROTOCOL.splitlines() if line.startswith(f"| `{contender}` |"))
         works = row.split("|")[1 + place].split(":")[0]
-        assert works.strip() == (", ".join(device.works.get(contender, ())) or "-")
+        timed = {**device.narrow_works, **device.works}
+        assert works.strip() == (", ".join(timed.get(contender, ())) or "-")

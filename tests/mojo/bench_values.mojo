@@ -3,7 +3,7 @@
     bench_values SEED EXPONENT INDEX ...
 """
 
-from kernels import power_of_two, value_of
+from kernels import TYPE, power_of_two, value_of
 from std.sys import argv
 
 
@@ -11,5 +11,5 @@ def main() raises:
     var seed = Int(argv()[1])
     var scale = power_of_two(Int(argv()[2]))
     for i in range(3, len(argv())):
-        var value = value_of(Int(argv()[i]), seed, scale)
+        var value = value_of[TYPE](Int(argv()[i]), seed, scale)
         print(value.cast[DType.float32]())

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -20,8 +21,8 @@ from maxconv._problems import (
 )
 from maxconv._targets import HOPPER, TARGETS
 
-from .device import DEVICES, TOLERANCE, Device
-from .entrant import CONTENDERS, MAXCONV, WORKS
+from .device import DEVICES, GPU, TOLERANCE, Device, is_narrow
+from .entrant import CONTENDERS, MAX, MAXCONV, WORKS
 from .environment import Checkout, checkout, machine, versions
 from .models import command as models
 from .record import NETWORKS, Record, Result, load, results_name
@@ -29,6 +30,10 @@ from .report import check_one_commit, render_markdown, render_text
 from .timing import Protocol
 
 __all__ = ["add_arguments", "measure", "repeat", "run", "select"]
+
+#: Seconds after which a run of hundreds of problems keeps what there is: to write it takes longer
+#: than to time a problem.
+_KEEP_S = 15.0
 
 #: Arguments that only a measurement or a build takes.
 _MEASURING = ("family", "problems", "dtype", "contenders", "work", "rounds", "models")
@@ -46,8 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{NETWORKS}: the convolutions of real networks, of those that --family names",
     )
     what.add_argument("--family", nargs="+", metavar="NAME", help="these families only")
-    what.add_argument("--dtype", help="storage type (default: float32, on a GPU bfloat16)")
-    what.add_argument("--contenders", nargs="+", metavar="NAME", help=", ".join(CONTENDERS))
+    what.add_argument(
+        "--dtype",
+        help="storage type (default: float32, on a GPU bfloat16); on a GPU also "
+        f"{', '.join(GPU.narrow_dtypes)}, of activation and filter, beside maxconv's own bfloat16",
+    )
+    what.add_argument(
+        "--contenders",
+        nargs="+",
+        metavar="NAME",
+        help=f"{', '.join(CONTENDERS)} (default: all; of {NETWORKS} {', '.join(GPU.of_many)})",
+    )
     what.add_argument("--work", nargs="+", metavar="WORK", help="bare, fused (default: both)")
     what.add_argument("--rounds", type=int, metavar="N", help="bursts of each contender")
     what.add_argument("--quick", action="store_true", help="few rounds, one problem a family")
@@ -176,12 +190,14 @@ def select(
 def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedProblem]) -> None:
     """Checks before minutes are spent that the arguments go together and results can be kept."""
     args.dtype = args.dtype or device.dtypes[0]
-    if args.dtype not in device.dtypes:
-        allowed = ", ".join(device.dtypes)
+    types = device.dtypes + (device.narrow_dtypes if args.models is None else ())
+    if args.dtype not in types:
+        allowed = ", ".join(types)
         raise ValueError(f"dtype: {args.dtype!r} on a {device.name}: {allowed} are allowed")
     _check_resume(args, device)
     models.check(args, device)
-    args.contenders = _chosen("contenders", args.contenders, device.works)
+    works = device.narrow_works if is_narrow(args.dtype) else device.works
+    args.contenders = _chosen("contenders", args.contenders or _usual(args), works)
     args.work = _chosen("work", args.work, WORKS)
     if args.rounds is not None and args.rounds < 1:
         raise ValueError(f"rounds: {args.rounds} is not positive; at least 1 is needed")
@@ -260,6 +276,19 @@ def _check_gpu(args: argparse.Namespace, device: Device) -> None:
         check_gpu()
 
 
+def _is_many(args: argparse.Namespace) -> bool:
+    """Returns whether hundreds of problems are timed."""
+    return bool(args.problems == [NETWORKS])
+
+
+def _usual(args: argparse.Namespace) -> list[str]:
+    """Returns the contenders that take part where the arguments name none."""
+    device = DEVICES[args.device]
+    if is_narrow(args.dtype):
+        return [*device.narrow_works]
+    return [*(device.of_many if _is_many(args) else device.works)]
+
+
 def _chosen(name: str, given: Sequence[str] | None, allowed: Iterable[str]) -> list[str]:
     known = list(allowed)
     for value in given or ():
@@ -278,11 +307,19 @@ def _build(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         contenders=args.contenders,
         clone=checkout(),
+        graphs=_has_graphs(args),
     )
     files = [path for path in args.build.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     print(f"{args.build}: {made.architecture}, {made.dtype}, {len(files)} files, {size:.1f} MB")
     return 0
+
+
+def _has_graphs(args: argparse.Namespace) -> bool:
+    """Returns whether MAX graphs are timed."""
+    if is_narrow(args.dtype):
+        return False
+    return not _is_many(args) or MAX in args.contenders
 
 
 def measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Record:
@@ -294,6 +331,8 @@ def measure(problems: Sequence[NamedProblem], args: argparse.Namespace) -> Recor
     """
     device = DEVICES[args.device]
     protocol = device.full if args.models is None else device.models
+    if _is_many(args):
+        protocol = device.many
     if args.quick:
         protocol = protocol.quick
     if args.rounds:
@@ -367,23 +406,35 @@ def _measure_gpu(
         # It keeps the name that it has in --out.
         record, done = replace(record, date=before.date), [*before.results]
 
+    measured: list[Result] = []
+    kept = time.monotonic()
+
     def keep(results: list[Result]) -> None:
-        _keep(args, replace(record, results=[*done, *results]))
+        nonlocal measured, kept
+        measured = results
+        if not many or time.monotonic() - kept > _KEEP_S:
+            _keep(args, replace(record, results=[*done, *measured]))
+            kept = time.monotonic()
 
     known = {result.name for result in done}
-    results = measure_problems(
-        [named for named in problems if named.name not in known],
-        args.dtype,
-        protocol,
-        args.contenders,
-        args.work,
-        folder=folder,
-        clock=Cuda(),
-        keep=keep,
-        many=args.problems == [NETWORKS],
-        seconds=60 * args.minutes if args.minutes else None,
-    )
-    return replace(record, results=[*done, *results])
+    many = _is_many(args)
+    try:
+        measure_problems(
+            [named for named in problems if named.name not in known],
+            args.dtype,
+            protocol,
+            args.contenders,
+            args.work,
+            folder=folder,
+            clock=Cuda(),
+            keep=keep,
+            many=many,
+            seconds=60 * args.minutes if args.minutes else None,
+        )
+    finally:
+        if measured:
+            _keep(args, replace(record, results=[*done, *measured]))
+    return replace(record, results=[*done, *measured])
 
 
 def _left(args: argparse.Namespace, record: Record) -> Record | None:
@@ -458,6 +509,7 @@ def _built_here(args: argparse.Namespace, folder: Path) -> Path:
         dtype=args.dtype,
         contenders=args.contenders,
         clone=checkout(),
+        graphs=_has_graphs(args),
     )
     return folder
 
@@ -505,7 +557,7 @@ def repeat(args: argparse.Namespace) -> str:
     if args.dtype != device.dtypes[0]:
         words += ["--dtype", args.dtype]
     words += models.words(args)
-    for name, whole in (("contenders", [*device.works]), ("work", [*WORKS])):
+    for name, whole in (("contenders", _usual(args)), ("work", [*WORKS])):
         if (values := getattr(args, name)) != whole:
             words += [f"--{name}", *values]
     if args.rounds:

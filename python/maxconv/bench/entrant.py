@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 __all__ = [
     "BARE",
+    "BFLOAT16",
     "CALL",
     "COLORS",
     "CONTENDERS",
@@ -43,6 +44,9 @@ KERNEL, CALL = FIGURES = ("kernel", "call")
 
 MAXCONV, MAX, TORCH, TORCH_COMPILE = "maxconv", "max", "torch", "torch.compile"
 
+#: maxconv in that type, beside which a type of 8 bits is timed.
+BFLOAT16 = "bfloat16"
+
 #: How the reason begins for which a wrong output has no time.
 WRONG = "wrong result"
 
@@ -53,6 +57,7 @@ COLORS = {
     "torch.compile": "#e09f1f",
     "cudnn": "#00798c",
     MAX: "#7768ae",
+    BFLOAT16: "#8d99ae",
 }
 
 CONTENDERS = tuple(COLORS)

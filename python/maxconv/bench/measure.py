@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from maxconv._dtypes import INT8
 from maxconv._problems import NamedProblem
 
-from .device import MAX_TOLERANCE, ROUNDED_BETWEEN, TOLERANCE
+from .device import MAX_TOLERANCE, ROUNDED_BETWEEN, TOLERANCE, out_type
 from .entrant import (
+    BARE,
+    BFLOAT16,
     CALL,
     FIGURES,
     FUSED,
@@ -61,7 +64,7 @@ def measure_problem(
         rank=problem.spatial_rank,
         depthwise=problem.is_depthwise,
         flops=problem.flops,
-        nbytes=problem.nbytes(dtype),
+        nbytes=problem.nbytes(dtype, out_type(dtype)),
         convolutions=max((run.convolutions for run in kernels), default=1),
         measurements=measure_entrants(
             named.name,
@@ -78,6 +81,10 @@ def measure_problem(
 def _tolerance(key: Key, dtype: str) -> float:
     if key.contender == MAX:
         return MAX_TOLERANCE[dtype]
+    if key.contender == BFLOAT16:
+        return TOLERANCE[BFLOAT16]
+    if dtype == INT8 and key.work == BARE:
+        return 0.0
     between = key.work == FUSED and key.contender in (TORCH, TORCH_COMPILE)
     return TOLERANCE[dtype] * (ROUNDED_BETWEEN if between else 1)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from maxconv._problems import load_networks, named_at
 
-from .device import LIMITS
-from .entrant import BARE, FUSED, MAXCONV, WORKS
+from .device import LIMITS, is_narrow
+from .entrant import BARE, BFLOAT16, FUSED, KERNEL, MAXCONV, WORKS
 from .record import Record, Result
 from .statistics import geometric_mean, percentile
 
@@ -31,7 +31,12 @@ def tables(record: Record) -> Iterator[tuple[str, list[str], Rows, int]]:
     if rows := _distribution(results):
         header = ["with", "problems", "geometric mean", "below the goal"]
         header += [_quantile(share) for share in _SHARES]
-        yield "Times as fast as the fastest of the others", header, rows, 1
+        narrow = is_narrow(record.dtype)
+        others = f"{MAXCONV} in {BFLOAT16}" if narrow else "the fastest of the others"
+        yield f"Times as fast as {others}", header, rows, 1
+    if rows := _ways(results):
+        header = ["way", "with", "problems", "geometric mean", *map(_quantile, _SHARES)]
+        yield f"{MAXCONV}'s other ways, times as fast as its usual one", header, rows, 2
     if rows := _sums(results):
         yield "Sums over a network's convolutions, in us", _sum_header(), rows, 1
     if rows := _problems(record):
@@ -52,6 +57,24 @@ def _distribution(results: Sequence[Result]) -> Rows:
             cells = [work, str(len(ratios)), f"{geometric_mean(ratios):.2f}x"]
             cells.append(f"{below} ({_GOALS[work]}x)")
             rows.append(cells + [f"{percentile(ratios, share):.2f}x" for share in _SHARES])
+    return rows
+
+
+def _ways(results: Sequence[Result]) -> Rows:
+    """Returns how the ratios of maxconv's variants to its usual way lie."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        for work in WORKS:
+            usual = result.median(MAXCONV, work)
+            for entry in result.of(MAXCONV, work):
+                seconds = entry.median(KERNEL)
+                if entry.variant and usual and seconds:
+                    ratios.setdefault((entry.variant, work), []).append(usual / seconds)
+    rows = []
+    for (variant, work), found in ratios.items():
+        found.sort()
+        cells = [variant, work, str(len(found)), f"{geometric_mean(found):.2f}x"]
+        rows.append(cells + [f"{percentile(found, share):.2f}x" for share in _SHARES])
     return rows
 
 
@@ -120,6 +143,7 @@ def _problem(result: Result, record: Record) -> list[str]:
     limits = LIMITS.get(record.machine.gpu or "")
     if limits is None:
         return [*row, "-"]
-    share = limits.seconds(result.flops, result.nbytes) / seconds
-    by = "products" if result.flops / limits.flops > result.nbytes / limits.nbytes else "bytes"
+    share = limits.seconds(result.flops, result.nbytes, record.dtype) / seconds
+    computing = limits.computing(result.flops, record.dtype)
+    by = "products" if computing > result.nbytes / limits.nbytes else "bytes"
     return [*row, f"{share:.0%} {by}"]

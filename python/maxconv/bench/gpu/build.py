@@ -22,9 +22,10 @@ from typing import Any
 from maxconv import _library as library
 from maxconv._progress import progress
 
-from ..entrant import MAXCONV
+from ..entrant import BFLOAT16, MAXCONV
 from ..environment import Checkout, child_environment, source_digest, versions
 from .graphs import FOLDER, GRAPHS
+from .narrow import PROGRAM_BFLOAT16
 from .program import LIBRARIES, PROGRAM
 
 __all__ = ["FORMAT", "MANIFEST", "Build", "build", "check_folder", "read_build"]
@@ -80,6 +81,7 @@ def build(
     dtype: str,
     contenders: Collection[str],
     clone: Checkout | None,
+    graphs: bool = True,
 ) -> Build:
     """Builds a folder anew.
 
@@ -90,6 +92,7 @@ def build(
         contenders: Those that need something built: maxconv its program and its graphs, MAX its
             graphs.
         clone: The checkout that this package runs from.
+        graphs: Whether MAX graphs are compiled.
 
     Raises:
         LibraryError: The kernels do not compile.
@@ -112,8 +115,11 @@ def build(
     if MAXCONV in contenders:
         with progress(f"compiling maxconv's kernels for {architecture}"):
             build_program(folder, architecture, dtype)
+    if BFLOAT16 in contenders:
+        with progress(f"compiling maxconv's kernels of bfloat16 for {architecture}"):
+            build_program(folder, architecture, BFLOAT16, PROGRAM_BFLOAT16)
     names = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
-    if names:
+    if names and graphs:
         with progress(f"compiling {len(names)} MAX graphs for {architecture}"):
             _build_graphs(folder / FOLDER, architecture, dtype, names)
     text = json.dumps({"format": FORMAT, **asdict(made)}, indent=1)
@@ -121,7 +127,7 @@ def build(
     return made
 
 
-def build_program(folder: Path, architecture: str, dtype: str) -> None:
+def build_program(folder: Path, architecture: str, dtype: str, name: str = PROGRAM) -> None:
     """Compiles the program of the kernels, and puts the libraries that it loads beside it.
 
     Raises:
@@ -134,13 +140,13 @@ def build_program(folder: Path, architecture: str, dtype: str) -> None:
         *_portable_cpu(),
         *("-D", f"dtype={dtype}"),
         str(_SOURCE),
-        *("-o", str(folder / PROGRAM)),
+        *("-o", str(folder / name)),
     )
     if finished.returncode:
         raise library.LibraryError(f"Mojo could not compile {_SOURCE}:\n{finished.stderr.rstrip()}")
     modular = importlib.util.find_spec("modular")
     folders = (modular.submodule_search_locations or []) if modular else []
-    (folder / LIBRARIES).mkdir()
+    (folder / LIBRARIES).mkdir(exist_ok=True)
     for name in _LIBRARIES:
         found = [path for place in folders for path in Path(place, "lib").glob(f"{name}.*")]
         if not found:

@@ -44,16 +44,28 @@ class Cuda:
 
     device = "cuda"
 
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
     def synchronize(self) -> None:
         """See ``Clock``."""
         torch.cuda.synchronize()
 
     def capture(self, enqueue: Callable[[], Any]) -> Callable[[], None]:
         """See ``Clock``."""
+        if self._stream is None:
+            stream: Any = torch.cuda.Stream
+            self._stream = stream()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            enqueue()
+        # Not torch.cuda.graph, which first frees what torch's allocator keeps: the next operands
+        # would have to be allocated anew.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin()
+            try:
+                enqueue()
+            finally:
+                graph.capture_end()
         return graph.replay
 
     def elapsed(self, run: Callable[[], None], times: int) -> float:
@@ -136,16 +148,18 @@ class LaunchRun:
 class GraphRun:
     """A captured graph of launches, which is replayed: the host's time is not in it."""
 
-    convolutions = LAUNCHES
-
-    def __init__(self, clock: Clock, launch: Launch, sets: int) -> None:
+    def __init__(
+        self, clock: Clock, launch: Launch, sets: int, convolutions: int = LAUNCHES
+    ) -> None:
         """Captures the launches, of all sets in turn and of the first set at the end."""
+        self.convolutions = convolutions
         self._clock = clock
+        self._launch = launch
         self._last: list[Tensor] = []
 
         def enqueue() -> None:
             outputs: list[Tensor] = []
-            for index in reversed(range(LAUNCHES)):
+            for index in reversed(range(convolutions)):
                 outputs.append(launch(index % sets))
                 # What is dropped here, the graph's later launches write to again.
                 del outputs[:-sets]
@@ -163,4 +177,13 @@ class GraphRun:
         """See ``Run.error``; ``expected`` is that of the first set."""
         self._replay()
         self._clock.synchronize()
-        return distance(self._last[0], expected, tolerance)
+        try:
+            return distance(self._last[0], expected, tolerance)
+        except Mismatch as error:
+            alone = self._launch(0)
+            self._clock.synchronize()
+            try:
+                distance(alone, expected, tolerance)
+            except Mismatch:
+                raise Mismatch(f"{error}, also without a graph") from error
+            raise Mismatch(f"{error}, and without a graph it is right") from error

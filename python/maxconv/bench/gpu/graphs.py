@@ -185,6 +185,8 @@ class LoadedGraphs:
     def __init__(self, folder: Path, names: Collection[str]) -> None:
         self.missing: dict[Key, str] = {}
         self._models: dict[str, Model] = {}
+        if not names:
+            return
         try:
             from max.driver import Accelerator
             from max.engine import InferenceSession

@@ -2,21 +2,26 @@
 
 Reads lines, and answers each with one line of JSON: what was asked for, or
 `{"error": ...}`. `WORK` is `bare`, the convolution alone, or `fused`, with
-bias, SiLU and a residual.
+bias, SiLU and a residual; of int8 also `interleaved` and `interleaved-fused`,
+the same with all tensors of several channels in NC/4HW4.
 
-    problem NUMBERS SETS EXPONENT FILTER_EXPONENT   makes so many sets of operands
+    problem NUMBERS SETS EXPONENT FILTER_EXPONENT [SCALE_EXPONENT]
+                                makes so many sets of operands
     prepare WORK LAUNCHES       captures a graph of launches, each on the next set
     sample WORK COUNT           elements of the first set's output, evenly spread
     replay WORK TIMES           ns on the device of so many replays of the graph
     launch WORK TIMES           ns on the host of as many launches, one by one
 
 NUMBERS are those of `ConvProblem.of_numbers`. Channels are innermost, filters
-in the kernels' order. The values are those of `operands.py`.
+in the kernels' order. Values are those of `operands.py`. Activation and filter
+are of the type that the program is built for; if it has 8 bits, filters have a
+scale each, and the rest is bfloat16.
 """
 
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
 from std.sys import get_defined_dtype
+from std.sys.info import size_of
 from std.time import perf_counter_ns
 
 from operations.conv.access import MemoryActivation, MemoryOutput
@@ -24,6 +29,7 @@ from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
     ACTIVATION_NONE,
     ACTIVATION_SILU,
+    INTERLEAVED,
     KERNEL_AUTO,
 )
 from operations.conv.known import UNKNOWN_FILTER
@@ -36,7 +42,13 @@ from operations.nvidia.stream import Stream
 from operations.nvidia.stream_graph import StreamGraph
 
 comptime TYPE = get_defined_dtype["dtype", DType.bfloat16]()
-"""Storage type of the operands."""
+"""Storage type of activation and filter."""
+
+comptime SCALED = size_of[TYPE]() == 1
+"""Whether each filter has a scale."""
+
+comptime OUT_TYPE = DType.bfloat16 if SCALED else TYPE
+"""Storage type of bias, residual and output."""
 
 comptime SEEDS = 4
 """Seeds of a set of operands, as in `operands.py`."""
@@ -60,11 +72,17 @@ def mixed(index: Int, seed: Int) -> UInt32:
 
 
 @always_inline
-def value_of(index: Int, seed: Int, scale: Float32) -> Scalar[TYPE]:
-    """The sum of a hash's bytes less its mean, times a power of two."""
+def value_of[
+    dtype: DType
+](index: Int, seed: Int, scale: Float32) -> Scalar[dtype]:
+    """The sum of a hash's bytes less its mean, times a power of two; of int8
+    the floor of a quarter."""
     var h = mixed(index, seed)
     var sum = (h & 255) + ((h >> 8) & 255) + ((h >> 16) & 255) + (h >> 24)
-    return Scalar[TYPE](Float32(Int32(sum) - 510) * scale)
+    var value = Int32(sum) - 510
+    comptime if dtype == DType.int8:
+        return (value >> 2).cast[dtype]()
+    return (Float32(value) * scale).cast[dtype]()
 
 
 def power_of_two(exponent: Int) -> Float32:
@@ -75,8 +93,10 @@ def power_of_two(exponent: Int) -> Float32:
     return power
 
 
-def fill(
-    data: Pointer[Scalar[TYPE], MutAnyOrigin],
+def fill[
+    dtype: DType
+](
+    data: Pointer[Scalar[dtype], MutAnyOrigin],
     count: Int64,
     seed: Int32,
     scale: Float32,
@@ -84,15 +104,40 @@ def fill(
     """Fills a buffer."""
     var first = Int(block_idx.x) * THREADS + Int(thread_idx.x)
     for i in range(first, Int(count), Int(grid_dim.x) * THREADS):
-        data[unsafe_offset=i] = value_of(i, Int(seed), scale)
+        data[unsafe_offset=i] = value_of[dtype](i, Int(seed), scale)
 
 
-def filled(
+def fill_scale(
+    data: Pointer[Float32, MutAnyOrigin], count: Int64, scale: Float32
+):
+    """Fills a buffer with a scale, its half and its quarter in turn."""
+    var first = Int(block_idx.x) * THREADS + Int(thread_idx.x)
+    for i in range(first, Int(count), Int(grid_dim.x) * THREADS):
+        data[unsafe_offset=i] = scale / Float32(1 << (i % 3))
+
+
+def gather(
+    data: Pointer[Scalar[OUT_TYPE], MutAnyOrigin],
+    values: Pointer[Float32, MutAnyOrigin],
+    step: Int64,
+    count: Int64,
+):
+    """Copies each `step`-th element."""
+    var first = Int(block_idx.x) * THREADS + Int(thread_idx.x)
+    for i in range(first, Int(count), Int(grid_dim.x) * THREADS):
+        values[unsafe_offset=i] = data[unsafe_offset=i * Int(step)].cast[
+            DType.float32
+        ]()
+
+
+def filled[
+    dtype: DType
+](
     ctx: DeviceContext, count: Int, seed: Int, scale: Float32
-) raises -> DeviceBuffer[TYPE]:
+) raises -> DeviceBuffer[dtype]:
     """A buffer of random values."""
-    var buffer = ctx.enqueue_create_buffer[TYPE](count)
-    ctx.enqueue_function[fill](
+    var buffer = ctx.enqueue_create_buffer[dtype](count)
+    ctx.enqueue_function[fill[dtype]](
         buffer,
         Int64(count),
         Int32(seed),
@@ -103,7 +148,7 @@ def filled(
     return buffer^
 
 
-def data_of(buffer: DeviceBuffer[TYPE]) -> Writes[TYPE]:
+def data_of[dtype: DType](buffer: DeviceBuffer[dtype]) -> Writes[dtype]:
     """A buffer's elements."""
     return (
         buffer.unsafe_ptr()
@@ -112,9 +157,44 @@ def data_of(buffer: DeviceBuffer[TYPE]) -> Writes[TYPE]:
     )
 
 
-def reads_of(buffer: DeviceBuffer[TYPE]) -> Reads[TYPE]:
+def reads_of[dtype: DType](buffer: DeviceBuffer[dtype]) -> Reads[dtype]:
     """A buffer's elements, to read."""
     return data_of(buffer).as_imm().unsafe_origin_cast[ImmUntrackedOrigin]()
+
+
+@fieldwise_init
+struct Work(ImplicitlyCopyable, Movable):
+    """What is computed."""
+
+    comptime KINDS = 4
+    """How many there are."""
+
+    var fused: Bool
+    """Whether with bias, SiLU and residual."""
+    var interleaved: Bool
+    """Whether tensors lie in NC/4HW4."""
+
+    @staticmethod
+    def of(word: String) raises -> Self:
+        """The work of a word.
+
+        Args:
+            word: Behind the request.
+        """
+        var fused = word.endswith("fused")
+        var interleaved = word.startswith("interleaved")
+        if (
+            word != "bare"
+            and word != "fused"
+            and word != "interleaved"
+            and word != "interleaved-fused"
+        ):
+            raise Error(t"{word} is no work")
+        return Self(fused, interleaved)
+
+    def place(self) -> Int:
+        """Its number, below `KINDS`."""
+        return Int(self.fused) + 2 * Int(self.interleaved)
 
 
 struct Operands(Movable):
@@ -123,9 +203,10 @@ struct Operands(Movable):
     var problem: ConvProblem
     var x: List[DeviceBuffer[TYPE]]
     var filter: List[DeviceBuffer[TYPE]]
-    var bias: List[DeviceBuffer[TYPE]]
-    var residual: List[DeviceBuffer[TYPE]]
-    var y: List[DeviceBuffer[TYPE]]
+    var scale: DeviceBuffer[DType.float32]
+    var bias: List[DeviceBuffer[OUT_TYPE]]
+    var residual: List[DeviceBuffer[OUT_TYPE]]
+    var y: List[DeviceBuffer[OUT_TYPE]]
 
     def __init__(out self, ctx: DeviceContext, words: List[Int]) raises:
         """Makes them.
@@ -147,32 +228,56 @@ struct Operands(Movable):
         self.problem = p
         self.x = List[DeviceBuffer[TYPE]]()
         self.filter = List[DeviceBuffer[TYPE]]()
-        self.bias = List[DeviceBuffer[TYPE]]()
-        self.residual = List[DeviceBuffer[TYPE]]()
-        self.y = List[DeviceBuffer[TYPE]]()
+        self.bias = List[DeviceBuffer[OUT_TYPE]]()
+        self.residual = List[DeviceBuffer[OUT_TYPE]]()
+        self.y = List[DeviceBuffer[OUT_TYPE]]()
+        self.scale = ctx.enqueue_create_buffer[DType.float32](p.filters)
+        comptime if SCALED:
+            ctx.enqueue_function[fill_scale](
+                self.scale,
+                Int64(p.filters),
+                power_of_two(words[PROBLEM_NUMBERS + 3]),
+                grid_dim=1,
+                block_dim=THREADS,
+            )
         for i in range(words[PROBLEM_NUMBERS]):
             var seed = SEEDS * i
             var taps = p.filters * p.gemm_k()
-            self.x.append(filled(ctx, pixels * p.channels, seed, scale))
-            self.filter.append(filled(ctx, taps, seed + 1, filter_scale))
-            self.bias.append(filled(ctx, p.filters, seed + 2, scale))
-            self.residual.append(filled(ctx, outputs, seed + 3, scale))
-            self.y.append(ctx.enqueue_create_buffer[TYPE](outputs))
+            self.x.append(filled[TYPE](ctx, pixels * p.channels, seed, scale))
+            self.filter.append(filled[TYPE](ctx, taps, seed + 1, filter_scale))
+            self.bias.append(filled[OUT_TYPE](ctx, p.filters, seed + 2, scale))
+            self.residual.append(
+                filled[OUT_TYPE](ctx, outputs, seed + 3, scale)
+            )
+            self.y.append(ctx.enqueue_create_buffer[OUT_TYPE](outputs))
 
-    def launch(self, mut stream: Stream, fused: Bool, index: Int) raises:
+    def launch(self, mut stream: Stream, work: Work, index: Int) raises:
         """Enqueues one convolution.
 
         Args:
             stream: Where.
-            fused: Whether with bias, SiLU and residual.
+            work: What is computed.
             index: Of the launch; the sets take turns.
         """
+        comptime if TYPE == DType.int8:
+            if work.interleaved:
+                self._launch[INTERLEAVED](stream, work.fused, index)
+                return
+        if work.interleaved:
+            raise Error(t"NC/4HW4 takes int8, not {TYPE}")
+        self._launch[0](stream, work.fused, index)
+
+    def _launch[
+        block: Int
+    ](self, mut stream: Stream, fused: Bool, index: Int) raises:
+        """Enqueues one convolution, in blocks of so many channels or with
+        channels last."""
         var set = index % len(self.x)
-        var epilogue = Epilogue[TYPE, TYPE](
+        var epilogue = Epilogue[OUT_TYPE, OUT_TYPE](
             has_bias=fused,
             has_residual=fused,
-            has_scale=False,
-            scale=Reads[DType.float32].unsafe_dangling(),
+            has_scale=SCALED,
+            scale=reads_of(self.scale),
             bias=reads_of(self.bias[set]),
             residual=reads_of(self.residual[set]),
             beta=1.0,
@@ -181,14 +286,14 @@ struct Operands(Movable):
             ),
             final_activation=Activation(ACTIVATION_NONE, 0, 0),
         )
-        convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=False](
+        convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=SCALED](
             stream,
             self.problem,
             Arguments(
-                MemoryActivation[TYPE](reads_of(self.x[set])),
+                MemoryActivation[TYPE, block](reads_of(self.x[set])),
                 reads_of(self.filter[set]),
                 epilogue,
-                MemoryOutput[TYPE](data_of(self.y[set])),
+                MemoryOutput[OUT_TYPE](data_of(self.y[set])),
             ),
             requested=KERNEL_AUTO,
             exact=False,
@@ -196,40 +301,53 @@ struct Operands(Movable):
 
 
 def captured(
-    ctx: DeviceContext, operands: Operands, fused: Bool, launches: Int
+    ctx: DeviceContext, operands: Operands, work: Work, launches: Int
 ) raises -> StreamGraph:
     """A graph of launches, captured as PyTorch captures one.
 
     Args:
         ctx: The device.
         operands: Their operands.
-        fused: Whether with bias, SiLU and residual.
+        work: What is computed.
         launches: How many.
     """
     var first = Stream(ctx)
-    operands.launch(first, fused, 0)
+    operands.launch(first, work, 0)
 
     def enqueue(mut stream: Stream) raises {imm}:
         for i in range(launches):
-            operands.launch(stream, fused, i)
+            operands.launch(stream, work, i)
 
-    return StreamGraph(ctx, enqueue)
+    var graph = StreamGraph(ctx, enqueue)
+    # The first replay uploads it, which no estimate should contain.
+    _ = graph.seconds(1)
+    return graph^
 
 
 def sample(
-    ctx: DeviceContext, operands: Operands, fused: Bool, count: Int
+    ctx: DeviceContext, operands: Operands, work: Work, count: Int
 ) raises -> String:
     """The answer to `sample`."""
     var stream = Stream(ctx)
-    operands.launch(stream, fused, 0)
+    operands.launch(stream, work, 0)
     var elements = len(operands.y[0])
     var step = max(1, elements // count)
+    var taken = min(count, (elements + step - 1) // step)
+    var found = ctx.enqueue_create_buffer[DType.float32](taken)
+    ctx.enqueue_function[gather](
+        operands.y[0],
+        found,
+        Int64(step),
+        Int64(taken),
+        grid_dim=BLOCKS,
+        block_dim=THREADS,
+    )
     var values = String()
-    with operands.y[0].map_to_host() as host:
-        for i in range(min(count, (elements + step - 1) // step)):
+    with found.map_to_host() as host:
+        for i in range(taken):
             if i:
                 values += ", "
-            values += String(host[i * step].cast[DType.float32]())
+            values += String(host[i])
     return String(t'{{"step": {step}, "values": [{values}]}}')
 
 
@@ -239,14 +357,14 @@ def replayed(graph: StreamGraph, times: Int) raises -> String:
 
 
 def launched(
-    ctx: DeviceContext, operands: Operands, fused: Bool, launches: Int
+    ctx: DeviceContext, operands: Operands, work: Work, launches: Int
 ) raises -> String:
     """The answer to `launch`."""
     var stream = Stream(ctx)
     ctx.synchronize()
     var begin = perf_counter_ns()
     for i in range(launches):
-        operands.launch(stream, fused, i)
+        operands.launch(stream, work, i)
     ctx.synchronize()
     return String(t'{{"ns": {perf_counter_ns() - begin}}}')
 
@@ -287,29 +405,29 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
     ctx.synchronize()
     print("{}", flush=True)
     var graphs = List[StreamGraph]()
-    var places: List[Int] = [-1, -1]
-    var launches = 0
+    var places = List[Int](length=Work.KINDS, fill=-1)
+    var launches = List[Int](length=Work.KINDS, fill=0)
     while True:
         var line = input()
         var words = words_of(line)
         if words[0] == "problem":
             return line
         try:
-            var fused = words[1] == "fused"
+            var work = Work.of(words[1])
             var number = Int(words[2])
             if words[0] == "prepare":
-                graphs.append(captured(ctx, operands, fused, number))
-                places[Int(fused)] = len(graphs) - 1
-                launches = number
+                graphs.append(captured(ctx, operands, work, number))
+                places[work.place()] = len(graphs) - 1
+                launches[work.place()] = number
                 print("{}", flush=True)
             elif words[0] == "sample":
-                print(sample(ctx, operands, fused, number), flush=True)
+                print(sample(ctx, operands, work, number), flush=True)
             elif words[0] == "replay":
-                var place = places[Int(fused)]
+                var place = places[work.place()]
                 print(replayed(graphs[place], number), flush=True)
             elif words[0] == "launch":
-                var count = number * launches
-                print(launched(ctx, operands, fused, count), flush=True)
+                var count = number * launches[work.place()]
+                print(launched(ctx, operands, work, count), flush=True)
             else:
                 raise Error(t"{words[0]} is no request")
         except error:

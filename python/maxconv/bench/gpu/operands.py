@@ -1,27 +1,42 @@
-"""A problem's operands on a GPU: the same numbers in torch as in ``kernels.mojo``."""
+"""A problem's operands on a GPU: the first set has the numbers that ``kernels.mojo`` makes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maxconv._dtypes import DTYPE_BYTES
+from maxconv._dtypes import INPUT_BYTES, INT8
 from maxconv._problem import ConvProblem
 from maxconv._problems import NamedProblem
 
-from ..entrant import BARE, FUSED
+from ..device import is_narrow, launches, out_type
+from ..entrant import BARE, FUSED, WORKS
 from .clock import Clock, input_sets
 
-__all__ = ["SEEDS", "Operands", "command", "filled", "geometry"]
+__all__ = [
+    "SEEDS",
+    "Exponents",
+    "Operands",
+    "command",
+    "exponents",
+    "filled",
+    "geometry",
+    "set_count",
+    "valued",
+]
 
 #: Seeds that a set of operands takes: those of set ``i`` begin at ``i * SEEDS``.
 SEEDS = 4
 
 _WORD = 0xFFFFFFFF
+
+#: Elements by which a further set is rotated against the one before.
+_ROTATION = 7919
 
 #: Values are integers from -510 to 510 times this, or for filters times less.
 _EXPONENT = -7
@@ -35,31 +50,60 @@ def _hash(index: Tensor, seed: int) -> Tensor:
     return h ^ (h >> 16)
 
 
-def filled(
-    count: int, seed: int, *, exponent: int = _EXPONENT, dtype: torch.dtype, device: str
-) -> Tensor:
-    """Returns values around 0 with about the spread of a normal distribution.
+def valued(index: Tensor, seed: int, *, exponent: int = _EXPONENT, dtype: str) -> Tensor:
+    """Returns the values at some places of an operand, around 0.
 
-    The sum of the four bytes of a hash, less its mean, times ``2 ** exponent``: exact in float32,
-    and then rounded once, so that every program makes the same values.
+    They have about the spread of a normal distribution: the sum of the four bytes of a hash, less
+    its mean, times ``2 ** exponent``. That is exact in float32, and then rounded once, so that
+    every program makes the same values. Of int8 they are the floor of a quarter of the sum.
     """
-    h = _hash(torch.arange(count, device=device), seed)
-    total = (h & 255) + (h >> 8 & 255) + (h >> 16 & 255) + (h >> 24)
-    return ((total - 510).to(torch.float32) * 2.0**exponent).to(dtype)
+    h = _hash(index, seed)
+    total = (h & 255) + (h >> 8 & 255) + (h >> 16 & 255) + (h >> 24) - 510
+    if dtype == INT8:
+        return (total >> 2).to(torch.int8)
+    return (total.to(torch.float32) * 2.0**exponent).to(getattr(torch, dtype))
 
 
-def _filter_exponent(named: NamedProblem) -> int:
-    """Returns the exponent for filters with which outputs are about 1."""
+def filled(count: int, seed: int, *, exponent: int = _EXPONENT, dtype: str, device: str) -> Tensor:
+    """Returns the values of an operand: see ``valued``."""
+    return valued(torch.arange(count, device=device), seed, exponent=exponent, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """Powers of two with which outputs are about 1."""
+
+    activation: int
+    """Of a unit of the activation, and of bias and residual."""
+    filter: int
+    """Of a unit of the filter."""
+    scale: int
+    """Of the first filter's scale, where there is one; the next two have its half, its quarter."""
+
+
+def exponents(named: NamedProblem, dtype: str) -> Exponents:
+    """Returns a problem's exponents.
+
+    A filter of more than 8 bits is small itself; those of 8 bits keep their range, and the scale is
+    small. Units of int8 are 1, and its values have a variance of 2^5.2 squared.
+    """
     products = math.prod(named.problem.filter_size) * int(named.problem.group_channels)
-    return _EXPONENT - round(math.log2(products) / 2)
+    smaller = -round(math.log2(products) / 2)
+    if dtype == INT8:
+        return Exponents(_EXPONENT, 0, smaller - 10)
+    if is_narrow(dtype):
+        return Exponents(_EXPONENT, _EXPONENT, smaller)
+    return Exponents(_EXPONENT, _EXPONENT + smaller, 0)
 
 
 def command(named: NamedProblem, dtype: str) -> str:
     """Returns the line by which ``kernels.mojo`` makes the same operands.
 
-    The numbers of the problem, the sets, the two exponents.
+    The numbers of the problem, the sets, the exponents; that of the scale where there is one.
     """
-    numbers = [*geometry(named.problem), _sets(named, dtype), _EXPONENT, _filter_exponent(named)]
+    made = exponents(named, dtype)
+    numbers = [*geometry(named.problem), set_count(named, dtype), made.activation, made.filter]
+    numbers += [made.scale] * is_narrow(dtype)
     return " ".join(("problem", *map(str, numbers)))
 
 
@@ -83,12 +127,12 @@ def geometry(problem: ConvProblem) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _sets(named: NamedProblem, dtype: str) -> int:
+def set_count(named: NamedProblem, dtype: str) -> int:
+    """Returns how many sets of a problem's operands exceed the L2 cache together."""
     problem = named.problem
-    elements = math.prod(map(int, problem.input_shape)) + 2 * math.prod(
-        map(int, problem.output_shape)
-    )
-    return input_sets(elements * DTYPE_BYTES[dtype])
+    read = math.prod(map(int, problem.input_shape)) * INPUT_BYTES[dtype]
+    stored = math.prod(map(int, problem.output_shape)) * INPUT_BYTES[out_type(dtype)]
+    return input_sets(read + 2 * stored)
 
 
 @dataclass
@@ -101,7 +145,11 @@ class Operands:
     named: NamedProblem
     dtype: str
     clock: Clock
+    many: bool = False
+    """Whether it is one of hundreds."""
     sets: int = 0
+    launches: int = 0
+    """Of a graph, or of a call without one."""
     x: list[Tensor] = field(default_factory=list)
     filter: list[Tensor] = field(default_factory=list)
     bias: list[Tensor] = field(default_factory=list)
@@ -119,26 +167,34 @@ class Operands:
                 f"{self.named.name}: padding {problem.pad_before} before and {problem.pad_after} "
                 "after; torch's functions take the same"
             )
-        self.sets = _sets(self.named, self.dtype)
+        self.sets = set_count(self.named, self.dtype)
+        self.launches = launches(
+            problem.flops, problem.nbytes(self.dtype), self.sets, many=self.many
+        )
         filters = (problem.filters, *problem.filter_size, problem.group_channels)
-        for index in range(self.sets):
-            seed = SEEDS * index
-            exponent = _filter_exponent(self.named)
-            self.x.append(self._make(problem.input_shape, seed))
-            self.filter.append(self._make(filters, seed + 1, exponent))
-            self.bias.append(self._make((problem.filters,), seed + 2))
-            self.residual.append(self._make(problem.output_shape, seed + 3))
+        self.x = self._make(problem.input_shape, 0)
+        self.filter = self._make(filters, 1, exponents(self.named, self.dtype).filter)
+        self.bias = self._make((problem.filters,), 2)
+        self.residual = self._make(problem.output_shape, 3)
 
-    def _make(self, shape: tuple[object, ...], seed: int, exponent: int = _EXPONENT) -> Tensor:
+    def _make(
+        self, shape: tuple[object, ...], seed: int, exponent: int = _EXPONENT
+    ) -> list[Tensor]:
+        """Returns an operand of each set: the first one's values, rotated.
+
+        Only the first set is checked, and making values takes twenty operations.
+        """
         sizes = [int(str(size)) for size in shape]
         values = filled(
             math.prod(sizes),
             seed,
             exponent=exponent,
-            dtype=getattr(torch, self.dtype),
+            dtype=self.dtype,
             device=self.clock.device,
-        ).reshape(sizes)
-        return values.movedim(-1, 1) if len(sizes) > 1 else values
+        )
+        sets = [values, *(values.roll(_ROTATION * index) for index in range(1, self.sets))]
+        made = (each.reshape(sizes) for each in sets)
+        return [each.movedim(-1, 1) if len(sizes) > 1 else each for each in made]
 
     def convolve(self, index: int) -> Tensor:
         """Returns the convolution of a set."""
@@ -150,6 +206,24 @@ class Operands:
         function = (functional.conv1d, functional.conv2d, functional.conv3d)[p.spatial_rank - 1]
         return function(x, filter, bias, p.stride, p.pad_before, p.dilation, p.groups)
 
+    def convolve_row(self, index: int) -> Tensor:
+        """Returns the convolution of a set in one dimension, as one of a row of an image.
+
+        Where torch's ``conv2d`` takes channels last, its ``conv1d`` copies the activation.
+        """
+        p = self.named.problem
+        (stride,), (padding,), (dilation,) = p.stride, p.pad_before, p.dilation
+        y = functional.conv2d(
+            self.x[index].unsqueeze(2),
+            self.filter[index].unsqueeze(2),
+            None,
+            (1, stride),
+            (0, padding),
+            (1, dilation),
+            p.groups,
+        )
+        return y.squeeze(2)
+
     def fuse(self, index: int) -> Tensor:
         """Returns ``silu(convolution + bias) + residual`` of a set."""
         return self.fused(self.x[index], self.filter[index], self.bias[index], self.residual[index])
@@ -158,12 +232,24 @@ class Operands:
         """Returns the fused work of any operands."""
         return functional.silu(self.convolution(x, filter, bias)) + residual
 
-    def references(self) -> dict[str, Tensor]:
+    def _exact(self, x: Tensor, filter: Tensor) -> Tensor:
+        """Returns the convolution of operands in float32, without rounding products to tf32."""
+        flags = {"benchmark": False, "allow_tf32": False}
+        try:
+            with torch.backends.cudnn.flags(enabled=True, **flags):
+                return self.convolution(x, filter, None)
+        except RuntimeError:  # cuDNN has fewer kernels for channels last
+            with torch.backends.cudnn.flags(enabled=True, **flags):
+                return self.convolution(x.contiguous(), filter.contiguous(), None)
+
+    def references(self, works: Collection[str] = WORKS) -> dict[str, Tensor]:
         """Returns what all are compared with, in float32, of the first set, by work."""
         x, filter, bias, residual = (
             values[0].float() for values in (self.x, self.filter, self.bias, self.residual)
         )
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-            bare = self.convolution(x, filter, None)
-        shape = (-1, *[1] * self.named.problem.spatial_rank)
-        return {BARE: bare, FUSED: functional.silu(bare + bias.view(shape)) + residual}
+        bare = self._exact(x, filter)
+        references = {BARE: bare}
+        if FUSED in works:
+            shape = (-1, *[1] * self.named.problem.spatial_rank)
+            references[FUSED] = functional.silu(bare + bias.view(shape)) + residual
+        return references

@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..entrant import BARE, FUSED, Entrant, Key
+from ..entrant import BARE, FUSED, TORCH, TORCH_COMPILE, Entrant, Key
 from ..statistics import summarize
 from .clock import Clock, GraphRun, Launch, LaunchRun
 from .operands import Operands
 
-__all__ = ["MAKERS", "entrant"]
+__all__ = ["AS_COMPILED", "AS_ROW", "MAKERS", "Maker", "entrant", "makers"]
+
+#: Variants: of torch in one dimension, and of torch.compile without its compiler.
+AS_ROW = "conv2d of one row"
+AS_COMPILED = "one kernel behind the convolution"
+
+_NOTE = "what torch.compile makes, compiled by hand: the convolution, then one Triton kernel"
 
 #: Replays by which the fastest plan of cuDNN's is found; it is then timed as all else is.
 _SCREENINGS = 5
 
 
-def entrant(clock: Clock, launch: Launch, sets: int, note: str = "") -> Entrant:
+def entrant(operands: Operands, launch: Launch, note: str = "") -> Entrant:
     """Returns what a contender in torch's process is timed with."""
-    return Entrant(GraphRun(clock, launch, sets), LaunchRun(clock, launch, sets), note)
+    clock, sets, launches = operands.clock, operands.sets, operands.launches
+    kernel = GraphRun(clock, launch, sets, launches)
+    return Entrant(kernel, LaunchRun(clock, launch, sets, launches), note)
 
 
 def _eager(operands: Operands) -> Entrant:
-    return entrant(operands.clock, operands.convolve, operands.sets)
+    return entrant(operands, operands.convolve)
+
+
+def _as_row(operands: Operands) -> Entrant | None:
+    """Returns the convolution as one of an image; ``None`` in two and three dimensions."""
+    one = operands.named.problem.spatial_rank == 1
+    return entrant(operands, operands.convolve_row) if one else None
 
 
 def _eager_fused(operands: Operands) -> Entrant:
-    return entrant(operands.clock, operands.fuse, operands.sets)
+    return entrant(operands, operands.fuse)
 
 
 def _compiled(operands: Operands) -> Entrant:
@@ -39,7 +53,39 @@ def _compiled(operands: Operands) -> Entrant:
     torch._dynamo.reset()
     fast: Callable[..., Tensor] = torch.compile(operands.fused)
     o = operands
-    return entrant(o.clock, lambda i: fast(o.x[i], o.filter[i], o.bias[i], o.residual[i]), o.sets)
+    return entrant(o, lambda i: fast(o.x[i], o.filter[i], o.bias[i], o.residual[i]))
+
+
+def _as_compiled(operands: Operands) -> Entrant:
+    """Returns the fused work as ``torch.compile`` does it, without its seconds for each problem.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    o = operands
+    convolve = o.convolve_row if o.named.problem.spatial_rank == 1 else o.convolve
+
+    def last(y: Tensor) -> Tensor:
+        """Returns an output with channels innermost; torch stores others rarely."""
+        return y.movedim(1, -1).contiguous().movedim(-1, 1)
+
+    y = convolve(0)
+    copied = not y.movedim(1, -1).is_contiguous()
+    fuse = _pointwise(o.clock, last(y), o.bias[0], o.residual[0])
+
+    def launch(index: int) -> Tensor:
+        y = last(convolve(index))
+        fuse(y, o.bias[index], o.residual[index])
+        return y
+
+    return entrant(o, launch, _NOTE + ", with a copy to channels last between" * copied)
+
+
+def _pointwise(clock: Clock, y: Tensor, bias: Tensor, residual: Tensor) -> Callable[..., None]:
+    """See ``pointwise.fastest``, which is imported where it is needed."""
+    fastest = importlib.import_module(".pointwise", __package__).fastest
+    found: Callable[..., None] = fastest(clock, y, bias, residual)
+    return found
 
 
 class _CudnnPlans:
@@ -134,7 +180,7 @@ def _cudnn_fused(operands: Operands) -> Entrant:
             tried += 1
             try:
                 launch = plans.launch(plan)
-                run = GraphRun(operands.clock, launch, operands.sets)
+                run = GraphRun(operands.clock, launch, operands.sets, operands.launches)
                 seconds = summarize(run.burst(1)[0] for _ in range(_SCREENINGS)).median_s
             except Exception as refused:  # a plan may refuse to be captured or to run
                 refusals.append(_words(refused))
@@ -143,17 +189,47 @@ def _cudnn_fused(operands: Operands) -> Entrant:
                 best = (seconds, launch)
     if best is None:
         raise RuntimeError(f"none of {tried} plans runs: {'; '.join(dict.fromkeys(refusals))}")
-    return entrant(operands.clock, best[1], operands.sets, note=f"the fastest of {tried} plans")
+    return entrant(operands, best[1], note=f"the fastest of {tried} plans")
 
 
 def _words(error: Exception) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-#: Makes each contender in torch's process; what it raises is the reason why it is missing.
-MAKERS: dict[Key, Callable[[Operands], Entrant]] = {
-    Key("torch", BARE): _eager,
-    Key("torch", FUSED): _eager_fused,
-    Key("torch.compile", FUSED): _compiled,
+#: See ``MAKERS``.
+Maker = Callable[[Operands], "Entrant | None"]
+
+#: Makes each contender in torch's process, or nothing where there is no such way to call it; what
+#: it raises is the reason why it is missing.
+MAKERS: dict[Key, Maker] = {
+    Key(TORCH, BARE): _eager,
+    Key(TORCH, BARE, AS_ROW): _as_row,
+    Key(TORCH, FUSED): _eager_fused,
+    Key(TORCH_COMPILE, FUSED): _compiled,
+    Key(TORCH_COMPILE, FUSED, AS_COMPILED): _as_compiled,
     Key("cudnn", FUSED): _cudnn_fused,
 }
+
+
+def makers(
+    contenders: Collection[str], works: Collection[str], *, many: bool = False
+) -> dict[Key, Maker]:
+    """Returns the makers of contenders and kinds of work.
+
+    Args:
+        contenders: Their names.
+        works: The kinds of work.
+        many: Whether there are hundreds of problems: ``torch.compile`` compiles none of them then,
+            and torch without its compiler, which runs three kernels where that runs one, does no
+            fused work beside it.
+    """
+    left = set[Key]()
+    if many:
+        left.add(Key(TORCH_COMPILE, FUSED))
+        if TORCH_COMPILE in contenders:
+            left.add(Key(TORCH, FUSED))
+    return {
+        key: make
+        for key, make in MAKERS.items()
+        if key.contender in contenders and key.work in works and key not in left
+    }

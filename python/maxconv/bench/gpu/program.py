@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,16 +26,19 @@ from maxconv._problems import NamedProblem
 
 from ..device import LAUNCHES
 from ..entrant import MAXCONV, WORKS, Entrant, Key
-from .clock import distance
 from .operands import command
+from .samples import COUNT, Samples
 
-__all__ = ["LIBRARIES", "PROGRAM", "Program", "ProgramError"]
+__all__ = ["LIBRARIES", "PROGRAM", "USUAL", "Field", "Program", "ProgramError", "started"]
 
 #: The program's name in a folder that ``--build`` wrote, and that of the libraries it loads.
 PROGRAM, LIBRARIES = "kernels", "lib"
 
-#: Elements of an output that the program is asked for.
-_SAMPLES = 4096
+#: The program's words for what it is usually asked for.
+USUAL = {Key(MAXCONV, work): work for work in WORKS}
+
+#: Returns what is timed of a problem, why the rest is not, and the references by work.
+Field = Callable[[NamedProblem], tuple[dict[Key, Entrant], dict[Key, str], Mapping[str, Any]]]
 
 _TIMEOUT_S = 120.0
 
@@ -59,18 +63,25 @@ class Program:
     def __init__(
         self, command: Sequence[str], libraries: Path, timeout_s: float = _TIMEOUT_S
     ) -> None:
+        self._command = command
+        self._environment = _environment(libraries)
         self._timeout_s = timeout_s
+        self.about = self._start()
+
+    def _start(self) -> Mapping[str, Any]:
+        """Starts it; returns what it says of itself."""
+        self._lost = False
         # Closed with the program.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command,
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(libraries),
+            env=self._environment,
             text=True,
         )
-        self.about = self._answer()
+        return self._answer()
 
     def __enter__(self) -> Program:
         return self
@@ -114,19 +125,32 @@ class Program:
             raise self._ended()
         answer: Mapping[str, Any] = json.loads(line)
         if "error" in answer:
+            # After an error of CUDA's every further call fails.
+            self._lost |= "CUDA" in answer["error"]
             raise ProgramError(answer["error"])
         return answer
 
     def _ended(self) -> ProgramError:
+        self._lost = True
         status = self._process.wait()
         self._errors.seek(0)
         words = " ".join(self._errors.read().split())[-300:]
         return ProgramError(f"the program ended with {status}: {words or 'it said nothing'}")
 
     def entrants(
-        self, named: NamedProblem, dtype: str
+        self,
+        named: NamedProblem,
+        dtype: str,
+        words: Mapping[Key, str] = USUAL,
+        launches: Callable[[Key], int] = lambda _: LAUNCHES,
     ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
-        """Makes a problem's operands there.
+        """Makes a problem's operands there. A program that has ended, or lost its GPU, starts anew.
+
+        Args:
+            named: The problem.
+            dtype: Storage type.
+            words: The program's words for what is wanted.
+            launches: Of a graph, or of a call without one.
 
         Returns:
             What is timed, and why what is not there is not.
@@ -134,18 +158,36 @@ class Program:
         entrants: dict[Key, Entrant] = {}
         missing: dict[Key, str] = {}
         try:
+            if self._lost:
+                self.close()
+                self._start()
             self.ask(command(named, dtype))
         except ProgramError as error:
-            return {}, {Key(MAXCONV, work): str(error) for work in WORKS}
-        for work in WORKS:
+            return {}, dict.fromkeys(words, str(error))
+        for key, word in words.items():
+            number = launches(key)
             try:
-                self.ask("prepare", work, LAUNCHES)
+                self.ask("prepare", word, number)
             except ProgramError as error:
-                missing[Key(MAXCONV, work)] = str(error)
+                missing[key] = str(error)
             else:
-                replay, launch = (_ProgramRun(self, kind, work) for kind in ("replay", "launch"))
-                entrants[Key(MAXCONV, work)] = Entrant(replay, launch)
+                replay, launch = (
+                    _ProgramRun(self, kind, word, number) for kind in ("replay", "launch")
+                )
+                entrants[key] = Entrant(replay, launch)
         return entrants, missing
+
+
+@contextmanager
+def started(folder: Path, name: str = PROGRAM) -> Iterator[tuple[Program | None, str | None]]:
+    """Starts a program of a folder that ``--build`` wrote; yields it, or why it is not there."""
+    try:
+        program = Program([str((folder / name).absolute())], folder / LIBRARIES)
+    except (OSError, ProgramError) as error:
+        yield None, f"not here: {error}"
+        return
+    with program:
+        yield program, None
 
 
 @dataclass(frozen=True)
@@ -155,21 +197,20 @@ class _ProgramRun:
     program: Program
     kind: str
     work: str
-    convolutions: int = LAUNCHES
+    convolutions: int
 
     def burst(self, calls: int) -> list[float]:
         """Returns the mean seconds of ``calls`` calls."""
         answer = self.program.ask(self.kind, self.work, calls)
         return [float(answer["ns"]) / 1e9 / calls]
 
-    def error(self, expected: Tensor, tolerance: float) -> float:
+    def error(self, expected: Tensor | Samples, tolerance: float) -> float:
         """See ``Run.error``; compares some thousand elements of the first set's output."""
-        answer = self.program.ask("sample", self.work, _SAMPLES)
-        # The program counts elements as they lie in memory, channels innermost.
-        flat = expected.movedim(1, -1).reshape(-1)
-        index = torch.arange(0, flat.numel(), answer["step"], device=flat.device)
-        values = torch.tensor(answer["values"], dtype=torch.float32, device=flat.device)
-        return distance(values, flat[index][:_SAMPLES], tolerance)
+        answer = self.program.ask("sample", self.work, COUNT)
+        if isinstance(expected, Tensor):
+            expected = Samples.of(expected, answer["step"])
+        values = torch.tensor(answer["values"], dtype=torch.float32, device=expected.values.device)
+        return expected.error(Samples(answer["step"], values), tolerance)
 
 
 def _environment(libraries: Path) -> dict[str, str]:

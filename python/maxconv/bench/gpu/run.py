@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from maxconv._problems import NamedProblem
 from maxconv._progress import progress
 
-from ..entrant import MAXCONV, WORKS, Entrant, Key
+from ..device import is_narrow
+from ..entrant import MAX, MAXCONV, Entrant, Key
 from ..environment import Machine, driver_version, machine
 from ..measure import measure_problem
 from ..record import Result
 from ..timing import Protocol
 from .clock import Clock
 from .graphs import FOLDER, GRAPHS, LoadedGraphs
+from .narrow import narrow_field
 from .operands import Operands
-from .peers_torch import MAKERS
-from .program import LIBRARIES, PROGRAM, Program, ProgramError
+from .peers_torch import Maker, makers
+from .program import USUAL, Field, Program, ProgramError, started
 
 __all__ = ["check_gpu", "measure_problems", "this_machine"]
+
+#: Bytes that torch may keep from problem to problem.
+_RESERVED_NBYTES = 4 << 30
 
 
 def check_gpu() -> None:
@@ -77,8 +83,9 @@ def measure_problems(
         folder: What ``--build`` wrote.
         clock: The device and its time.
         keep: Is given the results so far after each problem.
-        many: Whether there are hundreds: what has a kernel's time gets none of a call, and a wrong
-            output is recorded instead of ending the run.
+        many: Whether there are hundreds: what has a kernel's time gets none of a call, there are no
+            MAX graphs without MAX among the contenders, see ``makers`` for torch's, and a wrong
+            output, or a program that fails, is recorded instead of ending the run.
         seconds: After these no further problem begins.
 
     Returns:
@@ -88,43 +95,87 @@ def measure_problems(
         Mismatch: A contender's output differs from the reference.
         ValueError: torch's functions do not take a problem.
     """
-    wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
     torch.backends.cudnn.benchmark = True
     results: list[Result] = []
     begin = time.monotonic()
-    with torch.inference_mode(), _program(folder, contenders) as (program, reason):
-        with progress("loading MAX's graphs"):
-            graphs = LoadedGraphs(folder / FOLDER, wanted)
+    opened = narrow_field if is_narrow(dtype) else _field
+    with (
+        torch.inference_mode(),
+        opened(dtype, contenders, works, folder=folder, clock=clock, many=many) as field,
+    ):
         for number, named in enumerate(problems, start=1):
             if seconds is not None and time.monotonic() - begin > seconds:
                 break
             with progress(f"timing {named.name} ({number} of {len(problems)})", announce=True):
-                operands = Operands(named, dtype, clock)
-                entrants, missing = _torch_entrants(operands, contenders, works)
-                if program is not None:
-                    ours, lost = program.entrants(named, dtype)
-                    entrants, missing = {**ours, **entrants}, {**lost, **missing}
-                elif reason is not None:
-                    missing |= {Key(MAXCONV, work): reason for work in WORKS}
-                through, lost = graphs.entrants(operands)
-                entrants |= through
-                missing |= graphs.missing | lost
-                entrants = {key: made for key, made in entrants.items() if key.work in works}
-                missing = {key: why for key, why in missing.items() if key.work in works}
+                entrants, missing, references = field(named)
                 if many:
                     entrants = {key: _kernel_alone(made) for key, made in entrants.items()}
-                references = operands.references()
-                results.append(
-                    measure_problem(
-                        named, entrants, references, dtype, protocol, missing, go_on=many
-                    )
-                )
+                further = (references, dtype, protocol)
+                try:
+                    made = measure_problem(named, entrants, *further, missing, go_on=many)
+                except ProgramError as error:
+                    if not many:
+                        raise
+                    # It starts anew for the next problem.
+                    missing |= dict.fromkeys(entrants, str(error))
+                    made = measure_problem(named, {}, *further, missing, go_on=True)
+                results.append(made)
             # Captured graphs hold memory until they go.
-            del operands, entrants, through, references
-            if clock.device == "cuda":
-                torch.cuda.empty_cache()
+            del entrants, references
+            _free(clock)
             keep(results)
     return results
+
+
+@contextmanager
+def _field(
+    dtype: str,
+    contenders: Collection[str],
+    works: Collection[str],
+    *,
+    folder: Path,
+    clock: Clock,
+    many: bool,
+) -> Iterator[Field]:
+    """Starts what measures problems in types of 16 bits: see ``measure_problems``."""
+    wanted = [name for name, kind in GRAPHS.items() if kind.key.contender in contenders]
+    if many and MAX not in contenders:
+        wanted = []
+    words = {key: word for key, word in USUAL.items() if key.work in works}
+    made_by = makers(contenders, works, many=many)
+    with ExitStack() as stack:
+        program: Program | None = None
+        reason: str | None = None
+        if MAXCONV in contenders:
+            program, reason = stack.enter_context(started(folder))
+        with progress("loading MAX's graphs"):
+            graphs = LoadedGraphs(folder / FOLDER, wanted)
+
+        def of(named: NamedProblem) -> tuple[dict[Key, Entrant], dict[Key, str], dict[str, Any]]:
+            operands = Operands(named, dtype, clock, many)
+            entrants, missing = _torch_entrants(operands, made_by)
+            if program is not None:
+                ours, lost = program.entrants(named, dtype, words, lambda _: operands.launches)
+                entrants, missing = {**ours, **entrants}, {**lost, **missing}
+            elif reason is not None:
+                missing |= dict.fromkeys(words, reason)
+            through, lost = graphs.entrants(operands)
+            entrants |= {key: made for key, made in through.items() if key.work in works}
+            missing |= {
+                key: why for key, why in (graphs.missing | lost).items() if key.work in works
+            }
+            return entrants, missing, operands.references(works)
+
+        yield of
+
+
+def _free(clock: Clock) -> None:
+    """Gives memory back that torch keeps and the program may need, where it is much.
+
+    Memory that is given back has to be allocated anew, which takes longer than many a kernel.
+    """
+    if clock.device == "cuda" and torch.cuda.memory_reserved() > _RESERVED_NBYTES:
+        torch.cuda.empty_cache()
 
 
 def _kernel_alone(made: Entrant) -> Entrant:
@@ -133,36 +184,17 @@ def _kernel_alone(made: Entrant) -> Entrant:
 
 
 def _torch_entrants(
-    operands: Operands, contenders: Collection[str], works: Collection[str]
+    operands: Operands, made_by: Mapping[Key, Maker]
 ) -> tuple[dict[Key, Entrant], dict[Key, str]]:
     entrants: dict[Key, Entrant] = {}
     missing: dict[Key, str] = {}
-    for key, make in MAKERS.items():
-        if key.contender not in contenders or key.work not in works:
-            continue
+    for key, make in made_by.items():
         try:
-            entrants[key] = make(operands)
+            if (made := make(operands)) is not None:
+                entrants[key] = made
         except ImportError as error:
             missing[key] = f"not here: {error}"
         # What a library does not take is no reason to lose the others.
         except Exception as error:
             missing[key] = " ".join(str(error).split())[:400] or type(error).__name__
     return entrants, missing
-
-
-@contextmanager
-def _program(
-    folder: Path, contenders: Collection[str]
-) -> Iterator[tuple[Program | None, str | None]]:
-    """Starts the program of the kernels; yields it, or why it is not there."""
-    if MAXCONV not in contenders:
-        yield None, None
-        return
-    path = folder / PROGRAM
-    try:
-        program = Program([str(path.absolute())], folder / LIBRARIES)
-    except (OSError, ProgramError) as error:
-        yield None, f"not here: {error}"
-        return
-    with program:
-        yield program, None
