@@ -17,6 +17,7 @@ PROGRAMS = [
     "tests/gpu/sm90.mojo",
     "tests/gpu/sm90_epilogue.mojo",
     "tests/gpu/sm90_visitors.mojo",
+    "tests/gpu/chain.mojo",
     "tests/gpu/direct.mojo",
     "tests/gpu/pooling.mojo",
 ]

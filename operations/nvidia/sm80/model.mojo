@@ -12,7 +12,7 @@ from .tile import ROW_BYTES, TILES, MmaTile
 # of up to 14 us on an H200; they are within 10 % of these (standard deviation).
 # A launch's, to 110 problems in graphs where launches overlap.
 
-comptime LAUNCH_SECONDS = 1.44e-6
+comptime LAUNCH_SECONDS = 1.4e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 

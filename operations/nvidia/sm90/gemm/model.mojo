@@ -19,11 +19,11 @@ from .grid import Grid
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 1.25e-6
+comptime LAUNCH_SECONDS = 1.21e-6
 """From a launch's begin to its first load, and from its last store to its end.
 """
 
-comptime FIRST_ROW_CYCLES = 7.1
+comptime FIRST_ROW_CYCLES = 8.7
 """Of a row of the first stage, until it has come; of rows of fewer channels as
 much less."""
 
@@ -36,36 +36,40 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.58
+comptime WRITE_SHARE = 0.33
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 503.0
+comptime L2_BYTES_PER_CYCLE = 371.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime RECEIVED_BYTES_PER_CYCLE = 51.0
+comptime RECEIVED_BYTES_PER_CYCLE = 52.6
 """That each multiprocessor gets from the L2, at most, if all load."""
 
-comptime LOAD_CYCLES = 2384.0
+comptime SHARED_COLD = 0.43
+"""Of the bytes of a load that two blocks share, what each receives beside its
+half where no tap has read them before."""
+
+comptime LOAD_CYCLES = 2426.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
 
-comptime PARTIAL_ROW_CYCLES = 5.0
+comptime PARTIAL_ROW_CYCLES = 4.9
 """To load a row that ends beyond the channels."""
 
-comptime MULTICAST_SHARE = 0.30
+comptime MULTICAST_SHARE = 0.155
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime STORE_CYCLES = 1066.0
+comptime STORE_CYCLES = 1103.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime HIDDEN_STORE_CYCLES = 1219.0
+comptime HIDDEN_STORE_CYCLES = 1267.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
-comptime LAST_STORE_CYCLES = 144.0
+comptime LAST_STORE_CYCLES = 100.0
 """Of the same, more for the last tile, behind which nothing multiplies."""
 
-comptime ROW_STORE_CYCLES = 336.0
+comptime ROW_STORE_CYCLES = 335.0
 """Of the same, more if the consumer's threads store and not TMA."""
 
 comptime FUSED_STORE_CYCLES = 800.0
@@ -84,19 +88,19 @@ comptime HIDDEN_RESIDUAL_CYCLES = 450.0
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 581.0
+comptime TURN_CYCLES = 643.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.20
+comptime OVERLAP_SHARE = 0.186
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 0.46e-6
+comptime CLUSTER_SECONDS = 0.124e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 1.02e-6
+comptime CLUSTER_SYNC_SECONDS = 0.69e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.172e-6 / 128
+comptime SUM_SECONDS = 0.2e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
@@ -217,9 +221,9 @@ def _step_cycles(
     var shared = (
         WRITE_SHARE * (activation + filter) + Float64(read)
     ) / SHARED_BYTES_PER_CYCLE
-    var received = activation / Float64(
-        config.cluster_shape[1]
-    ) + filter / Float64(config.cluster_shape[0])
+    var half = 0.5 + SHARED_COLD / Float64(traversal.taps())
+    var received = activation * (half if config.cluster_shape[1] > 1 else 1.0)
+    received += filter * (half if config.cluster_shape[0] > 1 else 1.0)
     if config.cluster_shape[1] > 1:
         activation *= MULTICAST_SHARE
     if config.cluster_shape[0] > 1:
