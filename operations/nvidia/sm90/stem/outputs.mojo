@@ -1,8 +1,14 @@
 """The epilogue and the stores of the Hopper stem kernel."""
 
 from ....conv.access import OutputTarget
-from ....conv.epilogue import Epilogue
+from ....conv.epilogue import Activation, Epilogue
+from ....conv.fields import ACTIVATION_NONE, ACTIVATION_SILU
 from ...limits import WARPGROUP
+from ...epilogue.activations import (
+    DeviceActivation,
+    keep_branch,
+    silu_of_half,
+)
 from ..wgmma import MMA_M
 from .geometry import StemConfig
 from .pixels import GROUP_FILTERS, PART_FILTERS, StemFilters, StemRows
@@ -55,33 +61,35 @@ struct StemOutputs[
     ) -> SIMD[Self.Output.dtype, Self.accumulators]:
         """Applies the epilogue to the thread's sums, and rounds them."""
         comptime width = Self.accumulators // 2
-        var bias = SIMD[DType.float32, width](0)
-        if epilogue.has_bias:
-            comptime for part in range(Self.parts):
-                bias = bias.insert[offset=part * GROUP_FILTERS](
-                    epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
-                        filters.safe(part)
-                    )
-                )
         var result = values
-        if epilogue.has_scale:
-            comptime for part in range(2 * Self.parts):
-                comptime at = part * GROUP_FILTERS
-                result = result.insert[offset=at](
-                    epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
-                        result.slice[GROUP_FILTERS, offset=at](),
-                        filters.safe(part % Self.parts),
-                    )
-                )
         comptime for half in range(2):
-            comptime at = half * width
-            result = result.insert[offset=at](
-                epilogue.finish[width](
-                    result.slice[width, offset=at](),
-                    bias,
-                    residual.slice[width, offset=at](),
+            # One pixel at a time, which takes fewer registers.
+            var pixel = values.slice[width, offset=half * width]()
+            comptime for part in range(Self.parts):
+                comptime at = part * GROUP_FILTERS
+                var filter = filters.safe(part)
+                var group = pixel.slice[GROUP_FILTERS, offset=at]()
+                if epilogue.has_scale:
+                    group = epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
+                        group, filter
+                    )
+                if epilogue.has_bias:
+                    group += epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
+                        filter
+                    )
+                pixel = pixel.insert[offset=at](group)
+            if epilogue.activation.code == ACTIVATION_SILU:
+                keep_branch()
+                pixel = silu_of_half(pixel * 0.5)
+            else:
+                pixel = _activated(epilogue.activation, pixel)
+            if epilogue.has_residual:
+                var added = residual.slice[width, offset=half * width]()
+                pixel = added.cast[DType.float32]().fma(
+                    SIMD[DType.float32, width](epilogue.beta), pixel
                 )
-            )
+            pixel = _activated(epilogue.final_activation, pixel)
+            result = result.insert[offset=half * width](pixel)
         return result.cast[Self.Output.dtype]()
 
     @staticmethod
@@ -210,3 +218,16 @@ struct StemOutputs[
                     offset,
                     result.cast[Self.Output.dtype](),
                 )
+
+
+@always_inline
+def _activated[
+    width: Int
+](activation: Activation, values: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """An activation's values, as outputs of 16 bits need them."""
+    if activation.code == ACTIVATION_NONE:
+        return values
+    keep_branch()
+    return DeviceActivation.of(activation).apply[exact=False](values)
