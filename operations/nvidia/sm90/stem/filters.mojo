@@ -19,7 +19,10 @@ from .geometry import (
 )
 from .staging import load_elements_if, store_shared
 
-comptime PACKED_TOGETHER = 4
+comptime ATOM_QUADS = UInt32(ATOM_STEPS * STEP_QUADS)
+"""Quads that share a row of shared memory."""
+
+comptime PACKED_TOGETHER = 5
 """Quads of filters that a thread loads before it stores the first."""
 
 
@@ -85,66 +88,55 @@ def pack_filter[
         first_filter: The block's first.
         thread: Of the consumers.
     """
-    comptime row_quads = UInt32(ATOM_STEPS * STEP_QUADS)
-    comptime rows = UInt32(config.tile_n)
-    comptime atoms = UInt32(config.atoms())
+    comptime quads = UInt32(config.steps * STEP_QUADS)
+    comptime columns = UInt32(config.tile_n)
     comptime batch = UInt32(PACKED_TOGETHER * CONSUMER_THREADS)
     var tap_quads = geometry.tap_quads()
     var taps = tap_quads >> geometry.quad_shift
-    var count = (
-        geometry.tiles_n * geometry.chunks.value * atoms * rows * row_quads
-    )
-    for start in range(UInt32(0), count, batch):
+    var count = geometry.tiles_n * geometry.chunks.value * columns * quads
+    for start in range(thread, count + thread, batch):
         var values = StaticTuple[SIMD[dtype, QUAD], PACKED_TOGETHER](
             fill=SIMD[dtype, QUAD](0)
         )
+        var rows = StaticTuple[SharedAddress, PACKED_TOGETHER](fill=to)
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS) + thread
-            var row_index, at = divmod(i, row_quads)
-            var atom_index, column = divmod(row_index, rows)
-            var chunk_index, atom = divmod(atom_index, atoms)
+            var i = start + UInt32(n * CONSUMER_THREADS)
+            var index, at = divmod(i, quads)
+            var chunk_index, column = divmod(index, columns)
             var tile, chunk = geometry.chunks.split(chunk_index)
-            var step = atom * ATOM_STEPS + at // STEP_QUADS
-            var quad = (
-                chunk * UInt32(config.steps) + step
-            ) * STEP_QUADS + at % STEP_QUADS
+            var quad = chunk * quads + at
             var j = column // 8
             var k = (
                 first_filter
-                + tile * rows
+                + tile * columns
                 + (j // 4) * 32
                 + (column % 8) // 2 * 8
                 + (j % 4) * 2
                 + column % 2
             )
-            var exists = (
-                i < count
-                and step < UInt32(config.steps)
-                and quad < tap_quads
-                and k < geometry.filters
-            )
+            var exists = i < count and quad < tap_quads and k < geometry.filters
             var tap = quad >> geometry.quad_shift
             var c = (quad - (tap << geometry.quad_shift)) * QUAD
-            var from_ = (Int(k) * Int(taps) + Int(tap)) * Int(
-                geometry.channels
-            ) + Int(c)
+            var from_ = Int(k * taps + tap) * Int(geometry.channels) + Int(c)
             values[n] = load_elements_if(
                 exists, filter.unsafe_offset(from_), c, geometry.channels
             )
+            var atom = chunk_index * UInt32(config.atoms()) + at // ATOM_QUADS
+            rows[n] = to + (atom * columns + column) * ROW_BYTES
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS) + thread
+            var i = start + UInt32(n * CONSUMER_THREADS)
             if i < count:
-                var row_index, at = divmod(i, row_quads)
+                var at = i % quads
                 var pairs = bitcast[DType.uint32, 2](values[n])
-                var row = to + row_index * ROW_BYTES
-                var first = (at // STEP_QUADS) * 2
+                var first = at % ATOM_QUADS // STEP_QUADS * 2
+                # Tiles begin at multiples of 8 rows: a column's swizzle is its
+                # row's.
+                var column = i // quads % columns
                 comptime for half in range(2):
-                    # Tiles begin at multiples of 8 rows: a column's swizzle is
-                    # its row's.
                     var moved = swizzled_chunk[ROW_BYTES](
-                        row_index % rows, first + UInt32(half)
+                        column, first + UInt32(half)
                     )
                     store_shared(
-                        row + moved * CHUNK_BYTES + at % STEP_QUADS * 4,
+                        rows[n] + moved * CHUNK_BYTES + at % STEP_QUADS * 4,
                         SIMD[DType.uint32, 1](pairs[half]),
                     )
