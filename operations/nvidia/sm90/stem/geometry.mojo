@@ -397,7 +397,7 @@ comptime STORE_BYTES_PER_CYCLE = 18.0
 comptime TILE_CYCLES = 200.0
 """Of a tile, for what producer and consumers do once."""
 
-comptime BATCH_CYCLES = 700.0
+comptime BATCH_CYCLES = 500.0
 """From a producer's first load to its first value, once a batch."""
 
 comptime PAIR_CYCLES = 130.0

@@ -57,7 +57,7 @@ from .filters import pack_filter, write_table
 from .mma import Fragment, multiply_fragment
 from .pixels import GROUP_FILTERS, StemFilters, StemRows
 from .outputs import StemOutputs
-from .staging import load_shared, stage_tile
+from .staging import load_shared, visit_planes
 
 comptime THREADS = (1 + CONSUMERS) * WARPGROUP
 """Threads of a block: the producer's warpgroup comes first."""
@@ -243,16 +243,22 @@ struct StemKernel[
         workers: UInt32,
         thread: UInt32,
     ):
-        """The producer: stages tile after tile."""
+        """The producer: stages tile after tile, the next one on its way to the
+        L2."""
         var position = Self.Position()
         for index in range(worker, geometry.tiles, workers):
+            var stage = storage.stage(position.stage)
+            if index + workers < geometry.tiles:
+                visit_planes[staging=False](
+                    activation,
+                    geometry,
+                    geometry.tile(index + workers),
+                    stage,
+                    thread,
+                )
             storage.empty(position.stage).wait(position.parity ^ 1)
-            stage_tile(
-                activation,
-                geometry,
-                geometry.tile(index),
-                storage.stage(position.stage),
-                thread,
+            visit_planes[staging=True](
+                activation, geometry, geometry.tile(index), stage, thread
             )
             storage.full(position.stage).arrive()
             position.step()

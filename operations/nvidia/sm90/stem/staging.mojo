@@ -11,7 +11,7 @@ from std.utils import StaticTuple
 
 from ....conv.memory import Reads
 from ...limits import WARPGROUP
-from ...pipeline.chunks import shared_pointer
+from ...pipeline.chunks import CHUNK_BYTES, shared_pointer
 from ...tma.copy import SharedAddress
 from .geometry import (
     PAIR_CHANNELS,
@@ -84,6 +84,25 @@ def load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
         has_side_effect=False,
     ](UInt64(Int(data)), condition, UInt64(0))
     return bitcast[DType.uint32, 2](bits)
+
+
+@always_inline
+def prefetch_bytes(address: UInt64, length: UInt32):
+    """Asks for global memory in the L2, in whole units of 16 bytes that begin
+    in it or before it (PTX ISA, "cp.async.bulk.prefetch").
+
+    Args:
+        address: Of the first byte.
+        length: How many.
+    """
+    var first = address & ~UInt64(CHUNK_BYTES - 1)
+    var last = (address + UInt64(length)) & ~UInt64(CHUNK_BYTES - 1)
+    if last > first:
+        inlined_assembly[
+            "cp.async.bulk.prefetch.L2.global [$0], $1;",
+            NoneType,
+            constraints="l,r",
+        ](first, UInt32(last - first))
 
 
 @always_inline
@@ -170,6 +189,24 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
             self._fill_quads[True](geometry, thread)
         else:
             self._fill_quads[False](geometry, thread)
+
+    @always_inline
+    def prefetch(self, geometry: StemGeometry, thread: UInt32):
+        """Asks for their rows in the L2, but for less than 16 bytes at an end.
+
+        Args:
+            geometry: The problem.
+            thread: Of the warpgroup.
+        """
+        comptime bytes = UInt32(size_of[Self.dtype]())
+        for i in range(thread, self.rows.count, UInt32(WARPGROUP)):
+            var row = self.rows.first + i
+            var pixel = row * UInt32(geometry.width) + self.columns.first
+            var data = self.first.unsafe_offset(
+                Int(Int32(pixel * geometry.channels))
+            )
+            var length = self.columns.count * geometry.channels * bytes
+            prefetch_bytes(UInt64(Int(data)), length)
 
     @always_inline
     def _fill_pairs(self, geometry: StemGeometry, thread: UInt32):
@@ -269,14 +306,19 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
 
 
 @always_inline
-def stage_tile(
+def visit_planes[
+    staging: Bool
+](
     activation: Reads,
     geometry: StemGeometry,
     tile: StemTile,
     stage: SharedAddress,
     thread: UInt32,
 ):
-    """Stages the input pixels of a tile.
+    """Stages the input pixels of a tile, or asks for them in the L2.
+
+    Parameters:
+        staging: Whether to stage.
 
     Args:
         activation: `[N, D, H, W, C]`.
@@ -299,12 +341,16 @@ def stage_tile(
         var plane = Int(tile.image) * Int(geometry.depth) + Int(z)
         var line = plane * Int(geometry.height) + Int(h)
         var pixel = line * Int(geometry.width) + Int(w)
-        StagedPlane(
+        var staged = StagedPlane(
             activation.unsafe_offset(pixel * Int(geometry.channels)),
             UInt32(pixel & 1),
             Span(h, height, geometry.staged_rows),
             columns,
             to,
-        ).fill(geometry, thread)
+        )
+        comptime if staging:
+            staged.fill(geometry, thread)
+        else:
+            staged.prefetch(geometry, thread)
         z += geometry.dilation_d
         to += geometry.staged_rows * geometry.staged_quads.value * QUAD_BYTES
