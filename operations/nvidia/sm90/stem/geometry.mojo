@@ -43,8 +43,9 @@ comptime PAIR_CHANNELS = 3
 
 comptime PAIRS_TOGETHER = 6
 comptime QUADS_TOGETHER = 8
-"""Pairs of pixels, or quads, that a producer's thread loads before it stores
-the first."""
+comptime PARTS_TOGETHER = 4
+"""Pairs of pixels, quads, or quads whose elements are loaded one by one, that a
+producer's thread loads before it stores the first."""
 
 comptime NO_QUAD = UInt32(1) << 30
 """The offset of a quad that is no tap: beyond every address, so that the
@@ -433,7 +434,10 @@ def staging_cycles(problem: ConvProblem, tiling: StemTiling) -> Float64:
     """The model's time of staging a tile."""
     var units = tiling.staged_rows * tiling.staged_quads
     var together = QUADS_TOGETHER
-    var each = QUAD_CYCLES if problem.channels % QUAD == 0 else ELEMENTS_CYCLES
+    var each = QUAD_CYCLES
+    if problem.channels % QUAD != 0:
+        together = PARTS_TOGETHER
+        each = ELEMENTS_CYCLES
     if problem.channels == PAIR_CHANNELS:
         units = tiling.staged_rows * pairs_of(tiling)
         together = PAIRS_TOGETHER

@@ -7,6 +7,7 @@ from ...limits import WARPGROUP
 from ...epilogue.activations import (
     DeviceActivation,
     keep_branch,
+    run_time,
     silu_of_half,
 )
 from ..wgmma import MMA_M
@@ -61,6 +62,12 @@ struct StemOutputs[
     ) -> SIMD[Self.Output.dtype, Self.accumulators]:
         """Applies the epilogue to the thread's sums, and rounds them."""
         comptime width = Self.accumulators // 2
+        var steps = run_time(1)
+        if (
+            epilogue.has_residual
+            or epilogue.final_activation.code != ACTIVATION_NONE
+        ):
+            steps += 1
         var result = values
         comptime for half in range(2):
             # One pixel at a time, which takes fewer registers.
@@ -78,17 +85,21 @@ struct StemOutputs[
                         filter
                     )
                 pixel = pixel.insert[offset=at](group)
-            if epilogue.activation.code == ACTIVATION_SILU:
-                keep_branch()
-                pixel = silu_of_half(pixel * 0.5)
-            else:
-                pixel = _activated(epilogue.activation, pixel)
-            if epilogue.has_residual:
-                var added = residual.slice[width, offset=half * width]()
-                pixel = added.cast[DType.float32]().fma(
-                    SIMD[DType.float32, width](epilogue.beta), pixel
-                )
-            pixel = _activated(epilogue.final_activation, pixel)
+            # A loop, so that what evaluates activations is compiled once.
+            for step in range(steps):
+                var activation = epilogue.activation
+                if step > 0:
+                    activation = epilogue.final_activation
+                    if epilogue.has_residual:
+                        var added = residual.slice[width, offset=half * width]()
+                        pixel = added.cast[DType.float32]().fma(
+                            SIMD[DType.float32, width](epilogue.beta), pixel
+                        )
+                if activation.code == ACTIVATION_SILU:
+                    keep_branch()
+                    pixel = silu_of_half(pixel * 0.5)
+                else:
+                    pixel = _activated(activation, pixel)
             result = result.insert[offset=half * width](pixel)
         return result.cast[Self.Output.dtype]()
 

@@ -16,6 +16,7 @@ from ...tma.copy import SharedAddress
 from .geometry import (
     PAIR_CHANNELS,
     PAIRS_TOGETHER,
+    PARTS_TOGETHER,
     QUAD,
     QUAD_BYTES,
     QUADS_TOGETHER,
@@ -272,12 +273,13 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
             whole: Whether channels come in whole quads, which are loaded at
                 once.
         """
-        comptime batch = UInt32(QUADS_TOGETHER * WARPGROUP)
-        comptime Quads = StaticTuple[SIMD[Self.dtype, QUAD], QUADS_TOGETHER]
+        comptime together = QUADS_TOGETHER if whole else PARTS_TOGETHER
+        comptime batch = UInt32(together * WARPGROUP)
+        comptime Quads = StaticTuple[SIMD[Self.dtype, QUAD], together]
         var quads = geometry.staged_rows * geometry.staged_quads.value
         for start in range(thread, quads + thread, batch):
             var values = Quads(fill=SIMD[Self.dtype, QUAD](0))
-            comptime for i in range(QUADS_TOGETHER):
+            comptime for i in range(together):
                 var row, quad = geometry.staged_quads.split(
                     start + UInt32(i * WARPGROUP)
                 )
@@ -296,7 +298,7 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
                     values[i] = load_elements_if(
                         inside, data, c, geometry.channels
                     )
-            comptime for i in range(QUADS_TOGETHER):
+            comptime for i in range(together):
                 var at = start + UInt32(i * WARPGROUP)
                 if at < quads:
                     store_shared(
