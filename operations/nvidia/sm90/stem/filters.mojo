@@ -94,13 +94,14 @@ def pack_filter[
     var tap_quads = geometry.tap_quads()
     var taps = tap_quads >> geometry.quad_shift
     var count = geometry.tiles_n * geometry.chunks.value * columns * quads
-    for start in range(thread, count + thread, batch):
+    # The same turns for all threads: uniform registers hold the descriptors.
+    for start in range(UInt32(0), count, batch):
         var values = StaticTuple[SIMD[dtype, QUAD], PACKED_TOGETHER](
             fill=SIMD[dtype, QUAD](0)
         )
         var rows = StaticTuple[SharedAddress, PACKED_TOGETHER](fill=to)
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS)
+            var i = start + UInt32(n * CONSUMER_THREADS) + thread
             var index, at = divmod(i, quads)
             var chunk_index, column = divmod(index, columns)
             var tile, chunk = geometry.chunks.split(chunk_index)
@@ -124,7 +125,7 @@ def pack_filter[
             var atom = chunk_index * UInt32(config.atoms()) + at // ATOM_QUADS
             rows[n] = to + (atom * columns + column) * ROW_BYTES
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS)
+            var i = start + UInt32(n * CONSUMER_THREADS) + thread
             if i < count:
                 var at = i % quads
                 var pairs = bitcast[DType.uint32, 2](values[n])
