@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests import ptx
 from tests.emulated.convolution import Array, with_pointer
+from tests.emulated.operands import BIAS, OUTPUT, RESIDUAL, SCALE, Operands
 from tests.emulated.values import loaded, stored
-from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
@@ -127,7 +127,6 @@ REFUSED: Final[tuple[tuple[str, dict[str, int], str], ...]] = (
     ("1x999x999x16:8x3x3", {"dilation": 400}, "with dilation (1, 400, 400); a block has 232448"),
 )
 
-SCALE, BIAS, RESIDUAL, OUTPUT = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48, 0x4444 << 48
 SMS = 4
 
 
@@ -155,68 +154,6 @@ class Launch:
         text = (folder / f"{name}.ptx").read_text()
         passed = bytes.fromhex(output), bytes.fromhex(shape)
         return cls(name, tiles, threads, shared, joined, stores, epilogues, *passed, text)
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Small integers, whose products and sums are exact in float32 in any order."""
-
-    activation: Array
-    filter: Array
-    scale: Array
-    bias: Array
-    residual: Array
-
-    @classmethod
-    def random(cls, problem: ConvProblem, seed: int) -> Operands:
-        """Draws them."""
-        rng = np.random.default_rng(seed)
-        filters = problem.filters
-        shapes = (
-            problem.input_shape,
-            (filters, *problem.filter_size, problem.group_channels),
-            (filters,),
-            (filters,),
-            problem.output_shape,
-        )
-        return cls(*(rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes))
-
-    @classmethod
-    def coordinates(cls, problem: ConvProblem, tap: int) -> Operands:
-        """An activation whose values tell pixels and channels apart, and a filter that copies the
-        channel of its own number at one tap: outputs name the input that they were made of."""
-        filters = problem.filters
-        shape: tuple[int, ...] = tuple(map(int, problem.input_shape))
-        values = np.arange(np.prod(shape)).reshape(shape) % 251
-        kernel = np.zeros((filters, int(problem.taps), int(problem.group_channels)), np.float32)
-        for k in range(filters):
-            kernel[k, tap, k % kernel.shape[2]] = 1
-        kernel = kernel.reshape(filters, *problem.filter_size, kernel.shape[2])
-        zeros = np.zeros(filters, np.float32)
-        outputs = np.zeros(tuple(map(int, problem.output_shape)), np.float32)
-        return cls(values.astype(np.float32), kernel, zeros, zeros, outputs)
-
-    def expected(self, given: Problem, fused: bool) -> Array:
-        """The outputs, rounded to their type, and once more behind what the graph fused."""
-        problem, dtype = given.conv, given.output
-        with np.errstate(invalid="ignore"):
-            total = conv_reference(
-                self.activation,
-                self.filter,
-                stride=problem.stride,
-                dilation=problem.dilation,
-                pad_before=problem.pad_before,
-                pad_after=problem.pad_after,
-            ).astype(np.float32)
-        if fused:
-            total = np.maximum(total * self.scale + self.bias, 0) + self.residual
-        rounded = loaded(stored(total, dtype), dtype)
-        if not given.placed:
-            return rounded
-        shape = rounded.shape[:1] + (1,) * (5 - rounded.ndim) + rounded.shape[1:]
-        index = np.indices(shape).reshape(5, *rounded.shape)
-        added = np.tensordot([1, 3, 5, 7, 9], index, 1) % 8
-        return loaded(stored(rounded + added.astype(np.float32), dtype), dtype)
 
 
 def run(

@@ -13,9 +13,8 @@ along d, then h, then w). Empty lines and those that begin with # are skipped.
 
 Activations, filters, biases and residuals are small integers when checked, so
 that the sums are exact in float32 in any order, and only the rounding to the
-output's type is left. All kernels but the stem's also get infinities and
-not-a-numbers, which must stay in their groups and pixels, and SiLU, which is compared
-within the rounding of the output's type. Outputs are poisoned before each of several launches and
+output's type is left. All also get infinities and not-a-numbers, which must stay in
+their groups and pixels, and SiLU, which is compared within the rounding of the output's type. Outputs are poisoned before each of several launches and
 lie between guards. Times are medians of replays of a graph of launches on
 random data, over several input sets that together exceed the L2.
 """
@@ -353,10 +352,7 @@ def check_case[
     if not refusal_of[dtype](ctx, kernel, named.problem):
         comptime for kind in range(KINDS):
             comptime half = dtype == DType.bfloat16
-            comptime of_groups = kind == NOT_FINITE or kind == SMOOTH
-            comptime if (kind != LAMBDA or half) and (
-                not of_groups or kernel != KERNEL_STEM
-            ):
+            comptime if kind != LAMBDA or half:
                 var result = check[dtype, kernel, kind](ctx, named.problem)
                 ran += 1
                 if result != "ok":

@@ -16,13 +16,12 @@ are `SCALE_AT`, `BIAS_AT`, `RESIDUAL_AT` and `OUTPUT_AT`, for the reader to
 replace.
 """
 
-from extensibility.managed_tensor_slice import ComputeOutputFusion
+from add_place import AddPlace
 from fused_epilogue import epilogue_of
 from hexadecimal import bytes_of
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
 from std.sys import argv
-from std.utils import IndexList
 
 from operations.conv.access import (
     ComputedOutput,
@@ -39,31 +38,6 @@ from operations.nvidia.few_filters.model import window_geometry
 from operations.nvidia.few_filters.tile import TILES, Tiling
 
 comptime OUTPUT_AT = 0x4444000000000000
-
-
-@fieldwise_init
-struct AddPlace(ComputeOutputFusion):
-    """What a graph may fuse: adds to an element what depends on its place."""
-
-    var unit: Int32
-
-    def compute[
-        dtype: DType,
-        rank: Int,
-        simd_width: SIMDLength,
-        element_alignment: Int = 1,
-    ](self, idx: IndexList[rank], val: SIMD[dtype, simd_width]) -> SIMD[
-        dtype, simd_width
-    ]:
-        """Adds `unit` times the index's weighted sum, modulo 8."""
-        var place = 0
-        comptime for axis in range(rank):
-            place += (2 * axis + 1) * idx[axis]
-        var result = val
-        comptime for i in range(Int(simd_width)):
-            var number = Int32((place + (2 * rank - 1) * i) % 8) * self.unit
-            result[i] += number.cast[dtype]()
-        return result
 
 
 comptime INPUTS = [

@@ -11,11 +11,11 @@ share a row of the multiply, thread t reads quads t, t + 4, t + 8 and so on.
 from std.math import ceildiv
 
 from ....conv.device_value import DeviceValue
-from ....conv.divisor import Divisor
+from ....conv.divisor import Divisor, SmallDivisor
 from ....conv.memory import element_bytes
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import ROW_BYTES
-from ...limits import MAX_SHARED_BYTES, PATTERN_BYTES
+from ...limits import MAX_SHARED_BYTES, PATTERN_BYTES, WARPGROUP
 from ..wgmma import MMA_M
 
 comptime QUAD = 4
@@ -33,8 +33,19 @@ comptime ATOM_STEPS = 4
 comptime CONSUMERS = 3
 """Warpgroups that multiply."""
 
+comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
+
 comptime STAGES = 2
 """Tiles of input pixels that shared memory holds."""
+
+comptime PAIR_CHANNELS = 3
+"""Channels of pixels that are staged two by two."""
+
+comptime PAIRS_TOGETHER = 6
+comptime QUADS_TOGETHER = 8
+comptime PARTS_TOGETHER = 4
+"""Pairs of pixels, quads, or quads whose elements are loaded one by one, that a
+producer's thread loads before it stores the first."""
 
 comptime NO_QUAD = UInt32(1) << 30
 """The offset of a quad that is no tap: beyond every address, so that the
@@ -121,19 +132,23 @@ struct StemGeometry(
     var out_columns: UInt32
     var filters: UInt32
     var tile_rows: UInt32
-    var tile_columns: Divisor
+    var tile_columns: SmallDivisor
     var tiles_h: Divisor
     var tiles_w: Divisor
     var tiles: UInt32
     """Tiles of all images, counted once for each block of filters."""
     var filter_blocks: Divisor
     var tiles_n: UInt32
-    var staged_rows: Divisor
-    var staged_quads: Divisor
+    var staged_rows: UInt32
+    """Rows of a staged tile in each plane."""
+    var staged_quads: SmallDivisor
     """Quads of a staged row."""
-    var stage_quads: UInt32
-    """Quads of a staged tile."""
-    var chunks: UInt32
+    var staged_pairs: SmallDivisor
+    """The `pairs_of` a tile, where pixels have three channels."""
+    var row_bytes: UInt32
+    var column_bytes: UInt32
+    """From an output pixel's first staged quad to its neighbour's."""
+    var chunks: SmallDivisor
 
     @always_inline
     def tap_quads(self) -> UInt32:
@@ -158,12 +173,32 @@ struct StemGeometry(
         var across, w = self.tiles_w.split(index)
         var down, h = self.tiles_h.split(across)
         var image, plane = self.out_planes.split(down)
+        var row = h * self.tile_rows
+        var column = w * self.tile_columns.value
         return StemTile(
             image,
             plane,
-            h * self.tile_rows,
-            w * self.tile_columns.value,
+            row,
+            column,
+            min(self.tile_rows, self.out_rows - row),
+            self.out_columns - column,
         )
+
+    @always_inline
+    def first_output(self, tile: StemTile) -> Int:
+        """The first element of a tile's first pixel in the output."""
+        var plane = Int(tile.image) * Int(self.out_planes.value) + Int(
+            tile.plane
+        )
+        var line = plane * Int(self.out_rows) + Int(tile.row)
+        return (line * Int(self.out_columns) + Int(tile.column)) * Int(
+            self.filters
+        )
+
+    @always_inline
+    def stage_quads(self) -> UInt32:
+        """Quads of a staged tile."""
+        return self.taps_d * self.staged_rows * self.staged_quads.value
 
     @always_inline
     def tap_offset(self, quad: UInt32) -> UInt32:
@@ -179,24 +214,9 @@ struct StemGeometry(
         var part = quad & ((UInt32(1) << self.quad_shift) - 1)
         var row, s = self.taps_w.split(tap)
         var plane, r = self.taps_h.split(row)
-        var staged = plane * self.staged_rows.value + r * UInt32(
-            self.dilation_h
-        )
+        var staged = plane * self.staged_rows + r * UInt32(self.dilation_h)
         var column = (s * UInt32(self.dilation_w)) << self.quad_shift
         return (staged * self.staged_quads.value + column + part) * QUAD_BYTES
-
-    @always_inline
-    def pixel_offset(self, row: UInt32, column: UInt32) -> UInt32:
-        """Bytes from the start of a stage to an output pixel's first quad.
-
-        Args:
-            row: Of the tile.
-            column: Of the tile.
-        """
-        return (
-            row * UInt32(self.step_h) * self.staged_quads.value
-            + ((column * UInt32(self.step_w)) << self.quad_shift)
-        ) * QUAD_BYTES
 
 
 @fieldwise_init
@@ -207,6 +227,10 @@ struct StemTile(TrivialRegisterPassable):
     var plane: UInt32
     var row: UInt32
     var column: UInt32
+    var rows: UInt32
+    """Its rows that are in the image."""
+    var columns: UInt32
+    """From its first column to the image's end."""
 
 
 @fieldwise_init
@@ -251,10 +275,16 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
         self.staged_rows = 0
         self.staged_quads = 0
         self.stage_quads = 0
-        self._cut_pixels(problem, 1, 1)
+        self.cut_pixels(problem, 1, 1)
 
-    def _cut_pixels(mut self, problem: ConvProblem, rows: Int, columns: Int):
-        """Cuts planes of the output into tiles of `rows` by `columns`."""
+    def cut_pixels(mut self, problem: ConvProblem, rows: Int, columns: Int):
+        """Cuts planes of the output into tiles.
+
+        Args:
+            problem: The convolution.
+            rows: Of a tile.
+            columns: Of a tile.
+        """
         self.tile_rows = rows
         self.tile_columns = columns
         self.tiles = (
@@ -296,13 +326,13 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
         var least = Float64.MAX
         for parts in range(1, min(MAX_ROW_CUTS, problem.output[2]) + 1):
             for rows in range(1, min(MAX_TILE_ROWS, problem.output[1]) + 1):
-                self._cut_pixels(
+                self.cut_pixels(
                     problem, rows, ceildiv(problem.output[2], parts)
                 )
                 if self.shared_bytes() > MAX_SHARED_BYTES:
                     break
-                var staging = STAGE_CYCLES * Float64(self.stage_quads)
-                var multiplying = multiply * Float64(
+                var staging = staging_cycles(problem, self)
+                var multiplying = TILE_CYCLES + multiply * Float64(
                     ceildiv(rows * self.tile_columns, MMA_M)
                 )
                 var cycles = staging + Float64(
@@ -358,11 +388,24 @@ comptime ENOUGH_ROW_CUTS = 6
 comptime FULL_MULTIPLY_CYCLES = 32.0
 """Of 64 pixels by 64 filters by 16 products."""
 
+comptime ROWS_CYCLES = 100.0
+comptime STEP_CYCLES = 13.0
+"""Of a consumer's instructions for 64 pixels, and for 16 of their products."""
+
 comptime STORE_BYTES_PER_CYCLE = 18.0
 """Of device memory, a multiprocessor's share."""
 
-comptime STAGE_CYCLES = 1.1
-"""Of a staged quad."""
+comptime TILE_CYCLES = 200.0
+"""Of a tile, for what producer and consumers do once."""
+
+comptime BATCH_CYCLES = 500.0
+"""From a producer's first load to its first value, once a batch."""
+
+comptime PAIR_CYCLES = 130.0
+comptime QUAD_CYCLES = 75.0
+comptime ELEMENTS_CYCLES = 125.0
+"""Of what each producer's thread does: pairs of pixels, quads that are loaded at
+once, and quads whose elements are."""
 
 
 def quads_of(problem: ConvProblem) -> Int:
@@ -378,9 +421,36 @@ def chunks_of(config: StemConfig, problem: ConvProblem) -> Int:
 
 
 def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
-    """The model's time of the multiplies of 64 pixels by `tile_n` filters."""
-    var steps = chunks_of(config, problem) * config.steps
-    return FULL_MULTIPLY_CYCLES * Float64(steps * config.tile_n) / 64.0
+    """The model's time of 64 pixels by `tile_n` filters: of the multiplies, or
+    of the instructions around them."""
+    var steps = Float64(chunks_of(config, problem) * config.steps)
+    return max(
+        FULL_MULTIPLY_CYCLES * steps * Float64(config.tile_n) / 64.0,
+        ROWS_CYCLES + steps * STEP_CYCLES + Float64(config.tile_n),
+    )
+
+
+def staging_cycles(problem: ConvProblem, tiling: StemTiling) -> Float64:
+    """The model's time of staging a tile."""
+    var units = tiling.staged_rows * tiling.staged_quads
+    var together = QUADS_TOGETHER
+    var each = QUAD_CYCLES
+    if problem.channels % QUAD != 0:
+        together = PARTS_TOGETHER
+        each = ELEMENTS_CYCLES
+    if problem.channels == PAIR_CHANNELS:
+        units = tiling.staged_rows * pairs_of(tiling)
+        together = PAIRS_TOGETHER
+        each = PAIR_CYCLES
+    var batches = ceildiv(units, together * WARPGROUP)
+    return TILE_CYCLES + Float64(problem.filter[0] * batches) * (
+        BATCH_CYCLES + each * Float64(together)
+    )
+
+
+def pairs_of(tiling: StemTiling) -> Int:
+    """Pairs of pixels that a staged row has parts of, wherever it begins."""
+    return tiling.staged_quads // 2 + 1
 
 
 def choose_stem(problem: ConvProblem) -> Int:
@@ -424,14 +494,16 @@ def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
         out_columns=UInt32(problem.output[2]),
         filters=UInt32(problem.filters),
         tile_rows=UInt32(plan.tile_rows),
-        tile_columns=Divisor(plan.tile_columns),
+        tile_columns=SmallDivisor(plan.tile_columns),
         tiles_h=Divisor(ceildiv(problem.output[1], plan.tile_rows)),
         tiles_w=Divisor(ceildiv(problem.output[2], plan.tile_columns)),
         tiles=UInt32(plan.tiles),
         filter_blocks=Divisor(plan.filter_blocks),
         tiles_n=UInt32(plan.tiles_n),
-        staged_rows=Divisor(plan.staged_rows),
-        staged_quads=Divisor(plan.staged_quads),
-        stage_quads=UInt32(plan.stage_quads),
-        chunks=UInt32(plan.chunks),
+        staged_rows=UInt32(plan.staged_rows),
+        staged_quads=SmallDivisor(plan.staged_quads),
+        staged_pairs=SmallDivisor(pairs_of(plan)),
+        row_bytes=UInt32(problem.stride[1] * plan.staged_quads * QUAD_BYTES),
+        column_bytes=UInt32(problem.stride[2] * quads_of(problem) * QUAD_BYTES),
+        chunks=SmallDivisor(plan.chunks),
     )

@@ -24,7 +24,6 @@ from max.gpu.compute.mma import (
 from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory
 from max.gpu.sync import syncwarp
-from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import StaticTuple
@@ -38,7 +37,6 @@ from ...pipeline.barrier import (
     publish_barriers,
     sync_threads,
 )
-from ...pipeline.chunks import CHUNK_BYTES, swizzled_chunk
 from ...pipeline.ring import RingPosition
 from ...tma.copy import SharedAddress, fence_async_proxy
 from ...im2col.traversal import ROW_BYTES
@@ -49,29 +47,21 @@ from .geometry import (
     ATOM_STEPS,
     BARRIERS_BYTES,
     CONSUMERS,
-    NO_QUAD,
-    QUAD,
+    CONSUMER_THREADS,
     QUAD_BYTES,
     STAGES,
     STEP_QUADS,
     StemConfig,
     StemGeometry,
-    StemTile,
 )
+from .filters import pack_filter, write_table
 from .mma import Fragment, multiply_fragment
-from .pixels import StemFilters, StemRows
+from .pixels import GROUP_FILTERS, StemFilters, StemRows
 from .outputs import StemOutputs
-from .staging import (
-    load_element_if,
-    load_quad_if,
-    load_shared,
-    store_shared,
-)
+from .staging import load_shared, visit_planes
 
 comptime THREADS = (1 + CONSUMERS) * WARPGROUP
 """Threads of a block: the producer's warpgroup comes first."""
-
-comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
 
 comptime PRODUCER_REGISTERS = 56
 comptime CONSUMER_REGISTERS = 152
@@ -81,8 +71,8 @@ as many as a multiprocessor has."""
 comptime MMA_K = 16
 """Products that one instruction sums, of 16-bit elements."""
 
-comptime STAGED_TOGETHER = 8
-"""Quads that a producer's thread loads before it stores the first."""
+comptime KEPT_STEPS = 3
+"""Multiplies whose activations registers hold behind them."""
 
 comptime CONSUMER_NAME = 1
 """The named barrier of all consumers."""
@@ -198,9 +188,13 @@ struct StemKernel[
             warpgroup_reg_alloc[CONSUMER_REGISTERS]()
             var first = filters * geometry.tiles_n * UInt32(Self.config.tile_n)
             var consumer_thread = UInt32(thread_idx.x) - UInt32(WARPGROUP)
-            Self._write_table(geometry, storage, consumer_thread)
+            write_table[Self.config](
+                geometry, storage.table, storage.zeros, consumer_thread
+            )
             wait_for_earlier_kernels()
-            Self._pack_filter(filter, geometry, storage, first, consumer_thread)
+            pack_filter[Self.config](
+                filter, geometry, storage.filter, first, consumer_thread
+            )
             fence_async_proxy()
             sync_threads[CONSUMER_THREADS](CONSUMER_NAME)
             Self._consume(
@@ -224,14 +218,14 @@ struct StemKernel[
         ]()
         var barriers = SharedAddress(Int(base))
         var filter = barriers + UInt32(BARRIERS_BYTES)
-        var table = filter + geometry.tiles_n * geometry.chunks * UInt32(
+        var table = filter + geometry.tiles_n * geometry.chunks.value * UInt32(
             Self.config.chunk_bytes()
         )
-        var stages = table + geometry.chunks * UInt32(
+        var stages = table + geometry.chunks.value * UInt32(
             STEP_QUADS * Self.config.chunk_offsets() * 4
         )
         var stage_bytes = (
-            geometry.stage_quads * QUAD_BYTES + UInt32(15)
+            geometry.stage_quads() * QUAD_BYTES + UInt32(15)
         ) & ~UInt32(15)
         return StemStorage(
             barriers,
@@ -244,94 +238,6 @@ struct StemKernel[
 
     @staticmethod
     @always_inline
-    def _write_table(
-        geometry: StemGeometry, storage: StemStorage, thread: UInt32
-    ):
-        """Writes the zeros and the offsets of all quads: for each of the four
-        threads that share a row, chunk by chunk."""
-        comptime entries = UInt32(Self.config.chunk_offsets())
-        if thread == 0:
-            store_shared(storage.zeros, SIMD[DType.uint32, 2](0))
-        var count = geometry.chunks * entries
-        for i in range(thread, count * STEP_QUADS, UInt32(CONSUMER_THREADS)):
-            var part, entry = divmod(i, count)
-            var chunk, step = divmod(entry, entries)
-            var offset = NO_QUAD
-            if step < UInt32(Self.config.steps):
-                var quad = (
-                    chunk * UInt32(Self.config.steps) + step
-                ) * STEP_QUADS + part
-                offset = geometry.tap_offset(quad)
-            store_shared(storage.table + i * 4, SIMD[DType.uint32, 1](offset))
-
-    @staticmethod
-    @always_inline
-    def _pack_filter(
-        filter: Reads[Self.in_type],
-        geometry: StemGeometry,
-        storage: StemStorage,
-        first: UInt32,
-        thread: UInt32,
-    ):
-        """Writes the block's filters: rows of 128 bytes, 4 steps, swizzled.
-
-        Column `8*j + 2*t + e` of the multiply is filter `32*(j/4) + 8*t +
-        2*(j%4) + e` of the tile, and quad t of a step has the products 2*t,
-        2*t+1, 2*t+8, 2*t+9, as a thread holds them."""
-        comptime row_quads = UInt32(ATOM_STEPS * STEP_QUADS)
-        comptime rows = UInt32(Self.config.tile_n)
-        comptime atoms = UInt32(Self.config.atoms())
-        var tap_quads = geometry.tap_quads()
-        var taps = tap_quads >> geometry.quad_shift
-        var count = (
-            geometry.tiles_n * geometry.chunks * atoms * rows * row_quads
-        )
-        for i in range(thread, count, UInt32(CONSUMER_THREADS)):
-            var row_index, at = divmod(i, row_quads)
-            var atom_index, column = divmod(row_index, rows)
-            var chunk_index, atom = divmod(atom_index, atoms)
-            var tile, chunk = divmod(chunk_index, geometry.chunks)
-            var step = atom * ATOM_STEPS + at // STEP_QUADS
-            var part = at % STEP_QUADS
-            var quad = (
-                chunk * UInt32(Self.config.steps) + step
-            ) * STEP_QUADS + part
-            var j = column // 8
-            var k = (
-                first
-                + tile * rows
-                + (j // 4) * 32
-                + (column % 8) // 2 * 8
-                + (j % 4) * 2
-                + column % 2
-            )
-            var values = SIMD[Self.in_type, QUAD](0)
-            if (
-                step < UInt32(Self.config.steps)
-                and quad < tap_quads
-                and k < geometry.filters
-            ):
-                var tap = quad >> geometry.quad_shift
-                var c = (quad - (tap << geometry.quad_shift)) * QUAD
-                var from_ = (Int(k) * Int(taps) + Int(tap)) * Int(
-                    geometry.channels
-                ) + Int(c)
-                comptime for e in range(QUAD):
-                    if c + UInt32(e) < geometry.channels:
-                        values[e] = filter[unsafe_offset=from_ + e]
-            var pairs = bitcast[DType.uint32, 2](values)
-            var row = storage.filter + row_index * ROW_BYTES
-            # Rows begin at multiples of 8: a column's swizzle is its row's.
-            var first = (at // STEP_QUADS) * 2
-            comptime for i in range(2):
-                var moved = swizzled_chunk[ROW_BYTES](column, first + UInt32(i))
-                store_shared(
-                    row + moved * CHUNK_BYTES + part * 4,
-                    SIMD[DType.uint32, 1](pairs[i]),
-                )
-
-    @staticmethod
-    @always_inline
     def _produce(
         activation: Reads[Self.in_type],
         geometry: StemGeometry,
@@ -340,118 +246,25 @@ struct StemKernel[
         workers: UInt32,
         thread: UInt32,
     ):
-        """The producer: stages tile after tile."""
+        """The producer: stages tile after tile, the next one on its way to the
+        L2."""
         var position = Self.Position()
         for index in range(worker, geometry.tiles, workers):
+            var stage = storage.stage(position.stage)
+            if index + workers < geometry.tiles:
+                visit_planes[staging=False](
+                    activation,
+                    geometry,
+                    geometry.tile(index + workers),
+                    stage,
+                    thread,
+                )
             storage.empty(position.stage).wait(position.parity ^ 1)
-            Self._stage_tile(
-                activation,
-                geometry,
-                geometry.tile(index),
-                storage.stage(position.stage),
-                thread,
+            visit_planes[staging=True](
+                activation, geometry, geometry.tile(index), stage, thread
             )
             storage.full(position.stage).arrive()
             position.step()
-
-    @staticmethod
-    @always_inline
-    def _stage_tile(
-        activation: Reads[Self.in_type],
-        geometry: StemGeometry,
-        tile: StemTile,
-        stage: SharedAddress,
-        thread: UInt32,
-    ):
-        """Stages the input pixels of a tile, with zeros outside the image."""
-        var d = Int32(tile.plane) * geometry.step_d + geometry.start_d
-        var h = Int32(tile.row) * geometry.step_h + geometry.start_h
-        var w = Int32(tile.column) * geometry.step_w + geometry.start_w
-        var pixels = (
-            Int(geometry.depth) * Int(geometry.height) * Int(geometry.width)
-        )
-        var image = activation.unsafe_offset(
-            Int(tile.image) * pixels * Int(geometry.channels)
-        )
-        if geometry.channels % QUAD == 0:
-            Self._stage_quads[True](image, geometry, d, h, w, stage, thread)
-        else:
-            Self._stage_quads[False](image, geometry, d, h, w, stage, thread)
-
-    @staticmethod
-    @always_inline
-    def _stage_quads[
-        whole: Bool
-    ](
-        image: Reads[Self.in_type],
-        geometry: StemGeometry,
-        d: Int32,
-        h: Int32,
-        w: Int32,
-        stage: SharedAddress,
-        thread: UInt32,
-    ):
-        """Stages the quads of a tile whose first input pixel is (d, h, w)."""
-        comptime batch = UInt32(STAGED_TOGETHER * WARPGROUP)
-        for first in range(UInt32(0), geometry.stage_quads, batch):
-            var values = StaticTuple[SIMD[Self.in_type, QUAD], STAGED_TOGETHER](
-                fill=SIMD[Self.in_type, QUAD](0)
-            )
-            comptime for i in range(STAGED_TOGETHER):
-                var at = first + UInt32(i * WARPGROUP) + thread
-                values[i] = Self._load_quad[whole](image, geometry, d, h, w, at)
-            comptime for i in range(STAGED_TOGETHER):
-                var at = first + UInt32(i * WARPGROUP) + thread
-                if at < geometry.stage_quads:
-                    store_shared(
-                        stage + at * QUAD_BYTES,
-                        bitcast[DType.uint32, 2](values[i]),
-                    )
-
-    @staticmethod
-    @always_inline
-    def _load_quad[
-        whole: Bool
-    ](
-        image: Reads[Self.in_type],
-        geometry: StemGeometry,
-        d: Int32,
-        h: Int32,
-        w: Int32,
-        at: UInt32,
-    ) -> SIMD[Self.in_type, QUAD]:
-        """Loads a quad of a tile whose first input pixel is (d, h, w): at once
-        if channels come in whole quads. Loads have a predicate rather than a
-        branch, so that many are in flight."""
-        var staged, column = geometry.staged_quads.split(at)
-        var plane, row = geometry.staged_rows.split(staged)
-        var pixel = column >> geometry.quad_shift
-        var c = (column - (pixel << geometry.quad_shift)) * QUAD
-        var z = d + Int32(plane) * geometry.dilation_d
-        var y = h + Int32(row)
-        var x = w + Int32(pixel)
-        var inside = (
-            at < geometry.stage_quads
-            and UInt32(z) < UInt32(geometry.depth)
-            and UInt32(y) < UInt32(geometry.height)
-            and UInt32(x) < UInt32(geometry.width)
-        )
-        var offset = (
-            UInt32((z * geometry.height + y) * geometry.width + x)
-            * geometry.channels
-            + c
-        )
-        var from_ = image.unsafe_offset(Int(offset))
-        comptime if whole:
-            return bitcast[Self.in_type, QUAD](load_quad_if(inside, from_))
-        else:
-            var values = SIMD[DType.uint16, QUAD](0)
-            comptime for e in range(QUAD):
-                values[e] = load_element_if(
-                    inside and c + UInt32(e) < geometry.channels,
-                    from_.unsafe_offset(e),
-                )
-            return bitcast[Self.in_type, QUAD](values)
 
     @staticmethod
     @always_inline
@@ -469,35 +282,41 @@ struct StemKernel[
         """A consumer: every third multiply of the block, in any tile."""
         var position = Self.Position()
         var multiplies = geometry.multiplies()
+        var plain = (
+            epilogue.is_identity() and geometry.filters % GROUP_FILTERS == 0
+        )
         var next = consumer
         for index in range(worker, geometry.tiles, workers):
             var tile = geometry.tile(index)
+            var first_output = geometry.first_output(tile)
             var stage = storage.stage(position.stage)
             storage.full(position.stage).wait(position.parity)
             while next < multiplies:
                 var rows = StemRows(
-                    geometry, tile, next * UInt32(MMA_M), thread
+                    geometry, tile, first_output, next * UInt32(MMA_M), thread
                 )
-                for n in range(geometry.tiles_n):
-                    var filters = StemFilters(
-                        geometry,
-                        first_filter + n * UInt32(Self.config.tile_n),
-                        thread,
-                    )
-                    var residual = Self.Outputs.load_residual(
-                        epilogue, geometry, rows, filters
-                    )
-                    var sums = Self._multiply(
-                        geometry, storage, stage, rows, n, thread
-                    )
-                    Self.Outputs.store(
+                # Apart, so that plain outputs wait for nothing of the others.
+                if plain:
+                    Self._consume_rows[True](
                         epilogue,
                         output,
                         geometry,
+                        storage,
+                        stage,
                         rows,
-                        filters,
-                        sums,
-                        residual,
+                        first_filter,
+                        thread,
+                    )
+                else:
+                    Self._consume_rows[False](
+                        epilogue,
+                        output,
+                        geometry,
+                        storage,
+                        stage,
+                        rows,
+                        first_filter,
+                        thread,
                     )
                 next += UInt32(CONSUMERS)
             next -= multiplies
@@ -508,6 +327,48 @@ struct StemKernel[
 
     @staticmethod
     @always_inline
+    def _consume_rows[
+        plain: Bool
+    ](
+        epilogue: Self.FusedWork,
+        output: Self.Output,
+        geometry: StemGeometry,
+        storage: StemStorage,
+        stage: SharedAddress,
+        rows: StemRows,
+        first_filter: UInt32,
+        thread: UInt32,
+    ):
+        """The block's filters of 64 pixels.
+
+        Parameters:
+            plain: Whether `store_plain` suffices.
+        """
+        var activations = Self.Gathered(fill=Fragment(0))
+        for n in range(geometry.tiles_n):
+            var filters = StemFilters(
+                geometry,
+                first_filter + n * UInt32(Self.config.tile_n),
+                thread,
+            )
+            comptime if plain:
+                var sums = Self._multiply(
+                    geometry, storage, stage, rows, n, thread, activations
+                )
+                Self.Outputs.store_plain(output, rows, filters, sums)
+            else:
+                var residual = Self.Outputs.load_residual(
+                    epilogue, rows, filters
+                )
+                var sums = Self._multiply(
+                    geometry, storage, stage, rows, n, thread, activations
+                )
+                Self.Outputs.store(
+                    epilogue, output, rows, filters, sums, residual
+                )
+
+    @staticmethod
+    @always_inline
     def _multiply(
         geometry: StemGeometry,
         storage: StemStorage,
@@ -515,21 +376,25 @@ struct StemKernel[
         rows: StemRows,
         tile_n: UInt32,
         thread: UInt32,
+        mut activations: Self.Gathered,
     ) -> Self.Accumulated:
-        """The sums of 64 pixels by `tile_n` filters."""
+        """The sums of 64 pixels by `tile_n` filters. Activations of one chunk
+        stay in registers for the next tile of filters, if they are few."""
         comptime chunk_bytes = UInt32(Self.config.chunk_bytes())
+        var chunks = geometry.chunks.value
         var sums = Self.Accumulated(0)
         var offsets = storage.table + (thread % 4) * (
-            geometry.chunks * UInt32(Self.config.chunk_offsets() * 4)
+            chunks * UInt32(Self.config.chunk_offsets() * 4)
         )
-        var filters = storage.filter + tile_n * geometry.chunks * chunk_bytes
-        for _ in range(geometry.chunks):
-            var activations = Self._gather(
-                stage + rows.low_quad,
-                stage + rows.high_quad,
-                offsets,
-                storage.zeros,
-            )
+        var filters = storage.filter + tile_n * chunks * chunk_bytes
+        for _ in range(chunks):
+            if Self.config.steps > KEPT_STEPS or chunks > 1 or tile_n == 0:
+                activations = Self._gather(
+                    stage + rows.low.quad,
+                    stage + rows.high.quad,
+                    offsets,
+                    storage.zeros,
+                )
             wgmma_fence_aligned()
             comptime for k in range(Self.config.steps):
                 comptime at = (
@@ -538,7 +403,7 @@ struct StemKernel[
                 )
                 sums = multiply_fragment[Self.in_type, Self.config.tile_n](
                     activations[k],
-                    matrix_descriptor[Self.in_type](filters + UInt32(at)),
+                    matrix_descriptor[Self.in_type, at](filters),
                     sums,
                 )
             wgmma_commit_group_sync()

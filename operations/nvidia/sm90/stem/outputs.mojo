@@ -1,10 +1,17 @@
 """The epilogue and the stores of the Hopper stem kernel."""
 
 from ....conv.access import OutputTarget
-from ....conv.epilogue import Epilogue
+from ....conv.epilogue import Activation, Epilogue
+from ....conv.fields import ACTIVATION_NONE, ACTIVATION_SILU
 from ...limits import WARPGROUP
+from ...epilogue.activations import (
+    DeviceActivation,
+    keep_branch,
+    run_time,
+    silu_of_half,
+)
 from ..wgmma import MMA_M
-from .geometry import StemConfig, StemGeometry
+from .geometry import StemConfig
 from .pixels import GROUP_FILTERS, PART_FILTERS, StemFilters, StemRows
 
 
@@ -27,7 +34,6 @@ struct StemOutputs[
     @always_inline
     def load_residual(
         epilogue: Self.FusedWork,
-        geometry: StemGeometry,
         rows: StemRows,
         filters: StemFilters,
     ) -> Self.Residual:
@@ -38,9 +44,7 @@ struct StemOutputs[
             comptime for half in range(2):
                 comptime for part in range(Self.parts):
                     comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                    var offset = rows.pixel[half]().element(
-                        geometry
-                    ) + filters.safe(part)
+                    var offset = rows.element[half]() + filters.safe(part)
                     residual = residual.insert[offset=at](
                         epilogue.load_residual[GROUP_FILTERS, GROUP_FILTERS](
                             offset
@@ -58,33 +62,45 @@ struct StemOutputs[
     ) -> SIMD[Self.Output.dtype, Self.accumulators]:
         """Applies the epilogue to the thread's sums, and rounds them."""
         comptime width = Self.accumulators // 2
-        var bias = SIMD[DType.float32, width](0)
-        if epilogue.has_bias:
-            comptime for part in range(Self.parts):
-                bias = bias.insert[offset=part * GROUP_FILTERS](
-                    epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
-                        filters.safe(part)
-                    )
-                )
+        var steps = run_time(1)
+        if (
+            epilogue.has_residual
+            or epilogue.final_activation.code != ACTIVATION_NONE
+        ):
+            steps += 1
         var result = values
-        if epilogue.has_scale:
-            comptime for part in range(2 * Self.parts):
-                comptime at = part * GROUP_FILTERS
-                result = result.insert[offset=at](
-                    epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
-                        result.slice[GROUP_FILTERS, offset=at](),
-                        filters.safe(part % Self.parts),
-                    )
-                )
         comptime for half in range(2):
-            comptime at = half * width
-            result = result.insert[offset=at](
-                epilogue.finish[width](
-                    result.slice[width, offset=at](),
-                    bias,
-                    residual.slice[width, offset=at](),
-                )
-            )
+            # One pixel at a time, which takes fewer registers.
+            var pixel = values.slice[width, offset=half * width]()
+            comptime for part in range(Self.parts):
+                comptime at = part * GROUP_FILTERS
+                var filter = filters.safe(part)
+                var group = pixel.slice[GROUP_FILTERS, offset=at]()
+                if epilogue.has_scale:
+                    group = epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
+                        group, filter
+                    )
+                if epilogue.has_bias:
+                    group += epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
+                        filter
+                    )
+                pixel = pixel.insert[offset=at](group)
+            # A loop, so that what evaluates activations is compiled once.
+            for step in range(steps):
+                var activation = epilogue.activation
+                if step > 0:
+                    activation = epilogue.final_activation
+                    if epilogue.has_residual:
+                        var added = residual.slice[width, offset=half * width]()
+                        pixel = added.cast[DType.float32]().fma(
+                            SIMD[DType.float32, width](epilogue.beta), pixel
+                        )
+                if activation.code == ACTIVATION_SILU:
+                    keep_branch()
+                    pixel = silu_of_half(pixel * 0.5)
+                else:
+                    pixel = _activated(activation, pixel)
+            result = result.insert[offset=half * width](pixel)
         return result.cast[Self.Output.dtype]()
 
     @staticmethod
@@ -92,7 +108,6 @@ struct StemOutputs[
     def store(
         epilogue: Self.FusedWork,
         output: Self.Output,
-        geometry: StemGeometry,
         rows: StemRows,
         filters: StemFilters,
         sums: Self.Accumulated,
@@ -100,6 +115,38 @@ struct StemOutputs[
     ):
         """Stores the thread's filters of its two pixels: groups of neighbours
         at once, or one by one where pixels are not aligned to groups."""
+        var values = Self._in_order(sums)
+        if not filters.together:
+            Self._store_singly(epilogue, output, rows, filters, values)
+            return
+        Self._store_groups(
+            output,
+            rows,
+            filters,
+            Self._finish(epilogue, filters, values, residual),
+        )
+
+    @staticmethod
+    @always_inline
+    def store_plain(
+        output: Self.Output,
+        rows: StemRows,
+        filters: StemFilters,
+        sums: Self.Accumulated,
+    ):
+        """As `store`, for an epilogue that changes nothing, and pixels that are
+        aligned to groups."""
+        Self._store_groups(
+            output,
+            rows,
+            filters,
+            Self._in_order(sums).cast[Self.Output.dtype](),
+        )
+
+    @staticmethod
+    @always_inline
+    def _in_order(sums: Self.Accumulated) -> Self.Accumulated:
+        """The sums by pixels, then by filters."""
         var values = Self.Accumulated(0)
         comptime for half in range(2):
             comptime for part in range(Self.parts):
@@ -108,50 +155,57 @@ struct StemOutputs[
                     values[at] = sums[
                         4 * (4 * part + i // 2) + 2 * half + i % 2
                     ]
-        if not filters.together:
-            Self._store_singly(
-                epilogue, output, geometry, rows, filters, values
-            )
-            return
-        var rounded = Self._finish(epilogue, filters, values, residual)
-        comptime if not Self.Output.stores:
+        return values
+
+    @staticmethod
+    @always_inline
+    def _store_groups(
+        output: Self.Output,
+        rows: StemRows,
+        filters: StemFilters,
+        values: SIMD[Self.Output.dtype, Self.accumulators],
+    ):
+        """Stores rounded values, groups of neighbouring filters at once."""
+        var rounded = values
+        comptime if Self.Output.computes:
             # All fused work, then all stores, so that its loads overlap.
             comptime for half in range(2):
                 comptime for part in range(Self.parts):
                     comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                    var pixel = rows.pixel[half]()
                     rounded = rounded.insert[offset=at](
                         output.compute[GROUP_FILTERS](
-                            Int(pixel.image),
-                            pixel.position(),
+                            Int(rows.tile.image),
+                            rows.pixel[half]().position(rows.tile),
                             filters.safe(part),
                             rounded.slice[GROUP_FILTERS, offset=at](),
                         )
                     )
         comptime for half in range(2):
+            var pixel = rows.pixel[half]()
+            var first = rows.first_output + pixel.element + Int(filters.first)
             comptime for part in range(Self.parts):
                 comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                var pixel = rows.pixel[half]()
+                comptime further = part * PART_FILTERS
                 if pixel.exists and filters.exist(part):
-                    var offset = pixel.element(geometry) + filters.safe(part)
                     var group = rounded.slice[GROUP_FILTERS, offset=at]()
                     comptime if Self.Output.stores:
                         output.store[GROUP_FILTERS](
-                            Int(pixel.image),
-                            pixel.position(),
-                            filters.safe(part),
-                            offset,
+                            Int(rows.tile.image),
+                            pixel.position(rows.tile),
+                            Int(filters.first) + further,
+                            first + further,
                             group,
                         )
                     else:
-                        output.data().unsafe_store[alignment=16](offset, group)
+                        output.data().unsafe_store[alignment=16](
+                            first + further, group
+                        )
 
     @staticmethod
     @always_inline
     def _store_singly(
         epilogue: Self.FusedWork,
         output: Self.Output,
-        geometry: StemGeometry,
         rows: StemRows,
         filters: StemFilters,
         values: Self.Accumulated,
@@ -165,13 +219,26 @@ struct StemOutputs[
             var half, part = divmod(group, Self.parts)
             var pixel = rows.low if half == 0 else rows.high
             var filter = Int(filters.first) + part * PART_FILTERS + i
-            if pixel.exists and filter < Int(geometry.filters):
-                var offset = pixel.element(geometry) + filter
+            if pixel.exists and filter < Int(filters.filters):
+                var offset = rows.first_output + pixel.element + filter
                 var result = epilogue.apply[1](value, filter, offset)
                 output.store[1](
-                    Int(pixel.image),
-                    pixel.position(),
+                    Int(rows.tile.image),
+                    pixel.position(rows.tile),
                     filter,
                     offset,
                     result.cast[Self.Output.dtype](),
                 )
+
+
+@always_inline
+def _activated[
+    width: Int
+](activation: Activation, values: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """An activation's values, as outputs of 16 bits need them."""
+    if activation.code == ACTIVATION_NONE:
+        return values
+    keep_branch()
+    return DeviceActivation.of(activation).apply[exact=False](values)

@@ -4,7 +4,7 @@ from std.utils import IndexList
 
 from ....conv.problem import SPATIAL
 from ...limits import WARP
-from .geometry import StemGeometry, StemTile
+from .geometry import NO_QUAD, StemGeometry, StemTile
 
 comptime GROUP_FILTERS = 8
 """Neighbouring filters of a pixel that a thread stores."""
@@ -61,30 +61,51 @@ struct StemFilters(TrivialRegisterPassable):
 
 @fieldwise_init
 struct StemPixel(TrivialRegisterPassable):
-    """An output pixel; the tile's first if it does not exist."""
+    """An output pixel of a tile, if it exists."""
 
-    var image: UInt32
-    var plane: UInt32
     var row: UInt32
     var column: UInt32
     var exists: Bool
+    var quad: UInt32
+    """Bytes from the start of the stage to its first quad, or `NO_QUAD`."""
+    var element: Int
+    """From the tile's first output element to the pixel's."""
 
     @always_inline
-    def position(self) -> IndexList[SPATIAL]:
-        """The pixel's place in its image."""
+    def __init__(
+        out self,
+        geometry: StemGeometry,
+        tile: StemTile,
+        index: UInt32,
+    ):
+        """Finds a pixel.
+
+        Args:
+            geometry: The problem.
+            tile: Its tile.
+            index: Of the tile; may be beyond its end.
+        """
+        self.row, self.column = geometry.tile_columns.split(index)
+        self.exists = self.row < tile.rows and self.column < tile.columns
+        self.quad = (
+            self.row * geometry.row_bytes
+            + self.column * geometry.column_bytes if self.exists else NO_QUAD
+        )
+        var pixels = self.row * geometry.out_columns + self.column
+        self.element = Int(pixels) * Int(geometry.filters)
+
+    @always_inline
+    def position(self, tile: StemTile) -> IndexList[SPATIAL]:
+        """The pixel's place in its image; the tile's first pixel's if it does
+        not exist.
+
+        Args:
+            tile: Its tile.
+        """
         return IndexList[SPATIAL](
-            Int(self.plane), Int(self.row), Int(self.column)
-        )
-
-    @always_inline
-    def element(self, geometry: StemGeometry) -> Int:
-        """The pixel's first element in the output."""
-        var plane = Int(self.image) * Int(geometry.out_planes.value) + Int(
-            self.plane
-        )
-        var line = plane * Int(geometry.out_rows) + Int(self.row)
-        return (line * Int(geometry.out_columns) + Int(self.column)) * Int(
-            geometry.filters
+            Int(tile.plane),
+            Int(tile.row + (self.row if self.exists else 0)),
+            Int(tile.column + (self.column if self.exists else 0)),
         )
 
 
@@ -92,9 +113,9 @@ struct StemRows(TrivialRegisterPassable):
     """The two pixels of a thread's accumulators, 8 rows of the multiply apart.
     """
 
-    var low_quad: UInt32
-    var high_quad: UInt32
-    """Bytes from the start of the stage to the pixels' first quads."""
+    var tile: StemTile
+    var first_output: Int
+    """The element that the tile's outputs begin with."""
     var low: StemPixel
     var high: StemPixel
 
@@ -103,6 +124,7 @@ struct StemRows(TrivialRegisterPassable):
         out self,
         geometry: StemGeometry,
         tile: StemTile,
+        first_output: Int,
         first: UInt32,
         thread: UInt32,
     ):
@@ -111,13 +133,16 @@ struct StemRows(TrivialRegisterPassable):
         Args:
             geometry: The problem.
             tile: Their tile.
+            first_output: The element that the tile's outputs begin with.
             first: The first pixel of the multiply.
             thread: Of the warpgroup.
         """
         var warp, lane = divmod(thread, UInt32(WARP))
         var index = first + warp * 16 + lane // 4
-        self.low_quad, self.low = _pixel(geometry, tile, index)
-        self.high_quad, self.high = _pixel(geometry, tile, index + 8)
+        self.tile = tile
+        self.first_output = first_output
+        self.low = StemPixel(geometry, tile, index)
+        self.high = StemPixel(geometry, tile, index + 8)
 
     @always_inline
     def pixel[half: Int](self) -> StemPixel:
@@ -130,23 +155,13 @@ struct StemRows(TrivialRegisterPassable):
             return self.low
         return self.high
 
+    @always_inline
+    def element[half: Int](self) -> Int:
+        """The first output element of one of the pixels; the tile's first if it
+        does not exist.
 
-@always_inline
-def _pixel(
-    geometry: StemGeometry, tile: StemTile, index: UInt32
-) -> Tuple[UInt32, StemPixel]:
-    """A tile's pixel: its first quad in the stage, and its place in the output.
-    Beyond the tile's end it is the first pixel."""
-    var row, column = geometry.tile_columns.split(index)
-    var exists = (
-        row < geometry.tile_rows
-        and tile.row + row < geometry.out_rows
-        and tile.column + column < geometry.out_columns
-    )
-    if not exists:
-        row = 0
-        column = 0
-    var pixel = StemPixel(
-        tile.image, tile.plane, tile.row + row, tile.column + column, exists
-    )
-    return geometry.pixel_offset(row, column), pixel
+        Parameters:
+            half: 0 for the low one, 1 for the high one.
+        """
+        var pixel = self.pixel[half]()
+        return self.first_output + (pixel.element if pixel.exists else 0)
