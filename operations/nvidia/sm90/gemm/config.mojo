@@ -219,6 +219,13 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             + self.consumers * self.epilogue_bytes()
         )
 
+    def stores_any_filters(self) -> Bool:
+        """Whether pixels of plain outputs may be no multiple of `COPY_BYTES`:
+        where threads store, and blocks share no loads. Such kernels take a
+        fifth longer to compile, and those with clusters are never the fastest
+        for such filters."""
+        return not self.epilogue.tma_store and self.cluster_size() == 1
+
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
         var refused = self._refused_tile()
@@ -375,7 +382,7 @@ def problem_refusal(
         return String(
             t"the multiply's rows must be filters for {out_type} outputs"
         )
-    if whole_pieces or config.epilogue.tma_store:
+    if whole_pieces or not config.stores_any_filters():
         refusal = traversal.output_refusal(bytes)
     if not refusal:
         refusal = traversal.refusal(config.halo)

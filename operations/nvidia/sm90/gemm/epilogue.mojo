@@ -79,7 +79,7 @@ struct CollectiveEpilogue[
     comptime any_filters = (
         Self.Visitor.any_filters
         and Self.stores
-        and not Self.tma_store
+        and Self.config.stores_any_filters()
         and stores_any_filters(
             OperandTypes.unfused(Self.out_type, Self.out_type)
         )
