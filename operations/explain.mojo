@@ -8,6 +8,7 @@ from .conv.operands import Device, Operands, OperandTypes
 from .conv.problem import ConvProblem
 from .cpu.registry import CPU_REGISTRY
 from .nvidia.legality import check_type
+from .nvidia.patches import merged_patches
 from .nvidia.registry import GPU_REGISTRY
 
 
@@ -107,10 +108,11 @@ def _asked[
     """The choice of a GPU's registry for operands without an epilogue."""
     check_type(types, device.capability)
     var operands = Operands.bare(types, exact=exact)
-    var planned = GPU_REGISTRY.plan[types](requested, problem, operands, device)
+    var merged = merged_patches(problem, types, requested)
+    var planned = GPU_REGISTRY.plan[types](requested, merged, operands, device)
     return Answer(
         planned.kernel,
         GPU_REGISTRY.explain[types](
-            planned, requested, problem, operands, device
+            planned, requested, merged, operands, device
         ),
     )

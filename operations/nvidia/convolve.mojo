@@ -4,6 +4,7 @@ launch."""
 from max.gpu.host import DeviceContext
 
 from ..conv.fields import (
+    COPY_BYTES,
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     GEOMETRY_PRECISION,
@@ -22,13 +23,15 @@ from ..conv.known import (
     KnownFilter,
     KnownProblem,
 )
-from ..conv.operands import Arguments
+from ..conv.memory import element_bytes
+from ..conv.operands import Arguments, OperandTypes
 from ..conv.problem import ConvProblem, Geometry
 from ..conv.registry import has_kernel
 from ..conv.target import Target
 from .device import device_of, target_capability
 from .legality import check_type
 from .packing import pack_filter
+from .patches import merged_patches
 from .registry import GPU_REGISTRY
 from .stream import Stream
 
@@ -71,8 +74,9 @@ def convolve[
     comptime types = type_of(arguments).types(scaled)
     var device = device_of(stream.ctx)
     check_type(types, device.capability)
+    var merged = merged_patches(problem, types, requested)
     var planned = GPU_REGISTRY.find_plan[types, kernels](
-        requested, problem, arguments.operands(exact=exact), device
+        requested, merged, arguments.operands(exact=exact), device
     )
     if not problem.has_outputs():
         return
@@ -81,7 +85,7 @@ def convolve[
         kernels=kernels,
         known=known,
         scaled=scaled,
-    ](planned, problem, arguments, stream)
+    ](planned, merged, arguments, stream)
 
 
 def convolve_any_layout[
@@ -157,10 +161,11 @@ struct Gpu(Target):
         geometry: Geometry,
         ctx: DeviceContext,
     ) raises:
+        comptime types = type_of(arguments).types(scaled)
         comptime kernels = GPU_REGISTRY.needed(
-            type_of(arguments).types(scaled), target_capability(), known
+            types, target_capability(), known
         )
-        comptime filter = _known_filter(kernels, known)
+        comptime filter = _known_filter(kernels, known, types)
         convolve_any_layout[kernels, filter, scaled](
             ctx,
             problem,
@@ -171,7 +176,9 @@ struct Gpu(Target):
         )
 
 
-def _known_filter(kernels: Int, known: KnownProblem) -> KnownFilter:
+def _known_filter(
+    kernels: Int, known: KnownProblem, types: OperandTypes
+) -> KnownFilter:
     """What the kernels of an op look at of what is known: ops that are alike
     in that share what is compiled."""
     var filter = materialize[UNKNOWN_FILTER]()
@@ -185,6 +192,8 @@ def _known_filter(kernels: Int, known: KnownProblem) -> KnownFilter:
             known.filters > UNKNOWN
             and known.channels > UNKNOWN
             and known.groups > UNKNOWN
+            # Else a kernel of tensor cores takes patches that are merged only.
+            and known.channels * element_bytes(types.input) % COPY_BYTES == 0
         )
     if has_kernel(kernels, KERNEL_FEW_FILTERS) and known.filters > UNKNOWN:
         filter.filters = _FEWEST_FILTERS

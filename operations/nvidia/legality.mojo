@@ -13,6 +13,7 @@ from ..conv.memory import element_bytes
 from ..conv.operands import Operands, OperandTypes
 from ..conv.registry import kernel_name
 from .device import is_blackwell, is_hopper
+from .patches import may_merge_patches
 
 
 def is_tensor_core_type(dtype: DType) -> Bool:
@@ -163,8 +164,11 @@ def may_be_tiled(
     """
     if types.input == DType.float32 and known.exact:
         return False
-    return known.may_be_multiple(
-        known.channels, element_bytes(types.input), COPY_BYTES
+    return (
+        known.may_be_multiple(
+            known.channels, element_bytes(types.input), COPY_BYTES
+        )
+        or may_merge_patches(known, types)
     ) and (
         any_filters
         and known.may_have_one_group()

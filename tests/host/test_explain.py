@@ -98,6 +98,31 @@ def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: s
     assert words in reason
 
 
+@pytest.mark.parametrize(
+    ("conv", "arguments", "fused", "kernel"),
+    [
+        ("64x224x224x3:768x16x16", {"stride": 16}, False, "sm90"),
+        ("64x224x224x4:96x14x14", {"stride": 14}, False, "sm90"),
+        # Fused work knows the pixels' coordinates.
+        ("64x224x224x3:768x16x16", {"stride": 16}, True, "stem"),
+        # 24 bytes of a row are no multiple of 16.
+        ("64x224x224x3:96x4x4", {"stride": 4}, False, "stem"),
+        # Patches that overlap, have gaps, are dilated, or leave the image's end.
+        ("64x224x224x3:768x16x16", {"stride": 8}, False, "stem"),
+        ("64x224x224x3:768x8x8", {"stride": 16}, False, "stem"),
+        ("64x224x224x3:768x8x8", {"stride": 8, "dilation": (1, 2)}, False, "stem"),
+        ("64x224x224x3:768x16x16", {"stride": 16, "padding": 8}, False, "stem"),
+        ("64x224x225x3:768x16x16", {"stride": 16}, False, "stem"),
+    ],
+)
+def test_rows_of_patches_are_pixels(
+    conv: str, arguments: dict[str, Any], fused: bool, kernel: str
+) -> None:
+    problem = parse_problem(conv, **arguments)
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER, fused_output=fused)
+    assert chosen == kernel, reason
+
+
 def test_the_kernel_whose_model_says_less_is_chosen() -> None:
     problem = parse_problem("1x14x14x64:64x1x1")
     chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
