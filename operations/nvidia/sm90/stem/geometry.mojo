@@ -342,7 +342,11 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
                     least = cycles
                     best = self
             # Narrower tiles stage more: only as far as needed.
-            if least < Float64.MAX and parts >= ENOUGH_ROW_CUTS:
+            if (
+                least < Float64.MAX
+                and parts >= ENOUGH_ROW_CUTS
+                and best.tiles >= workers
+            ):
                 break
         self = best
 
@@ -381,7 +385,8 @@ comptime MAX_ROW_CUTS = 256
 """Rows of a tile, and pieces that a row of the output is cut into, at most."""
 
 comptime ENOUGH_ROW_CUTS = 6
-"""Pieces that are tried where fewer would do."""
+"""Pieces that are tried where fewer would do: where multiprocessors have a tile
+each."""
 
 # The model's constants, in cycles of a multiprocessor.
 
