@@ -41,7 +41,7 @@ STORED: Final[dict[str, Callable[[Array], npt.NDArray[np.generic]]]] = {
 }
 
 #: Candidates: a tile of its own, one that two blocks share, one whose threads store.
-ALONE, SHARED, ROWS = 6, 10, 8
+ALONE, SHARED, ROWS = 4, 8, 6
 
 
 @pytest.fixture(scope="module")

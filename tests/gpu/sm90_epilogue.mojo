@@ -396,7 +396,7 @@ def check_fused[dtype: DType](ctx: DeviceContext, named: Case) raises -> Int:
         data_of(check.before, GUARD), Elsewhere[dtype](shape, found)
     )
     var traversal = Traversal(p, dtype)
-    comptime for index in [0, 1, 8, 10, CANDIDATES + 1, CANDIDATES + 3]:
+    comptime for index in [0, 1, 6, 8, CANDIDATES + 1, CANDIDATES + 3]:
         comptime config = configuration(index)
         if selected(index) and not problem_refusal(config, traversal, dtype):
             for i in range(7):

@@ -46,19 +46,19 @@ from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.grid import Grid
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
 
-comptime EMULATED = [6, 7]
+comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
 
-comptime ROW_STORES = [8, 13]
+comptime ROW_STORES = [6, 11]
 """Candidates whose threads store rows: whole ones, and a warp's filters."""
 
-comptime SPLIT = 11
+comptime SPLIT = 9
 """A candidate whose blocks share a tile's sum; no other case's."""
 
 comptime SPLITS = [2, 4]
 """How many of them."""
 
-comptime UPSAMPLED = 9
+comptime UPSAMPLED = 7
 """A candidate that stores pixels of an enlarged image; no other case's."""
 
 comptime ODD = [5, 13, 60, 71, 129]

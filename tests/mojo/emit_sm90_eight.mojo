@@ -32,7 +32,7 @@ comptime TYPES = [DType.int8, DType.float8_e5m2, DType.float8_e4m3fn]
 comptime OUT = DType.bfloat16
 """Of the output and the bias."""
 
-comptime EMULATED = [6, 10, 8]
+comptime EMULATED = [4, 8, 6]
 """A tile of its own, one that blocks share, one whose threads store."""
 
 comptime NARROW = 48
