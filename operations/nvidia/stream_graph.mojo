@@ -1,7 +1,7 @@
 """A CUDA graph captured from a stream, and its time on the device.
 
 `DeviceGraph` of MAX makes a node of each launch and waits for one before the
-next begins; a capture keeps what `LaunchGrid.overlap` asks for, as PyTorch's
+next begins; a capture keeps what `Stream.overlaps` asks for, as PyTorch's
 graphs do (CUDA Programming Guide, "Programmatic Dependent Launch", use in CUDA
 graphs).
 """

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from tests.emulated.convolution import Array
+import numpy.typing as npt
+from tests.emulated.convolution import Array, with_pointer
 from tests.emulated.values import loaded, stored
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
+from ptxemu import Machine
 
 #: What stands for the pointers in what a launch passes (``tests/mojo/fused_epilogue.mojo``).
 SCALE, BIAS, RESIDUAL, OUTPUT = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48, 0x4444 << 48
+
+
+def with_fused(
+    epilogue: bytes, machine: Machine, scale: Array, bias: Array, residual: npt.NDArray[Any]
+) -> bytes:
+    """Puts scale, bias and residual, as they are stored, into the machine's memory, and their
+    pointers into an epilogue."""
+    for placeholder, values in ((SCALE, scale), (BIAS, bias), (RESIDUAL, residual)):
+        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    return epilogue
 
 
 class Given(Protocol):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from tests import ptx
 from tests.emulated.convolution import with_pointer
+from tests.emulated.operands import OUTPUT, with_fused
 from tests.emulated.values import loaded, stored
 from tests.reference import conv_reference
 
@@ -67,8 +68,6 @@ PROBLEMS: Final = (
     Problem(SMALL, parse_problem("3x5x7x20:40x3x3", padding=1), "int8"),
     Problem(LARGE, parse_problem("2x8x12x20:72x1x1"), "int8"),
 )
-
-SCALE, BIAS, RESIDUAL, OUTPUT = (digit * 0x1111 << 48 for digit in (1, 2, 3, 4))
 
 
 def shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
@@ -189,15 +188,11 @@ def run(
     machine = Machine("sm_90a", sms=4, seed=seed)
     residual = interleaved(operands.residual)
     output = machine.alloc(stored(np.zeros_like(residual), problem.out), written=False)
-    epilogue = launch.epilogues[fused]
     # What the kernel gives before it is rounded to int8 is float32, as its residual.
     given = "float32" if problem.out == "int8" else problem.out
-    for placeholder, values in (
-        (SCALE, operands.scale),
-        (BIAS, operands.bias),
-        (RESIDUAL, stored(residual, given)),
-    ):
-        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    epilogue = with_fused(
+        launch.epilogues[fused], machine, operands.scale, operands.bias, stored(residual, given)
+    )
     machine.load(text or launch.ptx).launch(
         grid=launch.grid,
         block=launch.threads,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests import ptx
 from tests.emulated.convolution import Array, with_pointer
-from tests.emulated.operands import BIAS, OUTPUT, RESIDUAL, SCALE, Operands
+from tests.emulated.operands import OUTPUT, Operands, with_fused
 from tests.emulated.values import loaded, stored
 
 from maxconv._problem import ConvProblem
@@ -163,13 +163,13 @@ def run(
     machine = Machine("sm_90a", sms=SMS, seed=seed)
     out = problem.output
     output = machine.alloc(stored(np.zeros_like(operands.residual), out), written=False)
-    epilogue = launch.epilogues[fused]
-    for placeholder, values in (
-        (SCALE, operands.scale),
-        (BIAS, operands.bias),
-        (RESIDUAL, stored(operands.residual, out)),
-    ):
-        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    epilogue = with_fused(
+        launch.epilogues[fused],
+        machine,
+        operands.scale,
+        operands.bias,
+        stored(operands.residual, out),
+    )
     machine.load(text or launch.ptx).launch(
         grid=min(launch.tiles, SMS),
         block=launch.threads,

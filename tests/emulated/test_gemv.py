@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import BIAS, Array, bfloat16, floats, with_pointer
+from tests.emulated.convolution import Array, bfloat16, floats
+from tests.emulated.operands import with_fused
 
 from ptxemu import Machine
 
@@ -66,8 +67,6 @@ PROBLEMS: Final = (
 
 #: 0 to 3 as float8_e4m3fn.
 EIGHTHS = np.array([0x00, 0x38, 0x40, 0x44])
-
-SCALE, RESIDUAL = 0x1111 << 48, 0x3333 << 48
 
 
 @dataclass(frozen=True)
@@ -139,13 +138,13 @@ def run(problem: Problem, launch: Launch, operands: Operands, fused: bool, seed:
     dtype = problem.dtype
     out_type = "float32" if dtype == "float32" else "bfloat16"
     output = machine.alloc(stored(np.zeros_like(operands.residual), out_type), written=False)
-    epilogue = launch.epilogues[fused]
-    for placeholder, values in (
-        (SCALE, operands.scale),
-        (BIAS, operands.bias),
-        (RESIDUAL, stored(operands.residual, out_type)),
-    ):
-        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    epilogue = with_fused(
+        launch.epilogues[fused],
+        machine,
+        operands.scale,
+        operands.bias,
+        stored(operands.residual, out_type),
+    )
     machine.load(launch.ptx).launch(
         grid=launch.blocks,
         block=launch.threads,

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests import ptx
-from tests.emulated.convolution import bfloat16, floats, with_pointer
+from tests.emulated.convolution import bfloat16, floats
+from tests.emulated.operands import with_fused
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
@@ -19,7 +20,6 @@ from maxconv.bench.gpu.operands import geometry
 from ptxemu import Machine
 
 Array = npt.NDArray[Any]
-SCALE, BIAS, RESIDUAL = (digit * 0x1111 << 48 for digit in (1, 2, 3))
 
 
 class Problem(NamedTuple):
@@ -106,9 +106,7 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     residual = drawn(*problem.output_shape)
     machine = Machine("sm_90a", sms=4, seed=index)
     output = machine.alloc(bfloat16(np.zeros_like(residual)), written=False)
-    epilogue = launch.epilogues[fused]
-    for placeholder, values in ((SCALE, scale), (BIAS, bias), (RESIDUAL, bfloat16(residual))):
-        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    epilogue = with_fused(launch.epilogues[fused], machine, scale, bias, bfloat16(residual))
     activation, filter = machine.alloc(bfloat16(x)), machine.alloc(bfloat16(w))
     machine.load(launch.ptx).launch(
         grid=PROBLEMS[index].blocks or launch.blocks,

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import pytest
 from tests import ptx
-from tests.emulated.convolution import Array, with_pointer
+from tests.emulated.convolution import Array
+from tests.emulated.operands import with_fused
 from tests.emulated.values import loaded, stored
 from tests.reference import conv_reference
 
@@ -72,8 +73,6 @@ PROBLEMS: Final = (
     Problem(SQUARE, parse_problem("1x5x6x6:6x3x3", padding=1, groups=6), "int8"),
     Problem(LARGE, parse_problem("1x4x4x16:16x3x3", stride=2, padding=1), "int8", aligned=False),
 )
-
-SCALE, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
 
 
 @dataclass(frozen=True)
@@ -156,13 +155,13 @@ def run(
     dtype = problem.dtype
     out = output_of(dtype)
     output = machine.alloc(stored(np.zeros_like(operands.residual), out), written=False)
-    epilogue = launch.epilogues[fused]
-    for placeholder, values in (
-        (SCALE, operands.scale),
-        (BIAS, operands.bias),
-        (RESIDUAL, stored(operands.residual, out)),
-    ):
-        epilogue = with_pointer(epilogue, placeholder, machine.alloc(values))
+    epilogue = with_fused(
+        launch.epilogues[fused],
+        machine,
+        operands.scale,
+        operands.bias,
+        stored(operands.residual, out),
+    )
     machine.load(text or launch.ptx).launch(
         grid=launch.blocks,
         block=launch.threads,

@@ -15,9 +15,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 from std.sys import argv
 
 from operations.conv.access import MemoryActivation, MemoryOutput
-from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
-    ACTIVATION_NONE,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
     KERNEL_FEW_FILTERS,
@@ -29,7 +27,6 @@ from operations.conv.fields import (
     KERNEL_STEM,
 )
 from operations.conv.known import UNKNOWN_FILTER
-from operations.conv.memory import Reads
 from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
 from operations.conv.registry import ALL_KERNELS, kernel_name
@@ -47,7 +44,8 @@ from buffers import (
     reads_of,
 )
 from kernels import THREADS, compare
-from problems import Case, read_cases
+from problems import read_cases
+from sm90 import nothing_fused
 
 comptime TYPE = DType.bfloat16
 
@@ -112,25 +110,13 @@ struct Chain:
             kernel: Which kernel.
             link: Which launch.
         """
-        var nothing = Reads[TYPE](unsafe_from_address=16)
-        var none = Activation(ACTIVATION_NONE, 0, 0)
         convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=False](
             stream,
             self.problem,
             Arguments(
                 MemoryActivation(reads_of(self.values[link])),
                 reads_of(self.filter),
-                Epilogue[TYPE, TYPE](
-                    has_bias=False,
-                    has_residual=False,
-                    has_scale=False,
-                    scale=Reads[DType.float32](unsafe_from_address=16),
-                    bias=nothing,
-                    residual=nothing,
-                    beta=1,
-                    activation=none,
-                    final_activation=none,
-                ),
+                nothing_fused[TYPE](),
                 MemoryOutput(data_of(self.values[link + 1])),
             ),
             requested=kernel,

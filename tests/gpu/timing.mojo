@@ -34,22 +34,30 @@ def input_sets(bytes: Int) -> Int:
 
 
 def median_of[
-    Run: def(DeviceContext) raises -> None, //, every_round: Bool
-](ctx: DeviceContext, run: Run) raises -> Float64:
-    """Milliseconds of a launch, `run` making `LAUNCHES`: the median."""
+    Seconds: def() raises -> Float64, //, every_round: Bool
+](seconds: Seconds) raises -> Float64:
+    """Milliseconds of a launch: the median, `seconds` returning those of
+    `REPLAYS` times `LAUNCHES`."""
     sleep(PAUSE)
-    _ = ctx.execution_time(run, REPLAYS)
+    _ = seconds()
     var times = List[Float64]()
     for _ in range(ROUNDS):
         comptime if every_round:
             sleep(PAUSE)
-        times.append(
-            Float64(ctx.execution_time(run, REPLAYS))
-            / Float64(REPLAYS * LAUNCHES)
-            / 1e6
-        )
+        times.append(seconds() / Float64(REPLAYS * LAUNCHES) * 1e3)
     sort(times)
     return times[len(times) // 2]
+
+
+def executed_of[
+    Run: def(DeviceContext) raises -> None, //, every_round: Bool
+](ctx: DeviceContext, run: Run) raises -> Float64:
+    """`median_of` what MAX times, `run` making `LAUNCHES`."""
+
+    def seconds() raises {imm} -> Float64:
+        return Float64(ctx.execution_time(run, REPLAYS)) / 1e9
+
+    return median_of[every_round](seconds)
 
 
 def time_captured[
@@ -76,15 +84,11 @@ def time_captured[
             enqueue(stream, i)
 
     var graph = StreamGraph(ctx, launches)
-    sleep(PAUSE)
-    _ = graph.seconds(REPLAYS)
-    var times = List[Float64]()
-    for _ in range(ROUNDS):
-        comptime if every_round:
-            sleep(PAUSE)
-        times.append(graph.seconds(REPLAYS) / Float64(REPLAYS * LAUNCHES) * 1e3)
-    sort(times)
-    return times[len(times) // 2]
+
+    def seconds() raises {imm} -> Float64:
+        return graph.seconds(REPLAYS)
+
+    return median_of[every_round](seconds)
 
 
 def time_graph[
@@ -116,7 +120,7 @@ def time_graph[
     def replay(ctx: DeviceContext) raises {imm}:
         graph.replay()
 
-    return median_of[every_round](ctx, replay)
+    return executed_of[every_round](ctx, replay)
 
 
 def time_stream[
@@ -139,4 +143,4 @@ def time_stream[
         for i in range(LAUNCHES):
             enqueue(ctx, i)
 
-    return median_of[every_round](ctx, run)
+    return executed_of[every_round](ctx, run)
