@@ -144,7 +144,8 @@ def main(fault: str) -> None:
         elif kind == "sample":
             y = problem.output(work) + (0.5 if fault == "wrong" else 0)
             step = max(1, len(y) // number)
-            say({"step": step, "values": y[::step][:number].tolist()})
+            taken = np.asarray(y[::step][:number], np.float32)
+            say({"step": step, "values": taken.view(np.int32).tolist()})
         else:
             if fault == "dies":
                 sys.exit("a bad address")

@@ -212,5 +212,5 @@ comptime DIAGONAL_TAPS = [3, 5, 7]
 # Kernels of one generation: compute capabilities times ten, and types that are theirs.
 comptime HOPPER_CAPABILITIES = [90]
 comptime BLACKWELL_CAPABILITIES = [100, 103]
-comptime TENSOR_CORE_DTYPES = [DType.float8_e5m2, DType.int8]
+comptime GPU_DTYPES = [DType.float8_e4m3fn, DType.float8_e5m2, DType.int8]
 comptime HOPPER_DTYPES = [DType.float8_e5m2]

@@ -25,6 +25,16 @@ def element_bytes(dtype: DType) -> Int:
     return 2 if dtype.is_half_float() else 1
 
 
+def sum_type(dtype: DType) -> DType:
+    """The type in which CUDA cores add up products: int32 of int8, in which
+    every sum is exact, else float32.
+
+    Args:
+        dtype: Of activation and filter.
+    """
+    return DType.int32 if dtype == DType.int8 else DType.float32
+
+
 @always_inline
 def operand(tensor: ManagedTensorSlice) -> Reads[tensor.dtype]:
     """The elements of an op's operand, which outlive the op's call.

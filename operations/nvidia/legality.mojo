@@ -3,8 +3,8 @@
 from std.collections import Optional
 
 from ..conv.fields import (
+    GPU_DTYPES,
     HOPPER_DTYPES,
-    TENSOR_CORE_DTYPES,
     COPY_BYTES,
     TILE_FILTERS,
 )
@@ -16,13 +16,13 @@ from .device import is_blackwell, is_hopper
 from .patches import may_merge_patches
 
 
-def is_tensor_core_type(dtype: DType) -> Bool:
-    """Whether only tensor cores take a type.
+def is_gpu_type(dtype: DType) -> Bool:
+    """Whether only GPUs take a type.
 
     Args:
         dtype: Of activation and filter.
     """
-    comptime for known in TENSOR_CORE_DTYPES:
+    comptime for known in GPU_DTYPES:
         if dtype == known:
             return True
     return False
@@ -79,21 +79,6 @@ def blackwell_refusal(kernel: Int, capability: Int) -> Optional[String]:
     )
 
 
-def cuda_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
-    """Why a kernel of CUDA cores is not built for types, or None.
-
-    Args:
-        kernel: A `KERNEL_*` code.
-        types: Of the operands.
-    """
-    if is_tensor_core_type(types.input):
-        return String(
-            t"{kernel_name(kernel)} takes float32, bfloat16, float16 and"
-            t" float8_e4m3fn; here {types.input}"
-        )
-    return None
-
-
 def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
     """Why an implicit GEMM of tensor cores is not built for types, or None.
 
@@ -101,11 +86,7 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         kernel: `KERNEL_SM90` or `KERNEL_SM100`.
         types: Of the operands.
     """
-    var takes = (
-        is_output_type(types.input)
-        or types.input == DType.float8_e4m3fn
-        or is_tensor_core_type(types.input)
-    )
+    var takes = is_output_type(types.input) or is_gpu_type(types.input)
     if (
         takes
         and is_output_type(types.output)

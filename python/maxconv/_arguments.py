@@ -18,11 +18,10 @@ from ._checks import (
     show,
     spatial_tuple,
 )
-from ._dtypes import DTYPE_BYTES, TENSOR_CORE_BYTES
+from ._dtypes import DTYPE_BYTES
 from ._fields import (
     CPU_KERNELS,
     GPU_KERNELS,
-    HOPPER_DTYPES,
     INTERLEAVED_KERNELS,
     INTERLEAVED_LAYOUT,
     Activation,
@@ -254,12 +253,11 @@ class ConvArguments:
             )
         return dtype
 
-    def kernel(self, device: DeviceRef, dtype: str, *, interleaved: bool = False) -> Kernel:
-        """Reads ``config`` for an input of ``dtype`` on ``device``.
+    def kernel(self, device: DeviceRef, *, interleaved: bool = False) -> Kernel:
+        """Reads ``config`` for an input on ``device``.
 
         Args:
             device: Where.
-            dtype: The input's type.
             interleaved: Whether input and filter are.
 
         Raises:
@@ -273,10 +271,6 @@ class ConvArguments:
         whose = ""
         if interleaved:
             known, whose = INTERLEAVED_KERNELS, f" for {INTERLEAVED_LAYOUT}"
-        elif dtype in TENSOR_CORE_BYTES:
-            known, whose = (Kernel.SM90, Kernel.SM100), f" for {dtype}"
-            if dtype not in HOPPER_DTYPES:
-                known = (Kernel.SM80, *known)
         kernels = {kernel.name.lower(): kernel for kernel in (Kernel.AUTO, *known)}
         names = ", ".join(kernels)
         if not isinstance(self.config, str):

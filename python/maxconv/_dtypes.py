@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ._fields import TENSOR_CORE_DTYPES
+from ._fields import GPU_DTYPES
 
 __all__ = [
     "BIT_CARRIED",
@@ -21,7 +21,6 @@ __all__ = [
     "HALF_DTYPES",
     "INPUT_BYTES",
     "INT8",
-    "TENSOR_CORE_BYTES",
 ]
 
 #: Storage types of activations, filters and outputs, and their sizes in bytes.
@@ -40,11 +39,11 @@ FLOAT8_WIDE = "float8_e5m2"
 #: Integers of 8 bits.
 INT8 = "int8"
 
-#: Storage types of activations and filters that only GPUs' tensor cores take.
-TENSOR_CORE_BYTES: Mapping[str, int] = dict.fromkeys(TENSOR_CORE_DTYPES, 1)
+#: Storage types of activations and filters that only GPUs take.
+GPU_BYTES: Mapping[str, int] = dict.fromkeys(GPU_DTYPES, 1)
 
 #: Storage types of activations and filters, and their sizes in bytes.
-INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, FLOAT8: 1, **TENSOR_CORE_BYTES}
+INPUT_BYTES: Mapping[str, int] = {**DTYPE_BYTES, **GPU_BYTES}
 
 #: numpy's type for the elements of each storage type; for those that it lacks, of their bits.
 CARRIERS: Mapping[str, type[np.generic]] = {

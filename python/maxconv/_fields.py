@@ -27,6 +27,7 @@ __all__ = [
     "DIAGONAL_TAPS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
+    "GPU_DTYPES",
     "GPU_KERNELS",
     "HOPPER_CAPABILITIES",
     "HOPPER_DTYPES",
@@ -41,7 +42,6 @@ __all__ = [
     "SCALARS_LENGTH",
     "SEVERAL",
     "STEM_CHANNELS",
-    "TENSOR_CORE_DTYPES",
     "TILE_FILTERS",
     "Activation",
     "Counted",
@@ -92,10 +92,10 @@ HOPPER_CAPABILITIES = (90,)
 #: The same of the Blackwell kernel.
 BLACKWELL_CAPABILITIES = (100, 103)
 
-#: Storage types of activations and filters that only tensor cores take.
-TENSOR_CORE_DTYPES = ("float8_e5m2", "int8")
+#: Storage types of activations and filters that only GPUs take.
+GPU_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
 
-#: Those of them that only these GPUs' take.
+#: Those of them that only Hopper and Blackwell take.
 HOPPER_DTYPES = ("float8_e5m2",)
 
 #: Names of the elements of the ``geometry`` operand, in order.
@@ -455,7 +455,7 @@ def mojo_source() -> str:
             [
                 ("HOPPER_CAPABILITIES", _texts(HOPPER_CAPABILITIES)),
                 ("BLACKWELL_CAPABILITIES", _texts(BLACKWELL_CAPABILITIES)),
-                ("TENSOR_CORE_DTYPES", _texts(f"DType.{name}" for name in TENSOR_CORE_DTYPES)),
+                ("GPU_DTYPES", _texts(f"DType.{name}" for name in GPU_DTYPES)),
                 ("HOPPER_DTYPES", _texts(f"DType.{name}" for name in HOPPER_DTYPES)),
             ],
         ),

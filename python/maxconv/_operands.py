@@ -22,7 +22,7 @@ from ._checks import (
     check_same_device,
     check_same_dtype,
 )
-from ._dtypes import DTYPE_BYTES, FLOAT8, INPUT_BYTES, TENSOR_CORE_BYTES
+from ._dtypes import DTYPE_BYTES, GPU_BYTES, INPUT_BYTES
 from ._emit import Tensors
 from ._fields import HOPPER_DTYPES, INTERLEAVED_LAYOUT, Kernel, Layout
 from ._filter_operand import filter_argument, filter_operand
@@ -116,7 +116,7 @@ def read_call(
         ),
         scale=factors,
     )
-    return GraphCall(problem, tensors, arguments.kernel(device, dtype), out_dtype, first)
+    return GraphCall(problem, tensors, arguments.kernel(device), out_dtype, first)
 
 
 def in_whole_pieces(call: GraphCall) -> GraphCall:
@@ -290,7 +290,7 @@ def input_operand(
     check_device("input", value.device)
     dtype = check_dtype("input", value.dtype, dtypes)
     if dtype not in DTYPE_BYTES and not value.device.is_gpu():
-        anywhere = (FLOAT8, *(name for name in TENSOR_CORE_BYTES if name not in HOPPER_DTYPES))
+        anywhere = [name for name in GPU_BYTES if name not in HOPPER_DTYPES]
         raise ValueError(
             f"input: dtype {dtype} on device {value.device} is not supported; there "
             f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {' and '.join(anywhere)} too, and on "

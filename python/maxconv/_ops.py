@@ -441,7 +441,7 @@ def convolve_transpose(
     require_kernels(Graph.current)
     value, first = input_operand(x, input_layout, arguments.rank, DTYPE_BYTES)
     dtype, device = value.dtype.name, value.device
-    out_dtype, kernel = arguments.output_dtype(dtype), arguments.kernel(device, dtype)
+    out_dtype, kernel = arguments.output_dtype(dtype), arguments.kernel(device)
     split = split_phases(
         value.shape, filter, filter_layout, arguments, output_paddings, dtype=dtype, device=device
     )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tests.blackwell import Kernel, Program, pairs
 from tests.emulated.convolution import bfloat16, floats
+from tests.emulated.values import FLOAT8_EXPONENT_BITS, float8
 
 from maxconv._problem import ConvProblem
 from ptxemu import DevicePointer, Machine, TensorMap
@@ -29,27 +30,12 @@ Array = npt.NDArray[Any]
 Values = npt.NDArray[Any]
 
 
-def _float8(exponent_bits: int, values: Values) -> Array:
-    """Bits of small integers in a float of 8 bits."""
-    mantissa_bits = 7 - exponent_bits
-    magnitude = np.abs(values)
-    exponent = np.floor(np.log2(np.maximum(magnitude, 1)))
-    fraction = (magnitude / 2**exponent - 1) * 2**mantissa_bits
-    assert (fraction == np.floor(fraction))[magnitude > 0].all(), "not exact"
-    bias = 2 ** (exponent_bits - 1) - 1
-    bits = (exponent + bias) * 2**mantissa_bits + fraction
-    code: Array = (np.where(magnitude > 0, bits, 0) + 128 * (values < 0)).astype(np.uint8)
-    return code
-
-
 def encoded(values: Values, dtype: str) -> Array:
     """Values in an element type's bits, rounded to nearest even."""
     if dtype == "bfloat16":
         return bfloat16(np.ascontiguousarray(values, np.float32))
-    if dtype == "float8_e4m3fn":
-        return _float8(4, values)
-    if dtype == "float8_e5m2":
-        return _float8(5, values)
+    if dtype in FLOAT8_EXPONENT_BITS:
+        return float8(FLOAT8_EXPONENT_BITS[dtype], values)
     bits: Array = values.astype(dtype)
     return bits
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tests import ptx
 from tests.emulated.convolution import Array, bfloat16, floats
 from tests.emulated.operands import with_fused
+from tests.emulated.values import stored
 
 from ptxemu import Machine
 
@@ -63,10 +63,11 @@ PROBLEMS: Final = (
     Problem("float8_e4m3fn", 1, 48, 20),
     Problem("float8_e4m3fn", 2, 20, 7),
     Problem("float8_e4m3fn", 8, 592, 3),
+    # Sums beyond 2 ** 24, which float32 would round.
+    Problem("int8", 1, 2064, 5),
+    Problem("int8", 2, 20, 7),
+    Problem("int8", 8, 4100, 3),
 )
-
-#: 0 to 3 as float8_e4m3fn.
-EIGHTHS = np.array([0x00, 0x38, 0x40, 0x44])
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ class Operands:
             (filters,),
             (pixels, filters),
         )
-        return cls(*(rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes))
+        drawn = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
+        if problem.dtype == "int8":
+            drawn[:2] = (rng.choice([-128, 127], shape).astype(np.float32) for shape in shapes[:2])
+        return cls(*drawn)
 
     def expected(self, problem: Problem, fused: bool) -> Array:
         """The outputs, rounded to their type."""
@@ -119,17 +123,6 @@ class Operands:
         if fused:
             total = np.maximum(total * self.scale + self.bias, 0) + self.residual
         return total if problem.dtype == "float32" else floats(bfloat16(total))
-
-
-def stored(values: Array, dtype: str) -> npt.NDArray[np.generic]:
-    """The values' bits, as the emulator holds them."""
-    if dtype == "float32":
-        return values
-    if dtype == "bfloat16":
-        return bfloat16(values)
-    sign = np.where(values < 0, 0x80, 0)
-    bits: npt.NDArray[np.uint8] = (sign + EIGHTHS[np.abs(values).astype(int)]).astype(np.uint8)
-    return bits
 
 
 def run(problem: Problem, launch: Launch, operands: Operands, fused: bool, seed: int) -> Array:

@@ -12,6 +12,7 @@ import pytest
 from tests import ptx
 from tests.emulated.convolution import bfloat16, floats
 from tests.emulated.operands import with_fused
+from tests.emulated.values import stored
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
@@ -28,10 +29,11 @@ class Problem(NamedTuple):
     kernel: str
     conv: ConvProblem
     blocks: int | None = None
+    dtype: str = "bfloat16"
 
     def __str__(self) -> str:
         """As the Mojo side reads it."""
-        return "x".join(map(str, (self.kernel, *geometry(self.conv))))
+        return "x".join(map(str, (self.kernel, self.dtype, *geometry(self.conv))))
 
 
 #: Vectors of channels and single ones; blocks of one tile, of several, and with a last one less;
@@ -49,6 +51,20 @@ PROBLEMS: Final = (
     Problem("implicit_gemm", parse_problem("2x9x11x16:40x3x3", padding=1, groups=2), 3),
     Problem("implicit_gemm", parse_problem("4x12x12x8:72x2x2", stride=(1, 2))),
     Problem("implicit_gemm", parse_problem("3x12x12x7:70x2x2"), 2),
+    *(
+        Problem(kernel, conv, dtype=dtype)
+        for dtype in ("int8", "float8_e4m3fn")
+        for kernel, conv in (
+            ("depthwise", parse_problem("2x5x7x24:24x3x3", padding=1, groups=24)),
+            ("depthwise", parse_problem("1x6x9x6:12x2x4", stride=(2, 1), groups=6)),
+            ("strips", parse_problem("2x9x11x80:80x3x3", padding=1, groups=80)),
+            ("strips", parse_problem("1x12x9x16:16x5x5", stride=2, padding=2, groups=16)),
+            ("grouped", parse_problem("2x5x7x12:36x3x3", padding=1, groups=3)),
+            ("grouped", parse_problem("1x5x7x9:6x3x2", groups=3)),
+            ("implicit_gemm", parse_problem("1x6x7x12:9x3x3", padding=1)),
+            ("implicit_gemm", parse_problem("2x9x11x10:9x3x3", padding=1)),
+        )
+    ),
     Problem("stem", parse_problem("1x13x14x3:32x3x3", stride=2, padding=1)),
     Problem("stem", parse_problem("2x9x20x4:40x3x3", padding=1), 1),
 )
@@ -98,16 +114,20 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     problem, launch = PROBLEMS[index].conv, launches[index]
     rng = np.random.default_rng(index)
 
-    def drawn(*shape: Any) -> Array:
-        return rng.integers(-3, 4, [int(size) for size in shape]).astype(np.float32)
+    def drawn(*shape: Any, least: int = -3, most: int = 3) -> Array:
+        return rng.integers(least, most + 1, [int(size) for size in shape]).astype(np.float32)
 
-    x, w = drawn(*problem.input_shape), drawn(*problem.filter_shape("KRSC"))
+    dtype = PROBLEMS[index].dtype
+    # Every int8: float32 adds up no more of them than it can without rounding.
+    least, most = (-128, 127) if dtype == "int8" else (-3, 3)
+    x = drawn(*problem.input_shape, least=least, most=most)
+    w = drawn(*problem.filter_shape("KRSC"), least=least, most=most)
     scale, bias = drawn(problem.filters), drawn(problem.filters)
     residual = drawn(*problem.output_shape)
     machine = Machine("sm_90a", sms=4, seed=index)
     output = machine.alloc(bfloat16(np.zeros_like(residual)), written=False)
     epilogue = with_fused(launch.epilogues[fused], machine, scale, bias, bfloat16(residual))
-    activation, filter = machine.alloc(bfloat16(x)), machine.alloc(bfloat16(w))
+    activation, filter = machine.alloc(stored(x, dtype)), machine.alloc(stored(w, dtype))
     machine.load(launch.ptx).launch(
         grid=PROBLEMS[index].blocks or launch.blocks,
         block=launch.threads,

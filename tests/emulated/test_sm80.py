@@ -70,7 +70,11 @@ PROBLEMS: Final = (
     Problem(SMALL, parse_problem("1x5x5x48:40x3x3", padding=1), "int8"),
     Problem(SMALL, parse_problem("1x5x5x19:33x3x3", padding=1), "int8"),
     Problem(TALL, parse_problem("1x9x8x160:48x1x1"), "int8"),
-    Problem(SQUARE, parse_problem("1x5x6x6:6x3x3", padding=1, groups=6), "int8"),
+    Problem(TALL, parse_problem("1x9x8x40:48x1x1"), "int8"),
+    Problem(SMALL, parse_problem("1x5x5x20:33x3x3", padding=1), "int8"),
+    Problem(SQUARE, parse_problem("1x5x5x24:48x3x3", padding=1, groups=2), "int8"),
+    Problem(SMALL, parse_problem("1x5x5x20:33x3x3", padding=1), "int8", aligned=False),
+    Problem(SQUARE, parse_problem("1x5x6x12:16x3x3", padding=1, groups=2), "int8"),
     Problem(LARGE, parse_problem("1x4x4x16:16x3x3", stride=2, padding=1), "int8", aligned=False),
 )
 

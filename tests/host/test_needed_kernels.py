@@ -27,6 +27,7 @@ HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
 EIGHTH, WIDE = ("float8_e4m3fn", "bfloat16"), ("bfloat16", "float32")
 
 #: And the channels of a block, of interleaved tensors.
+INTEGERS, WIDE_EIGHTH = ("int8", "bfloat16"), ("float8_e5m2", "bfloat16")
 BLOCKS, HALF_BLOCKS = ("int8", "float32", 4), ("bfloat16", "bfloat16", 4)
 
 EXACT = Precision.FLOAT32
@@ -89,7 +90,7 @@ CASES: Sequence[Case] = [
     (WIDE, HOPPER, known_problem(problem(3, 64)), {SM80}),
     (HALF, HOPPER, known_problem(problem(64, 64, 64)), {DIAGONAL, DEPTHWISE, GROUPED}),
     (HALF, 80, known_problem(problem(64, 64, 64)), {DEPTHWISE, GROUPED}),
-    (EIGHTH, HOPPER, known_problem(problem(64, 64, 64)), {GROUPED}),
+    (EIGHTH, HOPPER, known_problem(problem(64, 64, 64)), {DEPTHWISE, GROUPED}),
     # Eight filters a group: no group is as wide as it has channels.
     (HALF, HOPPER, known_problem(problem(64, 512, 64)), {DEPTHWISE, SM80}),
     # Groups whose taps are matrices on Hopper.
@@ -104,15 +105,16 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, SM80} | SM90),
     (SINGLE, 80, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, SM80, GEMM}),
     (EIGHTH, BLACKWELL, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
-    (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64, 1, (1, 1))), {SM80} | SM100),
-    # Types that only one kernel takes.
-    (("int8", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), {SM80} | SM100),
-    (("float8_e5m2", "bfloat16"), BLACKWELL, known_problem(problem(64, 64)), SM100),
-    (("int8", "bfloat16"), HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
-    (("float8_e5m2", "bfloat16"), HOPPER, known_problem(problem(64, 64)), SM90),
-    (("int8", "bfloat16"), 80, known_problem(problem(64, 64)), {SM80}),
-    (("int8", "bfloat16"), HOPPER, known_problem(problem(64, 64, 64)), {SM80}),
-    (("float8_e5m2", "bfloat16"), 80, known_problem(problem(64, 64)), set()),
+    (INTEGERS, BLACKWELL, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, SM80} | SM100),
+    # Types that the multiply of every GPU takes, and does not.
+    (INTEGERS, BLACKWELL, known_problem(problem(64, 64)), {SM80} | SM100),
+    (WIDE_EIGHTH, BLACKWELL, known_problem(problem(64, 64)), {GEMM} | SM100),
+    (INTEGERS, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
+    (WIDE_EIGHTH, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
+    (INTEGERS, 80, known_problem(problem(64, 64)), {SM80}),
+    (INTEGERS, HOPPER, known_problem(problem(64, 64, 64)), {DEPTHWISE, GROUPED}),
+    # Refused by `check_type` when it is called.
+    (WIDE_EIGHTH, 80, known_problem(problem(64, 64)), {GEMM}),
     # No other kernel takes the interleaved layout, and the one that does takes none but this.
     (BLOCKS, 61, {}, {Kernel.DP4A}),
     (BLOCKS, 60, {}, set()),

@@ -182,10 +182,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "filter: a value of magnitude 61440 is beyond float8_e5m2; values up to 57344 are allowed",
     ),
     (
-        {"x": "gpu_int8", "config": "gemv", "out_dtype": "bfloat16"},
+        {"x": "gpu_int8", "config": "winograd", "out_dtype": "bfloat16"},
         ValueError,
-        "config: 'gemv' is not a kernel of device gpu:0 for int8; auto, sm80, sm90, sm100 are "
-        "allowed",
+        "config: 'winograd' is not a kernel of device gpu:0; auto, gemv, ",
     ),
     ({"x": "gpu_float8"}, ValueError, "out_dtype: None stands for the input's float8_e4m3fn, whi"),
     (

@@ -27,7 +27,12 @@ from operations.conv.problem import SPATIAL, ConvProblem
 from operations.nvidia.generic.gemv import LOAD_BYTES, GemvKernel
 from operations.nvidia.generic.gemv_launch import ROWS, Gemv
 
-comptime TYPES = [DType.bfloat16, DType.float32, DType.float8_e4m3fn]
+comptime TYPES = [
+    DType.bfloat16,
+    DType.float32,
+    DType.float8_e4m3fn,
+    DType.int8,
+]
 """Of activation and filter. The output is bfloat16, or float32 as they are."""
 
 

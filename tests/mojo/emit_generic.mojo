@@ -3,12 +3,12 @@ into the folder that is the first argument; needs no GPU.
 
     emit_generic FOLDER PROBLEM...
 
-A problem is a kernel and the numbers of `ConvProblem.of_numbers`, joined by an
-x. For each a line of what its launch passes: the name of the kernel's file,
+A problem is a kernel, a type of activation and filter, and the numbers of
+`ConvProblem.of_numbers`, joined by an x. For each a line of what its launch passes: the name of the kernel's file,
 blocks, threads, bytes of shared memory, then the epilogue's parameters (bare;
 with scale, bias, ReLU and residual) and the geometry, as hexadecimal bytes, and
 what comes behind it, or -1. Pointers of the epilogue are `SCALE_AT`, `BIAS_AT`
-and `RESIDUAL_AT`, for the reader to replace. Operands are bfloat16.
+and `RESIDUAL_AT`, for the reader to replace. The rest is bfloat16.
 """
 
 from fused_epilogue import epilogue_of
@@ -22,6 +22,7 @@ from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.generic import depthwise_geometry, rows
+from operations.nvidia.generic import grouped as grouped_kernel
 from operations.nvidia.generic.depthwise import DepthwiseKernel
 from operations.nvidia.generic.depthwise_launch import Depthwise
 from operations.nvidia.generic.depthwise_strip_kernel import StripKernel
@@ -39,11 +40,12 @@ from operations.nvidia.sm90.stem import kernel as stem
 from operations.nvidia.sm90.stem.geometry import stem_candidate
 from operations.nvidia.sm90.stem.launch import STEM_CANDIDATES, Stem
 
-comptime TYPE = DType.bfloat16
-comptime TYPES = OperandTypes.unfused(TYPE, TYPE)
+comptime TYPES = [DType.bfloat16, DType.int8, DType.float8_e4m3fn]
+"""Of activation and filter."""
+
+comptime OUT_TYPE = DType.bfloat16
 comptime TARGET = get_gpu_target["sm_90a"]()
-comptime Source = MemoryActivation[TYPE]
-comptime Output = MemoryOutput[TYPE]
+comptime Output = MemoryOutput[OUT_TYPE]
 
 
 def write[
@@ -56,13 +58,16 @@ def write[
 
 
 def plan_of[
-    Kernel: GpuKernel
+    Kernel: GpuKernel, dtype: DType
 ](problem: ConvProblem, device: Device) raises -> Kernel.Plan:
     """The plan of a kernel that takes the problem."""
-    var refusal = Kernel.refusal(problem, Operands.bare(TYPES), device)
+    var types = OperandTypes.unfused(dtype, OUT_TYPE)
+    var refusal = Kernel.type_refusal(types)
+    if not refusal:
+        refusal = Kernel.refusal(problem, Operands.bare(types), device)
     if refusal:
         raise Error(refusal.value())
-    return Kernel.plan(problem, Operands.bare(TYPES), device)
+    return Kernel.plan(problem, Operands.bare(types), device)
 
 
 def describe(
@@ -79,25 +84,31 @@ def describe(
         blocks,
         threads,
         shared_bytes,
-        bytes_of(epilogue_of[TYPE](False)),
-        bytes_of(epilogue_of[TYPE](True)),
+        bytes_of(epilogue_of[OUT_TYPE](False)),
+        bytes_of(epilogue_of[OUT_TYPE](True)),
         geometry,
         behind,
     )
 
 
-def depthwise(problem: ConvProblem) raises:
+def depthwise[dtype: DType](problem: ConvProblem) raises:
     """Writes and describes the depthwise kernel of any filter."""
-    var plan = plan_of[Depthwise](problem, Device(90, 132))
+    var plan = plan_of[Depthwise, dtype](problem, Device(90, 132))
     ref geometry = plan.geometry
     comptime for index in range(depthwise_geometry.DEPTHWISE_CANDIDATES):
         if plan.candidate == index:
-            var name = String(t"depthwise-{index}")
+            var name = String(t"depthwise-{dtype}-{index}")
             comptime config = depthwise_geometry.depthwise_candidate(
-                TYPE, index
+                dtype, index
             )
             write[
-                DepthwiseKernel[Source, DType.float32, TYPE, Output, config].run
+                DepthwiseKernel[
+                    MemoryActivation[dtype],
+                    DType.float32,
+                    OUT_TYPE,
+                    Output,
+                    config,
+                ].run
             ](name)
             describe(
                 name,
@@ -109,16 +120,16 @@ def depthwise(problem: ConvProblem) raises:
             )
 
 
-def strips(problem: ConvProblem) raises:
+def strips[dtype: DType](problem: ConvProblem) raises:
     """Writes and describes the strip kernel, as other GPUs have it."""
-    var plan = plan_of[Depthwise](problem, Device(80, 4))
+    var plan = plan_of[Depthwise, dtype](problem, Device(80, 4))
     comptime for index in range(STRIP_CANDIDATES):
         if plan.strip == index:
-            var name = String(t"strips-{index}")
-            comptime config = strip_candidate(TYPE, index)
-            write[StripKernel[TYPE, DType.float32, TYPE, Output, config].run](
-                name
-            )
+            var name = String(t"strips-{dtype}-{index}")
+            comptime config = strip_candidate(dtype, index)
+            write[
+                StripKernel[dtype, DType.float32, OUT_TYPE, Output, config].run
+            ](name)
             describe(
                 name,
                 plan.strips.blocks,
@@ -128,30 +139,46 @@ def strips(problem: ConvProblem) raises:
             )
 
 
-def grouped(problem: ConvProblem) raises:
+def grouped[dtype: DType](problem: ConvProblem) raises:
     """Writes and describes the kernel for groups of few filters."""
-    var plan = plan_of[Grouped](problem, Device(90, 132))
-    write[GroupedKernel[Source, Output, DType.float32, TYPE].run]("grouped")
-    describe(
-        "grouped",
-        plan.blocks,
-        rows.THREADS,
-        rows.Rows[PIXELS].bytes(),
-        bytes_of(plan.geometry),
-    )
+    var plan = plan_of[Grouped, dtype](problem, Device(90, 132))
+    comptime for width in [1, grouped_kernel.VECTOR]:
+        if plan.vector_loads == (width > 1):
+            var name = String(t"grouped-{dtype}-{width}")
+            write[
+                GroupedKernel[
+                    MemoryActivation[dtype],
+                    Output,
+                    DType.float32,
+                    OUT_TYPE,
+                    width,
+                ].run
+            ](name)
+            describe(
+                name,
+                plan.blocks,
+                rows.THREADS,
+                rows.Rows[PIXELS].bytes(),
+                bytes_of(plan.geometry),
+            )
 
 
-def implicit_gemm(problem: ConvProblem) raises:
+def implicit_gemm[dtype: DType](problem: ConvProblem) raises:
     """Writes and describes the implicit GEMM on CUDA cores."""
-    var plan = plan_of[ImplicitGemm](problem, Device(90, 4))
+    var plan = plan_of[ImplicitGemm, dtype](problem, Device(90, 4))
     comptime for index in range(len(TILES)):
         comptime for width in [1, VECTOR]:
             if plan.tile == index and plan.vector_loads == (width > 1):
                 comptime tile = TILES[index]
-                var name = String(t"implicit_gemm-{index}-{width}")
+                var name = String(t"implicit_gemm-{dtype}-{index}-{width}")
                 write[
                     DirectKernel[
-                        Source, Output, DType.float32, TYPE, tile, width
+                        MemoryActivation[dtype],
+                        Output,
+                        DType.float32,
+                        OUT_TYPE,
+                        tile,
+                        width,
                     ].run
                 ](name)
                 describe(
@@ -166,13 +193,15 @@ def implicit_gemm(problem: ConvProblem) raises:
 
 def few_channels(problem: ConvProblem) raises:
     """Writes and describes the stem's kernel."""
-    var plan = plan_of[Stem](problem, Device(90, 132))
+    var plan = plan_of[Stem, OUT_TYPE](problem, Device(90, 132))
     comptime for index in range(STEM_CANDIDATES):
         if plan.candidate == index:
             var name = String(t"stem-{index}")
             comptime config = stem_candidate(index)
             write[
-                stem.StemKernel[TYPE, DType.float32, TYPE, Output, config].run
+                stem.StemKernel[
+                    OUT_TYPE, DType.float32, OUT_TYPE, Output, config
+                ].run
             ](name)
             describe(
                 name,
@@ -183,20 +212,27 @@ def few_channels(problem: ConvProblem) raises:
             )
 
 
+def describe_problem[dtype: DType](kernel: String, problem: ConvProblem) raises:
+    """Writes and describes the kernel of a problem."""
+    if kernel == "depthwise":
+        depthwise[dtype](problem)
+    elif kernel == "strips":
+        strips[dtype](problem)
+    elif kernel == "grouped":
+        grouped[dtype](problem)
+    elif kernel == "implicit_gemm":
+        implicit_gemm[dtype](problem)
+    else:
+        few_channels(problem)
+
+
 def main() raises:
     for i in range(2, len(argv())):
         var words = String(argv()[i]).split("x")
         var numbers = List[Int]()
-        for j in range(1, len(words)):
+        for j in range(2, len(words)):
             numbers.append(Int(String(words[j])))
         var problem = ConvProblem.of_numbers(numbers)
-        if words[0] == "depthwise":
-            depthwise(problem)
-        elif words[0] == "strips":
-            strips(problem)
-        elif words[0] == "grouped":
-            grouped(problem)
-        elif words[0] == "implicit_gemm":
-            implicit_gemm(problem)
-        else:
-            few_channels(problem)
+        comptime for dtype in TYPES:
+            if String(words[1]) == String(dtype):
+                describe_problem[dtype](String(words[0]), problem)

@@ -63,7 +63,11 @@ def describe[dtype: DType](words: List[Int]) raises:
     var plan = Mma.plan(problem, operands, device)
     if words[0] != PLANNED:
         plan.tile = words[0]
-        plan.geometry = MmaGeometry(problem, materialize[TILES]()[plan.tile])
+        plan.geometry = MmaGeometry(
+            problem,
+            materialize[TILES]()[plan.tile],
+            words=plan.geometry.words != 0,
+        )
     var tile = materialize[TILES]()[plan.tile]
     print(
         name_of(dtype, plan.tile, plan.whole),

@@ -24,6 +24,10 @@ comptime LANES = 32
 comptime FILTER_BYTES = 48 * 1024
 """Shared memory for a block's filters, at most."""
 
+comptime MAX_EXACT_TAPS = 1024
+"""Taps whose products of int8 float32 adds up exactly: 1024 times 128 squared
+are 2 ** 24."""
+
 comptime ACCESS_BYTES = 8
 """Bytes that a thread reads of a pixel."""
 

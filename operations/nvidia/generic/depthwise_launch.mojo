@@ -16,6 +16,7 @@ from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
     FILTER_BYTES,
+    MAX_EXACT_TAPS,
     RESIDENT,
     THREADS,
     DepthwiseGeometry,
@@ -79,12 +80,8 @@ struct Depthwise(GpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Refuses all but float32 and 16 bits."""
-        if types.input.is_half_float() or types.input == DType.float32:
-            return None
-        return String(
-            t"depthwise takes float32, bfloat16 and float16; here {types.input}"
-        )
+        """None: it takes every type."""
+        return None
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
@@ -95,8 +92,9 @@ struct Depthwise(GpuKernel):
     def refusal(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
-        """Refuses wider groups, filters that do not fit shared memory, and more
-        outputs than are counted."""
+        """Refuses wider groups, filters that do not fit shared memory, of int8
+        those whose sums float32 may round, and more outputs than are
+        counted."""
         var refusal = alignment_refusal(Self.code, operands)
         if refusal:
             return refusal
@@ -113,6 +111,14 @@ struct Depthwise(GpuKernel):
             return String(
                 t"depthwise keeps filters in {FILTER_BYTES} bytes of shared"
                 t" memory, too few for {problem.taps()} taps"
+            )
+        if (
+            operands.types.input == DType.int8
+            and problem.taps() > MAX_EXACT_TAPS
+        ):
+            return String(
+                t"depthwise adds up the products of at most {MAX_EXACT_TAPS}"
+                t" taps of int8 without rounding; here {problem.taps()}"
             )
         if items_of(problem) >= MAX_INDEX // 2:
             return String(
@@ -134,7 +140,7 @@ struct Depthwise(GpuKernel):
         var dtype = operands.types.input
         var strip = NO_STRIPS
         var strips = StripPlan.nothing()
-        var strip_config = StripConfig(0, 0, 0)
+        var strip_config = StripConfig(0, 0, 0, 0)
         if _has_strips(operands.types, device.capability):
             strip = choose_strips(dtype, problem)
             if strip != NO_STRIPS:

@@ -22,11 +22,12 @@ comptime COLUMNS = 4
 comptime LANES = 16
 """Threads that have the channels of the same pixels."""
 
-comptime LANE_BYTES = CHUNK_BYTES // 2
-"""Bytes that a thread reads of a pixel: half of what it copies at a time."""
+comptime MAX_WIDTH = 4
+"""Channels of a thread, at most: its sums are registers."""
 
-comptime PIXEL_BYTES = LANES * LANE_BYTES
-"""Bytes of a pixel in shared memory."""
+comptime MAX_LANE_BYTES = CHUNK_BYTES // 2
+"""Bytes that a thread reads of a pixel, at most: half of what it copies at a
+time."""
 
 comptime MAX_STRIPS = 14
 """Strips of a block at stride 1, at most."""
@@ -55,6 +56,8 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
 
     var width: Int
     """Channels of a thread."""
+    var lane_bytes: Int
+    """Bytes that a thread reads of a pixel."""
     var taps: Int
     """Of the filter, along h and w."""
     var stride: Int
@@ -67,6 +70,10 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
             known: The facts known when the op is compiled.
         """
         return known.may_have(taps=self.taps, stride=self.stride)
+
+    def pixel_bytes(self) -> Int:
+        """Bytes of a pixel in shared memory."""
+        return LANES * self.lane_bytes
 
     def rows(self) -> Int:
         """Output rows of a step."""
@@ -112,7 +119,8 @@ struct StripConfig(ImplicitlyCopyable, Movable, Writable):
         """Whether the kernel computes a depthwise problem."""
         return (
             problem.group_filters() == 1
-            and problem.channels * LANE_BYTES % (self.width * CHUNK_BYTES) == 0
+            and problem.channels * self.lane_bytes % (self.width * CHUNK_BYTES)
+            == 0
             and problem.filter[0] == 1
             and problem.filter[1] == self.taps
             and problem.filter[2] == self.taps
@@ -141,16 +149,18 @@ def strip_candidate(dtype: DType, index: Int) -> StripConfig:
         dtype: Of the activation.
         index: From 0 to `STRIP_CANDIDATES - 1`.
     """
-    var width = LANE_BYTES // element_bytes(dtype)
+    var bytes = element_bytes(dtype)
+    var width = min(MAX_WIDTH, MAX_LANE_BYTES // bytes)
+    var lane = width * bytes
     if index == 0:
-        return StripConfig(width, 3, 1)
+        return StripConfig(width, lane, 3, 1)
     if index == 1:
-        return StripConfig(width, 3, 2)
+        return StripConfig(width, lane, 3, 2)
     if index == 2:
-        return StripConfig(width, 5, 1)
+        return StripConfig(width, lane, 5, 1)
     if index == 3:
-        return StripConfig(width, 5, 2)
-    return StripConfig(width, 7, 1)
+        return StripConfig(width, lane, 5, 2)
+    return StripConfig(width, lane, 7, 1)
 
 
 def choose_strips(dtype: DType, problem: ConvProblem) -> Int:
@@ -213,7 +223,7 @@ struct StripPlan(ImplicitlyCopyable, Movable, Writable):
         ) * config.stride + config.taps
         self.shared_bytes = (
             config.filter_bytes()
-            + config.ring() * self.staged_columns * PIXEL_BYTES
+            + config.ring() * self.staged_columns * config.pixel_bytes()
         )
         var resident = min(
             MULTIPROCESSOR_BYTES // (self.shared_bytes + BLOCK_BYTES),

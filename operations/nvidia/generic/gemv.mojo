@@ -26,7 +26,7 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.device_value import DeviceValue
 from ...conv.epilogue import Epilogue
-from ...conv.memory import Reads
+from ...conv.memory import Reads, sum_type
 from ...conv.problem import ConvProblem
 from ...conv.divisor import Divisor
 from ..limits import WARP
@@ -139,7 +139,9 @@ struct GemvKernel[
     comptime loads = _loads(Self.rows, Self.width, Self.bytes)
     """Loads of a filter in flight, with those of the pixels beside them."""
     comptime partial_sums = min(Self.width, PARTIAL_SUMS)
-    comptime Partial = SIMD[DType.float32, Self.partial_sums]
+    comptime sum_type = sum_type(Self.dtype)
+    comptime Sum = Scalar[Self.sum_type]
+    comptime Partial = SIMD[Self.sum_type, Self.partial_sums]
     comptime Sums = StaticTuple[Self.Partial, Self.rows]
     comptime Column = StaticTuple[Self.Loaded, 1 + Self.rows]
     """Neighbouring channels of the filter, then of each pixel."""
@@ -214,7 +216,9 @@ struct GemvKernel[
         var sum = Self._sum(sums, lane, lanes)
         if stores:
             var at = geometry.pixel(UInt32(first + lane))
-            var value = epilogue.finish[1](sum * scale, bias, residual)
+            var value = epilogue.finish[1](
+                sum.cast[DType.float32]() * scale, bias, residual
+            )
             output.store[1](
                 Int(at[IMAGE]),
                 spatial(at),
@@ -279,8 +283,8 @@ struct GemvKernel[
                     # Both: 0 times what is not finite is not 0.
                     b = b if valid else Self.Loaded(0)
                     a = a if valid else Self.Loaded(0)
-                var x = a.cast[DType.float32]()
-                var y = b.cast[DType.float32]()
+                var x = a.cast[Self.sum_type]()
+                var y = b.cast[Self.sum_type]()
                 comptime for j in range(0, Self.width, Self.partial_sums):
                     sums[m] = x.slice[Self.partial_sums, offset=j]().fma(
                         y.slice[Self.partial_sums, offset=j](), sums[m]
@@ -288,10 +292,10 @@ struct GemvKernel[
 
     @staticmethod
     @always_inline
-    def _sum(partial: Self.Sums, lane: Int32, lanes: Int32) -> Float32:
+    def _sum(partial: Self.Sums, lane: Int32, lanes: Int32) -> Self.Sum:
         """The sum of the block's pixel with the lane's number, over a filter's
         lanes. Every lane of the warp takes part."""
-        var sums = StaticTuple[Float32, Self.rows](fill=0)
+        var sums = StaticTuple[Self.Sum, Self.rows](fill=0)
         comptime for m in range(Self.rows):
             sums[m] = partial[m].reduce_add()
         comptime for i in range(5):

@@ -10,7 +10,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..device import is_blackwell, is_hopper
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import cuda_core_refusal, may_be_tiled
+from ..legality import may_be_tiled
 from ..limits import WARP
 from ..stream import LaunchGrid, Stream
 from .gemv import LOAD_BYTES, THREADS, GemvGeometry, GemvKernel
@@ -73,8 +73,8 @@ struct Gemv(GpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Refuses the types that only tensor cores multiply."""
-        return cuda_core_refusal(Self.code, types)
+        """None: it takes every type."""
+        return None
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:

@@ -4,7 +4,8 @@ neighbouring filters, whatever their groups.
 A tile of the implicit GEMM would hold one group's few filters and leave its
 other columns empty. Here the threads of a warp read neighbouring groups'
 channels, which are neighbours in memory. Each thread keeps the sums of a few
-pixels, so that it loads a filter's element once for all of them.
+pixels, so that it loads a filter's element once for all of them. Of int8 an
+instruction adds 4 products, dp4a.
 """
 
 from max.gpu import (
@@ -16,13 +17,16 @@ from max.gpu import (
 )
 from max.gpu.memory import external_memory
 from std.math import ceildiv
+from std.memory import bitcast
+from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
-from ...conv.memory import Reads
+from ...conv.memory import Reads, sum_type
 from ..geometry import GpuGeometry, spatial
 from ..overlap import wait_for_earlier_kernels
+from .dp4a import dot
 from .rows import THREADS, Rows
 
 comptime COLUMNS = 32
@@ -30,6 +34,9 @@ comptime COLUMNS = 32
 
 comptime THREAD_PIXELS = 4
 """Pixels of a thread."""
+
+comptime VECTOR = 4
+"""Channels that a thread loads at once where groups have whole vectors."""
 
 comptime LINES = THREADS // COLUMNS
 """Warps of a block."""
@@ -44,6 +51,7 @@ struct GroupedKernel[
     Output: OutputTarget,
     bias_type: DType,
     residual_type: DType,
+    width: Int,
 ]:
     """The kernel.
 
@@ -52,9 +60,14 @@ struct GroupedKernel[
         Output: The output's type.
         bias_type: Of the bias.
         residual_type: Of the residual.
+        width: Channels of one load: 1, or `VECTOR` where a group's are a
+            multiple of it, and operands aligned to as many.
     """
 
-    comptime Sums = StaticTuple[Float32, THREAD_PIXELS]
+    comptime dtype = Self.Source.dtype
+    comptime sum_type = sum_type(Self.dtype)
+    comptime Loaded = SIMD[Self.dtype, Self.width]
+    comptime Sums = StaticTuple[Scalar[Self.sum_type], THREAD_PIXELS]
 
     @staticmethod
     @__llvm_metadata(
@@ -62,7 +75,7 @@ struct GroupedKernel[
     )
     def run(
         activation: Self.Source,
-        filter: Reads[Self.Source.dtype],
+        filter: Reads[Self.dtype],
         epilogue: Epilogue[Self.bias_type, Self.residual_type],
         output: Self.Output,
         geometry: GpuGeometry,
@@ -109,7 +122,7 @@ struct GroupedKernel[
     @always_inline
     def _sum(
         activation: Self.Source,
-        filter: Reads[Self.Source.dtype],
+        filter: Reads[Self.dtype],
         geometry: GpuGeometry,
         rows: Rows[PIXELS],
         line: Int,
@@ -129,15 +142,40 @@ struct GroupedKernel[
                 var at = rows.origin(row) + shift
                 if geometry.inside(at):
                     var offset = rows.offset(row) + delta
-                    for c in range(channels):
-                        var a = activation.load[1](
+                    for c in range(0, channels, Self.width):
+                        var a = activation.load[Self.width](
                             Int(at[3]), spatial(at), first + c, offset + c
-                        ).cast[DType.float32]()
-                        var b = weights[unsafe_offset=tap * channels + c].cast[
-                            DType.float32
-                        ]()
-                        sums[i] = a[0].fma(b, sums[i])
+                        )
+                        var b = weights.unsafe_load[
+                            width=Self.width,
+                            alignment=Self.width * size_of[Self.dtype](),
+                        ](tap * channels + c)
+                        sums[i] = Self._add(a, b, sums[i])
         return sums
+
+    @staticmethod
+    @always_inline
+    def _add(
+        a: Self.Loaded, b: Self.Loaded, sum: Scalar[Self.sum_type]
+    ) -> Scalar[Self.sum_type]:
+        """Adds the products of neighbouring channels to a sum."""
+        comptime if Self.dtype == DType.int8 and Self.width == VECTOR:
+            return rebind[Scalar[Self.sum_type]](
+                dot(
+                    bitcast[DType.int32, 1](a)[0],
+                    bitcast[DType.int32, 1](b)[0],
+                    rebind[Int32](sum),
+                )
+            )
+        else:
+            var total = sum
+            comptime for j in range(Self.width):
+                total = (
+                    a[j]
+                    .cast[Self.sum_type]()
+                    .fma(b[j].cast[Self.sum_type](), total)
+                )
+            return total
 
     @staticmethod
     @always_inline
@@ -161,7 +199,9 @@ struct GroupedKernel[
                 comptime for j in range(1, THREAD_PIXELS):
                     if i == j:
                         sum = sums[j]
-                var value = epilogue.apply[1](sum, k, offset)
+                var value = epilogue.apply[1](
+                    sum.cast[DType.float32](), k, offset
+                )
                 output.store[1](
                     Int(at[3]),
                     spatial(at),

@@ -8,10 +8,9 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import cuda_core_refusal
 from ..stream import LaunchGrid, Stream
 from ..geometry import GpuGeometry, geometry_refusal
-from .grouped import COLUMNS, PIXELS, GroupedKernel
+from .grouped import COLUMNS, PIXELS, VECTOR, GroupedKernel
 from ..limits import MAX_BLOCKS
 from .rows import THREADS, Rows
 
@@ -22,6 +21,9 @@ struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
 
     var geometry: GpuGeometry
     var group_filters: Int
+    var vector_loads: Bool
+    """Whether a group's channels are a multiple of `VECTOR`, and the operands
+    aligned to as many elements."""
     var blocks: Int
 
     def write_to(self, mut writer: Some[Writer]):
@@ -41,8 +43,8 @@ struct Grouped(GpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Refuses the types that only tensor cores multiply."""
-        return cuda_core_refusal(Self.code, types)
+        """None: it takes every type."""
+        return None
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
@@ -73,6 +75,7 @@ struct Grouped(GpuKernel):
         return GroupedPlan(
             GpuGeometry(problem),
             problem.group_filters(),
+            operands.aligned() and problem.group_channels() % VECTOR == 0,
             min(tiles, MAX_BLOCKS),
         )
 
@@ -87,23 +90,37 @@ struct Grouped(GpuKernel):
     ) raises:
         """Enqueues the kernel."""
         comptime Call = type_of(arguments)
-        comptime kernel = GroupedKernel[
-            Call.Source, Call.Output, Call.bias_type, Call.residual_type
-        ].run
-        queue.enqueue[kernel](
-            LaunchGrid(plan.blocks, THREADS, shared_bytes=Rows[PIXELS].bytes()),
-            arguments.activation,
-            arguments.filter,
-            arguments.epilogue,
-            arguments.output,
-            plan.geometry,
-        )
+        comptime for width in [1, VECTOR]:
+            if plan.vector_loads == (width > 1):
+                comptime kernel = GroupedKernel[
+                    Call.Source,
+                    Call.Output,
+                    Call.bias_type,
+                    Call.residual_type,
+                    width,
+                ].run
+                queue.enqueue[kernel](
+                    LaunchGrid(
+                        plan.blocks,
+                        THREADS,
+                        shared_bytes=Rows[PIXELS].bytes(),
+                    ),
+                    arguments.activation,
+                    arguments.filter,
+                    arguments.epilogue,
+                    arguments.output,
+                    plan.geometry,
+                )
 
     @staticmethod
     def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
-        """Writes the kernel."""
+        """Writes the kernel, with loads of elements and of vectors."""
         comptime W = type_of(writer)
-        comptime kernel = GroupedKernel[
-            W.Source, W.Output, W.out_type, W.out_type
-        ].run
-        writer.write[kernel]("grouped", Rows[PIXELS].bytes())
+        comptime for width in [1, VECTOR]:
+            comptime kernel = GroupedKernel[
+                W.Source, W.Output, W.out_type, W.out_type, width
+            ].run
+            writer.write[kernel](
+                "grouped-vector" if width > 1 else "grouped",
+                Rows[PIXELS].bytes(),
+            )

@@ -1,7 +1,7 @@
 """The implicit GEMM for any GPU and any problem, on CUDA cores.
 
 It takes any rank, groups, channels, type and fusion, and multiplies and sums in
-float32. A block computes a tile of pixels by filters of one group:
+`sum_type`. A block computes a tile of pixels by filters of one group:
 
     for each slice of the products:
         next slice: gathered, filters loaded, into registers
@@ -24,7 +24,7 @@ from std.utils import StaticTuple
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
-from ...conv.memory import Reads
+from ...conv.memory import Reads, sum_type
 from ..geometry import GpuGeometry, spatial
 from ..overlap import wait_for_earlier_kernels
 from .rows import THREADS, Rows, Shared
@@ -107,7 +107,9 @@ struct DirectKernel[
     """
 
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
-    comptime Loaded = SIMD[DType.float32, Self.width]
+    comptime sum_type = sum_type(Self.Source.dtype)
+    """Of what is staged too."""
+    comptime Loaded = SIMD[Self.sum_type, Self.width]
     comptime lanes = Self.tile.depth // Self.width
     """Threads that load one pixel's, or one filter's, part of a slice."""
     comptime lines = THREADS // Self.lanes
@@ -117,7 +119,7 @@ struct DirectKernel[
     comptime columns = Self.tile.filters // Self.tile.thread_filters
     """Threads along the filters of a tile."""
     comptime Sums = StaticTuple[
-        SIMD[DType.float32, Self.tile.thread_filters], Self.tile.thread_pixels
+        SIMD[Self.sum_type, Self.tile.thread_filters], Self.tile.thread_pixels
     ]
 
     @staticmethod
@@ -148,7 +150,9 @@ struct DirectKernel[
             == THREADS
         ), "a thread has its part of the tile"
         var staged = external_memory[
-            Float32, address_space=AddressSpace.SHARED, alignment=16
+            Scalar[Self.sum_type],
+            address_space=AddressSpace.SHARED,
+            alignment=16,
         ]().unsafe_origin_cast[MutUntrackedOrigin]()
         var rows = Rows[Self.tile.pixels](
             staged.unsafe_offset(Self.tile.staged_elements()).unsafe_bitcast[
@@ -203,7 +207,7 @@ struct DirectKernel[
         activation: Self.Source,
         filter: Reads[Self.Source.dtype],
         geometry: GpuGeometry,
-        staged: Shared[DType.float32],
+        staged: Shared[Self.sum_type],
         rows: Rows[Self.tile.pixels],
         channel: Int,
         filters: Int,
@@ -214,7 +218,7 @@ struct DirectKernel[
         var k = lane * Self.width
         var depth = Int(geometry.depth)
         var sums = Self.Sums(
-            fill=SIMD[DType.float32, Self.tile.thread_filters](0)
+            fill=SIMD[Self.sum_type, Self.tile.thread_filters](0)
         )
         var pixels = StaticTuple[Self.Loaded, Self.pixel_loads](
             fill=Self.Loaded(0)
@@ -300,7 +304,7 @@ struct DirectKernel[
                         spatial(at),
                         channel + Int(c),
                         rows.offset(row) + delta,
-                    ).cast[DType.float32]()
+                    ).cast[Self.sum_type]()
         comptime alignment = Self.width * size_of[Self.Source.dtype]()
         comptime for i in range(Self.filter_loads):
             var row = line + i * Self.lines
@@ -308,12 +312,12 @@ struct DirectKernel[
             if valid and row < min(Self.tile.filters, filters):
                 weights[i] = filter.unsafe_load[
                     width=Self.width, alignment=alignment
-                ](row * depth + k).cast[DType.float32]()
+                ](row * depth + k).cast[Self.sum_type]()
 
     @staticmethod
     @always_inline
     def _stage(
-        slice: Shared[DType.float32],
+        slice: Shared[Self.sum_type],
         pixels: StaticTuple[Self.Loaded, Self.pixel_loads],
         weights: StaticTuple[Self.Loaded, Self.filter_loads],
         line: Int,
@@ -340,7 +344,7 @@ struct DirectKernel[
 
     @staticmethod
     @always_inline
-    def _multiply_slice(mut sums: Self.Sums, slice: Shared[DType.float32]):
+    def _multiply_slice(mut sums: Self.Sums, slice: Shared[Self.sum_type]):
         """Adds a slice's products to the thread's sums."""
         var row, column = divmod(Int(thread_idx.x), Self.columns)
         comptime height = Self.tile.thread_pixels
@@ -357,11 +361,11 @@ struct DirectKernel[
                 k * Self.tile.filter_stride()
             )
             comptime for i in range(height):
-                sums[i] = b.fma(SIMD[DType.float32, breadth](a[i]), sums[i])
+                sums[i] = b.fma(SIMD[Self.sum_type, breadth](a[i]), sums[i])
 
     @staticmethod
     @always_inline
-    def _write_sums(staged: Shared[DType.float32], sums: Self.Sums):
+    def _write_sums(staged: Shared[Self.sum_type], sums: Self.Sums):
         """Writes the thread's sums to the tile, a row a pixel."""
         var row, column = divmod(Int(thread_idx.x), Self.columns)
         comptime height = Self.tile.thread_pixels
@@ -381,7 +385,7 @@ struct DirectKernel[
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: GpuGeometry,
-        staged: Shared[DType.float32],
+        staged: Shared[Self.sum_type],
         rows: Rows[Self.tile.pixels],
         pixel: Int,
         filter: Int,
@@ -403,7 +407,7 @@ struct DirectKernel[
             var offset = (pixel + row) * Int(geometry.filters) + k
             var at = rows.output(row)
             var value = epilogue.apply[store_width, store_width](
-                sums, k, offset
+                sums.cast[DType.float32](), k, offset
             )
             output.store[store_width](
                 Int(at[3]),

@@ -8,7 +8,7 @@ from ...conv.known import ANY_KERNEL, KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import cuda_core_refusal, may_fill_tiles, takes_mma_types
+from ..legality import may_fill_tiles, takes_mma_types
 from ..stream import LaunchGrid, Stream
 from ..geometry import GpuGeometry, geometry_refusal
 from .implicit_gemm import NARROW, SMALL, VECTOR, WIDE, DirectKernel
@@ -53,15 +53,15 @@ struct ImplicitGemm(GpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Refuses the types that only tensor cores multiply."""
-        return cuda_core_refusal(Self.code, types)
+        """None: it takes every type."""
+        return None
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether it is not certain that tensor cores take the problem, or that
         the grouped kernel runs."""
         if (
-            types.input.is_half_float()
+            types.input != DType.float32
             and takes_mma_types(types)
             and known.kernel != ANY_KERNEL
         ):

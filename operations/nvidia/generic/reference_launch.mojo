@@ -8,7 +8,6 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import cuda_core_refusal
 from ..stream import LaunchGrid, Stream
 from .reference import reference_kernel
 from ..limits import MAX_BLOCKS
@@ -36,8 +35,8 @@ struct Reference(GpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Refuses the types that only tensor cores multiply."""
-        return cuda_core_refusal(Self.code, types)
+        """None: it takes every type."""
+        return None
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:

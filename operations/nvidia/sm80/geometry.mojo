@@ -18,6 +18,10 @@ from ..limits import MAX_INDEX
 from .tile import SMALL, MmaTile
 
 
+comptime WORD_BYTES = 4
+"""What is loaded at once of 8-bit types where chunks are not whole."""
+
+
 @fieldwise_init
 struct MmaGeometry(DeviceValue, TrivialRegisterPassable):
     """The geometry of a convolution, cut into tiles."""
@@ -25,6 +29,9 @@ struct MmaGeometry(DeviceValue, TrivialRegisterPassable):
     var general: GpuGeometry
     var in_place: Int32
     """1 if output pixel m is made of input pixel m alone, otherwise 0."""
+    var words: Int32
+    """1 if a group's channels are whole words of `WORD_BYTES`, at addresses
+    that are too, otherwise 0."""
     var output_depth: Divisor
     var output_height: Divisor
     var output_width: Divisor
@@ -32,13 +39,18 @@ struct MmaGeometry(DeviceValue, TrivialRegisterPassable):
     """Of a group."""
     var pixel_tiles: Divisor
 
-    def __init__(out self, problem: ConvProblem, tile: MmaTile):
+    def __init__(
+        out self, problem: ConvProblem, tile: MmaTile, *, words: Bool = False
+    ):
         """Cuts a problem.
 
         Args:
             problem: The convolution; `mma_geometry_refusal` has agreed.
             tile: Of a block.
+            words: Whether a group's channels are whole words of `WORD_BYTES`,
+                at addresses that are too.
         """
+        self.words = Int32(1 if words else 0)
         self.general = GpuGeometry(problem)
         self.in_place = Int32(1 if keeps_pixels(problem) else 0)
         self.output_depth = Divisor(problem.output[0])

@@ -15,7 +15,7 @@ from ..inspect import GpuKernel, PtxWriter
 from ..legality import may_fill_tiles, precision_refusal, takes_mma_types
 from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
-from .geometry import MmaGeometry, mma_geometry_refusal
+from .geometry import WORD_BYTES, MmaGeometry, mma_geometry_refusal
 from .kernel import MmaKernel
 from .model import COMPARED_SECONDS, fastest_tile
 from .tile import SMALL, SQUARE, TALL, TILES, MmaTile
@@ -46,7 +46,10 @@ struct MmaPlan(ImplicitlyCopyable, Movable, Writable):
             t" {tile.stages} stages, tensor cores"
         )
         if not self.whole:
-            writer.write(", loads of single elements")
+            writer.write(
+                ", loads of words" if self.geometry.words
+                != 0 else ", loads of single elements"
+            )
         if self.seconds > 0:
             var microseconds = round(self.seconds * 1e7) / 10
             writer.write(t": {microseconds} us by the model")
@@ -74,9 +77,9 @@ struct Mma(GpuKernel):
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether products may be rounded to tf32, and it is not certain that a
         kernel for groups of few filters runs."""
-        return not (types.input == DType.float32 and known.exact) and (
-            may_fill_tiles(known) or types.input == DType.int8
-        )
+        return not (
+            types.input == DType.float32 and known.exact
+        ) and may_fill_tiles(known)
 
     @staticmethod
     def refusal(
@@ -90,11 +93,8 @@ struct Mma(GpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether groups do not leave tiles nearly empty, unless of integers,
-        which no other kernel takes everywhere, and tensor cores keep the
-        precision that was asked for."""
-        if operands.types.input == DType.int8:
-            return True
+        """Whether groups do not leave tiles nearly empty, and tensor cores keep
+        the precision that was asked for."""
         if problem.groups > 1 and problem.group_filters() < TILE_FILTERS:
             return False
         return not (operands.types.input == DType.float32 and operands.exact)
@@ -119,12 +119,19 @@ struct Mma(GpuKernel):
     ) raises -> MmaPlan:
         """The tile that the model finds fastest."""
         var index = fastest_tile(problem, operands, device.units).tile
-        var width = CHUNK_BYTES // element_bytes(operands.types.input)
+        var bytes = element_bytes(operands.types.input)
+        var channel_bytes = problem.group_channels() * bytes
         var stored = CHUNK_BYTES // element_bytes(operands.types.output)
         return MmaPlan(
-            MmaGeometry(problem, materialize[TILES]()[index]),
+            MmaGeometry(
+                problem,
+                materialize[TILES]()[index],
+                words=bytes == 1
+                and operands.aligned()
+                and channel_bytes % WORD_BYTES == 0,
+            ),
             index,
-            operands.aligned() and problem.group_channels() % width == 0,
+            operands.aligned() and channel_bytes % CHUNK_BYTES == 0,
             operands.aligned() and problem.group_filters() % stored == 0,
             Self.predicted_seconds(problem, operands, device).or_else(0),
         )
@@ -148,7 +155,9 @@ struct Mma(GpuKernel):
             tile_index = _in_place_of(plan.tile, plan.whole)
             if tile_index != plan.tile:
                 geometry = MmaGeometry(
-                    problem, materialize[TILES]()[tile_index]
+                    problem,
+                    materialize[TILES]()[tile_index],
+                    words=geometry.words != 0,
                 )
         comptime for index in range(len(TILES)):
             comptime for whole in [False, True]:

@@ -15,7 +15,7 @@ from ..geometry import IMAGE, OUTSIDE, Position, spatial
 from ..pipeline.async_copy import copy_chunk
 from ..pipeline.chunks import CHUNK_BYTES, store_chunk, swizzled
 from ..tma.copy import SharedAddress
-from .geometry import MmaGeometry
+from .geometry import WORD_BYTES, MmaGeometry
 from .tile import ROW_BYTES, ROW_CHUNKS, MmaTile
 
 
@@ -44,6 +44,12 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
     """Whether pixels are copied to shared memory, not loaded to registers."""
     comptime held = 0 if Self.copies_pixels else Self.pixel_loads
     comptime held_filters = 0 if Self.whole else Self.filter_loads
+    comptime word = WORD_BYTES // size_of[Self.dtype]()
+    """Elements of a word."""
+    comptime has_words = (
+        size_of[Self.dtype]() == 1 and not Self.whole and not Self.Source.fused
+    )
+    """Whether it may load words where chunks are not whole."""
     comptime Chunk = SIMD[Self.dtype, Self.width]
     comptime Held = StaticTuple[Self.Chunk, Self.held + Self.held_filters]
     """Chunks in registers, on their way to shared memory."""
@@ -171,6 +177,10 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
                 )
             else:
                 var left = general.depth - Int32(k) if there else Int32(0)
+                comptime if Self.has_words:
+                    if geometry.words != 0:
+                        held[Self.held + i] = self._filter_words(offset, left)
+                        continue
                 comptime for j in range(Self.width):
                     if Int32(j) < left:
                         held[Self.held + i][j] = self.filter[
@@ -188,8 +198,12 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
         shift: Position,
         delta: Int,
     ) -> Self.Chunk:
-        """A chunk of a pixel, element by element: of one tap, or of several."""
+        """A chunk of a pixel, element by element, or word by word: of one tap,
+        or of several."""
         var general = geometry.general
+        comptime if Self.has_words:
+            if geometry.words != 0:
+                return self._gathered_words(geometry, i, k)
         var values = Self.Chunk(0)
         var channels = general.group_channels.value
         if c + UInt32(Self.width) <= channels:
@@ -207,6 +221,39 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
                     values[j] = self._element(
                         i, at, channel, general.offset(there) + Int(channel)
                     )
+        return values
+
+    @always_inline
+    def _gathered_words(
+        self, geometry: MmaGeometry, i: Int, k: UInt32
+    ) -> Self.Chunk:
+        """A chunk of a pixel whose words are each of one tap."""
+        var general = geometry.general
+        var values = Self.Chunk(0)
+        comptime for j in range(0, Self.width, Self.word):
+            if Int32(k) + Int32(j) < general.depth:
+                var tap, c = general.group_channels.split(k + UInt32(j))
+                var shift = general.tap(tap)
+                var at = self.origins[i] + shift
+                if general.inside(at):
+                    values = values.insert[offset=j](
+                        self.activation.data().unsafe_load[
+                            width=Self.word, alignment=WORD_BYTES
+                        ](self.offsets[i] + general.offset(shift) + Int(c))
+                    )
+        return values
+
+    @always_inline
+    def _filter_words(self, offset: Int, left: Int32) -> Self.Chunk:
+        """A chunk of a filter, of which `left` elements exist: whole words."""
+        var values = Self.Chunk(0)
+        comptime for j in range(0, Self.width, Self.word):
+            if Int32(j) < left:
+                values = values.insert[offset=j](
+                    self.filter.unsafe_load[
+                        width=Self.word, alignment=WORD_BYTES
+                    ](offset + j)
+                )
         return values
 
     @always_inline

@@ -28,10 +28,9 @@ from ..activations import ActivationLike, parse
 from ._dtypes import (
     BY_NAME,
     DTYPES,
-    FLOAT8,
+    GPU_DTYPES,
     HOPPER_DTYPES,
     NAMES,
-    TENSOR_CORE_DTYPES,
     TENSOR_CORES,
     listed,
 )
@@ -196,7 +195,7 @@ def check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
     """
     allowed: tuple[torch.dtype, ...] = DTYPES
     if input.is_cuda:
-        allowed = (*DTYPES, FLOAT8, *TENSOR_CORE_DTYPES)
+        allowed = (*DTYPES, *GPU_DTYPES)
         # What stands for a tensor while a program is traced may be on a GPU that is not there.
         if (
             torch.cuda.is_available()

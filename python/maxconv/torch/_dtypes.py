@@ -15,10 +15,10 @@ __all__ = [
     "BY_NAME",
     "DTYPES",
     "FLOAT8",
+    "GPU_DTYPES",
     "HOPPER_DTYPES",
     "NAMES",
     "TENSOR_CORES",
-    "TENSOR_CORE_DTYPES",
     "listed",
 ]
 
@@ -31,7 +31,7 @@ NAMES: Final = {dtype: name for name, dtype in BY_NAME.items()}
 #: The dtypes of inputs, filters and outputs.
 DTYPES: Final = tuple(BY_NAME[name] for name in DTYPE_BYTES)
 
-#: What inputs and filters on a GPU may also have.
+#: The 8-bit float of any GPU.
 FLOAT8: Final = BY_NAME[_FLOAT8]
 
 #: Compute capabilities of GPUs that take more.
@@ -39,9 +39,9 @@ TENSOR_CORES: Final = tuple(
     divmod(value, 10) for value in (*_fields.HOPPER_CAPABILITIES, *_fields.BLACKWELL_CAPABILITIES)
 )
 
-#: What inputs and filters on a GPU's tensor cores may also have: on any GPU's, and on theirs.
-TENSOR_CORE_DTYPES: Final = tuple(
-    BY_NAME[name] for name in _fields.TENSOR_CORE_DTYPES if name not in _fields.HOPPER_DTYPES
+#: What inputs and filters on a GPU may also have: on any, and on these.
+GPU_DTYPES: Final = tuple(
+    BY_NAME[name] for name in _fields.GPU_DTYPES if name not in _fields.HOPPER_DTYPES
 )
 HOPPER_DTYPES: Final = tuple(BY_NAME[name] for name in _fields.HOPPER_DTYPES)
 

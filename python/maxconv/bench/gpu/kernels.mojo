@@ -20,6 +20,7 @@ scale each, and the rest is bfloat16.
 
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceBuffer, DeviceContext
+from std.memory import bitcast
 from std.sys import get_defined_dtype
 from std.sys.info import size_of
 from std.time import perf_counter_ns
@@ -347,7 +348,9 @@ def sample(
         for i in range(taken):
             if i:
                 values += ", "
-            values += String(host[i])
+            # As bits: Mojo's shortest decimals of float32 are not always the
+            # number's own.
+            values += String(bitcast[DType.int32](host[i]))
     return String(t'{{"step": {step}, "values": [{values}]}}')
 
 

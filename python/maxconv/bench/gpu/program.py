@@ -209,7 +209,8 @@ class _ProgramRun:
         answer = self.program.ask("sample", self.work, COUNT)
         if isinstance(expected, Tensor):
             expected = Samples.of(expected, answer["step"])
-        values = torch.tensor(answer["values"], dtype=torch.float32, device=expected.values.device)
+        bits = torch.tensor(answer["values"], dtype=torch.int32, device=expected.values.device)
+        values = bits.view(torch.float32)
         return expected.error(Samples(answer["step"], values), tolerance)
 
 
