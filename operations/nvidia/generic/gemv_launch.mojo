@@ -109,7 +109,7 @@ struct Gemv(GpuKernel):
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         """Whether it takes the problem, and no other kernel would be faster:
         with few pixels, `MAX_PRODUCTS` or what no kernel of tensor cores takes;
-        with more of them, both.
+        with more of them, both, and of int8 neither, because `sm80` takes all.
 
         Every multiprocessor streams filters, so that up to there it takes as
         long as memory, or a few loads one after the other. Kernels of tensor
@@ -121,7 +121,11 @@ struct Gemv(GpuKernel):
             return False
         var small = pixels * problem.filters * problem.channels <= MAX_PRODUCTS
         if pixels > FEW_PIXELS:
-            return small and not _may_be_tiled(problem, operands, device)
+            return (
+                small
+                and operands.types.input != DType.int8
+                and not _may_be_tiled(problem, operands, device)
+            )
         return (
             pixels == 1 or small or not _may_be_tiled(problem, operands, device)
         )
