@@ -214,7 +214,7 @@ struct Emitted[
             Self.Output.of(problem),
         )
         var filter = filter_view(problem)
-        var output = output_view(problem)
+        var output = output_view(problem, problem.group_filters())
         print(
             (
                 t"name={name} blocks={Self.config.blocks(traversal)}"

@@ -188,6 +188,8 @@ def output_map[
     pixels: Int,
     filters: Int,
     swizzle: TensorMapSwizzle,
+    *,
+    group_filters: Int,
 ) raises -> TensorMap:
     """An output, or a tensor of its shape, as a matrix `[N*Z*P*Q, K/groups]` of
     each group, so that a box ends with its group.
@@ -202,6 +204,7 @@ def output_map[
         pixels: Of a box.
         filters: Of a box, the span of the swizzle.
         swizzle: How a box's rows are swizzled.
+        group_filters: Where a box ends: the filters of a group, or of a tile.
 
     Returns:
         The descriptor.
@@ -212,16 +215,21 @@ def output_map[
     return encode_tiled[dtype, 3](
         ctx,
         data,
-        output_view(problem),
+        output_view(problem, group_filters),
         IndexList[3](filters, pixels, 1),
         swizzle,
     )
 
 
-def output_view(problem: ConvProblem) -> TensorView[3]:
-    """An output as its descriptor sees it: `[groups, N*Z*P*Q, K/groups]`."""
-    var group_filters = problem.group_filters()
+def output_view(problem: ConvProblem, group_filters: Int) -> TensorView[3]:
+    """An output as its descriptor sees it: `[groups, N*Z*P*Q, K/groups]`.
+
+    Args:
+        problem: The convolution.
+        group_filters: Of each such group: a divisor of all filters.
+    """
+    var groups = problem.filters // group_filters
     return TensorView[3](
-        IndexList[3](group_filters, problem.gemm_m(), problem.groups),
+        IndexList[3](group_filters, problem.gemm_m(), groups),
         IndexList[3](1, problem.filters, group_filters),
     )

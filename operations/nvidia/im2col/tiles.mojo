@@ -115,6 +115,16 @@ struct TileGeometry(
             keeps_filters=False,
         )
 
+    def end_groups(mut self, filters: Int):
+        """Cuts the filters into groups that all read the same channels.
+
+        Args:
+            filters: Of a group, and of a cluster's tiles: a divisor of all.
+        """
+        self.group_filters = UInt32(filters)
+        self.group_clusters = Divisor(1)
+        self.clusters_n = Divisor(Int(self.filters) // filters)
+
     def split(mut self, halo: Int, count: Int):
         """Divides the tiles' sums among blocks.
 

@@ -334,4 +334,5 @@ struct GemmMaps[config: Conv2dConfig]:
             Self.config.output_tile_shape[0],
             Self.config.output_tile_shape[1],
             swizzle,
+            group_filters=problem.group_filters(),
         )

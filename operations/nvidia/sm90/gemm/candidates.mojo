@@ -14,6 +14,9 @@ struct Candidate(ImplicitlyCopyable, Movable):
     it."""
 
     var config: Sm90Config
+    var halves: Bool
+    """Whether it is for inputs of 16 bits with plain outputs of 16 bits: nearly
+    all are, which were tuned for them."""
     var other_inputs: Bool
     """Whether it is for float32 and 8-bit inputs too: a few are, all were tuned
     for 16 bits."""
@@ -26,6 +29,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
         out self,
         config: Sm90Config,
         *,
+        halves: Bool = True,
         other_inputs: Bool = False,
         other_outputs: Bool = False,
     ):
@@ -33,11 +37,13 @@ struct Candidate(ImplicitlyCopyable, Movable):
 
         Args:
             config: The configuration.
+            halves: Whether 16-bit inputs and plain outputs have it.
             other_inputs: Whether float32 and 8-bit inputs have it.
             other_outputs: Whether float32 outputs and those with work fused
                 behind have it.
         """
         self.config = config
+        self.halves = halves
         self.other_inputs = other_inputs
         self.other_outputs = other_outputs
 
@@ -55,7 +61,9 @@ struct Candidate(ImplicitlyCopyable, Movable):
         ):
             return False
         if types.input.is_half_float():
-            return types.output.is_half_float() or self.other_outputs
+            if types.output.is_half_float() and not types.fused_output:
+                return self.halves
+            return types.fused_output or self.other_outputs
         return self.other_inputs
 
 
@@ -79,9 +87,9 @@ def _rows(
     cooperative: Bool = True,
     halo: Int = 0,
     stationary: Bool = False,
+    swapped: Bool = True,
 ) -> Sm90Config:
-    """A configuration whose filters are the multiply's rows; TMA stores tiles
-    without a halo.
+    """A configuration; TMA stores tiles without a halo.
 
     Args:
         tile: M and N.
@@ -92,13 +100,14 @@ def _rows(
         cooperative: Whether they share a tile.
         halo: As the field.
         stationary: As the field.
+        swapped: As the field.
     """
     return Sm90Config(
         block_tile_shape=IndexList[2](tile[0], tile[1]),
         cluster_shape=IndexList[3](cluster[0], cluster[1], cluster[2]),
         consumers=consumers,
         cooperative=cooperative,
-        swapped=True,
+        swapped=swapped,
         halo=halo,
         num_act_pipeline_stages=stages[0],
         num_filter_pipeline_stages=stages[1],
@@ -121,6 +130,7 @@ def candidates() -> List[Candidate]:
     return [
         Candidate(
             _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
+            halves=False,
             other_inputs=True,
             other_outputs=True,
         ),
@@ -175,9 +185,7 @@ def candidates() -> List[Candidate]:
             )
         ),
         Candidate(
-            _rows(
-                (256, 64), (3, 8, 3), cooperative=False, cluster=PAIR_N, halo=16
-            )
+            _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False)
         ),
         Candidate(
             _rows(
@@ -193,6 +201,15 @@ def candidates() -> List[Candidate]:
         Candidate(_rows((128, 64), (7, 7, 3), cooperative=False)),
         Candidate(
             _rows((96, 64), (9, 9, 4), cooperative=False, subtile_pixels=32)
+        ),
+        Candidate(
+            _rows(
+                (64, 80),
+                (9, 9, 2),
+                cluster=PAIR_M,
+                consumers=1,
+                swapped=False,
+            )
         ),
     ]
 

@@ -6,6 +6,7 @@ run-time one.
 """
 
 from std.collections import Optional
+from std.math import ceildiv
 from std.utils import IndexList
 
 from ....conv.memory import element_bytes
@@ -219,6 +220,15 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             + self.consumers * self.epilogue_bytes()
         )
 
+    def ends_filters(self) -> Bool:
+        """Whether a tile ends within a sub-tile of filters. Each tile is then
+        cut like a group of its own, so that stores drop what lies behind."""
+        return self.block_tile_shape[1] % SUBTILE_FILTERS != 0
+
+    def filter_subtiles(self) -> Int:
+        """Sub-tiles along the filters of one consumer's part."""
+        return ceildiv(self.consumer_filters(), SUBTILE_FILTERS)
+
     def stores_any_filters(self) -> Bool:
         """Whether pixels of plain outputs may be no multiple of `COPY_BYTES`:
         where threads store, and blocks share no loads. Such kernels take a
@@ -257,8 +267,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             )
         if self.mma_columns() % 8 != 0 or self.mma_columns() > MAX_MMA_N:
             return String(
-                t"columns: {self.mma_columns()} of a consumer's multiply are"
-                t" no multiple of 8 up to {MAX_MMA_N}"
+                t"columns: {self.mma_columns()} of a consumer's multiply are no"
+                t" multiple of 8 up to {MAX_MMA_N}"
             )
         if self.consumer_pixels() % self.epilogue.output_tile_shape[0] != 0:
             return String(
@@ -270,10 +280,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"output_tile_shape: M {self.epilogue.output_tile_shape[0]} is"
                 t" not {MMA_M}, the multiply's rows"
             )
-        if self.block_tile_shape[1] % 64 != 0:
+        if self.ends_filters() and (self.swapped or self.cluster_shape[1] > 1):
             return String(
                 t"block_tile_shape: N {self.block_tile_shape[1]} is no multiple"
-                t" of 64"
+                t" of {SUBTILE_FILTERS}, which takes pixels as the multiply's"
+                t" rows, and no cluster along N"
             )
         if self.cooperative and (
             self.consumer_pixels() * self.consumer_filters() * self.consumers
@@ -390,6 +401,8 @@ def problem_refusal(
         refusal = _halo_refusal(config, traversal)
     if not refusal:
         refusal = _stationary_refusal(config, traversal)
+    if not refusal:
+        refusal = _end_refusal(config, traversal)
     if refusal:
         return refusal
     var pixels = traversal.pixels(config.halo)
@@ -418,7 +431,7 @@ def layout_of(config: Sm90Config, out_type: DType) -> VisitLayout:
     return VisitLayout(
         pixels=config.epilogue.pixels(element_bytes(out_type)),
         filters=SUBTILE_FILTERS,
-        filter_subtiles=config.consumer_filters() // SUBTILE_FILTERS,
+        filter_subtiles=config.filter_subtiles(),
         threads=CONSUMER_THREADS,
         thread_filters=ROW_FILTERS if config.swapped else COLUMN_FILTERS,
         out_type=out_type,
@@ -445,6 +458,11 @@ def visitor_refusal[
     Returns:
         The reason, or None if it can.
     """
+    if config.ends_filters() and not Visitor.any_filters:
+        return String(
+            t"block_tile_shape: N {config.block_tile_shape[1]} is no multiple"
+            t" of {SUBTILE_FILTERS}, which the visitor does not take"
+        )
     return refusal_of_visitor(
         visitor,
         layout_of(config, out_type),
@@ -467,6 +485,19 @@ def _halo_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
         return String(
             t"a halo of {config.halo} pixels does not hold the filter's span of"
             t" {traversal.span(2)} along w"
+        )
+    return None
+
+
+def _end_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
+    """Why tiles do not end where sub-tiles do not."""
+    if not config.ends_filters():
+        return None
+    var tile = config.block_tile_shape[1]
+    if traversal.groups != 1 or traversal.filters % tile != 0:
+        return String(
+            t"a tile of {tile} filters takes multiples of as many, in one"
+            t" group; here {traversal.filters} in each of {traversal.groups}"
         )
     return None
 

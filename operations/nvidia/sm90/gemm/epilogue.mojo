@@ -99,7 +99,7 @@ struct CollectiveEpilogue[
         # With more values of four bytes beside so many sums, registers spill.
         8 if Self.sums >= 128 and Self.element_bytes == 4 else Self.values,
     )
-    comptime filter_subtiles = Self.config.consumer_filters() // SUBTILE_FILTERS
+    comptime filter_subtiles = Self.config.filter_subtiles()
     comptime subtiles = Self.filter_subtiles * Self.config.consumer_pixels() // Self.pixels
     comptime adds_residual = (
         Self.epilogue.num_epi_load_stages > 0 and Self.Visitor.adds_residual

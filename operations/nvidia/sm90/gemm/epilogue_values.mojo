@@ -41,8 +41,11 @@ def values_of[
     )
     comptime column = (block if swapped else part) * layout.values() + first
     var values = SIMD[DType.float32, size](0)
+    # What lies behind the last one is stored by none.
+    comptime held = Accumulators[rows, columns, dtype].width
     comptime for i in range(size):
-        values[i] = sums.value(row, column + i)
+        comptime if column + i < held:
+            values[i] = sums.value(row, column + i)
     return values
 
 

@@ -72,6 +72,8 @@ struct Grid(ImplicitlyCopyable, Movable):
             config.cluster_pixels(),
             config.cluster_filters(),
         )
+        if config.ends_filters():
+            cut.end_groups(config.block_tile_shape[1])
         cut.keeps_filters = self.keeps_filters
         cut.narrow(traversal)
         return cut

@@ -223,8 +223,10 @@ struct ConvKernel[
         var bytes = Self.act_stage_pixels * Self._row_bytes(geometry)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
+            # All tiles' filters read the same channels if each is a group.
+            var group = UInt32(0) if Self.config.ends_filters() else tile.group
             var first = geometry.load_start(
-                geometry.pixel(tile.pixel + scheduler.rank_n * part), tile.group
+                geometry.pixel(tile.pixel + scheduler.rank_n * part), group
             )
             var tap = Self._first_tap(geometry, tile)
             for _ in range(tile.rounds):

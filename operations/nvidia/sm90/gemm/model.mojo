@@ -11,7 +11,7 @@ from ..wgmma import MMA_M
 from .config import Sm90Config
 from .grid import Grid
 
-# The model's constants. Fitted to timings of 17 configurations on 469 problems
+# The model's constants. Fitted to timings of 18 configurations on 512 problems
 # on an H100, in graphs where launches overlap: loads, stores, turns, clusters,
 # shared tiles and launches. The others are of fits to fewer problems on H200s,
 # on 32 of them with fused work.
@@ -19,15 +19,15 @@ from .grid import Grid
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 1.21e-6
+comptime LAUNCH_SECONDS = 1.1e-6
 """From a launch's begin to its first load, and from its last store to its end.
 """
 
-comptime FIRST_ROW_CYCLES = 8.7
+comptime FIRST_ROW_CYCLES = 9.1
 """Of a row of the first stage, until it has come; of rows of fewer channels as
 much less."""
 
-comptime MEMORY_BYTES_PER_SECOND = 4.0e12
+comptime MEMORY_BYTES_PER_SECOND = 3.17e12
 """Of device memory."""
 
 comptime TILE_ELEMENTS_PER_CYCLE = 32.0
@@ -36,40 +36,40 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.33
+comptime WRITE_SHARE = 0.29
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 371.0
+comptime L2_BYTES_PER_CYCLE = 261.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime RECEIVED_BYTES_PER_CYCLE = 52.6
+comptime RECEIVED_BYTES_PER_CYCLE = 49.5
 """That each multiprocessor gets from the L2, at most, if all load."""
 
-comptime SHARED_COLD = 0.43
+comptime SHARED_COLD = 0.31
 """Of the bytes of a load that two blocks share, what each receives beside its
 half where no tap has read them before."""
 
-comptime LOAD_CYCLES = 2426.0
+comptime LOAD_CYCLES = 2418.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
 
 comptime PARTIAL_ROW_CYCLES = 4.9
 """To load a row that ends beyond the channels."""
 
-comptime MULTICAST_SHARE = 0.155
+comptime MULTICAST_SHARE = 0.07
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime STORE_CYCLES = 1103.0
+comptime STORE_CYCLES = 1147.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime HIDDEN_STORE_CYCLES = 1267.0
+comptime HIDDEN_STORE_CYCLES = 1323.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
-comptime LAST_STORE_CYCLES = 100.0
+comptime LAST_STORE_CYCLES = 108.0
 """Of the same, more for the last tile, behind which nothing multiplies."""
 
-comptime ROW_STORE_CYCLES = 335.0
+comptime ROW_STORE_CYCLES = 260.0
 """Of the same, more if the consumer's threads store and not TMA."""
 
 comptime FUSED_STORE_CYCLES = 800.0
@@ -88,19 +88,19 @@ comptime HIDDEN_RESIDUAL_CYCLES = 450.0
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 643.0
+comptime TURN_CYCLES = 661.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.186
+comptime OVERLAP_SHARE = 0.2
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 0.124e-6
+comptime CLUSTER_SECONDS = 0.042e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 0.69e-6
+comptime CLUSTER_SYNC_SECONDS = 0.81e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.2e-6 / 128
+comptime SUM_SECONDS = 0.207e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
