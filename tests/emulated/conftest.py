@@ -10,10 +10,11 @@ from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, ODD, SPLITS, W
 
 SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
 
-#: Lines at the end: candidates whose threads store, by numbers of filters, one whose blocks share a
-#: tile, and one that stores an enlarged image.
+#: Lines at the end: candidates whose threads store, by numbers of filters and what is fused, one
+#: whose blocks share a tile, and one that stores an enlarged image.
 SPLIT = len(SPLITS) + 1
-ROW_STORES = 2 * len(ODD) + SPLIT
+WAYS = 3
+ROW_STORES = 2 * len(ODD) * WAYS + SPLIT
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +42,23 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]:
     """Candidates whose threads store rows, each with a number of filters of ``ODD``."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-SPLIT]]
+    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-SPLIT:WAYS]]
     return list(zip(kernels, 2 * ODD, strict=True))
+
+
+@pytest.fixture(scope="session")
+def odd_residual(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[bool, list[tuple[Kernel, int]]]:
+    """The same candidates' launches with a residual, by whether it is added behind SiLU."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    launches = lines[-ROW_STORES:-SPLIT]
+    return {
+        silu: list(
+            zip([Kernel.of(line, folder) for line in launches[way::WAYS]], 2 * ODD, strict=True)
+        )
+        for silu, way in ((False, 1), (True, 2))
+    }
 
 
 @pytest.fixture(scope="session")

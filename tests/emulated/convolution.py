@@ -28,7 +28,9 @@ ODD = 5, 13, 60, 71, 129
 #: Blocks that share a tile's sum.
 SPLITS = 2, 4
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
-OUTPUT, BIAS = 0x1111 << 48, 0x2222 << 48
+OUTPUT, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
+#: What residuals are multiplied with.
+BETA = 2
 
 Array = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]
@@ -101,8 +103,8 @@ class Operands:
         """Height, width, filters."""
         return self.activation.shape[0], WIDTH, len(self.filter)
 
-    def expected(self) -> Array:
-        """The convolution in float64, rounded to bfloat16."""
+    def total(self) -> npt.NDArray[np.float64]:
+        """The convolution in float64."""
         height, width, _ = self.output_shape
         border = (self.taps // 2, self.taps // 2)
         padded = np.pad(self.activation.astype(np.float64), (border, border, (0, 0)))
@@ -111,7 +113,34 @@ class Operands:
             for s in range(self.taps):
                 window = padded[r : r + height, s : s + width]
                 total += np.einsum("hwc,kc->hwk", window, self.filter[:, r, s])
-        return floats(bfloat16(total.astype(np.float32)))
+        return total
+
+    def expected(self) -> Array:
+        """The convolution, rounded to bfloat16."""
+        return floats(bfloat16(self.total().astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class WithResidual(Operands):
+    """Those of a convolution behind which a residual is added, maybe behind SiLU."""
+
+    residual: Array
+    silu: bool
+
+    @classmethod
+    def draw(cls, seed: int, filters: int, silu: bool) -> WithResidual:
+        """Draws them; the residual tells where it was read."""
+        plain = Operands.random(seed, odd=filters)
+        rng = np.random.default_rng(1000 + seed)
+        residual = rng.integers(-100, 101, plain.output_shape).astype(np.float32)
+        return cls(plain.activation, plain.filter, plain.bias, residual, silu)
+
+    def expected(self) -> Array:
+        """The convolution, SiLU and the residual in float64, rounded to bfloat16."""
+        total = self.total()
+        if self.silu:
+            total *= 0.5 + 0.5 * np.tanh(total / 2)
+        return floats(bfloat16((total + BETA * self.residual).astype(np.float32)))
 
 
 @dataclass(frozen=True)
@@ -185,6 +214,9 @@ def run(
     output = machine.alloc(np.full(operands.output_shape, 0x7FC1, np.uint16))
     parameters = with_pointer(kernel.parameters, OUTPUT, output)
     parameters = with_pointer(parameters, BIAS, bias)
+    if isinstance(operands, WithResidual):
+        residual = machine.alloc(bfloat16(operands.residual))
+        parameters = with_pointer(parameters, RESIDUAL, residual)
     kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
     maps = _maps(kernel, operands, (activation, weights, output), kind)
     machine.load(ptx or kernel.ptx).launch(
