@@ -10,10 +10,13 @@ from tests.emulated.convolution import CHANNELS, FILTERS, HEIGHT, ODD, SPLITS, W
 
 SIZES = [str(size) for size in (HEIGHT, WIDTH, CHANNELS, FILTERS)]
 
-#: Lines at the end: candidates whose threads store, by numbers of filters, one whose blocks share a
-#: tile, and one that stores an enlarged image.
+#: Lines at the end: candidates whose threads store, by numbers of filters and what is fused, two
+#: whose tiles end within a sub-tile, bare and fused, one whose blocks share a tile, and one that
+#: stores an enlarged image.
 SPLIT = len(SPLITS) + 1
-ROW_STORES = 2 * len(ODD) + SPLIT
+ENDED = 2 * 2 + SPLIT
+WAYS = 3
+ROW_STORES = 2 * len(ODD) * WAYS + ENDED
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +44,31 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]:
     """Candidates whose threads store rows, each with a number of filters of ``ODD``."""
     folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
-    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-SPLIT]]
+    kernels = [Kernel.of(line, folder) for line in lines[-ROW_STORES:-ENDED:WAYS]]
     return list(zip(kernels, 2 * ODD, strict=True))
+
+
+@pytest.fixture(scope="session")
+def odd_residual(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[bool, list[tuple[Kernel, int]]]:
+    """The same candidates' launches with a residual, by whether it is added behind SiLU."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    launches = lines[-ROW_STORES:-ENDED]
+    return {
+        silu: list(
+            zip([Kernel.of(line, folder) for line in launches[way::WAYS]], 2 * ODD, strict=True)
+        )
+        for silu, way in ((False, 1), (True, 2))
+    }
+
+
+@pytest.fixture(scope="session")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, bool]]:
+    """Candidates whose tiles end within a sub-tile, bare, and with SiLU and a residual."""
+    folder, lines = ptx.emit_once("emit_emulated", tmp_path_factory, *SIZES, "1")
+    kernels = [Kernel.of(line, folder) for line in lines[-ENDED:-SPLIT]]
+    return list(zip(kernels, [False, True] * 2, strict=True))
 
 
 @pytest.fixture(scope="session")

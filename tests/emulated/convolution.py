@@ -28,7 +28,9 @@ ODD = 5, 13, 60, 71, 129
 #: Blocks that share a tile's sum.
 SPLITS = 2, 4
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
-OUTPUT, BIAS = 0x1111 << 48, 0x2222 << 48
+OUTPUT, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
+#: What residuals are multiplied with.
+BETA = 2
 
 Array = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]
@@ -48,6 +50,8 @@ class Kernel:
     store_pixels: int
     load_filters: int
     upper: int
+    end: int
+    """Filters at whose multiples a store's box ends."""
     parameters: bytes
     geometry: bytes
     ptx: str
@@ -64,10 +68,8 @@ class Kernel:
         text = (folder / f"{name}.ptx").read_text()
         index = int(name.split("-")[-1])
         threads, shared, blocks, cluster, keeps, *rest = map(int, numbers)
-        pixels, stored, filters, upper = rest
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
-        boxes = pixels, stored, filters, upper
-        return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
+        return cls(index, threads, shared, blocks, cluster, keeps == 1, *rest, *launch, text)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ class Operands:
         """Height, width, filters."""
         return self.activation.shape[0], WIDTH, len(self.filter)
 
-    def expected(self) -> Array:
-        """The convolution in float64, rounded to bfloat16."""
+    def total(self) -> npt.NDArray[np.float64]:
+        """The convolution in float64."""
         height, width, _ = self.output_shape
         border = (self.taps // 2, self.taps // 2)
         padded = np.pad(self.activation.astype(np.float64), (border, border, (0, 0)))
@@ -111,7 +113,34 @@ class Operands:
             for s in range(self.taps):
                 window = padded[r : r + height, s : s + width]
                 total += np.einsum("hwc,kc->hwk", window, self.filter[:, r, s])
-        return floats(bfloat16(total.astype(np.float32)))
+        return total
+
+    def expected(self) -> Array:
+        """The convolution, rounded to bfloat16."""
+        return floats(bfloat16(self.total().astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class WithResidual(Operands):
+    """Those of a convolution behind which a residual is added, maybe behind SiLU."""
+
+    residual: Array
+    silu: bool
+
+    @classmethod
+    def draw(cls, seed: int, filters: int, silu: bool) -> WithResidual:
+        """Draws them; the residual tells where it was read."""
+        plain = Operands.random(seed, odd=filters)
+        rng = np.random.default_rng(1000 + seed)
+        residual = rng.integers(-100, 101, plain.output_shape).astype(np.float32)
+        return cls(plain.activation, plain.filter, plain.bias, residual, silu)
+
+    def expected(self) -> Array:
+        """The convolution, SiLU and the residual in float64, rounded to bfloat16."""
+        total = self.total()
+        if self.silu:
+            total *= 0.5 + 0.5 * np.tanh(total / 2)
+        return floats(bfloat16((total + BETA * self.residual).astype(np.float32)))
 
 
 @dataclass(frozen=True)
@@ -185,14 +214,20 @@ def run(
     output = machine.alloc(np.full(operands.output_shape, 0x7FC1, np.uint16))
     parameters = with_pointer(kernel.parameters, OUTPUT, output)
     parameters = with_pointer(parameters, BIAS, bias)
+    if isinstance(operands, WithResidual):
+        residual = machine.alloc(bfloat16(operands.residual))
+        parameters = with_pointer(parameters, RESIDUAL, residual)
     kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
     maps = _maps(kernel, operands, (activation, weights, output), kind)
+    last = maps[-1]
+    if isinstance(operands, WithResidual) and not kernel.rows:
+        last = _residual_map(kernel, operands, residual)
     machine.load(ptx or kernel.ptx).launch(
         grid=kernel.blocks,
         block=kernel.threads,
         cluster=kernel.cluster,
         shared_bytes=kernel.shared_bytes,
-        args=[*maps, maps[-1], parameters, kernel.geometry],
+        args=[*maps, last, parameters, kernel.geometry],
         budget=3_000_000,
         trace=trace,
     )
@@ -224,7 +259,7 @@ def _maps(
     options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
     pixels = (channels, width, height, 1)
     taps = (channels, operands.taps**2, filters)
-    matrix = (filters, height * width, 1)
+    matrix = (kernel.end, height * width, filters // kernel.end)
     filter_map = TensorMap.tiled(
         kind,
         weights,
@@ -253,11 +288,29 @@ def _maps(
             stored,
             output,
             matrix,
-            packed_strides(matrix, stored),
+            (2 * filters, 2 * kernel.end),
             (64, kernel.store_pixels, 1),
             **options,
         ),
     ]
+
+
+def _residual_map(kernel: Kernel, operands: Operands, residual: SupportsInt) -> TensorMap:
+    """The residual's, of tiles without a halo."""
+    height, width, filters = operands.output_shape
+    extents = (filters, width, height)
+    return TensorMap.im2col(
+        DataType.BFLOAT16,
+        residual,
+        extents,
+        packed_strides(extents, DataType.BFLOAT16),
+        (0,),
+        (0,),
+        64,
+        kernel.store_pixels,
+        swizzle=Swizzle.B128,
+        l2_promotion=L2Promotion.L2_256B,
+    )
 
 
 def case(kernel: Kernel, operands: Operands) -> Case:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emulated.convolution import NARROW, ODD, SPLITS, Kernel, Operands, Upsampled, run
+from tests.emulated.convolution import (
+    NARROW,
+    SPLITS,
+    Array,
+    Kernel,
+    Operands,
+    Upsampled,
+    WithResidual,
+    run,
+)
 
 from ptxemu import EmulatorError, Machine
 
@@ -65,6 +74,41 @@ def test_hopper_kernel_stores_any_number_of_filters(
         assert kernel.rows
         operands = Operands.random(seed, odd=filters)
         assert np.array_equal(run(kernel, operands, seed), operands.expected())
+
+
+def close(found: Array, operands: WithResidual) -> bool:
+    """Whether outputs are exact, or behind SiLU within the rounding and tanh's error.
+
+    A bfloat16 is within 2^-9 of a value, and SiLU of x is x/2 (1 + tanh(x/2)), with 2^-11 of tanh.
+    """
+    expected = operands.expected()
+    if not operands.silu:
+        return np.array_equal(found, expected)
+    error = np.abs(operands.total()) / 2**12 + np.abs(expected) / 2**8
+    return bool(np.all(np.abs(found - expected) <= error))
+
+
+@pytest.mark.parametrize("silu", [False, True], ids=["alone", "behind-silu"])
+def test_hopper_kernel_adds_residuals_of_any_number_of_filters(
+    odd_residual: dict[bool, list[tuple[Kernel, int]]], silu: bool
+) -> None:
+    seed = int(silu)
+    for kernel, filters in odd_residual[silu]:
+        operands = WithResidual.draw(seed, filters, silu)
+        assert close(run(kernel, operands, seed), operands), (kernel.index, filters)
+
+
+def test_hopper_kernel_ends_tiles_within_a_subtile(ended: list[tuple[Kernel, bool]]) -> None:
+    for seed, (kernel, fused) in enumerate(ended):
+        filters = 2 * kernel.end
+        operands = (
+            WithResidual.draw(seed, filters, True) if fused else Operands.random(seed, odd=filters)
+        )
+        found = run(kernel, operands, seed)
+        if isinstance(operands, WithResidual):
+            assert close(found, operands), kernel.index
+        else:
+            assert np.array_equal(found, operands.expected()), kernel.index
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -219,13 +263,51 @@ BROKEN_ROWS: list[tuple[str, Callable[[str], str]]] = [
 def test_broken_stores_of_rows_are_seen(
     odd: list[tuple[Kernel, int]], change: Callable[[str], str]
 ) -> None:
-    for kernel, filters in (odd[ODD.index(71)], odd[-ODD[::-1].index(71) - 1]):
-        operands, changed, right = Operands.random(0, odd=filters), change(kernel.ptx), True
-        for seed in SEEDS:
-            try:
-                right = np.array_equal(run(kernel, operands, seed, changed), operands.expected())
-            except EmulatorError:
-                right = False
-            if not right:
-                break
-        assert not right, kernel.index
+    for kernel, filters in of_71_filters(odd):
+        assert_seen(kernel, Operands.random(0, odd=filters), change)
+
+
+def of_71_filters(odd: list[tuple[Kernel, int]]) -> list[tuple[Kernel, int]]:
+    """The launches of 71 filters: a tile and a part of another, no pixel like its neighbour."""
+    return [launch for launch in odd if launch[1] == 71]
+
+
+def assert_seen(kernel: Kernel, operands: Operands, change: Callable[[str], str]) -> None:
+    """A broken kernel is reported, or stores something wrong, for one of ``SEEDS``."""
+    changed, right = change(kernel.ptx), True
+    for seed in SEEDS:
+        try:
+            right = np.array_equal(run(kernel, operands, seed, changed), operands.expected())
+        except EmulatorError:
+            right = False
+        if not right:
+            break
+    assert not right, kernel.index
+
+
+#: As ``BROKEN_ROWS``, in the loads of residuals.
+BROKEN_LOADS: list[tuple[str, Callable[[str], str]]] = [
+    ("copies are not waited for", replaced(r"cp\.async\.wait_group 0;", "")),
+    (
+        "ends are left out",
+        # The second copy of a step.
+        replaced(r"(?s)(cp\.async\.cg[^;]*;.*?)cp\.async\.cg[^;]*;", r"\1", count=1),
+    ),
+    ("chunks beyond the pixel are read", replaced(r"(cp\.async\.cg[^;]*), 16, %r\d+;", r"\1, 16;")),
+    (
+        "filled buffers are not announced",
+        replaced(r"(?s)(cp\.async\.wait_group 0;.*?)mbarrier\.arrive[^;]*;", r"\1", count=1),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [entry[1] for entry in BROKEN_LOADS],
+    ids=[entry[0].replace(" ", "-") for entry in BROKEN_LOADS],
+)
+def test_broken_loads_of_residuals_are_seen(
+    odd_residual: dict[bool, list[tuple[Kernel, int]]], change: Callable[[str], str]
+) -> None:
+    for kernel, filters in of_71_filters(odd_residual[False]):
+        assert_seen(kernel, WithResidual.draw(0, filters, False), change)

@@ -80,6 +80,8 @@ PROBLEMS: Final = (
     Problem(parse_problem("1x50x71x3:16x3x3", stride=2, padding=1), rows=25, columns=35),
     Problem(parse_problem("1x34x40x4:16x5x5", padding=2), rows=33, columns=33),
     Problem(parse_problem("1x9000x2:16x5", stride=2, padding=2)),
+    # Few pixels: blocks share the filters.
+    Problem(parse_problem("1x500x1:200x16", stride=8)),
     Problem(parse_problem("1x9x14x3:72x3x3", padding=1), "float16"),
     Problem(parse_problem("1x9x14x4:16x3x3", stride=2, padding=1), "float16"),
     Problem(parse_problem("2x9x11x3:64x3x3", padding=1), placed=True),
@@ -210,6 +212,7 @@ def test_every_kernel_runs_in_every_way(launches: list[Launch]) -> None:
     kernels = {launch.kernel for launch in launches}
     assert {f"bfloat16-0-{index}" for index in range(3)} <= kernels
     assert any(launch.tiles > launch.blocks for launch in launches)
+    assert any(launch.tiles < launch.blocks for launch in launches)
     many = {
         problem.conv.group_channels
         for problem, launch in zip(PROBLEMS, launches, strict=True)

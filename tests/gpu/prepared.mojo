@@ -15,6 +15,7 @@ from operations.nvidia.sm90.gemm.config import (
     problem_refusal,
     visitor_refusal,
 )
+from operations.nvidia.sm90.gemm.kernel import ConvKernel
 from operations.nvidia.sm90.gemm.launch import (
     GemmOperands,
     launch_gemm,
@@ -23,6 +24,24 @@ from operations.nvidia.sm90.gemm.launch import (
 from operations.nvidia.sm90.gemm.plan import GemmPlan
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from operations.nvidia.stream import Stream
+
+
+def whole_pieces[
+    in_type: DType,
+    Output: OutputTarget,
+    Visitor: EpilogueVisitor,
+    config: Sm90Config,
+]() -> Bool:
+    """Whether a kernel takes no pixels of other than multiples of 16 bytes, of
+    any configuration: for `problem_refusal`.
+
+    Parameters:
+        in_type: Of activation and filter.
+        Output: How the output is reached.
+        Visitor: What is made of the values.
+        config: The configuration.
+    """
+    return not ConvKernel[in_type, Output, Visitor, config].Epilogue.any_filters
 
 
 struct Prepared[
@@ -69,7 +88,14 @@ struct Prepared[
         """
         comptime out_type = Self.Output.dtype
         var traversal = Traversal(problem, Self.in_type)
-        var refusal = problem_refusal(Self.config, traversal, out_type)
+        var refusal = problem_refusal(
+            Self.config,
+            traversal,
+            out_type,
+            whole_pieces=whole_pieces[
+                Self.in_type, Self.Output, Self.Visitor, Self.config
+            ](),
+        )
         if not refusal:
             refusal = visitor_refusal(visitor, Self.config, problem, out_type)
         if not refusal:

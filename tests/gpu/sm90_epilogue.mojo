@@ -71,7 +71,7 @@ from buffers import (
 )
 from kernels import THREADS, convolve
 from problems import Case, read_cases
-from prepared import Prepared
+from prepared import Prepared, whole_pieces
 from timing import input_sets, time_captured
 
 comptime VARIANTS = 10
@@ -355,7 +355,12 @@ def check_types[
     var traversal = Traversal(named.problem, in_type)
     comptime for index in range(0, CANDIDATES + VARIANTS, stride):
         comptime config = configuration(index)
-        if selected(index) and not problem_refusal(config, traversal, dtype):
+        comptime whole = whole_pieces[
+            in_type, MemoryOutput[dtype], ConvVisitor[BIAS_TYPE], config
+        ]()
+        if selected(index) and not problem_refusal(
+            config, traversal, dtype, whole_pieces=whole
+        ):
             var output = MemoryOutput(data_of(check.found, GUARD))
             var ran = 0
             for i in range(FEATURES):
@@ -488,8 +493,17 @@ def time_case(ctx: DeviceContext, named: Case) raises:
     comptime for index in range(CANDIDATES + VARIANTS):
         var asked = len(argv()) > 3 and selected(index)
         var chosen = choice == index or fused == index
+        comptime whole = whole_pieces[
+            TIMED,
+            MemoryOutput[TIMED],
+            ConvVisitor[BIAS_TYPE],
+            configuration(index),
+        ]()
         if (asked or chosen) and not problem_refusal(
-            configuration(index), Traversal(named.problem, TIMED), TIMED
+            configuration(index),
+            Traversal(named.problem, TIMED),
+            TIMED,
+            whole_pieces=whole,
         ):
             var one = time_of[index](ctx, named.problem, bare)
             var two = time_of[index](ctx, named.problem, relu)

@@ -123,6 +123,24 @@ def test_rows_of_patches_are_pixels(
     assert chosen == kernel, reason
 
 
+@pytest.mark.parametrize(
+    ("conv", "stride", "words"),
+    [
+        # As many tiles as there are multiprocessors, each of as many multiplies as consumers.
+        ("1x24006x1:32x7", 1, "125 tiles of 1x192 pixels, 1 blocks of 1 tiles of filters"),
+        # Fewer tiles: blocks share the filters.
+        ("1x16000x1:512x16", 8, "32 tiles of 1x63 pixels, 4 blocks of 2 tiles of filters"),
+        # Many tiles of many multiplies.
+        ("64x224x224x3:64x7x7", 2, "896 tiles of 16x56 pixels, 1 blocks of 1 tiles of filters"),
+    ],
+)
+def test_stems_are_cut_for_every_multiprocessor(conv: str, stride: int, words: str) -> None:
+    padding = 3 if "x7x7" in conv else 0
+    problem = parse_problem(conv, stride=stride, padding=padding)
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
+    assert chosen == "stem" and words in reason, reason
+
+
 def test_the_kernel_whose_model_says_less_is_chosen() -> None:
     problem = parse_problem("1x14x14x64:64x1x1")
     chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)

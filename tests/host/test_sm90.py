@@ -110,3 +110,18 @@ def test_candidates_assemble_without_spills(candidates: list[Candidate], tmp_pat
         assert "Potential Performance Loss" not in report, report
         used = re.search(r"Used (\d+) registers", report)
         assert used and int(used[1]) * candidate.threads <= ptx.REGISTERS
+
+
+def test_odd_filters_are_taken_where_threads_store(tmp_path: Path) -> None:
+    """With a residual too. Registers would spill with wider outputs, and what is fused behind by a
+    graph, or by a visitor that does not say so, takes whole pieces."""
+    lines = ptx.emit("odd_filters", tmp_path)
+    answers = {tuple(line.split()[:4]): line.split(maxsplit=4)[4] for line in lines}
+    taken = {asked for asked, answer in answers.items() if answer == "yes"}
+    assert taken == {
+        (of, "bfloat16", "plain", added)
+        for of in ("bfloat16", "float8_e4m3fn")
+        for added in ("-", "residual")
+    }
+    pieces = "TMA takes pixels of multiples of 16 bytes; here 819 output channels"
+    assert all(pieces in answer for asked, answer in answers.items() if asked not in taken)

@@ -8,15 +8,16 @@ each candidate of the Hopper kernel in `EMULATED` a file of its index, and a
 line of what its launch passes for one image, a 3x3 filter and a padding of 1,
 then a line for a filter of one tap, `POINTWISE` times the height and the
 filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels. Then, for
-each candidate of `ROW_STORES`, a line for each number of `ODD` filters, 3x3 and
-`POINTWISE` times the height. Then `SPLIT`, and a line for each number of blocks
+each candidate of `ROW_STORES`, lines for each number of `ODD` filters, 3x3 and
+`POINTWISE` times the height: plain, with a residual, of which `BETA` times is
+added, and with SiLU too. Then `SPLIT`, and a line for each number of blocks
 that share a tile of `SPLITS`, 3x3. At last `UPSAMPLED` and its line, an image that is
 enlarged: its filters are those of four pixels. A line is index, threads, bytes of shared memory,
 blocks, blocks of a cluster, 1 if it keeps its filters, pixels of an activation
 load and of an output box, filters of a filter load, the upper corner of the
 traversal along w, then the epilogue's parameters and the geometry, as
-hexadecimal bytes. Pointers are `OUTPUT` and `BIAS_AT`, for the reader to
-replace.
+hexadecimal bytes. Pointers are `OUTPUT`, `BIAS_AT` and
+`RESIDUAL_AT`, for the reader to replace.
 """
 
 from max.gpu import block_dim, block_idx, thread_idx
@@ -33,6 +34,7 @@ from operations.conv.depth_to_space import DepthToSpace, DepthToSpaceOutput
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.fields import (
     ACTIVATION_NONE,
+    ACTIVATION_SILU,
     GEOMETRY_BLOCK_D,
     GEOMETRY_CROP_D,
     GEOMETRY_LENGTH,
@@ -51,6 +53,10 @@ comptime EMULATED = [4, 5]
 
 comptime ROW_STORES = [6, 11]
 """Candidates whose threads store rows: whole ones, and a warp's filters."""
+
+comptime ENDED = [12, 17]
+"""Candidates whose tiles end within a sub-tile of filters: a block alone, and two
+that share filters. The convolution has two tiles along the filters."""
 
 comptime SPLIT = 9
 """A candidate whose blocks share a tile's sum; no other case's."""
@@ -76,6 +82,9 @@ comptime MULTIPROCESSORS = 5
 
 comptime OUTPUT = 0x1111000000000000
 comptime BIAS_AT = 0x2222000000000000
+comptime RESIDUAL_AT = 0x3333000000000000
+comptime BETA = 2
+"""What residuals are multiplied with."""
 comptime THREADS = 128
 """Of a block of `sums`."""
 
@@ -183,6 +192,8 @@ def print_launch[
     has_bias: Bool,
     multiprocessors: Int,
     split_k: Int = 1,
+    has_residual: Bool = False,
+    activation: Int = ACTIVATION_NONE,
 ) raises:
     """Prints what a candidate's launch passes."""
     comptime config = candidate(index)
@@ -190,19 +201,20 @@ def print_launch[
     var none = Activation(ACTIVATION_NONE, 0, 0)
     var epilogue = Epilogue[Dtype, Dtype](
         has_bias=has_bias,
-        has_residual=False,
+        has_residual=has_residual,
         has_scale=False,
         scale=Reads[DType.float32](unsafe_from_address=16),
         bias=Reads[Dtype](unsafe_from_address=BIAS_AT),
         residual=Reads[Dtype](unsafe_from_address=16),
-        beta=1,
-        activation=none,
+        beta=BETA,
+        activation=Activation(activation, 0, 0),
         final_activation=none,
     )
     var params = Kernel.Params(
         problem,
         ConvVisitor[Dtype].of(epilogue),
         output,
+        Reads[Output.dtype](unsafe_from_address=RESIDUAL_AT),
     )
     var traversal = Traversal(problem, Dtype)
     var grid = Grid.of(config, traversal, multiprocessors, split_k)
@@ -220,6 +232,9 @@ def print_launch[
         config.epilogue.pixels(size_of[Dtype]()),
         config.filter_tile_dim0(),
         traversal.upper(2, config.halo),
+        config.block_tile_shape[
+            1
+        ] if config.ends_filters() else problem.filters,
         bytes_of(params),
         bytes_of(geometry),
     )
@@ -256,11 +271,29 @@ def main() raises:
         comptime index = materialize[ROW_STORES]()[i]
         emit_kernel[index, Output]()
         for odd in materialize[ODD]():
+            for way in range(3):
+                print_launch[index](
+                    problem_of(POINTWISE * height, width, channels, odd, 3),
+                    output,
+                    has_bias,
+                    MULTIPROCESSORS,
+                    has_residual=way > 0,
+                    activation=(
+                        ACTIVATION_SILU if way == 2 else ACTIVATION_NONE
+                    ),
+                )
+    comptime for i in range(len(ENDED)):
+        comptime index = materialize[ENDED]()[i]
+        comptime filters = 2 * candidate(index).block_tile_shape[1]
+        emit_kernel[index, Output]()
+        for silu in [False, True]:
             print_launch[index](
-                problem_of(POINTWISE * height, width, channels, odd, 3),
+                problem_of(POINTWISE * height, width, channels, filters, 3),
                 output,
                 has_bias,
                 MULTIPROCESSORS,
+                has_residual=silu,
+                activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
             )
     emit_kernel[SPLIT, Output]()
     for count in materialize[SPLITS]():

@@ -109,6 +109,7 @@ def print_launch[
         config.epilogue.pixels(size_of[OUT]()),
         config.filter_tile_dim0(),
         traversal.upper(2, config.halo),
+        problem.filters,
         bytes_of(params),
         bytes_of(geometry),
     )

@@ -4,6 +4,7 @@ from std.collections import Optional
 
 from ...conv.device_value import DeviceValue
 from ...conv.access import OutputTarget
+from ...conv.memory import CACHE_LINE, Reads
 from ...conv.problem import ConvProblem
 from ..im2col.tiles import OutputShape
 from ..limits import MAX_SHARED_BYTES
@@ -24,12 +25,18 @@ struct EpilogueParams[Output: OutputTarget, Visitor: EpilogueVisitor](
     var output: Self.Output
     var visitor: Self.Visitor
     var shape: OutputShape
+    var residual: Reads[Self.Output.dtype]
+    """`[N, *output, K]`, for kernels whose threads load it. Not to be read
+    unless the visitor does."""
 
     def __init__(
         out self,
         problem: ConvProblem,
         visitor: Self.Visitor,
         output: Self.Output,
+        residual: Reads[Self.Output.dtype] = Reads[Self.Output.dtype](
+            unsafe_from_address=CACHE_LINE
+        ),
     ):
         """Brings an op's operands into the device's form.
 
@@ -37,10 +44,12 @@ struct EpilogueParams[Output: OutputTarget, Visitor: EpilogueVisitor](
             problem: The convolution; the configuration does not refuse it.
             visitor: What is fused, `prepared`.
             output: The output.
+            residual: The residual, if threads load it.
         """
         self.output = output
         self.visitor = visitor
         self.shape = OutputShape(problem)
+        self.residual = residual
 
 
 def visitor_refusal[

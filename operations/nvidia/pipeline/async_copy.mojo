@@ -18,11 +18,29 @@ def copy_chunk(to: SharedAddress, from_: Reads, exists: Bool):
         from_: Where from; not read unless `exists`.
         exists: Whether there is something to copy.
     """
+    copy_part(
+        to,
+        UInt64(Int(from_)),
+        UInt32(CHUNK_BYTES) if exists else UInt32(0),
+    )
+
+
+@always_inline
+def copy_part(to: SharedAddress, address: UInt64, bytes: UInt32):
+    """Starts copying the first bytes of a chunk to shared memory, and zeros for
+    the others.
+
+    Args:
+        to: Where to, a multiple of `CHUNK_BYTES`.
+        address: Where from, a multiple of `CHUNK_BYTES`; nothing is read beyond
+            `bytes`.
+        bytes: 0 to `CHUNK_BYTES`.
+    """
     inlined_assembly[
         "cp.async.cg.shared.global [$0], [$1], 16, $2;",
         NoneType,
         constraints="r,l,r,~{memory}",
-    ](to, UInt64(Int(from_)), UInt32(CHUNK_BYTES) if exists else UInt32(0))
+    ](to, address, bytes)
 
 
 @always_inline

@@ -111,6 +111,15 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
             self.empty(UInt32(stage)).init(releases)
 
     @always_inline
+    def await_empty(self, at: RingPosition[Self.stages]):
+        """Waits until a stage may be overwritten.
+
+        Args:
+            at: The producer's position.
+        """
+        self.empty(at.stage).wait(at.parity ^ 1)
+
+    @always_inline
     def acquire(
         self, at: RingPosition[Self.stages], bytes: Int = Self.stage_bytes
     ) -> Barrier:
@@ -124,7 +133,7 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
         Returns:
             The barrier that the copies complete.
         """
-        self.empty(at.stage).wait(at.parity ^ 1)
+        self.await_empty(at)
         var barrier = self.full(at.stage)
         barrier.arrive_expecting(bytes)
         return barrier

@@ -37,6 +37,10 @@ from .geometry import MmaGeometry
 from .loads import SliceLoads
 from .tile import MATRIX_ROWS, ROW_BYTES, MmaTile
 
+comptime TOGETHER = 8
+"""Values that a thread loads the epilogue's operands of together, where it
+stores filters one by one."""
+
 
 @fieldwise_init
 struct MmaKernel[
@@ -128,8 +132,14 @@ struct MmaKernel[
             Self._store[Self.vector](
                 epilogue, output, geometry, stages, pixel, k, filters - first
             )
-        else:
+            return
+        # Of what is fused behind, each value would be one more copy.
+        comptime if Self.Output.computes or Self.Output.stores:
             Self._store[1](
+                epilogue, output, geometry, stages, pixel, k, filters - first
+            )
+        else:
+            Self._store_singly(
                 epilogue, output, geometry, stages, pixel, k, filters - first
             )
 
@@ -303,3 +313,69 @@ struct MmaKernel[
                 offset,
                 value.cast[Self.Output.dtype](),
             )
+
+    @staticmethod
+    @always_inline
+    def _store_singly(
+        epilogue: Self.FusedWork,
+        output: Self.Output,
+        geometry: MmaGeometry,
+        sums: SharedAddress,
+        pixel: Int,
+        filter: UInt32,
+        filters: UInt32,
+    ):
+        """As `_store` to memory, one filter at a time. The bias and the
+        residual of some values are on their way together: stores, which may
+        write what is read later as far as the compiler knows, come behind."""
+        comptime threads = UInt32(Self.tile.threads())
+        comptime columns = UInt32(Self.tile.filters)
+        comptime steps = UInt32(Self.tile.pixels) * columns
+        comptime assert steps % (threads * TOGETHER) == 0
+        var data = shared_pointer[Self.sum_type](sums)
+        for first in range(
+            UInt32(thread_idx.x), steps, threads * UInt32(TOGETHER)
+        ):
+            var values = SIMD[DType.float32, TOGETHER](0)
+            var bias = SIMD[DType.float32, TOGETHER](0)
+            var residual = SIMD[Self.residual_type, TOGETHER](0)
+            var rows = StaticTuple[Int, TOGETHER](fill=0)
+            var filter_of = StaticTuple[Int, TOGETHER](fill=0)
+            var exists = StaticTuple[Bool, TOGETHER](fill=False)
+            comptime for i in range(TOGETHER):
+                var row, column = divmod(first + UInt32(i) * threads, columns)
+                var at = Int(row * UInt32(Self.tile.sums_stride()) + column)
+                var total = data.unsafe_load(at)
+                comptime for part in range(1, Self.tile.product_warps):
+                    total += data.unsafe_load(
+                        at + part * Self.tile.part_elements()
+                    )
+                values[i] = total.cast[DType.float32]()
+                exists[i] = (
+                    pixel + Int(row) < geometry.general.pixels
+                    and column < filters
+                )
+                # What does not exist reads what the tile's first value does.
+                rows[i] = pixel + (Int(row) if exists[i] else 0)
+                filter_of[i] = Int(filter + (column if exists[i] else 0))
+            var stride = Int(geometry.general.filters)
+            if epilogue.has_residual:
+                comptime for i in range(TOGETHER):
+                    residual[i] = epilogue.residual.unsafe_load(
+                        rows[i] * stride + filter_of[i]
+                    )
+            if epilogue.has_bias:
+                comptime for i in range(TOGETHER):
+                    bias[i] = epilogue.bias.unsafe_load(filter_of[i]).cast[
+                        DType.float32
+                    ]()
+            if epilogue.has_scale:
+                comptime for i in range(TOGETHER):
+                    values[i] *= epilogue.scale.unsafe_load(filter_of[i])
+            values = epilogue.finish[TOGETHER](values, bias, residual)
+            comptime for i in range(TOGETHER):
+                if exists[i]:
+                    output.data().unsafe_store(
+                        rows[i] * stride + filter_of[i],
+                        values[i].cast[Self.Output.dtype](),
+                    )

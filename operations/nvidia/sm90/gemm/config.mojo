@@ -25,6 +25,7 @@ from ...limits import (
     WARPGROUP,
 )
 from ...pipeline.barrier import BARRIER_BYTES
+from ...pipeline.chunks import CHUNK_BYTES
 from ..wgmma import MMA_M
 from .epilogue_config import (
     COLUMN_FILTERS,
@@ -187,9 +188,22 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Bytes of a filter stage."""
         return self.block_tile_shape[1] * ROW_BYTES
 
-    def epilogue_bytes(self) -> Int:
+    def buffers_bytes(self) -> Int:
         """Bytes of one consumer's residual and output buffers."""
         return self.epilogue.buffers() * self.epilogue.buffer_bytes()
+
+    def ends_bytes(self) -> Int:
+        """Bytes behind one consumer's buffers where its loader keeps ends of
+        residuals' rows: a chunk for each pixel of a sub-tile, rounded up to
+        where the next consumer's buffers may begin."""
+        if not self.stores_any_filters():
+            return 0
+        var bytes = self.epilogue.output_tile_shape[0] * CHUNK_BYTES
+        return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
+
+    def epilogue_bytes(self) -> Int:
+        """Bytes of one consumer's buffers, and of what lies beside them."""
+        return self.buffers_bytes() + self.ends_bytes()
 
     def exchange_barriers(self) -> Int:
         """Barriers of `split_k.SplitExchange`: one of the block, and two of
@@ -230,10 +244,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         return ceildiv(self.consumer_filters(), SUBTILE_FILTERS)
 
     def stores_any_filters(self) -> Bool:
-        """Whether pixels of plain outputs may be no multiple of `COPY_BYTES`:
-        where threads store, and blocks share no loads. Such kernels take a
-        fifth longer to compile, and those with clusters are never the fastest
-        for such filters."""
+        """Whether pixels of plain outputs, and of residuals, may be no multiple
+        of `COPY_BYTES`: where threads store, and blocks share no loads. Such
+        kernels take a fifth longer to compile, and those with clusters are
+        never the fastest for such filters."""
         return not self.epilogue.tma_store and self.cluster_size() == 1
 
     def refusal(self) -> Optional[String]:
@@ -378,9 +392,9 @@ def problem_refusal(
         traversal: Of a problem that is valid (`ConvProblem.validate`).
         out_type: Of the output: float32, or a type of 16 bits.
         whole_pieces: Whether pixels of the output must be multiples of
-            `COPY_BYTES`: TMA loads a residual, a visitor reads tensors of the
-            output's shape, and work fused behind takes whole pieces. Threads
-            that store rows of plain outputs do not need it.
+            `COPY_BYTES`: a visitor reads tensors of the output's shape, and
+            work fused behind takes whole pieces. Threads that load rows of
+            residuals and store those of plain outputs do not need it.
 
     Returns:
         The reason, or None if the kernel can.

@@ -1,8 +1,9 @@
 """The collective epilogue of the Hopper kernel: accumulators -> what is fused
 -> rounded to the output's type in shared memory -> output.
 
-    loader, one thread a consumer:   for each of the consumer's tiles, for each
-                                     sub-tile: fill a buffer with the residual
+    loader, a warp a consumer:       for each of the consumer's tiles, for each
+                                     sub-tile: fill a buffer with the residual;
+                                     one thread where TMA does it
     consumer:                        for each sub-tile: wait for the residual;
                                      visit the values; write them to a buffer;
                                      store it
@@ -23,11 +24,9 @@ from ...epilogue.callbacks import (
 )
 from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import Tile, TileGeometry
-from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import (
     SharedAddress,
     commit_stores,
-    load_im2col,
     store_tile,
 )
 from ...tma.descriptor import TensorMap
@@ -47,8 +46,9 @@ from .epilogue_fragment import (
     write_fragment,
 )
 from .epilogue_fused_store import FusedStore
+from .epilogue_load import load_residual
 from .epilogue_rows import RowStore
-from .epilogue_unaligned_rows import UnalignedRowStore
+from .epilogue_unaligned_rows import UnalignedRowStore, is_unaligned
 from .epilogue_values import select_values, values_of
 from .mma import Accumulators
 
@@ -85,7 +85,7 @@ struct CollectiveEpilogue[
         )
         and not Self.fused_output
     )
-    """Whether pixels of the output may be no multiple of 16 bytes."""
+    """Whether pixels of output and residual may be no multiple of 16 bytes."""
     comptime pixels = Self.epilogue.pixels(Self.element_bytes)
     comptime values = Self.epilogue.values(Self.element_bytes)
     comptime sums = (
@@ -155,7 +155,7 @@ struct CollectiveEpilogue[
             buffers: The consumer's `EpilogueConfig.buffers`.
             memory: The consumer's `visitor_bytes`.
             consumer: Which.
-            thread: Of the consumer's warpgroup; of the loader, any.
+            thread: Of the consumer's warpgroup; of the loader, its lane.
         """
         self.place = Self.ThreadPlace(thread)
         self.buffers = Self.Buffers(
@@ -166,37 +166,41 @@ struct CollectiveEpilogue[
 
     # The loader.
 
+    @staticmethod
     @always_inline
-    def load(mut self, ref map: TensorMap, geometry: TileGeometry, tile: Tile):
-        """Fills buffers with the residual of the consumer's part of a tile.
-        One thread; only if the visitor has a residual.
+    def loads_with_warp(geometry: TileGeometry) -> Bool:
+        """Whether all threads of the loader's warp `load`, and not one alone.
 
         Args:
-            map: The residual's descriptor, `[N*P, Q, K]`, im2col.
+            geometry: The problem.
+        """
+        comptime if Self.adds_residual:
+            return Self._unaligned(geometry)
+        else:
+            return False
+
+    @always_inline
+    def load(
+        mut self,
+        ref map: TensorMap,
+        params: Self.Params,
+        geometry: TileGeometry,
+        tile: Tile,
+    ):
+        """Fills buffers with the residual of the consumer's part of a tile.
+        One thread, or the warp if it `loads_with_warp`; only if the visitor has
+        a residual.
+
+        Args:
+            map: The residual's descriptor, `[N*P, Q, K]`, im2col, if one thread
+                loads.
+            params: The epilogue's.
             geometry: The problem.
             tile: The consumer's part.
         """
-        comptime panel_bytes = Self.pixels * ROW_BYTES
-        for i in range(UInt32(Self.subtiles)):
-            var block, part = divmod(i, UInt32(Self.filter_subtiles))
-            var at = geometry.pixel(tile.pixel + block * UInt32(Self.pixels))
-            var filter = tile.filter + part * SUBTILE_FILTERS
-            ref residuals = self.buffers.residuals
-            var stage = residuals.address(self.buffers.residual.stage)
-            var barrier = residuals.acquire(self.buffers.residual)
-            comptime for panel in range(panels[Self.out_type]()):
-                load_im2col[3](
-                    stage + UInt32(panel * panel_bytes),
-                    map,
-                    barrier.address,
-                    IndexList[3](
-                        Int(filter) + panel * panel_filters[Self.out_type](),
-                        Int(at.w),
-                        Int(at.row),
-                    ),
-                    IndexList[1](0),
-                )
-            self.buffers.residual.step()
+        load_residual[Self.config, Self.any_filters](
+            self.buffers, map, params.residual, geometry, tile
+        )
 
     # The consumer.
 
@@ -428,13 +432,13 @@ struct CollectiveEpilogue[
         var block, part = divmod(index, UInt32(Self.filter_subtiles))
         return Subtile(part=part, block=block, count=self.count + index)
 
+    @staticmethod
     @always_inline
-    def _unaligned(self, geometry: TileGeometry) -> Bool:
+    def _unaligned(geometry: TileGeometry) -> Bool:
         """Whether pixels of the output are no multiple of 16 bytes. Their rows
         are stored by threads side by side, whatever the configuration says."""
         comptime if Self.any_filters:
-            comptime width = UInt32(CHUNK_BYTES // Self.element_bytes)
-            return geometry.group_filters % width != 0
+            return is_unaligned[Self.out_type](geometry)
         else:
             return False
 

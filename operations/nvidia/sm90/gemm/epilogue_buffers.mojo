@@ -57,7 +57,7 @@ struct EpilogueBuffers[
             barriers: Of the consumer's residual ring.
             buffers: The consumer's `EpilogueConfig.buffers`.
             consumer: Which.
-            thread: Of the consumer's warpgroup; of the loader, any.
+            thread: Of the consumer's warpgroup; of the loader, its lane.
             lane: Of the thread's warp.
         """
         self.residuals = Self.Residuals(barriers, buffers)
@@ -71,6 +71,13 @@ struct EpilogueBuffers[
         self.consumer = consumer
         self.thread = thread
         self.lane = lane
+
+    @always_inline
+    def ends(self) -> SharedAddress:
+        """What lies behind the consumer's buffers (`Sm90Config.ends_bytes`)."""
+        return self.residuals.data + UInt32(
+            Self.config.buffers() * Self.buffer_bytes
+        )
 
     @always_inline
     def sync(self):

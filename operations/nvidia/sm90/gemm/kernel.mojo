@@ -2,8 +2,8 @@
 
     producers, one thread each:      for each tile, for each step of its sum:
                                          fill a stage of their ring
-    loaders, one thread a consumer:  for each tile with a residual:
-                                         fill buffers with it
+    loaders, a thread or a warp      for each tile with a residual:
+    a consumer:                          fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
                                          multiply a stage, release it
                                      store the tile
@@ -163,12 +163,19 @@ struct ConvKernel[
                 if geometry.split_k.count.value > 1 and fills_ring(warp):
                     wait_cluster()
             if (
-                thread > 0
-                and lane == 0
-                and warp <= UInt32(Self.config.consumers)
+                warp >= LOADER_WARP
+                and warp < LOADER_WARP + UInt32(Self.config.consumers)
+                and (lane == 0 or Self.Epilogue.loads_with_warp(geometry))
                 and params.visitor.reads_residual()
             ):
-                Self._load_residual(residual, geometry, storage, warp - 1)
+                Self._load_residual(
+                    residual,
+                    params,
+                    geometry,
+                    storage,
+                    warp - LOADER_WARP,
+                    lane,
+                )
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
@@ -364,13 +371,15 @@ struct ConvKernel[
     @always_inline
     def _load_residual(
         ref residual: TensorMap,
+        params: Self.Params,
         geometry: TileGeometry,
         storage: Self.Storage,
         consumer: UInt32,
+        lane: UInt32,
     ):
         """The loader of a consumer: fills its residual buffers, tile after
         tile."""
-        var epilogue = Self._epilogue(storage, consumer, 0)
+        var epilogue = Self._epilogue(storage, consumer, lane)
         var pixel, filter = Self._start(consumer)
         var scheduler = Self.Scheduler()
         comptime if not Self.config.cooperative:
@@ -380,7 +389,7 @@ struct ConvKernel[
             tile.pixel += pixel
             tile.filter += filter
             if tile.split == 0:
-                epilogue.load(residual, geometry, tile)
+                epilogue.load(residual, params, geometry, tile)
             scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
 
     @staticmethod

@@ -203,7 +203,9 @@ def launch_gemm[
         maps.filter,
         maps.output,
         maps.residual,
-        EpilogueParams[Output, Visitor](problem, prepared, operands.output),
+        EpilogueParams[Output, Visitor](
+            problem, prepared, operands.output, operands.residual
+        ),
         plan.geometry,
     )
     prepared.conclude(queue, shape)
@@ -230,7 +232,7 @@ struct GemmMaps[config: Sm90Config]:
     var output: TensorMap
     """Not to be used if the visitor discards the output."""
     var residual: TensorMap
-    """Not to be used if the visitor has no residual."""
+    """Not to be used if the visitor has no residual, or threads load it."""
 
     @always_inline
     def __init__[
@@ -293,7 +295,9 @@ struct GemmMaps[config: Sm90Config]:
                 ),
             )
         self.residual = self.output
-        if visitor.reads_residual():
+        if visitor.reads_residual() and not traversal.output_refusal(
+            size_of[out_type]()
+        ):
             self.residual = _residual_map[out_type, Self.config](
                 ctx, traversal, operands.residual
             )

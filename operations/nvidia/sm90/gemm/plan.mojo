@@ -93,6 +93,9 @@ struct GemmCandidates(Candidates):
     var traversal: Traversal
     var work: FusedWork
     var types: OperandTypes
+    var any_filters: Bool
+    """Whether pixels of the output may be no whole pieces, as far as types and
+    work decide."""
     var device: Device
 
     def __init__(
@@ -115,6 +118,7 @@ struct GemmCandidates(Candidates):
         self.traversal = Traversal(problem, operands.types.input)
         self.work = FusedWork.of(operands)
         self.types = operands.types
+        self.any_filters = stores_any_filters(operands.types)
         self.device = device
 
     def count(self) -> Int:
@@ -141,9 +145,8 @@ struct GemmCandidates(Candidates):
             config,
             self.traversal,
             self.types.output,
-            whole_pieces=self.work.residual or self.types.fused_output
             # Narrow groups fill little of a tile.
-            or self.problem.groups > 1,
+            whole_pieces=not self.any_filters or self.problem.groups > 1,
         )
         if not refusal:
             refusal = self.refusals[index // self.ways]

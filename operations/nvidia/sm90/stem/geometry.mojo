@@ -324,6 +324,7 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
         ) * Float64(self.tiles_n)
         var best = self
         var least = Float64.MAX
+        var least_multiplying = Float64.MAX
         for parts in range(1, min(MAX_ROW_CUTS, problem.output[2]) + 1):
             for rows in range(1, min(MAX_TILE_ROWS, problem.output[1]) + 1):
                 self.cut_pixels(
@@ -338,8 +339,13 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
                 var cycles = staging + Float64(
                     ceildiv(self.tiles, workers)
                 ) * max(staging, multiplying)
-                if cycles < least:
+                # Staging decides where loads take longest; the last tile is
+                # multiplied all the same.
+                if cycles < least or (
+                    cycles == least and multiplying < least_multiplying
+                ):
                     least = cycles
+                    least_multiplying = multiplying
                     best = self
             # Narrower tiles stage more: only as far as needed.
             if (
@@ -349,6 +355,27 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
             ):
                 break
         self = best
+        self._share_filters(config, problem, multiprocessors)
+
+    def _share_filters(
+        mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int
+    ):
+        """Has more blocks share a tile's filters where there are
+        multiprocessors without a tile: a consumer multiplies them one after
+        the other.
+
+        Args:
+            config: The configuration.
+            problem: The convolution.
+            multiprocessors: Of the device.
+        """
+        var all_n = ceildiv(problem.filters, config.tile_n)
+        var blocks = min(all_n, multiprocessors // max(1, self.tiles))
+        if blocks <= self.filter_blocks:
+            return
+        self.tiles_n = ceildiv(all_n, blocks)
+        self.filter_blocks = ceildiv(all_n, self.tiles_n)
+        self.filter_bytes = self.tiles_n * self.chunks * config.chunk_bytes()
 
     def stage_bytes(self) -> Int:
         """Shared memory of a staged tile."""

@@ -290,6 +290,20 @@ struct StemKernel[
             var tile = geometry.tile(index)
             var first_output = geometry.first_output(tile)
             var stage = storage.stage(position.stage)
+            if epilogue.has_residual and next < multiplies:
+                Self._prefetch_residual(
+                    epilogue,
+                    geometry,
+                    StemRows(
+                        geometry,
+                        tile,
+                        first_output,
+                        next * UInt32(MMA_M),
+                        thread,
+                    ),
+                    first_filter,
+                    thread,
+                )
             storage.full(position.stage).wait(position.parity)
             while next < multiplies:
                 var rows = StemRows(
@@ -327,6 +341,25 @@ struct StemKernel[
 
     @staticmethod
     @always_inline
+    def _prefetch_residual(
+        epilogue: Self.FusedWork,
+        geometry: StemGeometry,
+        rows: StemRows,
+        first_filter: UInt32,
+        thread: UInt32,
+    ):
+        """Asks for the residual of the block's filters of 64 pixels in the L2,
+        while their tile is staged."""
+        for n in range(geometry.tiles_n):
+            var filters = StemFilters(
+                geometry,
+                first_filter + n * UInt32(Self.config.tile_n),
+                thread,
+            )
+            Self.Outputs.prefetch_residual(epilogue, rows, filters)
+
+    @staticmethod
+    @always_inline
     def _consume_rows[
         plain: Bool
     ](
@@ -357,15 +390,11 @@ struct StemKernel[
                 )
                 Self.Outputs.store_plain(output, rows, filters, sums)
             else:
-                var residual = Self.Outputs.load_residual(
-                    epilogue, rows, filters
-                )
+                var ahead = Self.Outputs.load_ahead(epilogue, rows, filters)
                 var sums = Self._multiply(
                     geometry, storage, stage, rows, n, thread, activations
                 )
-                Self.Outputs.store(
-                    epilogue, output, rows, filters, sums, residual
-                )
+                Self.Outputs.store(epilogue, output, rows, filters, sums, ahead)
 
     @staticmethod
     @always_inline

@@ -1,5 +1,9 @@
 """The epilogue and the stores of the Hopper stem kernel."""
 
+from std.memory import bitcast
+from std.sys._assembly import inlined_assembly
+from std.sys.info import size_of
+
 from ....conv.access import OutputTarget
 from ....conv.epilogue import Activation, Epilogue
 from ....conv.fields import ACTIVATION_NONE, ACTIVATION_SILU
@@ -10,9 +14,44 @@ from ...epilogue.activations import (
     run_time,
     silu_of_half,
 )
+from ...pipeline.chunks import CHUNK_BYTES
 from ..wgmma import MMA_M
 from .geometry import StemConfig
 from .pixels import GROUP_FILTERS, PART_FILTERS, StemFilters, StemRows
+
+
+comptime WORD_BYTES = 4
+
+
+@fieldwise_init
+struct StemAhead[residual_words: Int, bias_words: Int](TrivialRegisterPassable):
+    """What a thread loads for its outputs before they are multiplied. As words:
+    the compiler would convert values where they are loaded, and so wait for
+    them there.
+
+    Parameters:
+        residual_words: Of the thread's residual.
+        bias_words: Of the bias of its filters.
+    """
+
+    var residual: SIMD[DType.uint32, Self.residual_words]
+    """By pixels, then by filters; zeros if there is none."""
+    var bias: SIMD[DType.uint32, Self.bias_words]
+    """By filters; zeros if there is none."""
+
+
+@always_inline
+def _opaque[
+    width: Int
+](words: SIMD[DType.uint32, width]) -> SIMD[DType.uint32, width]:
+    """The same words, which the compiler takes for others: their conversions
+    stay behind."""
+    var result = words
+    comptime for i in range(width):
+        result[i] = inlined_assembly["", UInt32, constraints="=r,0,~{memory}"](
+            words[i]
+        )
+    return result
 
 
 @fieldwise_init
@@ -27,30 +66,89 @@ struct StemOutputs[
     comptime accumulators = MMA_M * Self.config.tile_n // WARPGROUP
     comptime Accumulated = SIMD[DType.float32, Self.accumulators]
     comptime parts = Self.config.tile_n // PART_FILTERS
-    comptime Residual = SIMD[Self.residual_type, Self.accumulators]
+    comptime residual_group = (
+        GROUP_FILTERS * size_of[Self.residual_type]() // WORD_BYTES
+    )
+    """Words of the residual of a group of filters."""
+    comptime bias_group = GROUP_FILTERS * size_of[
+        Self.bias_type
+    ]() // WORD_BYTES
+    """Words of their bias."""
+    comptime Ahead = StemAhead[
+        2 * Self.parts * Self.residual_group, Self.parts * Self.bias_group
+    ]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
 
     @staticmethod
     @always_inline
-    def load_residual(
+    def prefetch_residual(
+        epilogue: Self.FusedWork, rows: StemRows, filters: StemFilters
+    ):
+        """Asks for what `load_ahead` will load of a residual in the L2."""
+        comptime for half in range(2):
+            comptime for part in range(Self.parts):
+                var residual = epilogue.residual.unsafe_offset(
+                    rows.element[half]() + filters.safe(part)
+                )
+                inlined_assembly[
+                    "prefetch.global.L2 [$0];", NoneType, constraints="l"
+                ](UInt64(Int(residual)))
+
+    @staticmethod
+    @always_inline
+    def load_ahead(
         epilogue: Self.FusedWork,
         rows: StemRows,
         filters: StemFilters,
-    ) -> Self.Residual:
-        """Loads the thread's residual. It runs before a multiply, so that the
-        load overlaps with it."""
-        var residual = Self.Residual(0)
+    ) -> Self.Ahead:
+        """Loads the thread's residual and bias. It runs before a multiply, so
+        that the loads overlap with it."""
+        var ahead = Self.Ahead(0, 0)
         if filters.together and epilogue.has_residual:
             comptime for half in range(2):
                 comptime for part in range(Self.parts):
-                    comptime at = (half * Self.parts + part) * GROUP_FILTERS
-                    var offset = rows.element[half]() + filters.safe(part)
-                    residual = residual.insert[offset=at](
-                        epilogue.load_residual[GROUP_FILTERS, GROUP_FILTERS](
-                            offset
-                        )
-                    )
-        return residual
+                    comptime at = half * Self.parts + part
+                    var loaded = epilogue.load_residual[
+                        GROUP_FILTERS, GROUP_FILTERS
+                    ](rows.element[half]() + filters.safe(part))
+                    ahead.residual = ahead.residual.insert[
+                        offset=at * Self.residual_group
+                    ](bitcast[DType.uint32, Self.residual_group](loaded))
+        if filters.together and epilogue.has_bias:
+            comptime bytes = GROUP_FILTERS * size_of[Self.bias_type]()
+            comptime for part in range(Self.parts):
+                var loaded = epilogue.bias.unsafe_load[
+                    width=GROUP_FILTERS, alignment=min(bytes, CHUNK_BYTES)
+                ](filters.safe(part))
+                ahead.bias = ahead.bias.insert[offset=part * Self.bias_group](
+                    bitcast[DType.uint32, Self.bias_group](loaded)
+                )
+        return ahead
+
+    @staticmethod
+    @always_inline
+    def _residual[
+        half: Int
+    ](ahead: Self.Ahead) -> SIMD[DType.float32, Self.accumulators // 2]:
+        """The residual of one of the thread's pixels."""
+        comptime words = Self.parts * Self.residual_group
+        return bitcast[Self.residual_type, Self.accumulators // 2](
+            _opaque(ahead.residual.slice[words, offset=half * words]())
+        ).cast[DType.float32]()
+
+    @staticmethod
+    @always_inline
+    def _bias[
+        part: Int
+    ](ahead: Self.Ahead) -> SIMD[DType.float32, GROUP_FILTERS]:
+        """The bias of a group of filters."""
+        return bitcast[Self.bias_type, GROUP_FILTERS](
+            _opaque(
+                ahead.bias.slice[
+                    Self.bias_group, offset=part * Self.bias_group
+                ]()
+            )
+        ).cast[DType.float32]()
 
     @staticmethod
     @always_inline
@@ -58,7 +156,7 @@ struct StemOutputs[
         epilogue: Self.FusedWork,
         filters: StemFilters,
         values: Self.Accumulated,
-        residual: Self.Residual,
+        ahead: Self.Ahead,
     ) -> SIMD[Self.Output.dtype, Self.accumulators]:
         """Applies the epilogue to the thread's sums, and rounds them."""
         comptime width = Self.accumulators // 2
@@ -68,7 +166,7 @@ struct StemOutputs[
             or epilogue.final_activation.code != ACTIVATION_NONE
         ):
             steps += 1
-        var result = values
+        var result = SIMD[Self.Output.dtype, Self.accumulators](0)
         comptime for half in range(2):
             # One pixel at a time, which takes fewer registers.
             var pixel = values.slice[width, offset=half * width]()
@@ -80,10 +178,7 @@ struct StemOutputs[
                     group = epilogue.scaled[GROUP_FILTERS, GROUP_FILTERS](
                         group, filter
                     )
-                if epilogue.has_bias:
-                    group += epilogue.load_bias[GROUP_FILTERS, GROUP_FILTERS](
-                        filter
-                    )
+                group += Self._bias[part](ahead)
                 pixel = pixel.insert[offset=at](group)
             # A loop, so that what evaluates activations is compiled once.
             for step in range(steps):
@@ -91,8 +186,7 @@ struct StemOutputs[
                 if step > 0:
                     activation = epilogue.final_activation
                     if epilogue.has_residual:
-                        var added = residual.slice[width, offset=half * width]()
-                        pixel = added.cast[DType.float32]().fma(
+                        pixel = Self._residual[half](ahead).fma(
                             SIMD[DType.float32, width](epilogue.beta), pixel
                         )
                 if activation.code == ACTIVATION_SILU:
@@ -100,8 +194,10 @@ struct StemOutputs[
                     pixel = silu_of_half(pixel * 0.5)
                 else:
                     pixel = _activated(activation, pixel)
-            result = result.insert[offset=half * width](pixel)
-        return result.cast[Self.Output.dtype]()
+            result = result.insert[offset=half * width](
+                pixel.cast[Self.Output.dtype]()
+            )
+        return result
 
     @staticmethod
     @always_inline
@@ -111,7 +207,7 @@ struct StemOutputs[
         rows: StemRows,
         filters: StemFilters,
         sums: Self.Accumulated,
-        residual: Self.Residual,
+        ahead: Self.Ahead,
     ):
         """Stores the thread's filters of its two pixels: groups of neighbours
         at once, or one by one where pixels are not aligned to groups."""
@@ -123,7 +219,7 @@ struct StemOutputs[
             output,
             rows,
             filters,
-            Self._finish(epilogue, filters, values, residual),
+            Self._finish(epilogue, filters, values, ahead),
         )
 
     @staticmethod
