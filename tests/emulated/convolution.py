@@ -69,7 +69,9 @@ class Kernel:
         index = int(name.split("-")[-1])
         threads, shared, blocks, cluster, keeps, *rest = map(int, numbers)
         launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
-        return cls(index, threads, shared, blocks, cluster, keeps == 1, *rest, *launch, text)
+        pixels, stored, filters, upper, end = rest
+        boxes = pixels, stored, filters, upper, end
+        return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
 
 
 @dataclass(frozen=True)
