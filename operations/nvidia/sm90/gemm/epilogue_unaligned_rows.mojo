@@ -199,9 +199,6 @@ struct UnalignedRowLoad[dtype: DType, pixels: Int](TrivialRegisterPassable):
             pixel + self.row,
             _filter_bytes(filter, filters),
         )
-        close_copies()
-        await_copies[0]()
-        sync_warp()
         self._shift(start, geometry, buffer, ends, pixel + self.row)
         sync_warp()
 
@@ -230,7 +227,7 @@ struct UnalignedRowLoad[dtype: DType, pixels: Int](TrivialRegisterPassable):
         bytes: UInt32,
     ):
         """Starts copying the chunks that pixels touch: as many as a row has to
-        the row, one more to `ends`.
+        the row, one more to `ends`. Each step is a group of copies.
 
         Args:
             start: The address of the buffer's first filter in the residual's
@@ -262,6 +259,7 @@ struct UnalignedRowLoad[dtype: DType, pixels: Int](TrivialRegisterPassable):
                     chunks + UInt64(ROW_BYTES),
                     max(end, UInt32(ROW_BYTES)) - UInt32(ROW_BYTES),
                 )
+            close_copies()
             to = Self._next(to)
             end_to += UInt32(Self.rows * CHUNK_BYTES)
             pixel += UInt32(Self.rows)
@@ -275,7 +273,8 @@ struct UnalignedRowLoad[dtype: DType, pixels: Int](TrivialRegisterPassable):
         ends: SharedAddress,
         first: UInt32,
     ):
-        """Moves the filters of each pixel to the beginning of its row.
+        """Moves the filters of each pixel to the beginning of its row, once
+        they have come: the first half while the second is on its way.
 
         Args:
             start: The address of the buffer's first filter in the residual's
@@ -291,7 +290,13 @@ struct UnalignedRowLoad[dtype: DType, pixels: Int](TrivialRegisterPassable):
         if last:
             second = ends + self.row * CHUNK_BYTES
         var pixel = first
-        for _ in range(run_time(Self.steps)):
+        for step in range(run_time(Self.steps)):
+            if step == 0:
+                await_copies[Self.steps // 2]()
+                sync_warp()
+            elif step == UInt32(Self.steps // 2):
+                await_copies[0]()
+                sync_warp()
             var at = UnalignedPixel.of(start, geometry, pixel, 0)
             var shifted = _window(
                 load_chunk[DType.uint32](to),
