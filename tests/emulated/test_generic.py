@@ -40,6 +40,14 @@ PROBLEMS: Final = (
     Problem("depthwise", parse_problem("2x5x7x24:24x3x3", padding=1, groups=24)),
     Problem("depthwise", parse_problem("1x6x9x6:12x2x4", stride=(2, 1), groups=6)),
     Problem("depthwise", parse_problem("1x9x9x5:5x3x3", dilation=2, padding=2, groups=5)),
+    # Windows along w: of several times the taps that they hold, of phases, of outputs apart, which
+    # need not all be there; what does not fill items; padding on one side.
+    Problem("depthwise", parse_problem("2x19x16:16x4", padding=(3, 0), groups=16)),
+    Problem("depthwise", parse_problem("1x37x264:264x3", dilation=2, padding=2, groups=264)),
+    Problem("depthwise", parse_problem("1x41x8:8x11", stride=2, padding=(2, 5), groups=8)),
+    Problem("depthwise", parse_problem("1x67x8:8x7", stride=4, dilation=6, padding=9, groups=8)),
+    Problem("depthwise", parse_problem("2x29x12:12x3", dilation=12, padding=(12, 3), groups=12)),
+    Problem("depthwise", parse_problem("1x7x19x24:24x9x1", padding=(4, 4, 0, 0), groups=24)),
     Problem("strips", parse_problem("2x9x11x72:72x3x3", padding=1, groups=72)),
     Problem("strips", parse_problem("1x12x9x16:16x5x5", stride=2, padding=2, groups=16)),
     Problem("grouped", parse_problem("2x5x7x12:36x3x3", padding=1, groups=3)),
@@ -101,7 +109,8 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     def drawn(*shape: Any) -> Array:
         return rng.integers(-3, 4, [int(size) for size in shape]).astype(np.float32)
 
-    x, w = drawn(*problem.input_shape), drawn(*problem.filter_shape("KRSC"))
+    layout = "KRSC" if len(problem.stride) == 2 else "KSC"
+    x, w = drawn(*problem.input_shape), drawn(*problem.filter_shape(layout))
     scale, bias = drawn(problem.filters), drawn(problem.filters)
     residual = drawn(*problem.output_shape)
     machine = Machine("sm_90a", sms=4, seed=index)

@@ -12,7 +12,6 @@ from max.gpu import (
 )
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
-from std.memory import bitcast
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -32,6 +31,7 @@ from .depthwise_strips import (
     StripConfig,
     StripGeometry,
 )
+from .widen import widen
 
 comptime SharedBytes = Pointer[
     UInt8, MutUntrackedOrigin, address_space=AddressSpace.SHARED
@@ -39,23 +39,6 @@ comptime SharedBytes = Pointer[
 """Bytes of a block's shared memory."""
 
 comptime PIXEL_CHUNKS = PIXEL_BYTES // CHUNK_BYTES
-
-
-@always_inline
-def _widen[
-    dtype: DType, width: SIMDLength
-](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
-    """The values in float32; of a pair of bfloat16 one instruction each."""
-    comptime if dtype != DType.bfloat16 or Int(width) % 2 != 0:
-        return value.cast[DType.float32]()
-    else:
-        comptime pairs = Int(width) // 2
-        var bits = bitcast[DType.uint32, pairs](value)
-        var result = SIMD[DType.uint32, width](0)
-        comptime for i in range(pairs):
-            result[2 * i] = bits[i] << 16
-            result[2 * i + 1] = bits[i] & 0xFFFF0000
-        return bitcast[DType.float32, width](result)
 
 
 @fieldwise_init
@@ -382,7 +365,7 @@ struct StripKernel[
             comptime for q in range(COLUMNS):
                 comptime sum = p * COLUMNS + q
                 var value = line[q * Self.config.stride + s]
-                sums[sum] = _widen(value).fma(weight, sums[sum])
+                sums[sum] = widen(value).fma(weight, sums[sum])
 
     @staticmethod
     @always_inline
