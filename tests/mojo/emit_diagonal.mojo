@@ -6,7 +6,7 @@ the first argument; needs no GPU.
 A problem is taps, stride, batch, height, width, channels, padding, the
 multiprocessors to cut it for and the channels of a group, joined by an x. For each configuration that is
 emulated a file of its index, and for each problem a line of what its launch
-passes: index, blocks, threads, bytes of shared memory, columns of a load and of
+passes: index, blocks, threads, bytes of shared memory, channels of a slab, columns of a load and of
 an output box, images of an output box, output height and width, then the
 epilogue's parameters (bare; with bias, ReLU and residual) and the geometry, as
 hexadecimal bytes. The bias's pointer is `BIAS_AT`, for the reader to replace.
@@ -32,6 +32,7 @@ from operations.nvidia.sm90.diagonal.kernel import DiagonalKernel
 from operations.nvidia.sm90.diagonal.geometry import DiagonalGeometry
 from operations.nvidia.sm90.diagonal.launch import Diagonal
 from operations.nvidia.sm90.diagonal.plan import (
+    MATRIX,
     DIAGONAL_CANDIDATES,
     DiagonalTiling,
     choose_diagonal,
@@ -137,8 +138,9 @@ def main() raises:
         print(
             index,
             plan.blocks,
-            config.threads(),
+            config.threads(plan.slab_warps),
             plan.shared_bytes(),
+            plan.slab_warps * MATRIX,
             plan.staged_columns,
             plan.columns,
             plan.images,

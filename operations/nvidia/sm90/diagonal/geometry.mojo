@@ -3,13 +3,15 @@
 from std.bit import log2_floor
 
 from ....conv.device_value import DeviceValue
-from ....conv.divisor import Divisor
+from ....conv.divisor import Divisor, SmallDivisor
 from ....conv.problem import ConvProblem
+from ...pipeline.chunks import CHUNK_BYTES
+from ...limits import WARP
 from .plan import (
     MATRIX,
     PIXEL_BYTES,
-    SLAB,
     STEP_ROWS,
+    WARPS,
     DiagonalConfig,
     DiagonalTiling,
 )
@@ -69,6 +71,14 @@ struct DiagonalGeometry(
     """A problem as the diagonal kernel sees it."""
 
     var channels: UInt32
+    var slab_warps: SmallDivisor
+    """Warps that compute, 8 channels of a slab each."""
+    var pixel_bytes: UInt32
+    """Of a slab in shared memory."""
+    var swizzle: UInt32
+    """Bits of a pixel's number that the swizzle XORs to its chunks' numbers."""
+    var ring_offset: UInt32
+    """Shared memory before the ring."""
     var group_log: UInt32
     """The logarithm of a group's channels, to base 2."""
     var step_d: Int32
@@ -135,8 +145,8 @@ struct DiagonalGeometry(
         """Builds the geometry from a problem and its cut."""
         # A set is of two images, or of two times 8 columns of one.
         var pairs = plan.images > 1 and plan.columns == MATRIX
-        var half_bytes = MATRIX * config.stride * PIXEL_BYTES
-        var half_output_bytes = MATRIX * PIXEL_BYTES
+        var half_bytes = MATRIX * config.stride * plan.pixel_bytes()
+        var half_output_bytes = MATRIX * plan.pixel_bytes()
         var set_bytes = 2 * half_bytes
         var set_output_bytes = 2 * half_output_bytes
         if plan.images > 1:
@@ -159,6 +169,10 @@ struct DiagonalGeometry(
         var slab_steps = plan.steps // plan.together
         return DiagonalGeometry(
             channels=UInt32(problem.channels),
+            slab_warps=SmallDivisor(plan.slab_warps),
+            pixel_bytes=UInt32(plan.pixel_bytes()),
+            swizzle=UInt32(0 if plan.is_wide() else WARPS - 1),
+            ring_offset=UInt32(plan.ring_offset()),
             group_log=UInt32(log2_floor(problem.group_channels())),
             step_d=Int32(problem.stride[0]),
             start_d=Int32(-problem.pad_before[0]),
@@ -189,10 +203,28 @@ struct DiagonalGeometry(
             load_bytes=UInt32(plan.load_bytes()),
             image_bytes=UInt32(plan.image_bytes()),
             stage_bytes=UInt32(plan.stage_bytes()),
-            output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
+            output_row_bytes=UInt32(plan.columns * plan.pixel_bytes()),
             image_output_bytes=UInt32(plan.image_output_bytes()),
             step_bytes=UInt32(plan.step_bytes()),
             batch_bytes=UInt32(plan.batch * plan.step_bytes()),
+        )
+
+    @always_inline
+    def computing_threads(self) -> UInt32:
+        """Threads of a block that compute."""
+        return self.slab_warps.value * UInt32(WARP)
+
+    @always_inline
+    def offset_in_slab(self, pixel: UInt32, chunk: UInt32) -> UInt32:
+        """The offset of a pixel's 8 channels in shared memory.
+
+        Args:
+            pixel: Of a stage, or of a step's outputs.
+            chunk: Which 8 of the slab.
+        """
+        return (
+            pixel * self.pixel_bytes
+            + (chunk ^ (pixel & self.swizzle)) * CHUNK_BYTES
         )
 
     @always_inline
@@ -231,7 +263,7 @@ struct DiagonalGeometry(
             plane,
             down * STEP_ROWS,
             group * self.columns,
-            slab * SLAB,
+            slab * self.slab_warps.value * MATRIX,
             self.row_steps.value - down,
             STEP_ROWS,
         )

@@ -5,7 +5,7 @@ A tap of 8 channels is a diagonal matrix, or one with blocks on its diagonal
 where groups have several channels. It adds to the sums the product of that
 matrix and of the pixels at the tap. Where groups have more than 8 channels, a
 tap has several such matrices. A warp has 8 channels of the output, a block has
-`SLAB`. A step is `STEP_ROWS` rows of some columns of the output, of several
+`SLAB`, or a few more. A step is `STEP_ROWS` rows of some columns of the output, of several
 images where these are narrow. A warp computes a step set by set. A set is 8
 pixels of both rows and 8 more: the neighbours to the right, or the same pixels
 of the next image.
@@ -25,13 +25,26 @@ from std.utils import IndexList
 from ....conv.fields import DIAGONAL_CHANNELS, DIAGONAL_TAPS
 from ....conv.known import UNKNOWN, KnownFilter
 from ....conv.problem import SPATIAL, ConvProblem
+from ...pipeline.chunks import CHUNK_BYTES
 from ...limits import MAX_BOX, MAX_INDEX, MAX_SHARED_BYTES, PATTERN_BYTES, WARP
 
 comptime SLAB = 64
-"""Channels of a block."""
+"""Channels of a block, unless it is a wide one."""
 
 comptime PIXEL_BYTES = 128
-"""Bytes of a pixel in shared memory: one row of the swizzle."""
+"""Bytes of a pixel in shared memory: one row of the swizzle. A pixel of a wide
+slab has as many as its channels, an odd number of chunks: neighbouring pixels
+are in different banks as they are."""
+
+comptime WIDE_WARPS = 9
+"""Warps of a wide slab, which compute 8 channels each as others do."""
+
+comptime NARROW_REST = 2
+"""Warps' channels that a last slab has, at most, where wide slabs are fewer: it
+would take nearly the time of a whole one."""
+
+comptime WIDE_ALIGNMENT = 128
+"""Bytes of which the addresses of boxes without a swizzle are multiples."""
 
 comptime MATRIX = 8
 """Pixels and channels of the matrices that the multiply is made of."""
@@ -58,7 +71,7 @@ comptime WARPS_LOG = 3
 """The logarithm of `WARPS`, to base 2."""
 
 comptime THREADS = WARP * WARPS
-"""Threads of a block that compute."""
+"""Threads of a block that compute, unless its slab is wide."""
 
 comptime BUFFERS = 3
 """Batches of outputs in shared memory: one is written, while the others are
@@ -70,8 +83,8 @@ comptime BUFFER_BYTES = 16 * 1024
 comptime MAX_STAGES = 24
 """Stages of the ring, at most."""
 
-comptime BARRIERS_BYTES = PATTERN_BYTES
-"""Shared memory before the ring: its barriers."""
+comptime BARRIERS_BYTES = 256
+"""Shared memory of the barriers, before the ring."""
 
 comptime BLOCK_BYTES = 1024
 """Shared memory that the system takes for each block."""
@@ -135,9 +148,40 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         a group's pixels are read for every 8 of its filters."""
         return self.stride == 2 and self.group_chunks > 1
 
-    def threads(self) -> Int:
-        """Threads of a block."""
-        return THREADS + 32 * Int(self.copies_apart())
+    def takes_wide_slabs(self) -> Bool:
+        """Whether a slab may be wide: where one more warp's registers are
+        free, too, and no load looks for channels beside the warp's own."""
+        return self.copies_apart() and self.group_chunks == 1
+
+    def slab_warps(self, channels: Int) -> Int:
+        """Warps of a slab that compute: `WIDE_WARPS` instead of a slab of few
+        channels more.
+
+        Args:
+            channels: Of the problem.
+        """
+        var chunks = ceildiv(channels, MATRIX)
+        var rest = chunks % WARPS
+        if (
+            self.takes_wide_slabs()
+            and rest > 0
+            and rest <= NARROW_REST
+            and ceildiv(chunks, WIDE_WARPS) < ceildiv(chunks, WARPS)
+        ):
+            return WIDE_WARPS
+        return WARPS
+
+    def threads(self, slab_warps: Int) -> Int:
+        """Threads of a block.
+
+        Args:
+            slab_warps: Warps that compute.
+        """
+        return WARP * (slab_warps + Int(self.copies_apart()))
+
+    def max_threads(self) -> Int:
+        """Threads of a block, at most."""
+        return self.threads(WIDE_WARPS if self.takes_wide_slabs() else WARPS)
 
     def staged_columns(self, columns: Int) -> Int:
         """Input pixels of a staged row.
@@ -301,6 +345,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
     """Of a step."""
     var takes_turns: Bool
     """Whether a multiply has pixels of two images (`DiagonalConfig`)."""
+    var slab_warps: Int
+    """Warps that compute, 8 channels of a slab each."""
     var slabs: Int
     var together: Int
     """Slabs of neighbouring blocks: all, or one where a block goes on from slab
@@ -336,7 +382,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
             multiprocessors: Of the device.
         """
         var width = problem.output[2]
-        self.slabs = ceildiv(problem.channels, SLAB)
+        self.slab_warps = config.slab_warps(problem.channels)
+        self.slabs = ceildiv(problem.channels, self.slab_warps * MATRIX)
         self.row_steps = ceildiv(problem.output[1], STEP_ROWS)
         self.groups = 0
         self.columns = 0
@@ -458,27 +505,44 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
         """Sets of a step."""
         return ceildiv(self.images * self.columns, 2 * MATRIX)
 
+    def is_wide(self) -> Bool:
+        """Whether slabs are wide."""
+        return self.slab_warps > WARPS
+
+    def pixel_bytes(self) -> Int:
+        """Bytes of a pixel in shared memory."""
+        return self.slab_warps * CHUNK_BYTES if self.is_wide() else PIXEL_BYTES
+
+    def alignment(self) -> Int:
+        """Bytes of which the ring's addresses, and a stage's, are multiples:
+        whole patterns of the swizzle."""
+        return WIDE_ALIGNMENT if self.is_wide() else PATTERN_BYTES
+
+    def ring_offset(self) -> Int:
+        """Shared memory before the ring."""
+        return ceildiv(BARRIERS_BYTES, self.alignment()) * self.alignment()
+
     def load_bytes(self) -> Int:
         """Bytes that a load brings: of one image."""
-        return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
+        return STAGE_ROWS * self.staged_columns * self.pixel_bytes()
 
     def image_bytes(self) -> Int:
         """Bytes of an image in a stage: whole patterns of the swizzle, and a
         pixel where two images take turns."""
         return ceildiv(
-            self.load_bytes(), PATTERN_BYTES
-        ) * PATTERN_BYTES + PIXEL_BYTES * Int(self.takes_turns)
+            self.load_bytes(), self.alignment()
+        ) * self.alignment() + PIXEL_BYTES * Int(self.takes_turns)
 
     def stage_bytes(self) -> Int:
         """Bytes of a stage: whole patterns."""
         return (
-            ceildiv(self.images * self.image_bytes(), PATTERN_BYTES)
-            * PATTERN_BYTES
+            ceildiv(self.images * self.image_bytes(), self.alignment())
+            * self.alignment()
         )
 
     def image_output_bytes(self) -> Int:
         """Bytes of an image's outputs of a step."""
-        return STEP_ROWS * self.columns * PIXEL_BYTES
+        return STEP_ROWS * self.columns * self.pixel_bytes()
 
     def step_bytes(self) -> Int:
         """Bytes of a step's outputs."""
@@ -487,7 +551,7 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
     def shared_bytes(self) -> Int:
         """Shared memory of a block."""
         return (
-            BARRIERS_BYTES
+            self.ring_offset()
             + self.stages * self.stage_bytes()
             + BUFFERS * self.batch * self.step_bytes()
         )
@@ -495,7 +559,8 @@ struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
     def write_to(self, mut writer: Some[Writer]):
         """Writes the cut on one line."""
         writer.write(
-            t"{self.steps} steps of {self.columns} columns, images a step"
+            t"{self.steps} steps of {self.columns} columns and"
+            t" {self.slab_warps * MATRIX} channels, images a step"
             t" {self.images}, {self.batch} steps a batch, {self.blocks} blocks"
             t" of {self.stages} stages, {self.shared_bytes()} bytes of shared"
             t" memory"
