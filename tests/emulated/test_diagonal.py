@@ -103,8 +103,10 @@ class Launch:
     def of(cls, problem: tuple[int, ...], line: str, folder: Path) -> Launch:
         """Reads a line of the Mojo side."""
         words = line.split()
-        index, *cut, height, width = map(int, words[:11])
+        index, blocks, last, threads, shared, slab, staged, *more = map(int, words[:11])
+        columns, images, height, width = more
         bare, fused, geometry = map(bytes.fromhex, words[11:])
+        cut = blocks, last, threads, shared, slab, staged, columns, images
         text = (folder / f"{index}.ptx").read_text()
         return cls(problem, *cut, height, width, (bare, fused), geometry, text)
 
@@ -236,7 +238,9 @@ def test_groups_are_exact(launches: list[Launch], index: int, fused: bool) -> No
 
 def test_the_cuts_reach_their_edges(launches: list[Launch]) -> None:
     assert all(
-        launch.images == 2 for launch in launches if launch.problem[0] == 5 and launch.problem[2] > 1
+        launch.images == 2
+        for launch in launches
+        if launch.problem[0] == 5 and launch.problem[2] > 1
     )
     taken = {(launch.problem[1], launch.problem[8]) for launch in launches}
     assert taken >= {(stride, group) for stride in (1, 2) for group in (1, 8, 16, 32)}
@@ -260,7 +264,9 @@ def test_few_channels_more_are_no_slab(launches: list[Launch]) -> None:
     """Of 72 channels, 144 and 200: one slab, two and three."""
     slabs = {72: 1, 144: 2, 200: 3}
     for channels, height in ((72, 5), (144, 4), (200, 2)):
-        cut = next(cut for cut in launches if cut.problem[3] == height and cut.problem[5] == channels)
+        cut = next(
+            cut for cut in launches if cut.problem[3] == height and cut.problem[5] == channels
+        )
         assert (cut.slab, cut.threads) == (72, 10 * 32)
         assert -(-channels // cut.slab) == slabs[channels]
 
