@@ -19,7 +19,10 @@ from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 #: pairs of narrow images, of which some are not there; several images; stride 2; several steps
 #: along the columns; stages that are filled again; steps that are narrow, and less so, because a
 #: block has only one. Groups: every width, both strides, slabs that lack channels, and pixels of
-#: two images together.
+#: two images together. Slabs of 72 channels: one, two,
+#: a last one of 8 warps and of one, several images, and groups. A last slab of few channels that
+#: has few blocks: beside one slab and beside two, of wide groups too. Five taps with stride 2:
+#: pixels of two images together, and of one.
 PROBLEMS = (
     (3, 1, 1, 7, 56, 64, 1, 1, 1),
     (3, 1, 2, 4, 20, 192, 1, 1, 1),
@@ -48,14 +51,30 @@ PROBLEMS = (
     (3, 2, 3, 9, 14, 96, 1, 1, 32),
     (3, 2, 2, 5, 48, 64, 1, 1, 32),
     (3, 2, 1, 5, 30, 64, 1, 1, 32),
+    (3, 1, 1, 5, 24, 72, 1, 1, 1),
+    (3, 1, 3, 4, 7, 144, 1, 1, 1),
+    (3, 2, 2, 7, 30, 136, 1, 2, 1),
+    (3, 1, 1, 3, 40, 80, 1, 1, 8),
+    (3, 1, 2, 2, 14, 200, 1, 2, 2),
+    (3, 1, 1, 40, 14, 96, 1, 4, 1),
+    (3, 2, 3, 19, 14, 152, 1, 6, 4),
+    (3, 1, 1, 50, 9, 80, 1, 5, 16),
+    (5, 2, 2, 9, 30, 64, 2, 1, 1),
+    (5, 2, 3, 7, 13, 72, 2, 2, 1),
+    (5, 2, 1, 8, 18, 64, 2, 1, 4),
 )
 
-#: Of these those that get infinities and not-a-numbers: of each width of groups one.
-NOT_FINITE = (3, 10, 12, 16, 17)
+#: Of these those that get infinities and not-a-numbers: of each width of groups one, and pixels of
+#: two images together.
+NOT_FINITE = (3, 10, 12, 16, 17, PROBLEMS.index((5, 2, 2, 9, 30, 64, 2, 1, 1)))
 
-#: Slabs of 64 channels. Of others nobody writes the outputs of the channels that are not there,
-#: and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
-WHOLE = tuple(index for index, problem in enumerate(PROBLEMS) if problem[5] % 64 == 0)
+#: Slabs of 64 channels, or of 72. Of others nobody writes the outputs of the channels that are not
+#: there, and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
+WHOLE = tuple(
+    index
+    for index, (taps, *_, channels, _, _, _) in enumerate(PROBLEMS)
+    if channels % 64 == 0 or (taps == 3 and channels % 72 == 0)
+)
 
 #: What a sum that is no number is compared as.
 NOT_A_NUMBER = np.float32(12288)
@@ -67,8 +86,10 @@ class Launch:
 
     problem: tuple[int, ...]
     blocks: int
+    last_blocks: int
     threads: int
     shared_bytes: int
+    slab: int
     staged_columns: int
     columns: int
     images: int
@@ -82,9 +103,10 @@ class Launch:
     def of(cls, problem: tuple[int, ...], line: str, folder: Path) -> Launch:
         """Reads a line of the Mojo side."""
         words = line.split()
-        index, blocks, threads, shared, staged, columns, images, height, width = map(int, words[:9])
-        bare, fused, geometry = map(bytes.fromhex, words[9:])
-        cut = blocks, threads, shared, staged, columns, images
+        index, blocks, last, threads, shared, slab, staged, *more = map(int, words[:11])
+        columns, images, height, width = more
+        bare, fused, geometry = map(bytes.fromhex, words[11:])
+        cut = blocks, last, threads, shared, slab, staged, columns, images
         text = (folder / f"{index}.ptx").read_text()
         return cls(problem, *cut, height, width, (bare, fused), geometry, text)
 
@@ -147,7 +169,7 @@ def run(launch: Launch, operands: Operands, fused: bool, seed: int, ptx: str = "
     output = machine.alloc(np.full(operands.residual.shape, 0x4442, np.uint16))
     image = (channels, width, height, 1, batch)
     result = (channels, launch.width, launch.height, 1, batch)
-    outputs = (64, launch.columns, 2, 1, launch.images)
+    outputs = (launch.slab, launch.columns, 2, 1, launch.images)
     epilogue = launch.epilogues[fused].replace(
         BIAS.to_bytes(8, "little"), int(bias).to_bytes(8, "little")
     )
@@ -156,7 +178,7 @@ def run(launch: Launch, operands: Operands, fused: bool, seed: int, ptx: str = "
         block=launch.threads,
         shared_bytes=launch.shared_bytes,
         args=[
-            _map(activation, image, (64, launch.staged_columns, 2, 1, 1)),
+            _map(activation, image, (launch.slab, launch.staged_columns, 2, 1, 1)),
             _map(output, result, outputs),
             _map(residual, result, outputs),
             machine.alloc(bfloat16(operands.filter)),
@@ -171,7 +193,9 @@ def run(launch: Launch, operands: Operands, fused: bool, seed: int, ptx: str = "
 
 def _map(tensor: DevicePointer, sizes: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:
     kind = DataType.BFLOAT16
-    options: dict[str, Any] = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.L2_256B}
+    # Pixels of 64 channels fill a row of the swizzle; wider ones need none.
+    swizzle = Swizzle.B128 if box[0] == 64 else Swizzle.NONE
+    options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.L2_256B}
     return TensorMap.tiled(kind, tensor, sizes, packed_strides(sizes, kind), box, **options)
 
 
@@ -213,10 +237,38 @@ def test_groups_are_exact(launches: list[Launch], index: int, fused: bool) -> No
 
 
 def test_the_cuts_reach_their_edges(launches: list[Launch]) -> None:
+    assert all(
+        launch.images == 2
+        for launch in launches
+        if launch.problem[0] == 5 and launch.problem[2] > 1
+    )
     taken = {(launch.problem[1], launch.problem[8]) for launch in launches}
     assert taken >= {(stride, group) for stride in (1, 2) for group in (1, 8, 16, 32)}
     assert {launch.images for launch in launches} >= {1, 2, 4}
     assert {launch.columns % 16 for launch in launches} == {0, 8}
+    assert {launch.slab for launch in launches} == {64, 72}
+
+
+def test_a_last_slab_of_few_channels_has_few_blocks(launches: list[Launch]) -> None:
+    """As many as let the blocks end together."""
+    cuts = {cut.problem[5]: cut for cut in launches if cut.last_blocks}
+    assert set(cuts) == {96, 152, 80}
+    # 20 steps of each slab: 4 of five blocks, which take as long as 7 of three of half the warps.
+    assert (cuts[96].blocks, cuts[96].last_blocks) == (8, 3)
+    for cut in cuts.values():
+        slabs = -(-cut.problem[5] // 64)
+        assert 0 < cut.last_blocks * (slabs - 1) < cut.blocks - cut.last_blocks
+
+
+def test_few_channels_more_are_no_slab(launches: list[Launch]) -> None:
+    """Of 72 channels, 144 and 200: one slab, two and three."""
+    slabs = {72: 1, 144: 2, 200: 3}
+    for channels, height in ((72, 5), (144, 4), (200, 2)):
+        cut = next(
+            cut for cut in launches if cut.problem[3] == height and cut.problem[5] == channels
+        )
+        assert (cut.slab, cut.threads) == (72, 10 * 32)
+        assert -(-channels // cut.slab) == slabs[channels]
 
 
 def test_blocks_of_one_step(launches: list[Launch]) -> None:

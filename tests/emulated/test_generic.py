@@ -42,6 +42,14 @@ PROBLEMS: Final = (
     Problem("depthwise", parse_problem("2x5x7x24:24x3x3", padding=1, groups=24)),
     Problem("depthwise", parse_problem("1x6x9x6:12x2x4", stride=(2, 1), groups=6)),
     Problem("depthwise", parse_problem("1x9x9x5:5x3x3", dilation=2, padding=2, groups=5)),
+    # Windows along w: of several times the taps that they hold, of phases, of outputs apart, which
+    # need not all be there; what does not fill items; padding on one side.
+    Problem("depthwise", parse_problem("2x19x16:16x4", padding=(3, 0), groups=16)),
+    Problem("depthwise", parse_problem("1x37x264:264x3", dilation=2, padding=2, groups=264)),
+    Problem("depthwise", parse_problem("1x41x8:8x11", stride=2, padding=(2, 5), groups=8)),
+    Problem("depthwise", parse_problem("1x67x8:8x7", stride=4, dilation=6, padding=9, groups=8)),
+    Problem("depthwise", parse_problem("2x29x12:12x3", dilation=12, padding=(12, 3), groups=12)),
+    Problem("depthwise", parse_problem("1x7x19x24:24x9x1", padding=(4, 4, 0, 0), groups=24)),
     Problem("strips", parse_problem("2x9x11x72:72x3x3", padding=1, groups=72)),
     Problem("strips", parse_problem("1x12x9x16:16x5x5", stride=2, padding=2, groups=16)),
     Problem("grouped", parse_problem("2x5x7x12:36x3x3", padding=1, groups=3)),
@@ -120,8 +128,9 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     dtype = PROBLEMS[index].dtype
     # Every int8: float32 adds up no more of them than it can without rounding.
     least, most = (-128, 127) if dtype == "int8" else (-3, 3)
+    layout = "KRSC" if len(problem.stride) == 2 else "KSC"
     x = drawn(*problem.input_shape, least=least, most=most)
-    w = drawn(*problem.filter_shape("KRSC"), least=least, most=most)
+    w = drawn(*problem.filter_shape(layout), least=least, most=most)
     scale, bias = drawn(problem.filters), drawn(problem.filters)
     residual = drawn(*problem.output_shape)
     machine = Machine("sm_90a", sms=4, seed=index)

@@ -43,6 +43,8 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("mobilenet.dw_56", "cpu", "depthwise", "lanes are channels"),
         ("mobilenet.dw_56", "sm_80", "depthwise", "depthwise 3x3, stride 1"),
         ("mobilenet.dw_56", HOPPER, "diagonal", "diagonal 3x3, stride 1"),
+        ("odd.depthwise_dilated", HOPPER, "depthwise", "outputs 3 apart, 1 phases"),
+        ("odd.conv1d_depthwise", "sm_80", "depthwise", "outputs 1 apart, 1 phases"),
         ("resnet50.stem", "cpu", "implicit_gemm", "register tile"),
         ("resnet50.stem", "sm_80", "sm80", "tensor cores, loads of single elements"),
         ("resnet50.stem", HOPPER, "stem", "64 filters a tile"),

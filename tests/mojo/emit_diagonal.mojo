@@ -4,10 +4,11 @@ the first argument; needs no GPU.
     emit_diagonal FOLDER PROBLEM...
 
 A problem is taps, stride, batch, height, width, channels, padding, the
-multiprocessors to cut it for and the channels of a group, joined by an x. For each configuration that is
-emulated a file of its index, and for each problem a line of what its launch
-passes: index, blocks, threads, bytes of shared memory, columns of a load and of
-an output box, images of an output box, output height and width, then the
+multiprocessors to cut it for and the channels of a group, joined by an x. For
+each configuration that is emulated a file of its index, and for each problem a
+line of what its launch passes: index, blocks, those of the last slab alone,
+threads, bytes of shared memory, channels of a slab, columns of a load and of an
+output box, images of an output box, output height and width, then the
 epilogue's parameters (bare; with bias, ReLU and residual) and the geometry, as
 hexadecimal bytes. The bias's pointer is `BIAS_AT`, for the reader to replace.
 The last line is what an op says to the last problem that was compiled for other
@@ -32,15 +33,20 @@ from operations.nvidia.sm90.diagonal.kernel import DiagonalKernel
 from operations.nvidia.sm90.diagonal.geometry import DiagonalGeometry
 from operations.nvidia.sm90.diagonal.launch import Diagonal
 from operations.nvidia.sm90.diagonal.plan import (
+    MATRIX,
     DIAGONAL_CANDIDATES,
-    DiagonalTiling,
     choose_diagonal,
     diagonal_candidate,
 )
+from operations.nvidia.sm90.diagonal.tiling import DiagonalTiling
 
 
 comptime EMULATED = 3
-"""Taps of the configurations."""
+"""Taps of the configurations; those of more, with stride 2, are emulated too.
+"""
+
+comptime MORE_TAPS = 5
+"""Of the latter."""
 
 comptime BIAS_AT = 0x2222000000000000
 
@@ -115,7 +121,10 @@ def refusal_of(problem: ConvProblem) -> String:
 def main() raises:
     comptime target = get_gpu_target["sm_90a"]()
     comptime for index in range(DIAGONAL_CANDIDATES):
-        comptime if diagonal_candidate(index).taps != EMULATED:
+        comptime config = diagonal_candidate(index)
+        comptime if config.taps != EMULATED and (
+            config.taps != MORE_TAPS or config.stride == 1
+        ):
             continue
         comptime kernel = DiagonalKernel[
             Dtype,
@@ -137,8 +146,10 @@ def main() raises:
         print(
             index,
             plan.blocks,
-            config.threads(),
+            plan.last_blocks,
+            config.threads(plan.slab_warps),
             plan.shared_bytes(),
+            plan.slab_warps * MATRIX,
             plan.staged_columns,
             plan.columns,
             plan.images,

@@ -32,7 +32,7 @@ def describe_others():
         var config = diagonal_plan.diagonal_candidate(index)
         print(
             String(t"diagonal-{index}"),
-            config.threads(),
+            config.max_threads(),
             config.resident(),
             config,
         )

@@ -1,24 +1,37 @@
 """The GPU's general depthwise kernel: any filter, any channels, and any work
 fused in front of the op. A filter has one input channel, so that a thread loads
-all it multiplies."""
+all it multiplies.
+
+    for every item:     for each row of taps, for each of its phases:
+                            load a window of pixels, add a few taps from it,
+                            move it on, until the phase has no taps
+                        load the residual, finish, store
+"""
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
+from std.sys._assembly import inlined_assembly
+from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
+from ...conv.fields import ACTIVATION_SILU
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
+from ..epilogue.activations import DeviceActivation, keep_branch, run_time
 from ..overlap import wait_for_earlier_kernels
 from .depthwise_geometry import (
     COLUMNS,
     RESIDENT,
     THREADS,
+    WINDOW,
+    WINDOW_TAPS,
     DepthwiseConfig,
     DepthwiseGeometry,
 )
+from .widen import widen
 
 
 @fieldwise_init
@@ -46,7 +59,8 @@ struct Item(TrivialRegisterPassable):
         var across, w = geometry.items_w.split(index)
         var down, row = geometry.out_rows.split(across)
         var image, plane = geometry.out_planes.split(down)
-        var column = w * UInt32(COLUMNS)
+        var set, first = geometry.spacing.split(w)
+        var column = set * UInt32(COLUMNS) * geometry.spacing.value + first
         return Item(
             Int(image),
             plane,
@@ -56,6 +70,14 @@ struct Item(TrivialRegisterPassable):
             Int32(row) * geometry.step_h + geometry.start_h,
             Int32(column) * geometry.step_w + geometry.start_w,
         )
+
+
+@always_inline
+def _ask_for(data: Reads[_]):
+    """Asks for a line of memory in the L2 (PTX ISA, "prefetch")."""
+    inlined_assembly[
+        "prefetch.global.L2 [$0];", NoneType, constraints="l,~{memory}"
+    ](Int64(Int(data)))
 
 
 @always_inline
@@ -131,6 +153,9 @@ struct DepthwiseKernel[
     comptime filter_row = Self.config.filter_row()
     """Elements of shared memory from a tap to the next."""
     comptime Sums = StaticTuple[Self.Vector, COLUMNS]
+    comptime Window = StaticTuple[Self.Loaded, WINDOW]
+    comptime Old = SIMD[Self.residual_type, Self.width]
+    comptime Residual = StaticTuple[Self.Old, COLUMNS]
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
     comptime SharedFilter = Pointer[
         Float32, MutUntrackedOrigin, address_space=AddressSpace.SHARED
@@ -172,8 +197,10 @@ struct DepthwiseKernel[
         for index in range(first + strip, end, together):
             var item = Item.of(geometry, index)
             var sums = Self.Sums(fill=Self.Vector(0))
+            var place = ItemPlace(geometry, item, k)
+            Self._ask_for_residual(epilogue, geometry, place)
             Self._sum_taps(activation, geometry, item, k, weights, sums)
-            Self._store(epilogue, output, geometry, item, k, sums)
+            Self._store(epilogue, output, geometry, item, place, sums)
 
     @staticmethod
     @always_inline
@@ -185,16 +212,26 @@ struct DepthwiseKernel[
             Float32, address_space=AddressSpace.SHARED, alignment=16
         ]()
         var data = Self.SharedFilter(unsafe_from_address=Int(shared))
-        var taps = geometry.taps()
         var filters = geometry.lanes.value * UInt32(Self.width)
         var first = slab * filters
-        for i in range(UInt32(thread_idx.x), taps * filters, UInt32(THREADS)):
-            var k, tap = divmod(i, taps)
-            var value = Float32(0)
-            if first + k < geometry.filters:
-                var from_ = Int(first + k) * Int(taps) + Int(tap)
-                value = filter[unsafe_offset=from_].cast[DType.float32]()
-            data.unsafe_store(Int(tap) * Self.filter_row + Int(k), value)
+        var taps = geometry.filter_taps.value
+        var there = min(filters, geometry.filters - first) * taps
+        var from_ = filter.unsafe_offset(Int(first) * Int(taps))
+        for i in range(
+            UInt32(thread_idx.x) * UInt32(Self.width),
+            there,
+            UInt32(THREADS * Self.width),
+        ):
+            # Neighbouring elements, whether of one filter or of several.
+            var loaded = from_.unsafe_load[
+                width=Self.width, alignment=Self.width * size_of[Self.dtype]()
+            ](Int(i))
+            comptime for j in range(Self.width):
+                var k, tap = geometry.filter_taps.split(i + UInt32(j))
+                data.unsafe_store(
+                    Int(tap) * Self.filter_row + Int(k),
+                    loaded[j].cast[DType.float32](),
+                )
         barrier()
         return data
 
@@ -226,20 +263,18 @@ struct DepthwiseKernel[
 
     @staticmethod
     @always_inline
-    def _load_checked(
+    def _load_nearest(
         activation: Self.Source,
         geometry: DepthwiseGeometry,
         row: InputRow,
         w: Int32,
         channel: Int,
     ) -> Self.Loaded:
-        """Loads a pixel, or zeros outside the image. There it loads the nearest
-        pixel and drops it, so that there is no branch."""
-        var value = Self._load(
+        """Loads a pixel, or the nearest of the image, so that there is no
+        branch."""
+        return Self._load(
             activation, geometry, row, _nearest(w, geometry.width), channel
         )
-        var inside = row.inside and UInt32(w) < UInt32(geometry.width)
-        return value if inside else Self.Loaded(0)
 
     @staticmethod
     @always_inline
@@ -251,32 +286,126 @@ struct DepthwiseKernel[
         weights: Self.SharedFilter,
         mut sums: Self.Sums,
     ):
-        """Adds the taps of any filter, one by one."""
+        """Adds the taps of any filter, row by row and phase by phase."""
         var channel = k
         comptime if Self.width == 1:
             channel = Int(geometry.multiplier.split(UInt32(k))[0])
-        var tap = UInt32(0)
+        var row_weights = weights
         for t in range(geometry.taps_d):
             var d = item.d + t * geometry.dilation_d
             for r in range(geometry.taps_h):
                 var line = InputRow.of(
                     geometry, item.image, d, item.h + r * geometry.dilation_h
                 )
-                for s in range(geometry.taps_w):
-                    var weight = Self._weight(weights, tap)
-                    tap += 1
+                for phase in range(geometry.phases):
+                    Self._sum_phase(
+                        activation,
+                        geometry,
+                        line,
+                        item.w + phase * geometry.dilation_w,
+                        channel,
+                        row_weights,
+                        phase,
+                        sums,
+                    )
+                row_weights = row_weights.unsafe_offset(
+                    Int(geometry.taps_w) * Self.filter_row
+                )
+
+    @staticmethod
+    @always_inline
+    def _sum_phase(
+        activation: Self.Source,
+        geometry: DepthwiseGeometry,
+        line: InputRow,
+        first: Int32,
+        channel: Int,
+        weights: Self.SharedFilter,
+        phase: Int32,
+        mut sums: Self.Sums,
+    ):
+        """Adds the taps of a row's phase, some at a time.
+
+        Args:
+            activation: The activation.
+            geometry: The problem.
+            line: The row of the image.
+            first: The column that the first output sees at the first tap.
+            channel: The thread's first channel.
+            weights: The row's.
+            phase: The phase.
+            sums: To which it adds.
+        """
+        comptime kept = WINDOW - WINDOW_TAPS
+        var loaded = Self.Window(fill=Self.Loaded(0))
+        var w = first
+        comptime for i in range(kept):
+            loaded[i] = Self._load_nearest(
+                activation,
+                geometry,
+                line,
+                w + Int32(i) * geometry.window_step,
+                channel,
+            )
+        var tap = phase
+        while tap < geometry.taps_w:
+            comptime for i in range(kept, WINDOW):
+                loaded[i] = Self._load_nearest(
+                    activation,
+                    geometry,
+                    line,
+                    w + Int32(i) * geometry.window_step,
+                    channel,
+                )
+            # Zeros outside the image only behind all loads: they would wait.
+            var window = Self.Window(fill=Self.Loaded(0))
+            comptime for i in range(WINDOW):
+                var at = w + Int32(i) * geometry.window_step
+                if line.inside and UInt32(at) < UInt32(geometry.width):
+                    window[i] = loaded[i]
+            comptime for a in range(WINDOW_TAPS):
+                if tap < geometry.taps_w:
+                    var weight = Self._weight(weights, UInt32(tap))
                     comptime for q in range(COLUMNS):
-                        var w = (
-                            item.w
-                            + s * geometry.dilation_w
-                            + Int32(q) * geometry.step_w
-                        )
-                        var value = Self._load_checked(
-                            activation, geometry, line, w, channel
-                        )
-                        sums[q] = value.cast[DType.float32]().fma(
-                            weight, sums[q]
-                        )
+                        sums[q] = widen(window[q + a]).fma(weight, sums[q])
+                tap += geometry.phases
+            comptime for i in range(kept):
+                loaded[i] = window[i + WINDOW_TAPS]
+            w += Int32(WINDOW_TAPS) * geometry.window_step
+
+    @staticmethod
+    @always_inline
+    def _ask_for_residual(
+        epilogue: Self.FusedWork,
+        geometry: DepthwiseGeometry,
+        first: ItemPlace,
+    ):
+        """Asks for an item's residual in the L2, which takes no registers."""
+        if epilogue.has_residual:
+            var place = first
+            comptime for q in range(COLUMNS):
+                if place.column < geometry.out_columns:
+                    _ask_for(epilogue.residual.unsafe_offset(place.offset))
+                place.advance(geometry)
+
+    @staticmethod
+    @always_inline
+    def _load_residual(
+        epilogue: Self.FusedWork,
+        geometry: DepthwiseGeometry,
+        first: ItemPlace,
+    ) -> Self.Residual:
+        """Starts loading an item's residual, any where there is no output."""
+        var residual = Self.Residual(fill=Self.Old(0))
+        if epilogue.has_residual:
+            var place = first
+            comptime for q in range(COLUMNS):
+                residual[q] = epilogue.load_residual[Self.width, Self.width](
+                    place.offset if place.column
+                    < geometry.out_columns else place.filter
+                )
+                place.advance(geometry)
+        return residual
 
     @staticmethod
     @always_inline
@@ -285,28 +414,119 @@ struct DepthwiseKernel[
         output: Self.Output,
         geometry: DepthwiseGeometry,
         item: Item,
-        k: Int,
+        first: ItemPlace,
         sums: Self.Sums,
     ):
-        """Stores those outputs of an item that exist."""
+        """Finishes and stores those outputs of an item that exist."""
+        var place = first
+        comptime if not (Self.Output.computes or Self.Output.stores):
+            if epilogue.is_identity():
+                comptime for q in range(COLUMNS):
+                    if place.column < geometry.out_columns:
+                        Self._store_pixel(
+                            output,
+                            item,
+                            place,
+                            sums[q].cast[Self.Output.dtype](),
+                        )
+                    place.advance(geometry)
+                return
+        var left = sums
+        var old = Self._load_residual(epilogue, geometry, first)
+        var bias = epilogue.load_bias[Self.width, Self.width](place.filter)
+        # One copy of what may be fused: the outputs move up one by one.
+        for _ in range(run_time(COLUMNS)):
+            keep_branch()
+            if place.column < geometry.out_columns:
+                var scaled = epilogue.scaled[Self.width, Self.width](
+                    left[0], place.filter
+                )
+                Self._store_pixel(
+                    output,
+                    item,
+                    place,
+                    Self._finish(epilogue, scaled, bias, old[0]),
+                )
+            place.advance(geometry)
+            comptime for q in range(COLUMNS - 1):
+                left[q] = left[q + 1]
+                old[q] = old[q + 1]
+
+    @staticmethod
+    @always_inline
+    def _store_pixel(
+        output: Self.Output,
+        item: Item,
+        place: ItemPlace,
+        value: SIMD[Self.Output.dtype, Self.width],
+    ):
+        """Stores a pixel's outputs."""
+        output.store[Self.width](
+            item.image,
+            IndexList[SPATIAL](
+                Int(item.plane), Int(item.row), Int(place.column)
+            ),
+            place.filter,
+            place.offset,
+            value,
+        )
+
+    @staticmethod
+    @always_inline
+    def _finish(
+        epilogue: Self.FusedWork,
+        value: Self.Vector,
+        bias: Self.Vector,
+        residual: Self.Old,
+    ) -> SIMD[Self.Output.dtype, Self.width]:
+        """A pixel's outputs, rounded; SiLU as outputs of 16 bits need it."""
+        comptime if Self.Output.dtype.is_half_float():
+            if epilogue.activation.code == ACTIVATION_SILU:
+                var activated = DeviceActivation.of(
+                    epilogue.activation
+                ).evaluate[DeviceActivation.SILU, Self.width, exact=False](
+                    value + bias
+                )
+                return epilogue.add_residual[Self.width](
+                    activated, residual
+                ).cast[Self.Output.dtype]()
+        return epilogue.finish[Self.width](value, bias, residual).cast[
+            Self.Output.dtype
+        ]()
+
+
+struct ItemPlace(TrivialRegisterPassable):
+    """The address of a thread's outputs of a pixel."""
+
+    var filter: Int
+    """The thread's first."""
+    var column: UInt32
+    var offset: Int
+    """Of the first output's element."""
+    var step: Int
+    """Elements from an item's pixel to the next."""
+
+    @always_inline
+    def __init__(out self, geometry: DepthwiseGeometry, item: Item, k: Int):
+        """The first pixel of an item.
+
+        Args:
+            geometry: The problem.
+            item: The item.
+            k: The thread's first filter.
+        """
         var plane = item.image * Int(geometry.out_planes.value) + Int(
             item.plane
         )
         var line = plane * Int(geometry.out_rows.value) + Int(item.row)
-        comptime for q in range(COLUMNS):
-            var column = item.column + UInt32(q)
-            if column < geometry.out_columns:
-                var pixel = line * Int(geometry.out_columns) + Int(column)
-                var offset = pixel * Int(geometry.filters) + k
-                var value = epilogue.apply[Self.width, Self.width](
-                    sums[q], k, offset
-                )
-                output.store[Self.width](
-                    item.image,
-                    IndexList[SPATIAL](
-                        Int(item.plane), Int(item.row), Int(column)
-                    ),
-                    k,
-                    offset,
-                    value.cast[Self.Output.dtype](),
-                )
+        var pixel = line * Int(geometry.out_columns) + Int(item.column)
+        self.filter = k
+        self.column = item.column
+        self.offset = pixel * Int(geometry.filters) + k
+        self.step = Int(geometry.spacing.value) * Int(geometry.filters)
+
+    @always_inline
+    def advance(mut self, geometry: DepthwiseGeometry):
+        """Moves on to the item's next pixel."""
+        self.column += geometry.spacing.value
+        self.offset += self.step

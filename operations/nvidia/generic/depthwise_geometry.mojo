@@ -4,15 +4,24 @@ A thread has `width` neighbouring filters, and computes an item at a time:
 `COLUMNS` output pixels of one row. Threads of a block that share an item are
 its lanes. Blocks take consecutive items, so that the input rows that items
 share come from the cache.
+
+The taps of a row of the filter are added in phases. With the output pixels of
+an item `spacing` apart, output `q` at tap `phase + a * phases` sees input
+`q + a` of the phase's, which are `step` apart: a window that slides over them,
+each pixel of which is loaded once for all taps of the phase. With stride `s`
+and dilation `d`, whose greatest common divisor is `g`, that is so for outputs
+`d / g` apart, inputs `s * d / g` apart and `s / g` phases. Where such outputs
+are too few to fill items, they are neighbours, and every tap is a phase.
 """
 
-from std.math import ceildiv
+from std.math import ceildiv, gcd
 from std.sys.info import size_of
 
 from ...conv.device_value import DeviceValue
 from ...conv.divisor import Divisor
 from ...conv.memory import element_bytes
 from ...conv.problem import ConvProblem
+from ..pipeline.chunks import CHUNK_BYTES
 
 comptime THREADS = 128
 """Threads of a block."""
@@ -28,11 +37,20 @@ comptime MAX_EXACT_TAPS = 1024
 """Taps whose products of int8 float32 adds up exactly: 1024 times 128 squared
 are 2 ** 24."""
 
-comptime ACCESS_BYTES = 8
-"""Bytes that a thread reads of a pixel."""
+comptime ACCESS_BYTES = CHUNK_BYTES
+"""Bytes that a thread reads of a pixel, at most."""
+
+comptime MAX_WIDTH = 8
+"""Neighbouring filters of a thread, at most: its sums are registers."""
 
 comptime COLUMNS = 4
 """Output pixels of an item, along w."""
+
+comptime WINDOW_TAPS = 4
+"""Taps of a phase that are added from a window in registers."""
+
+comptime WINDOW = COLUMNS + WINDOW_TAPS - 1
+"""Input pixels of that window."""
 
 comptime RESIDENT = 4
 """Blocks that a multiprocessor runs at the same time, at least: what the
@@ -68,17 +86,8 @@ struct DepthwiseConfig(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-comptime DEPTHWISE_CANDIDATES = 3
+comptime DEPTHWISE_CANDIDATES = 4
 """Configurations to choose from, in the order of preference."""
-
-
-def vector_width(dtype: DType) -> Int:
-    """Neighbouring filters of a thread, unless it has one.
-
-    Args:
-        dtype: Of the activation.
-    """
-    return ACCESS_BYTES // element_bytes(dtype)
 
 
 def depthwise_candidate(dtype: DType, index: Int) -> DepthwiseConfig:
@@ -88,9 +97,12 @@ def depthwise_candidate(dtype: DType, index: Int) -> DepthwiseConfig:
         dtype: Of the activation.
         index: From 0 to `DEPTHWISE_CANDIDATES - 1`.
     """
+    var width = min(MAX_WIDTH, ACCESS_BYTES // element_bytes(dtype))
     if index == 0:
-        return DepthwiseConfig(vector_width(dtype), LANES)
+        return DepthwiseConfig(width, LANES)
     if index == 1:
+        return DepthwiseConfig(width // 2, LANES)
+    if index == 2:
         return DepthwiseConfig(1, LANES)
     return DepthwiseConfig(1, 1)
 
@@ -102,15 +114,12 @@ def choose_depthwise(dtype: DType, problem: ConvProblem) -> Int:
         dtype: Of the activation.
         problem: The convolution, one channel a group.
     """
-    var wide = (
-        problem.group_filters() == 1
-        and problem.filters % vector_width(dtype) == 0
-    )
     for index in range(DEPTHWISE_CANDIDATES):
         var config = depthwise_candidate(dtype, index)
-        if (wide or config.width == 1) and config.filter_bytes(
-            problem.taps()
-        ) <= FILTER_BYTES:
+        var takes = config.width == 1 or (
+            problem.group_filters() == 1 and problem.filters % config.width == 0
+        )
+        if takes and config.filter_bytes(problem.taps()) <= FILTER_BYTES:
             return index
     return DEPTHWISE_CANDIDATES - 1
 
@@ -147,49 +156,103 @@ struct DepthwiseGeometry(
     var start_w: Int32
     var dilation_d: Int32
     var dilation_h: Int32
+    var phases: Int32
+    """Of a row of taps."""
     var dilation_w: Int32
+    """Input pixels from a phase to the next."""
+    var window_step: Int32
+    """Input pixels from one of a phase's to the next."""
     var taps_d: Int32
     var taps_h: Int32
     var taps_w: Int32
     var out_planes: Divisor
     var out_rows: Divisor
     var out_columns: UInt32
+    var spacing: Divisor
+    """Output columns from one of an item's to the next."""
+    var filter_taps: Divisor
+    """Of a filter."""
     var items_w: Divisor
+    """Items of a row."""
     var items: UInt32
     """Items of all images."""
     var block_items: UInt32
     """Items of a block, consecutive ones."""
 
-    @always_inline
-    def taps(self) -> UInt32:
-        """Taps of the filter."""
-        return UInt32(self.taps_d * self.taps_h * self.taps_w)
+
+@fieldwise_init
+struct Phases(ImplicitlyCopyable, Movable):
+    """How the taps of a row of the filter are added."""
+
+    var spacing: Int
+    """Output columns from one of an item's to the next."""
+    var step: Int
+    """Input pixels from one of a phase's to the next."""
+    var count: Int
+    """Of a row of taps."""
+    var items: Int
+    """Of a row of outputs."""
+
+    @staticmethod
+    def of(problem: ConvProblem) -> Phases:
+        """Those that load less.
+
+        Args:
+            problem: The convolution.
+        """
+        var taps = problem.filter[2]
+        var stride = problem.stride[2]
+        var common = gcd(stride, problem.dilation[2])
+        var spacing = problem.dilation[2] // common
+        var sliding = Phases(
+            spacing,
+            spacing * stride,
+            stride // common,
+            spacing * ceildiv(ceildiv(problem.output[2], spacing), COLUMNS),
+        )
+        var apart = Phases.of_taps(problem)
+        return apart if apart._loads(taps) < sliding._loads(taps) else sliding
+
+    @staticmethod
+    def of_taps(problem: ConvProblem) -> Phases:
+        """A phase for every tap, of neighbouring outputs.
+
+        Args:
+            problem: The convolution.
+        """
+        return Phases(
+            1,
+            problem.stride[2],
+            problem.filter[2],
+            ceildiv(problem.output[2], COLUMNS),
+        )
+
+    def _loads(self, taps: Int) -> Int:
+        """Pixels that are loaded for a row of outputs, taps and filters."""
+        var windows = min(self.count, taps)
+        return self.items * (taps + windows * (COLUMNS - 1))
 
 
-def items_of(problem: ConvProblem) -> Int:
+def items_of(problem: ConvProblem, phases: Phases) -> Int:
     """Items of all images."""
-    return (
-        problem.batch
-        * problem.output[0]
-        * problem.output[1]
-        * ceildiv(problem.output[2], COLUMNS)
-    )
+    return problem.batch * problem.output[0] * problem.output[1] * phases.items
 
 
 def depthwise_geometry(
-    config: DepthwiseConfig, problem: ConvProblem, workers: Int
+    config: DepthwiseConfig, problem: ConvProblem, phases: Phases, workers: Int
 ) -> DepthwiseGeometry:
     """Builds the geometry from a problem.
 
     Args:
         config: The configuration.
         problem: The convolution, with at least one output.
+        phases: Of its taps.
         workers: Blocks that run at the same time.
     """
     var lanes = lanes_of(config, problem)
     var vectors = problem.filters // config.width
     var slabs = ceildiv(vectors, lanes)
-    var items = items_of(problem)
+    var items = items_of(problem, phases)
     var together = THREADS // lanes
     var share = ceildiv(items, max(1, workers // slabs))
     return DepthwiseGeometry(
@@ -210,14 +273,18 @@ def depthwise_geometry(
         start_w=Int32(-problem.pad_before[2]),
         dilation_d=Int32(problem.dilation[0]),
         dilation_h=Int32(problem.dilation[1]),
+        phases=Int32(phases.count),
         dilation_w=Int32(problem.dilation[2]),
+        window_step=Int32(phases.step),
         taps_d=Int32(problem.filter[0]),
         taps_h=Int32(problem.filter[1]),
         taps_w=Int32(problem.filter[2]),
         out_planes=Divisor(problem.output[0]),
         out_rows=Divisor(problem.output[1]),
         out_columns=UInt32(problem.output[2]),
-        items_w=Divisor(ceildiv(problem.output[2], COLUMNS)),
+        spacing=Divisor(phases.spacing),
+        filter_taps=Divisor(problem.taps()),
+        items_w=Divisor(phases.items),
         items=UInt32(items),
         block_items=UInt32(ceildiv(share, together) * together),
     )

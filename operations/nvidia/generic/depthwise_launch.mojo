@@ -20,6 +20,7 @@ from .depthwise_geometry import (
     RESIDENT,
     THREADS,
     DepthwiseGeometry,
+    Phases,
     choose_depthwise,
     depthwise_candidate,
     depthwise_geometry,
@@ -65,7 +66,8 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
         if self.strip == NO_STRIPS:
             writer.write(
                 t"depthwise of any filter, {self.geometry.lanes.value} lanes of"
-                t" {self.width} filters"
+                t" {self.width} filters, outputs {self.geometry.spacing.value}"
+                t" apart, {self.geometry.phases} phases of taps"
             )
         else:
             writer.write(t"{self.strip_config}: {self.strips}")
@@ -120,10 +122,9 @@ struct Depthwise(GpuKernel):
                 t"depthwise adds up the products of at most {MAX_EXACT_TAPS}"
                 t" taps of int8 without rounding; here {problem.taps()}"
             )
-        if items_of(problem) >= MAX_INDEX // 2:
-            return String(
-                t"depthwise counts items with 30 bits; here {items_of(problem)}"
-            )
+        var items = items_of(problem, Phases.of(problem))
+        if items >= MAX_INDEX // 2:
+            return String(t"depthwise counts items with 30 bits; here {items}")
         return None
 
     @staticmethod
@@ -153,7 +154,12 @@ struct Depthwise(GpuKernel):
             strip_config,
             strips,
             candidate,
-            depthwise_geometry(config, problem, RESIDENT * device.units),
+            depthwise_geometry(
+                config,
+                problem,
+                Phases.of(problem),
+                RESIDENT * device.units,
+            ),
             config.width,
             config.filter_bytes(problem.taps()),
         )

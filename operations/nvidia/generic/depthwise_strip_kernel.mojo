@@ -12,8 +12,6 @@ from max.gpu import (
 )
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
-from std.memory import bitcast
-from std.sys import llvm_intrinsic
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -31,60 +29,12 @@ from .depthwise_strips import (
     StripConfig,
     StripGeometry,
 )
+from .widen import widen
 
 comptime SharedBytes = Pointer[
     UInt8, MutUntrackedOrigin, address_space=AddressSpace.SHARED
 ]
 """Bytes of a block's shared memory."""
-
-
-@always_inline
-def _widen[
-    dtype: DType, width: SIMDLength
-](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
-    """The values in float32, at a fraction of a conversion's instructions:
-    of bfloat16 one each, of int8 two, which run at full rate."""
-    comptime if dtype == DType.bfloat16 and Int(width) % 2 == 0:
-        return _widen_pairs(value)
-    elif dtype == DType.int8 and Int(width) % 4 == 0:
-        return _widen_bytes(value)
-    else:
-        return value.cast[DType.float32]()
-
-
-@always_inline
-def _widen_pairs[
-    dtype: DType, width: SIMDLength
-](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
-    """Of bfloat16: the upper halves of float32."""
-    comptime pairs = Int(width) // 2
-    var bits = bitcast[DType.uint32, pairs](value)
-    var result = SIMD[DType.uint32, width](0)
-    comptime for i in range(pairs):
-        result[2 * i] = bits[i] << 16
-        result[2 * i + 1] = bits[i] & 0xFFFF0000
-    return bitcast[DType.float32, width](result)
-
-
-@always_inline
-def _widen_bytes[
-    dtype: DType, width: SIMDLength
-](value: SIMD[dtype, width]) -> SIMD[DType.float32, width]:
-    """Of int8: a byte plus 128 in the last place of 2 ** 23 is a float32 from
-    which 2 ** 23 + 128 are taken again."""
-    comptime words = Int(width) // 4
-    comptime EXPONENT = Int32(0x4B000000)
-    var bits = bitcast[DType.int32, words](value)
-    var result = SIMD[DType.int32, width](0)
-    comptime for i in range(words):
-        var unsigned = bits[i] ^ Int32(-0x7F7F7F80)
-        comptime for j in range(4):
-            # Byte j of the first, bytes 0, 0 and 3 of the second (PTX ISA,
-            # "prmt").
-            result[4 * i + j] = llvm_intrinsic["llvm.nvvm.prmt", Int32](
-                unsigned, EXPONENT, Int32(0x7440 + j)
-            )
-    return bitcast[DType.float32, width](result) - Float32(8388736)
 
 
 @fieldwise_init
@@ -423,7 +373,7 @@ struct StripKernel[
             comptime for q in range(COLUMNS):
                 comptime sum = p * COLUMNS + q
                 var value = line[q * Self.config.stride + s]
-                sums[sum] = _widen(value).fma(weight, sums[sum])
+                sums[sum] = widen(value).fma(weight, sums[sum])
 
     @staticmethod
     @always_inline

@@ -14,6 +14,7 @@ from .depthwise_geometry import (
     LANES,
     THREADS,
     DepthwiseConfig,
+    Phases,
     depthwise_geometry,
     items_of,
 )
@@ -62,7 +63,7 @@ def pool_refusal(pooling: PoolProblem) -> Optional[String]:
         The reason, or None.
     """
     ref window = pooling.window
-    var threads = items_of(window) * window.channels
+    var threads = items_of(window, Phases.of_taps(window)) * window.channels
     if threads < MAX_INDEX and window.input[2] * window.channels < MAX_INDEX:
         return None
     return String(
@@ -79,7 +80,10 @@ def plan_pool(pooling: PoolProblem, *, width: Int) -> PoolPlan:
         width: Neighbouring channels of a thread.
     """
     var image = depthwise_geometry(
-        DepthwiseConfig(width, LANES), pooling.window, workers=MAX_INDEX
+        DepthwiseConfig(width, LANES),
+        pooling.window,
+        Phases.of_taps(pooling.window),
+        workers=MAX_INDEX,
     )
     return PoolPlan(
         PoolGeometry(image, pooling.share(), pooling),

@@ -157,6 +157,20 @@ def sync_threads[threads: Int](name: Int):
 
 
 @always_inline
+def sync_some(name: Int, threads: UInt32):
+    """Waits until some threads have arrived at a named barrier of the block,
+    whose number is known only at run time.
+
+    Args:
+        name: 1 to 15.
+        threads: How many, a multiple of 32.
+    """
+    inlined_assembly["bar.sync $0, $1;", NoneType, constraints="r,r,~{memory}"](
+        Int32(name), threads
+    )
+
+
+@always_inline
 def arrive_threads[threads: Int](name: Int):
     """Arrives at a named barrier without waiting.
 

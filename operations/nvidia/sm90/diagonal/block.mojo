@@ -8,7 +8,7 @@ from ...epilogue.activations import DeviceActivation
 from ....conv.epilogue import Epilogue
 from ....conv.fields import ACTIVATION_SILU
 from ...pipeline.barrier import BARRIER_BYTES, Barrier, publish_barriers
-from ...pipeline.chunks import CHUNK_BYTES, swizzled
+from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import SharedAddress, load_tile
 from ...tma.descriptor import TensorMap
 from ...limits import PATTERN_BYTES
@@ -19,7 +19,6 @@ from .geometry import (
 )
 from .mma import Sums, keep_rolled, unknown_sum
 from .plan import (
-    BARRIERS_BYTES,
     BUFFERS,
     MATRIX,
     MAX_STAGES,
@@ -184,7 +183,7 @@ struct DiagonalStorage(TrivialRegisterPassable):
             UInt8, address_space=AddressSpace.SHARED, alignment=PATTERN_BYTES
         ]()
         self.barriers = SharedAddress(Int(base))
-        self.ring = self.barriers + UInt32(BARRIERS_BYTES)
+        self.ring = self.barriers + geometry.ring_offset
         self.buffers = self.ring + geometry.stages * geometry.stage_bytes
 
     @always_inline
@@ -234,20 +233,20 @@ struct DiagonalStorage(TrivialRegisterPassable):
         return self.buffers + index * geometry.batch_bytes
 
     @always_inline
-    def init(self, stages: UInt32):
+    def init(self, geometry: DiagonalGeometry):
         """Initializes the barriers. One thread calls it.
 
         Args:
-            stages: Of the ring.
+            geometry: The problem.
         """
         # At known addresses: in a loop the assembler fences each.
         comptime for first in range(0, MAX_STAGES, INIT_STAGES):
-            if UInt32(first) < stages:
+            if UInt32(first) < geometry.stages:
                 comptime for i in range(INIT_STAGES):
                     self.full(UInt32(first + i)).init(1)
         comptime for buffer in range(BUFFERS):
             self.ready(UInt32(buffer)).init(1)
-            self.written(UInt32(buffer)).init(WARPS)
+            self.written(UInt32(buffer)).init(Int(geometry.slab_warps.value))
         publish_barriers()
 
 
@@ -300,8 +299,9 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         comptime for i in range(1, WARPS_LOG + 1):
             if left <= UInt32(SLAB >> i):
                 shift = UInt32(i)
-        var groups = UInt32(WARPS) >> shift
-        self.group = warp & (groups - 1)
+        # The last warp of a wide slab takes no part in sharing.
+        var shares = shift > 0
+        self.group = warp & ((UInt32(WARPS) >> shift) - 1) if shares else warp
         # The last two matrices of a load are pixels of the stage's other row,
         # or, of the same row, the channels beside the warp's own.
         var row = lane % MATRIX
@@ -325,21 +325,24 @@ struct DiagonalWorker[config: DiagonalConfig](TrivialRegisterPassable):
         self.offsets = type_of(self.offsets)(fill=0)
         comptime for row in range(Self.load_rows):
             comptime for s in range(Self.config.taps):
-                self.offsets[row * Self.config.taps + s] = swizzled[
-                    PIXEL_BYTES
-                ](
+                self.offsets[
+                    row * Self.config.taps + s
+                ] = geometry.offset_in_slab(
                     pixel + UInt32(row) * geometry.staged_columns + UInt32(s),
                     self.group ^ beside,
                 )
         self.half = lane // 8 % 2 * geometry.half_bytes
-        self.first_set = warp >> (UInt32(WARPS_LOG) - shift)
+        self.first_set = warp >> (UInt32(WARPS_LOG) - shift) if shares else 0
         self.set_step = UInt32(1) << shift
         self.slab = step.channel
         self.active = step.channel + self.group * MATRIX < geometry.channels
+        comptime if Self.config.takes_wide_slabs():
+            self.active = self.active and not (shares and warp >= UInt32(WARPS))
         self.sets = 0
-        self.output = lane // 8 % 2 * geometry.output_row_bytes + swizzled[
-            PIXEL_BYTES
-        ](output_pixel, self.group)
+        self.output = (
+            lane // 8 % 2 * geometry.output_row_bytes
+            + geometry.offset_in_slab(output_pixel, self.group)
+        )
 
     @always_inline
     def enter(

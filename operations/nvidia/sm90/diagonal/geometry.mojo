@@ -3,16 +3,18 @@
 from std.bit import log2_floor
 
 from ....conv.device_value import DeviceValue
-from ....conv.divisor import Divisor
+from ....conv.divisor import Divisor, SmallDivisor
 from ....conv.problem import ConvProblem
+from ...pipeline.chunks import CHUNK_BYTES
+from ...limits import WARP
 from .plan import (
     MATRIX,
     PIXEL_BYTES,
-    SLAB,
     STEP_ROWS,
+    WARPS,
     DiagonalConfig,
-    DiagonalTiling,
 )
+from .tiling import DiagonalTiling
 
 
 @fieldwise_init
@@ -69,6 +71,14 @@ struct DiagonalGeometry(
     """A problem as the diagonal kernel sees it."""
 
     var channels: UInt32
+    var slab_warps: SmallDivisor
+    """Warps that compute, 8 channels of a slab each."""
+    var pixel_bytes: UInt32
+    """Of a slab in shared memory."""
+    var swizzle: UInt32
+    """Bits of a pixel's number that the swizzle XORs to its chunks' numbers."""
+    var ring_offset: UInt32
+    """Shared memory before the ring."""
     var group_log: UInt32
     """The logarithm of a group's channels, to base 2."""
     var step_d: Int32
@@ -111,6 +121,12 @@ struct DiagonalGeometry(
     var longer: UInt32
     """Blocks (of a slab, if several are together) that have a step more: the
     first ones."""
+    var own_blocks: UInt32
+    """The first of the blocks that the last slab has for itself."""
+    var own_steps: UInt32
+    """As `steps`, of those."""
+    var own_longer: UInt32
+    """As `longer`, of those."""
     var batch: UInt32
     """Steps whose outputs are stored together, at most."""
     var stages: UInt32
@@ -135,8 +151,8 @@ struct DiagonalGeometry(
         """Builds the geometry from a problem and its cut."""
         # A set is of two images, or of two times 8 columns of one.
         var pairs = plan.images > 1 and plan.columns == MATRIX
-        var half_bytes = MATRIX * config.stride * PIXEL_BYTES
-        var half_output_bytes = MATRIX * PIXEL_BYTES
+        var half_bytes = MATRIX * config.stride * plan.pixel_bytes()
+        var half_output_bytes = MATRIX * plan.pixel_bytes()
         var set_bytes = 2 * half_bytes
         var set_output_bytes = 2 * half_output_bytes
         if plan.images > 1:
@@ -155,10 +171,19 @@ struct DiagonalGeometry(
             set_bytes = 2 * half_bytes
             set_output_bytes = 2 * half_output_bytes
             turn_pixels = plan.image_bytes() // PIXEL_BYTES
-        var slab_blocks = plan.blocks // plan.together
+        # Whole slabs, or all steps where a block goes on from slab to slab.
+        var own_blocks = plan.blocks - plan.last_blocks
+        var slab_blocks = own_blocks // plan.together
         var slab_steps = plan.steps // plan.together
+        if plan.last_blocks > 0:
+            slab_steps = plan.slab_steps()
+        var last_blocks = max(plan.last_blocks, 1)
         return DiagonalGeometry(
             channels=UInt32(problem.channels),
+            slab_warps=SmallDivisor(plan.slab_warps),
+            pixel_bytes=UInt32(plan.pixel_bytes()),
+            swizzle=UInt32(0 if plan.is_wide() else WARPS - 1),
+            ring_offset=UInt32(plan.ring_offset()),
             group_log=UInt32(log2_floor(problem.group_channels())),
             step_d=Int32(problem.stride[0]),
             start_d=Int32(-problem.pad_before[0]),
@@ -183,16 +208,37 @@ struct DiagonalGeometry(
             together=Divisor(plan.together),
             steps=UInt32(slab_steps // slab_blocks),
             longer=UInt32(slab_steps % slab_blocks),
+            own_blocks=UInt32(own_blocks),
+            own_steps=UInt32(slab_steps // last_blocks),
+            own_longer=UInt32(slab_steps % last_blocks),
             batch=UInt32(plan.batch),
             stages=UInt32(plan.stages),
             staged_columns=UInt32(plan.staged_columns),
             load_bytes=UInt32(plan.load_bytes()),
             image_bytes=UInt32(plan.image_bytes()),
             stage_bytes=UInt32(plan.stage_bytes()),
-            output_row_bytes=UInt32(plan.columns * PIXEL_BYTES),
+            output_row_bytes=UInt32(plan.columns * plan.pixel_bytes()),
             image_output_bytes=UInt32(plan.image_output_bytes()),
             step_bytes=UInt32(plan.step_bytes()),
             batch_bytes=UInt32(plan.batch * plan.step_bytes()),
+        )
+
+    @always_inline
+    def computing_threads(self) -> UInt32:
+        """Threads of a block that compute."""
+        return self.slab_warps.value * UInt32(WARP)
+
+    @always_inline
+    def offset_in_slab(self, pixel: UInt32, chunk: UInt32) -> UInt32:
+        """The offset of a pixel's 8 channels in shared memory.
+
+        Args:
+            pixel: Of a stage, or of a step's outputs.
+            chunk: Which 8 of the slab.
+        """
+        return (
+            pixel * self.pixel_bytes
+            + (chunk ^ (pixel & self.swizzle)) * CHUNK_BYTES
         )
 
     @always_inline
@@ -207,14 +253,19 @@ struct DiagonalGeometry(
             block: The block.
         """
         var part, slab = self.together.split(block)
+        var steps = self.steps
+        var longer = self.longer
+        if block >= self.own_blocks:
+            part = block - self.own_blocks
+            slab = self.together.value
+            steps = self.own_steps
+            longer = self.own_longer
         var first = (
-            slab * self.slab_steps.value
-            + part * self.steps
-            + min(part, self.longer)
+            slab * self.slab_steps.value + part * steps + min(part, longer)
         )
         return DiagonalSchedule(
             first,
-            first + self.steps + UInt32(part < self.longer),
+            first + steps + UInt32(part < longer),
             flips and part % 2 == 1,
         )
 
@@ -231,7 +282,7 @@ struct DiagonalGeometry(
             plane,
             down * STEP_ROWS,
             group * self.columns,
-            slab * SLAB,
+            slab * self.slab_warps.value * MATRIX,
             self.row_steps.value - down,
             STEP_ROWS,
         )

@@ -15,6 +15,7 @@ Sums that are NaN are therefore computed again, group by group.
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.primitives.warp import vote
+from max.gpu.sync import barrier
 from std.memory import bitcast
 from std.utils import StaticTuple
 from std.utils.numerics import isnan
@@ -24,7 +25,7 @@ from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ...limits import WARP
 from ...overlap import wait_for_earlier_kernels
-from ...pipeline.barrier import sync_threads, sync_warp
+from ...pipeline.barrier import sync_some, sync_threads, sync_warp
 from ...pipeline.matrices import load_matrices
 from ...tma.copy import (
     SharedAddress,
@@ -108,7 +109,7 @@ struct DiagonalKernel[
     @staticmethod
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
-            Int32(Self.config.threads())
+            Int32(Self.config.max_threads())
         ),
         `nvvm.minctasm`=SIMDLength(Self.config.resident()),
     )
@@ -146,7 +147,7 @@ struct DiagonalKernel[
                 prefetch_map(residual)
         var schedule = geometry.schedule[Self.apart](UInt32(block_idx.x))
         comptime if Self.apart:
-            if UInt32(thread_idx.x) >= UInt32(THREADS):
+            if UInt32(thread_idx.x) >= geometry.computing_threads():
                 Self._copy(
                     activation,
                     output,
@@ -160,7 +161,7 @@ struct DiagonalKernel[
         else:
             if thread_idx.x == 0:
                 prefetch_map(activation)
-                storage.init(geometry.stages)
+                storage.init(geometry)
             sync_threads[THREADS](0)
         Self._compute_steps(
             activation,
@@ -187,17 +188,17 @@ struct DiagonalKernel[
     ):
         """The copying warp. It starts to load the first stages before the block
         syncs."""
-        var copies = thread_idx.x == THREADS
+        var copies = UInt32(thread_idx.x) == geometry.computing_threads()
         var copier = DiagonalCopier[Self.config, Self.stores_tiles](
             geometry, schedule
         )
         if copies:
             prefetch_map(activation)
-            storage.init(geometry.stages)
+            storage.init(geometry)
         wait_for_earlier_kernels()
         if copies:
             copier.load(activation, geometry, storage, geometry.stages)
-        sync_threads[Self.config.threads()](0)
+        barrier()
         if copies:
             copier.run(
                 activation, output, residual, has_residual, geometry, storage
@@ -256,7 +257,7 @@ struct DiagonalKernel[
                         residual, geometry, storage, schedule, ahead, buffer
                     )
         comptime if Self.apart:
-            sync_threads[Self.config.threads()](0)
+            barrier()
         var bare = epilogue.is_identity()
         var position = StagePosition(0, 0)
         var buffer = StagePosition(0, 0)
@@ -321,7 +322,7 @@ struct DiagonalKernel[
                 var data = storage.buffer(geometry, buffer.stage)
                 comptime if Self.apart:
                     comptime if not Self.stores_tiles:
-                        sync_threads[THREADS](COMPUTING)
+                        sync_some(COMPUTING, geometry.computing_threads())
                         store_fused_batch(target, geometry, data, step, batch)
                     fence_async_proxy()
                     sync_warp()

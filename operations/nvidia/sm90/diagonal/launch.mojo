@@ -25,14 +25,14 @@ from .geometry import DiagonalGeometry
 from .kernel import DiagonalKernel
 from .plan import (
     DIAGONAL_CANDIDATES,
-    SLAB,
+    MATRIX,
     STAGE_ROWS,
     STEP_ROWS,
-    DiagonalTiling,
     choose_diagonal,
     diagonal_candidate,
     diagonal_refusal,
 )
+from .tiling import DiagonalTiling
 
 comptime FEW_PIXELS = 64
 """Output pixels up to which groups of `DIAGONAL_CHANNELS` run on sm80."""
@@ -151,6 +151,7 @@ struct Diagonal(GpuKernel):
             queue.ctx,
             arguments.activation.data(),
             problem,
+            tiling,
             problem.input,
             tiling.staged_columns,
             STAGE_ROWS,
@@ -177,7 +178,7 @@ struct Diagonal(GpuKernel):
                     queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
                         LaunchGrid(
                             tiling.blocks,
-                            config.threads(),
+                            config.threads(tiling.slab_warps),
                             shared_bytes=tiling.shared_bytes(),
                         ),
                         input,
@@ -208,6 +209,7 @@ def _map[
     ctx: DeviceContext,
     data: Reads[dtype],
     problem: ConvProblem,
+    tiling: DiagonalTiling,
     size: IndexList[SPATIAL],
     columns: Int,
     rows: Int,
@@ -223,8 +225,8 @@ def _map[
                 problem.channels, size[2], size[1], size[0], problem.batch
             )
         ),
-        IndexList[5](SLAB, columns, rows, 1, images),
-        TensorMapSwizzle.SWIZZLE_128B,
+        IndexList[5](tiling.slab_warps * MATRIX, columns, rows, 1, images),
+        TensorMapSwizzle.SWIZZLE_NONE if tiling.is_wide() else TensorMapSwizzle.SWIZZLE_128B,
     )
 
 
@@ -241,6 +243,7 @@ def _output_map[
         ctx,
         data,
         problem,
+        tiling,
         problem.output,
         tiling.columns,
         STEP_ROWS,

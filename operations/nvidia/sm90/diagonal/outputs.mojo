@@ -7,11 +7,11 @@ from std.utils import IndexList
 from ....conv.access import OutputTarget
 from ....conv.problem import SPATIAL
 from ...limits import WARP
-from ...pipeline.chunks import load_chunk, swizzled
+from ...pipeline.chunks import load_chunk
 from ...tma.copy import SharedAddress
 from .geometry import DiagonalGeometry, DiagonalStep
 from .mma import keep_rolled
-from .plan import MATRIX, PIXEL_BYTES, STEP_ROWS, WARPS
+from .plan import MATRIX, STEP_ROWS
 
 
 @always_inline
@@ -51,7 +51,7 @@ def _store_fused(
     """Stores a step's outputs through what the graph compiler fused, 8 channels
     at a time."""
     comptime out_type = type_of(target).dtype
-    var first, group = divmod(UInt32(thread_idx.x), UInt32(WARPS))
+    var first, group = geometry.slab_warps.split(UInt32(thread_idx.x))
     var channel = step.channel + group * MATRIX
     if channel >= geometry.channels:
         return
@@ -68,7 +68,7 @@ def _store_fused(
                         from_
                         + i * geometry.image_output_bytes
                         + row * geometry.output_row_bytes
-                        + swizzled[PIXEL_BYTES](column, group)
+                        + geometry.offset_in_slab(column, group)
                     )
                 )
                 var image = step.image + i

@@ -5,7 +5,7 @@ A tap of 8 channels is a diagonal matrix, or one with blocks on its diagonal
 where groups have several channels. It adds to the sums the product of that
 matrix and of the pixels at the tap. Where groups have more than 8 channels, a
 tap has several such matrices. A warp has 8 channels of the output, a block has
-`SLAB`. A step is `STEP_ROWS` rows of some columns of the output, of several
+`SLAB`, or a few more. A step is `STEP_ROWS` rows of some columns of the output, of several
 images where these are narrow. A warp computes a step set by set. A set is 8
 pixels of both rows and 8 more: the neighbours to the right, or the same pixels
 of the next image.
@@ -25,13 +25,25 @@ from std.utils import IndexList
 from ....conv.fields import DIAGONAL_CHANNELS, DIAGONAL_TAPS
 from ....conv.known import UNKNOWN, KnownFilter
 from ....conv.problem import SPATIAL, ConvProblem
-from ...limits import MAX_BOX, MAX_INDEX, MAX_SHARED_BYTES, PATTERN_BYTES, WARP
+from ...limits import MAX_INDEX, WARP
 
 comptime SLAB = 64
-"""Channels of a block."""
+"""Channels of a block, unless it is a wide one."""
 
 comptime PIXEL_BYTES = 128
-"""Bytes of a pixel in shared memory: one row of the swizzle."""
+"""Bytes of a pixel in shared memory: one row of the swizzle. A pixel of a wide
+slab has as many as its channels, an odd number of chunks: neighbouring pixels
+are in different banks as they are."""
+
+comptime WIDE_WARPS = 9
+"""Warps of a wide slab, which compute 8 channels each as others do."""
+
+comptime NARROW_REST = 2
+"""Warps' channels that a last slab has, at most, where wide slabs are fewer: it
+would take nearly the time of a whole one."""
+
+comptime WIDE_ALIGNMENT = 128
+"""Bytes of which the addresses of boxes without a swizzle are multiples."""
 
 comptime MATRIX = 8
 """Pixels and channels of the matrices that the multiply is made of."""
@@ -51,6 +63,10 @@ comptime MAX_IMAGES = 8
 comptime STEP_SETS = 3
 """The overhead of a step, in the time of sets."""
 
+comptime STEP_WARPS = 2
+"""The overhead of a step, in the time that a warp's channels take a
+multiprocessor."""
+
 comptime WARPS = SLAB // MATRIX
 """Of a block: one for 8 channels each."""
 
@@ -58,7 +74,7 @@ comptime WARPS_LOG = 3
 """The logarithm of `WARPS`, to base 2."""
 
 comptime THREADS = WARP * WARPS
-"""Threads of a block that compute."""
+"""Threads of a block that compute, unless its slab is wide."""
 
 comptime BUFFERS = 3
 """Batches of outputs in shared memory: one is written, while the others are
@@ -70,8 +86,8 @@ comptime BUFFER_BYTES = 16 * 1024
 comptime MAX_STAGES = 24
 """Stages of the ring, at most."""
 
-comptime BARRIERS_BYTES = PATTERN_BYTES
-"""Shared memory before the ring: its barriers."""
+comptime BARRIERS_BYTES = 256
+"""Shared memory of the barriers, before the ring."""
 
 comptime BLOCK_BYTES = 1024
 """Shared memory that the system takes for each block."""
@@ -132,12 +148,44 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         which lies an odd number of pixels behind it: neighbours at stride 2 are
         two pixels apart, and with 8 of them half of the banks would be read
         twice. So it is where shared memory, and not the device's, is the limit:
-        a group's pixels are read for every 8 of its filters."""
-        return self.stride == 2 and self.group_chunks > 1
+        a group's pixels are read for every 8 of its filters, or for many
+        taps."""
+        return self.stride == 2 and (self.group_chunks > 1 or self.taps > 3)
 
-    def threads(self) -> Int:
-        """Threads of a block."""
-        return THREADS + 32 * Int(self.copies_apart())
+    def takes_wide_slabs(self) -> Bool:
+        """Whether a slab may be wide: where one more warp's registers are
+        free, too, and no load looks for channels beside the warp's own."""
+        return self.copies_apart() and self.group_chunks == 1
+
+    def slab_warps(self, channels: Int) -> Int:
+        """Warps of a slab that compute: `WIDE_WARPS` instead of a slab of few
+        channels more.
+
+        Args:
+            channels: Of the problem.
+        """
+        var chunks = ceildiv(channels, MATRIX)
+        var rest = chunks % WARPS
+        if (
+            self.takes_wide_slabs()
+            and rest > 0
+            and rest <= NARROW_REST
+            and ceildiv(chunks, WIDE_WARPS) < ceildiv(chunks, WARPS)
+        ):
+            return WIDE_WARPS
+        return WARPS
+
+    def threads(self, slab_warps: Int) -> Int:
+        """Threads of a block.
+
+        Args:
+            slab_warps: Warps that compute.
+        """
+        return WARP * (slab_warps + Int(self.copies_apart()))
+
+    def max_threads(self) -> Int:
+        """Threads of a block, at most."""
+        return self.threads(WIDE_WARPS if self.takes_wide_slabs() else WARPS)
 
     def staged_columns(self, columns: Int) -> Int:
         """Input pixels of a staged row.
@@ -287,216 +335,3 @@ def diagonal_refusal(problem: ConvProblem) -> Optional[String]:
         t" {problem.group_filters()}, {problem.filter[2]} taps, stride"
         t" {problem.stride[2]}"
     )
-
-
-@fieldwise_init
-struct DiagonalTiling(ImplicitlyCopyable, Movable, Writable):
-    """How a problem is cut."""
-
-    var columns: Int
-    """Output columns of a step."""
-    var groups: Int
-    """Steps along the columns."""
-    var images: Int
-    """Of a step."""
-    var takes_turns: Bool
-    """Whether a multiply has pixels of two images (`DiagonalConfig`)."""
-    var slabs: Int
-    var together: Int
-    """Slabs of neighbouring blocks: all, or one where a block goes on from slab
-    to slab."""
-    var row_steps: Int
-    """Steps down an image."""
-    var steps: Int
-    """Of the problem."""
-    var batch: Int
-    """Steps whose outputs are stored together, at most."""
-    var staged_columns: Int
-    """Input pixels of a staged row."""
-    var stages: Int
-    """Of the ring."""
-    var resident: Int
-    """Blocks of a multiprocessor."""
-    var blocks: Int
-
-    def __init__(
-        out self,
-        config: DiagonalConfig,
-        problem: ConvProblem,
-        multiprocessors: Int,
-    ):
-        """Cuts a problem. Steps are the widest that leave a multiprocessor
-        shared memory for two blocks, or narrower where each block has one all
-        the same; they have as many images as save time. The ring has as many
-        stages as cost no block, and none that a block does not fill.
-
-        Args:
-            config: A configuration that does not refuse the problem.
-            problem: The convolution, with at least one output.
-            multiprocessors: Of the device.
-        """
-        var width = problem.output[2]
-        self.slabs = ceildiv(problem.channels, SLAB)
-        self.row_steps = ceildiv(problem.output[1], STEP_ROWS)
-        self.groups = 0
-        self.columns = 0
-        self.takes_turns = config.takes_turns() and problem.batch > 1
-        self.images = 2 if self.takes_turns else 1
-        self.together = 1
-        self.batch = 1
-        self.staged_columns = 0
-        self.stages = 0
-        self.steps = 0
-        self.resident = 1
-        self.blocks = 0
-        var fits = False
-        while not fits:
-            self.groups += 1
-            self.columns = ceildiv(ceildiv(width, self.groups), MATRIX) * MATRIX
-            self.staged_columns = config.staged_columns(self.columns)
-            self.stages = config.stages(self.batch)
-            fits = self.columns == MATRIX or (
-                self.staged_columns <= MAX_BOX
-                and self._resident() >= config.resident()
-            )
-        self.groups = ceildiv(width, self.columns)
-        self.resident = min(config.resident(), self._resident())
-        self._take_images(problem, multiprocessors)
-        self._narrow(config, problem, multiprocessors)
-        # Larger batches, then more stages, as long as they cost no block.
-        var most = min(self.row_steps, BUFFER_BYTES // self.step_bytes())
-        while self.batch < most and config.stages(self.batch + 1) < MAX_STAGES:
-            self.batch += 1
-            self.stages = config.stages(self.batch)
-            if self._resident() < self.resident:
-                self.batch -= 1
-                self.stages = config.stages(self.batch)
-                break
-        most = self.stages + 2 * self.batch * config.step_stages()
-        while self.stages < min(most, MAX_STAGES):
-            self.stages += 1
-            if self._resident() < self.resident:
-                self.stages -= 1
-                break
-        self.steps = self._steps(problem)
-        self.blocks = min(self.steps, multiprocessors * self.resident)
-        var share = self.blocks // self.slabs
-        var most_steps = ceildiv(self.steps, self.blocks)
-        if share > 0 and ceildiv(self.slab_steps(), share) <= most_steps:
-            self.together = self.slabs
-            self.blocks = share * self.slabs
-        self.batch = min(self.batch, most_steps)
-        self.stages = min(self.stages, most_steps * config.window_stages())
-
-    def _take_images(mut self, problem: ConvProblem, multiprocessors: Int):
-        """Finds how many images a step has: several only where an image is at
-        most a set wide."""
-        if self.columns > 2 * MATRIX or self.groups > 1 or self.takes_turns:
-            return
-        var best = self.images
-        var least = self._time(problem, multiprocessors)
-        while 2 * self.images <= MAX_IMAGES:
-            self.images *= 2
-            var time = self._time(problem, multiprocessors)
-            if (
-                self._resident() < self.resident
-                or self.step_bytes() > BUFFER_BYTES
-            ):
-                break
-            if time < least:
-                least = time
-                best = self.images
-        self.images = best
-
-    def _narrow(
-        mut self,
-        config: DiagonalConfig,
-        problem: ConvProblem,
-        multiprocessors: Int,
-    ):
-        """Makes steps narrower where there are no more of them than blocks at a
-        time. A block then ends sooner, whose warps compute one set after the
-        other."""
-        if self.images > 1:
-            return
-        var width = problem.output[2]
-        var rows = self._steps(problem) // self.groups
-        for sets in range(1, self.sets()):
-            var groups = ceildiv(width, sets * 2 * MATRIX)
-            if groups * rows <= multiprocessors * self.resident:
-                self.columns = ceildiv(ceildiv(width, groups), MATRIX) * MATRIX
-                self.groups = ceildiv(width, self.columns)
-                self.staged_columns = config.staged_columns(self.columns)
-                return
-
-    def _time(self, problem: ConvProblem, multiprocessors: Int) -> Int:
-        """The time of a block, in the time of sets."""
-        var steps = self._steps(problem)
-        var rounds = ceildiv(steps, multiprocessors * self.resident)
-        return rounds * (STEP_SETS + self.sets())
-
-    def _steps(self, problem: ConvProblem) -> Int:
-        """Steps of a problem."""
-        return (
-            ceildiv(problem.batch, self.images)
-            * problem.output[0]
-            * self.groups
-            * self.slabs
-            * self.row_steps
-        )
-
-    def _resident(self) -> Int:
-        """Blocks of a multiprocessor that shared memory allows."""
-        comptime available = MAX_SHARED_BYTES + BLOCK_BYTES
-        return available // (self.shared_bytes() + BLOCK_BYTES)
-
-    def slab_steps(self) -> Int:
-        """Steps of a slab."""
-        return self.steps // self.slabs
-
-    def sets(self) -> Int:
-        """Sets of a step."""
-        return ceildiv(self.images * self.columns, 2 * MATRIX)
-
-    def load_bytes(self) -> Int:
-        """Bytes that a load brings: of one image."""
-        return STAGE_ROWS * self.staged_columns * PIXEL_BYTES
-
-    def image_bytes(self) -> Int:
-        """Bytes of an image in a stage: whole patterns of the swizzle, and a
-        pixel where two images take turns."""
-        return ceildiv(
-            self.load_bytes(), PATTERN_BYTES
-        ) * PATTERN_BYTES + PIXEL_BYTES * Int(self.takes_turns)
-
-    def stage_bytes(self) -> Int:
-        """Bytes of a stage: whole patterns."""
-        return (
-            ceildiv(self.images * self.image_bytes(), PATTERN_BYTES)
-            * PATTERN_BYTES
-        )
-
-    def image_output_bytes(self) -> Int:
-        """Bytes of an image's outputs of a step."""
-        return STEP_ROWS * self.columns * PIXEL_BYTES
-
-    def step_bytes(self) -> Int:
-        """Bytes of a step's outputs."""
-        return self.images * self.image_output_bytes()
-
-    def shared_bytes(self) -> Int:
-        """Shared memory of a block."""
-        return (
-            BARRIERS_BYTES
-            + self.stages * self.stage_bytes()
-            + BUFFERS * self.batch * self.step_bytes()
-        )
-
-    def write_to(self, mut writer: Some[Writer]):
-        """Writes the cut on one line."""
-        writer.write(
-            t"{self.steps} steps of {self.columns} columns, images a step"
-            t" {self.images}, {self.batch} steps a batch, {self.blocks} blocks"
-            t" of {self.stages} stages, {self.shared_bytes()} bytes of shared"
-            t" memory"
-        )
