@@ -1,11 +1,12 @@
 """Checks and times the GPU's kernels for few input channels, for few filters,
-for depthwise convolutions, for groups of few channels and for few pixels, and
+for depthwise convolutions, for groups of few channels and for few pixels, of windows, and
 the implicit GEMM of any GPU, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
     direct time direct_time.txt      milliseconds of a launch, bare and with bias, SiLU and residual
     direct tilings direct_time.txt   of every tiling of the kernel for few filters, bare, with what its model says
+    direct windows window_time.txt   of every tiling of Hopper's window kernel, bare, with what its model says
 
 A line is a name, then batch, depth, height, width, channels, filters, groups,
 filter (t, r, s), strides, dilations (d, h, w each), padding (before and after
@@ -45,6 +46,7 @@ from operations.conv.fields import (
     KERNEL_GEMV,
     KERNEL_SM80,
     KERNEL_STEM,
+    KERNEL_WINDOW,
 )
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
@@ -56,6 +58,10 @@ from operations.nvidia.device import device_of
 from operations.nvidia.few_filters.launch import FewFilters, WindowPlan
 from operations.nvidia.few_filters.model import all_tilings, tiled
 from operations.nvidia.registry import GPU_REGISTRY
+from operations.nvidia.sm90.window.launch import Window
+from operations.nvidia.sm90.window.launch import WindowPlan as Sm90WindowPlan
+from operations.nvidia.sm90.window.model import all_tilings as window_tilings
+from operations.nvidia.sm90.window.model import tiled as window_tiled
 from operations.nvidia.stream import Stream
 from buffers import (
     BLOCKS,
@@ -80,6 +86,7 @@ comptime KERNELS = [
     KERNEL_GEMV,
     KERNEL_STEM,
     KERNEL_DIAGONAL,
+    KERNEL_WINDOW,
     KERNEL_FEW_FILTERS,
     KERNEL_SM80,
 ]
@@ -463,6 +470,44 @@ def time_tilings(ctx: DeviceContext, named: Case) raises:
         )
 
 
+def time_windows(ctx: DeviceContext, named: Case) raises:
+    """Times a problem with every tiling of Hopper's window kernel."""
+    comptime dtype = DType.bfloat16
+    ref problem = named.problem
+    if refusal_of[dtype](ctx, KERNEL_WINDOW, problem):
+        return
+    var x, w, y = elements_of(problem)
+    var facts = Facts.bare(OperandTypes.unfused(dtype, dtype))
+    var device = device_of(ctx)
+    var count = input_sets(2 * (x + w + y))
+    var sets = List[Operands[dtype]]()
+    for i in range(count):
+        sets.append(Operands[dtype](ctx, problem))
+        sets[i].fill_random(ctx, 1000 * i)
+    for tiling in window_tilings(problem, facts):
+        var tried = window_tiled(problem, facts, device, tiling)
+        if tried.seconds == Float64.MAX:
+            continue
+        var plan = Sm90WindowPlan(problem, tried, device.units)
+
+        def enqueue(mut stream: Stream, index: Int) raises {imm}:
+            ref operands = sets[index % count]
+            Window.launch[known=UNKNOWN_FILTER, scaled=False](
+                plan,
+                problem,
+                Arguments(
+                    MemoryActivation[dtype](reads_of(operands.activation)),
+                    reads_of(operands.filter),
+                    operands.epilogue(False, ACTIVATION_NONE, ACTIVATION_NONE),
+                    MemoryOutput[dtype](data_of(operands.output, GUARD)),
+                ),
+                stream,
+            )
+
+        var ms = time_captured(ctx, enqueue)
+        print(named.name, round(ms * 1e4) / 10, "us |", plan)
+
+
 def main() raises:
     var mode = String(argv()[1])
     var ctx = DeviceContext()
@@ -481,6 +526,9 @@ def main() raises:
             continue
         if mode == "tilings":
             time_tilings(ctx, named)
+            continue
+        if mode == "windows":
+            time_windows(ctx, named)
             continue
         var before = ran
         comptime for dtype in [DType.bfloat16, DType.float16, DType.float32]:
