@@ -50,7 +50,7 @@ from ...tma.descriptor import TensorMap
 from ..wgmma import MMA_M
 from .geometry import HALF_FILTERS, TilePlace, WindowGeometry
 from .outputs import WindowOutputs
-from .tiling import BARRIERS_BYTES, MAX_THREADS
+from .tiling import BARRIERS_BYTES, most_threads
 
 comptime STEP_CHUNKS = UInt32(MMA_K_BYTES // CHUNK_BYTES)
 """From a multiply's products to the next ones of the same rows."""
@@ -190,7 +190,7 @@ struct WindowKernel[
     @staticmethod
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
-            Int32(MAX_THREADS)
+            Int32(most_threads(Self.columns))
         ),
         `nvvm.minctasm`=SIMDLength(1),
     )

@@ -13,11 +13,10 @@ from ..wgmma import MMA_M
 from .geometry import WindowGeometry
 from .tiling import (
     FEWEST_FILTERS,
-    MAX_CONSUMERS,
-    MAX_PARTS,
     ROWS,
     Image,
     WindowTiling,
+    most_consumers,
     width_of,
 )
 
@@ -103,6 +102,7 @@ def all_tilings(problem: ConvProblem, operands: Operands) -> List[WindowTiling]:
     """
     var image = Image(problem)
     var bytes = problem.channels * element_bytes(operands.types.input)
+    var most = most_consumers(problem.filters)
     var all = List[WindowTiling]()
     for row_bytes in materialize[ROWS]():
         # Half of a row more than once would be for nothing.
@@ -112,15 +112,13 @@ def all_tilings(problem: ConvProblem, operands: Operands) -> List[WindowTiling]:
             if square and image.rows == 1:
                 continue
             for parts in [1, 2, 4]:
-                if parts > MAX_PARTS:
-                    continue
                 if parts > ceildiv(bytes, row_bytes) * problem.filter[0]:
                     continue
-                for rows in range(1, MAX_CONSUMERS + 1):
+                for rows in range(1, most + 1):
                     if rows > 1 and image.rows == 1:
                         continue
-                    for columns in range(1, MAX_CONSUMERS // rows + 1):
-                        if rows * columns * parts <= MAX_CONSUMERS:
+                    for columns in range(1, most // rows + 1):
+                        if rows * columns * parts <= most:
                             all.append(
                                 WindowTiling(
                                     square, rows, columns, parts, row_bytes
@@ -263,11 +261,7 @@ def _seconds(
 
     var parts = Float64(tiling.parts)
     var own_steps = Float64(ceildiv(Int(geometry.steps), tiling.parts))
-    var consumers = Float64(tiling.consumers())
-    var step = (
-        multiplies / steps * max(ISSUE_CYCLES, multiply * consumers)
-        + WAIT_CYCLES
-    )
+    var step = multiplies / steps * ISSUE_CYCLES + WAIT_CYCLES
     step = max(step, LOAD_CYCLES / Float64(geometry.stages - 1))
     var own = own_steps * step + STORE_LATENCY_CYCLES
     own += (parts - 1) * PART_CYCLES
@@ -282,7 +276,8 @@ def _seconds(
         )
         / RECEIVED_BYTES_PER_CYCLE
     )
-    var cycles = first + rounds * max(busy, own)
+    var tile = max(busy, own) + (1 - HIDDEN_SHARE) * min(busy, own)
+    var cycles = first + rounds * tile
     var computation = cycles / CLOCK + LAUNCH_SECONDS
     var memory = _operand_bytes(problem, operands) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)

@@ -1,13 +1,11 @@
 """How a block of the Hopper window kernel cuts an image, and what of a pixel is
 loaded at once."""
 
-from std.collections import Optional
 from std.math import ceildiv
 
 from ....conv.problem import ConvProblem
 from ...geometry import keeps_pixels
 from ...limits import MMA_K_BYTES, PATTERN_BYTES, WARP, WARPGROUP
-from ...pipeline.barrier import BARRIER_BYTES
 from ..wgmma import MMA_M
 
 comptime MAX_FILTERS = 64
@@ -19,8 +17,9 @@ comptime FEWEST_FILTERS = 8
 comptime WIDTHS = 4
 """Numbers of filters that are compiled: 8, 16, 32 and 64."""
 
-comptime MAX_CONSUMERS = 6
-"""Warpgroups of a block that multiply, at most."""
+comptime CONSUMERS = [6, 6, 5, 4]
+"""Warpgroups of a block that multiply, at most, for each of `WIDTHS`: the sums
+take registers."""
 
 comptime MAX_PARTS = 4
 """Warpgroups, or teams of them, that share the channels of a tile, at most."""
@@ -145,19 +144,22 @@ struct WindowTiling(Equatable, ImplicitlyCopyable, Movable, Writable):
         )
 
 
-comptime MAX_THREADS = MAX_CONSUMERS * WARPGROUP + MAX_PARTS * WARP
-"""Of a block, at most."""
-
-
-def barrier_bytes(parts: Int, stages: Int) -> Int:
-    """Bytes of a block's barriers: the filters', those of the sums, and two of
-    each stage.
+def most_consumers(filters: Int) -> Int:
+    """Warpgroups of a block that multiply, at most.
 
     Args:
-        parts: Of the sum.
-        stages: Of a part.
+        filters: Of a multiply, or of a problem.
     """
-    return (3 + 2 * parts * stages) * BARRIER_BYTES
+    return materialize[CONSUMERS]()[width_of(filters)]
+
+
+def most_threads(columns: Int) -> Int:
+    """Threads of a block, at most.
+
+    Args:
+        columns: Filters of a multiply.
+    """
+    return most_consumers(columns) * WARPGROUP + MAX_PARTS * WARP
 
 
 def slice_steps(
