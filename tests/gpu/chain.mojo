@@ -25,6 +25,7 @@ from operations.conv.fields import (
     KERNEL_SM80,
     KERNEL_SM90,
     KERNEL_STEM,
+    KERNEL_WINDOW,
 )
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.operands import Arguments, Operands, OperandTypes
@@ -58,6 +59,7 @@ comptime KERNELS: List[Int] = [
     KERNEL_SM90,
     KERNEL_SM80,
     KERNEL_STEM,
+    KERNEL_WINDOW,
     KERNEL_DIAGONAL,
     KERNEL_FEW_FILTERS,
     KERNEL_DEPTHWISE,

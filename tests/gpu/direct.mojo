@@ -6,7 +6,8 @@ the implicit GEMM of any GPU, on the problems of a file.
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
     direct time direct_time.txt      milliseconds of a launch, bare and with bias, SiLU and residual
     direct tilings direct_time.txt   of every tiling of the kernel for few filters, bare, with what its model says
-    direct windows window_time.txt   of every tiling of Hopper's window kernel, bare, with what its model says
+    direct windows window_time.txt 1.3   of the tilings of Hopper's window kernel of which its model says no more than
+                                     1.3 times the least, bare, with what it says
 
 A line is a name, then batch, depth, height, width, channels, filters, groups,
 filter (t, r, s), strides, dilations (d, h, w each), padding (before and after
@@ -61,6 +62,7 @@ from operations.nvidia.registry import GPU_REGISTRY
 from operations.nvidia.sm90.window.launch import Window
 from operations.nvidia.sm90.window.launch import WindowPlan as Sm90WindowPlan
 from operations.nvidia.sm90.window.model import all_tilings as window_tilings
+from operations.nvidia.sm90.window.model import fastest_tiling as fastest_window
 from operations.nvidia.sm90.window.model import tiled as window_tiled
 from operations.nvidia.stream import Stream
 from buffers import (
@@ -470,8 +472,9 @@ def time_tilings(ctx: DeviceContext, named: Case) raises:
         )
 
 
-def time_windows(ctx: DeviceContext, named: Case) raises:
-    """Times a problem with every tiling of Hopper's window kernel."""
+def time_windows(ctx: DeviceContext, named: Case, most: Float64) raises:
+    """Times a problem with the tilings of Hopper's window kernel whose model's
+    time is up to `most` times the least."""
     comptime dtype = DType.bfloat16
     ref problem = named.problem
     if refusal_of[dtype](ctx, KERNEL_WINDOW, problem):
@@ -484,9 +487,10 @@ def time_windows(ctx: DeviceContext, named: Case) raises:
     for i in range(count):
         sets.append(Operands[dtype](ctx, problem))
         sets[i].fill_random(ctx, 1000 * i)
+    var least = fastest_window(problem, facts, device).seconds
     for tiling in window_tilings(problem, facts):
         var tried = window_tiled(problem, facts, device, tiling)
-        if tried.seconds == Float64.MAX:
+        if tried.seconds > most * least:
             continue
         var plan = Sm90WindowPlan(problem, tried, device.units)
 
@@ -528,7 +532,7 @@ def main() raises:
             time_tilings(ctx, named)
             continue
         if mode == "windows":
-            time_windows(ctx, named)
+            time_windows(ctx, named, Float64(String(argv()[3])))
             continue
         var before = ran
         comptime for dtype in [DType.bfloat16, DType.float16, DType.float32]:
