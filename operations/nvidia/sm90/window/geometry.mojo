@@ -218,7 +218,9 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
             self.depth = self.last_depth
 
         var reach = (problem.filter[2] - 1) * problem.dilation[2]
-        var phases = min(stride_w, reach + 1)
+        # One tap, and taps an even dilation apart, are in columns of one kind.
+        var mixed = problem.filter[2] > 1 and problem.dilation[2] % 2 == 1
+        var phases = stride_w if mixed else 1
         var columns = tile_columns + reach // stride_w
         var window_rows = (
             (tile_rows - 1) * stride_h
