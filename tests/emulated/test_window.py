@@ -131,7 +131,8 @@ REFUSED: Final[tuple[tuple[str, dict[str, int], str], ...]] = (
     ("1x9x9x12:8x3x3", {}, "pixels in multiples of 16 bytes; here 12 channels of 24 bytes"),
     ("1x40x40x16:8x17x17", {"padding": 8}, "takes up to 256 taps; here (1, 17, 17)"),
     ("1x9x9x16:8x3x3", {"stride": 3}, "takes strides 1 and 2 along w; here (1, 3, 3)"),
-    ("1x9x9x4096:16x3x3", {}, "bytes of shared memory for 16 filters (1, 3, 3) of 4096 channels"),
+    ("1x9x9x2056:16x3x3", {}, "pixels of up to 4096 bytes; here 2056 channels of 4112 bytes"),
+    ("1x9x9x2048:16x3x3", {}, "bytes of shared memory for 16 filters (1, 3, 3) of 2048 channels"),
     ("1x999x999x16:8x3x3", {"dilation": 400}, "windows of up to 256 rows and columns; here filter"),
 )
 

@@ -1,11 +1,10 @@
-"""Checks and times the GPU's kernels for few input channels, for few filters,
-for depthwise convolutions, for groups of few channels and for few pixels, of windows, and
+"""Checks and times Hopper's kernels for few input channels, for few filters, for
+depthwise convolutions, for groups of few channels and for few pixels, of windows, and
 the implicit GEMM of any GPU, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
     direct time direct_time.txt      milliseconds of a launch, bare and with bias, SiLU and residual
-    direct tilings direct_time.txt   of every tiling of the kernel for few filters, bare, with what its model says
     direct windows window_time.txt 1.3   of the tilings of Hopper's window kernel of which its model says no more than
                                      1.3 times the least, bare, with what it says
 
@@ -43,7 +42,6 @@ from operations.conv.fields import (
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
-    KERNEL_FEW_FILTERS,
     KERNEL_GEMV,
     KERNEL_SM80,
     KERNEL_STEM,
@@ -56,14 +54,13 @@ from operations.conv.operands import Arguments, Operands as Facts, OperandTypes
 from operations.conv.registry import kernel_name
 from operations.nvidia.convolve import convolve
 from operations.nvidia.device import device_of
-from operations.nvidia.few_filters.launch import FewFilters, WindowPlan
-from operations.nvidia.few_filters.model import all_tilings, tiled
 from operations.nvidia.registry import GPU_REGISTRY
-from operations.nvidia.sm90.window.launch import Window
-from operations.nvidia.sm90.window.launch import WindowPlan as Sm90WindowPlan
-from operations.nvidia.sm90.window.model import all_tilings as window_tilings
-from operations.nvidia.sm90.window.model import fastest_tiling as fastest_window
-from operations.nvidia.sm90.window.model import tiled as window_tiled
+from operations.nvidia.sm90.window.launch import Window, WindowPlan
+from operations.nvidia.sm90.window.model import (
+    all_tilings,
+    fastest_tiling,
+    tiled,
+)
 from operations.nvidia.stream import Stream
 from buffers import (
     BLOCKS,
@@ -89,7 +86,6 @@ comptime KERNELS = [
     KERNEL_STEM,
     KERNEL_DIAGONAL,
     KERNEL_WINDOW,
-    KERNEL_FEW_FILTERS,
     KERNEL_SM80,
 ]
 """Kernels that a problem is offered to."""
@@ -425,53 +421,6 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
         )
 
 
-def time_tilings(ctx: DeviceContext, named: Case) raises:
-    """Times a problem with every tiling of the kernel for few filters."""
-    comptime dtype = DType.bfloat16
-    ref problem = named.problem
-    if refusal_of[dtype](ctx, KERNEL_FEW_FILTERS, problem):
-        return
-    var x, w, y = elements_of(problem)
-    var facts = Facts.bare(OperandTypes.unfused(dtype, dtype))
-    var device = device_of(ctx)
-    var count = input_sets(2 * (x + w + y))
-    var sets = List[Operands[dtype]]()
-    for i in range(count):
-        sets.append(Operands[dtype](ctx, problem))
-        sets[i].fill_random(ctx, 1000 * i)
-    for tiling in all_tilings(problem, facts):
-        var tried = tiled(problem, facts, device, tiling)
-        if tried.seconds == Float64.MAX:
-            continue
-        var plan = WindowPlan(problem, tried)
-
-        def enqueue(mut stream: Stream, index: Int) raises {imm}:
-            ref operands = sets[index % count]
-            FewFilters.launch[known=UNKNOWN_FILTER, scaled=False](
-                plan,
-                problem,
-                Arguments(
-                    MemoryActivation[dtype](reads_of(operands.activation)),
-                    reads_of(operands.filter),
-                    operands.epilogue(False, ACTIVATION_NONE, ACTIVATION_NONE),
-                    MemoryOutput[dtype](data_of(operands.output, GUARD)),
-                ),
-                stream,
-            )
-
-        var ms = time_captured(ctx, enqueue)
-        print(
-            named.name,
-            round(ms * 1e4) / 10,
-            "us, by the model",
-            round(tried.seconds * 1e7) / 10,
-            "|",
-            tiling,
-            "|",
-            plan,
-        )
-
-
 def time_windows(ctx: DeviceContext, named: Case, most: Float64) raises:
     """Times a problem with the tilings of Hopper's window kernel whose model's
     time is up to `most` times the least."""
@@ -487,12 +436,12 @@ def time_windows(ctx: DeviceContext, named: Case, most: Float64) raises:
     for i in range(count):
         sets.append(Operands[dtype](ctx, problem))
         sets[i].fill_random(ctx, 1000 * i)
-    var least = fastest_window(problem, facts, device).seconds
-    for tiling in window_tilings(problem, facts):
-        var tried = window_tiled(problem, facts, device, tiling)
+    var least = fastest_tiling(problem, facts, device).seconds
+    for tiling in all_tilings(problem, facts):
+        var tried = tiled(problem, facts, device, tiling)
         if tried.seconds > most * least:
             continue
-        var plan = Sm90WindowPlan(problem, tried, device.units)
+        var plan = WindowPlan(problem, tried, device.units)
 
         def enqueue(mut stream: Stream, index: Int) raises {imm}:
             ref operands = sets[index % count]
@@ -527,9 +476,6 @@ def main() raises:
         if mode == "time":
             comptime for i in range(len(KERNELS)):
                 time_case[KERNELS[i]](ctx, named)
-            continue
-        if mode == "tilings":
-            time_tilings(ctx, named)
             continue
         if mode == "windows":
             time_windows(ctx, named, Float64(String(argv()[3])))

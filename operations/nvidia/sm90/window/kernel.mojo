@@ -50,7 +50,7 @@ from ...tma.descriptor import TensorMap
 from ..wgmma import MMA_M
 from .geometry import HALF_FILTERS, TilePlace, WindowGeometry
 from .outputs import WindowOutputs
-from .tiling import BARRIERS_BYTES, most_threads
+from .tiling import BARRIERS_BYTES, MAX_SLICES, most_threads
 
 comptime STEP_CHUNKS = UInt32(MMA_K_BYTES // CHUNK_BYTES)
 """From a multiply's products to the next ones of the same rows."""
@@ -94,7 +94,8 @@ struct WindowStorage(TrivialRegisterPassable):
         self.sums = (
             first + UInt32(geometry.parts) * stages * geometry.stage_bytes
         )
-        self.part_barriers = self.base + (3 + 2 * part * stages) * BARRIER_BYTES
+        var before = UInt32(2 + MAX_SLICES) + 2 * part * stages
+        self.part_barriers = self.base + before * BARRIER_BYTES
 
     @always_inline
     def filters(self) -> SharedAddress:
@@ -102,19 +103,23 @@ struct WindowStorage(TrivialRegisterPassable):
         return self.base + BARRIERS_BYTES
 
     @always_inline
-    def filters_full(self) -> Barrier:
-        """The barrier that completes when all filters have come."""
-        return Barrier(self.base)
-
-    @always_inline
     def sums_full(self) -> Barrier:
         """The barrier that completes when the other parts' sums are there."""
-        return Barrier(self.base + BARRIER_BYTES)
+        return Barrier(self.base)
 
     @always_inline
     def sums_empty(self) -> Barrier:
         """The barrier that completes when they may be overwritten."""
-        return Barrier(self.base + 2 * BARRIER_BYTES)
+        return Barrier(self.base + BARRIER_BYTES)
+
+    @always_inline
+    def filters_full(self, slice: UInt32) -> Barrier:
+        """The barrier that completes when a slice of all filters has come.
+
+        Args:
+            slice: Of the channels.
+        """
+        return Barrier(self.base + (2 + slice) * BARRIER_BYTES)
 
     @always_inline
     def full(self, stage: UInt32) -> Barrier:
@@ -231,9 +236,7 @@ struct WindowKernel[
                 epilogue, output, geometry, storage, part, member, thread
             )
         elif thread % UInt32(WARP) == 0:
-            if part == 0:
-                Self._load_filters(filter, geometry, storage)
-            Self._produce(activation, geometry, storage, Int32(part))
+            Self._produce(activation, filter, geometry, storage, Int32(part))
 
     @staticmethod
     @always_inline
@@ -241,7 +244,8 @@ struct WindowKernel[
         """Initializes the barriers; one thread."""
         comptime warps = WARPGROUP // WARP
         var team_warps = Int(geometry.team.value) * warps
-        storage.filters_full().init(1)
+        for slice in range(geometry.slices.value):
+            storage.filters_full(slice).init(1)
         # One part has no use for it, and a barrier no fewer arrivals.
         storage.sums_full().init(max(1, Int(geometry.parts) - 1) * team_warps)
         storage.sums_empty().init(team_warps)
@@ -257,39 +261,40 @@ struct WindowKernel[
     @staticmethod
     @always_inline
     def _load_filters(
-        ref filter: TensorMap, geometry: WindowGeometry, storage: WindowStorage
+        ref filter: TensorMap,
+        geometry: WindowGeometry,
+        storage: WindowStorage,
+        slice: UInt32,
     ):
-        """Loads all filters; one thread."""
-        var full = storage.filters_full()
-        full.arrive_expecting(Int(geometry.filter_bytes))
-        var to = storage.filters()
+        """Loads a slice of all filters; one thread."""
+        var bytes = UInt32(geometry.taps) * geometry.tap_bytes
+        var full = storage.filters_full(slice)
+        full.arrive_expecting(Int(bytes))
+        var to = storage.filters() + slice * bytes
         var half_bytes = geometry.tap_bytes // UInt32(geometry.halves)
-        for slice in range(geometry.slices.value):
-            for tap in range(Int32(0), geometry.taps, geometry.box_taps):
-                for half in range(geometry.halves):
-                    var at = IndexList[5](
-                        Int(slice) * Int(geometry.slice_channels),
-                        0,
-                        0,
-                        0,
-                        Int(tap),
-                    )
-                    if geometry.together == 1:
-                        at[2] = Int(half) * 4
-                    else:
-                        at[1] = Int(half) * HALF_FILTERS
-                    load_tile(to, filter, full.address, at)
-                    to += half_bytes * UInt32(geometry.box_taps)
+        for tap in range(Int32(0), geometry.taps, geometry.box_taps):
+            for half in range(geometry.halves):
+                var at = IndexList[5](
+                    Int(slice) * Int(geometry.slice_channels), 0, 0, 0, Int(tap)
+                )
+                if geometry.together == 1:
+                    at[2] = Int(half) * 4
+                else:
+                    at[1] = Int(half) * HALF_FILTERS
+                load_tile(to, filter, full.address, at)
+                to += half_bytes * UInt32(geometry.box_taps)
 
     @staticmethod
     @always_inline
     def _produce(
         ref activation: TensorMap,
+        ref filter: TensorMap,
         geometry: WindowGeometry,
         storage: WindowStorage,
         part: Int32,
     ):
-        """Loads the part's slices of the block's windows; one thread."""
+        """Loads the part's slices of the block's windows, and of the filters
+        when it first comes to them; one thread."""
         var position = WindowPosition(0, 0, storage.stages)
         for tile in range(
             Int32(block_idx.x), geometry.tiles, Int32(grid_dim.x)
@@ -301,6 +306,8 @@ struct WindowKernel[
             var column = geometry.start[2] + place.column * geometry.stride[2]
             for step in range(part, geometry.steps, geometry.parts):
                 var t, slice = geometry.slices.split(UInt32(step))
+                if tile == Int32(block_idx.x) and t == 0:
+                    Self._load_filters(filter, geometry, storage, slice)
                 storage.empty(geometry, position.stage).wait(
                     position.parity ^ 1
                 )
@@ -350,7 +357,6 @@ struct WindowKernel[
         var column = Int32(member_column) * geometry.multiply_columns
         var position = WindowPosition(0, 0, storage.stages)
         var round = UInt32(0)
-        storage.filters_full().wait(0)
         for tile in range(
             Int32(block_idx.x), geometry.tiles, Int32(grid_dim.x)
         ):
@@ -362,6 +368,7 @@ struct WindowKernel[
                 var tap = (slice * UInt32(geometry.taps_d) + t) * UInt32(
                     geometry.taps_h * geometry.taps_w
                 )
+                storage.filters_full(slice).wait(0)
                 storage.full(position.stage).wait(position.parity)
                 var window = position.address // CHUNK_BYTES + pixels
                 var filters = (

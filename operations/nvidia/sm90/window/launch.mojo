@@ -9,6 +9,7 @@ from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
 from ....conv.registry import kernel_name
 from ...geometry import geometry_refusal, keeps_pixels
+from ...im2col.traversal import ROW_BYTES
 from ...inspect import GpuKernel, PtxWriter
 from ...legality import (
     alignment_refusal,
@@ -27,6 +28,7 @@ from .model import Tiled, fastest_tiling, smallest_shared_bytes
 from .tiling import (
     FEWEST_FILTERS,
     MAX_FILTERS,
+    MAX_SLICES,
     WIDTHS,
     WindowTiling,
     width_of,
@@ -269,6 +271,11 @@ def _shape_refusal(
     if bytes % CHUNK_BYTES != 0:
         return String(
             t"{name} takes pixels in multiples of {CHUNK_BYTES} bytes; here"
+            t" {problem.channels} channels of {bytes} bytes"
+        )
+    if bytes > MAX_SLICES * ROW_BYTES:
+        return String(
+            t"{name} takes pixels of up to {MAX_SLICES * ROW_BYTES} bytes; here"
             t" {problem.channels} channels of {bytes} bytes"
         )
     if problem.taps() > MAX_BOX:

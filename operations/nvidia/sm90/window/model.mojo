@@ -13,6 +13,7 @@ from ..wgmma import MMA_M
 from .geometry import WindowGeometry
 from .tiling import (
     FEWEST_FILTERS,
+    MAX_SLICES,
     ROWS,
     Image,
     WindowTiling,
@@ -105,6 +106,8 @@ def all_tilings(problem: ConvProblem, operands: Operands) -> List[WindowTiling]:
     var most = most_consumers(problem.filters)
     var all = List[WindowTiling]()
     for row_bytes in materialize[ROWS]():
+        if ceildiv(bytes, row_bytes) > MAX_SLICES:
+            continue
         # Half of a row more than once would be for nothing.
         if row_bytes >= 2 * bytes and row_bytes > MMA_K_BYTES:
             continue
@@ -268,12 +271,15 @@ def _seconds(
     if operands.residual:
         own += RESIDUAL_CYCLES
     var rounds = Float64(ceildiv(Int(geometry.tiles), device.units))
+    # A part multiplies its first slice while the others' filters come.
+    var filters = Float64(geometry.filter_bytes)
+    var first_bytes = parts * (
+        filters / Float64(geometry.slices.value)
+        + Float64(geometry.window_bytes)
+    )
     var first = (
         LOAD_CYCLES
-        + (
-            Float64(geometry.filter_bytes)
-            + parts * Float64(geometry.window_bytes)
-        )
+        + (first_bytes + (1 - HIDDEN_SHARE) * filters)
         / RECEIVED_BYTES_PER_CYCLE
     )
     var tile = max(busy, own) + (1 - HIDDEN_SHARE) * min(busy, own)

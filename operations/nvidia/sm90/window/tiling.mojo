@@ -27,6 +27,9 @@ comptime MAX_PARTS = 4
 comptime MAX_STAGES = 8
 """Windows of a part that shared memory holds, at most."""
 
+comptime MAX_SLICES = 32
+"""Slices of the channels, at most: their filters have a barrier each."""
+
 comptime FEWEST_STAGES = 2
 """The same, at least."""
 
