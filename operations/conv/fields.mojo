@@ -103,6 +103,7 @@ comptime KERNEL_WINOGRAD = 11
 comptime KERNEL_GEMV = 12
 comptime KERNEL_SM80 = 13
 comptime KERNEL_DP4A = 14
+comptime KERNEL_WINDOW = 15
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -119,6 +120,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "gemv",
     "sm80",
     "dp4a",
+    "window",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -136,6 +138,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs",
     "GPUs",
     "GPUs",
+    "GPUs of compute capability 9.0 (H100, H200)",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
@@ -149,6 +152,7 @@ comptime CPU_KERNELS = [
 comptime GPU_KERNELS = [
     KERNEL_GEMV,
     KERNEL_STEM,
+    KERNEL_WINDOW,
     KERNEL_DIAGONAL,
     KERNEL_DEPTHWISE,
     KERNEL_FEW_FILTERS,

@@ -13,6 +13,7 @@ from ..conv.fields import (
     KERNEL_FEW_FILTERS,
     KERNEL_SM90,
     KERNEL_SM100,
+    KERNEL_WINDOW,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
@@ -195,7 +196,10 @@ def _known_filter(
             # Else a kernel of tensor cores takes patches that are merged only.
             and known.channels * element_bytes(types.input) % COPY_BYTES == 0
         )
-    if has_kernel(kernels, KERNEL_FEW_FILTERS) and known.filters > UNKNOWN:
+    if known.filters > UNKNOWN and (
+        has_kernel(kernels, KERNEL_FEW_FILTERS)
+        or has_kernel(kernels, KERNEL_WINDOW)
+    ):
         filter.filters = _FEWEST_FILTERS
         while filter.filters < known.filters:
             filter.filters *= 2

@@ -16,11 +16,13 @@ from .sm80.launch import Mma
 from .sm90.diagonal.launch import Diagonal
 from .sm90.gemm.launch import Gemm as HopperGemm
 from .sm90.stem.launch import Stem
+from .sm90.window.launch import Window
 from .stream import Stream
 
 comptime _KERNELS = _Kernels[
     Gemv,
     Stem,
+    Window,
     Diagonal,
     Depthwise,
     FewFilters,

@@ -201,6 +201,7 @@ class Kernel(IntEnum):
     GEMV = 12
     SM80 = 13
     DP4A = 14
+    WINDOW = 15
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -216,6 +217,7 @@ CPU_KERNELS = (
 GPU_KERNELS = (
     Kernel.GEMV,
     Kernel.STEM,
+    Kernel.WINDOW,
     Kernel.DIAGONAL,
     Kernel.DEPTHWISE,
     Kernel.FEW_FILTERS,
@@ -242,6 +244,7 @@ KERNEL_HOMES = {
     Kernel.SM80: "GPUs",
     Kernel.DP4A: "GPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
+    Kernel.WINDOW: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.SM100: "GPUs of compute capability 10.0 and 10.3 (B200, B300)",

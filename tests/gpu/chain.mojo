@@ -18,13 +18,13 @@ from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.fields import (
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
-    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
     KERNEL_SM80,
     KERNEL_SM90,
     KERNEL_STEM,
+    KERNEL_WINDOW,
 )
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.operands import Arguments, Operands, OperandTypes
@@ -58,8 +58,8 @@ comptime KERNELS: List[Int] = [
     KERNEL_SM90,
     KERNEL_SM80,
     KERNEL_STEM,
+    KERNEL_WINDOW,
     KERNEL_DIAGONAL,
-    KERNEL_FEW_FILTERS,
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,

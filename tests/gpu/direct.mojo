@@ -1,11 +1,12 @@
-"""Checks and times the GPU's kernels for few input channels, for few filters,
-for depthwise convolutions, for groups of few channels and for few pixels, and
+"""Checks and times Hopper's kernels for few input channels, for few filters, for
+depthwise convolutions, for groups of few channels and for few pixels, of windows, and
 the implicit GEMM of any GPU, on the problems of a file.
 
     direct check direct_check.txt    every element of every problem, each on every kernel that takes it, with an
                                      epilogue, without, and with fused work; ends with 1 if one is wrong
     direct time direct_time.txt      milliseconds of a launch, bare and with bias, SiLU and residual
-    direct tilings direct_time.txt   of every tiling of the kernel for few filters, bare, with what its model says
+    direct windows window_time.txt 1.3   of the tilings of Hopper's window kernel of which its model says no more than
+                                     1.3 times the least, bare, with what it says
 
 A line is a name, then batch, depth, height, width, channels, filters, groups,
 filter (t, r, s), strides, dilations (d, h, w each), padding (before and after
@@ -41,10 +42,10 @@ from operations.conv.fields import (
     KERNEL_AUTO,
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
-    KERNEL_FEW_FILTERS,
     KERNEL_GEMV,
     KERNEL_SM80,
     KERNEL_STEM,
+    KERNEL_WINDOW,
 )
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
@@ -53,9 +54,13 @@ from operations.conv.operands import Arguments, Operands as Facts, OperandTypes
 from operations.conv.registry import kernel_name
 from operations.nvidia.convolve import convolve
 from operations.nvidia.device import device_of
-from operations.nvidia.few_filters.launch import FewFilters, WindowPlan
-from operations.nvidia.few_filters.model import all_tilings, tiled
 from operations.nvidia.registry import GPU_REGISTRY
+from operations.nvidia.sm90.window.launch import Window, WindowPlan
+from operations.nvidia.sm90.window.model import (
+    all_tilings,
+    fastest_tiling,
+    tiled,
+)
 from operations.nvidia.stream import Stream
 from buffers import (
     BLOCKS,
@@ -80,7 +85,7 @@ comptime KERNELS = [
     KERNEL_GEMV,
     KERNEL_STEM,
     KERNEL_DIAGONAL,
-    KERNEL_FEW_FILTERS,
+    KERNEL_WINDOW,
     KERNEL_SM80,
 ]
 """Kernels that a problem is offered to."""
@@ -416,11 +421,12 @@ def time_case[kernel: Int](ctx: DeviceContext, named: Case) raises:
         )
 
 
-def time_tilings(ctx: DeviceContext, named: Case) raises:
-    """Times a problem with every tiling of the kernel for few filters."""
+def time_windows(ctx: DeviceContext, named: Case, most: Float64) raises:
+    """Times a problem with the tilings of Hopper's window kernel whose model's
+    time is up to `most` times the least."""
     comptime dtype = DType.bfloat16
     ref problem = named.problem
-    if refusal_of[dtype](ctx, KERNEL_FEW_FILTERS, problem):
+    if refusal_of[dtype](ctx, KERNEL_WINDOW, problem):
         return
     var x, w, y = elements_of(problem)
     var facts = Facts.bare(OperandTypes.unfused(dtype, dtype))
@@ -430,15 +436,16 @@ def time_tilings(ctx: DeviceContext, named: Case) raises:
     for i in range(count):
         sets.append(Operands[dtype](ctx, problem))
         sets[i].fill_random(ctx, 1000 * i)
+    var least = fastest_tiling(problem, facts, device).seconds
     for tiling in all_tilings(problem, facts):
         var tried = tiled(problem, facts, device, tiling)
-        if tried.seconds == Float64.MAX:
+        if tried.seconds > most * least:
             continue
-        var plan = WindowPlan(problem, tried)
+        var plan = WindowPlan(problem, tried, device.units)
 
         def enqueue(mut stream: Stream, index: Int) raises {imm}:
             ref operands = sets[index % count]
-            FewFilters.launch[known=UNKNOWN_FILTER, scaled=False](
+            Window.launch[known=UNKNOWN_FILTER, scaled=False](
                 plan,
                 problem,
                 Arguments(
@@ -451,16 +458,7 @@ def time_tilings(ctx: DeviceContext, named: Case) raises:
             )
 
         var ms = time_captured(ctx, enqueue)
-        print(
-            named.name,
-            round(ms * 1e4) / 10,
-            "us, by the model",
-            round(tried.seconds * 1e7) / 10,
-            "|",
-            tiling,
-            "|",
-            plan,
-        )
+        print(named.name, round(ms * 1e4) / 10, "us |", plan)
 
 
 def main() raises:
@@ -479,8 +477,8 @@ def main() raises:
             comptime for i in range(len(KERNELS)):
                 time_case[KERNELS[i]](ctx, named)
             continue
-        if mode == "tilings":
-            time_tilings(ctx, named)
+        if mode == "windows":
+            time_windows(ctx, named, Float64(String(argv()[3])))
             continue
         var before = ran
         comptime for dtype in [DType.bfloat16, DType.float16, DType.float32]:

@@ -149,6 +149,7 @@ MAY_IMPORT = {
     "nvidia.sm90.gemm": _HOPPER,
     "nvidia.sm90.diagonal": _HOPPER,
     "nvidia.sm90.stem": _HOPPER,
+    "nvidia.sm90.window": _HOPPER,
     "nvidia.sm100": _SHARED,
 }
 

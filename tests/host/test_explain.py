@@ -51,7 +51,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("resnet50.conv2_3x3", "cpu", "winograd", "F(2x2, 3x3)"),
         ("unet.downsample", "cpu", "implicit_gemm", "960 products deep"),
         ("resnet50.conv2_3x3", "sm_100a", "sm100", "by a model that no timing has met"),
-        ("resnet50.conv2_3x3", "sm_120a", "sm80", "4 stages, tensor cores; sm90 runs on"),
+        ("resnet50.conv2_3x3", "sm_120a", "sm80", "4 stages, tensor cores; window runs on"),
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
         ("resnext.conv2_g32", "sm_80", "grouped", "neighbouring threads"),
@@ -66,7 +66,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("audio.dilated", HOPPER, "sm90", "by the model"),
         ("resnet50.conv2_reduce", HOPPER, "sm90", "us by the model"),
         # Few filters on any GPU, and few channels.
-        ("vae.conv_out", HOPPER, "sm90", "few_filters takes"),
+        ("vae.conv_out", HOPPER, "window", "slices of channels"),
         ("vae.conv_out", "sm_80", "few_filters", "slices of channels"),
         ("vae.conv_out", "sm_100a", "sm100", "few_filters does not run on"),
         ("odd.few_filters_dilated", HOPPER, "sm80", "here 20 input channels"),
@@ -152,9 +152,10 @@ def test_the_kernel_whose_model_says_less_is_chosen() -> None:
 
 def test_few_filters_of_few_channels_have_a_kernel() -> None:
     problem = parse_problem("8x512x512x16:1x3x3", padding=1)
-    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
-    assert chosen == "few_filters"
-    assert "slices of channels" in reason
+    for device, kernel in ((HOPPER, "window"), ("sm_80", "few_filters")):
+        chosen, reason = explain_choice(problem, dtype="bfloat16", device=device)
+        assert chosen == kernel
+        assert "slices of channels" in reason
 
 
 def test_winograd_names_its_tile() -> None:
@@ -285,13 +286,14 @@ def large(*shape: int, filters: int, groups: int = 1, taps: tuple[int, ...]) -> 
     [
         # More elements than 31 bits count, but pixels and offsets that they hold.
         (large(1, 5888, 5888, 64, filters=64, taps=(3, 3)), "sm90", "by the model"),
+        (large(1, 5888, 5888, 64, filters=16, taps=(3, 3)), "window", "by the model"),
         (large(40, 65536, 1024, filters=64, taps=(3,)), "sm90", "by the model"),
         # Pixels.
         (large(1, 65536, 65536, 8, filters=8, taps=(3, 3)), "sm80", "31 bits"),
         (large(1, 65536, 65536, 16, filters=2, taps=(1, 1)), "sm80", "multiples of 16"),
         (large(1, 65536, 65536, 64, filters=64, groups=64, taps=(3, 3)), "grouped", "16 bytes"),
     ],
-    ids=["image", "signals", "pixels of few channels", "pixels", "depthwise"],
+    ids=["image", "few filters", "signals", "pixels of few channels", "pixels", "depthwise"],
 )
 def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) -> None:
     chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
@@ -463,6 +465,6 @@ def test_kernels_that_may_be_chosen() -> None:
     anywhere = [Kernel.DEPTHWISE, Kernel.GROUPED]
     last = [Kernel.GEMV, Kernel.SM80]
     assert kernels(80) == [*anywhere, Kernel.FEW_FILTERS, *last]
-    hopper = [Kernel.FEW_FILTERS, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
-    assert kernels(90) == [*anywhere, *hopper, *last]
+    hopper = [Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
+    assert kernels(90) == [*anywhere, *hopper, *last, Kernel.WINDOW]
     assert kernels(100) == [*anywhere, Kernel.SM100, *last]

@@ -19,7 +19,7 @@ STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
 CPU, HOPPER, BLACKWELL = 0, 90, 100
 SM80, SM90, SM100 = Kernel.SM80, {Kernel.SM90}, {Kernel.SM100}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
-GEMV = Kernel.GEMV
+GEMV, WINDOW = Kernel.GEMV, Kernel.WINDOW
 FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
 
 #: Storage types of input and output.
@@ -61,25 +61,27 @@ def symbolic() -> ConvProblem:
 Case = tuple[tuple[str, str] | tuple[str, str, int], int, Mapping[str, "bool | int"], set[Kernel]]
 
 CASES: Sequence[Case] = [
-    (HALF, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64)), {WINDOW, SM80} | SM90),
     (HALF, BLACKWELL, known_problem(problem(64, 64)), {SM80} | SM100),
     (HALF, 80, known_problem(problem(64, 64)), {SM80}),
     (SINGLE, HOPPER, known_problem(problem(64, 64)), {SM80, GEMM} | SM90),
     (SINGLE, HOPPER, known_problem(problem(64, 64), precision=EXACT), {GEMM}),
-    (HALF, HOPPER, known_problem(problem(64, 64), precision=EXACT), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 64), precision=EXACT), {WINDOW, SM80} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
-    (WIDE, HOPPER, known_problem(problem(64, 64)), {SM80} | SM90),
+    (WIDE, HOPPER, known_problem(problem(64, 64)), {WINDOW, SM80} | SM90),
+    # Many channels fill the implicit GEMM's tiles with more than 32 filters.
+    (HALF, HOPPER, known_problem(problem(72, 33)), {SM80} | SM90),
     # Pixels of multiples of 16 bytes.
     (HALF, HOPPER, known_problem(problem(12, 64)), {SM80}),
     (SINGLE, HOPPER, known_problem(problem(12, 64)), {SM80, GEMM} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
     # Threads store any number of filters, unless the graph compiler fused something behind.
-    (HALF, HOPPER, known_problem(problem(64, 4)), {FEW, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 4)), {WINDOW, SM80} | SM90),
     (HALF, BLACKWELL, known_problem(problem(64, 4)), {SM80}),
-    (SINGLE, HOPPER, known_problem(problem(64, 4)), {FEW, SM80, GEMM} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 4)), {WINDOW, SM80, GEMM} | SM90),
     # Few filters of whole chunks, and of more than one.
     (HALF, 80, known_problem(problem(64, 16)), {FEW, SM80}),
-    (HALF, HOPPER, known_problem(problem(16, 33)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(16, 33)), {WINDOW, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(8, 16)), {STEM, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(12, 16)), {SM80}),
     (HALF, HOPPER, known_problem(problem(64, 65, 1, (1, 1))), {GEMV, SM80} | SM90),
@@ -125,18 +127,18 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
     # What is not known until the call may need any.
-    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, SM80} | SM90),
+    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, WINDOW, SM80} | SM90),
     (
         HALF,
         HOPPER,
         {"kernel": int(Kernel.AUTO)},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, FEW, GROUPED, SM80} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, GROUPED, SM80} | SM90,
     ),
     (
         HALF,
         HOPPER,
         {},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, FEW, GROUPED, SM80, GEMM, Kernel.REFERENCE} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, GROUPED, SM80, GEMM, Kernel.REFERENCE} | SM90,
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),

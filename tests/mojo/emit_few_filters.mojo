@@ -92,7 +92,7 @@ def describe[
     var operands = Operands.bare(
         OperandTypes.unfused(input, output, fused_output=placed)
     )
-    var device = Device(90, 4)
+    var device = Device(80, 4)
     var refusal = FewFilters.refusal(problem, operands, device)
     if refusal:
         print("refused", refusal.value())

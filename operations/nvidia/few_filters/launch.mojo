@@ -2,13 +2,13 @@
 
 from std.collections import Optional
 
-from ...conv.fields import KERNEL_FEW_FILTERS
+from ...conv.fields import KERNEL_FEW_FILTERS, KERNEL_WINDOW
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
-from ..device import is_blackwell, is_hopper, target_capability
+from ..device import is_blackwell, is_hopper
 from ..geometry import geometry_refusal, keeps_pixels
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import (
@@ -23,15 +23,12 @@ from ..stream import LaunchGrid, Stream
 from .geometry import WindowGeometry, has_planes
 from .kernel import WindowKernel
 from .model import (
+    SHARED_BYTES,
     Tiled,
     fastest_tiling,
-    shared_bytes_of,
     smallest_shared_bytes,
 )
 from .tile import MAX_FILTERS, TILES, tile_of
-
-comptime MEASURED_SHARE = 1.9
-"""Times of 11 problems on an H200, over the model's, in the geometric mean."""
 
 comptime FEWEST_PIXELS = 1024
 """Output pixels of a problem that it suits."""
@@ -86,13 +83,20 @@ struct FewFilters(GpuKernel):
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
-        """Refuses Blackwell, whose own kernel nothing has compared it with."""
-        if not is_blackwell(capability):
-            return None
-        return String(
-            t"{kernel_name(Self.code)} does not run on compute capability 10.0"
-            t" and 10.3 (B200, B300), where sm100 takes few filters"
-        )
+        """Refuses Hopper, whose window kernel takes the same and more, and
+        Blackwell, whose own kernel nothing has compared it with."""
+        if is_hopper(capability):
+            return String(
+                t"{kernel_name(Self.code)} does not run on compute capability"
+                t" 9.0 (H100, H200), where {kernel_name(KERNEL_WINDOW)} takes"
+                t" few filters"
+            )
+        if is_blackwell(capability):
+            return String(
+                t"{kernel_name(Self.code)} does not run on compute capability"
+                t" 10.0 and 10.3 (B200, B300), where sm100 takes few filters"
+            )
+        return None
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
@@ -135,7 +139,7 @@ struct FewFilters(GpuKernel):
         if not refusal:
             refusal = geometry_refusal(problem)
         if not refusal:
-            refusal = _size_refusal(problem, operands, device)
+            refusal = _size_refusal(problem, operands)
         return refusal
 
     @staticmethod
@@ -150,22 +154,6 @@ struct FewFilters(GpuKernel):
             and problem.taps() > 1
             and problem.gemm_m() >= FEWEST_PIXELS
             and not (operands.types.input == DType.float32 and operands.exact)
-        )
-
-    @staticmethod
-    def predicted_seconds(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[Float64]:
-        """The model's time as timings correct it, on the generation, of the
-        types, that its constants are of."""
-        if (
-            not is_hopper(device.capability)
-            or not operands.types.input.is_half_float()
-            or not problem.has_outputs()
-        ):
-            return None
-        return (
-            MEASURED_SHARE * fastest_tiling(problem, operands, device).seconds
         )
 
     @staticmethod
@@ -200,8 +188,7 @@ struct FewFilters(GpuKernel):
                         Call.residual_type,
                         tile,
                     ].run
-                    comptime bytes = shared_bytes_of(target_capability())
-                    queue.enqueue[kernel, max_shared_bytes=bytes](
+                    queue.enqueue[kernel, max_shared_bytes=SHARED_BYTES](
                         LaunchGrid(
                             plan.blocks,
                             plan.warps * WARP,
@@ -269,9 +256,7 @@ def _shape_refusal(
     return None
 
 
-def _size_refusal(
-    problem: ConvProblem, operands: Operands, device: Device
-) -> Optional[String]:
+def _size_refusal(problem: ConvProblem, operands: Operands) -> Optional[String]:
     """Why the kernel's numbers or shared memory do not hold a problem, or
     None."""
     var name = kernel_name(KERNEL_FEW_FILTERS)
@@ -281,12 +266,11 @@ def _size_refusal(
     if pixels >= MAX_INDEX:
         return String(t"{name} counts pixels with 31 bits; here {pixels}")
     var needed = smallest_shared_bytes(problem, operands)
-    var limit = shared_bytes_of(device.capability)
-    if needed > limit:
+    if needed > SHARED_BYTES:
         return String(
             t"{name} needs {needed} bytes of shared memory for"
             t" {problem.filters} filters {problem.filter} of"
             t" {problem.channels} channels with dilation {problem.dilation}; a"
-            t" block has {limit}"
+            t" block has {SHARED_BYTES}"
         )
     return None

@@ -6,8 +6,7 @@ from std.math import ceildiv
 from ...conv.memory import element_bytes
 from ...conv.operands import Device, Operands
 from ...conv.problem import SPATIAL, ConvProblem
-from ..device import is_blackwell, is_hopper
-from ..limits import MAX_SHARED_BYTES, WARP
+from ..limits import WARP
 from ..pipeline.chunks import CHUNK_BYTES
 from .geometry import STORE_ELEMENTS, Images, WindowGeometry
 from .tile import (
@@ -21,7 +20,7 @@ from .tile import (
 )
 
 # The model's constants: an H200's rates, and counts of instructions of the
-# compiled kernels. `MEASURED_SHARE` is what timings made of them.
+# compiled kernels, which compare the kernel's own tilings.
 
 comptime CLOCK = 1.8e9
 """Cycles of a second."""
@@ -89,19 +88,8 @@ comptime STORE_CYCLES = 200.0
 comptime PART_CYCLES = 100.0
 """To add the sums of one more part."""
 
-comptime SHARED_BYTES_EVERYWHERE = 99 * 1024
+comptime SHARED_BYTES = 99 * 1024
 """Shared memory that a block may have on every GPU since Ampere."""
-
-
-def shared_bytes_of(capability: Int) -> Int:
-    """Shared memory that a block may have.
-
-    Args:
-        capability: The GPU's compute capability, times ten.
-    """
-    if is_hopper(capability) or is_blackwell(capability):
-        return MAX_SHARED_BYTES
-    return SHARED_BYTES_EVERYWHERE
 
 
 @fieldwise_init
@@ -218,12 +206,11 @@ def tiled(
         device: The device.
         tiling: Of a block.
     """
-    var limit = shared_bytes_of(device.capability)
     var geometry = window_geometry(problem, operands, tiling)
-    if geometry.shared_bytes > limit:
+    if geometry.shared_bytes > SHARED_BYTES:
         return Tiled(geometry, 1, 1, Float64.MAX)
     var tile = materialize[TILES]()[tile_of(problem.filters)]
-    var resident = _resident(tile, tiling.warps(), geometry, limit)
+    var resident = _resident(tile, tiling.warps(), geometry)
     return Tiled(
         geometry,
         tiling.warps(),
@@ -250,12 +237,10 @@ def _slices(problem: ConvProblem, operands: Operands) -> List[Int]:
     return widths^
 
 
-def _resident(
-    tile: WarpTile, warps: Int, geometry: WindowGeometry, limit: Int
-) -> Int:
+def _resident(tile: WarpTile, warps: Int, geometry: WindowGeometry) -> Int:
     """Blocks that a multiprocessor holds."""
     # The driver keeps 1 KiB of each block's shared memory for itself.
-    var by_memory = (limit + 1024) // (geometry.shared_bytes + 1024)
+    var by_memory = (SHARED_BYTES + 1024) // (geometry.shared_bytes + 1024)
     return max(1, min(by_memory, tile.resident(warps)))
 
 

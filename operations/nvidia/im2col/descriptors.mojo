@@ -19,9 +19,13 @@ from ..tma.descriptor import (
 )
 
 
-def _operand_type[dtype: DType]() -> TensorMapDataType:
+def operand_type[dtype: DType]() -> TensorMapDataType:
     """The data type of a descriptor. The multiply ignores the last bits of
-    float32, so TMA rounds to tf32; 8-bit types are bytes."""
+    float32, so TMA rounds to tf32; 8-bit types are bytes.
+
+    Parameters:
+        dtype: Of activation and filter.
+    """
     comptime if dtype == DType.float32:
         return TFLOAT32
     elif size_of[dtype]() == 1:
@@ -88,7 +92,7 @@ def _im2col_map[
         channels,
         pixels,
         TensorMapSwizzle.SWIZZLE_128B,
-        _operand_type[dtype](),
+        operand_type[dtype](),
     )
 
 
@@ -168,7 +172,7 @@ def filter_map[
         filter_view(problem),
         IndexList[3](channels, 1, filters),
         TensorMapSwizzle.SWIZZLE_128B,
-        _operand_type[dtype](),
+        operand_type[dtype](),
     )
 
 

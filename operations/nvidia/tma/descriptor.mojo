@@ -118,6 +118,8 @@ def encode_tiled[
     box: IndexList[rank],
     swizzle: TensorMapSwizzle,
     data_type: TensorMapDataType = TensorMapDataType.from_dtype[dtype](),
+    *,
+    every: IndexList[rank] = IndexList[rank](fill=1),
 ) raises -> TensorMap:
     """Encodes the descriptor of a tensor that is loaded or stored in boxes.
 
@@ -130,9 +132,10 @@ def encode_tiled[
         data: The tensor's first element, aligned to 16 bytes.
         tensor: Its extents; every stride but the innermost must be a multiple
             of 16 bytes.
-        box: Elements along each dimension that one copy moves.
+        box: Elements along each dimension that one copy covers.
         swizzle: How rows of a box are swizzled in shared memory.
         data_type: What TMA takes an element for.
+        every: Of which elements of a box along each dimension a copy moves one.
 
     Returns:
         The descriptor.
@@ -147,6 +150,7 @@ def encode_tiled[
     for i in range(rank):
         extents[i] = Int64(tensor.extents[i])
         boxes[i] = Int32(box[i])
+        steps[i] = Int32(every[i])
     var strides = tensor.strides[dtype]()
     var buffer = _buffer(ctx, data, tensor.elements())
     try:
