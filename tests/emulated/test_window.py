@@ -96,6 +96,7 @@ PROBLEMS: Final = (
     Problem(Tiling(1, 1, 2, 2, 64), parse_problem("1x9x17x64:24x3x3", stride=2, padding=1)),
     Problem(PLANNED, parse_problem("1x16x32x40:12x3x3", padding=1)),
     Problem(PLANNED, parse_problem("1x1x1x16:4x1x1", stride=2)),
+    Problem(PLANNED, parse_problem("5x1x1x16:4x1x1", stride=2)),
     Problem(PLANNED, parse_problem("1x24x20x64:64x3x3", stride=2, padding=1)),
     Problem(Tiling(1, 1, 1, 1, 64), parse_problem("1x8x16x24:16x3x3", padding=1), "float16"),
     Problem(Tiling(1, 2, 1, 1, 32), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),

@@ -42,11 +42,7 @@ from operations.nvidia.sm90.diagonal.tiling import DiagonalTiling
 
 
 comptime EMULATED = 3
-"""Taps of the configurations; those of more, with stride 2, are emulated too.
-"""
-
-comptime MORE_TAPS = 5
-"""Of the latter."""
+"""Taps of the configurations."""
 
 comptime BIAS_AT = 0x2222000000000000
 
@@ -121,10 +117,7 @@ def refusal_of(problem: ConvProblem) -> String:
 def main() raises:
     comptime target = get_gpu_target["sm_90a"]()
     comptime for index in range(DIAGONAL_CANDIDATES):
-        comptime config = diagonal_candidate(index)
-        comptime if config.taps != EMULATED and (
-            config.taps != MORE_TAPS or config.stride == 1
-        ):
+        comptime if diagonal_candidate(index).taps != EMULATED:
             continue
         comptime kernel = DiagonalKernel[
             Dtype,

@@ -148,9 +148,8 @@ struct DiagonalConfig(ImplicitlyCopyable, Movable, Writable):
         which lies an odd number of pixels behind it: neighbours at stride 2 are
         two pixels apart, and with 8 of them half of the banks would be read
         twice. So it is where shared memory, and not the device's, is the limit:
-        a group's pixels are read for every 8 of its filters, or for many
-        taps."""
-        return self.stride == 2 and (self.group_chunks > 1 or self.taps > 3)
+        a group's pixels are read for every 8 of its filters."""
+        return self.stride == 2 and self.group_chunks > 1
 
     def takes_wide_slabs(self) -> Bool:
         """Whether a slab may be wide: where one more warp's registers are

@@ -108,8 +108,10 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
     """From a tap to the next along h."""
     var pixel_chunks: UInt32
     """From a pixel to the next."""
-    var phase_shift: UInt32
-    """The logarithm of the stride along w."""
+    var tap_chunks: UInt32
+    """From a tap in an even column of the window to the next along w."""
+    var odd_tap_chunks: UInt32
+    """The same from one in an odd column."""
     var phase_chunks: UInt32
     """From a window's even columns to its odd ones."""
     var warp_rows: Int32
@@ -188,7 +190,7 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
 
         # An axis with one output is strided by nothing.
         var stride_h = problem.stride[1]
-        var stride_w = problem.stride[2] if image.columns > 1 else 1
+        var stride_w = problem.stride[2] if problem.output[2] > 1 else 1
         var pad = problem.pad_before
         self.start = Position(-Int32(pad[0]), -Int32(pad[1]), -Int32(pad[2]), 0)
         self.stride = Position(
@@ -246,8 +248,13 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
         self.multiply_column_chunks = UInt32(group * row_bytes // CHUNK_BYTES)
         self.tap_row_chunks = UInt32(problem.dilation[1] * pitch // CHUNK_BYTES)
         self.pixel_chunks = UInt32(row_bytes // CHUNK_BYTES)
-        self.phase_shift = UInt32(stride_w - 1)
         self.phase_chunks = UInt32(phase_bytes // CHUNK_BYTES)
+        var dilation = UInt32(problem.dilation[2])
+        self.tap_chunks = dilation // UInt32(stride_w) * self.pixel_chunks
+        self.odd_tap_chunks = self.tap_chunks
+        if stride_w == 2 and problem.dilation[2] % 2 == 1:
+            self.tap_chunks += self.phase_chunks
+            self.odd_tap_chunks += self.pixel_chunks - self.phase_chunks
         self.warp_rows = Int32(2 if tiling.square else 0)
         self.warp_columns = Int32(0 if tiling.square else 2 * SQUARE)
         self.half_rows = Int32(1 if tiling.square else 0)

@@ -413,18 +413,14 @@ struct WindowKernel[
         address, in chunks."""
         comptime products = MMA_K_BYTES // size_of[Self.dtype]()
         var tap_chunks = geometry.tap_bytes // CHUNK_BYTES
-        var phase = (UInt32(1) << geometry.phase_shift) - 1
         var first = window
         var b = filters
         wgmma_fence_aligned()
         for _ in range(geometry.taps_h):
-            var x = UInt32(0)
+            var a = first
+            var next = geometry.tap_chunks
+            var after = geometry.odd_tap_chunks
             for _ in range(geometry.taps_w):
-                var a = (
-                    first
-                    + (x >> geometry.phase_shift) * geometry.pixel_chunks
-                    + (x & phase) * geometry.phase_chunks
-                )
                 comptime for k in range(depth):
                     comptime at = UInt32(k) * STEP_CHUNKS
                     sums = wgmma_async[
@@ -439,7 +435,8 @@ struct WindowKernel[
                         sums,
                     )
                 b += tap_chunks
-                x += UInt32(geometry.dilation[2])
+                a += next
+                swap(next, after)
             first += geometry.tap_row_chunks
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[0]()

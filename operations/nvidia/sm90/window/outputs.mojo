@@ -1,20 +1,16 @@
 """The epilogue and the stores of the Hopper window kernel, from registers."""
 
-from std.sys.info import size_of
-from std.utils import StaticTuple
+from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
 from ....conv.fields import ACTIVATION_NONE
+from ....conv.problem import SPATIAL
 from ...epilogue.activations import DeviceActivation, run_time
 from ...geometry import IMAGE, spatial
 from ...limits import WARP
 from .geometry import TilePlace, WindowGeometry
 from .tiling import neighbours
-
-comptime EARLY_BYTES = 32
-"""Of a thread's residual, at most, that is loaded before the first of it is
-added."""
 
 
 @fieldwise_init
@@ -86,10 +82,7 @@ struct WindowOutputs[
     pixel and of its lower one."""
     comptime Values = SIMD[DType.float32, Self.vector]
     comptime Residual = SIMD[Self.residual_type, Self.vector]
-    comptime Early = StaticTuple[Self.Residual, Self.pieces]
-    comptime loads_early = Self.pieces * Self.vector * size_of[
-        Self.residual_type
-    ]() <= EARLY_BYTES
+    comptime Rounded = SIMD[Self.Output.dtype, Self.vector]
     comptime placed = Self.Output.computes or Self.Output.stores
     """Whether stores ask where a pixel is."""
 
@@ -113,56 +106,39 @@ struct WindowOutputs[
             place: Of the multiply's first pixel.
             thread: Of the warpgroup.
         """
-        var early = Self.Early(fill=0)
-        comptime if Self.loads_early:
-            if epilogue.has_residual and geometry.together == 1:
+        var upper = WindowPixel(geometry, place, thread, 0)
+        var lower = WindowPixel(geometry, place, thread, 1)
+        comptime if not Self.placed:
+            if epilogue.is_identity():
                 comptime for piece in range(Self.pieces):
-                    var pixel = WindowPixel(
-                        geometry, place, thread, Int32(piece % 2)
+                    Self._store_pixel(
+                        output,
+                        geometry,
+                        upper if piece % 2 == 0 else lower,
+                        thread,
+                        UInt32(piece // 2),
+                        Self._of_piece(sums, piece).cast[Self.Output.dtype](),
                     )
-                    var k = Self._filter(thread, UInt32(piece // 2))
-                    if pixel.exists and k < geometry.filters.value:
-                        early[piece] = epilogue.load_residual[
-                            Self.vector, Self.vector
-                        ](Self._offset(geometry, pixel, k))
+                return
         # A loop, so that what evaluates the epilogue is compiled once.
         for piece in range(run_time(Self.pieces)):
-            var pixel = WindowPixel(geometry, place, thread, Int32(piece % 2))
             var values = Self._of_piece(sums, 0)
-            var residual = early[0]
             comptime for other in range(1, Self.pieces):
                 if piece == UInt32(other):
                     values = Self._of_piece(sums, other)
-                    residual = early[other]
-            if not pixel.exists:
-                continue
-            if geometry.together == 1:
-                var k = Self._filter(thread, piece // 2)
-                if k < geometry.filters.value:
-                    Self._store_vector(
-                        epilogue, output, geometry, pixel, k, values, residual
-                    )
-            else:
-                Self._store_singly(
-                    epilogue,
+            var pixel = upper if piece % 2 == 0 else lower
+            if pixel.exists:
+                var part = piece // 2
+                Self._store_pixel(
                     output,
                     geometry,
                     pixel,
-                    piece // 2 * UInt32(4 * Self.vector) + thread % 4 * 2,
-                    values,
+                    thread,
+                    part,
+                    Self._finish(
+                        epilogue, geometry, pixel, thread, part, values
+                    ),
                 )
-
-    @staticmethod
-    @always_inline
-    def _filter(thread: UInt32, part: UInt32) -> UInt32:
-        """The first filter of a thread's neighbours."""
-        return (part * 4 + thread % 4) * UInt32(Self.vector)
-
-    @staticmethod
-    @always_inline
-    def _offset(geometry: WindowGeometry, pixel: WindowPixel, k: UInt32) -> Int:
-        """The offset of an output element."""
-        return pixel.index * Int(geometry.filters.value) + Int(k)
 
     @staticmethod
     @always_inline
@@ -176,12 +152,39 @@ struct WindowOutputs[
 
     @staticmethod
     @always_inline
+    def _filter[
+        i: Int
+    ](geometry: WindowGeometry, thread: UInt32, part: UInt32) -> UInt32:
+        """The filter of value `i` of a part's vector: neighbours, or pairs of
+        neighbours 8 apart."""
+        if geometry.together == 1:
+            return (part * 4 + thread % 4) * UInt32(Self.vector) + UInt32(i)
+        return (
+            part * UInt32(4 * Self.vector)
+            + thread % 4 * 2
+            + UInt32(i // 2 * 8 + i % 2)
+        )
+
+    @staticmethod
+    @always_inline
+    def _offset(geometry: WindowGeometry, pixel: WindowPixel, k: UInt32) -> Int:
+        """The offset of an output element."""
+        return pixel.index * Int(geometry.filters.value) + Int(k)
+
+    @staticmethod
+    @always_inline
     def _finish(
-        epilogue: Self.FusedWork, sums: Self.Values, residual: Self.Residual
-    ) -> SIMD[Self.Output.dtype, Self.vector]:
-        """What follows scale and bias, and the rounding."""
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        pixel: WindowPixel,
+        thread: UInt32,
+        part: UInt32,
+        sums: Self.Values,
+    ) -> Self.Rounded:
+        """The epilogue of a pixel's part, rounded."""
         comptime exact = not Self.Output.dtype.is_half_float()
-        var values = sums
+        var residual = Self._residual(epilogue, geometry, pixel, thread, part)
+        var values = Self._biased(epilogue, geometry, thread, part, sums)
         var steps = run_time(1)
         if (
             epilogue.has_residual
@@ -201,72 +204,109 @@ struct WindowOutputs[
 
     @staticmethod
     @always_inline
-    def _store_vector(
+    def _residual(
         epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        pixel: WindowPixel,
+        thread: UInt32,
+        part: UInt32,
+    ) -> Self.Residual:
+        """The residual of a pixel's part, 0 where there is none."""
+        var residual = Self.Residual(0)
+        if not epilogue.has_residual:
+            return residual
+        if geometry.together == 1:
+            var k = Self._filter[0](geometry, thread, part)
+            if k < geometry.filters.value:
+                residual = epilogue.load_residual[Self.vector, Self.vector](
+                    Self._offset(geometry, pixel, k)
+                )
+        else:
+            comptime for i in range(Self.vector):
+                var k = Self._filter[i](geometry, thread, part)
+                if k < geometry.filters.value:
+                    residual[i] = epilogue.load_residual[1](
+                        Self._offset(geometry, pixel, k)
+                    )[0]
+        return residual
+
+    @staticmethod
+    @always_inline
+    def _biased(
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        thread: UInt32,
+        part: UInt32,
+        sums: Self.Values,
+    ) -> Self.Values:
+        """The sums of a part with scale and bias."""
+        var values = sums
+        if geometry.together == 1:
+            var k = Self._filter[0](geometry, thread, part)
+            if k < geometry.filters.value:
+                values = epilogue.scaled[Self.vector, Self.vector](
+                    values, Int(k)
+                )
+                values += epilogue.load_bias[Self.vector, Self.vector](Int(k))
+        else:
+            comptime for i in range(Self.vector):
+                var k = Self._filter[i](geometry, thread, part)
+                if k < geometry.filters.value:
+                    values[i] = epilogue.scaled[1](values[i], Int(k))[0]
+                    values[i] += epilogue.load_bias[1](Int(k))[0]
+        return values
+
+    @staticmethod
+    @always_inline
+    def _store_pixel(
         output: Self.Output,
         geometry: WindowGeometry,
         pixel: WindowPixel,
-        k: UInt32,
-        sums: Self.Values,
-        early: Self.Residual,
+        thread: UInt32,
+        part: UInt32,
+        values: Self.Rounded,
     ):
-        """The epilogue of neighbouring filters of a pixel, and their store."""
-        comptime vector = Self.vector
-        var offset = Self._offset(geometry, pixel, k)
-        var residual = early
-        comptime if not Self.loads_early:
-            residual = epilogue.load_residual[vector, vector](offset)
-        var values = epilogue.scaled[vector, vector](sums, Int(k))
-        values += epilogue.load_bias[vector, vector](Int(k))
+        """Stores a pixel's outputs of a part: at once, or one by one."""
+        if not pixel.exists:
+            return
         # Only what is fused asks where a pixel is.
         var position = geometry.position(
             UInt32(pixel.index)
         ) if Self.placed else 0
-        output.store[vector](
-            Int(position[IMAGE]),
-            spatial(position),
-            Int(k),
-            offset,
-            Self._finish(epilogue, values, residual),
-        )
-
-    @staticmethod
-    @always_inline
-    def _store_singly(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: WindowGeometry,
-        pixel: WindowPixel,
-        first: UInt32,
-        sums: Self.Values,
-    ):
-        """The epilogue of filters of a pixel, pairs of neighbours 8 apart, and
-        their stores."""
-        var filters = geometry.filters.value
-        var values = sums
-        var residual = Self.Residual(0)
-        comptime for i in range(Self.vector):
-            var k = first + UInt32(i // 2 * 8 + i % 2)
-            if k < filters:
-                values[i] = epilogue.scaled[1](values[i], Int(k))[0]
-                values[i] += epilogue.load_bias[1](Int(k))[0]
-                residual[i] = epilogue.load_residual[1](
-                    Self._offset(geometry, pixel, k)
-                )[0]
-        var rounded = Self._finish(epilogue, values, residual)
-        var position = geometry.position(
-            UInt32(pixel.index)
-        ) if Self.placed else 0
-        for at in range(run_time(Self.vector)):
-            var value = rounded[0]
-            comptime for i in range(1, Self.vector):
-                value = rounded[i] if at == UInt32(i) else value
-            var k = first + at // 2 * 8 + at % 2
-            if k < filters:
-                output.store[1](
+        if geometry.together == 1:
+            var k = Self._filter[0](geometry, thread, part)
+            if k < geometry.filters.value:
+                output.store[Self.vector](
                     Int(position[IMAGE]),
                     spatial(position),
                     Int(k),
                     Self._offset(geometry, pixel, k),
-                    value,
+                    values,
                 )
+            return
+        comptime if Self.placed:
+            for at in range(run_time(Self.vector)):
+                var value = values[0]
+                comptime for i in range(1, Self.vector):
+                    value = values[i] if at == UInt32(i) else value
+                var k = Self._filter[0](geometry, thread, part)
+                k += at // 2 * 8 + at % 2
+                if k < geometry.filters.value:
+                    output.store[1](
+                        Int(position[IMAGE]),
+                        spatial(position),
+                        Int(k),
+                        Self._offset(geometry, pixel, k),
+                        value,
+                    )
+        else:
+            comptime for i in range(Self.vector):
+                var k = Self._filter[i](geometry, thread, part)
+                if k < geometry.filters.value:
+                    output.store[1](
+                        0,
+                        IndexList[SPATIAL](0),
+                        Int(k),
+                        Self._offset(geometry, pixel, k),
+                        values[i],
+                    )
