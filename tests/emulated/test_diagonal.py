@@ -228,14 +228,6 @@ def test_groups_are_exact(launches: list[Launch], index: int, fused: bool) -> No
 
 
 def test_the_cuts_reach_their_edges(launches: list[Launch]) -> None:
-<<<<<<< ours
-    assert all(
-        launch.images == 2
-        for launch in launches
-        if launch.problem[0] == 5 and launch.problem[2] > 1
-    )
-=======
->>>>>>> theirs
     taken = {(launch.problem[1], launch.problem[8]) for launch in launches}
     assert taken >= {(stride, group) for stride in (1, 2) for group in (1, 8, 16, 32)}
     assert {launch.images for launch in launches} >= {1, 2, 4}
