@@ -20,8 +20,7 @@ from ptxemu.tma import DataType, L2Promotion, Swizzle, packed_strides
 #: along the columns; stages that are filled again; steps that are narrow, and less so, because a
 #: block has only one. Groups: every width, both strides, slabs that lack channels, and pixels of
 #: two images together. Slabs of 72 channels: one, two,
-#: a last one of 8 warps and of one, several images, and groups. A last slab of few channels that
-#: has few blocks: beside one slab and beside two, of wide groups too.
+#: a last one of 8 warps and of one, several images, and groups.
 PROBLEMS = (
     (3, 1, 1, 7, 56, 64, 1, 1, 1),
     (3, 1, 2, 4, 20, 192, 1, 1, 1),
@@ -55,17 +54,14 @@ PROBLEMS = (
     (3, 2, 2, 7, 30, 136, 1, 2, 1),
     (3, 1, 1, 3, 40, 80, 1, 1, 8),
     (3, 1, 2, 2, 14, 200, 1, 2, 2),
-    (3, 1, 1, 40, 14, 96, 1, 4, 1),
-    (3, 2, 3, 19, 14, 152, 1, 6, 4),
-    (3, 1, 1, 50, 9, 80, 1, 5, 16),
 )
 
 #: Of these those that get infinities and not-a-numbers: of each width of groups one.
 NOT_FINITE = (3, 10, 12, 16, 17)
 
-#: Slabs of 64 channels, or of 72. Of others nobody writes the outputs of the channels that are not
-#: there, and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
-WHOLE = tuple(i for i, problem in enumerate(PROBLEMS) if 0 in (problem[5] % 64, problem[5] % 72))
+#: Slabs of 64 channels, or of 72. Of others nobody writes the outputs of the channels that are not there,
+#: and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
+WHOLE = tuple(index for index, problem in enumerate(PROBLEMS) if 0 in (problem[5] % 64, problem[5] % 72))
 
 #: What a sum that is no number is compared as.
 NOT_A_NUMBER = np.float32(12288)
@@ -77,7 +73,6 @@ class Launch:
 
     problem: tuple[int, ...]
     blocks: int
-    last_blocks: int
     threads: int
     shared_bytes: int
     slab: int
@@ -94,10 +89,9 @@ class Launch:
     def of(cls, problem: tuple[int, ...], line: str, folder: Path) -> Launch:
         """Reads a line of the Mojo side."""
         words = line.split()
-        index, blocks, last, threads, shared, slab, staged, *more = map(int, words[:11])
-        columns, images, height, width = more
-        bare, fused, geometry = map(bytes.fromhex, words[11:])
-        cut = blocks, last, threads, shared, slab, staged, columns, images
+        index, blocks, threads, shared, slab, *box, height, width = map(int, words[:10])
+        bare, fused, geometry = map(bytes.fromhex, words[10:])
+        cut = blocks, threads, shared, slab, *box
         text = (folder / f"{index}.ptx").read_text()
         return cls(problem, *cut, height, width, (bare, fused), geometry, text)
 
@@ -235,21 +229,10 @@ def test_the_cuts_reach_their_edges(launches: list[Launch]) -> None:
     assert {launch.slab for launch in launches} == {64, 72}
 
 
-def test_a_last_slab_of_few_channels_has_few_blocks(launches: list[Launch]) -> None:
-    """As many as let the blocks end together."""
-    cuts = {cut.problem[5]: cut for cut in launches if cut.last_blocks}
-    assert set(cuts) == {96, 152, 80}
-    # 20 steps of each slab: 4 of five blocks, which take as long as 7 of three of half the warps.
-    assert (cuts[96].blocks, cuts[96].last_blocks) == (8, 3)
-    for cut in cuts.values():
-        slabs = -(-cut.problem[5] // 64)
-        assert 0 < cut.last_blocks * (slabs - 1) < cut.blocks - cut.last_blocks
-
-
 def test_few_channels_more_are_no_slab(launches: list[Launch]) -> None:
-    """Of 72 channels, 144 and 200: one slab, two and three."""
-    slabs = {72: 1, 144: 2, 200: 3}
-    for channels, height in ((72, 5), (144, 4), (200, 2)):
+    """Of 72 and 144 channels: one slab and two."""
+    slabs = {72: 1, 144: 2}
+    for channels, height in ((72, 5), (144, 4)):
         cut = next(
             cut for cut in launches if cut.problem[3] == height and cut.problem[5] == channels
         )

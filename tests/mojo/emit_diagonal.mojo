@@ -4,11 +4,10 @@ the first argument; needs no GPU.
     emit_diagonal FOLDER PROBLEM...
 
 A problem is taps, stride, batch, height, width, channels, padding, the
-multiprocessors to cut it for and the channels of a group, joined by an x. For
-each configuration that is emulated a file of its index, and for each problem a
-line of what its launch passes: index, blocks, those of the last slab alone,
-threads, bytes of shared memory, channels of a slab, columns of a load and of an
-output box, images of an output box, output height and width, then the
+multiprocessors to cut it for and the channels of a group, joined by an x. For each configuration that is
+emulated a file of its index, and for each problem a line of what its launch
+passes: index, blocks, threads, bytes of shared memory, channels of a slab, columns of a load and of
+an output box, images of an output box, output height and width, then the
 epilogue's parameters (bare; with bias, ReLU and residual) and the geometry, as
 hexadecimal bytes. The bias's pointer is `BIAS_AT`, for the reader to replace.
 The last line is what an op says to the last problem that was compiled for other
@@ -35,10 +34,10 @@ from operations.nvidia.sm90.diagonal.launch import Diagonal
 from operations.nvidia.sm90.diagonal.plan import (
     MATRIX,
     DIAGONAL_CANDIDATES,
+    DiagonalTiling,
     choose_diagonal,
     diagonal_candidate,
 )
-from operations.nvidia.sm90.diagonal.tiling import DiagonalTiling
 
 
 comptime EMULATED = 3
@@ -139,7 +138,6 @@ def main() raises:
         print(
             index,
             plan.blocks,
-            plan.last_blocks,
             config.threads(plan.slab_warps),
             plan.shared_bytes(),
             plan.slab_warps * MATRIX,

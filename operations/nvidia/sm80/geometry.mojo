@@ -19,7 +19,7 @@ from .tile import SMALL, MmaTile
 
 
 comptime WORD_BYTES = 4
-"""What is loaded at once of 8-bit types where chunks are not whole."""
+"""What is loaded at once of 8 and 16-bit types where chunks are not whole."""
 
 
 @fieldwise_init

@@ -126,7 +126,7 @@ struct Mma(GpuKernel):
             MmaGeometry(
                 problem,
                 materialize[TILES]()[index],
-                words=bytes == 1
+                words=bytes < WORD_BYTES
                 and operands.aligned()
                 and channel_bytes % WORD_BYTES == 0,
             ),

@@ -47,7 +47,9 @@ struct SliceLoads[Source: ActivationSource, tile: MmaTile, whole: Bool](
     comptime word = WORD_BYTES // size_of[Self.dtype]()
     """Elements of a word."""
     comptime has_words = (
-        size_of[Self.dtype]() == 1 and not Self.whole and not Self.Source.fused
+        size_of[Self.dtype]() < WORD_BYTES
+        and not Self.whole
+        and not Self.Source.fused
     )
     """Whether it may load words where chunks are not whole."""
     comptime Chunk = SIMD[Self.dtype, Self.width]

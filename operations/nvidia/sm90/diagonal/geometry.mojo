@@ -13,8 +13,8 @@ from .plan import (
     STEP_ROWS,
     WARPS,
     DiagonalConfig,
+    DiagonalTiling,
 )
-from .tiling import DiagonalTiling
 
 
 @fieldwise_init
@@ -121,12 +121,6 @@ struct DiagonalGeometry(
     var longer: UInt32
     """Blocks (of a slab, if several are together) that have a step more: the
     first ones."""
-    var own_blocks: UInt32
-    """The first of the blocks that the last slab has for itself."""
-    var own_steps: UInt32
-    """As `steps`, of those."""
-    var own_longer: UInt32
-    """As `longer`, of those."""
     var batch: UInt32
     """Steps whose outputs are stored together, at most."""
     var stages: UInt32
@@ -171,13 +165,8 @@ struct DiagonalGeometry(
             set_bytes = 2 * half_bytes
             set_output_bytes = 2 * half_output_bytes
             turn_pixels = plan.image_bytes() // PIXEL_BYTES
-        # Whole slabs, or all steps where a block goes on from slab to slab.
-        var own_blocks = plan.blocks - plan.last_blocks
-        var slab_blocks = own_blocks // plan.together
+        var slab_blocks = plan.blocks // plan.together
         var slab_steps = plan.steps // plan.together
-        if plan.last_blocks > 0:
-            slab_steps = plan.slab_steps()
-        var last_blocks = max(plan.last_blocks, 1)
         return DiagonalGeometry(
             channels=UInt32(problem.channels),
             slab_warps=SmallDivisor(plan.slab_warps),
@@ -208,9 +197,6 @@ struct DiagonalGeometry(
             together=Divisor(plan.together),
             steps=UInt32(slab_steps // slab_blocks),
             longer=UInt32(slab_steps % slab_blocks),
-            own_blocks=UInt32(own_blocks),
-            own_steps=UInt32(slab_steps // last_blocks),
-            own_longer=UInt32(slab_steps % last_blocks),
             batch=UInt32(plan.batch),
             stages=UInt32(plan.stages),
             staged_columns=UInt32(plan.staged_columns),
@@ -253,19 +239,14 @@ struct DiagonalGeometry(
             block: The block.
         """
         var part, slab = self.together.split(block)
-        var steps = self.steps
-        var longer = self.longer
-        if block >= self.own_blocks:
-            part = block - self.own_blocks
-            slab = self.together.value
-            steps = self.own_steps
-            longer = self.own_longer
         var first = (
-            slab * self.slab_steps.value + part * steps + min(part, longer)
+            slab * self.slab_steps.value
+            + part * self.steps
+            + min(part, self.longer)
         )
         return DiagonalSchedule(
             first,
-            first + steps + UInt32(part < longer),
+            first + self.steps + UInt32(part < self.longer),
             flips and part % 2 == 1,
         )
 

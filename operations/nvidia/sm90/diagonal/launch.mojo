@@ -28,11 +28,11 @@ from .plan import (
     MATRIX,
     STAGE_ROWS,
     STEP_ROWS,
+    DiagonalTiling,
     choose_diagonal,
     diagonal_candidate,
     diagonal_refusal,
 )
-from .tiling import DiagonalTiling
 
 comptime FEW_PIXELS = 64
 """Output pixels up to which groups of `DIAGONAL_CHANNELS` run on sm80."""

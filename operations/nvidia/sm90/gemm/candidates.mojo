@@ -14,9 +14,6 @@ struct Candidate(ImplicitlyCopyable, Movable):
     it."""
 
     var config: Sm90Config
-    var halves: Bool
-    """Whether it is for inputs of 16 bits with plain outputs of 16 bits: nearly
-    all are, which were tuned for them."""
     var other_inputs: Bool
     """Whether it is for float32 and 8-bit inputs too: a few are, all were tuned
     for 16 bits."""
@@ -29,7 +26,6 @@ struct Candidate(ImplicitlyCopyable, Movable):
         out self,
         config: Sm90Config,
         *,
-        halves: Bool = True,
         other_inputs: Bool = False,
         other_outputs: Bool = False,
     ):
@@ -37,13 +33,11 @@ struct Candidate(ImplicitlyCopyable, Movable):
 
         Args:
             config: The configuration.
-            halves: Whether 16-bit inputs and plain outputs have it.
             other_inputs: Whether float32 and 8-bit inputs have it.
             other_outputs: Whether float32 outputs and those with work fused
                 behind have it.
         """
         self.config = config
-        self.halves = halves
         self.other_inputs = other_inputs
         self.other_outputs = other_outputs
 
@@ -61,9 +55,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
         ):
             return False
         if types.input.is_half_float():
-            if types.output.is_half_float() and not types.fused_output:
-                return self.halves
-            return types.fused_output or self.other_outputs
+            return types.output.is_half_float() or self.other_outputs
         return self.other_inputs
 
 
@@ -130,7 +122,6 @@ def candidates() -> List[Candidate]:
     return [
         Candidate(
             _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
-            halves=False,
             other_inputs=True,
             other_outputs=True,
         ),

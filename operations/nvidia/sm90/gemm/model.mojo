@@ -60,6 +60,9 @@ comptime PARTIAL_ROW_CYCLES = 4.9
 comptime MULTICAST_SHARE = 0.07
 """Of the bytes of a load that two blocks share, what it costs each."""
 
+comptime PAIRED_STEP_CYCLES = 350.0
+"""Of a stage that two blocks of one consumer each share, at least."""
+
 comptime STORE_CYCLES = 1147.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
@@ -78,6 +81,10 @@ and a tile's consumers would store rows without waiting for each other."""
 
 comptime VISIT_CYCLES = 200.0
 """Of the same, more if anything is made of the values."""
+
+comptime COLUMN_VISIT_CYCLES = 2500.0
+"""Of the same, if filters are the multiply's columns: a thread has many, whose
+bias and scale it loads for each sub-tile."""
 
 comptime RESIDUAL_CYCLES = 1000.0
 """Of the same, more for a residual."""
@@ -104,16 +111,19 @@ comptime SUM_SECONDS = 0.207e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
-def fused_cycles(work: FusedWork, cooperative: Bool) -> Float64:
+def fused_cycles(
+    work: FusedWork, cooperative: Bool, *, swapped: Bool = True
+) -> Float64:
     """Of 64 pixels by 64 filters, what an epilogue takes beside their store.
 
     Args:
         work: What it has to do.
         cooperative: Whether consumers share a tile.
+        swapped: Whether filters are the multiply's rows.
     """
     var result = 0.0
     if work.visits:
-        result += VISIT_CYCLES
+        result += VISIT_CYCLES if swapped else COLUMN_VISIT_CYCLES
     if work.residual:
         result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
     if work.looped:
@@ -155,7 +165,9 @@ def predicted_seconds(
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
-    var extra = fused_cycles(work, config.cooperative) * units
+    var extra = (
+        fused_cycles(work, config.cooperative, swapped=config.swapped) * units
+    )
     var last = 0.0
     if config.cooperative:
         tile += STORE_CYCLES * units + extra
@@ -232,6 +244,8 @@ def _step_cycles(
         max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
     )
     step = max(step, received * busy / RECEIVED_BYTES_PER_CYCLE)
+    if config.consumers == 1 and config.cluster_size() > 1:
+        step = max(step, PAIRED_STEP_CYCLES)
     if config.halo > 0:
         # A stage serves a filter row, and one of the ring is being read.
         var stages = Float64(

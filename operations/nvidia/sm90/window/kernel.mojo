@@ -361,6 +361,14 @@ struct WindowKernel[
             Int32(block_idx.x), geometry.tiles, Int32(grid_dim.x)
         ):
             var sums = Self.Sums(fill=0)
+            var place = geometry.place(tile)
+            place.row += row
+            place.column += column
+            var early = Self.Outputs.Early(fill=0)
+            if part == 0:
+                early = Self.Outputs.load_early(
+                    epilogue, geometry, place, thread
+                )
             for step in range(
                 Int32(part), geometry.steps, Int32(geometry.parts)
             ):
@@ -391,11 +399,8 @@ struct WindowKernel[
                 )
                 round ^= 1
             if part == 0:
-                var place = geometry.place(tile)
-                place.row += row
-                place.column += column
                 Self.Outputs.store(
-                    epilogue, output, geometry, sums, place, thread
+                    epilogue, output, geometry, sums, early, place, thread
                 )
 
     @staticmethod

@@ -1,5 +1,6 @@
 """The epilogue and the stores of the Hopper window kernel, from registers."""
 
+from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
@@ -11,6 +12,10 @@ from ...geometry import IMAGE, spatial
 from ...limits import WARP
 from .geometry import TilePlace, WindowGeometry
 from .tiling import neighbours
+
+
+comptime EARLY_BYTES = 32
+"""Of a thread's residual, at most, that is loaded before the multiplies."""
 
 
 @fieldwise_init
@@ -83,8 +88,56 @@ struct WindowOutputs[
     comptime Values = SIMD[DType.float32, Self.vector]
     comptime Residual = SIMD[Self.residual_type, Self.vector]
     comptime Rounded = SIMD[Self.Output.dtype, Self.vector]
+    comptime Early = StaticTuple[Self.Residual, Self.pieces]
+    comptime loads_early = Self.pieces * Self.vector * size_of[
+        Self.residual_type
+    ]() <= EARLY_BYTES
     comptime placed = Self.Output.computes or Self.Output.stores
     """Whether stores ask where a pixel is."""
+
+    @staticmethod
+    @always_inline
+    def load_early(
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        place: TilePlace,
+        thread: UInt32,
+    ) -> Self.Early:
+        """Loads the residual, if it is little and the thread has neighbouring
+        filters, while the sums are not there yet.
+
+        Args:
+            epilogue: The epilogue.
+            geometry: The problem.
+            place: Of the multiply's first pixel.
+            thread: Of the warpgroup.
+        """
+        comptime if Self.loads_early:
+            return Self._residuals(epilogue, geometry, place, thread)
+        else:
+            return Self.Early(fill=0)
+
+    @staticmethod
+    @always_inline
+    def _residuals(
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        place: TilePlace,
+        thread: UInt32,
+    ) -> Self.Early:
+        """The residual, all loads in flight together, if the thread has
+        neighbouring filters."""
+        var loaded = Self.Early(fill=0)
+        if epilogue.has_residual and geometry.together == 1:
+            comptime for piece in range(Self.pieces):
+                var pixel = WindowPixel(
+                    geometry, place, thread, Int32(piece % 2)
+                )
+                if pixel.exists:
+                    loaded[piece] = Self._residual(
+                        epilogue, geometry, pixel, thread, UInt32(piece // 2)
+                    )
+        return loaded
 
     @staticmethod
     @always_inline
@@ -93,6 +146,7 @@ struct WindowOutputs[
         output: Self.Output,
         geometry: WindowGeometry,
         sums: Self.Sums,
+        early: Self.Early,
         place: TilePlace,
         thread: UInt32,
     ):
@@ -103,6 +157,7 @@ struct WindowOutputs[
             output: The output.
             geometry: The problem.
             sums: The thread's.
+            early: What `load_early` returned.
             place: Of the multiply's first pixel.
             thread: Of the warpgroup.
         """
@@ -120,15 +175,24 @@ struct WindowOutputs[
                         Self._of_piece(sums, piece).cast[Self.Output.dtype](),
                     )
                 return
+        var loaded = early
+        comptime if not Self.loads_early:
+            loaded = Self._residuals(epilogue, geometry, place, thread)
         # A loop, so that what evaluates the epilogue is compiled once.
         for piece in range(run_time(Self.pieces)):
             var values = Self._of_piece(sums, 0)
+            var residual = loaded[0]
             comptime for other in range(1, Self.pieces):
                 if piece == UInt32(other):
                     values = Self._of_piece(sums, other)
+                    residual = loaded[other]
             var pixel = upper if piece % 2 == 0 else lower
             if pixel.exists:
                 var part = piece // 2
+                if geometry.together == 0:
+                    residual = Self._residual(
+                        epilogue, geometry, pixel, thread, part
+                    )
                 Self._store_pixel(
                     output,
                     geometry,
@@ -136,7 +200,7 @@ struct WindowOutputs[
                     thread,
                     part,
                     Self._finish(
-                        epilogue, geometry, pixel, thread, part, values
+                        epilogue, geometry, thread, part, values, residual
                     ),
                 )
 
@@ -176,14 +240,13 @@ struct WindowOutputs[
     def _finish(
         epilogue: Self.FusedWork,
         geometry: WindowGeometry,
-        pixel: WindowPixel,
         thread: UInt32,
         part: UInt32,
         sums: Self.Values,
+        residual: Self.Residual,
     ) -> Self.Rounded:
         """The epilogue of a pixel's part, rounded."""
         comptime exact = not Self.Output.dtype.is_half_float()
-        var residual = Self._residual(epilogue, geometry, pixel, thread, part)
         var values = Self._biased(epilogue, geometry, thread, part, sums)
         var steps = run_time(1)
         if (
