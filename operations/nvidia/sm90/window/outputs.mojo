@@ -112,32 +112,18 @@ struct WindowOutputs[
             place: Of the multiply's first pixel.
             thread: Of the warpgroup.
         """
+        var early = Self.Early(fill=0)
         comptime if Self.loads_early:
-            return Self._residuals(epilogue, geometry, place, thread)
-        else:
-            return Self.Early(fill=0)
-
-    @staticmethod
-    @always_inline
-    def _residuals(
-        epilogue: Self.FusedWork,
-        geometry: WindowGeometry,
-        place: TilePlace,
-        thread: UInt32,
-    ) -> Self.Early:
-        """The residual, all loads in flight together, if the thread has
-        neighbouring filters."""
-        var loaded = Self.Early(fill=0)
-        if epilogue.has_residual and geometry.together == 1:
-            comptime for piece in range(Self.pieces):
-                var pixel = WindowPixel(
-                    geometry, place, thread, Int32(piece % 2)
-                )
-                if pixel.exists:
-                    loaded[piece] = Self._residual(
-                        epilogue, geometry, pixel, thread, UInt32(piece // 2)
+            if epilogue.has_residual and geometry.together == 1:
+                comptime for piece in range(Self.pieces):
+                    early[piece] = Self._residual(
+                        epilogue,
+                        geometry,
+                        WindowPixel(geometry, place, thread, Int32(piece % 2)),
+                        thread,
+                        UInt32(piece // 2),
                     )
-        return loaded
+        return early
 
     @staticmethod
     @always_inline
@@ -175,24 +161,33 @@ struct WindowOutputs[
                         Self._of_piece(sums, piece).cast[Self.Output.dtype](),
                     )
                 return
-        var loaded = early
-        comptime if not Self.loads_early:
-            loaded = Self._residuals(epilogue, geometry, place, thread)
+        var following = Self.Residual(0)
         # A loop, so that what evaluates the epilogue is compiled once.
         for piece in range(run_time(Self.pieces)):
             var values = Self._of_piece(sums, 0)
-            var residual = loaded[0]
+            var residual = early[0]
             comptime for other in range(1, Self.pieces):
                 if piece == UInt32(other):
                     values = Self._of_piece(sums, other)
-                    residual = loaded[other]
+                    residual = early[other]
             var pixel = upper if piece % 2 == 0 else lower
-            if pixel.exists:
-                var part = piece // 2
+            var part = piece // 2
+            comptime if Self.loads_early:
                 if geometry.together == 0:
                     residual = Self._residual(
                         epilogue, geometry, pixel, thread, part
                     )
+            else:
+                # Of both pixels together.
+                residual = following
+                if piece % 2 == 0:
+                    residual = Self._residual(
+                        epilogue, geometry, upper, thread, part
+                    )
+                    following = Self._residual(
+                        epilogue, geometry, lower, thread, part
+                    )
+            if pixel.exists:
                 Self._store_pixel(
                     output,
                     geometry,
@@ -276,7 +271,7 @@ struct WindowOutputs[
     ) -> Self.Residual:
         """The residual of a pixel's part, 0 where there is none."""
         var residual = Self.Residual(0)
-        if not epilogue.has_residual:
+        if not (epilogue.has_residual and pixel.exists):
             return residual
         if geometry.together == 1:
             var k = Self._filter[0](geometry, thread, part)
