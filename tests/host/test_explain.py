@@ -51,7 +51,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("resnet50.conv2_3x3", "cpu", "winograd", "F(2x2, 3x3)"),
         ("unet.downsample", "cpu", "implicit_gemm", "960 products deep"),
         ("resnet50.conv2_3x3", "sm_100a", "sm100", "by a model that no timing has met"),
-        ("resnet50.conv2_3x3", "sm_120a", "sm80", "4 stages, tensor cores; window runs on"),
+        ("resnet50.conv2_3x3", "sm_120a", "sm80", "4 stages, tensor cores; sm90 runs on"),
         ("resnet50.conv2_3x3", HOPPER, "sm90", "by the model"),
         ("resnext.conv2_g32", "cpu", "grouped", "read where they lie"),
         ("resnext.conv2_g32", "sm_80", "grouped", "neighbouring threads"),
