@@ -61,7 +61,9 @@ NOT_FINITE = (3, 10, 12, 16, 17)
 
 #: Slabs of 64 channels, or of 72. Of others nobody writes the outputs of the channels that are not there,
 #: and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
-WHOLE = tuple(index for index, problem in enumerate(PROBLEMS) if 0 in (problem[5] % 64, problem[5] % 72))
+WHOLE = tuple(
+    index for index, problem in enumerate(PROBLEMS) if 0 in (problem[5] % 64, problem[5] % 72)
+)
 
 #: What a sum that is no number is compared as.
 NOT_A_NUMBER = np.float32(12288)

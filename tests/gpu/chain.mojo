@@ -18,6 +18,7 @@ from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.fields import (
     KERNEL_DEPTHWISE,
     KERNEL_DIAGONAL,
+    KERNEL_FEW_FILTERS,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
@@ -60,6 +61,7 @@ comptime KERNELS: List[Int] = [
     KERNEL_STEM,
     KERNEL_WINDOW,
     KERNEL_DIAGONAL,
+    KERNEL_FEW_FILTERS,
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_IMPLICIT_GEMM,

@@ -150,12 +150,29 @@ def test_the_kernel_whose_model_says_less_is_chosen() -> None:
     assert "us by the model; sm90 takes" in reason
 
 
-def test_few_filters_of_few_channels_have_a_kernel() -> None:
-    problem = parse_problem("8x512x512x16:1x3x3", padding=1)
-    for device, kernel in ((HOPPER, "window"), ("sm_80", "few_filters")):
-        chosen, reason = explain_choice(problem, dtype="bfloat16", device=device)
-        assert chosen == kernel
-        assert "slices of channels" in reason
+@pytest.mark.parametrize(
+    ("conv", "device", "kernel"),
+    [
+        ("8x512x512x16:1x3x3", HOPPER, "few_filters"),
+        ("8x512x512x16:1x3x3", "sm_80", "few_filters"),
+        ("8x512x512x16:16x3x3", HOPPER, "diagonal"),
+        ("8x512x512x32:16x3x3", HOPPER, "window"),
+        ("8x320x320x32:32x3x3", HOPPER, "window"),
+        ("8x320x320x32:64x3x3", HOPPER, "window"),
+        ("1x320x320x32:64x3x3", HOPPER, "sm90"),
+        ("64x56x56x64:64x3x3", HOPPER, "sm90"),
+        ("8x65536x32:32x11", HOPPER, "window"),
+        ("8x65536x32:32x3", HOPPER, "sm90"),
+        ("8x16384x64:64x11", HOPPER, "window"),
+        ("1x16384x64:64x11", HOPPER, "sm90"),
+        ("1x1024x1024x128:3x3x3", HOPPER, "window"),
+    ],
+)
+def test_few_filters_have_kernels(conv: str, device: str, kernel: str) -> None:
+    """Each where timings found it faster."""
+    problem = parse_problem(conv, padding=1)
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=device)
+    assert chosen == kernel, reason
 
 
 def test_winograd_names_its_tile() -> None:
@@ -465,6 +482,6 @@ def test_kernels_that_may_be_chosen() -> None:
     anywhere = [Kernel.DEPTHWISE, Kernel.GROUPED]
     last = [Kernel.GEMV, Kernel.SM80]
     assert kernels(80) == [*anywhere, Kernel.FEW_FILTERS, *last]
-    hopper = [Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
+    hopper = [Kernel.FEW_FILTERS, Kernel.SM90, Kernel.STEM, Kernel.DIAGONAL]
     assert kernels(90) == [*anywhere, *hopper, *last, Kernel.WINDOW]
     assert kernels(100) == [*anywhere, Kernel.SM100, *last]

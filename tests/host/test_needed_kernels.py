@@ -76,9 +76,9 @@ CASES: Sequence[Case] = [
     (SINGLE, HOPPER, known_problem(problem(12, 64)), {SM80, GEMM} | SM90),
     (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
     # Threads store any number of filters, unless the graph compiler fused something behind.
-    (HALF, HOPPER, known_problem(problem(64, 4)), {WINDOW, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 4)), {WINDOW, FEW, SM80} | SM90),
     (HALF, BLACKWELL, known_problem(problem(64, 4)), {SM80}),
-    (SINGLE, HOPPER, known_problem(problem(64, 4)), {WINDOW, SM80, GEMM} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 4)), {WINDOW, FEW, SM80, GEMM} | SM90),
     # Few filters of whole chunks, and of more than one.
     (HALF, 80, known_problem(problem(64, 16)), {FEW, SM80}),
     (HALF, HOPPER, known_problem(problem(16, 33)), {WINDOW, SM80} | SM90),
@@ -132,13 +132,14 @@ CASES: Sequence[Case] = [
         HALF,
         HOPPER,
         {"kernel": int(Kernel.AUTO)},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, GROUPED, SM80} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, FEW, GROUPED, SM80} | SM90,
     ),
     (
         HALF,
         HOPPER,
         {},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, GROUPED, SM80, GEMM, Kernel.REFERENCE} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, FEW, GROUPED, SM80, GEMM, Kernel.REFERENCE}
+        | SM90,
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),

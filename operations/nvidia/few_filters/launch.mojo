@@ -2,7 +2,7 @@
 
 from std.collections import Optional
 
-from ...conv.fields import KERNEL_FEW_FILTERS, KERNEL_WINDOW
+from ...conv.fields import KERNEL_FEW_FILTERS
 from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
@@ -83,14 +83,7 @@ struct FewFilters(GpuKernel):
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
-        """Refuses Hopper, whose window kernel takes the same and more, and
-        Blackwell, whose own kernel nothing has compared it with."""
-        if is_hopper(capability):
-            return String(
-                t"{kernel_name(Self.code)} does not run on compute capability"
-                t" 9.0 (H100, H200), where {kernel_name(KERNEL_WINDOW)} takes"
-                t" few filters"
-            )
+        """Refuses Blackwell, whose own kernel nothing has compared it with."""
         if is_blackwell(capability):
             return String(
                 t"{kernel_name(Self.code)} does not run on compute capability"

@@ -164,7 +164,7 @@ struct Window(GpuKernel):
             <= _most_filters(problem.channels, operands.types)
             and problem.filter[2] > 1
             and problem.gemm_m() >= FEWEST_PIXELS
-            and _is_faster(problem)
+            and _is_faster(problem, operands)
             and not (operands.types.input == DType.float32 and operands.exact)
         )
 
@@ -249,15 +249,20 @@ def _most_filters(channels: Int, types: OperandTypes) -> Int:
     return MAX_FILTERS if channels <= WIDE_CHANNELS else WIDE_FILTERS
 
 
-def _is_faster(problem: ConvProblem) -> Bool:
-    """Whether the kernel is faster than the implicit GEMM, and than the diagonal
-    kernel, by timings of 81 convolutions of networks on an H100."""
+def _is_faster(problem: ConvProblem, operands: Operands) -> Bool:
+    """Whether the kernel is faster than the implicit GEMM, the diagonal and the
+    few filters' kernel, by timings of 81 convolutions of networks on an H100.
+    """
+    if problem.channels <= WIDE_FILTERS and problem.filters <= FEWEST_FILTERS:
+        return False
     if problem.filters <= FEW_FILTERS:
         return problem.channels > FEW_FILTERS or (
             problem.filters != problem.channels
         )
     if problem.filters <= WIDE_FILTERS:
-        return problem.channels <= WIDE_FILTERS or problem.taps() > 3
+        return problem.taps() > 3
+    if operands.visits():
+        return False
     return problem.gemm_m() >= MANY_PIXELS and problem.taps() >= (
         SQUARE_TAPS if problem.channels <= WIDE_FILTERS else STATIONARY_TAPS + 1
     )
