@@ -163,7 +163,7 @@ def test_the_kernel_whose_model_says_less_is_chosen() -> None:
         ("64x56x56x64:64x3x3", HOPPER, "sm90"),
         ("8x65536x32:32x11", HOPPER, "window"),
         ("8x65536x32:32x3", HOPPER, "sm90"),
-        ("8x16384x64:64x11", HOPPER, "window"),
+        ("16x16384x64:64x11", HOPPER, "window"),
         ("1x16384x64:64x11", HOPPER, "sm90"),
         ("1x1024x1024x128:3x3x3", HOPPER, "window"),
     ],

@@ -60,7 +60,7 @@ comptime PARTIAL_ROW_CYCLES = 4.9
 comptime MULTICAST_SHARE = 0.07
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime PAIRED_STEP_CYCLES = 350.0
+comptime PAIRED_STEP_CYCLES = 325.0
 """Of a stage that two blocks of one consumer each share, at least."""
 
 comptime STORE_CYCLES = 1147.0
