@@ -91,9 +91,10 @@ class Launch:
     def of(cls, problem: tuple[int, ...], line: str, folder: Path) -> Launch:
         """Reads a line of the Mojo side."""
         words = line.split()
-        index, blocks, threads, shared, slab, *box, height, width = map(int, words[:10])
+        index, blocks, threads, shared, slab, *box = map(int, words[:10])
+        staged, columns, images, height, width = box
         bare, fused, geometry = map(bytes.fromhex, words[10:])
-        cut = blocks, threads, shared, slab, *box
+        cut = blocks, threads, shared, slab, staged, columns, images
         text = (folder / f"{index}.ptx").read_text()
         return cls(problem, *cut, height, width, (bare, fused), geometry, text)
 
