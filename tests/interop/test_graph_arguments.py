@@ -78,7 +78,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"x": "gpu", "config": "pointwise"},
         ValueError,
-        "config: 'pointwise' is not a kernel of device gpu:0; auto, gemv, stem, diagonal, depthw",
+        "config: 'pointwise' is not a kernel of device gpu:0; auto, gemv, stem, window, diagona",
     ),
     ({"config": "sm90"}, ValueError, "config: 'sm90' is not a kernel of device cpu:0; auto, dept"),
     ({"filter": "w_gpu"}, ValueError, "filter: device gpu:0 is not the input's; cpu:0 is needed"),

@@ -217,16 +217,19 @@ struct DepthwiseKernel[
         var taps = geometry.filter_taps.value
         var there = min(filters, geometry.filters - first) * taps
         var from_ = filter.unsafe_offset(Int(first) * Int(taps))
+        # Of 8 bits one by one: the compiler would add what is beside `i` behind
+        # a difference that may be negative, to an address in shared memory.
+        comptime width = Self.width if size_of[Self.dtype]() > 1 else 1
         for i in range(
-            UInt32(thread_idx.x) * UInt32(Self.width),
+            UInt32(thread_idx.x) * UInt32(width),
             there,
-            UInt32(THREADS * Self.width),
+            UInt32(THREADS * width),
         ):
             # Neighbouring elements, whether of one filter or of several.
             var loaded = from_.unsafe_load[
-                width=Self.width, alignment=Self.width * size_of[Self.dtype]()
+                width=width, alignment=width * size_of[Self.dtype]()
             ](Int(i))
-            comptime for j in range(Self.width):
+            comptime for j in range(width):
                 var k, tap = geometry.filter_taps.split(i + UInt32(j))
                 data.unsafe_store(
                     Int(tap) * Self.filter_row + Int(k),
