@@ -59,8 +59,9 @@ PROBLEMS = (
 #: Of these those that get infinities and not-a-numbers: of each width of groups one.
 NOT_FINITE = (3, 10, 12, 16, 17)
 
-#: Slabs of 64 channels, or of 72. Of others nobody writes the outputs of the channels that are not there,
-#: and the emulator does not let them be copied, to nowhere as it is; a residual fills them.
+#: Slabs of 64 channels, or of 72. Of others nobody writes the outputs of the channels that are
+#: not there, and the emulator does not let them be copied, to nowhere as it is; a residual
+#: fills them.
 WHOLE = tuple(
     index for index, problem in enumerate(PROBLEMS) if 0 in (problem[5] % 64, problem[5] % 72)
 )

@@ -232,9 +232,7 @@ def print_launch[
         config.epilogue.pixels(size_of[Dtype]()),
         config.filter_tile_dim0(),
         traversal.upper(2, config.halo),
-        config.block_tile_shape[
-            1
-        ] if config.ends_filters() else problem.filters,
+        config.group_filters(problem.filters),
         bytes_of(params),
         bytes_of(geometry),
     )

@@ -8,7 +8,7 @@ from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
-from ..device import is_blackwell, is_hopper
+from ..device import is_blackwell
 from ..geometry import geometry_refusal, keeps_pixels
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import (

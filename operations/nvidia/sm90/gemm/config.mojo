@@ -239,6 +239,14 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         cut like a group of its own, so that stores drop what lies behind."""
         return self.block_tile_shape[1] % SUBTILE_FILTERS != 0
 
+    def group_filters(self, filters: Int) -> Int:
+        """Filters at whose multiples stores end: a group's, or a tile's.
+
+        Args:
+            filters: Of a group.
+        """
+        return self.block_tile_shape[1] if self.ends_filters() else filters
+
     def filter_subtiles(self) -> Int:
         """Sub-tiles along the filters of one consumer's part."""
         return ceildiv(self.consumer_filters(), SUBTILE_FILTERS)

@@ -73,7 +73,7 @@ struct Grid(ImplicitlyCopyable, Movable):
             config.cluster_filters(),
         )
         if config.ends_filters():
-            cut.end_groups(config.block_tile_shape[1])
+            cut.end_groups(config.group_filters(traversal.filters))
         cut.keeps_filters = self.keeps_filters
         cut.narrow(traversal)
         return cut

@@ -288,10 +288,8 @@ struct GemmMaps[config: Sm90Config]:
                 Self.config.epilogue.pixels(size_of[out_type]()),
                 ROW_BYTES // size_of[out_type](),
                 TensorMapSwizzle.SWIZZLE_128B,
-                group_filters=(
-                    Self.config.block_tile_shape[
-                        1
-                    ] if Self.config.ends_filters() else problem.group_filters()
+                group_filters=Self.config.group_filters(
+                    problem.group_filters()
                 ),
             )
         self.residual = self.output

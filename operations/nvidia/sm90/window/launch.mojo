@@ -38,11 +38,11 @@ comptime FEWEST_PIXELS = 1024
 """Output pixels of a problem that it suits."""
 
 comptime FEW_FILTERS = 16
-"""Filters of float32 that it suits: no model compares more with the implicit
-GEMM."""
+"""Filters of float32 that it suits, and of 16 bits whatever the taps; channels
+of so many filters that other kernels take."""
 
 comptime WIDE_FILTERS = 32
-"""Filters of any number of channels that it suits."""
+"""Filters of any number of channels that it suits, and channels of few."""
 
 comptime MANY_PIXELS = 1 << 17
 """Output pixels from which it suits more filters than `WIDE_FILTERS`."""
