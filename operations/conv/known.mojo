@@ -41,7 +41,14 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
     def filter(self) -> KnownFilter:
         """The facts about the filter alone."""
         return KnownFilter(
-            self.taps, self.stride, self.channels, False, False, UNKNOWN
+            self.taps,
+            self.stride,
+            self.channels,
+            False,
+            False,
+            False,
+            True,
+            UNKNOWN,
         )
 
     def may_have_one_group(self) -> Bool:
@@ -78,6 +85,11 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
     var tiled: Bool
     """Whether a kernel of tensor cores is known to take such filters, which
     leaves the others what is rare: addresses and sizes that it refuses."""
+    var pieces: Bool
+    """Whether pixels of activation and output are known to be whole pieces of
+    `COPY_BYTES`, or groups to be several, so that no thread need load them."""
+    var chunks: Bool
+    """Whether pixels of the activation may be whole pieces."""
     var filters: Int
     """The tile of filters that holds all of them, where a kernel is compiled
     for few."""
@@ -91,6 +103,8 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
             problem.group_channels(),
             False,
             False,
+            False,
+            True,
             UNKNOWN,
         )
 
@@ -116,6 +130,6 @@ comptime NARROW_FILTERS = 64
 """Filters of a group that fill half of a wide tile, at most."""
 
 comptime UNKNOWN_FILTER = KnownFilter(
-    UNKNOWN, UNKNOWN, UNKNOWN, False, False, UNKNOWN
+    UNKNOWN, UNKNOWN, UNKNOWN, False, False, False, True, UNKNOWN
 )
 """A filter of which nothing is known: an op takes any."""

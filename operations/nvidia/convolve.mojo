@@ -32,7 +32,7 @@ from ..conv.target import Target
 from .device import device_of, target_capability
 from .legality import check_type
 from .packing import pack_filter
-from .patches import merged_patches
+from .patches import may_merge_patches, merged_patches
 from .registry import GPU_REGISTRY
 from .stream import Stream
 
@@ -195,6 +195,17 @@ def _known_filter(
             and known.groups > UNKNOWN
             # Else a kernel of tensor cores takes patches that are merged only.
             and known.channels * element_bytes(types.input) % COPY_BYTES == 0
+        )
+    if has_kernel(kernels, KERNEL_SM90):
+        var channels = element_bytes(types.input) * max(known.channels, UNKNOWN)
+        var filters = element_bytes(types.output) * max(known.filters, UNKNOWN)
+        filter.chunks = channels % COPY_BYTES == 0 or may_merge_patches(
+            known, types
+        )
+        filter.pieces = not known.may_have_one_group() or (
+            min(channels, filters) > 0
+            and channels % COPY_BYTES == 0
+            and filters % COPY_BYTES == 0
         )
     if known.filters > UNKNOWN and (
         has_kernel(kernels, KERNEL_FEW_FILTERS)

@@ -31,9 +31,41 @@ SPLITS = 2, 4
 OUTPUT, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
 #: What residuals are multiplied with.
 BETA = 2
+#: Filters of 16 bits of which TMA takes multiples.
+WHOLE_PIECE = 8
+#: Of a descriptor.
+TENSOR_MAP_BYTES = 128
 
 Array = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A convolution whose operands threads load, and what is fused behind it."""
+
+    channels: int
+    filters: int
+    residual: bool
+    silu: bool
+
+    def draw(self, seed: int) -> Operands:
+        """Draws its operands."""
+        if self.residual:
+            return WithResidual.draw(seed, self.filters, self.silu, self.channels)
+        return Operands.random(seed, channels=self.channels, odd=self.filters)
+
+
+#: Those of ``tests/mojo/emit_emulated.mojo``: less than a row of a stage, two and three slices;
+#: pixels that begin at multiples of 2 and of 4 bytes; a residual that TMA takes, and one that not.
+GATHERED = (
+    Gathered(13, 71, False, False),
+    Gathered(70, 64, True, False),
+    Gathered(131, 129, True, True),
+)
+
+#: In a candidate's line, between its name and what a launch passes.
+NUMBERS = 10
 
 
 @dataclass(frozen=True)
@@ -54,6 +86,8 @@ class Kernel:
     """Filters at whose multiples a store's box ends."""
     parameters: bytes
     geometry: bytes
+    gather: bytes
+    """The geometry of loads by threads."""
     ptx: str
 
     @property
@@ -61,14 +95,20 @@ class Kernel:
         """Whether threads store rows of the output, and not TMA."""
         return "cp.async.bulk.tensor.3d.global.shared::cta" not in self.ptx
 
+    @property
+    def gathers(self) -> bool:
+        """Whether threads load, and not TMA."""
+        return "cp.async.bulk.tensor.4d.shared::cluster.global.im2col" not in self.ptx
+
     @classmethod
     def of(cls, line: str, folder: Path) -> Kernel:
         """Reads a line of the Mojo side; a name ends with the index."""
-        name, *numbers, parameters, geometry = line.split()
+        name, *words = line.split()
+        numbers, (parameters, geometry, *gather) = words[:NUMBERS], words[NUMBERS:]
         text = (folder / f"{name}.ptx").read_text()
         index = int(name.split("-")[-1])
         threads, shared, blocks, cluster, keeps, *rest = map(int, numbers)
-        launch = bytes.fromhex(parameters), bytes.fromhex(geometry)
+        launch = bytes.fromhex(parameters), bytes.fromhex(geometry), bytes.fromhex("".join(gather))
         pixels, stored, filters, upper, end = rest
         boxes = pixels, stored, filters, upper, end
         return cls(index, threads, shared, blocks, cluster, keeps == 1, *boxes, *launch, text)
@@ -130,9 +170,9 @@ class WithResidual(Operands):
     silu: bool
 
     @classmethod
-    def draw(cls, seed: int, filters: int, silu: bool) -> WithResidual:
+    def draw(cls, seed: int, filters: int, silu: bool, channels: int = CHANNELS) -> WithResidual:
         """Draws them; the residual tells where it was read."""
-        plain = Operands.random(seed, odd=filters)
+        plain = Operands.random(seed, channels=channels, odd=filters)
         rng = np.random.default_rng(1000 + seed)
         residual = rng.integers(-100, 101, plain.output_shape).astype(np.float32)
         return cls(plain.activation, plain.filter, plain.bias, residual, silu)
@@ -219,17 +259,25 @@ def run(
     if isinstance(operands, WithResidual):
         residual = machine.alloc(bfloat16(operands.residual))
         parameters = with_pointer(parameters, RESIDUAL, residual)
-    kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
-    maps = _maps(kernel, operands, (activation, weights, output), kind)
-    last = maps[-1]
-    if isinstance(operands, WithResidual) and not kernel.rows:
-        last = _residual_map(kernel, operands, residual)
+    if kernel.gathers:
+        # No map stands for a residual that is not there, or that threads load.
+        last: TensorMap | bytes = bytes(TENSOR_MAP_BYTES)
+        if isinstance(operands, WithResidual) and operands.output_shape[2] % WHOLE_PIECE == 0:
+            last = _residual_map(kernel, operands, residual)
+        args = [activation, weights, last, parameters, kernel.geometry, kernel.gather]
+    else:
+        kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
+        maps = _maps(kernel, operands, (activation, weights, output), kind)
+        last = maps[-1]
+        if isinstance(operands, WithResidual) and not kernel.rows:
+            last = _residual_map(kernel, operands, residual)
+        args = [*maps, last, parameters, kernel.geometry]
     machine.load(ptx or kernel.ptx).launch(
         grid=kernel.blocks,
         block=kernel.threads,
         cluster=kernel.cluster,
         shared_bytes=kernel.shared_bytes,
-        args=[*maps, last, parameters, kernel.geometry],
+        args=args,
         budget=3_000_000,
         trace=trace,
     )

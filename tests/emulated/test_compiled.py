@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emulated.convolution import (
+    GATHERED,
     NARROW,
     SPLITS,
     Array,
+    Gathered,
     Kernel,
     Operands,
     Upsampled,
@@ -96,6 +98,43 @@ def test_hopper_kernel_adds_residuals_of_any_number_of_filters(
     for kernel, filters in odd_residual[silu]:
         operands = WithResidual.draw(seed, filters, silu)
         assert close(run(kernel, operands, seed), operands), (kernel.index, filters)
+
+
+def test_hopper_kernel_gathers_any_number_of_channels(
+    gathered: list[tuple[Kernel, Gathered]],
+) -> None:
+    for seed, (kernel, given) in enumerate(gathered):
+        assert kernel.gathers
+        operands = given.draw(seed)
+        found = run(kernel, operands, seed)
+        if isinstance(operands, WithResidual):
+            assert close(found, operands), (kernel.index, given)
+        else:
+            assert np.array_equal(found, operands.expected()), (kernel.index, given)
+
+
+def test_hopper_kernel_shares_sums_of_gathered_rows(gathered_split: list[Kernel]) -> None:
+    operands = Operands.random(0, channels=GATHERED[-1].channels)
+    for kernel, count in zip(gathered_split, SPLITS, strict=True):
+        assert kernel.cluster == count
+        assert np.array_equal(run(kernel, operands, 0), operands.expected())
+
+
+def test_what_lies_beside_a_gathered_row_is_not_read(
+    gathered: list[tuple[Kernel, Gathered]],
+) -> None:
+    """A pixel that is not finite spoils its own outputs and no others."""
+    kernel, given = gathered[0]
+    operands = given.draw(0)
+    operands.activation[3, 4] = np.inf
+    operands.filter[operands.filter == 0] = 1
+    spoilt = np.zeros(operands.output_shape, bool)
+    spoilt[2:5, 3:6] = True
+    found = run(kernel, operands, 0)
+    assert np.array_equal(np.isfinite(found), ~spoilt)
+    with np.errstate(invalid="ignore"):
+        expected = operands.expected()
+    assert np.array_equal(found[~spoilt], expected[~spoilt])
 
 
 def test_hopper_kernel_ends_tiles_within_a_subtile(ended: list[tuple[Kernel, bool]]) -> None:
@@ -283,6 +322,27 @@ def assert_seen(kernel: Kernel, operands: Operands, change: Callable[[str], str]
         if not right:
             break
     assert not right, kernel.index
+
+
+#: As ``BROKEN_ROWS``, in the loads of pixels and filters.
+BROKEN_GATHER: list[tuple[str, Callable[[str], str]]] = [
+    ("copies are not waited for", replaced(r"cp\.async\.wait_group 2;", "")),
+    ("chunks beyond the row are read", replaced(r"(cp\.async\.cg[^;]*), 16, %r\d+;", r"\1, 16;")),
+    ("chunks are not shifted", replaced(r"prmt\.b32\.f4e\s+(\S+ \S+), \S+ \S+;", r"mov.b32 \1;")),
+    ("stages are not fenced", replaced(r"fence\.proxy\.async\.shared::cta;", "")),
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [entry[1] for entry in BROKEN_GATHER],
+    ids=[entry[0].replace(" ", "-") for entry in BROKEN_GATHER],
+)
+def test_broken_gathering_is_seen(
+    gathered: list[tuple[Kernel, Gathered]], change: Callable[[str], str]
+) -> None:
+    kernel, given = gathered[0]
+    assert_seen(kernel, given.draw(0), change)
 
 
 #: As ``BROKEN_ROWS``, in the loads of residuals.

@@ -10,8 +10,8 @@ from operations.conv.problem import ConvProblem
 from operations.nvidia.device import device_of
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm90.gemm.config import (
-    Sm90Config,
+from operations.nvidia.sm90.gemm.config import Sm90Config
+from operations.nvidia.sm90.gemm.legality import (
     problem_refusal,
     visitor_refusal,
 )

@@ -37,10 +37,14 @@ from operations.nvidia.device import device_of
 from operations.nvidia.legality import takes_mma_types
 from operations.nvidia.sm80.geometry import mma_geometry_refusal
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE, candidate
-from operations.nvidia.sm90.gemm.config import problem_refusal
+from operations.nvidia.sm90.gemm.legality import problem_refusal
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.launch import GemmOperands
-from operations.nvidia.sm90.gemm.plan import GemmCandidates, plan_gemm
+from operations.nvidia.sm90.gemm.plan import (
+    GemmCandidates,
+    gemm_refusal,
+    plan_gemm,
+)
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from operations.nvidia.stream import Stream
 from buffers import (
@@ -55,7 +59,7 @@ from buffers import (
 )
 from kernels import THREADS, compare, convolve
 from problems import Case, read_cases
-from prepared import Prepared
+from prepared import Prepared, whole_pieces
 from timing import input_sets, time_captured, time_stream
 
 comptime TIMED = DType.bfloat16
@@ -363,7 +367,9 @@ def check_case[
                 wrong += 1
                 print(named.name, in_type, "sm80", result)
     var traversal = Traversal(named.problem, in_type)
-    var refusal = traversal.refusal(0)
+    var refusal = gemm_refusal(
+        named.problem, Operands.bare(types), device_of(ctx)
+    )
     if refusal:
         print(
             named.name,
@@ -380,7 +386,15 @@ def check_case[
         comptime config = candidate(index)
         comptime if TABLE[index].offered(types):
             if selected(index) and not problem_refusal(
-                config, traversal, out_type
+                config,
+                traversal,
+                out_type,
+                whole_pieces=whole_pieces[
+                    in_type,
+                    MemoryOutput[out_type],
+                    ConvVisitor[out_type],
+                    config,
+                ](),
             ):
                 for split_k in [1, 2, 4, 8]:
                     if not split_refusal(config, traversal, split_k):

@@ -33,10 +33,8 @@ from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.device import device_of
 from operations.nvidia.epilogue.params import residual_refusal
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
-from operations.nvidia.sm90.gemm.config import (
-    Sm90Config,
-    problem_refusal,
-)
+from operations.nvidia.sm90.gemm.config import Sm90Config
+from operations.nvidia.sm90.gemm.legality import problem_refusal
 from operations.nvidia.sm90.gemm.plan import plan_gemm
 from operations.nvidia.sm90.gemm.epilogue_config import (
     SUBTILE_FILTERS,

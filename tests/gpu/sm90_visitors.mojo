@@ -26,7 +26,7 @@ from operations.conv.fields import (
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm90.gemm.config import problem_refusal
+from operations.nvidia.sm90.gemm.legality import problem_refusal
 from operations.nvidia.device import device_of
 from operations.nvidia.epilogue.auxiliary import (
     AuxiliaryOutput,

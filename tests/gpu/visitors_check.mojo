@@ -7,13 +7,11 @@ from operations.conv.access import MemoryOutput
 from operations.conv.problem import ConvProblem
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm90.gemm.config import Sm90Config, problem_refusal
+from operations.nvidia.sm90.gemm.config import Sm90Config
+from operations.nvidia.sm90.gemm.legality import problem_refusal
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
 from operations.nvidia.epilogue.chain import Chain
-from operations.nvidia.sm90.gemm.config import (
-    layout_of,
-    visitor_refusal,
-)
+from operations.nvidia.sm90.gemm.legality import layout_of, visitor_refusal
 from operations.nvidia.epilogue.steps import ChannelBias, ChannelScale
 from operations.nvidia.epilogue.sums import ChannelSums, sum_channels
 from operations.nvidia.sm90.gemm.launch import GemmOperands

@@ -69,7 +69,8 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("vae.conv_out", HOPPER, "window", "slices of channels"),
         ("vae.conv_out", "sm_80", "few_filters", "slices of channels"),
         ("vae.conv_out", "sm_100a", "sm100", "few_filters does not run on"),
-        ("odd.few_filters_dilated", HOPPER, "sm80", "here 20 input channels"),
+        ("odd.few_filters_dilated", HOPPER, "sm80", "here 4 output channels"),
+        ("r2plus1d_18.stem.3@8", HOPPER, "sm90", "gathered 3"),
         # Few pixels, on any GPU.
         (
             "odd.one_pixel",

@@ -35,6 +35,7 @@ class Candidate:
     moves_registers: bool
     shares_loads: bool
     splits: bool
+    gathers: bool
     refusal: str
     ptx: Path
 
@@ -58,7 +59,8 @@ def candidates(
     folder = tmp_path_factory.mktemp("sm90")
     found = []
     for line in ptx.emit("emit_sm90", folder, defined=request.param):
-        name, dtype, out, threads, shared, moves, shares, splits, *refusal = line.split(" ", 8)
+        name, dtype, out, threads, shared, *flags, refusal = line.split(" ", 9)
+        moves, shares, splits, gathers = (flag == "1" for flag in flags)
         found.append(
             Candidate(
                 name,
@@ -66,10 +68,11 @@ def candidates(
                 out,
                 int(threads),
                 int(shared),
-                moves == "1",
-                shares == "1",
-                splits == "1",
-                "".join(refusal),
+                moves,
+                shares,
+                splits,
+                gathers,
+                refusal,
                 (inspected if name.startswith("sm90") else folder) / f"{name}.ptx",
             )
         )
@@ -89,7 +92,8 @@ def test_ptx_holds_the_instructions(candidates: list[Candidate]) -> None:
         multiplies = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+(\S+)", text))
         assert multiplies == {INSTRUCTIONS[candidate.dtype]}
         ranks = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d[^ ]*\.im2col\.", text)
-        assert set(ranks) == {"3", "4", "5"}
+        assert set(ranks) == ({"3"} if candidate.gathers else {"3", "4", "5"})
+        assert ("cp.async.cg.shared.global" in text) >= candidate.gathers
         # Matrices are of values of two bytes, whose rounding hides the error of an approximation.
         is_narrow = candidate.out == "bfloat16"
         for narrow in ("stmatrix.sync.aligned", "ldmatrix.sync.aligned", "tanh.approx.f32"):

@@ -96,7 +96,8 @@ def refusal_of(problem: ConvProblem) -> String:
     try:
         var stream = Stream(DeviceContext(api="cpu"))
         Diagonal.launch[
-            known=KnownFilter(EMULATED + 1, 1, 1, False, False, 0), scaled=False
+            known=KnownFilter(EMULATED + 1, 1, 1, False, False, False, True, 0),
+            scaled=False,
         ](
             Diagonal.plan(problem, Operands.bare(types), Device(90, 132)),
             problem,

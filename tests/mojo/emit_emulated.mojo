@@ -10,13 +10,16 @@ then a line for a filter of one tap, `POINTWISE` times the height and the
 filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels. Then, for
 each candidate of `ROW_STORES`, lines for each number of `ODD` filters, 3x3 and
 `POINTWISE` times the height: plain, with a residual, of which `BETA` times is
-added, and with SiLU too. Then `SPLIT`, and a line for each number of blocks
+added, and with SiLU too. Then, for each of `GATHERED`, a line for each of
+`GATHERED_CHANNELS` and `GATHERED_FILTERS`: plain, with a residual, with SiLU too;
+and of the last one, plain, a line for each of `SPLITS`. Then lines of `ENDED`, bare
+and with SiLU and a residual. Then `SPLIT`, and a line for each number of blocks
 that share a tile of `SPLITS`, 3x3. At last `UPSAMPLED` and its line, an image that is
-enlarged: its filters are those of four pixels. A line is index, threads, bytes of shared memory,
+enlarged: its filters are those of four pixels. A line is its kind, index, threads, bytes of shared memory,
 blocks, blocks of a cluster, 1 if it keeps its filters, pixels of an activation
 load and of an output box, filters of a filter load, the upper corner of the
-traversal along w, then the epilogue's parameters and the geometry, as
-hexadecimal bytes. Pointers are `OUTPUT`, `BIAS_AT` and
+traversal along w, filters at whose multiples a store's box ends, then the
+epilogue's parameters, the geometry and that of gathering, as hexadecimal bytes. Pointers are `OUTPUT`, `BIAS_AT` and
 `RESIDUAL_AT`, for the reader to replace.
 """
 
@@ -45,14 +48,26 @@ from operations.nvidia.im2col.traversal import Traversal
 from operations.nvidia.sm90.gemm.candidates import candidate
 from operations.nvidia.epilogue.params import EpilogueParams
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
+from operations.nvidia.sm90.gemm.gather import GatherGeometry
 from operations.nvidia.sm90.gemm.grid import Grid
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
 
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
 
-comptime ROW_STORES = [6, 11]
-"""Candidates whose threads store rows: whole ones, and a warp's filters."""
+comptime ROW_STORES = [6, 11, 21]
+"""Candidates whose threads store rows of what TMA loads: whole ones, a warp's
+filters, and the same of tiles without a halo."""
+
+comptime GATHERED = [18, 19, 20]
+"""Candidates whose threads load: of whole tiles, in turns, by one consumer."""
+
+comptime GATHERED_CHANNELS = [13, 70, 131]
+"""Less than a row of a stage, and two and three slices; pixels that begin at
+multiples of 2 and of 4 bytes."""
+
+comptime GATHERED_FILTERS = [71, 64, 129]
+"""Of the same convolutions."""
 
 comptime ENDED = [12, 17]
 """Candidates whose tiles end within a sub-tile of filters: a block alone, and two
@@ -178,15 +193,23 @@ def emit_kernel[index: Int, Output: OutputTarget]() raises:
     comptime Kernel = ConvKernel[
         Dtype, Output, ConvVisitor[Dtype], candidate(index)
     ]
-    var info = compile_info[
-        Kernel.run, emission_kind="asm", target=get_gpu_target["sm_90a"]()
-    ]()
-    write(String(argv()[1]), String(index), String(info.asm))
+    comptime target = get_gpu_target["sm_90a"]()
+    comptime if candidate(index).gathers():
+        var info = compile_info[
+            Kernel.run_gathered, emission_kind="asm", target=target
+        ]()
+        write(String(argv()[1]), String(index), String(info.asm))
+    else:
+        var info = compile_info[
+            Kernel.run, emission_kind="asm", target=target
+        ]()
+        write(String(argv()[1]), String(index), String(info.asm))
 
 
 def print_launch[
     index: Int, Output: OutputTarget
 ](
+    kind: StaticString,
     problem: ConvProblem,
     output: Output,
     has_bias: Bool,
@@ -222,6 +245,7 @@ def print_launch[
     if split_k > 1:
         geometry.split(config.halo, split_k)
     print(
+        kind,
         index,
         config.threads(),
         Kernel.shared_bytes(),
@@ -235,6 +259,7 @@ def print_launch[
         config.group_filters(problem.filters),
         bytes_of(params),
         bytes_of(geometry),
+        bytes_of(GatherGeometry.of(traversal)),
     )
 
 
@@ -262,15 +287,18 @@ def main() raises:
         comptime index = materialize[EMULATED]()[i]
         comptime units = candidate(index).cluster_size()
         emit_kernel[index, Output]()
-        print_launch[index](problem, output, has_bias, units)
-        print_launch[index](pointwise, output, has_bias, MULTIPROCESSORS)
-        print_launch[index](narrow, output, has_bias, units)
+        print_launch[index]("same", problem, output, has_bias, units)
+        print_launch[index](
+            "pointwise", pointwise, output, has_bias, MULTIPROCESSORS
+        )
+        print_launch[index]("narrow", narrow, output, has_bias, units)
     comptime for i in range(len(ROW_STORES)):
         comptime index = materialize[ROW_STORES]()[i]
         emit_kernel[index, Output]()
         for odd in materialize[ODD]():
             for way in range(3):
                 print_launch[index](
+                    "odd",
                     problem_of(POINTWISE * height, width, channels, odd, 3),
                     output,
                     has_bias,
@@ -280,12 +308,45 @@ def main() raises:
                         ACTIVATION_SILU if way == 2 else ACTIVATION_NONE
                     ),
                 )
+    comptime for i in range(len(GATHERED)):
+        comptime index = materialize[GATHERED]()[i]
+        emit_kernel[index, Output]()
+        for way in range(3):
+            print_launch[index](
+                "gathered",
+                problem_of(
+                    POINTWISE * height,
+                    width,
+                    materialize[GATHERED_CHANNELS]()[way],
+                    materialize[GATHERED_FILTERS]()[way],
+                    3,
+                ),
+                output,
+                has_bias,
+                MULTIPROCESSORS,
+                has_residual=way > 0,
+                activation=ACTIVATION_SILU if way == 2 else ACTIVATION_NONE,
+            )
+    comptime shared = materialize[GATHERED]()[2]
+    comptime for i in range(len(SPLITS)):
+        comptime count = materialize[SPLITS]()[i]
+        print_launch[shared](
+            "gathered-split",
+            problem_of(
+                height, width, materialize[GATHERED_CHANNELS]()[2], filters, 3
+            ),
+            output,
+            has_bias,
+            MULTIPROCESSORS,
+            count,
+        )
     comptime for i in range(len(ENDED)):
         comptime index = materialize[ENDED]()[i]
         comptime filters = 2 * candidate(index).block_tile_shape[1]
         emit_kernel[index, Output]()
         for silu in [False, True]:
             print_launch[index](
+                "ended",
                 problem_of(POINTWISE * height, width, channels, filters, 3),
                 output,
                 has_bias,
@@ -294,8 +355,13 @@ def main() raises:
                 activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
             )
     emit_kernel[SPLIT, Output]()
-    for count in materialize[SPLITS]():
-        print_launch[SPLIT](problem, output, has_bias, MULTIPROCESSORS, count)
+    comptime for i in range(len(SPLITS)):
+        comptime count = materialize[SPLITS]()[i]
+        print_launch[SPLIT](
+            "split", problem, output, has_bias, MULTIPROCESSORS, count
+        )
     var large = enlarged(upsampled)
     emit_kernel[UPSAMPLED, type_of(large)]()
-    print_launch[UPSAMPLED](upsampled, large, has_bias, MULTIPROCESSORS)
+    print_launch[UPSAMPLED](
+        "upsampled", upsampled, large, has_bias, MULTIPROCESSORS
+    )

@@ -5,8 +5,8 @@ writes bfloat16's files too.
 
 Prints a line a candidate and type: its name, the type of activation and filter,
 the output's, the threads of a block, its shared memory in bytes, 1 if it moves
-registers, 1 if blocks share loads, 1 if it adds up parts of a sum, and why it
-cannot be built, if so.
+registers, 1 if blocks share loads, 1 if it adds up parts of a sum, 1 if threads
+load, and why it cannot be built, if so.
 """
 
 from max.gpu.host import get_gpu_target
@@ -42,17 +42,29 @@ def file_name(index: Int, in_type: DType) -> String:
 
 def write[in_type: DType, config: Sm90Config](name: String) raises:
     """Writes a candidate of a type."""
-    comptime kernel = ConvKernel[
+    comptime Kernel = ConvKernel[
         in_type,
         MemoryOutput[OUT],
         ConvVisitor[OUT],
         config,
-    ].run
-    var info = compile_info[
-        kernel, emission_kind="asm", target=get_gpu_target["sm_90a"]()
-    ]()
+    ]
+    comptime target = get_gpu_target["sm_90a"]()
+    comptime if config.gathers():
+        var info = compile_info[
+            Kernel.run_gathered, emission_kind="asm", target=target
+        ]()
+        put(name, String(info.asm))
+    else:
+        var info = compile_info[
+            Kernel.run, emission_kind="asm", target=target
+        ]()
+        put(name, String(info.asm))
+
+
+def put(name: String, text: String) raises:
+    """Writes a PTX file."""
     with open(String(t"{argv()[1]}/{name}.ptx"), "w") as file:
-        file.write(String(info.asm))
+        file.write(text)
 
 
 def emit[in_type: DType]() raises:
@@ -72,6 +84,7 @@ def emit[in_type: DType]() raises:
                 Int(config.moves_registers()),
                 Int(config.cluster_size() > 1),
                 Int(config.splits()),
+                Int(config.gathers()),
                 config.refusal().or_else(""),
             )
 

@@ -21,7 +21,7 @@ from operations.nvidia.sm90.gemm.candidates import candidate
 from operations.nvidia.sm90.gemm.config import Sm90Config
 from operations.nvidia.epilogue.auxiliary import AuxiliaryOutput
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
-from operations.nvidia.sm90.gemm.config import visitor_refusal
+from operations.nvidia.sm90.gemm.legality import visitor_refusal
 from operations.nvidia.epilogue.steps import (
     Activate,
     AddResidual,

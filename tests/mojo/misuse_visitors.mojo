@@ -6,7 +6,7 @@ The compiler reports every exported function that it cannot instantiate."""
 from operations.conv.access import MemoryOutput
 from operations.conv.memory import Writes
 from operations.nvidia.sm90.gemm.candidates import candidate
-from operations.nvidia.sm90.gemm.config import layout_of
+from operations.nvidia.sm90.gemm.legality import layout_of
 from operations.nvidia.epilogue.auxiliary import AuxiliaryOutput
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
 from operations.nvidia.epilogue.steps import Discard, Rounded

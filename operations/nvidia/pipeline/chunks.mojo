@@ -2,12 +2,16 @@
 instruction, and TMA's swizzle of such chunks."""
 
 from max.gpu import thread_idx
+from std.sys import llvm_intrinsic
 from std.sys.info import size_of
 
 from ..tma.copy import SharedAddress, fence_async_proxy
 
 comptime CHUNK_BYTES = 16
 """Bytes of an access, and the alignment of its address."""
+
+comptime Words = SIMD[DType.uint32, CHUNK_BYTES // size_of[DType.uint32]()]
+"""A chunk."""
 
 
 @always_inline
@@ -62,6 +66,32 @@ def store_chunk[
     shared_pointer[dtype](address).unsafe_store[alignment=CHUNK_BYTES](
         0, values
     )
+
+
+@always_inline
+def chunk_within(first: Words, second: Words, offset: UInt32) -> Words:
+    """16 bytes of two chunks side by side.
+
+    Args:
+        first: A chunk.
+        second: The one behind it.
+        offset: Of the bytes: 0 to 15.
+    """
+    # Each step keeps the words that the next one reads: an index that is known
+    # at run time only would put them into local memory.
+    var words = first.join(second)
+    var by_pairs = SIMD[DType.uint32, 8](0)
+    comptime for i in range(6):
+        by_pairs[i] = words[i + 2] if offset & 8 != 0 else words[i]
+    var by_words = SIMD[DType.uint32, 8](0)
+    comptime for i in range(5):
+        by_words[i] = by_pairs[i + 1] if offset & 4 != 0 else by_pairs[i]
+    var result = Words(0)
+    comptime for i in range(4):
+        result[i] = llvm_intrinsic["llvm.fshr.i32", UInt32](
+            by_words[i + 1], by_words[i], offset % 4 * 8
+        )
+    return result
 
 
 @always_inline

@@ -15,9 +15,14 @@ from ..inspect import GpuKernel, PtxWriter
 from ..legality import may_fill_tiles, precision_refusal, takes_mma_types
 from ..pipeline.chunks import CHUNK_BYTES
 from ..stream import LaunchGrid, Stream
-from .geometry import WORD_BYTES, MmaGeometry, mma_geometry_refusal
+from .geometry import MmaGeometry, mma_geometry_refusal
 from .kernel import MmaKernel
-from .model import COMPARED_SECONDS, fastest_tile
+from .model import (
+    COMPARED_SECONDS,
+    fastest_tile,
+    loads_chunks,
+    loads_words,
+)
 from .tile import SMALL, SQUARE, TALL, TILES, MmaTile
 
 comptime TILE_NAMES: List[StaticString] = ["large", "square", "tall", "small"]
@@ -103,15 +108,16 @@ struct Mma(GpuKernel):
     def predicted_seconds(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[Float64]:
-        """The model's time on the generation, of the types, and up to the time
-        that it was fitted to."""
-        if (
-            not is_hopper(device.capability)
-            or not operands.types.input.is_half_float()
-        ):
+        """The model's time on the generation that it was fitted to, of the types
+        and up to the time, unless loads of less than chunks take most of it."""
+        if not is_hopper(device.capability):
             return None
         var seconds = fastest_tile(problem, operands, device.units).seconds
-        return seconds if seconds < COMPARED_SECONDS else None
+        if not loads_chunks(problem, operands) or (
+            operands.types.input.is_half_float() and seconds < COMPARED_SECONDS
+        ):
+            return seconds
+        return None
 
     @staticmethod
     def plan(
@@ -119,19 +125,15 @@ struct Mma(GpuKernel):
     ) raises -> MmaPlan:
         """The tile that the model finds fastest."""
         var index = fastest_tile(problem, operands, device.units).tile
-        var bytes = element_bytes(operands.types.input)
-        var channel_bytes = problem.group_channels() * bytes
         var stored = CHUNK_BYTES // element_bytes(operands.types.output)
         return MmaPlan(
             MmaGeometry(
                 problem,
                 materialize[TILES]()[index],
-                words=bytes < WORD_BYTES
-                and operands.aligned()
-                and channel_bytes % WORD_BYTES == 0,
+                words=loads_words(problem, operands),
             ),
             index,
-            operands.aligned() and channel_bytes % CHUNK_BYTES == 0,
+            loads_chunks(problem, operands),
             operands.aligned() and problem.group_filters() % stored == 0,
             Self.predicted_seconds(problem, operands, device).or_else(0),
         )

@@ -6,6 +6,8 @@ from std.math import ceildiv
 from ...conv.memory import element_bytes
 from ...conv.operands import Operands
 from ...conv.problem import SPATIAL, ConvProblem
+from ..pipeline.chunks import CHUNK_BYTES
+from .geometry import WORD_BYTES
 from .tile import ROW_BYTES, TILES, MmaTile
 
 # The model's constants, fitted to 1,000 timings of four tiles on 237 problems
@@ -26,7 +28,13 @@ comptime STORE_SECONDS = 0.2e-6 / 1024
 """Of an element that a multiprocessor stores."""
 
 comptime LOADED_BYTES_PER_SECOND = 95e9
-"""Of the slices of a multiprocessor's tiles, from the L2."""
+"""Of the slices of a multiprocessor's tiles, from the L2, in chunks."""
+
+comptime WORDS_PER_SECOND = 2.75e9
+"""The same, where words are loaded."""
+
+comptime ELEMENTS_PER_SECOND = 1.75e9
+"""The same, where single elements of 16 or 8 bits are."""
 
 comptime MEMORY_BYTES_PER_SECOND = 7.6e12
 """Of operands, beside all this."""
@@ -43,6 +51,32 @@ struct Predicted(ImplicitlyCopyable, Movable):
     var tile: Int
     """Which of `TILES`."""
     var seconds: Float64
+
+
+def loads_chunks(problem: ConvProblem, operands: Operands) -> Bool:
+    """Whether a group's channels are whole chunks, at addresses that are too.
+
+    Args:
+        problem: The convolution.
+        operands: Its operands.
+    """
+    var bytes = problem.group_channels() * element_bytes(operands.types.input)
+    return operands.aligned() and bytes % CHUNK_BYTES == 0
+
+
+def loads_words(problem: ConvProblem, operands: Operands) -> Bool:
+    """Whether they are whole words of several elements, if no chunks.
+
+    Args:
+        problem: The convolution.
+        operands: Its operands.
+    """
+    var bytes = element_bytes(operands.types.input)
+    return (
+        bytes < WORD_BYTES
+        and operands.aligned()
+        and problem.group_channels() * bytes % WORD_BYTES == 0
+    )
 
 
 def fastest_tile(
@@ -84,6 +118,11 @@ def predicted_seconds(
         Seconds.
     """
     var bytes = element_bytes(operands.types.input)
+    var rate = LOADED_BYTES_PER_SECOND
+    if not loads_chunks(problem, operands):
+        rate = ELEMENTS_PER_SECOND * Float64(bytes)
+        if bytes == WORD_BYTES or loads_words(problem, operands):
+            rate = WORDS_PER_SECOND * WORD_BYTES
     var tiles = (
         ceildiv(problem.gemm_m(), tile.pixels)
         * ceildiv(problem.group_filters(), tile.filters)
@@ -98,7 +137,7 @@ def predicted_seconds(
         LAUNCH_SECONDS
         + slices * (SLICE_SECONDS + MULTIPLY_SECONDS * Float64(part))
         + STORE_SECONDS * Float64(stored)
-        + loaded / LOADED_BYTES_PER_SECOND
+        + loaded / rate
         + _operand_bytes(problem, operands) / MEMORY_BYTES_PER_SECOND
     )
 

@@ -41,14 +41,28 @@ struct Candidate(ImplicitlyCopyable, Movable):
         self.other_inputs = other_inputs
         self.other_outputs = other_outputs
 
-    def offered(self, types: OperandTypes, *, narrow: Bool = False) -> Bool:
+    def offered(
+        self,
+        types: OperandTypes,
+        *,
+        narrow: Bool = False,
+        pieces: Bool = False,
+        chunks: Bool = True,
+    ) -> Bool:
         """Whether ops with such operands are compiled with it.
 
         Args:
             types: Of the operands.
             narrow: Whether groups have no more than `NARROW_FILTERS`. Then a
                 wide tile is half empty: by the model it is never 5 % faster.
+            pieces: Whether pixels of activation and output are whole pieces of
+                `COPY_BYTES`. Then TMA loads and stores, faster than threads.
+            chunks: Whether those of the activation may be.
         """
+        if pieces and self.config.odd_only():
+            return False
+        if not chunks and not self.config.gathers():
+            return False
         if types.fused_output and (
             not self.other_outputs
             or (narrow and self.config.block_tile_shape[1] > NARROW_FILTERS)
@@ -69,6 +83,10 @@ comptime SPLIT_K = (1, 1, MAX_SPLIT_K)
 """Clusters of blocks that may share a tile."""
 
 
+comptime GATHER_STAGES = 3
+"""Stages of rows that threads copy."""
+
+
 def _rows(
     tile: Tuple[Int, Int],
     stages: Tuple[Int, Int, Int],
@@ -80,8 +98,10 @@ def _rows(
     halo: Int = 0,
     stationary: Bool = False,
     swapped: Bool = True,
+    gathers: Bool = False,
+    tma_store: Bool = True,
 ) -> Sm90Config:
-    """A configuration; TMA stores tiles without a halo.
+    """A configuration.
 
     Args:
         tile: M and N.
@@ -93,6 +113,8 @@ def _rows(
         halo: As the field.
         stationary: As the field.
         swapped: As the field.
+        gathers: Whether threads load, and not TMA.
+        tma_store: Whether TMA stores what it loads, but for tiles with a halo.
     """
     return Sm90Config(
         block_tile_shape=IndexList[2](tile[0], tile[1]),
@@ -103,15 +125,16 @@ def _rows(
         halo=halo,
         num_act_pipeline_stages=stages[0],
         num_filter_pipeline_stages=stages[1],
+        num_gather_stages=GATHER_STAGES if gathers else 0,
         stationary=stationary,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
             num_epi_load_stages=stages[2],
             num_output_stages=min(2, stages[2]),
-            fragment_size=16 if cooperative else 8,
+            fragment_size=16 if cooperative and not gathers else 8,
             reuse_c=True,
             delay_store=False,
-            tma_store=halo == 0,
+            tma_store=tma_store and halo == 0 and not gathers,
             whole_rows=halo > 0 and not cooperative,
         ),
     )
@@ -201,6 +224,34 @@ def candidates() -> List[Candidate]:
                 consumers=1,
                 swapped=False,
             )
+        ),
+        Candidate(
+            _rows(
+                (128, 128),
+                (2, 2, 2),
+                cluster=SPLIT_K,
+                gathers=True,
+            ),
+            other_inputs=True,
+            other_outputs=True,
+        ),
+        Candidate(
+            _rows((128, 64), (4, 4, 2), cooperative=False, gathers=True),
+            other_inputs=True,
+        ),
+        Candidate(
+            _rows(
+                (64, 64),
+                (5, 5, 2),
+                cluster=SPLIT_K,
+                consumers=1,
+                gathers=True,
+            ),
+            other_inputs=True,
+            other_outputs=True,
+        ),
+        Candidate(
+            _rows((128, 128), (5, 5, 4), cooperative=False, tma_store=False)
         ),
     ]
 

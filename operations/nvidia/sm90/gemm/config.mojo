@@ -9,32 +9,29 @@ from std.collections import Optional
 from std.math import ceildiv
 from std.utils import IndexList
 
-from ....conv.memory import element_bytes
-from ....conv.operands import OperandTypes
-from ....conv.problem import ConvProblem
-from ...epilogue.callbacks import EpilogueVisitor
-from ...epilogue.layout import VisitLayout
-from ...epilogue.params import visitor_refusal as refusal_of_visitor
-from ...im2col.traversal import ROW_BYTES, Traversal
+from ...im2col.traversal import ROW_BYTES
 from ...limits import (
     MAX_BOX,
-    MAX_INDEX,
     MAX_MMA_N,
     MAX_SHARED_BYTES,
     PATTERN_BYTES,
+    WARP,
     WARPGROUP,
 )
 from ...pipeline.barrier import BARRIER_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
 from ..wgmma import MMA_M
-from .epilogue_config import (
-    COLUMN_FILTERS,
-    CONSUMER_THREADS,
-    HALF_BYTES,
-    ROW_FILTERS,
-    SUBTILE_FILTERS,
-    EpilogueConfig,
-)
+from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
+
+comptime COPIED_BYTES = ROW_BYTES + CHUNK_BYTES
+"""Of a row that threads copy: the chunks of memory that a stage's row touches.
+"""
+
+comptime ENTRY_BYTES = 16
+"""That say what it is."""
+
+comptime GATHERED_ROWS = WARPGROUP // (ROW_BYTES // CHUNK_BYTES)
+"""Rows that a warpgroup moves at once, a chunk a thread."""
 
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
@@ -69,6 +66,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     of a filter row read one stage; 0: a stage holds one tap's pixels."""
     var num_act_pipeline_stages: Int
     var num_filter_pipeline_stages: Int
+    var num_gather_stages: Int
+    """Stages of rows that threads have begun to copy, and shift into the rings,
+    of pixels and filters of any bytes; 0: TMA loads."""
     var stationary: Bool
     """Whether it is known when compiling that the filter ring holds the whole
     filter, loaded once: for problems whose filters fit one tile. Others may
@@ -80,9 +80,28 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Whether blocks of a cluster may share a tile's sum."""
         return self.cluster_shape[2] > 1
 
+    def gathers(self) -> Bool:
+        """Whether threads load, and not TMA."""
+        return self.num_gather_stages > 0
+
+    def gatherers(self) -> Int:
+        """Warpgroups that load: one fills the ring of activations, one that of
+        filters."""
+        return 2 if self.gathers() else 0
+
+    def warpgroups(self) -> Int:
+        """Warpgroups of a block: producers and loaders, consumers, gatherers.
+        """
+        return 1 + self.consumers + self.gatherers()
+
     def threads(self) -> Int:
-        """Threads of a block: one warpgroup produces."""
-        return (1 + self.consumers) * WARPGROUP
+        """Threads of a block."""
+        return self.warpgroups() * WARPGROUP
+
+    def ring_producers(self) -> Int:
+        """Arrivals that fill a stage: a thread's, or those of a warpgroup's
+        warps."""
+        return WARPGROUP // WARP if self.gathers() else 1
 
     def splits_filters(self) -> Bool:
         """Whether cooperative consumers share a tile by its filters; otherwise
@@ -161,19 +180,28 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def moves_registers(self) -> Bool:
         """Whether consumers need more than their even part, and get what the
-        producer gives back."""
-        return self.accumulators() + SPARE_REGISTERS > self.even_registers()
+        others give back."""
+        return (
+            self.gathers()
+            or self.accumulators() + SPARE_REGISTERS > self.even_registers()
+        )
 
     def producer_registers(self) -> Int:
         """Registers of a producer's thread, if they are moved."""
         return 40
 
+    def gatherer_registers(self) -> Int:
+        """Registers of a gatherer's thread, if they are moved."""
+        return 64
+
     def consumer_registers(self) -> Int:
-        """Registers of a consumer's thread: what the producer leaves, in
-        multiples of 8, if they are moved."""
+        """Registers of a consumer's thread: what the others leave, in multiples
+        of 8, if they are moved."""
         if not self.moves_registers():
             return self.even_registers()
-        var left = BLOCK_REGISTERS // WARPGROUP - self.producer_registers()
+        var left = self.even_registers() * self.warpgroups()
+        left -= self.producer_registers()
+        left -= self.gatherers() * self.gatherer_registers()
         return min(240, left // self.consumers // 8 * 8)
 
     def act_stage_pixels(self) -> Int:
@@ -219,18 +247,40 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             + self.epilogue.num_epi_load_stages * self.consumers
         )
 
+    def copied_bytes(self, rows: Int) -> Int:
+        """Bytes of an operand's copied rows and of their entries.
+
+        Args:
+            rows: Of a stage.
+        """
+        return self.num_gather_stages * rows * (COPIED_BYTES + ENTRY_BYTES)
+
+    def gather_bytes(self) -> Int:
+        """The same, of both operands, rounded up to where buffers may begin."""
+        var bytes = self.copied_bytes(
+            self.block_tile_shape[0] + self.block_tile_shape[1]
+        )
+        return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
+
     def header_bytes(self) -> Int:
         """Bytes of the barriers, rounded up to where tiles may begin."""
         var barriers = self.ring_barriers() + self.exchange_barriers()
         var bytes = barriers * BARRIER_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
 
+    def loads_bytes(self) -> Int:
+        """Bytes of the rings, and of the rows that threads copy for them."""
+        return (
+            self.num_act_pipeline_stages * self.act_stage_bytes()
+            + self.num_filter_pipeline_stages * self.filter_tile_bytes()
+            + self.gather_bytes()
+        )
+
     def shared_bytes(self) -> Int:
         """Shared memory of a block."""
         return (
             self.header_bytes()
-            + self.num_act_pipeline_stages * self.act_stage_bytes()
-            + self.num_filter_pipeline_stages * self.filter_tile_bytes()
+            + self.loads_bytes()
             + self.consumers * self.epilogue_bytes()
         )
 
@@ -257,6 +307,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         kernels take a fifth longer to compile, and those with clusters are
         never the fastest for such filters."""
         return not self.epilogue.tma_store and self.cluster_size() == 1
+
+    def odd_only(self) -> Bool:
+        """Whether it is for pixels that TMA does not take: it does without TMA
+        for no other gain."""
+        return self.gathers() or not (self.epilogue.tma_store or self.halo > 0)
 
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
@@ -362,6 +417,34 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 "cluster_shape: no blocks along K with a stationary filter,"
                 " ping-pong or shared loads"
             )
+        if self.gathers():
+            return self._refused_gather()
+        return self._refused_split()
+
+    def _refused_gather(self) -> Optional[String]:
+        """Why threads cannot load so, or None."""
+        if self.cluster_size() > 1 or self.halo > 0 or self.stationary:
+            return String(
+                "num_gather_stages: threads load for one block, a tap at a"
+                " time, without a stationary filter"
+            )
+        if self.num_gather_stages < 2:
+            return String(
+                t"num_gather_stages: {self.num_gather_stages} is under 2:"
+                t" copies run ahead by one stage at least"
+            )
+        for axis in range(2):
+            var rows = self.block_tile_shape[axis]
+            if rows > WARPGROUP or rows % GATHERED_ROWS != 0:
+                return String(
+                    t"num_gather_stages: {rows} rows of a stage are no multiple"
+                    t" of {GATHERED_ROWS}, a chunk a thread, or more than a row"
+                    t" a thread"
+                )
+        return self._refused_split()
+
+    def _refused_split(self) -> Optional[String]:
+        """Why blocks cannot share a tile so, or None."""
         if (
             self.splits()
             and self.accumulators() % (4 * self.cluster_shape[2]) != 0
@@ -377,173 +460,13 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Writes the configuration on one line."""
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
+        var gathered = String(
+            t" gathered {self.num_gather_stages}"
+        ) if self.gathers() else ""
         writer.write(
             t"{self.block_tile_shape[0]}x{self.block_tile_shape[1]}{order} {schedule} {self.consumers},"
             t" cluster {self.cluster_shape[0]}x{self.cluster_shape[1]}, halo"
             t" {self.halo}, stages"
-            t" {self.num_act_pipeline_stages}+{self.num_filter_pipeline_stages}{' stationary' if self.stationary else ''}{' split-K' if self.splits() else ''},"
+            t" {self.num_act_pipeline_stages}+{self.num_filter_pipeline_stages}{' stationary' if self.stationary else ''}{' split-K' if self.splits() else ''}{gathered},"
             t" {self.epilogue}"
         )
-
-
-def problem_refusal(
-    config: Sm90Config,
-    traversal: Traversal,
-    out_type: DType,
-    *,
-    whole_pieces: Bool = True,
-) -> Optional[String]:
-    """Why the kernel cannot take a problem, or None.
-
-    Args:
-        config: The configuration.
-        traversal: Of a problem that is valid (`ConvProblem.validate`).
-        out_type: Of the output: float32, or a type of 16 bits.
-        whole_pieces: Whether pixels of the output must be multiples of
-            `COPY_BYTES`: a visitor reads tensors of the output's shape, and
-            work fused behind takes whole pieces. Threads that load rows of
-            residuals and store those of plain outputs do not need it.
-
-    Returns:
-        The reason, or None if the kernel can.
-    """
-    var refusal = config.refusal()
-    if refusal:
-        return refusal
-    var bytes = element_bytes(out_type)
-    if not config.swapped and bytes != HALF_BYTES:
-        return String(
-            t"the multiply's rows must be filters for {out_type} outputs"
-        )
-    if whole_pieces or not config.stores_any_filters():
-        refusal = traversal.output_refusal(bytes)
-    if not refusal:
-        refusal = traversal.refusal(config.halo)
-    if not refusal:
-        refusal = _halo_refusal(config, traversal)
-    if not refusal:
-        refusal = _stationary_refusal(config, traversal)
-    if not refusal:
-        refusal = _end_refusal(config, traversal)
-    if refusal:
-        return refusal
-    var pixels = traversal.pixels(config.halo)
-    if pixels + config.cluster_pixels() >= MAX_INDEX:
-        return String(t"{pixels} output pixels; coordinates have 31 bits")
-    return None
-
-
-def stores_any_filters(types: OperandTypes) -> Bool:
-    """Whether threads may store pixels that are no multiple of `COPY_BYTES`.
-    With wider outputs registers would spill; fused work takes whole pieces.
-
-    Args:
-        types: Of the operands.
-    """
-    return element_bytes(types.output) == HALF_BYTES and not types.fused_output
-
-
-def layout_of(config: Sm90Config, out_type: DType) -> VisitLayout:
-    """How a consumer's values are cut up, for visitors.
-
-    Args:
-        config: The configuration.
-        out_type: Of output and residual.
-    """
-    return VisitLayout(
-        pixels=config.epilogue.pixels(element_bytes(out_type)),
-        filters=SUBTILE_FILTERS,
-        filter_subtiles=config.filter_subtiles(),
-        threads=CONSUMER_THREADS,
-        thread_filters=ROW_FILTERS if config.swapped else COLUMN_FILTERS,
-        out_type=out_type,
-        delayed=config.epilogue.delay_store,
-    )
-
-
-def visitor_refusal[
-    Visitor: EpilogueVisitor, //
-](
-    visitor: Visitor,
-    config: Sm90Config,
-    problem: ConvProblem,
-    out_type: DType,
-) -> Optional[String]:
-    """Why a configuration cannot run with a visitor.
-
-    Args:
-        visitor: The visitor.
-        config: The configuration, which does not refuse the problem.
-        problem: The convolution.
-        out_type: Of the output.
-
-    Returns:
-        The reason, or None if it can.
-    """
-    if config.ends_filters() and not Visitor.any_filters:
-        return String(
-            t"block_tile_shape: N {config.block_tile_shape[1]} is no multiple"
-            t" of {SUBTILE_FILTERS}, which the visitor does not take"
-        )
-    return refusal_of_visitor(
-        visitor,
-        layout_of(config, out_type),
-        problem,
-        consumers=config.consumers,
-        shared_bytes=config.shared_bytes(),
-        epi_load_stages=config.epilogue.num_epi_load_stages,
-    )
-
-
-def _halo_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
-    """Why a stage with a halo does not serve a filter row."""
-    if config.halo == 0:
-        return None
-    if traversal.stride[2] != 1:
-        return String(
-            t"a halo needs stride 1 along w; here {traversal.stride[2]}"
-        )
-    if traversal.span(2) - 1 > config.halo:
-        return String(
-            t"a halo of {config.halo} pixels does not hold the filter's span of"
-            t" {traversal.span(2)} along w"
-        )
-    return None
-
-
-def _end_refusal(config: Sm90Config, traversal: Traversal) -> Optional[String]:
-    """Why tiles do not end where sub-tiles do not."""
-    if not config.ends_filters():
-        return None
-    var tile = config.block_tile_shape[1]
-    if traversal.groups != 1 or traversal.filters % tile != 0:
-        return String(
-            t"a tile of {tile} filters takes multiples of as many, in one"
-            t" group; here {traversal.filters} in each of {traversal.groups}"
-        )
-    return None
-
-
-def _stationary_refusal(
-    config: Sm90Config, traversal: Traversal
-) -> Optional[String]:
-    """Why the filter ring does not hold the whole filter."""
-    if not config.stationary:
-        return None
-    if traversal.groups != 1:
-        return String(
-            t"a stationary filter has one group; here {traversal.groups}"
-        )
-    var steps = traversal.steps()
-    if steps > config.num_filter_pipeline_stages:
-        return String(
-            t"a stationary filter has at most"
-            t" {config.num_filter_pipeline_stages} stages; here {steps}"
-        )
-    if traversal.filters > config.cluster_filters():
-        return String(
-            t"a stationary filter has at most"
-            t" {config.cluster_filters()} filters; here"
-            t" {traversal.filters}"
-        )
-    return None

@@ -30,7 +30,8 @@ from ...tma.copy import (
     store_tile,
 )
 from ...tma.descriptor import TensorMap
-from .config import Sm90Config, layout_of, stores_any_filters
+from .config import Sm90Config
+from .legality import layout_of, stores_any_filters
 from .epilogue_buffers import EpilogueBuffers
 from .epilogue_config import (
     CONSUMER_THREADS,

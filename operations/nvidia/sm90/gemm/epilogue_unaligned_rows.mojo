@@ -11,7 +11,6 @@ chunks that a pixel touches, without waiting for one after the other; then a
 lane shifts two of them to one of the buffer's row, in place.
 """
 
-from std.sys import llvm_intrinsic
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
@@ -24,6 +23,8 @@ from ...pipeline.async_copy import await_copies, close_copies, copy_part
 from ...pipeline.barrier import sync_warp
 from ...pipeline.chunks import (
     CHUNK_BYTES,
+    Words,
+    chunk_within,
     load_chunk,
     shared_pointer,
     store_chunk,
@@ -37,35 +38,6 @@ from .epilogue_config import (
     SUBTILE_FILTERS,
 )
 from .epilogue_rows import CHUNKS, store_if
-
-comptime Words = SIMD[DType.uint32, CHUNK_BYTES // size_of[DType.uint32]()]
-"""A chunk."""
-
-
-@always_inline
-def _window(first: Words, second: Words, offset: UInt32) -> Words:
-    """16 bytes of two chunks side by side.
-
-    Args:
-        first: A chunk.
-        second: The one behind it.
-        offset: Of the bytes: 0, 2, .. 14.
-    """
-    # Each step keeps the words that the next one reads: an index that is known
-    # at run time only would put them into local memory.
-    var words = first.join(second)
-    var by_pairs = SIMD[DType.uint32, 8](0)
-    comptime for i in range(6):
-        by_pairs[i] = words[i + 2] if offset & 8 != 0 else words[i]
-    var by_words = SIMD[DType.uint32, 8](0)
-    comptime for i in range(5):
-        by_words[i] = by_pairs[i + 1] if offset & 4 != 0 else by_pairs[i]
-    var result = Words(0)
-    comptime for i in range(4):
-        result[i] = llvm_intrinsic["llvm.fshr.i32", UInt32](
-            by_words[i + 1], by_words[i], offset % 4 * 8
-        )
-    return result
 
 
 @always_inline
@@ -298,7 +270,7 @@ struct UnalignedRowLoad[dtype: DType, pixels: Int](TrivialRegisterPassable):
                 await_copies[0]()
                 sync_warp()
             var at = UnalignedPixel.of(start, geometry, pixel, 0)
-            var shifted = _window(
+            var shifted = chunk_within(
                 load_chunk[DType.uint32](to),
                 load_chunk[DType.uint32](second),
                 UInt32(at.address) % CHUNK_BYTES,
@@ -448,7 +420,7 @@ struct UnalignedRowStore[Output: OutputTarget, pixels: Int](
         var piece = self.lane * CHUNK_BYTES
         store_if[DType.uint32](
             to + UInt64(head + piece),
-            _window(
+            chunk_within(
                 self._chunk(buffer, row, 0), self._chunk(buffer, row, 1), head
             ),
             piece < body,

@@ -1,7 +1,8 @@
 """The Hopper implicit GEMM: persistent, warp-specialized.
 
-    producers, one thread each:      for each tile, for each step of its sum:
-                                         fill a stage of their ring
+    producers, one thread each,      for each tile, for each step of its sum:
+    or, where TMA takes no such          fill a stage of their ring
+    pixels, a warpgroup each:
     loaders, a thread or a warp      for each tile with a residual:
     a consumer:                          fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
@@ -16,9 +17,10 @@ from std.sys.info import size_of
 from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
+from ....conv.memory import Reads
 from ...epilogue.callbacks import EpilogueVisitor
 from ...epilogue.params import EpilogueParams
-from ...im2col.tiles import Tap, Tile, TileGeometry
+from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import (
     arrive_threads,
@@ -35,7 +37,14 @@ from ...overlap import wait_for_earlier_kernels
 from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
+from .gather import FilterRows, Gather, GatherGeometry, PixelRows
 from .mma import Accumulators, sum_type_of
+from .producers import (
+    keeps_filters,
+    produce_activations,
+    produce_filters,
+    row_bytes,
+)
 from .roles import (
     ACTIVATION_WARP,
     FILTER_WARP,
@@ -46,7 +55,6 @@ from .roles import (
 from .scheduler import TileScheduler
 from .smem import SharedStorage
 from .split_k import sum_splits
-from .tile_io import load_activation, load_filter
 
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
@@ -87,8 +95,6 @@ struct ConvKernel[
     comptime CLUSTER_N = Self.config.cluster_shape[1]
     comptime act_consumer_arv_count = Self.config.activation_releases()
     comptime filter_consumer_arv_count = Self.config.filter_releases()
-    comptime act_stage_pixels = Self.config.act_stage_pixels()
-    comptime BN = Self.config.block_tile_shape[1]
     comptime epilogue_bytes = Self.config.epilogue_bytes()
     comptime ROW_CHANNELS = ROW_BYTES // size_of[Self.in_type]()
     """Channels that a row of a stage holds."""
@@ -136,17 +142,16 @@ struct ConvKernel[
             params: The epilogue's.
             geometry: The problem.
         """
+        comptime assert not Self.config.gathers(), "run_gathered"
         var storage = Self.Storage()
-        var group, thread = divmod(UInt32(thread_idx.x), UInt32(WARPGROUP))
-        # The assembler then keeps a warp's addresses in uniform registers.
-        group = broadcast(group)
+        var group, thread = Self._role()
         if thread_idx.x == Int(LOADER_WARP) * WARP:
             comptime if not Self.Visitor.discards:
                 prefetch_map(output)
             if params.visitor.reads_residual():
                 prefetch_map(residual)
         if geometry.slice_channels < UInt32(Self.ROW_CHANNELS):
-            storage.clear_rows(UInt32(Self._row_bytes(geometry)))
+            storage.clear_rows(UInt32(row_bytes[Self.in_type](geometry)))
             sync_threads[Self.config.threads()](0)
         Self._init_barriers(storage, geometry)
         wait_for_earlier_kernels()
@@ -155,27 +160,18 @@ struct ConvKernel[
                 warpgroup_reg_dealloc[Self.config.producer_registers()]()
             var warp, lane = divmod(thread, UInt32(WARP))
             if thread == 0:
-                Self._produce_activations(activation, geometry, storage)
+                produce_activations[Self.in_type, Self.config](
+                    activation, geometry, storage
+                )
             elif lane == 0 and warp == FILTER_WARP:
-                Self._produce_filters(filter, geometry, storage)
+                produce_filters[Self.in_type, Self.config](
+                    filter, geometry, storage
+                )
             comptime if Self.config.splits():
                 # A thread that has arrived does not leave before the others.
                 if geometry.split_k.count.value > 1 and fills_ring(warp):
                     wait_cluster()
-            if (
-                warp >= LOADER_WARP
-                and warp < LOADER_WARP + UInt32(Self.config.consumers)
-                and (lane == 0 or Self.Epilogue.loads_with_warp(geometry))
-                and params.visitor.reads_residual()
-            ):
-                Self._load_residual(
-                    residual,
-                    params,
-                    geometry,
-                    storage,
-                    warp - LOADER_WARP,
-                    lane,
-                )
+            Self._load_residuals(residual, params, geometry, storage, thread)
         else:
             comptime if Self.config.moves_registers():
                 warpgroup_reg_alloc[Self.config.consumer_registers()]()
@@ -192,17 +188,98 @@ struct ConvKernel[
             sync_cluster_relaxed()
 
     @staticmethod
+    @__llvm_metadata(
+        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+            Int32(Self.config.threads())
+        ),
+        `nvvm.minctasm`=SIMDLength(1),
+    )
+    @__llvm_arg_metadata(residual, `nvvm.grid_constant`)
+    def run_gathered(
+        activation: Reads[Self.in_type],
+        filter: Reads[Self.in_type],
+        residual: TensorMap,
+        params: Self.Params,
+        geometry: TileGeometry,
+        gather: GatherGeometry,
+    ):
+        """A block whose threads load activation and filter, of pixels that TMA
+        does not take, and store the output.
+
+        Args:
+            activation: `[N, *input, C]`.
+            filter: `[K, *filter, C]`.
+            residual: Descriptor of the residual, as in `run`; not read where
+                its pixels are no whole pieces.
+            params: The epilogue's.
+            geometry: The problem.
+            gather: The same, for these loads.
+        """
+        comptime assert Self.config.gathers(), "run"
+        comptime consumers = UInt32(Self.config.consumers)
+        var storage = Self.Storage()
+        var group, thread = Self._role()
+        Self._init_barriers(storage, geometry)
+        wait_for_earlier_kernels()
+        if group == PRODUCER:
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_dealloc[Self.config.producer_registers()]()
+            Self._load_residuals(residual, params, geometry, storage, thread)
+        elif group <= consumers:
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_alloc[Self.config.consumer_registers()]()
+            # Threads store: the output has no descriptor.
+            Self._consume(
+                residual, params, geometry, storage, group - 1, thread
+            )
+        else:
+            comptime if Self.config.moves_registers():
+                warpgroup_reg_dealloc[Self.config.gatherer_registers()]()
+            if group == consumers + 1:
+                var pixels = Gather[config=Self.config](
+                    activation,
+                    PixelRows[Self.config](gather),
+                    storage.activation,
+                    gather,
+                    storage.copied_pixels,
+                    thread,
+                )
+                pixels.fill(geometry, keeps=False)
+            else:
+                var filters = Gather[config=Self.config](
+                    filter,
+                    FilterRows[Self.config](gather),
+                    storage.filter,
+                    gather,
+                    storage.copied_filters,
+                    thread,
+                )
+                filters.fill(
+                    geometry, keeps=keeps_filters[Self.config](geometry)
+                )
+
+    @staticmethod
+    @always_inline
+    def _role() -> Tuple[UInt32, UInt32]:
+        """The thread's warpgroup, and its number there."""
+        var group, thread = divmod(UInt32(thread_idx.x), UInt32(WARPGROUP))
+        # The assembler then keeps a warp's addresses in uniform registers.
+        return broadcast(group), thread
+
+    @staticmethod
     @always_inline
     def _init_barriers(storage: Self.Storage, geometry: TileGeometry):
         """Initializes all barriers, for the whole cluster to see."""
         if thread_idx.x == Int(ACTIVATION_WARP) * WARP:
             storage.activation.init(
-                producers=1, releases=Self.act_consumer_arv_count
+                producers=Self.config.ring_producers(),
+                releases=Self.act_consumer_arv_count,
             )
             publish_barriers()
         elif thread_idx.x == Int(FILTER_WARP) * WARP:
             storage.filter.init(
-                producers=1, releases=Self.filter_consumer_arv_count
+                producers=Self.config.ring_producers(),
+                releases=Self.filter_consumer_arv_count,
             )
             publish_barriers()
         elif thread_idx.x == Int(LOADER_WARP) * WARP:
@@ -217,126 +294,6 @@ struct ConvKernel[
                 storage.exchange.init(geometry)
             publish_barriers()
         sync_barriers[Self.config](geometry)
-
-    @staticmethod
-    @always_inline
-    def _produce_activations(
-        ref activation: TensorMap, geometry: TileGeometry, storage: Self.Storage
-    ):
-        """Fills the activation ring, tile after tile."""
-        var scheduler = Self.Scheduler()
-        var activations = Self.ActivationPosition()
-        comptime part = UInt32(Self.config.act_tile_dim0())
-        var bytes = Self.act_stage_pixels * Self._row_bytes(geometry)
-        while scheduler.valid(geometry):
-            var tile = scheduler.tile(geometry)
-            # All tiles' filters read the same channels if each is a group.
-            var group = UInt32(0) if Self.config.ends_filters() else tile.group
-            var first = geometry.load_start(
-                geometry.pixel(tile.pixel + scheduler.rank_n * part), group
-            )
-            var tap = Self._first_tap(geometry, tile)
-            for _ in range(tile.rounds):
-                load_activation[Self.config](
-                    activation,
-                    storage.activation.address(activations.stage),
-                    storage.activation.acquire(activations, bytes),
-                    geometry,
-                    scheduler,
-                    first,
-                    tap,
-                )
-                activations.step()
-                tap.step(Self.config.halo, geometry)
-            scheduler.advance()
-
-    @staticmethod
-    @always_inline
-    def _produce_filters(
-        ref filter: TensorMap, geometry: TileGeometry, storage: Self.Storage
-    ):
-        """Fills the filter ring, tile after tile, or once if the block keeps
-        its filters."""
-        var scheduler = Self.Scheduler()
-        var filters = Self.FilterPosition()
-        while scheduler.valid(geometry):
-            var tile = scheduler.tile(geometry)
-            var tap = Self._first_tap(geometry, tile)
-            for _ in range(tile.rounds):
-                comptime if Self.config.halo > 0:
-                    for w in range(geometry.taps_w):
-                        tap.w = w
-                        Self._load_filter(
-                            filter,
-                            storage,
-                            geometry,
-                            scheduler,
-                            filters,
-                            tile.filter,
-                            tap,
-                        )
-                else:
-                    Self._load_filter(
-                        filter,
-                        storage,
-                        geometry,
-                        scheduler,
-                        filters,
-                        tile.filter,
-                        tap,
-                    )
-                tap.step(Self.config.halo, geometry)
-            if Self._keeps_filters(geometry):
-                return
-            scheduler.advance()
-
-    @staticmethod
-    @always_inline
-    def _keeps_filters(geometry: TileGeometry) -> Bool:
-        """Whether the block's filters are loaded once."""
-        return Self.config.stationary or geometry.keeps_filters
-
-    @staticmethod
-    @always_inline
-    def _row_bytes(geometry: TileGeometry) -> Int:
-        """Bytes that a load brings of each row of a stage."""
-        return Int(geometry.slice_channels) * size_of[Self.in_type]()
-
-    @staticmethod
-    @always_inline
-    def _first_tap(geometry: TileGeometry, tile: Tile) -> Tap:
-        """The first step of a tile, or of the block's share of it."""
-        var tap = Tap()
-        comptime if Self.config.splits():
-            if tile.first > 0:
-                tap.skip(Self.config.halo, geometry, tile.first)
-        return tap
-
-    @staticmethod
-    @always_inline
-    def _load_filter(
-        ref filter: TensorMap,
-        storage: Self.Storage,
-        geometry: TileGeometry,
-        ranks: Self.Scheduler,
-        mut filters: Self.FilterPosition,
-        first: UInt32,
-        tap: Tap,
-    ):
-        """Loads the next filter stage."""
-        load_filter[Self.config](
-            filter,
-            storage.filter.address(filters.stage),
-            storage.filter.acquire(
-                filters,
-                Self.BN * Self._row_bytes(geometry),
-            ),
-            geometry,
-            ranks,
-            first,
-            tap,
-        )
-        filters.step()
 
     @staticmethod
     @always_inline
@@ -366,6 +323,32 @@ struct ConvKernel[
             return UInt32(0), consumer * UInt32(filters)
         comptime pixels = Self.config.consumer_pixels()
         return consumer * UInt32(pixels), UInt32(0)
+
+    @staticmethod
+    @always_inline
+    def _load_residuals(
+        ref residual: TensorMap,
+        params: Self.Params,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        thread: UInt32,
+    ):
+        """A thread of the warpgroup that has the loaders."""
+        var warp, lane = divmod(thread, UInt32(WARP))
+        if (
+            warp >= LOADER_WARP
+            and warp < LOADER_WARP + UInt32(Self.config.consumers)
+            and (lane == 0 or Self.Epilogue.loads_with_warp(geometry))
+            and params.visitor.reads_residual()
+        ):
+            Self._load_residual(
+                residual,
+                params,
+                geometry,
+                storage,
+                warp - LOADER_WARP,
+                lane,
+            )
 
     @staticmethod
     @always_inline
@@ -476,7 +459,7 @@ struct ConvKernel[
         after its own has been started. This consumer's part of the tile begins
         at `pixel` and `filter`."""
         var tap = UInt32(0)
-        if Self._keeps_filters(geometry):
+        if keeps_filters[Self.config](geometry):
             filters = Self.FilterPosition()
         storage.activation.wait(activations)
         storage.filter.wait(filters)

@@ -35,7 +35,9 @@ from ...tma.descriptor import (
 )
 from ...im2col.descriptors import activation_map, filter_map, output_map
 from .candidates import CANDIDATES, TABLE
-from .config import Sm90Config, stores_any_filters
+from .config import Sm90Config
+from .gather import GatherGeometry
+from .legality import stores_any_filters
 from .kernel import ConvKernel as GemmKernel
 from .plan import GemmCandidates, GemmPlan, gemm_refusal, plan_gemm
 
@@ -60,8 +62,14 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether TMA may take the activation's pixels."""
-        return may_be_tiled(known, types, any_filters=stores_any_filters(types))
+        """Whether TMA may take the activation's pixels, or there may be one
+        group, whose pixels threads load."""
+        return may_be_tiled(
+            known,
+            types,
+            any_channels=True,
+            any_filters=stores_any_filters(types),
+        )
 
     @staticmethod
     def refusal(
@@ -112,7 +120,12 @@ struct Gemm(GpuKernel):
         )
         var visitor = ConvVisitor[Call.bias_type, scaled].of(arguments.epilogue)
         comptime for index in range(CANDIDATES):
-            comptime if TABLE[index].offered(types, narrow=known.narrow):
+            comptime if TABLE[index].offered(
+                types,
+                narrow=known.narrow,
+                pieces=known.pieces,
+                chunks=known.chunks,
+            ):
                 if plan.candidate == index:
                     launch_gemm[TABLE[index].config](
                         plan, problem, operands, visitor, queue
@@ -125,12 +138,17 @@ struct Gemm(GpuKernel):
         comptime for index in range(CANDIDATES):
             comptime if TABLE[index].offered(W.types):
                 comptime config = TABLE[index].config
-                comptime kernel = GemmKernel[
+                comptime Kernel = GemmKernel[
                     dtype, W.Output, ConvVisitor[W.out_type], config
-                ].run
-                writer.write[kernel](
-                    String(t"sm90-{index}"), config.shared_bytes()
-                )
+                ]
+                comptime if config.gathers():
+                    writer.write[Kernel.run_gathered](
+                        String(t"sm90-{index}"), config.shared_bytes()
+                    )
+                else:
+                    writer.write[Kernel.run](
+                        String(t"sm90-{index}"), config.shared_bytes()
+                    )
 
 
 @fieldwise_init
@@ -167,7 +185,7 @@ def launch_gemm[
         unsafe_from_address=CACHE_LINE
     ),
 ) raises:
-    """Encodes the descriptors and enqueues a configuration.
+    """Encodes the descriptors that a configuration needs, and enqueues it.
 
     Parameters:
         in_type: Of activation and filter.
@@ -192,22 +210,35 @@ def launch_gemm[
     var maps = GemmMaps[config](queue.ctx, problem, operands, visitor)
     var shape = launch_shape(config, problem, plan)
     var prepared = visitor.prepared(shape, workspace)
-    queue.enqueue[kernel.run, max_shared_bytes=bytes](
-        LaunchGrid(
-            plan.blocks,
-            config.threads(),
-            shared_bytes=bytes,
-            cluster=plan.cluster,
-        ),
-        maps.activation,
-        maps.filter,
-        maps.output,
-        maps.residual,
-        EpilogueParams[Output, Visitor](
-            problem, prepared, operands.output, operands.residual
-        ),
-        plan.geometry,
+    var grid = LaunchGrid(
+        plan.blocks,
+        config.threads(),
+        shared_bytes=bytes,
+        cluster=plan.cluster,
     )
+    var params = EpilogueParams[Output, Visitor](
+        problem, prepared, operands.output, operands.residual
+    )
+    comptime if config.gathers():
+        queue.enqueue[kernel.run_gathered, max_shared_bytes=bytes](
+            grid,
+            operands.activation,
+            operands.filter,
+            maps.residual,
+            params,
+            plan.geometry,
+            GatherGeometry.of(Traversal(problem, in_type)),
+        )
+    else:
+        queue.enqueue[kernel.run, max_shared_bytes=bytes](
+            grid,
+            maps.activation,
+            maps.filter,
+            maps.output,
+            maps.residual,
+            params,
+            plan.geometry,
+        )
     prepared.conclude(queue, shape)
 
 
@@ -225,14 +256,13 @@ def launch_shape(
 
 
 struct GemmMaps[config: Sm90Config]:
-    """The descriptors of a launch."""
+    """The descriptors of a launch; empty where threads load or store, or nobody
+    does."""
 
     var activation: TensorMap
     var filter: TensorMap
     var output: TensorMap
-    """Not to be used if the visitor discards the output."""
     var residual: TensorMap
-    """Not to be used if the visitor has no residual, or threads load it."""
 
     @always_inline
     def __init__[
@@ -263,23 +293,26 @@ struct GemmMaps[config: Sm90Config]:
         comptime out_type = Output.dtype
         var traversal = Traversal(problem, in_type)
         var channels = traversal.slice_channels()
-        self.activation = activation_map(
-            ctx,
-            traversal,
-            operands.activation,
-            Self.config.act_tile_dim0(),
-            channels,
-            Self.config.halo,
-        )
-        self.filter = filter_map(
-            ctx,
-            problem,
-            operands.filter,
-            Self.config.filter_tile_dim0(),
-            channels,
-        )
-        # Without TMA's stores pixels may be no multiple of its pieces.
-        self.output = self.filter
+        self.activation = TensorMap()
+        self.filter = TensorMap()
+        self.output = TensorMap()
+        self.residual = TensorMap()
+        comptime if not Self.config.gathers():
+            self.activation = activation_map(
+                ctx,
+                traversal,
+                operands.activation,
+                Self.config.act_tile_dim0(),
+                channels,
+                Self.config.halo,
+            )
+            self.filter = filter_map(
+                ctx,
+                problem,
+                operands.filter,
+                Self.config.filter_tile_dim0(),
+                channels,
+            )
         comptime if (Self.config.epilogue.tma_store and not Visitor.discards):
             self.output = output_map(
                 ctx,
@@ -292,7 +325,6 @@ struct GemmMaps[config: Sm90Config]:
                     problem.group_filters()
                 ),
             )
-        self.residual = self.output
         if visitor.reads_residual() and not traversal.output_refusal(
             size_of[out_type]()
         ):

@@ -63,6 +63,12 @@ comptime MULTICAST_SHARE = 0.07
 comptime PAIRED_STEP_CYCLES = 325.0
 """Of a stage that two blocks of one consumer each share, at least."""
 
+comptime GATHERED_ROW_CYCLES = 9.4
+"""To load a row of a stage by threads, whatever it has of channels."""
+
+comptime GATHERED_TILE_CYCLES = 800.0
+"""Of a tile whose rows threads load, to find them."""
+
 comptime STORE_CYCLES = 1147.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
@@ -162,6 +168,8 @@ def predicted_seconds(
     var tile = Float64(steps) * _step_cycles(
         config, traversal, grid.keeps_filters, busy
     )
+    if config.gathers():
+        tile += GATHERED_TILE_CYCLES
     var units = Float64(
         config.consumer_pixels() * config.consumer_filters()
     ) / Float64(MMA_M * MMA_M)
@@ -244,6 +252,11 @@ def _step_cycles(
         max(multiply, shared) + (activation + filter) / L2_BYTES_PER_CYCLE
     )
     step = max(step, received * busy / RECEIVED_BYTES_PER_CYCLE)
+    if config.gathers():
+        var rows = Float64(config.block_tile_shape[0])
+        if not keeps_filters:
+            rows += Float64(config.block_tile_shape[1])
+        return max(step, GATHERED_ROW_CYCLES * rows)
     if config.consumers == 1 and config.cluster_size() > 1:
         step = max(step, PAIRED_STEP_CYCLES)
     if config.halo > 0:

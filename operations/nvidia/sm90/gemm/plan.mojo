@@ -5,14 +5,17 @@ from std.collections import Optional
 from std.math import ceildiv
 
 from ...epilogue.work import FusedWork
+from ....conv.fields import COPY_BYTES
 from ....conv.known import NARROW_FILTERS
+from ....conv.memory import element_bytes
 from ....conv.operands import Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
 from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from .candidates import candidate, candidates
-from .config import Sm90Config, problem_refusal, stores_any_filters
+from .config import Sm90Config
+from .legality import problem_refusal, stores_any_filters
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
 from .split_k import split_refusal
@@ -93,6 +96,9 @@ struct GemmCandidates(Candidates):
     var traversal: Traversal
     var work: FusedWork
     var types: OperandTypes
+    var pieces: Bool
+    """Whether pixels of activation and output are whole pieces, or groups
+    several, so that no threads load."""
     var any_filters: Bool
     """Whether pixels of the output may be no whole pieces, as far as types and
     work decide."""
@@ -109,8 +115,15 @@ struct GemmCandidates(Candidates):
         self.ways = SPLITS
         var table = candidates()
         var narrow = problem.group_filters() <= NARROW_FILTERS
+        var channels = element_bytes(operands.types.input) * problem.channels
+        var filters = element_bytes(operands.types.output) * problem.filters
+        self.pieces = problem.groups > 1 or (
+            channels % COPY_BYTES == 0 and filters % COPY_BYTES == 0
+        )
         for row in range(len(table)):
-            if table[row].offered(operands.types, narrow=narrow):
+            if table[row].offered(
+                operands.types, narrow=narrow, pieces=self.pieces
+            ):
                 self.rows.append(row)
                 self.configs.append(table[row].config)
                 self.refusals.append(None)
@@ -214,8 +227,11 @@ def gemm_refusal(
         device: The device.
     """
     var table = GemmCandidates(problem, operands, device)
-    var refusal = table.traversal.refusal(0)
-    return refusal if refusal else refusal_of_all(table)
+    if table.pieces:
+        var refusal = table.traversal.refusal(0)
+        if refusal:
+            return refusal
+    return refusal_of_all(table)
 
 
 def plan_gemm(

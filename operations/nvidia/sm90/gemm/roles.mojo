@@ -40,8 +40,8 @@ def fills_ring(warp: UInt32) -> Bool:
 @always_inline
 def sync_barriers[config: Sm90Config](geometry: TileGeometry):
     """Waits until all barriers of the block, or of the cluster, are
-    initialized. Who fills a ring of this block has initialized its barriers
-    itself, and does not wait.
+    initialized. A thread that fills a ring of this block has initialized its
+    barriers itself, and does not wait.
 
     Parameters:
         config: The configuration.
@@ -52,6 +52,13 @@ def sync_barriers[config: Sm90Config](geometry: TileGeometry):
     var warp = broadcast(UInt32(thread_idx.x) // UInt32(WARP))
     comptime if config.cluster_size() > 1:
         sync_cluster_relaxed()
+        return
+    comptime if config.gathers():
+        comptime if config.splits():
+            if geometry.split_k.count.value > 1:
+                sync_cluster_relaxed()
+                return
+        sync_threads[config.threads()](0)
         return
     comptime if config.splits():
         if geometry.split_k.count.value > 1:

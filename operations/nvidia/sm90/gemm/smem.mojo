@@ -1,4 +1,5 @@
-"""Where a block's shared memory is: rings, then output buffers."""
+"""Where a block's shared memory is: rings, then rows that threads copy, then output
+buffers."""
 
 from max.gpu.memory import external_memory
 
@@ -31,6 +32,10 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
     """Of blocks that share a tile, in the rings' memory."""
     var buffers: SharedAddress
     """Each consumer's `EpilogueConfig.buffers`, consumer by consumer."""
+    var copied_pixels: SharedAddress
+    """Rows of activations that threads copy."""
+    var copied_filters: SharedAddress
+    """Rows of filters that threads copy."""
 
     @always_inline
     def __init__(out self):
@@ -61,7 +66,13 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
         self.exchange = SplitExchange[Self.config](
             address + UInt32(ring_barriers) * BARRIER_BYTES, activation
         )
-        self.buffers = filter + UInt32(filter_bytes)
+        self.copied_pixels = filter + UInt32(filter_bytes)
+        comptime pixels_bytes = Self.config.copied_bytes(
+            Self.config.block_tile_shape[0]
+        )
+        self.copied_filters = self.copied_pixels + UInt32(pixels_bytes)
+        comptime copied_bytes = Self.config.gather_bytes()
+        self.buffers = self.copied_pixels + UInt32(copied_bytes)
 
     @always_inline
     def clear_rows(self, loaded: UInt32):

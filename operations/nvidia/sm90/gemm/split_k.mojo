@@ -82,8 +82,8 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
     var barriers: SharedAddress
     """`free`, then `shares` of every consumer, then `sums` of every consumer."""
     var memory: SharedAddress
-    """The rings' stages: of every consumer, shares, then sums, as long as its
-    accumulators each."""
+    """The rings' stages, and the rows that threads copied for them: of every
+    consumer, shares, then sums, as long as its accumulators each."""
 
     @always_inline
     def free(self) -> Barrier:
@@ -140,13 +140,9 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         Args:
             geometry: The problem.
         """
-        comptime rings = (
-            Self.config.num_act_pipeline_stages * Self.config.act_stage_bytes()
-            + Self.config.num_filter_pipeline_stages
-            * Self.config.filter_tile_bytes()
-        )
         comptime assert (
-            2 * Self.config.consumers * Self.consumer_bytes <= rings
+            2 * Self.config.consumers * Self.consumer_bytes
+            <= Self.config.loads_bytes()
         ), "the rings hold every consumer's shares and sums"
         self.free().init(
             Int(geometry.split_k.count.value) * Self.config.consumers

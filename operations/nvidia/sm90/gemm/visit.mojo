@@ -44,12 +44,8 @@ from ...epilogue.work import visited_operands, visited_types
 from ...limits import MAX_SHARED_BYTES
 from ...stream import Stream
 from .candidates import CANDIDATES, TABLE, candidate
-from .config import (
-    Sm90Config,
-    layout_of,
-    stores_any_filters,
-    visitor_refusal,
-)
+from .config import Sm90Config
+from .legality import layout_of, stores_any_filters, visitor_refusal
 from .launch import GemmOperands, launch_gemm, launch_shape
 from .plan import GemmCandidates, GemmPlan
 

@@ -1,0 +1,183 @@
+"""The producers of the Hopper implicit GEMM: a thread each, which asks TMA for
+its ring's stages, tile after tile."""
+
+from std.sys.info import size_of
+
+from ...im2col.tiles import Tap, Tile, TileGeometry
+from ...pipeline.ring import RingPosition
+from ...tma.descriptor import TensorMap
+from .config import Sm90Config
+from .scheduler import TileScheduler
+from .smem import SharedStorage
+from .tile_io import load_activation, load_filter
+
+
+@always_inline
+def keeps_filters[config: Sm90Config](geometry: TileGeometry) -> Bool:
+    """Whether the block's filters are loaded once.
+
+    Parameters:
+        config: The configuration.
+
+    Args:
+        geometry: The problem.
+    """
+    return config.stationary or geometry.keeps_filters
+
+
+@always_inline
+def row_bytes[in_type: DType](geometry: TileGeometry) -> Int:
+    """Bytes that a load brings of each row of a stage.
+
+    Parameters:
+        in_type: Of activation and filter.
+
+    Args:
+        geometry: The problem.
+    """
+    return Int(geometry.slice_channels) * size_of[in_type]()
+
+
+@always_inline
+def first_tap[config: Sm90Config](geometry: TileGeometry, tile: Tile) -> Tap:
+    """The first step of a tile, or of the block's share of it.
+
+    Parameters:
+        config: The configuration.
+
+    Args:
+        geometry: The problem.
+        tile: The tile.
+    """
+    var tap = Tap()
+    comptime if config.splits():
+        if tile.first > 0:
+            tap.skip(config.halo, geometry, tile.first)
+    return tap
+
+
+@always_inline
+def produce_activations[
+    in_type: DType, config: Sm90Config
+](
+    ref activation: TensorMap,
+    geometry: TileGeometry,
+    storage: SharedStorage[config],
+):
+    """Fills the activation ring.
+
+    Parameters:
+        in_type: Of the activation.
+        config: The configuration.
+
+    Args:
+        activation: The descriptor.
+        geometry: The problem.
+        storage: The block's.
+    """
+    comptime part = UInt32(config.act_tile_dim0())
+    comptime stages = config.num_act_pipeline_stages
+    var scheduler = TileScheduler[config]()
+    var position = RingPosition[stages]()
+    var bytes = config.act_stage_pixels() * row_bytes[in_type](geometry)
+    while scheduler.valid(geometry):
+        var tile = scheduler.tile(geometry)
+        # All tiles' filters read the same channels if each is a group.
+        var group = UInt32(0) if config.ends_filters() else tile.group
+        var first = geometry.load_start(
+            geometry.pixel(tile.pixel + scheduler.rank_n * part), group
+        )
+        var tap = first_tap[config](geometry, tile)
+        for _ in range(tile.rounds):
+            load_activation[config](
+                activation,
+                storage.activation.address(position.stage),
+                storage.activation.acquire(position, bytes),
+                geometry,
+                scheduler,
+                first,
+                tap,
+            )
+            position.step()
+            tap.step(config.halo, geometry)
+        scheduler.advance()
+
+
+@always_inline
+def produce_filters[
+    in_type: DType, config: Sm90Config
+](
+    ref filter: TensorMap,
+    geometry: TileGeometry,
+    storage: SharedStorage[config],
+):
+    """Fills the filter ring, tile after tile, or once if the block keeps its
+    filters.
+
+    Parameters:
+        in_type: Of the filter.
+        config: The configuration.
+
+    Args:
+        filter: The descriptor.
+        geometry: The problem.
+        storage: The block's.
+    """
+    var scheduler = TileScheduler[config]()
+    var position = RingPosition[config.num_filter_pipeline_stages]()
+    while scheduler.valid(geometry):
+        var tile = scheduler.tile(geometry)
+        var tap = first_tap[config](geometry, tile)
+        for _ in range(tile.rounds):
+            comptime if config.halo > 0:
+                for w in range(geometry.taps_w):
+                    tap.w = w
+                    _load_filter[in_type](
+                        filter,
+                        storage,
+                        geometry,
+                        scheduler,
+                        position,
+                        tile.filter,
+                        tap,
+                    )
+            else:
+                _load_filter[in_type](
+                    filter,
+                    storage,
+                    geometry,
+                    scheduler,
+                    position,
+                    tile.filter,
+                    tap,
+                )
+            tap.step(config.halo, geometry)
+        if keeps_filters[config](geometry):
+            return
+        scheduler.advance()
+
+
+@always_inline
+def _load_filter[
+    config: Sm90Config, //, in_type: DType
+](
+    ref filter: TensorMap,
+    storage: SharedStorage[config],
+    geometry: TileGeometry,
+    ranks: TileScheduler[config],
+    mut position: RingPosition[config.num_filter_pipeline_stages],
+    first: UInt32,
+    tap: Tap,
+):
+    """Loads the next filter stage."""
+    comptime rows = config.block_tile_shape[1]
+    load_filter[config](
+        filter,
+        storage.filter.address(position.stage),
+        storage.filter.acquire(position, rows * row_bytes[in_type](geometry)),
+        geometry,
+        ranks,
+        first,
+        tap,
+    )
+    position.step()
