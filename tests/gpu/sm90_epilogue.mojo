@@ -104,6 +104,7 @@ def _variant(
         halo=halo,
         num_act_pipeline_stages=3,
         num_filter_pipeline_stages=3,
+        num_gather_stages=0,
         stationary=False,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
@@ -157,6 +158,7 @@ def configuration(index: Int) -> Sm90Config:
         halo=8,
         num_act_pipeline_stages=4,
         num_filter_pipeline_stages=6,
+        num_gather_stages=0,
         stationary=False,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
