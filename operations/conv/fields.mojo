@@ -104,6 +104,7 @@ comptime KERNEL_GEMV = 12
 comptime KERNEL_SM80 = 13
 comptime KERNEL_DP4A = 14
 comptime KERNEL_WINDOW = 15
+comptime KERNEL_UNALIGNED = 16
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -121,6 +122,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "sm80",
     "dp4a",
     "window",
+    "unaligned",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -138,6 +140,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs",
     "GPUs",
     "GPUs",
+    "GPUs of compute capability 9.0 (H100, H200)",
     "GPUs of compute capability 9.0 (H100, H200)",
 ]
 comptime CPU_KERNELS = [
@@ -157,6 +160,7 @@ comptime GPU_KERNELS = [
     KERNEL_DEPTHWISE,
     KERNEL_FEW_FILTERS,
     KERNEL_SM90,
+    KERNEL_UNALIGNED,
     KERNEL_SM100,
     KERNEL_SM80,
     KERNEL_DP4A,

@@ -46,7 +46,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
             self.channels,
             False,
             False,
-            False,
+            True,
             True,
             UNKNOWN,
         )
@@ -85,11 +85,10 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
     var tiled: Bool
     """Whether a kernel of tensor cores is known to take such filters, which
     leaves the others what is rare: addresses and sizes that it refuses."""
-    var pieces: Bool
-    """Whether pixels of activation and output are known to be whole pieces of
-    `COPY_BYTES`, or groups to be several, so that no thread need load them."""
-    var chunks: Bool
-    """Whether pixels of the activation may be whole pieces."""
+    var has_chunks: Bool
+    """Whether pixels of the activation may be multiples of `COPY_BYTES`."""
+    var lacks_chunks: Bool
+    """Whether they may be none."""
     var filters: Int
     """The tile of filters that holds all of them, where a kernel is compiled
     for few."""
@@ -103,7 +102,7 @@ struct KnownFilter(ImplicitlyCopyable, Movable):
             problem.group_channels(),
             False,
             False,
-            False,
+            True,
             True,
             UNKNOWN,
         )
@@ -130,6 +129,6 @@ comptime NARROW_FILTERS = 64
 """Filters of a group that fill half of a wide tile, at most."""
 
 comptime UNKNOWN_FILTER = KnownFilter(
-    UNKNOWN, UNKNOWN, UNKNOWN, False, False, False, True, UNKNOWN
+    UNKNOWN, UNKNOWN, UNKNOWN, False, False, True, True, UNKNOWN
 )
 """A filter of which nothing is known: an op takes any."""

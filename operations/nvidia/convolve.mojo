@@ -13,6 +13,7 @@ from ..conv.fields import (
     KERNEL_FEW_FILTERS,
     KERNEL_SM90,
     KERNEL_SM100,
+    KERNEL_UNALIGNED,
     KERNEL_WINDOW,
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
@@ -32,7 +33,7 @@ from ..conv.target import Target
 from .device import device_of, target_capability
 from .legality import check_type
 from .packing import pack_filter
-from .patches import may_merge_patches, merged_patches
+from .patches import merged_patches
 from .registry import GPU_REGISTRY
 from .stream import Stream
 
@@ -196,17 +197,10 @@ def _known_filter(
             # Else a kernel of tensor cores takes patches that are merged only.
             and known.channels * element_bytes(types.input) % COPY_BYTES == 0
         )
-    if has_kernel(kernels, KERNEL_SM90):
-        var channels = element_bytes(types.input) * max(known.channels, UNKNOWN)
-        var filters = element_bytes(types.output) * max(known.filters, UNKNOWN)
-        filter.chunks = channels % COPY_BYTES == 0 or may_merge_patches(
-            known, types
-        )
-        filter.pieces = not known.may_have_one_group() or (
-            min(channels, filters) > 0
-            and channels % COPY_BYTES == 0
-            and filters % COPY_BYTES == 0
-        )
+    if has_kernel(kernels, KERNEL_UNALIGNED) and known.channels > UNKNOWN:
+        var bytes = known.channels * element_bytes(types.input)
+        filter.has_chunks = bytes % COPY_BYTES == 0
+        filter.lacks_chunks = not filter.has_chunks
     if known.filters > UNKNOWN and (
         has_kernel(kernels, KERNEL_FEW_FILTERS)
         or has_kernel(kernels, KERNEL_WINDOW)

@@ -131,39 +131,23 @@ def may_fill_tiles(known: KnownProblem) -> Bool:
     )
 
 
-def may_be_tiled(
-    known: KnownProblem,
-    types: OperandTypes,
-    *,
-    any_channels: Bool = False,
-    any_filters: Bool = False,
-) -> Bool:
+def may_be_tiled(known: KnownProblem, types: OperandTypes) -> Bool:
     """Whether an implicit GEMM of tensor cores may run: TMA takes pixels of
     whole units of `COPY_BYTES`.
 
     Args:
         known: What is known of the problem.
         types: Of the operands.
-        any_channels: Whether the kernel loads any number of channels of one
-            group.
-        any_filters: Whether the kernel stores any number of filters of one
-            group.
     """
     if types.input == DType.float32 and known.exact:
         return False
     return (
-        any_channels
-        and known.may_have_one_group()
-        or known.may_be_multiple(
+        known.may_be_multiple(
             known.channels, element_bytes(types.input), COPY_BYTES
         )
         or may_merge_patches(known, types)
-    ) and (
-        any_filters
-        and known.may_have_one_group()
-        or known.may_be_multiple(
-            known.filters, element_bytes(types.output), COPY_BYTES
-        )
+    ) and known.may_be_multiple(
+        known.filters, element_bytes(types.output), COPY_BYTES
     )
 
 

@@ -14,7 +14,7 @@ from .inspect import GpuKernel, PtxWriter
 from .sm100.launch import Gemm as BlackwellGemm
 from .sm80.launch import Mma
 from .sm90.diagonal.launch import Diagonal
-from .sm90.gemm.launch import Gemm as HopperGemm
+from .sm90.gemm.launch import Gemm as HopperGemm, Unaligned
 from .sm90.stem.launch import Stem
 from .sm90.window.launch import Window
 from .stream import Stream
@@ -27,6 +27,7 @@ comptime _KERNELS = _Kernels[
     Depthwise,
     FewFilters,
     HopperGemm,
+    Unaligned,
     BlackwellGemm,
     Mma,
     Dp4a,

@@ -127,7 +127,7 @@ def convolution(
     exact = dtype == "float32" and precision is Precision.FLOAT32
     # These kernels read the input where it lies, so nothing can be fused before them; what runs on
     # a GPU's tensor cores is the one for Hopper or Blackwell, if it can.
-    reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.SM100) or (
+    reads = kernel in (Kernel.POINTWISE, Kernel.SM90, Kernel.UNALIGNED, Kernel.SM100) or (
         device.is_gpu() and not exact
     )
     return emit(

@@ -202,6 +202,7 @@ class Kernel(IntEnum):
     SM80 = 13
     DP4A = 14
     WINDOW = 15
+    UNALIGNED = 16
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -222,6 +223,7 @@ GPU_KERNELS = (
     Kernel.DEPTHWISE,
     Kernel.FEW_FILTERS,
     Kernel.SM90,
+    Kernel.UNALIGNED,
     Kernel.SM100,
     Kernel.SM80,
     Kernel.DP4A,
@@ -244,6 +246,7 @@ KERNEL_HOMES = {
     Kernel.SM80: "GPUs",
     Kernel.DP4A: "GPUs",
     Kernel.SM90: "GPUs of compute capability 9.0 (H100, H200)",
+    Kernel.UNALIGNED: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.WINDOW: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.STEM: "GPUs of compute capability 9.0 (H100, H200)",
     Kernel.DIAGONAL: "GPUs of compute capability 9.0 (H100, H200)",

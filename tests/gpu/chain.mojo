@@ -25,6 +25,7 @@ from operations.conv.fields import (
     KERNEL_SM80,
     KERNEL_SM90,
     KERNEL_STEM,
+    KERNEL_UNALIGNED,
     KERNEL_WINDOW,
 )
 from operations.conv.known import UNKNOWN_FILTER
@@ -57,6 +58,7 @@ comptime REPLAYS = 20
 
 comptime KERNELS: List[Int] = [
     KERNEL_SM90,
+    KERNEL_UNALIGNED,
     KERNEL_SM80,
     KERNEL_STEM,
     KERNEL_WINDOW,

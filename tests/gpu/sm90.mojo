@@ -26,8 +26,13 @@ from std.sys.info import size_of
 
 from operations.conv.epilogue import Activation, Epilogue
 from operations.conv.access import MemoryActivation, MemoryOutput
-from operations.conv.fields import ACTIVATION_NONE, KERNEL_SM80, KERNEL_SM90
-from operations.conv.memory import Reads
+from operations.conv.fields import (
+    ACTIVATION_NONE,
+    KERNEL_SM80,
+    KERNEL_SM90,
+    KERNEL_UNALIGNED,
+)
+from operations.conv.memory import Reads, element_bytes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.im2col.traversal import Traversal
 from operations.conv.known import UNKNOWN_FILTER
@@ -351,6 +356,15 @@ def selected(index: Int) raises -> Bool:
     return False
 
 
+def is_unaligned(problem: ConvProblem, types: OperandTypes) -> Bool:
+    """Whether pixels of activation or output are no multiples of 16 bytes."""
+    var traversal = Traversal(problem, types.input)
+    var refusal = traversal.channel_refusal()
+    if not refusal:
+        refusal = traversal.output_refusal(element_bytes(types.output))
+    return Bool(refusal) and problem.groups == 1
+
+
 def check_case[
     in_type: DType, out_type: DType
 ](ctx: DeviceContext, named: Case) raises -> Int:
@@ -367,8 +381,12 @@ def check_case[
                 wrong += 1
                 print(named.name, in_type, "sm80", result)
     var traversal = Traversal(named.problem, in_type)
+    var unaligned = is_unaligned(named.problem, types)
     var refusal = gemm_refusal(
-        named.problem, Operands.bare(types), device_of(ctx)
+        named.problem,
+        Operands.bare(types),
+        device_of(ctx),
+        unaligned=unaligned,
     )
     if refusal:
         print(
@@ -384,7 +402,9 @@ def check_case[
         return wrong
     comptime for index in range(CANDIDATES):
         comptime config = candidate(index)
-        comptime if TABLE[index].offered(types):
+        comptime if TABLE[index].offered(
+            types, unaligned=candidate(index).unaligned
+        ):
             if selected(index) and not problem_refusal(
                 config,
                 traversal,
@@ -404,7 +424,11 @@ def check_case[
                             wrong += 1
                             print(named.name, in_type, index, split_k, result)
     if selected(CANDIDATES):
-        var result = check.run[CANDIDATES](ctx, 1)
+        var result: String
+        if unaligned:
+            result = check.run[CANDIDATES, KERNEL_UNALIGNED](ctx, 1)
+        else:
+            result = check.run[CANDIDATES](ctx, 1)
         ran += 1
         if result != "ok":
             wrong += 1
@@ -420,8 +444,10 @@ def time_case[
     comptime types = OperandTypes.unfused(in_type, TIMED)
     var p = named.problem
     var device = device_of(ctx)
-    var table = GemmCandidates(p, Operands.bare(types), device)
-    var chosen = plan_gemm(p, Operands.bare(types), device)
+    var operands = Operands.bare(types)
+    var unaligned = is_unaligned(p, types)
+    var table = GemmCandidates(p, operands, device, unaligned=unaligned)
+    var chosen = plan_gemm(p, operands, device, unaligned=unaligned)
     print(named.name, in_type, "chooses", chosen.candidate, chosen)
     for i in range(table.count()):
         var split_k = table.split_k(i)
@@ -430,7 +456,9 @@ def time_case[
         if table.refusal(i) or not (selected(row) or is_chosen):
             continue
         comptime for index in range(CANDIDATES):
-            comptime if TABLE[index].offered(types):
+            comptime if TABLE[index].offered(
+                types, unaligned=candidate(index).unaligned
+            ):
                 if row == index:
                     var ms = time_of[in_type, index](ctx, p, mode, split_k)
                     print(

@@ -106,6 +106,7 @@ def _variant(
         num_filter_pipeline_stages=3,
         num_gather_stages=0,
         stationary=False,
+        unaligned=False,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
             num_epi_load_stages=num_epi_load_stages,
@@ -160,6 +161,7 @@ def configuration(index: Int) -> Sm90Config:
         num_filter_pipeline_stages=6,
         num_gather_stages=0,
         stationary=False,
+        unaligned=False,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](64, SUBTILE_FILTERS),
             num_epi_load_stages=3,

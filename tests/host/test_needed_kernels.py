@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEM, DIAGONAL, DEPTHWISE = Kernel.STEM, Kernel.DIAGONAL, Kernel.DEPTHWISE
 CPU, HOPPER, BLACKWELL = 0, 90, 100
 SM80, SM90, SM100 = Kernel.SM80, {Kernel.SM90}, {Kernel.SM100}
+UNALIGNED = {Kernel.UNALIGNED}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
 GEMV, WINDOW = Kernel.GEMV, Kernel.WINDOW
 FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
@@ -70,21 +71,21 @@ CASES: Sequence[Case] = [
     (EIGHTH, HOPPER, known_problem(problem(64, 64)), {GEMM} | SM90),
     (WIDE, HOPPER, known_problem(problem(64, 64)), {WINDOW, SM80} | SM90),
     # Many channels fill the implicit GEMM's tiles with more than 32 filters.
-    (HALF, HOPPER, known_problem(problem(72, 33)), {SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(72, 33)), {SM80} | UNALIGNED),
     # Pixels of multiples of 16 bytes.
-    (HALF, HOPPER, known_problem(problem(12, 64)), {SM80}),
+    (HALF, HOPPER, known_problem(problem(12, 64)), {SM80} | UNALIGNED),
     (SINGLE, HOPPER, known_problem(problem(12, 64)), {SM80, GEMM} | SM90),
-    (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM}),
+    (EIGHTH, HOPPER, known_problem(problem(24, 64)), {GEMM} | UNALIGNED),
     # Threads store any number of filters, unless the graph compiler fused something behind.
-    (HALF, HOPPER, known_problem(problem(64, 4)), {WINDOW, FEW, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 4)), {WINDOW, FEW, SM80} | UNALIGNED),
     (HALF, BLACKWELL, known_problem(problem(64, 4)), {SM80}),
     (SINGLE, HOPPER, known_problem(problem(64, 4)), {WINDOW, FEW, SM80, GEMM} | SM90),
     # Few filters of whole chunks, and of more than one.
     (HALF, 80, known_problem(problem(64, 16)), {FEW, SM80}),
-    (HALF, HOPPER, known_problem(problem(16, 33)), {WINDOW, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(16, 33)), {WINDOW, SM80} | UNALIGNED),
     (HALF, HOPPER, known_problem(problem(8, 16)), {STEM, SM80} | SM90),
-    (HALF, HOPPER, known_problem(problem(12, 16)), {SM80}),
-    (HALF, HOPPER, known_problem(problem(64, 65, 1, (1, 1))), {GEMV, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(12, 16)), {SM80} | UNALIGNED),
+    (HALF, HOPPER, known_problem(problem(64, 65, 1, (1, 1))), {GEMV, SM80} | UNALIGNED),
     (HALF, HOPPER, known_problem(problem(8, 64)), {STEM, SM80} | SM90),
     (HALF, HOPPER, known_problem(problem(3, 64)), {STEM, SM80}),
     (HALF, BLACKWELL, known_problem(problem(3, 64)), {SM80}),
@@ -127,19 +128,25 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
     # What is not known until the call may need any.
-    (HALF, HOPPER, known_problem(symbolic()), {STEM, DEPTHWISE, DIAGONAL, WINDOW, SM80} | SM90),
+    (
+        HALF,
+        HOPPER,
+        known_problem(symbolic()),
+        {STEM, DEPTHWISE, DIAGONAL, WINDOW, SM80} | SM90 | UNALIGNED,
+    ),
     (
         HALF,
         HOPPER,
         {"kernel": int(Kernel.AUTO)},
-        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, FEW, GROUPED, SM80} | SM90,
+        {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, FEW, GROUPED, SM80} | SM90 | UNALIGNED,
     ),
     (
         HALF,
         HOPPER,
         {},
         {GEMV, STEM, DEPTHWISE, DIAGONAL, WINDOW, FEW, GROUPED, SM80, GEMM, Kernel.REFERENCE}
-        | SM90,
+        | SM90
+        | UNALIGNED,
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),

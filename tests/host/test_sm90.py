@@ -73,7 +73,7 @@ def candidates(
                 splits,
                 gathers,
                 refusal,
-                (inspected if name.startswith("sm90") else folder) / f"{name}.ptx",
+                (inspected if name.startswith(("sm90", "unaligned")) else folder) / f"{name}.ptx",
             )
         )
     assert {candidate.dtype for candidate in found} == set(INSTRUCTIONS)

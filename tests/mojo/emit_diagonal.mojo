@@ -96,7 +96,7 @@ def refusal_of(problem: ConvProblem) -> String:
     try:
         var stream = Stream(DeviceContext(api="cpu"))
         Diagonal.launch[
-            known=KnownFilter(EMULATED + 1, 1, 1, False, False, False, True, 0),
+            known=KnownFilter(EMULATED + 1, 1, 1, False, False, True, True, 0),
             scaled=False,
         ](
             Diagonal.plan(problem, Operands.bare(types), Device(90, 132)),

@@ -55,7 +55,7 @@ from operations.nvidia.sm90.gemm.kernel import ConvKernel
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
 
-comptime ROW_STORES = [6, 11, 21]
+comptime ROW_STORES = [22, 24, 21]
 """Candidates whose threads store rows of what TMA loads: whole ones, a warp's
 filters, and the same of tiles without a halo."""
 

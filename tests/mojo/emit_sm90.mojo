@@ -15,7 +15,11 @@ from std.sys import argv, is_defined
 
 from operations.conv.access import MemoryOutput
 from operations.conv.operands import OperandTypes
-from operations.nvidia.sm90.gemm.candidates import CANDIDATES, TABLE
+from operations.nvidia.sm90.gemm.candidates import (
+    CANDIDATES,
+    TABLE,
+    candidate,
+)
 from operations.nvidia.sm90.gemm.config import Sm90Config
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
@@ -36,7 +40,8 @@ def is_inspected(in_type: DType) -> Bool:
 def file_name(index: Int, in_type: DType) -> String:
     """The name of a candidate's file, as `maxconv inspect` calls its own."""
     if is_inspected(in_type):
-        return String(t"sm90-{index}")
+        var kernel = "unaligned" if candidate(index).unaligned else "sm90"
+        return String(t"{kernel}-{index}")
     return String(t"{index}-{in_type}")
 
 
@@ -71,8 +76,8 @@ def emit[in_type: DType]() raises:
     """Writes and describes a type's candidates."""
     comptime types = OperandTypes.unfused(in_type, OUT)
     comptime for index in range(CANDIDATES):
-        comptime if TABLE[index].offered(types):
-            comptime config = TABLE[index].config
+        comptime config = TABLE[index].config
+        comptime if TABLE[index].offered(types, unaligned=config.unaligned):
             comptime if not is_inspected(in_type):
                 write[in_type, config](file_name(index, in_type))
             print(

@@ -45,7 +45,7 @@ def ask(types: OperandTypes, kind: String) raises:
     for residual in [False, True]:
         operands.residual = residual
         var refusal = gemm_refusal(
-            problem_of(), operands, materialize[DEVICE]()
+            problem_of(), operands, materialize[DEVICE](), unaligned=True
         )
         print(
             types.input,

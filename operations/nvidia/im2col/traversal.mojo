@@ -219,16 +219,23 @@ struct Traversal(ImplicitlyCopyable, Movable):
                 t" groups of a convolution over depth, height and width need"
                 t" {self.rank}"
             )
-        if self.channels * self.channel_bytes % COPY_BYTES != 0:
-            return String(
-                t"TMA takes pixels of multiples of {COPY_BYTES} bytes; here"
-                t" {self.channels} input channels{self._each()}"
-            )
+        var refusal = self.channel_refusal()
+        if refusal:
+            return refusal
         for axis in range(SPATIAL - (self.rank - 2), SPATIAL):
             var refused = self._axis_refusal(axis, halo)
             if refused:
                 return refused
         return None
+
+    def channel_refusal(self) -> Optional[String]:
+        """Why no descriptor holds the activation's pixels, or None."""
+        if self.channels * self.channel_bytes % COPY_BYTES == 0:
+            return None
+        return String(
+            t"TMA takes pixels of multiples of {COPY_BYTES} bytes; here"
+            t" {self.channels} input channels{self._each()}"
+        )
 
     def output_refusal(self, filter_bytes: Int) -> Optional[String]:
         """Why no descriptor holds the output.

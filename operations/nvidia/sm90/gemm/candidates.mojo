@@ -14,6 +14,9 @@ struct Candidate(ImplicitlyCopyable, Movable):
     it."""
 
     var config: Sm90Config
+    var half_inputs: Bool
+    """Whether it is for inputs of 16 bits: not where others are as fast, as each
+    takes every op time to compile."""
     var other_inputs: Bool
     """Whether it is for float32 and 8-bit inputs too: a few are, all were tuned
     for 16 bits."""
@@ -26,6 +29,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
         out self,
         config: Sm90Config,
         *,
+        half_inputs: Bool = True,
         other_inputs: Bool = False,
         other_outputs: Bool = False,
     ):
@@ -33,11 +37,13 @@ struct Candidate(ImplicitlyCopyable, Movable):
 
         Args:
             config: The configuration.
+            half_inputs: Whether inputs of 16 bits have it.
             other_inputs: Whether float32 and 8-bit inputs have it.
             other_outputs: Whether float32 outputs and those with work fused
                 behind have it.
         """
         self.config = config
+        self.half_inputs = half_inputs
         self.other_inputs = other_inputs
         self.other_outputs = other_outputs
 
@@ -46,8 +52,9 @@ struct Candidate(ImplicitlyCopyable, Movable):
         types: OperandTypes,
         *,
         narrow: Bool = False,
-        pieces: Bool = False,
-        chunks: Bool = True,
+        unaligned: Bool = False,
+        has_chunks: Bool = True,
+        lacks_chunks: Bool = True,
     ) -> Bool:
         """Whether ops with such operands are compiled with it.
 
@@ -55,13 +62,17 @@ struct Candidate(ImplicitlyCopyable, Movable):
             types: Of the operands.
             narrow: Whether groups have no more than `NARROW_FILTERS`. Then a
                 wide tile is half empty: by the model it is never 5 % faster.
-            pieces: Whether pixels of activation and output are whole pieces of
-                `COPY_BYTES`. Then TMA loads and stores, faster than threads.
-            chunks: Whether those of the activation may be.
+            unaligned: Whether pixels of activation or output are no multiples of
+                `COPY_BYTES`.
+            has_chunks: Whether those of the activation may be, and TMA loads
+                them.
+            lacks_chunks: Whether they may be none, and threads load them.
         """
-        if pieces and self.config.odd_only():
+        if self.config.unaligned != unaligned:
             return False
-        if not chunks and not self.config.gathers():
+        if unaligned and not (
+            lacks_chunks if self.config.gathers() else has_chunks
+        ):
             return False
         if types.fused_output and (
             not self.other_outputs
@@ -69,7 +80,9 @@ struct Candidate(ImplicitlyCopyable, Movable):
         ):
             return False
         if types.input.is_half_float():
-            return types.output.is_half_float() or self.other_outputs
+            return self.half_inputs and (
+                types.output.is_half_float() or self.other_outputs
+            )
         return self.other_inputs
 
 
@@ -99,7 +112,7 @@ def _rows(
     stationary: Bool = False,
     swapped: Bool = True,
     gathers: Bool = False,
-    tma_store: Bool = True,
+    unaligned: Bool = False,
 ) -> Sm90Config:
     """A configuration.
 
@@ -114,7 +127,7 @@ def _rows(
         stationary: As the field.
         swapped: As the field.
         gathers: Whether threads load, and not TMA.
-        tma_store: Whether TMA stores what it loads, but for tiles with a halo.
+        unaligned: As the field; so is whatever threads load.
     """
     return Sm90Config(
         block_tile_shape=IndexList[2](tile[0], tile[1]),
@@ -127,6 +140,7 @@ def _rows(
         num_filter_pipeline_stages=stages[1],
         num_gather_stages=GATHER_STAGES if gathers else 0,
         stationary=stationary,
+        unaligned=gathers or unaligned,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
             num_epi_load_stages=stages[2],
@@ -134,7 +148,7 @@ def _rows(
             fragment_size=16 if cooperative and not gathers else 8,
             reuse_c=True,
             delay_store=False,
-            tma_store=tma_store and halo == 0 and not gathers,
+            tma_store=halo == 0 and not (gathers or unaligned),
             whole_rows=halo > 0 and not cooperative,
         ),
     )
@@ -145,6 +159,7 @@ def candidates() -> List[Candidate]:
     return [
         Candidate(
             _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
+            half_inputs=False,
             other_inputs=True,
             other_outputs=True,
         ),
@@ -251,7 +266,38 @@ def candidates() -> List[Candidate]:
             other_outputs=True,
         ),
         Candidate(
-            _rows((128, 128), (5, 5, 4), cooperative=False, tma_store=False)
+            _rows((128, 128), (5, 5, 4), cooperative=False, unaligned=True)
+        ),
+        Candidate(
+            _rows(
+                (256, 64),
+                (3, 8, 3),
+                cooperative=False,
+                halo=8,
+                unaligned=True,
+            ),
+            other_inputs=True,
+        ),
+        Candidate(
+            _rows(
+                (160, 64),
+                (4, 9, 5),
+                cooperative=False,
+                halo=8,
+                stationary=True,
+                subtile_pixels=32,
+                unaligned=True,
+            )
+        ),
+        Candidate(
+            _rows(
+                (128, 128),
+                (4, 7, 4),
+                halo=8,
+                cluster=SPLIT_K,
+                subtile_pixels=32,
+                unaligned=True,
+            )
         ),
     ]
 

@@ -73,6 +73,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     """Whether it is known when compiling that the filter ring holds the whole
     filter, loaded once: for problems whose filters fit one tile. Others may
     keep their filters too, as `Grid` finds."""
+    var unaligned: Bool
+    """Whether it is for pixels of activation or output that are no multiples of
+    `COPY_BYTES`: threads store, and load residuals. Such kernels take a fifth
+    longer to compile."""
     var epilogue: EpilogueConfig
     """How each consumer stores its part."""
 
@@ -224,7 +228,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Bytes behind one consumer's buffers where its loader keeps ends of
         residuals' rows: a chunk for each pixel of a sub-tile, rounded up to
         where the next consumer's buffers may begin."""
-        if not self.stores_any_filters():
+        if not self.unaligned:
             return 0
         var bytes = self.epilogue.output_tile_shape[0] * CHUNK_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
@@ -301,18 +305,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Sub-tiles along the filters of one consumer's part."""
         return ceildiv(self.consumer_filters(), SUBTILE_FILTERS)
 
-    def stores_any_filters(self) -> Bool:
-        """Whether pixels of plain outputs, and of residuals, may be no multiple
-        of `COPY_BYTES`: where threads store, and blocks share no loads. Such
-        kernels take a fifth longer to compile, and those with clusters are
-        never the fastest for such filters."""
-        return not self.epilogue.tma_store and self.cluster_size() == 1
-
-    def odd_only(self) -> Bool:
-        """Whether it is for pixels that TMA does not take: it does without TMA
-        for no other gain."""
-        return self.gathers() or not (self.epilogue.tma_store or self.halo > 0)
-
     def refusal(self) -> Optional[String]:
         """Why no kernel can be built so, or None."""
         var refused = self._refused_tile()
@@ -324,6 +316,17 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return refused
         if self.halo > 0 and self.epilogue.tma_store:
             return String("tma_store: TMA stores no tile with a halo")
+        if self.unaligned and (
+            self.epilogue.tma_store or self.cluster_size() > 1
+        ):
+            return String(
+                "unaligned: threads store such pixels, and blocks share no"
+                " loads"
+            )
+        if self.gathers() and not self.unaligned:
+            return String(
+                "unaligned: what threads load is in no multiples of 16 bytes"
+            )
         if self.shared_bytes() > MAX_SHARED_BYTES:
             return String(
                 t"shared memory: {self.shared_bytes()} bytes, but a block has"

@@ -80,7 +80,7 @@ struct CollectiveEpilogue[
     comptime any_filters = (
         Self.Visitor.any_filters
         and Self.stores
-        and Self.config.stores_any_filters()
+        and Self.config.unaligned
         and stores_any_filters(
             OperandTypes.unfused(Self.out_type, Self.out_type)
         )

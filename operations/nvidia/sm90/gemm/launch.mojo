@@ -7,11 +7,17 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ....conv.access import OutputTarget
-from ....conv.fields import KERNEL_SM90
-from ....conv.known import KnownFilter, KnownProblem
-from ....conv.memory import CACHE_LINE, Reads, Writes
+from ....conv.fields import (
+    COPY_BYTES,
+    KERNEL_SM90,
+    KERNEL_UNALIGNED,
+    STEM_CHANNELS,
+)
+from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
+from ....conv.memory import CACHE_LINE, Reads, Writes, element_bytes
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
+from ....conv.registry import kernel_name
 from ....conv.search import cheapest
 from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
 from ...epilogue.conv_visitor import ConvVisitor
@@ -42,10 +48,22 @@ from .kernel import ConvKernel as GemmKernel
 from .plan import GemmCandidates, GemmPlan, gemm_refusal, plan_gemm
 
 
-struct Gemm(GpuKernel):
-    """The implicit GEMM on Hopper's tensor cores."""
+comptime Gemm = GemmKernels[unaligned=False]
+"""What takes pixels that are multiples of `COPY_BYTES`."""
 
-    comptime code = KERNEL_SM90
+comptime Unaligned = GemmKernels[unaligned=True]
+"""What takes others. It has a library of its own, so that few compile it."""
+
+
+struct GemmKernels[*, unaligned: Bool](GpuKernel):
+    """The implicit GEMM on Hopper's tensor cores.
+
+    Parameters:
+        unaligned: Whether pixels of activation or output are no multiples of
+            `COPY_BYTES`.
+    """
+
+    comptime code = KERNEL_UNALIGNED if Self.unaligned else KERNEL_SM90
     comptime Plan = GemmPlan
     comptime Queue = Stream
 
@@ -62,14 +80,10 @@ struct Gemm(GpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether TMA may take the activation's pixels, or there may be one
-        group, whose pixels threads load."""
-        return may_be_tiled(
-            known,
-            types,
-            any_channels=True,
-            any_filters=stores_any_filters(types),
-        )
+        """Whether TMA may take the activation's pixels, or may not."""
+        comptime if Self.unaligned:
+            return may_be_unaligned(known, types)
+        return may_be_tiled(known, types)
 
     @staticmethod
     def refusal(
@@ -81,7 +95,7 @@ struct Gemm(GpuKernel):
             refusal = alignment_refusal(Self.code, operands)
         if refusal or not problem.has_outputs():
             return refusal
-        return gemm_refusal(problem, operands, device)
+        return gemm_refusal(problem, operands, device, unaligned=Self.unaligned)
 
     @staticmethod
     def predicted_seconds(
@@ -90,14 +104,16 @@ struct Gemm(GpuKernel):
         """The model's time of the fastest candidate."""
         if not problem.has_outputs():
             return None
-        return cheapest(GemmCandidates(problem, operands, device)).cost
+        return cheapest(
+            GemmCandidates(problem, operands, device, unaligned=Self.unaligned)
+        ).cost
 
     @staticmethod
     def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GemmPlan:
         """The candidate that the model finds fastest."""
-        return plan_gemm(problem, operands, device)
+        return plan_gemm(problem, operands, device, unaligned=Self.unaligned)
 
     @staticmethod
     def launch[
@@ -123,8 +139,9 @@ struct Gemm(GpuKernel):
             comptime if TABLE[index].offered(
                 types,
                 narrow=known.narrow,
-                pieces=known.pieces,
-                chunks=known.chunks,
+                unaligned=Self.unaligned,
+                has_chunks=known.has_chunks,
+                lacks_chunks=known.lacks_chunks,
             ):
                 if plan.candidate == index:
                     launch_gemm[TABLE[index].config](
@@ -136,18 +153,20 @@ struct Gemm(GpuKernel):
         """Writes every configuration."""
         comptime W = type_of(writer)
         comptime for index in range(CANDIDATES):
-            comptime if TABLE[index].offered(W.types):
+            comptime if TABLE[index].offered(W.types, unaligned=Self.unaligned):
                 comptime config = TABLE[index].config
                 comptime Kernel = GemmKernel[
                     dtype, W.Output, ConvVisitor[W.out_type], config
                 ]
                 comptime if config.gathers():
                     writer.write[Kernel.run_gathered](
-                        String(t"sm90-{index}"), config.shared_bytes()
+                        String(t"{kernel_name(Self.code)}-{index}"),
+                        config.shared_bytes(),
                     )
                 else:
                     writer.write[Kernel.run](
-                        String(t"sm90-{index}"), config.shared_bytes()
+                        String(t"{kernel_name(Self.code)}-{index}"),
+                        config.shared_bytes(),
                     )
 
 
@@ -240,6 +259,33 @@ def launch_gemm[
             plan.geometry,
         )
     prepared.conclude(queue, shape)
+
+
+def may_be_unaligned(known: KnownProblem, types: OperandTypes) -> Bool:
+    """Whether there may be one group of more than few channels whose pixels TMA
+    does not take, and products that may be rounded to tf32.
+
+    Args:
+        known: What is known of the problem.
+        types: Of the operands.
+    """
+    var bytes = element_bytes(types.output)
+    var channels = known.channels * element_bytes(types.input)
+    var whole = known.filters > UNKNOWN and (
+        known.filters * bytes % COPY_BYTES == 0
+    )
+    return (
+        not (types.input == DType.float32 and known.exact)
+        and known.may_have_one_group()
+        and not UNKNOWN < known.channels <= STEM_CHANNELS
+        and not (
+            whole and known.channels > UNKNOWN and channels % COPY_BYTES == 0
+        )
+        and (
+            stores_any_filters(types)
+            or known.may_be_multiple(known.filters, bytes, COPY_BYTES)
+        )
+    )
 
 
 def launch_shape(

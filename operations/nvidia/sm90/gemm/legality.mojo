@@ -51,7 +51,7 @@ def problem_refusal(
         return String(
             t"the multiply's rows must be filters for {out_type} outputs"
         )
-    if whole_pieces or not config.stores_any_filters():
+    if whole_pieces or not config.unaligned:
         refusal = traversal.output_refusal(bytes)
     if not refusal:
         refusal = _gather_refusal(

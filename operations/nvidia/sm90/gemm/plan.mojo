@@ -5,7 +5,7 @@ from std.collections import Optional
 from std.math import ceildiv
 
 from ...epilogue.work import FusedWork
-from ....conv.fields import COPY_BYTES
+from ....conv.fields import COPY_BYTES, STEM_CHANNELS
 from ....conv.known import NARROW_FILTERS
 from ....conv.memory import element_bytes
 from ....conv.operands import Device, Operands, OperandTypes
@@ -96,33 +96,47 @@ struct GemmCandidates(Candidates):
     var traversal: Traversal
     var work: FusedWork
     var types: OperandTypes
-    var pieces: Bool
-    """Whether pixels of activation and output are whole pieces, or groups
-    several, so that no threads load."""
+    var unaligned: Bool
+    """Whether it is what runs problems whose pixels are no whole pieces."""
     var any_filters: Bool
     """Whether pixels of the output may be no whole pieces, as far as types and
     work decide."""
     var device: Device
 
     def __init__(
-        out self, problem: ConvProblem, operands: Operands, device: Device
+        out self,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        *,
+        unaligned: Bool = False,
     ):
         """The rows that are offered for the operands' types and the problem's
-        filters."""
+        filters.
+
+        Args:
+            problem: The convolution.
+            operands: Its operands.
+            device: The device.
+            unaligned: Whether to look at what runs problems whose pixels are no
+                whole pieces.
+        """
         self.rows = List[Int]()
         self.configs = List[Sm90Config]()
         self.refusals = List[Optional[String]]()
         self.ways = SPLITS
         var table = candidates()
         var narrow = problem.group_filters() <= NARROW_FILTERS
-        var channels = element_bytes(operands.types.input) * problem.channels
-        var filters = element_bytes(operands.types.output) * problem.filters
-        self.pieces = problem.groups > 1 or (
-            channels % COPY_BYTES == 0 and filters % COPY_BYTES == 0
-        )
+        var bytes = element_bytes(operands.types.input) * problem.channels
+        var chunks = bytes % COPY_BYTES == 0
+        self.unaligned = unaligned
         for row in range(len(table)):
             if table[row].offered(
-                operands.types, narrow=narrow, pieces=self.pieces
+                operands.types,
+                narrow=narrow,
+                unaligned=unaligned,
+                has_chunks=chunks,
+                lacks_chunks=not chunks,
             ):
                 self.rows.append(row)
                 self.configs.append(table[row].config)
@@ -131,7 +145,10 @@ struct GemmCandidates(Candidates):
         self.traversal = Traversal(problem, operands.types.input)
         self.work = FusedWork.of(operands)
         self.types = operands.types
-        self.any_filters = stores_any_filters(operands.types)
+        # Narrow groups fill little of a tile.
+        self.any_filters = problem.groups == 1 and stores_any_filters(
+            operands.types
+        )
         self.device = device
 
     def count(self) -> Int:
@@ -158,8 +175,7 @@ struct GemmCandidates(Candidates):
             config,
             self.traversal,
             self.types.output,
-            # Narrow groups fill little of a tile.
-            whole_pieces=not self.any_filters or self.problem.groups > 1,
+            whole_pieces=not self.any_filters,
         )
         if not refusal:
             refusal = self.refusals[index // self.ways]
@@ -178,6 +194,27 @@ struct GemmCandidates(Candidates):
                 t" {self.device.units} multiprocessors"
             )
         return None
+
+    def unaligned_refusal(self) -> Optional[String]:
+        """Why a problem's pixels are not for the rows that take unaligned ones,
+        or None."""
+        var output = self.traversal.output_refusal(
+            element_bytes(self.types.output)
+        )
+        if output and not self.any_filters:
+            return output
+        if self.problem.channels <= STEM_CHANNELS:
+            return String(
+                t"unaligned takes more than {STEM_CHANNELS} channels; here"
+                t" {self.problem.channels}"
+            )
+        if output or self.traversal.channel_refusal():
+            return None
+        return String(
+            t"unaligned takes pixels that are no multiples of {COPY_BYTES}"
+            t" bytes, which those of {self.problem.channels} channels and of"
+            t" {self.problem.filters} filters are"
+        )
 
     def cost(self, index: Int) -> Float64:
         """The model's time, in seconds.
@@ -217,7 +254,11 @@ struct GemmCandidates(Candidates):
 
 
 def gemm_refusal(
-    problem: ConvProblem, operands: Operands, device: Device
+    problem: ConvProblem,
+    operands: Operands,
+    device: Device,
+    *,
+    unaligned: Bool = False,
 ) -> Optional[String]:
     """Why no candidate can run a problem, or None.
 
@@ -225,17 +266,22 @@ def gemm_refusal(
         problem: The convolution, valid.
         operands: Its operands.
         device: The device.
+        unaligned: Whether to look at what runs problems whose pixels are no
+            whole pieces.
     """
-    var table = GemmCandidates(problem, operands, device)
-    if table.pieces:
-        var refusal = table.traversal.refusal(0)
-        if refusal:
-            return refusal
-    return refusal_of_all(table)
+    var table = GemmCandidates(problem, operands, device, unaligned=unaligned)
+    var refusal = table.unaligned_refusal() if unaligned else (
+        table.traversal.refusal(0)
+    )
+    return refusal if refusal else refusal_of_all(table)
 
 
 def plan_gemm(
-    problem: ConvProblem, operands: Operands, device: Device
+    problem: ConvProblem,
+    operands: Operands,
+    device: Device,
+    *,
+    unaligned: Bool = False,
 ) raises -> GemmPlan:
     """The candidate that the model finds fastest.
 
@@ -243,11 +289,13 @@ def plan_gemm(
         problem: The convolution, with at least one output.
         operands: Its operands.
         device: The device.
+        unaligned: Whether to look at what runs problems whose pixels are no
+            whole pieces.
 
     Raises:
         If no candidate can run the problem: why.
     """
-    var table = GemmCandidates(problem, operands, device)
+    var table = GemmCandidates(problem, operands, device, unaligned=unaligned)
     return table.plan(cheapest(table))
 
 

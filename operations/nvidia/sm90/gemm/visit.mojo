@@ -45,7 +45,7 @@ from ...limits import MAX_SHARED_BYTES
 from ...stream import Stream
 from .candidates import CANDIDATES, TABLE, candidate
 from .config import Sm90Config
-from .legality import layout_of, stores_any_filters, visitor_refusal
+from .legality import layout_of, visitor_refusal
 from .launch import GemmOperands, launch_gemm, launch_shape
 from .plan import GemmCandidates, GemmPlan
 
@@ -112,7 +112,6 @@ def plan_visited[
     )
     table.ways = 1
     table.types.fused_output = False
-    table.any_filters = Visitor.any_filters and stores_any_filters(table.types)
     for i in range(len(table.rows)):
         var config = visited_config[Visitor](table.rows[i], out_type)
         table.configs[i] = config
