@@ -91,6 +91,13 @@ PROBLEMS: Final = (
     Problem(parse_problem("1x11x12x3:128x7x7", padding=3), candidate=1),
     Problem(parse_problem("1x11x12x3:128x3x3", padding=1), candidate=2),
     Problem(parse_problem("1x12x12x4:130x6x6", padding=3), candidate=2),
+    # Pixels that begin at any element: runs of all pixels, of rows that end within a warp's, of a
+    # pixel each; one element, fewer than a chunk, several tiles of filters.
+    Problem(parse_problem("1x2x18x20x3:45x1x7x7", stride=(1, 2, 2), padding=(0, 0, 3, 3, 3, 3))),
+    Problem(parse_problem("1x9x14x3:9x3x3", padding=1), rows=4, columns=5),
+    Problem(parse_problem("2x7x11x3:1x3x3", padding=1)),
+    Problem(parse_problem("1x3x6x9x3:3x3x3x3", padding=1)),
+    Problem(parse_problem("1x9x14x3:75x3x3", padding=1), "float16", rows=3, columns=14),
 )
 
 #: What is refused, and a part of the sentence.

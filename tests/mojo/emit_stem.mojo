@@ -25,14 +25,10 @@ from operations.conv.access import ComputedOutput, MemoryOutput, OutputTarget
 from operations.conv.memory import Writes
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
-from operations.nvidia.sm90.stem.geometry import (
-    STEM_CANDIDATES,
-    StemTiling,
-    stem_candidate,
-    stem_geometry,
-)
+from operations.nvidia.sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
 from operations.nvidia.sm90.stem.kernel import THREADS, StemKernel
 from operations.nvidia.sm90.stem.launch import Stem
+from operations.nvidia.sm90.stem.tiling import StemTiling, stem_geometry
 
 comptime OUTPUT_AT = 0x4444000000000000
 

@@ -1,9 +1,10 @@
-"""The filters of the Hopper stem kernel, and the offsets of their taps, in shared
-memory."""
+"""The filters of the Hopper stem kernel, the offsets of their taps, and their
+scales and biases, in shared memory."""
 
 from std.memory import bitcast
 from std.utils import StaticTuple
 
+from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.chunks import CHUNK_BYTES, swizzled_chunk
@@ -18,6 +19,7 @@ from .geometry import (
     StemGeometry,
 )
 from .staging import load_elements_if, store_shared
+from .storage import FACTOR_BYTES
 
 comptime ATOM_QUADS = UInt32(ATOM_STEPS * STEP_QUADS)
 """Quads that share a row of shared memory."""
@@ -141,3 +143,50 @@ def pack_filter[
                         rows[n] + moved * CHUNK_BYTES + at % STEP_QUADS * 4,
                         SIMD[DType.uint32, 1](pairs[half]),
                     )
+
+
+@always_inline
+def write_factors[
+    config: StemConfig
+](
+    epilogue: Epilogue,
+    geometry: StemGeometry,
+    to: SharedAddress,
+    first_filter: UInt32,
+    halves: Bool,
+    thread: UInt32,
+):
+    """Writes the scales of each multiply's filters, then their biases; 1 and 0
+    where there is none.
+
+    Parameters:
+        config: The configuration.
+
+    Args:
+        epilogue: What happens before the store.
+        geometry: The problem.
+        to: Where to write.
+        first_filter: The block's first.
+        halves: Whether to write half of each.
+        thread: Of the consumers.
+    """
+    comptime columns = UInt32(config.tile_n)
+    comptime float_bytes = FACTOR_BYTES // 2
+    var unit = Float32(0.5) if halves else Float32(1)
+    var count = geometry.tiles_n * columns
+    # The same turns for all threads, as above.
+    for start in range(UInt32(0), count, UInt32(CONSUMER_THREADS)):
+        var i = start + thread
+        var filter = first_filter + i
+        var scale = Float32(1)
+        var bias = Float32(0)
+        if i < count and filter < geometry.filters:
+            scale = epilogue.scaled[1](scale, Int(filter))
+            bias = epilogue.load_bias[1](Int(filter))
+        if i < count:
+            var tile, column = divmod(i, columns)
+            var at = to + (2 * tile * columns + column) * float_bytes
+            store_shared(at, SIMD[DType.float32, 1](scale * unit))
+            store_shared(
+                at + columns * float_bytes, SIMD[DType.float32, 1](bias * unit)
+            )

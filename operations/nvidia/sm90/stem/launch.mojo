@@ -12,15 +12,9 @@ from ...legality import alignment_refusal, hopper_refusal, memory_refusal
 from ...limits import MAX_INDEX, MAX_SHARED_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
 from ...stream import LaunchGrid, Stream
-from .geometry import (
-    STEM_CANDIDATES,
-    StemGeometry,
-    StemTiling,
-    choose_stem,
-    stem_candidate,
-    stem_geometry,
-)
+from .geometry import STEM_CANDIDATES, StemGeometry, stem_candidate
 from .kernel import THREADS, StemKernel
+from .tiling import StemTiling, choose_stem, stem_geometry
 
 
 @fieldwise_init
