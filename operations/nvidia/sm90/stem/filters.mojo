@@ -120,9 +120,11 @@ def pack_filter[
             var exists = i < count and quad < tap_quads and k < geometry.filters
             var tap = quad >> geometry.quad_shift
             var c = (quad - (tap << geometry.quad_shift)) * QUAD
-            var from_ = Int(k * taps + tap) * Int(geometry.channels) + Int(c)
+            var from_ = Int(k * taps + tap) * Int(geometry.tap_channels) + Int(
+                c
+            )
             values[n] = load_elements_if(
-                exists, filter.unsafe_offset(from_), c, geometry.channels
+                exists, filter.unsafe_offset(from_), c, geometry.tap_channels
             )
             var atom = chunk_index * UInt32(config.atoms()) + at // ATOM_QUADS
             rows[n] = to + (atom * columns + column) * ROW_BYTES

@@ -3,7 +3,9 @@ kernel takes, and what it does with a tile.
 
 TMA cannot load pixels whose bytes are no multiple of 16. Threads stage the
 input pixels of an output tile instead, as quads: 4 channels, 8 bytes, with
-zeros for missing channels and for pixels outside the image. The filter's taps
+zeros for missing channels and for pixels outside the image. Of images of one
+channel a quad has up to 4 neighbouring columns instead, if the taps of a filter's
+row come in so many: they are the channels of one tap then. The filter's taps
 are quads too, and 4 quads are the depth of a multiply. Of the four threads that
 share a row of the multiply, thread t reads quads t, t + 4, t + 8 and so on.
 """
@@ -46,11 +48,16 @@ comptime STAGES = 2
 comptime PAIR_CHANNELS = 3
 """Channels of pixels that are staged two by two."""
 
+comptime STRIP_QUADS = 4
+"""Neighbouring quads that are staged together where a quad has several columns:
+a strip."""
+
 comptime PAIRS_TOGETHER = 6
+comptime STRIPS_TOGETHER = 3
 comptime QUADS_TOGETHER = 8
 comptime PARTS_TOGETHER = 4
-"""Pairs of pixels, quads, or quads whose elements are loaded one by one, that a
-producer's thread loads before it stores the first."""
+"""Pairs of pixels, strips, quads, or quads whose elements are loaded one by one,
+that a producer's thread loads before it stores the first."""
 
 comptime NO_QUAD = UInt32(1) << 30
 """The offset of a quad that is no tap: beyond every address, so that the
@@ -113,6 +120,9 @@ struct StemGeometry(
     """
 
     var channels: UInt32
+    """Of an input pixel."""
+    var tap_channels: UInt32
+    """Of a tap: the input's, or the columns of a quad."""
     var quad_shift: UInt32
     """The logarithm of the quads of a pixel."""
     var depth: Int32
@@ -129,9 +139,11 @@ struct StemGeometry(
     var dilation_d: Int32
     var dilation_h: Int32
     var dilation_w: Int32
+    """From a tap to the next, in columns."""
     var taps_d: UInt32
     var taps_h: Divisor
     var taps_w: Divisor
+    """Those of a quad are one."""
     var out_planes: Divisor
     var out_rows: UInt32
     var out_columns: UInt32
@@ -148,8 +160,12 @@ struct StemGeometry(
     """Rows of a staged tile in each plane."""
     var staged_quads: SmallDivisor
     """Quads of a staged row."""
-    var staged_pairs: SmallDivisor
-    """The `pairs_of` a tile, where pixels have three channels."""
+    var row_quads: UInt32
+    """From a staged row to the next."""
+    var staged_columns: UInt32
+    """Input columns that a staged row has elements of."""
+    var staged_units: SmallDivisor
+    """Pairs or strips that a staged row has parts of, where there are such."""
     var row_bytes: UInt32
     var column_bytes: UInt32
     """From an output pixel's first staged quad to its neighbour's."""
@@ -203,7 +219,7 @@ struct StemGeometry(
     @always_inline
     def stage_quads(self) -> UInt32:
         """Quads of a staged tile."""
-        return self.taps_d * self.staged_rows * self.staged_quads.value
+        return self.taps_d * self.staged_rows * self.row_quads
 
     @always_inline
     def tap_offset(self, quad: UInt32) -> UInt32:
@@ -221,7 +237,7 @@ struct StemGeometry(
         var plane, r = self.taps_h.split(row)
         var staged = plane * self.staged_rows + r * UInt32(self.dilation_h)
         var column = (s * UInt32(self.dilation_w)) << self.quad_shift
-        return (staged * self.staged_quads.value + column + part) * QUAD_BYTES
+        return (staged * self.row_quads + column + part) * QUAD_BYTES
 
 
 @fieldwise_init
@@ -236,6 +252,17 @@ struct StemTile(TrivialRegisterPassable):
     """Its rows that are in the image."""
     var columns: UInt32
     """From its first column to the image's end."""
+
+
+def tap_columns(problem: ConvProblem) -> Int:
+    """Neighbouring columns that a quad has: as many taps of a filter's row are
+    one. Elements of a quad that are no taps would spread what is not finite:
+    they divide the row's taps."""
+    if problem.channels == 1 and problem.dilation[2] == 1:
+        for columns in range(QUAD, 1, -1):
+            if problem.filter[2] % columns == 0:
+                return columns
+    return 1
 
 
 def quads_of(problem: ConvProblem) -> Int:

@@ -1,7 +1,7 @@
 """How the Hopper stem kernel cuts a problem: its filters into blocks, its pixels
 into tiles, as a model of the time finds fastest."""
 
-from std.math import ceildiv
+from std.math import align_up, ceildiv
 
 from ....conv.divisor import Divisor, SmallDivisor
 from ....conv.memory import element_bytes
@@ -18,10 +18,13 @@ from .geometry import (
     STAGES,
     STEM_CANDIDATES,
     STEP_QUADS,
+    STRIP_QUADS,
+    STRIPS_TOGETHER,
     StemConfig,
     StemGeometry,
     quads_of,
     stem_candidate,
+    tap_columns,
 )
 from .storage import BARRIERS_BYTES, FACTOR_BYTES, runs_bytes
 
@@ -47,6 +50,8 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
     var staged_rows: Int
     var staged_quads: Int
     """Quads of a staged row."""
+    var row_quads: Int
+    """From a staged row to the next."""
     var stage_quads: Int
     """Quads of a staged tile."""
 
@@ -72,6 +77,7 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
         self.tiles = 0
         self.staged_rows = 0
         self.staged_quads = 0
+        self.row_quads = 0
         self.stage_quads = 0
         self.cut_pixels(problem, 1, 1)
 
@@ -93,11 +99,24 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
         )
         self.staged_rows = (rows - 1) * problem.stride[1] + problem.span(1)
         self.staged_quads = (
-            (columns - 1) * problem.stride[2] + problem.span(2)
+            (columns - 1) * problem.stride[2]
+            + problem.span(2)
+            - (tap_columns(problem) - 1)
         ) * quads_of(problem)
-        self.stage_quads = (
-            problem.filter[0] * self.staged_rows * self.staged_quads
+        self._space_rows(
+            problem,
+            align_up(self.staged_quads + BANK_QUADS - 1, STRIP_QUADS),
         )
+
+    def _space_rows(mut self, problem: ConvProblem, row_quads: Int):
+        """Sets how far staged rows are apart.
+
+        Args:
+            problem: The convolution.
+            row_quads: In quads.
+        """
+        self.row_quads = row_quads
+        self.stage_quads = problem.filter[0] * self.staged_rows * row_quads
 
     def choose_pixels(
         mut self,
@@ -153,7 +172,32 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
             ):
                 break
         self = best
+        self._spread_rows(problem)
         self._share_filters(config, problem, multiprocessors)
+
+    def _spread_rows(mut self, problem: ConvProblem):
+        """Spaces staged rows so that consumers read them with the fewest bank
+        conflicts, within the shared memory that they have.
+
+        Args:
+            problem: The convolution.
+        """
+        var most = self.row_quads
+        var first = self.staged_quads
+        var unit = 1
+        if tap_columns(problem) > 1:
+            # Strips are stored in units of 16 bytes.
+            first = align_up(first, STRIP_QUADS)
+            unit = 2
+        var best = most
+        var least = Int.MAX
+        for quads in range(first, most + 1, unit):
+            self._space_rows(problem, quads)
+            var wavefronts = gather_wavefronts(problem, self)
+            if wavefronts < least:
+                least = wavefronts
+                best = quads
+        self._space_rows(problem, best)
 
     def _share_filters(
         mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int
@@ -209,6 +253,12 @@ comptime MAX_TILE_ROWS = 24
 comptime MAX_ROW_CUTS = 256
 """Rows of a tile, and pieces that a row of the output is cut into, at most."""
 
+comptime BANK_QUADS = 16
+"""Quads after which shared memory's banks repeat."""
+
+comptime COUNTED_STEPS = 8
+"""Steps whose bank conflicts are counted."""
+
 comptime ENOUGH_ROW_CUTS = 6
 """Pieces that are tried where fewer would do: where multiprocessors have a tile
 each."""
@@ -232,16 +282,18 @@ comptime BATCH_CYCLES = 500.0
 """From a producer's first load to its first value, once a batch."""
 
 comptime PAIR_CYCLES = 130.0
+comptime STRIP_CYCLES = 130.0
 comptime QUAD_CYCLES = 75.0
 comptime ELEMENTS_CYCLES = 125.0
-"""Of what each producer's thread does: pairs of pixels, quads that are loaded at
-once, and quads whose elements are."""
+"""Of what each producer's thread does: pairs of pixels, strips, quads that are
+loaded at once, and quads whose elements are."""
 
 
 def chunks_of(config: StemConfig, problem: ConvProblem) -> Int:
     """Chunks of a filter's products."""
     return ceildiv(
-        problem.taps() * quads_of(problem), STEP_QUADS * config.steps
+        problem.taps() // tap_columns(problem) * quads_of(problem),
+        STEP_QUADS * config.steps,
     )
 
 
@@ -267,10 +319,56 @@ def staging_cycles(problem: ConvProblem, tiling: StemTiling) -> Float64:
         units = tiling.staged_rows * pairs_of(tiling)
         together = PAIRS_TOGETHER
         each = PAIR_CYCLES
+    if tap_columns(problem) > 1:
+        units = tiling.staged_rows * units_of(problem, tiling)
+        together = STRIPS_TOGETHER
+        each = STRIP_CYCLES
     var batches = ceildiv(units, together * WARPGROUP)
     return TILE_CYCLES + Float64(problem.filter[0] * batches) * (
         BATCH_CYCLES + each * Float64(together)
     )
+
+
+def gather_wavefronts(problem: ConvProblem, tiling: StemTiling) -> Int:
+    """Turns of shared memory in which 16 threads, which are served together,
+    read the quads of 4 neighbouring pixels: of the first steps' taps.
+
+    Args:
+        problem: The convolution.
+        tiling: Its cut.
+    """
+    var taps_w = problem.filter[2] // tap_columns(problem)
+    var dilation = problem.dilation[2] * tap_columns(problem)
+    var parts = quads_of(problem)
+    var quads = problem.filter[0] * problem.filter[1] * taps_w * parts
+    var steps = min(ceildiv(quads, STEP_QUADS), COUNTED_STEPS)
+    var total = 0
+    for step in range(steps):
+        var of_bank = Array[Int, BANK_QUADS](fill=0)
+        var addresses = List[Int](capacity=BANK_QUADS)
+        for t in range(min(STEP_QUADS, quads - step * STEP_QUADS)):
+            var tap, part = divmod(step * STEP_QUADS + t, parts)
+            var row, s = divmod(tap, taps_w)
+            var plane, r = divmod(row, problem.filter[1])
+            var staged = plane * tiling.staged_rows + r * problem.dilation[1]
+            var first = staged * tiling.row_quads + s * dilation * parts + part
+            for pixel in range(BANK_QUADS // STEP_QUADS):
+                var address = first + pixel * problem.stride[2] * parts
+                if address not in addresses:
+                    addresses.append(address)
+                    of_bank[address % BANK_QUADS] += 1
+        var turns = 0
+        for bank in range(BANK_QUADS):
+            turns = max(turns, of_bank[bank])
+        total += turns
+    return total
+
+
+def units_of(problem: ConvProblem, tiling: StemTiling) -> Int:
+    """Pairs or strips that a staged row has parts of."""
+    if tap_columns(problem) > 1:
+        return ceildiv(tiling.staged_quads, STRIP_QUADS)
+    return pairs_of(tiling)
 
 
 def pairs_of(tiling: StemTiling) -> Int:
@@ -296,8 +394,10 @@ def choose_stem(problem: ConvProblem) -> Int:
 
 def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
     """Builds the geometry from a problem and its cut."""
+    var columns = tap_columns(problem)
     return StemGeometry(
         channels=UInt32(problem.channels),
+        tap_channels=UInt32(problem.channels * columns),
         quad_shift=UInt32(quads_of(problem) - 1),
         depth=Int32(problem.input[0]),
         height=Int32(problem.input[1]),
@@ -310,10 +410,10 @@ def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
         start_w=Int32(-problem.pad_before[2]),
         dilation_d=Int32(problem.dilation[0]),
         dilation_h=Int32(problem.dilation[1]),
-        dilation_w=Int32(problem.dilation[2]),
+        dilation_w=Int32(problem.dilation[2] * columns),
         taps_d=UInt32(problem.filter[0]),
         taps_h=Divisor(problem.filter[1]),
-        taps_w=Divisor(problem.filter[2]),
+        taps_w=Divisor(problem.filter[2] // columns),
         out_planes=Divisor(problem.output[0]),
         out_rows=UInt32(problem.output[1]),
         out_columns=UInt32(problem.output[2]),
@@ -327,8 +427,12 @@ def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
         tiles_n=UInt32(plan.tiles_n),
         staged_rows=UInt32(plan.staged_rows),
         staged_quads=SmallDivisor(plan.staged_quads),
-        staged_pairs=SmallDivisor(pairs_of(plan)),
-        row_bytes=UInt32(problem.stride[1] * plan.staged_quads * QUAD_BYTES),
+        row_quads=UInt32(plan.row_quads),
+        staged_columns=UInt32(
+            plan.staged_quads // quads_of(problem) + columns - 1
+        ),
+        staged_units=SmallDivisor(units_of(problem, plan)),
+        row_bytes=UInt32(problem.stride[1] * plan.row_quads * QUAD_BYTES),
         column_bytes=UInt32(problem.stride[2] * quads_of(problem) * QUAD_BYTES),
         chunks=SmallDivisor(plan.chunks),
     )
