@@ -15,11 +15,12 @@ from ...epilogue.activations import (
     silu_of_half,
 )
 from ...limits import WARPGROUP
+from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import SharedAddress
 from ..wgmma import MMA_M
 from .geometry import GROUP_FILTERS, PART_FILTERS, StemConfig
 from .pixels import StemFilters, StemRows
-from .staging import load_shared
+from .staging import load_shared, load_words_if
 from .storage import OUTPUT_BYTES
 
 comptime WORD_BYTES = 4
@@ -155,20 +156,26 @@ struct StemOutputs[
     ) -> Self.Residual:
         """The thread's residual, loaded by groups of filters, or zeros. It runs
         before a multiply, so that the loads overlap with it."""
-        comptime bytes = GROUP_FILTERS * size_of[Self.residual_type]()
+        comptime chunk_words = CHUNK_BYTES // WORD_BYTES
+        comptime chunk = CHUNK_BYTES // size_of[Self.residual_type]()
         var words = Self.Residual(0)
-        if not steps.has_residual:
-            return words
-        keep_branch()
         comptime for half in range(2):
+            var pixel = rows.pixel[half]()
+            var first = rows.first_output + pixel.element + Int(filters.first)
+            # A predicate that threads do not share stays a register.
+            var wanted = pixel.exists and steps.has_residual
             comptime for part in range(Self.parts):
                 comptime at = (half * Self.parts + part) * Self.group_words
-                var loaded = steps.residual.unsafe_load[
-                    width=GROUP_FILTERS, alignment=min(bytes, 16)
-                ](rows.element[half]() + filters.safe(part))
-                words = words.insert[offset=at](
-                    bitcast[DType.uint32, Self.group_words](loaded)
-                )
+                comptime further = part * PART_FILTERS
+                comptime for i in range(Self.group_words // chunk_words):
+                    words = words.insert[offset=at + i * chunk_words](
+                        load_words_if(
+                            wanted and filters.exists(further),
+                            steps.residual.unsafe_offset(
+                                first + further + i * chunk
+                            ),
+                        )
+                    )
         return words
 
     @staticmethod

@@ -27,6 +27,7 @@ from .geometry import (
     StemGeometry,
 )
 from .pixels import StemFilters, StemPixel, StemRows
+from .staging import load_shared_element_if
 from .storage import OUTPUT_BYTES, WARP_PIXELS, run_pitch
 
 comptime CHUNK_ELEMENTS = CHUNK_BYTES // OUTPUT_BYTES
@@ -221,17 +222,19 @@ struct StemRuns[config: StemConfig](TrivialRegisterPassable):
         """
         await_copies[0]()
         sync_warp()
-        var values = SIMD[dtype, Self.elements](0)
+        var values = SIMD[DType.uint16, Self.elements](0)
         comptime for half in range(2):
-            var from_ = shared_pointer[dtype](self._place[half](geometry))
+            var from_ = self._place[half](geometry)
             var filters = self._filters[half]()
             comptime for part in range(Self.parts):
                 comptime for i in range(GROUP_FILTERS):
                     comptime filter = part * PART_FILTERS + i
                     comptime at = (half * Self.parts + part) * GROUP_FILTERS + i
-                    if UInt32(filter) < filters:
-                        values[at] = from_.unsafe_load(filter)
-        return values
+                    values[at] = load_shared_element_if(
+                        UInt32(filter) < filters,
+                        from_ + UInt32(filter * OUTPUT_BYTES),
+                    )
+        return bitcast[dtype, Self.elements](values)
 
     @always_inline
     def store[

@@ -7,6 +7,7 @@ Loads have a predicate rather than a branch, so that many are in flight.
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
+from std.sys.intrinsics import _RegisterPackType
 from std.utils import StaticTuple
 
 from ....conv.memory import Reads
@@ -87,6 +88,41 @@ def load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
         has_side_effect=False,
     ](UInt64(Int(data)), condition, UInt64(0))
     return bitcast[DType.uint32, 2](bits)
+
+
+@always_inline
+def load_words_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 4]:
+    """The bits of 16 bytes of read-only memory, zeros unless the condition
+    holds.
+
+    Args:
+        condition: Whether to load.
+        data: The first element, at a multiple of 16 bytes.
+    """
+    var words = inlined_assembly[
+        "@$5 ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];",
+        _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+        constraints="=r,=r,=r,=r,l,b,0,1,2,3",
+    ](
+        UInt64(Int(data)),
+        condition,
+        UInt32(0),
+        UInt32(0),
+        UInt32(0),
+        UInt32(0),
+    )
+    return SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
+
+
+@always_inline
+def load_shared_element_if(condition: Bool, address: SharedAddress) -> UInt16:
+    """The bits of a 16-bit element of shared memory, zeros unless the condition
+    holds."""
+    return inlined_assembly[
+        "@$2 ld.shared.b16 $0, [$1];",
+        UInt16,
+        constraints="=h,r,b,0,~{memory}",
+    ](address, condition, UInt16(0))
 
 
 @always_inline
