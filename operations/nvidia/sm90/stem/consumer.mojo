@@ -1,5 +1,5 @@
-"""A consumer of the Hopper stem kernel: the warpgroup that multiplies every
-third 64 pixels of its block, and stores them."""
+"""A consumer of the Hopper stem kernel: a warpgroup that multiplies 64 pixels of
+its block in turn with the others, and stores them."""
 
 from max.gpu.compute.mma import (
     wgmma_commit_group_sync,
@@ -19,7 +19,6 @@ from ...tma.copy import SharedAddress
 from ..wgmma import MMA_M, matrix_descriptor
 from .geometry import (
     ATOM_STEPS,
-    CONSUMERS,
     GROUP_FILTERS,
     STAGES,
     StemConfig,
@@ -68,7 +67,6 @@ struct StemConsumer[
     comptime Position = RingPosition[STAGES]
     comptime Outputs = StemOutputs[Self.residual_type, Self.Output, Self.config]
 
-    var steps: Self.Outputs.Steps
     var output: Self.Output
     var geometry: StemGeometry
     var storage: StemStorage
@@ -80,13 +78,16 @@ struct StemConsumer[
     """Of the warpgroup."""
 
     @always_inline
-    def run[outputs: Int](self, worker: UInt32, workers: UInt32):
+    def run[
+        outputs: Int
+    ](self, steps: Self.Outputs.Steps, worker: UInt32, workers: UInt32):
         """Multiplies and stores.
 
         Parameters:
             outputs: `PLAIN`, `GROUPS` or `ANYWHERE`.
 
         Args:
+            steps: The epilogue.
             worker: The block's first tile.
             workers: From a tile of the block to the next.
         """
@@ -98,19 +99,21 @@ struct StemConsumer[
             var first_output = self.geometry.first_output(tile)
             var stage = self.storage.stage(position.stage)
             comptime if outputs == GROUPS:
-                if self.steps.has_residual and next < multiplies:
+                if steps.has_residual and next < multiplies:
                     self._prefetch_residual(
+                        steps,
                         StemRows(
                             self.geometry,
                             tile,
                             first_output,
                             next * UInt32(MMA_M),
                             self.thread,
-                        )
+                        ),
                     )
             self.storage.full(position.stage).wait(position.parity)
             while next < multiplies:
                 self._consume_rows[outputs](
+                    steps,
                     stage,
                     StemRows(
                         self.geometry,
@@ -120,7 +123,7 @@ struct StemConsumer[
                         self.thread,
                     ),
                 )
-                next += UInt32(CONSUMERS)
+                next += UInt32(Self.config.consumers)
             next -= multiplies
             syncwarp()
             if self.thread % UInt32(WARP) == 0:
@@ -137,17 +140,19 @@ struct StemConsumer[
         return self.first_filter + tile_n * UInt32(Self.config.tile_n)
 
     @always_inline
-    def _prefetch_residual(self, rows: StemRows):
+    def _prefetch_residual(self, steps: Self.Outputs.Steps, rows: StemRows):
         """Asks for the residual of the block's filters of 64 pixels in the L2,
         while their tile is staged."""
         for n in range(self.geometry.tiles_n):
             var filters = StemFilters(
                 self.geometry, self._tile_filter(n), self.thread
             )
-            Self.Outputs.prefetch_residual(self.steps, rows, filters)
+            Self.Outputs.prefetch_residual(steps, rows, filters)
 
     @always_inline
-    def _consume_rows[outputs: Int](self, stage: SharedAddress, rows: StemRows):
+    def _consume_rows[
+        outputs: Int
+    ](self, steps: Self.Outputs.Steps, stage: SharedAddress, rows: StemRows):
         """The block's filters of 64 pixels.
 
         Parameters:
@@ -162,35 +167,31 @@ struct StemConsumer[
                 var sums = self._multiply(stage, rows, n, activations)
                 Self.Outputs.store_plain(self.output, rows, filters, sums)
             elif outputs == GROUPS:
-                var residual = Self.Outputs.load_groups(
-                    self.steps, rows, filters
-                )
+                var residual = Self.Outputs.load_groups(steps, rows, filters)
                 var sums = self._multiply(stage, rows, n, activations)
                 var values = Self.Outputs.finish(
-                    self.steps, sums, self._factors(n), residual
+                    steps, sums, self._factors(n), residual
                 )
                 Self.Outputs.store_groups(self.output, rows, filters, values)
             elif Self.Outputs.in_runs:
                 var runs = self._runs(rows, filters)
-                if self.steps.has_residual:
-                    runs.copy_residual(self.geometry, self.steps.residual)
+                if steps.has_residual:
+                    runs.copy_residual(self.geometry, steps.residual)
                 var sums = self._multiply(stage, rows, n, activations)
                 var residual = Self.Outputs.Residual(0)
-                if self.steps.has_residual:
+                if steps.has_residual:
                     residual = Self.Outputs.words_of(
                         runs.load[Self.residual_type](self.geometry)
                     )
                 var values = Self.Outputs.finish(
-                    self.steps, sums, self._factors(n), residual
+                    steps, sums, self._factors(n), residual
                 )
                 runs.store(self.geometry, self.output.data(), values)
             else:
-                var residual = Self.Outputs.load_singly(
-                    self.steps, rows, filters
-                )
+                var residual = Self.Outputs.load_singly(steps, rows, filters)
                 var sums = self._multiply(stage, rows, n, activations)
                 var values = Self.Outputs.finish(
-                    self.steps, sums, self._factors(n), residual
+                    steps, sums, self._factors(n), residual
                 )
                 Self.Outputs.store_singly(self.output, rows, filters, values)
 

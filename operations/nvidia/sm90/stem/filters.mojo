@@ -11,7 +11,6 @@ from ...pipeline.chunks import CHUNK_BYTES, swizzled_chunk
 from ...tma.copy import SharedAddress
 from .geometry import (
     ATOM_STEPS,
-    CONSUMER_THREADS,
     NO_QUAD,
     QUAD,
     STEP_QUADS,
@@ -53,7 +52,9 @@ def write_table[
     if thread == 0:
         store_shared(zeros, SIMD[DType.uint32, 2](0))
     var count = geometry.chunks.value * entries
-    for i in range(thread, count * STEP_QUADS, UInt32(CONSUMER_THREADS)):
+    for i in range(
+        thread, count * STEP_QUADS, UInt32(config.consumer_threads())
+    ):
         var part, entry = divmod(i, count)
         var chunk, step = divmod(entry, entries)
         var offset = NO_QUAD
@@ -92,7 +93,7 @@ def pack_filter[
     """
     comptime quads = UInt32(config.steps * STEP_QUADS)
     comptime columns = UInt32(config.tile_n)
-    comptime batch = UInt32(PACKED_TOGETHER * CONSUMER_THREADS)
+    comptime batch = UInt32(PACKED_TOGETHER * config.consumer_threads())
     var tap_quads = geometry.tap_quads()
     var taps = tap_quads >> geometry.quad_shift
     var count = geometry.tiles_n * geometry.chunks.value * columns * quads
@@ -103,7 +104,7 @@ def pack_filter[
         )
         var rows = StaticTuple[SharedAddress, PACKED_TOGETHER](fill=to)
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS) + thread
+            var i = start + UInt32(n * config.consumer_threads()) + thread
             var index, at = divmod(i, quads)
             var chunk_index, column = divmod(index, columns)
             var tile, chunk = geometry.chunks.split(chunk_index)
@@ -129,7 +130,7 @@ def pack_filter[
             var atom = chunk_index * UInt32(config.atoms()) + at // ATOM_QUADS
             rows[n] = to + (atom * columns + column) * ROW_BYTES
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS) + thread
+            var i = start + UInt32(n * config.consumer_threads()) + thread
             if i < count:
                 var at = i % quads
                 var pairs = bitcast[DType.uint32, 2](values[n])
@@ -177,7 +178,7 @@ def write_factors[
     var unit = Float32(0.5) if halves else Float32(1)
     var count = geometry.tiles_n * columns
     # The same turns for all threads, as above.
-    for start in range(UInt32(0), count, UInt32(CONSUMER_THREADS)):
+    for start in range(UInt32(0), count, UInt32(config.consumer_threads())):
         var i = start + thread
         var filter = first_filter + i
         var scale = Float32(1)

@@ -37,11 +37,6 @@ comptime GROUP_FILTERS = 8
 comptime PART_FILTERS = 4 * GROUP_FILTERS
 """Neighbouring filters of a pixel that four threads store."""
 
-comptime CONSUMERS = 3
-"""Warpgroups that multiply."""
-
-comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
-
 comptime STAGES = 2
 """Tiles of input pixels that shared memory holds."""
 
@@ -72,6 +67,18 @@ struct StemConfig(ImplicitlyCopyable, Movable, Writable):
     """Multiplies whose activations a thread holds at a time, a chunk."""
     var tile_n: Int
     """Filters of a multiply, 32 or 64."""
+    var consumers: Int
+    """Warpgroups that multiply."""
+    var resident: Int
+    """Blocks of a multiprocessor."""
+
+    def consumer_threads(self) -> Int:
+        """Threads that multiply."""
+        return self.consumers * WARPGROUP
+
+    def threads(self) -> Int:
+        """Threads of a block: the producer's warpgroup comes first."""
+        return WARPGROUP + self.consumer_threads()
 
     def atoms(self) -> Int:
         """Rows of `ROW_BYTES` that a chunk of one filter takes."""
@@ -103,10 +110,11 @@ def stem_candidate(index: Int) -> StemConfig:
         index: From 0 to `STEM_CANDIDATES - 1`.
     """
     if index == 0:
-        return StemConfig(steps=3, tile_n=32)
+        # Few registers: two blocks, which wait for one another less.
+        return StemConfig(steps=3, tile_n=32, consumers=2, resident=2)
     if index == 1:
-        return StemConfig(steps=3, tile_n=64)
-    return StemConfig(steps=13, tile_n=64)
+        return StemConfig(steps=3, tile_n=64, consumers=3, resident=1)
+    return StemConfig(steps=13, tile_n=64, consumers=3, resident=1)
 
 
 @fieldwise_init

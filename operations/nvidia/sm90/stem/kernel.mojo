@@ -2,8 +2,8 @@
 
     consumers, first:                pack the filter into shared memory
     producer, a warpgroup:           for each tile: stage its input pixels
-    consumers, a warpgroup each:     for each tile, for every third 64 of its
-                                     pixels: gather their activations into
+    consumers, a warpgroup each:     for each tile, for 64 of its pixels in
+                                     turn: gather their activations into
                                      registers, multiply, store
 
 The multiply reads activations from registers and filters from shared memory.
@@ -30,8 +30,6 @@ from ...tma.copy import fence_async_proxy
 from .consumer import ANYWHERE, GROUPS, PLAIN, StemConsumer
 from .filters import pack_filter, write_factors, write_table
 from .geometry import (
-    CONSUMERS,
-    CONSUMER_THREADS,
     GROUP_FILTERS,
     STAGES,
     StemConfig,
@@ -41,13 +39,27 @@ from .outputs import StemEpilogue
 from .staging import visit_planes
 from .storage import StemStorage
 
-comptime THREADS = (1 + CONSUMERS) * WARPGROUP
-"""Threads of a block: the producer's warpgroup comes first."""
+comptime REGISTERS = 64 * 1024
+"""Of a multiprocessor."""
 
-comptime PRODUCER_REGISTERS = 56
-comptime CONSUMER_REGISTERS = 152
-"""Registers of a thread once the roles are taken; with the producer's they are
-as many as a multiprocessor has."""
+
+def producer_registers(config: StemConfig) -> Int:
+    """Registers of a producer's thread once the roles are taken."""
+    return 56 if config.resident == 1 else 48
+
+
+def consumer_registers(config: StemConfig) -> Int:
+    """Registers of a consumer's thread once the roles are taken: the rest of
+    what the block began with."""
+    var groups = 1 + config.consumers
+    var begun = REGISTERS // (config.resident * config.threads()) // 8 * 8
+    return (
+        (begun * groups - producer_registers(config))
+        // config.consumers
+        // 8
+        * 8
+    )
+
 
 comptime CONSUMER_NAME = 1
 """The named barrier of all consumers."""
@@ -75,8 +87,10 @@ struct StemKernel[
 
     @staticmethod
     @__llvm_metadata(
-        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-        `nvvm.minctasm`=SIMDLength(1),
+        MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+            Int32(Self.config.threads())
+        ),
+        `nvvm.minctasm`=SIMDLength(Self.config.resident),
     )
     def run(
         activation: Reads[Self.in_type],
@@ -101,17 +115,19 @@ struct StemKernel[
         if thread_idx.x == 0:
             for stage in range(STAGES):
                 storage.full(UInt32(stage)).init(WARPGROUP)
-                storage.empty(UInt32(stage)).init(CONSUMER_THREADS // WARP)
+                storage.empty(UInt32(stage)).init(
+                    Self.config.consumer_threads() // WARP
+                )
             publish_barriers()
-        sync_threads[THREADS](0)
+        sync_threads[Self.config.threads()](0)
         if group == 0:
-            warpgroup_reg_dealloc[PRODUCER_REGISTERS]()
+            warpgroup_reg_dealloc[producer_registers(Self.config)]()
             wait_for_earlier_kernels()
             Self._produce(
                 activation, geometry, storage, worker, workers, thread
             )
         else:
-            warpgroup_reg_alloc[CONSUMER_REGISTERS]()
+            warpgroup_reg_alloc[consumer_registers(Self.config)]()
             var first = filters * geometry.tiles_n * UInt32(Self.config.tile_n)
             var consumer_thread = UInt32(thread_idx.x) - UInt32(WARPGROUP)
             write_table[Self.config](
@@ -121,7 +137,16 @@ struct StemKernel[
             pack_filter[Self.config](
                 filter, geometry, storage.filter, first, consumer_thread
             )
-            var steps = StemEpilogue.of(epilogue)
+            fence_async_proxy()
+            var consumer = StemConsumer[
+                Self.in_type, Self.residual_type, Self.Output, Self.config
+            ](output, geometry, storage, first, group - 1, thread)
+            comptime Steps = StemEpilogue[Self.residual_type]
+            if epilogue.is_identity() and geometry.filters % GROUP_FILTERS == 0:
+                sync_threads[Self.config.consumer_threads()](CONSUMER_NAME)
+                consumer.run[PLAIN](Steps.none(), worker, workers)
+                return
+            var steps = Steps.of(epilogue)
             write_factors[Self.config](
                 epilogue,
                 geometry,
@@ -130,17 +155,11 @@ struct StemKernel[
                 steps.halves(),
                 consumer_thread,
             )
-            fence_async_proxy()
-            sync_threads[CONSUMER_THREADS](CONSUMER_NAME)
-            var consumer = StemConsumer[
-                Self.in_type, Self.residual_type, Self.Output, Self.config
-            ](steps, output, geometry, storage, first, group - 1, thread)
-            if geometry.filters % GROUP_FILTERS != 0:
-                consumer.run[ANYWHERE](worker, workers)
-            elif epilogue.is_identity():
-                consumer.run[PLAIN](worker, workers)
+            sync_threads[Self.config.consumer_threads()](CONSUMER_NAME)
+            if geometry.filters % GROUP_FILTERS == 0:
+                consumer.run[GROUPS](steps, worker, workers)
             else:
-                consumer.run[GROUPS](worker, workers)
+                consumer.run[ANYWHERE](steps, worker, workers)
 
     @staticmethod
     @always_inline

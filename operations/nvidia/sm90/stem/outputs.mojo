@@ -96,6 +96,12 @@ struct StemEpilogue[dtype: DType](TrivialRegisterPassable):
             epilogue.beta,
         )
 
+    @staticmethod
+    @always_inline
+    def none() -> Self:
+        """The steps that change nothing."""
+        return Self.of(Epilogue[Self.dtype, Self.dtype].identity())
+
     @always_inline
     def halves(self) -> Bool:
         """Whether the first activation takes half the values: scale and bias

@@ -8,7 +8,6 @@ from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import SharedAddress
 from ..wgmma import MMA_M
 from .geometry import (
-    CONSUMER_THREADS,
     GROUP_FILTERS,
     QUAD_BYTES,
     STAGES,
@@ -46,7 +45,7 @@ def runs_bytes(config: StemConfig, filters: Int) -> Int:
     aligned to groups of filters."""
     if filters % GROUP_FILTERS == 0:
         return 0
-    return CONSUMER_THREADS // WARP * run_bytes(config)
+    return config.consumer_threads() // WARP * run_bytes(config)
 
 
 @fieldwise_init
@@ -94,7 +93,9 @@ struct StemStorage(TrivialRegisterPassable):
         )
         var stages = runs
         if geometry.filters % GROUP_FILTERS != 0:
-            stages += UInt32(CONSUMER_THREADS // WARP * run_bytes(config))
+            stages += UInt32(
+                config.consumer_threads() // WARP * run_bytes(config)
+            )
         var stage_bytes = (
             geometry.stage_quads() * QUAD_BYTES + UInt32(15)
         ) & ~UInt32(15)

@@ -133,12 +133,16 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
             out_type: Of the output.
             multiprocessors: Of the device.
         """
-        var workers = max(1, multiprocessors // self.filter_blocks)
+        var workers = self._workers(config, multiprocessors)
+        var most_bytes = resident_bytes(config)
+        if self.shared_bytes() > most_bytes:
+            # One block of a multiprocessor rather than none.
+            most_bytes = MAX_SHARED_BYTES
         var multiply = max(
             multiply_cycles(config, problem),
             Float64(MMA_M * config.tile_n * element_bytes(out_type))
             / STORE_BYTES_PER_CYCLE,
-        ) * Float64(self.tiles_n)
+        ) * Float64(self.tiles_n * config.resident)
         var best = self
         var least = Float64.MAX
         var least_multiplying = Float64.MAX
@@ -147,7 +151,7 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
                 self.cut_pixels(
                     problem, rows, ceildiv(problem.output[2], parts)
                 )
-                if self.shared_bytes() > MAX_SHARED_BYTES:
+                if self.shared_bytes() > most_bytes:
                     break
                 var staging = staging_cycles(problem, self)
                 var multiplying = TILE_CYCLES + multiply * Float64(
@@ -212,13 +216,34 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
             multiprocessors: Of the device.
         """
         var all_n = ceildiv(problem.filters, config.tile_n)
-        var blocks = min(all_n, multiprocessors // max(1, self.tiles))
+        var blocks = min(
+            all_n, config.resident * multiprocessors // max(1, self.tiles)
+        )
         if blocks <= self.filter_blocks:
             return
         self.tiles_n = ceildiv(all_n, blocks)
         self.filter_blocks = ceildiv(all_n, self.tiles_n)
         self.filter_bytes = self.tiles_n * self.chunks * config.chunk_bytes()
         self.factor_bytes = self.tiles_n * config.tile_n * FACTOR_BYTES
+
+    def _workers(self, config: StemConfig, multiprocessors: Int) -> Int:
+        """Blocks that share the tiles of the same filters, at most.
+
+        Args:
+            config: The configuration.
+            multiprocessors: Of the device.
+        """
+        return max(1, config.resident * multiprocessors // self.filter_blocks)
+
+    def blocks(self, config: StemConfig, multiprocessors: Int) -> Int:
+        """Blocks of a launch.
+
+        Args:
+            config: The configuration.
+            multiprocessors: Of the device.
+        """
+        var workers = self._workers(config, multiprocessors)
+        return min(workers, self.tiles) * self.filter_blocks
 
     def stage_bytes(self) -> Int:
         """Shared memory of a staged tile."""
@@ -245,6 +270,15 @@ struct StemTiling(ImplicitlyCopyable, Movable, Writable):
             t" shared memory"
         )
 
+
+def resident_bytes(config: StemConfig) -> Int:
+    """Shared memory of a block, at most, of which a multiprocessor has all
+    that it should."""
+    return (MAX_SHARED_BYTES + BLOCK_BYTES) // config.resident - BLOCK_BYTES
+
+
+comptime BLOCK_BYTES = 1024
+"""Shared memory that a block takes beside its own."""
 
 comptime MAX_FILTER_BYTES = 112 * 1024
 """Shared memory that a block's filters take, unless one tile takes more."""
