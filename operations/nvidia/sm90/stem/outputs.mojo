@@ -17,6 +17,7 @@ from ...epilogue.activations import (
 from ...limits import WARPGROUP
 from ...pipeline.chunks import CHUNK_BYTES
 from ...tma.copy import SharedAddress
+from ..gemm.epilogue_rows import store_if
 from ..wgmma import MMA_M
 from .geometry import GROUP_FILTERS, PART_FILTERS, StemConfig
 from .pixels import StemFilters, StemRows
@@ -376,9 +377,10 @@ struct StemOutputs[
             comptime for part in range(Self.parts):
                 comptime at = (half * Self.parts + part) * GROUP_FILTERS
                 comptime further = part * PART_FILTERS
-                if pixel.exists and filters.exists(further):
-                    var group = rounded.slice[GROUP_FILTERS, offset=at]()
-                    comptime if Self.Output.stores:
+                var exists = pixel.exists and filters.exists(further)
+                var group = rounded.slice[GROUP_FILTERS, offset=at]()
+                comptime if Self.Output.stores:
+                    if exists:
                         output.store[GROUP_FILTERS](
                             Int(rows.tile.image),
                             pixel.position(rows.tile),
@@ -386,10 +388,15 @@ struct StemOutputs[
                             first + further,
                             group,
                         )
-                    else:
-                        output.data().unsafe_store[alignment=16](
-                            first + further, group
-                        )
+                else:
+                    # Without a branch, behind which values would be rounded.
+                    var to = output.data().unsafe_offset(first + further)
+                    comptime words = CHUNK_BYTES // size_of[DType.uint32]()
+                    store_if(
+                        UInt64(Int(to)),
+                        bitcast[DType.uint32, words](group),
+                        exists,
+                    )
 
     @staticmethod
     @always_inline
