@@ -84,6 +84,9 @@ struct StemKernel[
     """
 
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
+    comptime Consumer = StemConsumer[
+        Self.in_type, Self.residual_type, Self.Output, Self.config
+    ]
 
     @staticmethod
     @__llvm_metadata(
@@ -126,40 +129,56 @@ struct StemKernel[
             Self._produce(
                 activation, geometry, storage, worker, workers, thread
             )
-        else:
-            warpgroup_reg_alloc[consumer_registers(Self.config)]()
-            var first = filters * geometry.tiles_n * UInt32(Self.config.tile_n)
-            var consumer_thread = UInt32(thread_idx.x) - UInt32(WARPGROUP)
-            write_table[Self.config](
-                geometry, storage.table, storage.zeros, consumer_thread
-            )
-            wait_for_earlier_kernels()
-            pack_filter[Self.config](
-                filter, geometry, storage.filter, first, consumer_thread
-            )
-            fence_async_proxy()
-            var consumer = StemConsumer[
-                Self.in_type, Self.residual_type, Self.Output, Self.config
-            ](output, geometry, storage, first, group - 1, thread)
-            comptime Steps = StemEpilogue[Self.residual_type]
-            if epilogue.is_identity() and geometry.filters % GROUP_FILTERS == 0:
-                sync_threads[Self.config.consumer_threads()](CONSUMER_NAME)
-                consumer.run[PLAIN](Steps.none(), worker, workers)
-                return
-            var steps = Steps.of(epilogue)
-            write_factors[Self.config](
-                epilogue,
-                geometry,
-                storage.factors,
-                first,
-                steps.halves(),
-                consumer_thread,
-            )
+            return
+        warpgroup_reg_alloc[consumer_registers(Self.config)]()
+        var consumer = Self.Consumer(
+            output,
+            geometry,
+            storage,
+            filters * geometry.tiles_n * UInt32(Self.config.tile_n),
+            group - 1,
+            thread,
+        )
+        Self._consume(filter, epilogue, consumer, worker, workers)
+
+    @staticmethod
+    @always_inline
+    def _consume(
+        filter: Reads[Self.in_type],
+        epilogue: Self.FusedWork,
+        consumer: Self.Consumer,
+        worker: UInt32,
+        workers: UInt32,
+    ):
+        """A consumer: packs the filter with the others, then multiplies."""
+        var geometry = consumer.geometry
+        var storage = consumer.storage
+        var thread = UInt32(thread_idx.x) - UInt32(WARPGROUP)
+        write_table[Self.config](geometry, storage.table, storage.zeros, thread)
+        wait_for_earlier_kernels()
+        pack_filter[Self.config](
+            filter, geometry, storage.filter, consumer.first_filter, thread
+        )
+        fence_async_proxy()
+        comptime Steps = StemEpilogue[Self.residual_type]
+        if epilogue.is_identity() and geometry.filters % GROUP_FILTERS == 0:
             sync_threads[Self.config.consumer_threads()](CONSUMER_NAME)
-            if geometry.filters % GROUP_FILTERS == 0:
-                consumer.run[GROUPS](steps, worker, workers)
-            else:
-                consumer.run[ANYWHERE](steps, worker, workers)
+            consumer.run[PLAIN](Steps.none(), worker, workers)
+            return
+        var steps = Steps.of(epilogue)
+        write_factors[Self.config](
+            epilogue,
+            geometry,
+            storage.factors,
+            consumer.first_filter,
+            steps.halves(),
+            thread,
+        )
+        sync_threads[Self.config.consumer_threads()](CONSUMER_NAME)
+        if geometry.filters % GROUP_FILTERS == 0:
+            consumer.run[GROUPS](steps, worker, workers)
+        else:
+            consumer.run[ANYWHERE](steps, worker, workers)
 
     @staticmethod
     @always_inline

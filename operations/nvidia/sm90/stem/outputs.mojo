@@ -5,8 +5,13 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
 from ....conv.access import OutputTarget
-from ....conv.device_value import DeviceValue
-from ....conv.epilogue import Epilogue
+from ....conv.epilogue import Activation, Epilogue
+from ....conv.fields import (
+    ACTIVATION_CLAMP,
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    ACTIVATION_SILU,
+)
 from ....conv.memory import Reads
 from ...epilogue.activations import (
     DeviceActivation,
@@ -67,7 +72,7 @@ def _floats[
 
 
 @fieldwise_init
-struct StemEpilogue[dtype: DType](TrivialRegisterPassable):
+struct StemEpilogue[dtype: DType](ImplicitlyCopyable, Movable):
     """What happens to sums behind scale and bias, of which shared memory has a
     table (filters.mojo).
 
@@ -75,8 +80,8 @@ struct StemEpilogue[dtype: DType](TrivialRegisterPassable):
         dtype: Of the residual.
     """
 
-    var first: DeviceActivation
-    var last: DeviceActivation
+    var first: Activation
+    var last: Activation
     var residual: Reads[Self.dtype]
     var has_residual: Bool
     var beta: Float32
@@ -90,8 +95,8 @@ struct StemEpilogue[dtype: DType](TrivialRegisterPassable):
             epilogue: As the op has it.
         """
         return Self(
-            DeviceActivation.of(epilogue.activation),
-            DeviceActivation.of(epilogue.final_activation),
+            epilogue.activation,
+            epilogue.final_activation,
             epilogue.residual,
             epilogue.has_residual,
             epilogue.beta,
@@ -107,7 +112,7 @@ struct StemEpilogue[dtype: DType](TrivialRegisterPassable):
     def halves(self) -> Bool:
         """Whether the first activation takes half the values: scale and bias
         are halved in the table."""
-        return self.first.formula == DeviceActivation.SILU
+        return self.first.code == ACTIVATION_SILU
 
 
 @fieldwise_init
@@ -299,7 +304,7 @@ struct StemOutputs[
         """
         var result = Self._scaled(Self._in_order(sums), factors)
         var count = run_time(1)
-        if steps.has_residual or not steps.last.is_identity():
+        if steps.has_residual or steps.last.code != ACTIVATION_NONE:
             count += 1
         # A loop, so that what evaluates activations is compiled once.
         for step in range(count):
@@ -318,7 +323,7 @@ struct StemOutputs[
     @staticmethod
     @always_inline
     def _activated(
-        activation: DeviceActivation, values: Self.Accumulated, halved: Bool
+        activation: Activation, values: Self.Accumulated, halved: Bool
     ) -> Self.Accumulated:
         """An activation's values, as outputs of 16 bits need them.
 
@@ -327,25 +332,29 @@ struct StemOutputs[
             values: The values; half of them, if the table is halved.
             halved: Whether it is: then SiLU.
         """
-        comptime width = Self.accumulators // 2
+        comptime quarter = Self.accumulators // 4
         var result = values
         # What is most frequent is a branch of its own.
         if halved:
             keep_branch()
             return silu_of_half(result)
-        if activation.formula == DeviceActivation.LIMITS:
+        if (
+            activation.code == ACTIVATION_RELU
+            or activation.code == ACTIVATION_CLAMP
+        ):
             keep_branch()
-            return activation.evaluate[DeviceActivation.LIMITS](result)
-        if not activation.is_identity():
-            # One pixel after the other, which takes fewer registers, and in a
+            return DeviceActivation.of(activation).evaluate[
+                DeviceActivation.LIMITS
+            ](result)
+        if activation.code != ACTIVATION_NONE:
+            # A quarter after the other, which takes fewer registers, and in a
             # loop, so that the formulas are compiled once.
-            for _ in range(run_time(2)):
-                var pixel = activation.apply[exact=False](
-                    result.slice[width, offset=0]()
+            for _ in range(run_time(4)):
+                var first = DeviceActivation.of(activation).apply[exact=False](
+                    result.slice[quarter, offset=0]()
                 )
-                result = rebind[Self.Accumulated](
-                    result.slice[width, offset=width]().join(pixel)
-                )
+                result = result.shift_left[quarter]()
+                result = result.insert[offset=3 * quarter](first)
         return result
 
     @staticmethod
