@@ -11,7 +11,6 @@ memory, with all their filters, are one run; otherwise each pixel is one.
 from max.gpu.primitives.warp import vote
 from std.bit import pop_count
 from std.memory import bitcast
-from std.sys.info import size_of
 
 from ....conv.memory import Reads, Writes
 from ...limits import WARP, WARPGROUP
