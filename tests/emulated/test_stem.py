@@ -91,7 +91,24 @@ PROBLEMS: Final = (
     Problem(parse_problem("1x11x12x3:128x7x7", padding=3), candidate=1),
     Problem(parse_problem("1x11x12x3:128x3x3", padding=1), candidate=2),
     Problem(parse_problem("1x12x12x4:130x6x6", padding=3), candidate=2),
+    # Pixels that begin at any element: runs of all pixels, of rows that end within a warp's, of a
+    # pixel each; one element, fewer than a chunk, several tiles of filters.
+    Problem(parse_problem("1x2x18x20x3:45x1x7x7", stride=(1, 2, 2), padding=(0, 0, 3, 3, 3, 3))),
+    Problem(parse_problem("1x9x14x3:9x3x3", padding=1), rows=4, columns=5),
+    Problem(parse_problem("2x7x11x3:1x3x3", padding=1)),
+    Problem(parse_problem("1x3x6x9x3:3x3x3x3", padding=1)),
+    Problem(parse_problem("1x9x14x3:75x3x3", padding=1), "float16", rows=3, columns=14),
+    # One channel: quads of 3, 2 and 4 columns; strips that end in a row, several turns of them.
+    Problem(parse_problem("2x9x14x1:16x3x3", padding=1)),
+    Problem(parse_problem("2x4x9x21x1:16x3x3x3", padding=1)),
+    Problem(parse_problem("1x12x30x1:24x2x6", stride=(1, 2), padding=(0, 1, 3, 2))),
+    Problem(parse_problem("1x20x41x1:10x4x4", stride=3, padding=2), "float16"),
+    Problem(parse_problem("1x60x130x1:16x3x3", padding=1), rows=20, columns=130),
+    Problem(parse_problem("1x9x13x1:16x3x2", dilation=(1, 2), padding=1)),
 )
+
+#: The first of them.
+STRIPS: Final = len(PROBLEMS) - 6
 
 #: What is refused, and a part of the sentence.
 REFUSED: Final[tuple[tuple[str, dict[str, int], str], ...]] = (
@@ -183,7 +200,7 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     assert np.array_equal(found, operands.expected(problem, fused))
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 6, 11, 12, 16])
+@pytest.mark.parametrize("index", [0, 1, 2, 6, 11, 12, 16, STRIPS])
 def test_outputs_are_of_their_own_pixels(launches: list[Launch], index: int) -> None:
     problem = PROBLEMS[index]
     taps = int(problem.conv.taps)
@@ -193,7 +210,7 @@ def test_outputs_are_of_their_own_pixels(launches: list[Launch], index: int) -> 
         assert np.array_equal(found, operands.expected(problem, fused=False))
 
 
-@pytest.mark.parametrize("index", [0, 2, 4, 6, 7])
+@pytest.mark.parametrize("index", [0, 2, 4, 6, 7, STRIPS])
 def test_what_is_not_finite_stays_in_its_pixels(launches: list[Launch], index: int) -> None:
     """Channels that are not there, and taps behind the last, multiply zeros."""
     problem = PROBLEMS[index]

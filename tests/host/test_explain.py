@@ -129,8 +129,8 @@ def test_rows_of_patches_are_pixels(
 @pytest.mark.parametrize(
     ("conv", "stride", "words"),
     [
-        # As many tiles as there are multiprocessors, each of as many multiplies as consumers.
-        ("1x24006x1:32x7", 1, "125 tiles of 1x192 pixels, 1 blocks of 1 tiles of filters"),
+        # Every multiprocessor has tiles, each of as many multiplies as a block has consumers.
+        ("1x24006x1:32x7", 1, "188 tiles of 1x128 pixels, 1 blocks of 1 tiles of filters"),
         # Fewer tiles: blocks share the filters.
         ("1x16000x1:512x16", 8, "32 tiles of 1x63 pixels, 4 blocks of 2 tiles of filters"),
         # Many tiles of many multiplies.

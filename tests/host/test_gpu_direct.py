@@ -66,7 +66,8 @@ def test_ptx_holds_the_instructions(kernels: list[Kernel]) -> None:
             "cp.async.bulk.tensor.5d.global.shared::cta",
         ):
             assert (instruction in text) == is_diagonal
-        assert ("cp.async.cg.shared.global" in text) == (kernel.kind == "depthwise-strip")
+        copies = kernel.kind in ("depthwise-strip", "stem")
+        assert ("cp.async.cg.shared.global" in text) == copies
         is_gemv = kernel.kind.startswith("gemv")
         assert ("shfl.sync.bfly.b32" in text) == is_gemv
         assert not overlap.mistakes(text)

@@ -17,7 +17,6 @@ from operations.nvidia.generic import gemv, gemv_launch
 from operations.nvidia.generic.depthwise_strip_kernel import StripKernel
 from operations.nvidia.sm90.diagonal import plan as diagonal_plan
 from operations.nvidia.sm90.stem import geometry as stem_geometry
-from operations.nvidia.sm90.stem import kernel as stem
 
 comptime TYPE = DType.bfloat16
 """Of the operands."""
@@ -27,7 +26,9 @@ def describe_others():
     """Describes what `maxconv inspect` writes, by the names of its files."""
     for index in range(stem_geometry.STEM_CANDIDATES):
         var config = stem_geometry.stem_candidate(index)
-        print(String(t"stem-{index}"), stem.THREADS, 1, config)
+        print(
+            String(t"stem-{index}"), config.threads(), config.resident, config
+        )
     for index in range(diagonal_plan.DIAGONAL_CANDIDATES):
         var config = diagonal_plan.diagonal_candidate(index)
         print(

@@ -206,7 +206,7 @@ def few_channels(problem: ConvProblem) raises:
             describe(
                 name,
                 plan.blocks,
-                stem.THREADS,
+                config.threads(),
                 plan.tiling.shared_bytes(),
                 bytes_of(plan.geometry),
             )

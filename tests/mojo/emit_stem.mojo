@@ -25,14 +25,10 @@ from operations.conv.access import ComputedOutput, MemoryOutput, OutputTarget
 from operations.conv.memory import Writes
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
-from operations.nvidia.sm90.stem.geometry import (
-    STEM_CANDIDATES,
-    StemTiling,
-    stem_candidate,
-    stem_geometry,
-)
-from operations.nvidia.sm90.stem.kernel import THREADS, StemKernel
+from operations.nvidia.sm90.stem.geometry import STEM_CANDIDATES, stem_candidate
+from operations.nvidia.sm90.stem.kernel import StemKernel
 from operations.nvidia.sm90.stem.launch import Stem
+from operations.nvidia.sm90.stem.tiling import StemTiling, stem_geometry
 
 comptime OUTPUT_AT = 0x4444000000000000
 
@@ -85,15 +81,14 @@ def describe[dtype: DType](placed: Bool, words: List[Int]) raises:
         plan.tiling.cut_pixels(problem, words[1], words[2])
     if words[0] >= 0 or words[1] > 0:
         plan.geometry = stem_geometry(problem, plan.tiling)
-        var workers = max(1, MULTIPROCESSORS // plan.tiling.filter_blocks)
-        plan.blocks = (
-            min(workers, plan.tiling.tiles) * plan.tiling.filter_blocks
+        plan.blocks = plan.tiling.blocks(
+            stem_candidate(plan.candidate), MULTIPROCESSORS
         )
     var data = Writes[dtype](unsafe_from_address=OUTPUT_AT)
     print(
         name_of(dtype, placed, plan.candidate),
         plan.blocks,
-        THREADS,
+        stem_candidate(plan.candidate).threads(),
         plan.tiling.shared_bytes(),
         plan.tiling.tiles,
         plan.tiling.stage_quads,

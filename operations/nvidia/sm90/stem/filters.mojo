@@ -1,16 +1,16 @@
-"""The filters of the Hopper stem kernel, and the offsets of their taps, in shared
-memory."""
+"""The filters of the Hopper stem kernel, the offsets of their taps, and their
+scales and biases, in shared memory."""
 
 from std.memory import bitcast
 from std.utils import StaticTuple
 
+from ....conv.epilogue import Epilogue
 from ....conv.memory import Reads
 from ...im2col.traversal import ROW_BYTES
 from ...pipeline.chunks import CHUNK_BYTES, swizzled_chunk
 from ...tma.copy import SharedAddress
 from .geometry import (
     ATOM_STEPS,
-    CONSUMER_THREADS,
     NO_QUAD,
     QUAD,
     STEP_QUADS,
@@ -18,6 +18,7 @@ from .geometry import (
     StemGeometry,
 )
 from .staging import load_elements_if, store_shared
+from .storage import FACTOR_BYTES
 
 comptime ATOM_QUADS = UInt32(ATOM_STEPS * STEP_QUADS)
 """Quads that share a row of shared memory."""
@@ -51,7 +52,9 @@ def write_table[
     if thread == 0:
         store_shared(zeros, SIMD[DType.uint32, 2](0))
     var count = geometry.chunks.value * entries
-    for i in range(thread, count * STEP_QUADS, UInt32(CONSUMER_THREADS)):
+    for i in range(
+        thread, count * STEP_QUADS, UInt32(config.consumer_threads())
+    ):
         var part, entry = divmod(i, count)
         var chunk, step = divmod(entry, entries)
         var offset = NO_QUAD
@@ -90,7 +93,7 @@ def pack_filter[
     """
     comptime quads = UInt32(config.steps * STEP_QUADS)
     comptime columns = UInt32(config.tile_n)
-    comptime batch = UInt32(PACKED_TOGETHER * CONSUMER_THREADS)
+    comptime batch = UInt32(PACKED_TOGETHER * config.consumer_threads())
     var tap_quads = geometry.tap_quads()
     var taps = tap_quads >> geometry.quad_shift
     var count = geometry.tiles_n * geometry.chunks.value * columns * quads
@@ -101,7 +104,7 @@ def pack_filter[
         )
         var rows = StaticTuple[SharedAddress, PACKED_TOGETHER](fill=to)
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS) + thread
+            var i = start + UInt32(n * config.consumer_threads()) + thread
             var index, at = divmod(i, quads)
             var chunk_index, column = divmod(index, columns)
             var tile, chunk = geometry.chunks.split(chunk_index)
@@ -118,14 +121,16 @@ def pack_filter[
             var exists = i < count and quad < tap_quads and k < geometry.filters
             var tap = quad >> geometry.quad_shift
             var c = (quad - (tap << geometry.quad_shift)) * QUAD
-            var from_ = Int(k * taps + tap) * Int(geometry.channels) + Int(c)
+            var from_ = Int(k * taps + tap) * Int(geometry.tap_channels) + Int(
+                c
+            )
             values[n] = load_elements_if(
-                exists, filter.unsafe_offset(from_), c, geometry.channels
+                exists, filter.unsafe_offset(from_), c, geometry.tap_channels
             )
             var atom = chunk_index * UInt32(config.atoms()) + at // ATOM_QUADS
             rows[n] = to + (atom * columns + column) * ROW_BYTES
         comptime for n in range(PACKED_TOGETHER):
-            var i = start + UInt32(n * CONSUMER_THREADS) + thread
+            var i = start + UInt32(n * config.consumer_threads()) + thread
             if i < count:
                 var at = i % quads
                 var pairs = bitcast[DType.uint32, 2](values[n])
@@ -141,3 +146,50 @@ def pack_filter[
                         rows[n] + moved * CHUNK_BYTES + at % STEP_QUADS * 4,
                         SIMD[DType.uint32, 1](pairs[half]),
                     )
+
+
+@always_inline
+def write_factors[
+    config: StemConfig
+](
+    epilogue: Epilogue,
+    geometry: StemGeometry,
+    to: SharedAddress,
+    first_filter: UInt32,
+    halves: Bool,
+    thread: UInt32,
+):
+    """Writes the scales of each multiply's filters, then their biases; 1 and 0
+    where there is none.
+
+    Parameters:
+        config: The configuration.
+
+    Args:
+        epilogue: What happens before the store.
+        geometry: The problem.
+        to: Where to write.
+        first_filter: The block's first.
+        halves: Whether to write half of each.
+        thread: Of the consumers.
+    """
+    comptime columns = UInt32(config.tile_n)
+    comptime float_bytes = FACTOR_BYTES // 2
+    var unit = Float32(0.5) if halves else Float32(1)
+    var count = geometry.tiles_n * columns
+    # The same turns for all threads, as above.
+    for start in range(UInt32(0), count, UInt32(config.consumer_threads())):
+        var i = start + thread
+        var filter = first_filter + i
+        var scale = Float32(1)
+        var bias = Float32(0)
+        if i < count and filter < geometry.filters:
+            scale = epilogue.scaled[1](scale, Int(filter))
+            bias = epilogue.load_bias[1](Int(filter))
+        if i < count:
+            var tile, column = divmod(i, columns)
+            var at = to + (2 * tile * columns + column) * float_bytes
+            store_shared(at, SIMD[DType.float32, 1](scale * unit))
+            store_shared(
+                at + columns * float_bytes, SIMD[DType.float32, 1](bias * unit)
+            )

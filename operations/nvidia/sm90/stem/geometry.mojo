@@ -1,9 +1,11 @@
 """Stems, the convolutions of few input channels: which of them the Hopper stem
-kernel takes, and how it cuts a problem.
+kernel takes, and what it does with a tile.
 
 TMA cannot load pixels whose bytes are no multiple of 16. Threads stage the
 input pixels of an output tile instead, as quads: 4 channels, 8 bytes, with
-zeros for missing channels and for pixels outside the image. The filter's taps
+zeros for missing channels and for pixels outside the image. Of images of one
+channel a quad has up to 4 neighbouring columns instead, if the taps of a filter's
+row come in so many: they are the channels of one tap then. The filter's taps
 are quads too, and 4 quads are the depth of a multiply. Of the four threads that
 share a row of the multiply, thread t reads quads t, t + 4, t + 8 and so on.
 """
@@ -12,10 +14,9 @@ from std.math import ceildiv
 
 from ....conv.device_value import DeviceValue
 from ....conv.divisor import Divisor, SmallDivisor
-from ....conv.memory import element_bytes
 from ....conv.problem import ConvProblem
 from ...im2col.traversal import ROW_BYTES
-from ...limits import MAX_SHARED_BYTES, PATTERN_BYTES, WARPGROUP
+from ...limits import WARPGROUP
 from ..wgmma import MMA_M
 
 comptime QUAD = 4
@@ -30,10 +31,11 @@ comptime STEP_QUADS = 4
 comptime ATOM_STEPS = 4
 """Multiplies whose filters share a row of shared memory."""
 
-comptime CONSUMERS = 3
-"""Warpgroups that multiply."""
+comptime GROUP_FILTERS = 8
+"""Neighbouring filters of a pixel that a thread stores."""
 
-comptime CONSUMER_THREADS = CONSUMERS * WARPGROUP
+comptime PART_FILTERS = 4 * GROUP_FILTERS
+"""Neighbouring filters of a pixel that four threads store."""
 
 comptime STAGES = 2
 """Tiles of input pixels that shared memory holds."""
@@ -41,11 +43,16 @@ comptime STAGES = 2
 comptime PAIR_CHANNELS = 3
 """Channels of pixels that are staged two by two."""
 
+comptime STRIP_QUADS = 4
+"""Neighbouring quads that are staged together where a quad has several columns:
+a strip."""
+
 comptime PAIRS_TOGETHER = 6
+comptime STRIPS_TOGETHER = 3
 comptime QUADS_TOGETHER = 8
 comptime PARTS_TOGETHER = 4
-"""Pairs of pixels, quads, or quads whose elements are loaded one by one, that a
-producer's thread loads before it stores the first."""
+"""Pairs of pixels, strips, quads, or quads whose elements are loaded one by one,
+that a producer's thread loads before it stores the first."""
 
 comptime NO_QUAD = UInt32(1) << 30
 """The offset of a quad that is no tap: beyond every address, so that the
@@ -60,6 +67,18 @@ struct StemConfig(ImplicitlyCopyable, Movable, Writable):
     """Multiplies whose activations a thread holds at a time, a chunk."""
     var tile_n: Int
     """Filters of a multiply, 32 or 64."""
+    var consumers: Int
+    """Warpgroups that multiply."""
+    var resident: Int
+    """Blocks of a multiprocessor."""
+
+    def consumer_threads(self) -> Int:
+        """Threads that multiply."""
+        return self.consumers * WARPGROUP
+
+    def threads(self) -> Int:
+        """Threads of a block: the producer's warpgroup comes first."""
+        return WARPGROUP + self.consumer_threads()
 
     def atoms(self) -> Int:
         """Rows of `ROW_BYTES` that a chunk of one filter takes."""
@@ -91,10 +110,11 @@ def stem_candidate(index: Int) -> StemConfig:
         index: From 0 to `STEM_CANDIDATES - 1`.
     """
     if index == 0:
-        return StemConfig(steps=3, tile_n=32)
+        # Few registers: two blocks, which wait for one another less.
+        return StemConfig(steps=3, tile_n=32, consumers=2, resident=2)
     if index == 1:
-        return StemConfig(steps=3, tile_n=64)
-    return StemConfig(steps=13, tile_n=64)
+        return StemConfig(steps=3, tile_n=64, consumers=3, resident=1)
+    return StemConfig(steps=13, tile_n=64, consumers=3, resident=1)
 
 
 @fieldwise_init
@@ -108,6 +128,9 @@ struct StemGeometry(
     """
 
     var channels: UInt32
+    """Of an input pixel."""
+    var tap_channels: UInt32
+    """Of a tap: the input's, or the columns of a quad."""
     var quad_shift: UInt32
     """The logarithm of the quads of a pixel."""
     var depth: Int32
@@ -124,9 +147,11 @@ struct StemGeometry(
     var dilation_d: Int32
     var dilation_h: Int32
     var dilation_w: Int32
+    """From a tap to the next, in columns."""
     var taps_d: UInt32
     var taps_h: Divisor
     var taps_w: Divisor
+    """Those of a quad are one."""
     var out_planes: Divisor
     var out_rows: UInt32
     var out_columns: UInt32
@@ -143,8 +168,12 @@ struct StemGeometry(
     """Rows of a staged tile in each plane."""
     var staged_quads: SmallDivisor
     """Quads of a staged row."""
-    var staged_pairs: SmallDivisor
-    """The `pairs_of` a tile, where pixels have three channels."""
+    var row_quads: UInt32
+    """From a staged row to the next."""
+    var staged_columns: UInt32
+    """Input columns that a staged row has elements of."""
+    var staged_units: SmallDivisor
+    """Pairs or strips that a staged row has parts of, where there are such."""
     var row_bytes: UInt32
     var column_bytes: UInt32
     """From an output pixel's first staged quad to its neighbour's."""
@@ -198,7 +227,7 @@ struct StemGeometry(
     @always_inline
     def stage_quads(self) -> UInt32:
         """Quads of a staged tile."""
-        return self.taps_d * self.staged_rows * self.staged_quads.value
+        return self.taps_d * self.staged_rows * self.row_quads
 
     @always_inline
     def tap_offset(self, quad: UInt32) -> UInt32:
@@ -216,7 +245,7 @@ struct StemGeometry(
         var plane, r = self.taps_h.split(row)
         var staged = plane * self.staged_rows + r * UInt32(self.dilation_h)
         var column = (s * UInt32(self.dilation_w)) << self.quad_shift
-        return (staged * self.staged_quads.value + column + part) * QUAD_BYTES
+        return (staged * self.row_quads + column + part) * QUAD_BYTES
 
 
 @fieldwise_init
@@ -233,309 +262,17 @@ struct StemTile(TrivialRegisterPassable):
     """From its first column to the image's end."""
 
 
-@fieldwise_init
-struct StemTiling(ImplicitlyCopyable, Movable, Writable):
-    """How a problem is cut, and the shared memory that this takes."""
-
-    var chunks: Int
-    """Chunks of a filter's products."""
-    var filter_blocks: Int
-    """Blocks that share a tile's filters."""
-    var tiles_n: Int
-    """Multiplies' filters of a block."""
-    var filter_bytes: Int
-    var table_bytes: Int
-    var tile_rows: Int
-    var tile_columns: Int
-    var tiles: Int
-    var staged_rows: Int
-    var staged_quads: Int
-    """Quads of a staged row."""
-    var stage_quads: Int
-    """Quads of a staged tile."""
-
-    def __init__(out self, config: StemConfig, problem: ConvProblem):
-        """Cuts the filters. `choose_pixels` cuts the pixels.
-
-        Args:
-            config: The configuration.
-            problem: The convolution, with at least one filter.
-        """
-        self.chunks = chunks_of(config, problem)
-        var all_n = ceildiv(problem.filters, config.tile_n)
-        var tile_bytes = self.chunks * config.chunk_bytes()
-        var most = max(1, MAX_FILTER_BYTES // tile_bytes)
-        self.tiles_n = ceildiv(all_n, ceildiv(all_n, most))
-        self.filter_blocks = ceildiv(all_n, self.tiles_n)
-        self.filter_bytes = self.tiles_n * tile_bytes
-        self.table_bytes = STEP_QUADS * self.chunks * config.chunk_offsets() * 4
-        self.tile_rows = 0
-        self.tile_columns = 0
-        self.tiles = 0
-        self.staged_rows = 0
-        self.staged_quads = 0
-        self.stage_quads = 0
-        self.cut_pixels(problem, 1, 1)
-
-    def cut_pixels(mut self, problem: ConvProblem, rows: Int, columns: Int):
-        """Cuts planes of the output into tiles.
-
-        Args:
-            problem: The convolution.
-            rows: Of a tile.
-            columns: Of a tile.
-        """
-        self.tile_rows = rows
-        self.tile_columns = columns
-        self.tiles = (
-            problem.batch
-            * problem.output[0]
-            * ceildiv(problem.output[1], rows)
-            * ceildiv(problem.output[2], columns)
-        )
-        self.staged_rows = (rows - 1) * problem.stride[1] + problem.span(1)
-        self.staged_quads = (
-            (columns - 1) * problem.stride[2] + problem.span(2)
-        ) * quads_of(problem)
-        self.stage_quads = (
-            problem.filter[0] * self.staged_rows * self.staged_quads
-        )
-
-    def choose_pixels(
-        mut self,
-        config: StemConfig,
-        problem: ConvProblem,
-        out_type: DType,
-        multiprocessors: Int,
-    ):
-        """Cuts the pixels as the model finds fastest.
-
-        Args:
-            config: The configuration.
-            problem: The convolution, with at least one output.
-            out_type: Of the output.
-            multiprocessors: Of the device.
-        """
-        var workers = max(1, multiprocessors // self.filter_blocks)
-        var multiply = max(
-            multiply_cycles(config, problem),
-            Float64(MMA_M * config.tile_n * element_bytes(out_type))
-            / STORE_BYTES_PER_CYCLE,
-        ) * Float64(self.tiles_n)
-        var best = self
-        var least = Float64.MAX
-        var least_multiplying = Float64.MAX
-        for parts in range(1, min(MAX_ROW_CUTS, problem.output[2]) + 1):
-            for rows in range(1, min(MAX_TILE_ROWS, problem.output[1]) + 1):
-                self.cut_pixels(
-                    problem, rows, ceildiv(problem.output[2], parts)
-                )
-                if self.shared_bytes() > MAX_SHARED_BYTES:
-                    break
-                var staging = staging_cycles(problem, self)
-                var multiplying = TILE_CYCLES + multiply * Float64(
-                    ceildiv(rows * self.tile_columns, MMA_M)
-                )
-                var cycles = staging + Float64(
-                    ceildiv(self.tiles, workers)
-                ) * max(staging, multiplying)
-                # Staging decides where loads take longest; the last tile is
-                # multiplied all the same.
-                if cycles < least or (
-                    cycles == least and multiplying < least_multiplying
-                ):
-                    least = cycles
-                    least_multiplying = multiplying
-                    best = self
-            # Narrower tiles stage more: only as far as needed.
-            if (
-                least < Float64.MAX
-                and parts >= ENOUGH_ROW_CUTS
-                and best.tiles >= workers
-            ):
-                break
-        self = best
-        self._share_filters(config, problem, multiprocessors)
-
-    def _share_filters(
-        mut self, config: StemConfig, problem: ConvProblem, multiprocessors: Int
-    ):
-        """Has more blocks share a tile's filters where there are
-        multiprocessors without a tile: a consumer multiplies them one after
-        the other.
-
-        Args:
-            config: The configuration.
-            problem: The convolution.
-            multiprocessors: Of the device.
-        """
-        var all_n = ceildiv(problem.filters, config.tile_n)
-        var blocks = min(all_n, multiprocessors // max(1, self.tiles))
-        if blocks <= self.filter_blocks:
-            return
-        self.tiles_n = ceildiv(all_n, blocks)
-        self.filter_blocks = ceildiv(all_n, self.tiles_n)
-        self.filter_bytes = self.tiles_n * self.chunks * config.chunk_bytes()
-
-    def stage_bytes(self) -> Int:
-        """Shared memory of a staged tile."""
-        return ceildiv(self.stage_quads * QUAD_BYTES, 16) * 16
-
-    def shared_bytes(self) -> Int:
-        """Shared memory of a block: barriers, filters, table, stages, zeros."""
-        return (
-            BARRIERS_BYTES
-            + self.filter_bytes
-            + self.table_bytes
-            + STAGES * self.stage_bytes()
-            + QUAD_BYTES
-        )
-
-    def write_to(self, mut writer: Some[Writer]):
-        """Writes the cut on one line."""
-        writer.write(
-            t"{self.tiles} tiles of {self.tile_rows}x{self.tile_columns}"
-            t" pixels, {self.filter_blocks} blocks of {self.tiles_n} tiles of"
-            t" filters, {self.chunks} chunks, {self.shared_bytes()} bytes of"
-            t" shared memory"
-        )
-
-
-comptime BARRIERS_BYTES = PATTERN_BYTES
-"""Shared memory before the filters, which are swizzled."""
-
-comptime MAX_FILTER_BYTES = 112 * 1024
-"""Shared memory that a block's filters take, unless one tile takes more."""
-
-comptime MAX_TILE_ROWS = 24
-comptime MAX_ROW_CUTS = 256
-"""Rows of a tile, and pieces that a row of the output is cut into, at most."""
-
-comptime ENOUGH_ROW_CUTS = 6
-"""Pieces that are tried where fewer would do: where multiprocessors have a tile
-each."""
-
-# The model's constants, in cycles of a multiprocessor.
-
-comptime FULL_MULTIPLY_CYCLES = 32.0
-"""Of 64 pixels by 64 filters by 16 products."""
-
-comptime ROWS_CYCLES = 100.0
-comptime STEP_CYCLES = 13.0
-"""Of a consumer's instructions for 64 pixels, and for 16 of their products."""
-
-comptime STORE_BYTES_PER_CYCLE = 18.0
-"""Of device memory, a multiprocessor's share."""
-
-comptime TILE_CYCLES = 200.0
-"""Of a tile, for what producer and consumers do once."""
-
-comptime BATCH_CYCLES = 500.0
-"""From a producer's first load to its first value, once a batch."""
-
-comptime PAIR_CYCLES = 130.0
-comptime QUAD_CYCLES = 75.0
-comptime ELEMENTS_CYCLES = 125.0
-"""Of what each producer's thread does: pairs of pixels, quads that are loaded at
-once, and quads whose elements are."""
+def tap_columns(problem: ConvProblem) -> Int:
+    """Neighbouring columns that a quad has: as many taps of a filter's row are
+    one. Elements of a quad that are no taps would spread what is not finite:
+    they divide the row's taps."""
+    if problem.channels == 1 and problem.dilation[2] == 1:
+        for columns in range(QUAD, 1, -1):
+            if problem.filter[2] % columns == 0:
+                return columns
+    return 1
 
 
 def quads_of(problem: ConvProblem) -> Int:
     """Quads of a pixel."""
     return 1 if problem.channels <= QUAD else 2
-
-
-def chunks_of(config: StemConfig, problem: ConvProblem) -> Int:
-    """Chunks of a filter's products."""
-    return ceildiv(
-        problem.taps() * quads_of(problem), STEP_QUADS * config.steps
-    )
-
-
-def multiply_cycles(config: StemConfig, problem: ConvProblem) -> Float64:
-    """The model's time of 64 pixels by `tile_n` filters: of the multiplies, or
-    of the instructions around them."""
-    var steps = Float64(chunks_of(config, problem) * config.steps)
-    return max(
-        FULL_MULTIPLY_CYCLES * steps * Float64(config.tile_n) / 64.0,
-        ROWS_CYCLES + steps * STEP_CYCLES + Float64(config.tile_n),
-    )
-
-
-def staging_cycles(problem: ConvProblem, tiling: StemTiling) -> Float64:
-    """The model's time of staging a tile."""
-    var units = tiling.staged_rows * tiling.staged_quads
-    var together = QUADS_TOGETHER
-    var each = QUAD_CYCLES
-    if problem.channels % QUAD != 0:
-        together = PARTS_TOGETHER
-        each = ELEMENTS_CYCLES
-    if problem.channels == PAIR_CHANNELS:
-        units = tiling.staged_rows * pairs_of(tiling)
-        together = PAIRS_TOGETHER
-        each = PAIR_CYCLES
-    var batches = ceildiv(units, together * WARPGROUP)
-    return TILE_CYCLES + Float64(problem.filter[0] * batches) * (
-        BATCH_CYCLES + each * Float64(together)
-    )
-
-
-def pairs_of(tiling: StemTiling) -> Int:
-    """Pairs of pixels that a staged row has parts of, wherever it begins."""
-    return tiling.staged_quads // 2 + 1
-
-
-def choose_stem(problem: ConvProblem) -> Int:
-    """The candidate whose multiplies take the least time. Of equal ones it is
-    the last, which gathers the most at a time."""
-    var best = 0
-    var least = Float64.MAX
-    for index in range(STEM_CANDIDATES):
-        var config = stem_candidate(index)
-        var cycles = multiply_cycles(config, problem) * Float64(
-            ceildiv(problem.filters, config.tile_n)
-        )
-        if cycles <= least:
-            best = index
-            least = cycles
-    return best
-
-
-def stem_geometry(problem: ConvProblem, plan: StemTiling) -> StemGeometry:
-    """Builds the geometry from a problem and its cut."""
-    return StemGeometry(
-        channels=UInt32(problem.channels),
-        quad_shift=UInt32(quads_of(problem) - 1),
-        depth=Int32(problem.input[0]),
-        height=Int32(problem.input[1]),
-        width=Int32(problem.input[2]),
-        step_d=Int32(problem.stride[0]),
-        step_h=Int32(problem.stride[1]),
-        step_w=Int32(problem.stride[2]),
-        start_d=Int32(-problem.pad_before[0]),
-        start_h=Int32(-problem.pad_before[1]),
-        start_w=Int32(-problem.pad_before[2]),
-        dilation_d=Int32(problem.dilation[0]),
-        dilation_h=Int32(problem.dilation[1]),
-        dilation_w=Int32(problem.dilation[2]),
-        taps_d=UInt32(problem.filter[0]),
-        taps_h=Divisor(problem.filter[1]),
-        taps_w=Divisor(problem.filter[2]),
-        out_planes=Divisor(problem.output[0]),
-        out_rows=UInt32(problem.output[1]),
-        out_columns=UInt32(problem.output[2]),
-        filters=UInt32(problem.filters),
-        tile_rows=UInt32(plan.tile_rows),
-        tile_columns=SmallDivisor(plan.tile_columns),
-        tiles_h=Divisor(ceildiv(problem.output[1], plan.tile_rows)),
-        tiles_w=Divisor(ceildiv(problem.output[2], plan.tile_columns)),
-        tiles=UInt32(plan.tiles),
-        filter_blocks=Divisor(plan.filter_blocks),
-        tiles_n=UInt32(plan.tiles_n),
-        staged_rows=UInt32(plan.staged_rows),
-        staged_quads=SmallDivisor(plan.staged_quads),
-        staged_pairs=SmallDivisor(pairs_of(plan)),
-        row_bytes=UInt32(problem.stride[1] * plan.staged_quads * QUAD_BYTES),
-        column_bytes=UInt32(problem.stride[2] * quads_of(problem) * QUAD_BYTES),
-        chunks=SmallDivisor(plan.chunks),
-    )

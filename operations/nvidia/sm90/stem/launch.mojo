@@ -12,15 +12,9 @@ from ...legality import alignment_refusal, hopper_refusal, memory_refusal
 from ...limits import MAX_INDEX, MAX_SHARED_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
 from ...stream import LaunchGrid, Stream
-from .geometry import (
-    STEM_CANDIDATES,
-    StemGeometry,
-    StemTiling,
-    choose_stem,
-    stem_candidate,
-    stem_geometry,
-)
-from .kernel import THREADS, StemKernel
+from .geometry import STEM_CANDIDATES, StemGeometry, stem_candidate
+from .kernel import StemKernel
+from .tiling import StemTiling, choose_stem, stem_geometry
 
 
 @fieldwise_init
@@ -128,12 +122,11 @@ struct Stem(GpuKernel):
         tiling.choose_pixels(
             config, problem, operands.types.output, device.units
         )
-        var workers = max(1, device.units // tiling.filter_blocks)
         return StemPlan(
             candidate,
             tiling,
             stem_geometry(problem, tiling),
-            min(workers, tiling.tiles) * tiling.filter_blocks,
+            tiling.blocks(config, device.units),
         )
 
     @staticmethod
@@ -159,7 +152,7 @@ struct Stem(GpuKernel):
                 queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
                     LaunchGrid(
                         plan.blocks,
-                        THREADS,
+                        stem_candidate(index).threads(),
                         shared_bytes=plan.tiling.shared_bytes(),
                     ),
                     arguments.activation.data(),

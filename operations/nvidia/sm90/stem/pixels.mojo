@@ -4,13 +4,13 @@ from std.utils import IndexList
 
 from ....conv.problem import SPATIAL
 from ...limits import WARP
-from .geometry import NO_QUAD, StemGeometry, StemTile
-
-comptime GROUP_FILTERS = 8
-"""Neighbouring filters of a pixel that a thread stores."""
-
-comptime PART_FILTERS = 4 * GROUP_FILTERS
-"""Neighbouring filters of a pixel that four threads store."""
+from .geometry import (
+    GROUP_FILTERS,
+    NO_QUAD,
+    PART_FILTERS,
+    StemGeometry,
+    StemTile,
+)
 
 
 @fieldwise_init
@@ -18,7 +18,10 @@ struct StemFilters(TrivialRegisterPassable):
     """The filters of a thread's outputs: `GROUP_FILTERS` neighbours of every
     `PART_FILTERS`."""
 
+    var tile: UInt32
+    """The multiply's first."""
     var first: UInt32
+    """The thread's first."""
     var filters: UInt32
     """Of the problem."""
     var together: Bool
@@ -35,18 +38,19 @@ struct StemFilters(TrivialRegisterPassable):
             tile_filter: The multiply's first filter.
             thread: Of the warpgroup.
         """
+        self.tile = tile_filter
         self.first = tile_filter + (thread % 4) * GROUP_FILTERS
         self.filters = geometry.filters
         self.together = geometry.filters % GROUP_FILTERS == 0
 
     @always_inline
-    def exist(self, part: Int) -> Bool:
-        """Whether a part's filters are filters of the problem.
+    def exists(self, further: Int) -> Bool:
+        """Whether a filter is one of the problem.
 
         Args:
-            part: Which part.
+            further: Counted from the thread's first.
         """
-        return self.first + UInt32(part * PART_FILTERS) < self.filters
+        return self.first + UInt32(further) < self.filters
 
     @always_inline
     def safe(self, part: Int) -> Int:
@@ -116,6 +120,8 @@ struct StemRows(TrivialRegisterPassable):
     var tile: StemTile
     var first_output: Int
     """The element that the tile's outputs begin with."""
+    var first: UInt32
+    """The warp's first pixel, of the tile."""
     var low: StemPixel
     var high: StemPixel
 
@@ -138,9 +144,10 @@ struct StemRows(TrivialRegisterPassable):
             thread: Of the warpgroup.
         """
         var warp, lane = divmod(thread, UInt32(WARP))
-        var index = first + warp * 16 + lane // 4
         self.tile = tile
         self.first_output = first_output
+        self.first = first + warp * 16
+        var index = self.first + lane // 4
         self.low = StemPixel(geometry, tile, index)
         self.high = StemPixel(geometry, tile, index + 8)
 

@@ -7,6 +7,7 @@ Loads have a predicate rather than a branch, so that many are in flight.
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
+from std.sys.intrinsics import _RegisterPackType
 from std.utils import StaticTuple
 
 from ....conv.memory import Reads
@@ -20,6 +21,8 @@ from .geometry import (
     QUAD,
     QUAD_BYTES,
     QUADS_TOGETHER,
+    STRIP_QUADS,
+    STRIPS_TOGETHER,
     StemGeometry,
     StemTile,
 )
@@ -85,6 +88,41 @@ def load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
         has_side_effect=False,
     ](UInt64(Int(data)), condition, UInt64(0))
     return bitcast[DType.uint32, 2](bits)
+
+
+@always_inline
+def load_words_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 4]:
+    """The bits of 16 bytes of read-only memory, zeros unless the condition
+    holds.
+
+    Args:
+        condition: Whether to load.
+        data: The first element, at a multiple of 16 bytes.
+    """
+    var words = inlined_assembly[
+        "@$5 ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];",
+        _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
+        constraints="=r,=r,=r,=r,l,b,0,1,2,3",
+    ](
+        UInt64(Int(data)),
+        condition,
+        UInt32(0),
+        UInt32(0),
+        UInt32(0),
+        UInt32(0),
+    )
+    return SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
+
+
+@always_inline
+def load_shared_element_if(condition: Bool, address: SharedAddress) -> UInt16:
+    """The bits of a 16-bit element of shared memory, zeros unless the condition
+    holds."""
+    return inlined_assembly[
+        "@$2 ld.shared.b16 $0, [$1];",
+        UInt16,
+        constraints="=h,r,b,0,~{memory}",
+    ](address, condition, UInt16(0))
 
 
 @always_inline
@@ -186,6 +224,8 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
         """
         if geometry.channels == PAIR_CHANNELS:
             self._fill_pairs(geometry, thread)
+        elif geometry.tap_channels != geometry.channels:
+            self._fill_strips(geometry, thread)
         elif geometry.channels % QUAD == 0:
             self._fill_quads[True](geometry, thread)
         else:
@@ -221,7 +261,7 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
         var staged = geometry.staged_quads
         var rows = geometry.staged_rows
         for start in range(
-            thread, rows * geometry.staged_pairs.value + thread, batch
+            thread, rows * geometry.staged_units.value + thread, batch
         ):
             var low = Words(fill=0)
             var low_end = Halves(fill=0)
@@ -231,7 +271,7 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
             var has_low = Flags(fill=False)
             var has_high = Flags(fill=False)
             comptime for i in range(PAIRS_TOGETHER):
-                var row, pair = geometry.staged_pairs.split(
+                var row, pair = geometry.staged_units.split(
                     start + UInt32(i * WARPGROUP)
                 )
                 # Rows of odd length begin at odd and at even pixels in turn.
@@ -249,7 +289,9 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
                     high_inside, data.unsafe_offset(3)
                 )
                 high[i] = load_two_if(high_inside, data.unsafe_offset(4))
-                to[i] = self.to + (row * staged.value + column) * QUAD_BYTES
+                to[i] = (
+                    self.to + (row * geometry.row_quads + column) * QUAD_BYTES
+                )
                 has_low[i] = row < rows and column < staged.value
                 has_high[i] = row < rows and column + 1 < staged.value
             comptime for i in range(PAIRS_TOGETHER):
@@ -279,10 +321,12 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
         var quads = geometry.staged_rows * geometry.staged_quads.value
         for start in range(thread, quads + thread, batch):
             var values = Quads(fill=SIMD[Self.dtype, QUAD](0))
+            var to = StaticTuple[SharedAddress, together](fill=self.to)
             comptime for i in range(together):
                 var row, quad = geometry.staged_quads.split(
                     start + UInt32(i * WARPGROUP)
                 )
+                to[i] = self.to + (row * geometry.row_quads + quad) * QUAD_BYTES
                 var column = quad >> geometry.quad_shift
                 var c = (quad - (column << geometry.quad_shift)) * QUAD
                 var inside = self.rows.has(row) and self.columns.has(column)
@@ -299,12 +343,73 @@ struct StagedPlane[dtype: DType](TrivialRegisterPassable):
                         inside, data, c, geometry.channels
                     )
             comptime for i in range(together):
-                var at = start + UInt32(i * WARPGROUP)
-                if at < quads:
-                    store_shared(
-                        self.to + at * QUAD_BYTES,
-                        bitcast[DType.uint32, 2](values[i]),
+                if start + UInt32(i * WARPGROUP) < quads:
+                    store_shared(to[i], bitcast[DType.uint32, 2](values[i]))
+
+    @always_inline
+    def _fill_strips(self, geometry: StemGeometry, thread: UInt32):
+        """Stages strips of one channel: each element is loaded once and is in
+        as many quads as a quad has columns."""
+        comptime batch = UInt32(STRIPS_TOGETHER * WARPGROUP)
+        comptime elements = STRIP_QUADS + QUAD - 1
+        comptime Elements = SIMD[DType.uint16, 8]
+        var strips = geometry.staged_rows * geometry.staged_units.value
+        # What the second word of a quad keeps: columns that are taps.
+        var kept = UInt32(0)
+        if geometry.tap_channels > 2:
+            kept = ~UInt32(0) if geometry.tap_channels > 3 else UInt32(0xFFFF)
+        for start in range(thread, strips + thread, batch):
+            var values = StaticTuple[Elements, STRIPS_TOGETHER](
+                fill=Elements(0)
+            )
+            var to = StaticTuple[SharedAddress, STRIPS_TOGETHER](fill=self.to)
+            comptime for i in range(STRIPS_TOGETHER):
+                var row, strip = geometry.staged_units.split(
+                    start + UInt32(i * WARPGROUP)
+                )
+                var column = strip * UInt32(STRIP_QUADS)
+                to[i] = (
+                    self.to + (row * geometry.row_quads + column) * QUAD_BYTES
+                )
+                var inside = self.rows.has(row)
+                var data = self.first.unsafe_offset(
+                    Int(Int32(row * UInt32(geometry.width) + column))
+                )
+                comptime for e in range(elements):
+                    values[i][e] = load_element_if(
+                        inside and self.columns.has(column + UInt32(e)),
+                        data.unsafe_offset(e),
                     )
+            comptime for i in range(STRIPS_TOGETHER):
+                if start + UInt32(i * WARPGROUP) < strips:
+                    _store_strip(to[i], values[i], kept)
+
+
+@always_inline
+def _store_strip(
+    to: SharedAddress, values: SIMD[DType.uint16, 8], kept: UInt32
+):
+    """Stores the quads that begin with each of the first elements.
+
+    Args:
+        to: Where to, a multiple of 16 bytes.
+        values: The bits of the elements.
+        kept: What the second word of a quad keeps.
+    """
+    comptime words = STRIP_QUADS + 2
+    var pairs = SIMD[DType.uint32, 8](0)
+    comptime for e in range(words):
+        pairs[e] = UInt32(values[e]) | (UInt32(values[e + 1]) << 16)
+    comptime for quad in range(0, STRIP_QUADS, 2):
+        store_shared(
+            to + UInt32(quad * QUAD_BYTES),
+            SIMD[DType.uint32, 4](
+                pairs[quad],
+                pairs[quad + 2] & kept,
+                pairs[quad + 1],
+                pairs[quad + 3] & kept,
+            ),
+        )
 
 
 @always_inline
@@ -332,9 +437,7 @@ def visit_planes[
     var h = Int32(tile.row) * geometry.step_h + geometry.start_h
     var w = Int32(tile.column) * geometry.step_w + geometry.start_w
     var z = Int32(tile.plane) * geometry.step_d + geometry.start_d
-    var columns = Span(
-        w, geometry.width, geometry.staged_quads.value >> geometry.quad_shift
-    )
+    var columns = Span(w, geometry.width, geometry.staged_columns)
     var to = stage
     for _ in range(geometry.taps_d):
         # A plane outside the image has no rows.
@@ -355,4 +458,4 @@ def visit_planes[
         else:
             staged.prefetch(geometry, thread)
         z += geometry.dilation_d
-        to += geometry.staged_rows * geometry.staged_quads.value * QUAD_BYTES
+        to += geometry.staged_rows * geometry.row_quads * QUAD_BYTES
