@@ -11,7 +11,7 @@ from std.utils import StaticTuple
 
 from ....conv.memory import Reads
 from ...limits import WARPGROUP
-from ...pipeline.chunks import CHUNK_BYTES, shared_pointer
+from ...pipeline.chunks import CHUNK_BYTES, prefetch_bytes, shared_pointer
 from ...tma.copy import SharedAddress
 from .geometry import (
     PAIR_CHANNELS,
@@ -85,25 +85,6 @@ def load_quad_if(condition: Bool, data: Reads) -> SIMD[DType.uint32, 2]:
         has_side_effect=False,
     ](UInt64(Int(data)), condition, UInt64(0))
     return bitcast[DType.uint32, 2](bits)
-
-
-@always_inline
-def prefetch_bytes(address: UInt64, length: UInt32):
-    """Asks for global memory in the L2, in whole units of 16 bytes that begin
-    in it or before it (PTX ISA, "cp.async.bulk.prefetch").
-
-    Args:
-        address: Of the first byte.
-        length: How many.
-    """
-    var first = address & ~UInt64(CHUNK_BYTES - 1)
-    var last = (address + UInt64(length)) & ~UInt64(CHUNK_BYTES - 1)
-    if last > first:
-        inlined_assembly[
-            "cp.async.bulk.prefetch.L2.global [$0], $1;",
-            NoneType,
-            constraints="l,r",
-        ](first, UInt32(last - first))
 
 
 @always_inline
