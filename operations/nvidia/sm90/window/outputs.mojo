@@ -18,7 +18,13 @@ from ...epilogue.activations import DeviceActivation, keep_branch, run_time
 from ...geometry import IMAGE, spatial
 from ...pipeline.chunks import prefetch_bytes
 from .geometry import TilePlace, WindowGeometry
-from .pixels import WindowPixel, WindowPixels, WindowThread, opaque
+from .pixels import (
+    WindowPixel,
+    WindowPixels,
+    WindowThread,
+    opaque,
+    settled,
+)
 from .tiling import neighbours
 
 
@@ -32,11 +38,11 @@ comptime FREQUENT = [ACTIVATION_SILU, ACTIVATION_NONE, ACTIVATION_RELU]
 
 comptime KEPT_COLUMNS = 32
 """Filters of a multiply, at most, of which a thread keeps the bias from tile to
-tile, and loads the residual before the multiplies, if it has neighbours."""
+tile, and loads all of the residual before the multiplies."""
 
 comptime FEW_COLUMNS = 16
 """Filters of a multiply, at most, of which a thread loads the residual before
-the multiplies also element by element: a register each."""
+the multiplies also where it is float32, or element by element."""
 
 
 struct WindowOutputs[
@@ -74,15 +80,17 @@ struct WindowOutputs[
     comptime few = Self.columns <= FEW_COLUMNS
     """Whether registers hold addresses and words of single elements."""
     comptime together_early = (
-        Self.few
-        or Self.columns <= KEPT_COLUMNS
-        and Self.residual_type.is_half_float()
+        Self.few or Self.residual_type.is_half_float()
     )
     comptime early_words = (
         Self.vector if Self.few else Self.vector_words
     )
+    comptime early_pieces = (
+        Self.pieces if Self.columns <= KEPT_COLUMNS else Self.pieces // 2
+    )
+    """That registers hold beside a tile's sums."""
     comptime Early = StaticTuple[
-        SIMD[DType.uint32, Self.early_words], Self.pieces
+        SIMD[DType.uint32, Self.early_words], Self.early_pieces
     ]
     """The residual, by pieces. As words: the compiler would convert values where
     they are loaded, and so wait for them there."""
@@ -139,7 +147,10 @@ struct WindowOutputs[
                         epilogue.bias, geometry, thread, UInt32(part)
                     )
                 )
-        return bias
+        var bits = bitcast[DType.uint32, Self.columns // 4](bias)
+        comptime for i in range(Self.columns // 4):
+            bits[i] = settled(bits[i], geometry)
+        return bitcast[DType.float32, Self.columns // 4](bits)
 
     @staticmethod
     @always_inline
@@ -182,7 +193,7 @@ struct WindowOutputs[
             )
             comptime if is_early:
                 if geometry.together == Int32(together):
-                    comptime for piece in range(Self.pieces):
+                    comptime for piece in range(Self.early_pieces):
                         early[piece] = early[piece].insert[offset=0](
                             Self._residual[piece, together == 1](
                             epilogue, geometry, pixels, thread
@@ -491,7 +502,7 @@ struct WindowOutputs[
             if geometry.together == Int32(together):
                 comptime for piece in range(Self.pieces):
                     var words: SIMD[DType.uint32, count]
-                    comptime if is_early:
+                    comptime if is_early and piece < Self.early_pieces:
                         words = early[piece].slice[count]()
                     else:
                         words = Self._residual[piece, together == 1](

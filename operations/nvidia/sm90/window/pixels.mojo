@@ -21,10 +21,24 @@ def opaque(word: UInt32) -> UInt32:
 
 
 @always_inline
-def _kept[dtype: DType](number: Scalar[dtype]) -> Scalar[dtype]:
+def settled(word: UInt32, geometry: WindowGeometry) -> UInt32:
+    """The same number, by way of an addition. What is loaded before a loop and
+    read in it would be waited for in every round, and what the round loads with
+    it.
+
+    Args:
+        word: The number.
+        geometry: The problem, of which the compiler does not know that it has a
+            zero.
+    """
+    return word + UInt32(geometry.together >> 1)
+
+
+@always_inline
+def _kept(number: UInt32, geometry: WindowGeometry) -> UInt32:
     """The same number, by way of an exchange with none: the assembler would
     compute it again for every tile."""
-    return shuffle_xor(number, 0)
+    return settled(shuffle_xor(number, 0), geometry)
 
 
 @fieldwise_init
@@ -91,9 +105,9 @@ struct WindowThread[columns: Int](TrivialRegisterPassable):
         var run = UInt32(2)
         if geometry.together == 1:
             run = UInt32(neighbours(Self.columns))
-        self.row = _kept(own_row)
-        self.column = _kept(own_column)
-        self.first = _kept(thread % 4 * run)
+        self.row = Int32(_kept(UInt32(own_row), geometry))
+        self.column = Int32(_kept(UInt32(own_column), geometry))
+        self.first = _kept(thread % 4 * run, geometry)
 
     @always_inline
     def pixels(
