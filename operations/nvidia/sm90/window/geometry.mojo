@@ -299,6 +299,11 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
         self.shared_bytes = fixed + tiling.parts * stages * stage_bytes
 
     @always_inline
+    def zero(self) -> UInt32:
+        """A zero that the compiler does not know."""
+        return UInt32(self.together >> 1)
+
+    @always_inline
     def stages_at(self, base: UInt32) -> UInt32:
         """The address of the first stage.
 

@@ -51,7 +51,8 @@ from ...tma.descriptor import TensorMap
 from ..wgmma import MMA_M
 from .geometry import HALF_FILTERS, WindowGeometry
 from .outputs import WindowOutputs
-from .pixels import WindowThread, opaque
+from .pixels import WindowThread
+from .registers import opaque
 from .tiling import BARRIERS_BYTES, MAX_SLICES, most_threads
 
 comptime STEP_CHUNKS = UInt32(MMA_K_BYTES // CHUNK_BYTES)

@@ -1,7 +1,6 @@
 """The epilogue and the stores of the Hopper window kernel, from registers."""
 
 from std.memory import bitcast
-from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -18,12 +17,14 @@ from ...epilogue.activations import DeviceActivation, keep_branch, run_time
 from ...geometry import IMAGE, spatial
 from ...pipeline.chunks import prefetch_bytes
 from .geometry import TilePlace, WindowGeometry
-from .pixels import (
-    WindowPixel,
-    WindowPixels,
-    WindowThread,
+from .pixels import WindowPixel, WindowPixels, WindowThread
+from .registers import (
+    bits_of,
     opaque,
+    rounded_to,
+    set_value,
     settled,
+    value_at,
 )
 from .tiling import neighbours
 
@@ -79,12 +80,8 @@ struct WindowOutputs[
     ]() // WORD_BYTES
     comptime few = Self.columns <= FEW_COLUMNS
     """Whether registers hold addresses and words of single elements."""
-    comptime together_early = (
-        Self.few or Self.residual_type.is_half_float()
-    )
-    comptime early_words = (
-        Self.vector if Self.few else Self.vector_words
-    )
+    comptime together_early = Self.few or Self.residual_type.is_half_float()
+    comptime early_words = Self.vector if Self.few else Self.vector_words
     comptime early_pieces = (
         Self.pieces if Self.columns <= KEPT_COLUMNS else Self.pieces // 2
     )
@@ -149,7 +146,7 @@ struct WindowOutputs[
                 )
         var bits = bitcast[DType.uint32, Self.columns // 4](bias)
         comptime for i in range(Self.columns // 4):
-            bits[i] = settled(bits[i], geometry)
+            bits[i] = settled(bits[i], geometry.zero())
         return bitcast[DType.float32, Self.columns // 4](bits)
 
     @staticmethod
@@ -196,8 +193,8 @@ struct WindowOutputs[
                     comptime for piece in range(Self.early_pieces):
                         early[piece] = early[piece].insert[offset=0](
                             Self._residual[piece, together == 1](
-                            epilogue, geometry, pixels, thread
-                        )
+                                epilogue, geometry, pixels, thread
+                            )
                         )
         return early
 
@@ -317,7 +314,7 @@ struct WindowOutputs[
     @staticmethod
     @always_inline
     def _piece[piece: Int](sums: Self.Sums) -> Self.Values:
-        """The values of a piece; columns `8*j + 2*t` and the next for each j."""
+        """The values of a piece: columns `8*j + 2*t` and the next of each j."""
         var values = Self.Values(0)
         comptime for i in range(Self.vector):
             comptime j = piece // 2 * (Self.vector // 2) + i // 2
@@ -392,7 +389,7 @@ struct WindowOutputs[
                 var k = thread.first + Self._single(part, i)
                 if k < geometry.filters.value:
                     var value = data.unsafe_load(Int(k)).cast[DType.float32]()
-                    _set(values, i, value)
+                    set_value(values, i, value)
         return values
 
     @staticmethod
@@ -456,12 +453,12 @@ struct WindowOutputs[
             comptime for i in range(Self.vector):
                 comptime at = Self._single(part, UInt32(i))
                 if at < pixel.filters:
-                    words[i] = _bits(data.unsafe_load(Int(at)))
+                    words[i] = bits_of(data.unsafe_load(Int(at)))
         else:
             for i in range(run_time(Self.vector)):
                 var at = Self._single(part, i)
                 if at < pixel.filters:
-                    _set(words, i, _bits(data.unsafe_load(Int(at))))
+                    set_value(words, i, bits_of(data.unsafe_load(Int(at))))
         return words
 
     @staticmethod
@@ -516,7 +513,7 @@ struct WindowOutputs[
     @staticmethod
     @always_inline
     def _activate(activation: Activation, mut sums: Self.Sums):
-        """Applies an activation: all values at once, if it is a frequent one."""
+        """Applies an activation: to all values at once, if it is frequent."""
         comptime exact = not Self.Output.dtype.is_half_float()
         comptime for i in range(len(FREQUENT)):
             comptime code = FREQUENT[i]
@@ -564,7 +561,7 @@ struct WindowOutputs[
         var data = output.data().unsafe_offset(
             Self._offset(geometry, pixel, thread)
         )
-        var rounded = _rounded[Self.Output.dtype](values)
+        var rounded = rounded_to[Self.Output.dtype](values)
         if geometry.together == 1:
             var at = Self._part(part)
             if at < pixel.filters:
@@ -579,7 +576,7 @@ struct WindowOutputs[
             for i in range(run_time(Self.vector)):
                 var at = Self._single(part, i)
                 if at < pixel.filters:
-                    data.unsafe_store(Int(at), _get(rounded, i))
+                    data.unsafe_store(Int(at), value_at(rounded, i))
 
     @staticmethod
     @always_inline
@@ -595,7 +592,7 @@ struct WindowOutputs[
         var position = geometry.position(pixel.index)
         var n, place = Int(position[IMAGE]), spatial(position)
         var offset = Self._offset(geometry, pixel, thread)
-        var rounded = _rounded[Self.Output.dtype](values)
+        var rounded = rounded_to[Self.Output.dtype](values)
         if geometry.together == 1:
             var at = Self._part(part)
             if at < pixel.filters:
@@ -611,50 +608,5 @@ struct WindowOutputs[
                     place,
                     Int(thread.first + at),
                     offset + Int(at),
-                    _get(rounded, i),
+                    value_at(rounded, i),
                 )
-
-
-@always_inline
-def _bits[dtype: DType](value: Scalar[dtype]) -> UInt32:
-    """The bits of a residual's element."""
-    return value.to_bits().cast[DType.uint32]()
-
-
-@always_inline
-def _rounded[
-    width: Int, //, dtype: DType
-](values: SIMD[DType.float32, width]) -> SIMD[dtype, width]:
-    """Values as a type. Pairs of 16 bits by one instruction each, which the
-    compiler takes apart where single ones are stored too."""
-    comptime if not dtype.is_half_float():
-        return values.cast[dtype]()
-    else:
-        comptime name = "bf16" if dtype == DType.bfloat16 else "f16"
-        comptime text = String("cvt.rn.", name, "x2.f32 $0, $1, $2;")
-        var words = SIMD[DType.uint32, width // 2](0)
-        comptime for i in range(width // 2):
-            words[i] = inlined_assembly[
-                text, UInt32, constraints="=r,f,f", has_side_effect=False
-            ](values[2 * i + 1], values[2 * i])
-        return bitcast[dtype, width](words)
-
-
-@always_inline
-def _get[
-    dtype: DType, width: Int
-](values: SIMD[dtype, width], index: UInt32) -> Scalar[dtype]:
-    """A value whose index is known at run time only, from registers."""
-    var value = values[0]
-    comptime for i in range(1, width):
-        value = values[i] if index == UInt32(i) else value
-    return value
-
-
-@always_inline
-def _set[
-    dtype: DType, width: Int
-](mut values: SIMD[dtype, width], index: UInt32, value: Scalar[dtype]):
-    """Sets a value whose index is known at run time only, in registers."""
-    comptime for i in range(width):
-        values[i] = value if index == UInt32(i) else values[i]

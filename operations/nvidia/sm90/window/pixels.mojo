@@ -2,43 +2,18 @@
 some of their filters."""
 
 from max.gpu.primitives.warp import shuffle_xor
-from std.sys._assembly import inlined_assembly
 
 from ...limits import WARP
 from .geometry import TilePlace, WindowGeometry
+from .registers import settled
 from .tiling import neighbours
-
-
-@always_inline
-def opaque(word: UInt32) -> UInt32:
-    """The same number, which the compiler takes for another: it computes nothing
-    of it where it comes from.
-
-    Args:
-        word: The number.
-    """
-    return inlined_assembly["", UInt32, constraints="=r,0,~{memory}"](word)
-
-
-@always_inline
-def settled(word: UInt32, geometry: WindowGeometry) -> UInt32:
-    """The same number, by way of an addition. What is loaded before a loop and
-    read in it would be waited for in every round, and what the round loads with
-    it.
-
-    Args:
-        word: The number.
-        geometry: The problem, of which the compiler does not know that it has a
-            zero.
-    """
-    return word + UInt32(geometry.together >> 1)
 
 
 @always_inline
 def _kept(number: UInt32, geometry: WindowGeometry) -> UInt32:
     """The same number, by way of an exchange with none: the assembler would
     compute it again for every tile."""
-    return settled(shuffle_xor(number, 0), geometry)
+    return settled(shuffle_xor(number, 0), geometry.zero())
 
 
 @fieldwise_init
