@@ -1,5 +1,5 @@
-"""The Hopper window kernel, for convolutions of several taps with few filters:
-windows of the image in shared memory, all taps multiplied from there by wgmma.
+"""The Hopper window kernel, for convolutions with few filters: windows of the
+image in shared memory, all taps multiplied from there by wgmma.
 
 A block keeps all filters in shared memory and computes tiles, one after the
 other:

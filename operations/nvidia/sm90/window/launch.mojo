@@ -108,8 +108,7 @@ struct WindowPlan(ImplicitlyCopyable, Movable, Writable):
 
 
 struct Window(GpuKernel):
-    """Several taps and few filters, on Hopper's tensor cores: windows in shared
-    memory."""
+    """Few filters, on Hopper's tensor cores: windows in shared memory."""
 
     comptime code = KERNEL_WINDOW
     comptime Plan = WindowPlan
