@@ -83,8 +83,9 @@ class Operands:
         outputs = np.zeros(tuple(map(int, problem.output_shape)), np.float32)
         return cls(values.astype(np.float32), kernel, zeros, zeros, outputs)
 
-    def expected(self, given: Given, fused: bool) -> Array:
-        """The outputs, rounded to their type, and once more behind what the graph fused."""
+    def expected(self, given: Given, fused: bool, scaled: bool = True) -> Array:
+        """The outputs, rounded to their type, and once more behind what the graph fused; of the
+        epilogues of ``tests/mojo/fused_epilogue.mojo``."""
         problem, dtype = given.conv, given.output
         with np.errstate(invalid="ignore"):
             total = conv_reference(
@@ -95,7 +96,10 @@ class Operands:
                 pad_before=problem.pad_before,
                 pad_after=problem.pad_after,
             ).astype(np.float32)
-        if fused:
+        if fused and not scaled:
+            total += self.bias
+            total = np.maximum(np.where(total > 0, total, total / 2) + self.residual, 0)
+        elif fused:
             total = np.maximum(total * self.scale + self.bias, 0) + self.residual
         rounded = loaded(stored(total, dtype), dtype)
         if not given.placed:

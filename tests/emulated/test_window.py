@@ -58,7 +58,7 @@ PLANNED: Final = Tiling()
 #: Every number of filters, and those between; every length of a row; squares of pixels and rows of
 #: them, tiles of several multiplies in both directions and beyond the image; several images; slices
 #: and ends of slices, parts of a sum; strides, dilations, padding that is not symmetric; one row,
-#: also of several boxes; taps, stride and padding along d; one tap.
+#: also of several boxes; taps, stride and padding along d; one tap, of images and of volumes.
 PROBLEMS: Final = (
     Problem(Tiling(1, 2, 1, 1, 32), parse_problem("2x9x35x16:16x3x3", padding=1)),
     Problem(Tiling(1, 1, 2, 1, 64), parse_problem("1x11x20x32:16x3x3", padding=1)),
@@ -98,6 +98,10 @@ PROBLEMS: Final = (
     Problem(PLANNED, parse_problem("1x1x1x16:4x1x1", stride=2)),
     Problem(PLANNED, parse_problem("5x1x1x16:4x1x1", stride=2)),
     Problem(PLANNED, parse_problem("1x24x20x64:64x3x3", stride=2, padding=1)),
+    Problem(Tiling(0, 1, 3, 1, 32), parse_problem("2x3x6x20x16:3x1x1x1")),
+    Problem(Tiling(0, 1, 1, 1, 64), parse_problem("3x7x13x32:32x1x1")),
+    Problem(Tiling(0, 1, 2, 1, 128), parse_problem("1x11x19x64:50x1x1")),
+    Problem(Tiling(1, 1, 1, 1, 32), parse_problem("1x3x6x9x16:16x3x3x3", padding=1)),
     Problem(Tiling(1, 1, 1, 1, 64), parse_problem("1x8x16x24:16x3x3", padding=1), "float16"),
     Problem(Tiling(1, 2, 1, 1, 32), parse_problem("1x8x16x8:3x3x3", padding=1), "float16"),
     Problem(Tiling(1, 1, 1, 1, 64), parse_problem("1x6x16x12:9x3x3", padding=1), "float32"),
@@ -164,7 +168,8 @@ class Launch:
     """Of the activation's boxes along w."""
     tensors: tuple[tuple[int, ...], ...]
     """Extents and box of the activation, extents, steps and box of the filter."""
-    epilogues: tuple[bytes, bytes]
+    epilogues: tuple[bytes, bytes, bytes]
+    """None; with a scale; without."""
     output: bytes
     geometry: bytes
     ptx: str
@@ -175,10 +180,11 @@ class Launch:
         words = line.split()
         tiles, threads, shared, row, stages, together, boxes = map(int, words[1:8])
         views = [tuple(map(int, word.split(","))) for word in (*words[8:10], *words[11:14])]
-        bare, fused, output, shape = map(bytes.fromhex, words[14:])
+        *epilogues, output, shape = map(bytes.fromhex, words[14:])
         text = (folder / f"{words[0]}.ptx").read_text()
         block = threads, shared, row, stages, together, boxes
-        passed = (bare, fused), output, shape
+        bare, scaled, unscaled = epilogues
+        passed = (bare, scaled, unscaled), output, shape
         return cls(words[0], tiles, *block, int(words[10]), tuple(views), *passed, text)
 
     def maps(self, dtype: str, activation: int, kernel: int) -> tuple[TensorMap, TensorMap]:
@@ -199,9 +205,10 @@ class Launch:
 
 
 def run(
-    problem: Problem, launch: Launch, operands: Operands, fused: bool, seed: int, text: str = ""
+    problem: Problem, launch: Launch, operands: Operands, fused: int, seed: int, text: str = ""
 ) -> Array:
-    """Runs the kernel, or a changed text of it, on fewer blocks than tiles; returns its outputs."""
+    """Runs the kernel, or a changed text of it, on fewer blocks than tiles, with one of the
+    epilogues; returns its outputs."""
     machine = Machine("sm_90a", sms=SMS, seed=seed)
     out = problem.output
     output = machine.alloc(stored(np.zeros_like(operands.residual), out), written=False)
@@ -250,6 +257,15 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     operands = Operands.random(problem.conv, index)
     found = run(problem, launches[index], operands, fused, seed=index)
     assert np.array_equal(found, operands.expected(problem, fused))
+
+
+@pytest.mark.parametrize("index", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
+def test_sums_without_a_scale_are_exact(launches: list[Launch], index: int) -> None:
+    """They begin with the bias; an activation that takes a loop, another behind the residual."""
+    problem = PROBLEMS[index]
+    operands = Operands.random(problem.conv, index)
+    found = run(problem, launches[index], operands, 2, seed=index)
+    assert np.array_equal(found, operands.expected(problem, fused=True, scaled=False))
 
 
 @pytest.mark.parametrize("index", [0, 4, 6, 8, 14, 17, 22, 25])

@@ -106,6 +106,8 @@ CASES: Sequence[Case] = [
     (HALF, HOPPER, known_problem(problem(64, 24, 4)), {GROUPED}),
     # One tap: there may be few pixels.
     (HALF, HOPPER, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, SM80} | SM90),
+    (HALF, HOPPER, known_problem(problem(64, 32, 1, (1, 1))), {GEMV, WINDOW, SM80} | SM90),
+    (SINGLE, HOPPER, known_problem(problem(64, 32, 1, (1, 1))), {GEMV, SM80, GEMM} | SM90),
     (SINGLE, 80, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, SM80, GEMM}),
     (EIGHTH, BLACKWELL, known_problem(problem(10, 240, 1, (1, 1))), {GEMV, GEMM}),
     (INTEGERS, BLACKWELL, known_problem(problem(64, 64, 1, (1, 1))), {GEMV, SM80} | SM100),

@@ -12,13 +12,13 @@ and what its launch passes: tiles, threads, bytes of shared memory, bytes of a
 row, stages, 1 if neighbouring filters are stored at once, boxes along w, then
 extents and box of the activation, its step along w, extents, steps and box of
 the filter, each with commas, then the epilogue's parameters (bare; with scale,
-bias, ReLU and residual), the output and the geometry, as hexadecimal bytes. Or
+bias, ReLU and residual; `unscaled_of`), the output and the geometry, as hexadecimal bytes. Or
 the word refused, and why. Pointers are `SCALE_AT`, `BIAS_AT`, `RESIDUAL_AT` and
 `OUTPUT_AT`, for the reader to replace.
 """
 
 from add_place import AddPlace
-from fused_epilogue import epilogue_of
+from fused_epilogue import epilogue_of, unscaled_of
 from hexadecimal import bytes_of
 from max.gpu.host import get_gpu_target
 from std.compile import compile_info
@@ -145,6 +145,7 @@ def describe[
         joined(filter_box(problem, geometry)),
         bytes_of(epilogue_of[output](False)),
         bytes_of(epilogue_of[output](True)),
+        bytes_of(unscaled_of[output]()),
         bytes_of(
             ComputedOutput[output, 5, AddPlace](data, AddPlace(1))
         ) if placed else bytes_of(MemoryOutput[output](data)),

@@ -2,7 +2,11 @@
 placeholders for pointers, which the reader replaces."""
 
 from operations.conv.epilogue import Activation, Epilogue
-from operations.conv.fields import ACTIVATION_NONE, ACTIVATION_RELU
+from operations.conv.fields import (
+    ACTIVATION_LEAKY_RELU,
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+)
 from operations.conv.memory import Reads
 
 comptime SCALE_AT = 0x1111000000000000
@@ -24,3 +28,12 @@ def epilogue_of[dtype: DType](fused: Bool) -> Epilogue[DType.float32, dtype]:
         activation=Activation(ACTIVATION_RELU, 0, 0) if fused else none,
         final_activation=none,
     )
+
+
+def unscaled_of[dtype: DType]() -> Epilogue[DType.float32, dtype]:
+    """Bias, leaky ReLU of slope 1/2, residual, and ReLU."""
+    var epilogue = epilogue_of[dtype](True)
+    epilogue.has_scale = False
+    epilogue.activation = Activation(ACTIVATION_LEAKY_RELU, 0.5, 0)
+    epilogue.final_activation = Activation(ACTIVATION_RELU, 0, 0)
+    return epilogue

@@ -12,7 +12,7 @@ from std.utils import StaticTuple
 
 from ....conv.memory import Reads
 from ...limits import WARPGROUP
-from ...pipeline.chunks import CHUNK_BYTES, shared_pointer
+from ...pipeline.chunks import CHUNK_BYTES, prefetch_bytes, shared_pointer
 from ...tma.copy import SharedAddress
 from .geometry import (
     PAIR_CHANNELS,
@@ -123,25 +123,6 @@ def load_shared_element_if(condition: Bool, address: SharedAddress) -> UInt16:
         UInt16,
         constraints="=h,r,b,0,~{memory}",
     ](address, condition, UInt16(0))
-
-
-@always_inline
-def prefetch_bytes(address: UInt64, length: UInt32):
-    """Asks for global memory in the L2, in whole units of 16 bytes that begin
-    in it or before it (PTX ISA, "cp.async.bulk.prefetch").
-
-    Args:
-        address: Of the first byte.
-        length: How many.
-    """
-    var first = address & ~UInt64(CHUNK_BYTES - 1)
-    var last = (address + UInt64(length)) & ~UInt64(CHUNK_BYTES - 1)
-    if last > first:
-        inlined_assembly[
-            "cp.async.bulk.prefetch.L2.global [$0], $1;",
-            NoneType,
-            constraints="l,r",
-        ](first, UInt32(last - first))
 
 
 @always_inline

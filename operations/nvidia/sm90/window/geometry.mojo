@@ -144,6 +144,8 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
     """1 if a thread has neighbouring filters, and stores them at once."""
     var tap_bytes: UInt32
     """Of a tap of all filters, of a slice."""
+    var row_filter_chunks: UInt32
+    """From a row of taps of all filters to the next."""
     var taps: Int32
     """Along all dimensions."""
     var box_taps: Int32
@@ -280,6 +282,9 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
             1 if problem.filters % neighbours(width) == 0 else 0
         )
         self.tap_bytes = UInt32(tap_bytes)
+        self.row_filter_chunks = UInt32(
+            problem.filter[2] * tap_bytes // CHUNK_BYTES
+        )
         self.taps = Int32(taps)
         self.halves = Int32(ceildiv(width, HALF_FILTERS))
         self.box_taps = Int32(1 if width > HALF_FILTERS else taps)
@@ -292,6 +297,11 @@ struct WindowGeometry(DeviceValue, TrivialRegisterPassable):
         stages = min(max(stages, FEWEST_STAGES), MAX_STAGES)
         self.stages = Int32(stages)
         self.shared_bytes = fixed + tiling.parts * stages * stage_bytes
+
+    @always_inline
+    def zero(self) -> UInt32:
+        """A zero that the compiler does not know."""
+        return UInt32(self.together >> 1)
 
     @always_inline
     def stages_at(self, base: UInt32) -> UInt32:

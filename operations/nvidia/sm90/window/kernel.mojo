@@ -1,5 +1,5 @@
-"""The Hopper window kernel, for convolutions of several taps with few filters:
-windows of the image in shared memory, all taps multiplied from there by wgmma.
+"""The Hopper window kernel, for convolutions with few filters: windows of the
+image in shared memory, all taps multiplied from there by wgmma.
 
 A block keeps all filters in shared memory and computes tiles, one after the
 other:
@@ -40,6 +40,7 @@ from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
 from ....conv.epilogue import Epilogue
+from ...epilogue.activations import keep_branch
 from ...im2col.traversal import ROW_BYTES
 from ...limits import MMA_K_BYTES, PATTERN_BYTES, WARP, WARPGROUP
 from ...overlap import wait_for_earlier_kernels
@@ -48,12 +49,17 @@ from ...pipeline.chunks import CHUNK_BYTES, shared_pointer
 from ...tma.copy import SharedAddress, load_tile
 from ...tma.descriptor import TensorMap
 from ..wgmma import MMA_M
-from .geometry import HALF_FILTERS, TilePlace, WindowGeometry
+from .geometry import HALF_FILTERS, WindowGeometry
 from .outputs import WindowOutputs
+from .pixels import WindowThread
+from .registers import opaque
 from .tiling import BARRIERS_BYTES, MAX_SLICES, most_threads
 
 comptime STEP_CHUNKS = UInt32(MMA_K_BYTES // CHUNK_BYTES)
 """From a multiply's products to the next ones of the same rows."""
+
+comptime FREQUENT_TAPS = Int32(3)
+"""Along w."""
 
 comptime MAX_DEPTH = ROW_BYTES // MMA_K_BYTES
 """Multiplies of a tap of a slice, at most."""
@@ -236,7 +242,9 @@ struct WindowKernel[
                 epilogue, output, geometry, storage, part, member, thread
             )
         elif thread % UInt32(WARP) == 0:
-            Self._produce(activation, filter, geometry, storage, Int32(part))
+            Self._produce(
+                activation, filter, epilogue, geometry, storage, Int32(part)
+            )
 
     @staticmethod
     @always_inline
@@ -289,12 +297,14 @@ struct WindowKernel[
     def _produce(
         ref activation: TensorMap,
         ref filter: TensorMap,
+        epilogue: Self.FusedWork,
         geometry: WindowGeometry,
         storage: WindowStorage,
         part: Int32,
     ):
         """Loads the part's slices of the block's windows, and of the filters
-        when it first comes to them; one thread."""
+        when it first comes to them; one thread. The first part's also asks for
+        residuals."""
         var position = WindowPosition(0, 0, storage.stages)
         for tile in range(
             Int32(block_idx.x), geometry.tiles, Int32(grid_dim.x)
@@ -335,6 +345,8 @@ struct WindowKernel[
                         )
                         to += geometry.box_bytes
                 position.step(geometry)
+            if part == 0:
+                Self.Outputs.prefetch_residual(epilogue, geometry, place)
 
     @staticmethod
     @always_inline
@@ -349,7 +361,7 @@ struct WindowKernel[
     ):
         """A warpgroup: 64 pixels of each of the block's tiles."""
         var member_row, member_column = geometry.team_columns.split(member)
-        var pixels = (
+        var member_chunks = (
             member_row * geometry.multiply_row_chunks
             + member_column * geometry.multiply_column_chunks
         )
@@ -357,51 +369,80 @@ struct WindowKernel[
         var column = Int32(member_column) * geometry.multiply_columns
         var position = WindowPosition(0, 0, storage.stages)
         var round = UInt32(0)
-        for tile in range(
-            Int32(block_idx.x), geometry.tiles, Int32(grid_dim.x)
-        ):
-            var sums = Self.Sums(fill=0)
-            var place = geometry.place(tile)
-            place.row += row
-            place.column += column
+        var plane_taps = UInt32(geometry.taps_h * geometry.taps_w)
+        var own = WindowThread[Self.columns](geometry, row, column, thread)
+        var bias = Self.Outputs.Bias(0)
+        if part == 0:
+            bias = Self.Outputs.bias(epilogue, geometry, own)
+        var changes = opaque(UInt32(Int(Self.Outputs.changes(epilogue))))
+        var first_t, first_slice = geometry.slices.split(part)
+        var tile = Int32(block_idx.x)
+        while tile < geometry.tiles:
+            var sums = Self.Outputs.begin(bias)
+            var pixels = own.pixels(geometry, geometry.place(tile))
             var early = Self.Outputs.Early(fill=0)
             if part == 0:
-                early = Self.Outputs.load_early(
-                    epilogue, geometry, place, thread
-                )
-            for step in range(
-                Int32(part), geometry.steps, Int32(geometry.parts)
-            ):
-                var t, slice = geometry.slices.split(UInt32(step))
-                var tap = (slice * UInt32(geometry.taps_d) + t) * UInt32(
-                    geometry.taps_h * geometry.taps_w
-                )
-                storage.filters_full(slice).wait(0)
+                early = Self.Outputs.load_early(epilogue, geometry, pixels, own)
+            var step = Int32(part)
+            var t, slice = first_t, first_slice
+            # A part has a step at least.
+            while True:
+                if tile == Int32(block_idx.x):
+                    storage.filters_full(slice).wait(0)
                 storage.full(position.stage).wait(position.parity)
-                var window = position.address // CHUNK_BYTES + pixels
-                var filters = (
-                    storage.filters() + tap * geometry.tap_bytes
-                ) // CHUNK_BYTES
-                var depth = geometry.depth
-                if slice == geometry.slices.value - 1:
-                    depth = geometry.last_depth
-                # Apart, so that nothing but multiplies is in the loop of taps.
-                comptime for known in range(1, MAX_DEPTH + 1):
-                    if depth == Int32(known):
-                        Self._multiply[known](sums, geometry, window, filters)
+                var tap = (slice * UInt32(geometry.taps_d) + t) * plane_taps
+                Self._multiply_slice(
+                    sums,
+                    geometry,
+                    slice,
+                    position.address // CHUNK_BYTES + member_chunks,
+                    (storage.filters() + tap * geometry.tap_bytes)
+                    // CHUNK_BYTES,
+                )
                 syncwarp()
                 if thread % UInt32(WARP) == 0:
                     storage.empty(geometry, position.stage).arrive()
                 position.step(geometry)
+                step += Int32(geometry.parts)
+                if step >= geometry.steps:
+                    break
+                slice += UInt32(geometry.parts)
+                while slice >= geometry.slices.value:
+                    slice -= geometry.slices.value
+                    t += 1
             if geometry.parts > 1:
                 Self._exchange(
                     sums, geometry, storage, part, member, thread, round
                 )
-                round ^= 1
+            round ^= 1
             if part == 0:
-                Self.Outputs.store(
-                    epilogue, output, geometry, sums, early, place, thread
-                )
+                if changes != 0:
+                    Self.Outputs.finish(
+                        epilogue, geometry, sums, early, pixels, own
+                    )
+                Self.Outputs.store(output, geometry, sums, pixels, own)
+            tile += Int32(grid_dim.x)
+
+    @staticmethod
+    @always_inline
+    def _multiply_slice(
+        mut sums: Self.Sums,
+        geometry: WindowGeometry,
+        slice: UInt32,
+        window: UInt32,
+        filters: UInt32,
+    ):
+        """Adds the products of a slice: as many multiplies a tap as it has."""
+        var depth = geometry.depth
+        if slice == geometry.slices.value - 1:
+            depth = geometry.last_depth
+        # Apart, so that nothing but multiplies is in the loop of taps.
+        comptime for known in range(1, MAX_DEPTH + 1):
+            if depth == Int32(known):
+                Self._multiply[known](sums, geometry, window, filters)
+                return
+            # A table of jumps would take longer.
+            keep_branch()
 
     @staticmethod
     @always_inline
@@ -416,33 +457,17 @@ struct WindowKernel[
         """Adds the products of a slice: all taps along h and w, `depth`
         multiplies each. `window` is the first pixel's, `filters` the first tap's
         address, in chunks."""
-        comptime products = MMA_K_BYTES // size_of[Self.dtype]()
-        var tap_chunks = geometry.tap_bytes // CHUNK_BYTES
-        var first = window
-        var b = filters
         wgmma_fence_aligned()
-        for _ in range(geometry.taps_h):
-            var a = first
-            var next = geometry.tap_chunks
-            var after = geometry.odd_tap_chunks
-            for _ in range(geometry.taps_w):
-                comptime for k in range(depth):
-                    comptime at = UInt32(k) * STEP_CHUNKS
-                    sums = wgmma_async[
-                        MMA_M,
-                        Self.columns,
-                        products,
-                        a_type=Self.dtype,
-                        b_type=Self.dtype,
-                    ](
-                        _descriptor[Self.dtype](a + at, geometry.pixels_half),
-                        _descriptor[Self.dtype](b + at, geometry.filters_half),
-                        sums,
-                    )
-                b += tap_chunks
-                a += next
-                swap(next, after)
-            first += geometry.tap_row_chunks
+        # One tap has no time for the loops.
+        if geometry.taps_h * geometry.taps_w == 1:
+            Self._multiply_tap[depth](sums, geometry, window, filters)
+        else:
+            var first = window
+            var b = filters
+            for _ in range(geometry.taps_h):
+                Self._multiply_row[depth](sums, geometry, first, b)
+                first += geometry.tap_row_chunks
+                b += geometry.row_filter_chunks
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[0]()
         # Keeps the compiler from reading a sum before the wait, whose effect on
@@ -451,6 +476,57 @@ struct WindowKernel[
             sums[r] = inlined_assembly[
                 "", Float32, constraints="=f,0,~{memory}"
             ](sums[r])
+
+    @staticmethod
+    @always_inline
+    def _multiply_row[
+        depth: Int
+    ](
+        mut sums: Self.Sums,
+        geometry: WindowGeometry,
+        window: UInt32,
+        filters: UInt32,
+    ):
+        """Issues the multiplies of a row of taps: without a loop for the most
+        frequent number, whose loop would take longer than its multiplies."""
+        var tap_filters = geometry.tap_bytes // CHUNK_BYTES
+        var a = window
+        var b = filters
+        var next = geometry.tap_chunks
+        var after = geometry.odd_tap_chunks
+        if geometry.taps_w == FREQUENT_TAPS:
+            comptime for tap in range(Int(FREQUENT_TAPS)):
+                Self._multiply_tap[depth](sums, geometry, a, b)
+                b += tap_filters
+                a += next if tap % 2 == 0 else after
+        else:
+            for _ in range(geometry.taps_w):
+                Self._multiply_tap[depth](sums, geometry, a, b)
+                b += tap_filters
+                a += next
+                swap(next, after)
+
+    @staticmethod
+    @always_inline
+    def _multiply_tap[
+        depth: Int
+    ](mut sums: Self.Sums, geometry: WindowGeometry, a: UInt32, b: UInt32):
+        """Issues the multiplies of a tap of a slice; the pixels' and the filters'
+        addresses are in chunks."""
+        comptime products = MMA_K_BYTES // size_of[Self.dtype]()
+        comptime for k in range(depth):
+            comptime at = UInt32(k) * STEP_CHUNKS
+            sums = wgmma_async[
+                MMA_M,
+                Self.columns,
+                products,
+                a_type=Self.dtype,
+                b_type=Self.dtype,
+            ](
+                _descriptor[Self.dtype](a + at, geometry.pixels_half),
+                _descriptor[Self.dtype](b + at, geometry.filters_half),
+                sums,
+            )
 
     @staticmethod
     @always_inline

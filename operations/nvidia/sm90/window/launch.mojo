@@ -21,6 +21,7 @@ from ...legality import (
 from ...limits import MAX_BOX, MAX_INDEX, MAX_SHARED_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
 from ...stream import LaunchGrid, Stream
+from ..wgmma import MMA_M
 from .geometry import WindowGeometry
 from .kernel import WindowKernel
 from .maps import activation_map, filter_map
@@ -31,6 +32,7 @@ from .tiling import (
     MAX_SLICES,
     WIDTHS,
     WindowTiling,
+    most_consumers,
     width_of,
 )
 
@@ -38,8 +40,8 @@ comptime FEWEST_PIXELS = 1024
 """Output pixels of a problem that it suits."""
 
 comptime FEW_FILTERS = 16
-"""Filters of float32 that it suits, and of 16 bits whatever the taps; channels
-of so many filters that other kernels take."""
+"""Filters of float32 that it suits, and of 16 bits whatever the taps: the
+implicit GEMM multiplies with four times as many."""
 
 comptime WIDE_FILTERS = 32
 """Filters of any number of channels that it suits, and channels of few."""
@@ -53,9 +55,20 @@ comptime SQUARE_TAPS = 9
 comptime STATIONARY_TAPS = 9
 """Taps of `WIDE_CHANNELS` that the implicit GEMM keeps in shared memory."""
 
+comptime FUSED_TAPS = 15
+"""Taps from which it suits more filters whatever the epilogue."""
+
+comptime FEW_TAPS = 3
+"""Taps of more channels than `WIDE_FILTERS` that the implicit GEMM is as fast
+with."""
+
 comptime WIDE_CHANNELS = 64
 """Channels of more filters than `WIDE_FILTERS`, at most: the implicit GEMM's
 tiles are full, and of more channels it is bound by products."""
+
+comptime FEW_PRODUCTS = 512
+"""Products of a pixel with one tap that it suits without an epilogue, at most:
+the implicit GEMM is bound by memory from there on."""
 
 
 struct WindowPlan(ImplicitlyCopyable, Movable, Writable):
@@ -95,8 +108,7 @@ struct WindowPlan(ImplicitlyCopyable, Movable, Writable):
 
 
 struct Window(GpuKernel):
-    """Several taps and few filters, on Hopper's tensor cores: windows in shared
-    memory."""
+    """Few filters, on Hopper's tensor cores: windows in shared memory."""
 
     comptime code = KERNEL_WINDOW
     comptime Plan = WindowPlan
@@ -119,8 +131,9 @@ struct Window(GpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether there may be one group of few filters, several taps along w,
-        pixels of whole chunks, and products that may be rounded to tf32."""
+        """Whether there may be one group of few filters, pixels of whole chunks,
+        and products that may be rounded to tf32."""
+        var most = _most_filters(known.channels, known.taps, types)
         return (
             not (types.input == DType.float32 and known.exact)
             and known.may_have_one_group()
@@ -131,8 +144,8 @@ struct Window(GpuKernel):
                 known.channels <= UNKNOWN
                 or _fills_multiply(known.channels, types)
             )
-            and known.taps != 1
-            and known.filters <= _most_filters(known.channels, types)
+            and most > 0
+            and known.filters <= most
         )
 
     @staticmethod
@@ -154,18 +167,22 @@ struct Window(GpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether there are few filters, several taps along w, and pixels for
-        all multiprocessors: what other kernels read once a tap, or multiply with
-        filters that are none."""
-        return (
-            problem.groups == 1
-            and _fills_multiply(problem.channels, operands.types)
-            and problem.filters
-            <= _most_filters(problem.channels, operands.types)
-            and problem.filter[2] > 1
-            and problem.gemm_m() >= FEWEST_PIXELS
-            and _is_faster(problem, operands)
-            and not (operands.types.input == DType.float32 and operands.exact)
+        """Whether there are few filters, several taps along w or one of each
+        pixel, and pixels for all multiprocessors: what other kernels read once a
+        tap, or multiply with filters that are none."""
+        ref types = operands.types
+        var most = _most_filters(problem.channels, problem.filter[2], types)
+        if (
+            problem.groups != 1
+            or not _fills_multiply(problem.channels, types)
+            or problem.filters > most
+            or (types.input == DType.float32 and operands.exact)
+        ):
+            return False
+        if problem.filter[2] == 1:
+            return _is_faster_pointwise(problem, operands, device)
+        return problem.gemm_m() >= FEWEST_PIXELS and _is_faster(
+            problem, operands
         )
 
     @staticmethod
@@ -241,31 +258,66 @@ struct Window(GpuKernel):
             writer.write[kernel](String(t"window-{columns}"))
 
 
-def _most_filters(channels: Int, types: OperandTypes) -> Int:
-    """Filters of a problem that the kernel suits, at most; of channels that may
-    be `UNKNOWN`."""
+def _most_filters(channels: Int, taps: Int, types: OperandTypes) -> Int:
+    """Filters of a problem that the kernel suits, at most; of channels and taps
+    along w that may be `UNKNOWN`."""
     if not types.input.is_half_float():
-        return FEW_FILTERS
-    return MAX_FILTERS if channels <= WIDE_CHANNELS else WIDE_FILTERS
+        # None of one tap, which no timing has compared.
+        return 0 if taps == 1 else FEW_FILTERS
+    if taps == 1 or channels > WIDE_CHANNELS:
+        return WIDE_FILTERS
+    return MAX_FILTERS
 
 
 def _is_faster(problem: ConvProblem, operands: Operands) -> Bool:
-    """Whether the kernel is faster than the implicit GEMM, the diagonal and the
-    few filters' kernel, by timings of 81 convolutions of networks on an H100.
-    """
-    if problem.channels <= WIDE_FILTERS and problem.filters <= FEWEST_FILTERS:
-        return False
+    """Whether the kernel is faster with several taps than the implicit GEMM and
+    the few filters' kernel, by timings of some 130 convolutions, most of them of
+    networks, on an H100 and an H200."""
+    ref types = operands.types
     if problem.filters <= FEW_FILTERS:
-        return problem.channels > FEW_FILTERS or (
-            problem.filters != problem.channels
+        # The few filters' kernel has no depth; in float32 it was faster once.
+        return (
+            types.input.is_half_float()
+            or problem.filter[0] > 1
+            or problem.channels > WIDE_FILTERS
+            or problem.filters > FEWEST_FILTERS
         )
-    if problem.filters <= WIDE_FILTERS:
-        return problem.taps() > 3
-    if operands.visits():
+    if not _leaves_windows(problem, types):
         return False
-    return problem.gemm_m() >= MANY_PIXELS and problem.taps() >= (
-        SQUARE_TAPS if problem.channels <= WIDE_FILTERS else STATIONARY_TAPS + 1
+    var narrow = problem.channels <= WIDE_FILTERS
+    if problem.filters <= WIDE_FILTERS:
+        return narrow or problem.taps() > FEW_TAPS
+    var fewest = SQUARE_TAPS if narrow else STATIONARY_TAPS + 1
+    if operands.visits():
+        fewest = FUSED_TAPS
+    return problem.gemm_m() >= MANY_PIXELS and problem.taps() >= fewest
+
+
+def _is_faster_pointwise(
+    problem: ConvProblem, operands: Operands, device: Device
+) -> Bool:
+    """Whether the kernel is faster than the implicit GEMM with one tap that takes
+    each pixel, by timings of 28 convolutions on an H200."""
+    return (
+        keeps_pixels(problem)
+        and problem.gemm_m() >= device.units * MMA_M
+        and (
+            operands.visits()
+            or problem.filters < FEWEST_FILTERS
+            or problem.channels * problem.filters <= FEW_PRODUCTS
+        )
     )
+
+
+def _leaves_windows(problem: ConvProblem, types: OperandTypes) -> Bool:
+    """Whether the filters leave shared memory for the pixels that all warpgroups
+    multiply, all channels or a row of them each: without, multiplies wait for
+    each other and for windows that are most of them halo."""
+    var width = FEWEST_FILTERS << width_of(problem.filters)
+    var channels = problem.channels * element_bytes(types.input)
+    var pixels = most_consumers(problem.filters) * MMA_M
+    var windows = pixels * min(channels, ROW_BYTES)
+    return width * problem.taps() * channels + windows <= MAX_SHARED_BYTES
 
 
 def _fills_multiply(channels: Int, types: OperandTypes) -> Bool:

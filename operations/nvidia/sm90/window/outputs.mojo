@@ -1,62 +1,49 @@
 """The epilogue and the stores of the Hopper window kernel, from registers."""
 
+from std.memory import bitcast
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
-from ....conv.epilogue import Epilogue
-from ....conv.fields import ACTIVATION_NONE
+from ....conv.epilogue import Activation, Epilogue
+from ....conv.fields import (
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    ACTIVATION_SILU,
+)
+from ....conv.memory import Reads
 from ....conv.problem import SPATIAL
-from ...epilogue.activations import DeviceActivation, run_time
+from ...epilogue.activations import DeviceActivation, keep_branch, run_time
 from ...geometry import IMAGE, spatial
-from ...limits import WARP
+from ...pipeline.chunks import prefetch_bytes
 from .geometry import TilePlace, WindowGeometry
+from .pixels import WindowPixel, WindowPixels, WindowThread
+from .registers import (
+    bits_of,
+    opaque,
+    rounded_to,
+    set_value,
+    settled,
+    value_at,
+)
 from .tiling import neighbours
 
 
-comptime EARLY_BYTES = 32
-"""Of a thread's residual, at most, that is loaded before the multiplies."""
+comptime WORD_BYTES = 4
 
+comptime GROUP = 4
+"""Values of which other activations are evaluated at once."""
 
-@fieldwise_init
-struct WindowPixel(TrivialRegisterPassable):
-    """An output pixel of a thread."""
+comptime FREQUENT = [ACTIVATION_SILU, ACTIVATION_NONE, ACTIVATION_RELU]
+"""Activations of all values at once; others take a loop over them."""
 
-    var exists: Bool
-    """Whether it is in the image."""
-    var index: Int
-    """Counted over all images."""
+comptime KEPT_COLUMNS = 32
+"""Filters of a multiply, at most, of which a thread keeps the bias from tile to
+tile, and loads all of the residual before the multiplies."""
 
-    @always_inline
-    def __init__(
-        out self,
-        geometry: WindowGeometry,
-        place: TilePlace,
-        thread: UInt32,
-        half: Int32,
-    ):
-        """Finds it.
-
-        Args:
-            geometry: The problem.
-            place: Of the multiply's first pixel.
-            thread: Of the warpgroup.
-            half: 0 for the upper one, 1 for the one 8 rows of the multiply
-                below.
-        """
-        var warp, lane = divmod(Int32(thread), Int32(WARP))
-        var row = (
-            place.row + warp * geometry.warp_rows + half * geometry.half_rows
-        )
-        var column = (
-            place.column
-            + warp * geometry.warp_columns
-            + half * geometry.half_columns
-            + lane // 4
-        )
-        var line = Int(place.plane) * Int(geometry.rows) + Int(row)
-        self.exists = row < geometry.rows and column < geometry.columns
-        self.index = line * Int(geometry.columns) + Int(column)
+comptime FEW_COLUMNS = 16
+"""Filters of a multiply, at most, of which a thread loads the residual before
+the multiplies also where it is float32, or element by element."""
 
 
 struct WindowOutputs[
@@ -68,9 +55,9 @@ struct WindowOutputs[
     """The end of a multiply of 64 pixels.
 
     Where the filters in shared memory are in the order that `filter_map` makes,
-    a thread has neighbouring filters of its two pixels, and stores them at once:
-    the four threads of a pixel store one run of bytes. Otherwise it loads and
-    stores one by one.
+    a thread has neighbouring filters of its two pixels, and loads and stores
+    them at once: the four threads of a pixel store one run of bytes. Otherwise
+    it does so one by one.
 
     Parameters:
         bias_type: Of the bias.
@@ -86,285 +73,540 @@ struct WindowOutputs[
     """Vectors that a thread has: of each part of the filters, those of its upper
     pixel and of its lower one."""
     comptime Values = SIMD[DType.float32, Self.vector]
-    comptime Residual = SIMD[Self.residual_type, Self.vector]
-    comptime Rounded = SIMD[Self.Output.dtype, Self.vector]
-    comptime Early = StaticTuple[Self.Residual, Self.pieces]
-    comptime loads_early = Self.pieces * Self.vector * size_of[
+    comptime Bias = SIMD[DType.float32, Self.columns // 4]
+    """Of the thread's filters, part by part."""
+    comptime vector_words = Self.vector * size_of[
         Self.residual_type
-    ]() <= EARLY_BYTES
+    ]() // WORD_BYTES
+    comptime few = Self.columns <= FEW_COLUMNS
+    """Whether registers hold addresses and words of single elements."""
+    comptime together_early = Self.few or Self.residual_type.is_half_float()
+    comptime early_words = Self.vector if Self.few else Self.vector_words
+    comptime early_pieces = (
+        Self.pieces if Self.columns <= KEPT_COLUMNS else Self.pieces // 2
+    )
+    """That registers hold beside a tile's sums."""
+    comptime Early = StaticTuple[
+        SIMD[DType.uint32, Self.early_words], Self.early_pieces
+    ]
+    """The residual, by pieces. As words: the compiler would convert values where
+    they are loaded, and so wait for them there."""
+    comptime keeps_bias = Self.columns <= KEPT_COLUMNS
+    """Whether a thread has registers for its bias beside a tile's sums."""
     comptime placed = Self.Output.computes or Self.Output.stores
     """Whether stores ask where a pixel is."""
+
+    @staticmethod
+    @always_inline
+    def prefetch_residual(
+        epilogue: Self.FusedWork, geometry: WindowGeometry, place: TilePlace
+    ):
+        """Asks for a tile's residual in the L2; one thread.
+
+        Args:
+            epilogue: The epilogue.
+            geometry: The problem.
+            place: Of the tile.
+        """
+        if not epilogue.has_residual:
+            return
+        comptime size = size_of[Self.residual_type]()
+        var pixels = min(geometry.tile_columns, geometry.columns - place.column)
+        var bytes = UInt32(pixels) * geometry.filters.value * UInt32(size)
+        var last = min(place.row + geometry.tile_rows, geometry.rows)
+        for row in range(place.row, last):
+            var line = place.plane * geometry.rows + row
+            var index = UInt32(line * geometry.columns + place.column)
+            var first = Int(UInt64(index) * UInt64(geometry.filters.value))
+            prefetch_bytes(
+                UInt64(Int(epilogue.residual.unsafe_offset(first))), bytes
+            )
+
+    @staticmethod
+    @always_inline
+    def bias(
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        thread: WindowThread[Self.columns],
+    ) -> Self.Bias:
+        """What the thread's sums begin with.
+
+        Args:
+            epilogue: The epilogue.
+            geometry: The problem.
+            thread: The thread.
+        """
+        var bias = Self.Bias(0)
+        if Self._begins_with_bias(epilogue):
+            comptime for part in range(Self.pieces // 2):
+                bias = bias.insert[offset=part * Self.vector](
+                    Self._of_filters(
+                        epilogue.bias, geometry, thread, UInt32(part)
+                    )
+                )
+        var bits = bitcast[DType.uint32, Self.columns // 4](bias)
+        comptime for i in range(Self.columns // 4):
+            bits[i] = settled(bits[i], geometry.zero())
+        return bitcast[DType.float32, Self.columns // 4](bits)
+
+    @staticmethod
+    @always_inline
+    def begin(bias: Self.Bias) -> Self.Sums:
+        """Sums of no products.
+
+        Args:
+            bias: What they begin with.
+        """
+        var sums = Self.Sums(fill=0)
+        comptime for piece in range(Self.pieces):
+            Self._put[piece](
+                sums, bias.slice[Self.vector, offset=piece // 2 * Self.vector]()
+            )
+        return sums
 
     @staticmethod
     @always_inline
     def load_early(
         epilogue: Self.FusedWork,
         geometry: WindowGeometry,
-        place: TilePlace,
-        thread: UInt32,
+        pixels: WindowPixels,
+        thread: WindowThread[Self.columns],
     ) -> Self.Early:
-        """Loads the residual, if it is little and the thread has neighbouring
-        filters, while the sums are not there yet.
+        """Loads the residual while the sums are not there yet, if registers
+        hold it.
 
         Args:
             epilogue: The epilogue.
             geometry: The problem.
-            place: Of the multiply's first pixel.
-            thread: Of the warpgroup.
+            pixels: The thread's.
+            thread: The thread.
         """
         var early = Self.Early(fill=0)
-        comptime if Self.loads_early:
-            if epilogue.has_residual and geometry.together == 1:
-                comptime for piece in range(Self.pieces):
-                    early[piece] = Self._residual(
-                        epilogue,
-                        geometry,
-                        WindowPixel(geometry, place, thread, Int32(piece % 2)),
-                        thread,
-                        UInt32(piece // 2),
-                    )
+        if not epilogue.has_residual:
+            return early
+        comptime for together in range(2):
+            comptime is_early = (
+                Self.together_early if together == 1 else Self.few
+            )
+            comptime if is_early:
+                if geometry.together == Int32(together):
+                    comptime for piece in range(Self.early_pieces):
+                        early[piece] = early[piece].insert[offset=0](
+                            Self._residual[piece, together == 1](
+                                epilogue, geometry, pixels, thread
+                            )
+                        )
         return early
 
     @staticmethod
     @always_inline
-    def store(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: WindowGeometry,
-        sums: Self.Sums,
-        early: Self.Early,
-        place: TilePlace,
-        thread: UInt32,
-    ):
-        """Applies the epilogue, and stores what is in the image.
+    def changes(epilogue: Self.FusedWork) -> Bool:
+        """Whether `finish` changes anything.
 
         Args:
             epilogue: The epilogue.
-            output: The output.
-            geometry: The problem.
-            sums: The thread's.
-            early: What `load_early` returned.
-            place: Of the multiply's first pixel.
-            thread: Of the warpgroup.
         """
-        var upper = WindowPixel(geometry, place, thread, 0)
-        var lower = WindowPixel(geometry, place, thread, 1)
-        comptime if not Self.placed:
-            if epilogue.is_identity():
-                comptime for piece in range(Self.pieces):
-                    Self._store_pixel(
-                        output,
-                        geometry,
-                        upper if piece % 2 == 0 else lower,
-                        thread,
-                        UInt32(piece // 2),
-                        Self._of_piece(sums, piece).cast[Self.Output.dtype](),
-                    )
-                return
-        var following = Self.Residual(0)
-        # A loop, so that what evaluates the epilogue is compiled once.
-        for piece in range(run_time(Self.pieces)):
-            var values = Self._of_piece(sums, 0)
-            var residual = early[0]
-            comptime for other in range(1, Self.pieces):
-                if piece == UInt32(other):
-                    values = Self._of_piece(sums, other)
-                    residual = early[other]
-            var pixel = upper if piece % 2 == 0 else lower
-            var part = piece // 2
-            comptime if Self.loads_early:
-                if geometry.together == 0:
-                    residual = Self._residual(
-                        epilogue, geometry, pixel, thread, part
-                    )
-            else:
-                # Of both pixels together.
-                residual = following
-                if piece % 2 == 0:
-                    residual = Self._residual(
-                        epilogue, geometry, upper, thread, part
-                    )
-                    following = Self._residual(
-                        epilogue, geometry, lower, thread, part
-                    )
-            if pixel.exists:
-                Self._store_pixel(
-                    output,
-                    geometry,
-                    pixel,
-                    thread,
-                    part,
-                    Self._finish(
-                        epilogue, geometry, thread, part, values, residual
-                    ),
-                )
-
-    @staticmethod
-    @always_inline
-    def _of_piece(sums: Self.Sums, piece: Int) -> Self.Values:
-        """The sums of a piece; columns `8*j + 2*t` and the next for each j."""
-        var values = Self.Values(0)
-        comptime for i in range(Self.vector):
-            var j = piece // 2 * (Self.vector // 2) + i // 2
-            values[i] = sums[4 * j + 2 * (piece % 2) + i % 2]
-        return values
-
-    @staticmethod
-    @always_inline
-    def _filter[
-        i: Int
-    ](geometry: WindowGeometry, thread: UInt32, part: UInt32) -> UInt32:
-        """The filter of value `i` of a part's vector: neighbours, or pairs of
-        neighbours 8 apart."""
-        if geometry.together == 1:
-            return (part * 4 + thread % 4) * UInt32(Self.vector) + UInt32(i)
         return (
-            part * UInt32(4 * Self.vector)
-            + thread % 4 * 2
-            + UInt32(i // 2 * 8 + i % 2)
+            Self._scales(epilogue)
+            or epilogue.has_residual
+            or epilogue.activation.code != ACTIVATION_NONE
+            or epilogue.final_activation.code != ACTIVATION_NONE
         )
 
     @staticmethod
     @always_inline
-    def _offset(geometry: WindowGeometry, pixel: WindowPixel, k: UInt32) -> Int:
-        """The offset of an output element."""
-        return pixel.index * Int(geometry.filters.value) + Int(k)
-
-    @staticmethod
-    @always_inline
-    def _finish(
+    def finish(
         epilogue: Self.FusedWork,
         geometry: WindowGeometry,
-        thread: UInt32,
-        part: UInt32,
-        sums: Self.Values,
-        residual: Self.Residual,
-    ) -> Self.Rounded:
-        """The epilogue of a pixel's part, rounded."""
-        comptime exact = not Self.Output.dtype.is_half_float()
-        var values = Self._biased(epilogue, geometry, thread, part, sums)
+        mut sums: Self.Sums,
+        early: Self.Early,
+        pixels: WindowPixels,
+        thread: WindowThread[Self.columns],
+    ):
+        """Applies the epilogue but for what the sums began with.
+
+        Args:
+            epilogue: The epilogue.
+            geometry: The problem.
+            sums: The thread's, of all products.
+            early: What `load_early` returned.
+            pixels: The thread's.
+            thread: The thread.
+        """
+        if Self._scales(epilogue):
+            Self._scale(epilogue, geometry, sums, thread)
         var steps = run_time(1)
         if (
             epilogue.has_residual
             or epilogue.final_activation.code != ACTIVATION_NONE
         ):
             steps += 1
+        # A loop, so that what evaluates activations is compiled once.
         for step in range(steps):
             var activation = epilogue.activation
             if step > 0:
                 activation = epilogue.final_activation
                 if epilogue.has_residual:
-                    values = residual.cast[DType.float32]().fma(
-                        Self.Values(epilogue.beta), values
+                    Self._add_residual(
+                        epilogue, geometry, sums, early, pixels, thread
                     )
-            values = DeviceActivation.of(activation).apply[exact=exact](values)
-        return values.cast[Self.Output.dtype]()
+            Self._activate(activation, sums)
 
     @staticmethod
     @always_inline
-    def _residual(
-        epilogue: Self.FusedWork,
+    def store(
+        output: Self.Output,
         geometry: WindowGeometry,
-        pixel: WindowPixel,
-        thread: UInt32,
-        part: UInt32,
-    ) -> Self.Residual:
-        """The residual of a pixel's part, 0 where there is none."""
-        var residual = Self.Residual(0)
-        if not (epilogue.has_residual and pixel.exists):
-            return residual
-        if geometry.together == 1:
-            var k = Self._filter[0](geometry, thread, part)
-            if k < geometry.filters.value:
-                residual = epilogue.load_residual[Self.vector, Self.vector](
-                    Self._offset(geometry, pixel, k)
+        sums: Self.Sums,
+        pixels: WindowPixels,
+        thread: WindowThread[Self.columns],
+    ):
+        """Rounds the results, and stores what is in the image.
+
+        Args:
+            output: The output.
+            geometry: The problem.
+            sums: The thread's results.
+            pixels: The thread's.
+            thread: The thread.
+        """
+        comptime if Self.placed:
+            # A loop, so that what is fused is compiled once.
+            for piece in range(run_time(Self.pieces)):
+                var pixel = pixels.upper
+                if piece % 2 == 1:
+                    pixel = pixels.lower
+                Self._store_placed(
+                    output,
+                    geometry,
+                    pixel,
+                    thread,
+                    piece // 2,
+                    Self._chosen(sums, piece),
                 )
         else:
-            comptime for i in range(Self.vector):
-                var k = Self._filter[i](geometry, thread, part)
-                if k < geometry.filters.value:
-                    residual[i] = epilogue.load_residual[1](
-                        Self._offset(geometry, pixel, k)
-                    )[0]
-        return residual
+            comptime for piece in range(Self.pieces):
+                Self._store_plain(
+                    output,
+                    geometry,
+                    pixels.of[piece % 2](),
+                    thread,
+                    UInt32(piece // 2),
+                    Self._piece[piece](sums),
+                )
 
     @staticmethod
     @always_inline
-    def _biased(
-        epilogue: Self.FusedWork,
-        geometry: WindowGeometry,
-        thread: UInt32,
-        part: UInt32,
-        sums: Self.Values,
-    ) -> Self.Values:
-        """The sums of a part with scale and bias."""
-        var values = sums
-        if geometry.together == 1:
-            var k = Self._filter[0](geometry, thread, part)
-            if k < geometry.filters.value:
-                values = epilogue.scaled[Self.vector, Self.vector](
-                    values, Int(k)
-                )
-                values += epilogue.load_bias[Self.vector, Self.vector](Int(k))
-        else:
-            comptime for i in range(Self.vector):
-                var k = Self._filter[i](geometry, thread, part)
-                if k < geometry.filters.value:
-                    values[i] = epilogue.scaled[1](values[i], Int(k))[0]
-                    values[i] += epilogue.load_bias[1](Int(k))[0]
+    def _begins_with_bias(epilogue: Self.FusedWork) -> Bool:
+        """Whether sums begin with the bias: it is not scaled."""
+        comptime if Self.keeps_bias:
+            return epilogue.has_bias and not epilogue.has_scale
+        return False
+
+    @staticmethod
+    @always_inline
+    def _scales(epilogue: Self.FusedWork) -> Bool:
+        """Whether sums are scaled, or get the bias at their end."""
+        return epilogue.has_scale or (
+            epilogue.has_bias and not Self._begins_with_bias(epilogue)
+        )
+
+    @staticmethod
+    @always_inline
+    def _piece[piece: Int](sums: Self.Sums) -> Self.Values:
+        """The values of a piece: columns `8*j + 2*t` and the next of each j."""
+        var values = Self.Values(0)
+        comptime for i in range(Self.vector):
+            comptime j = piece // 2 * (Self.vector // 2) + i // 2
+            values[i] = sums[4 * j + 2 * (piece % 2) + i % 2]
         return values
 
     @staticmethod
     @always_inline
-    def _store_pixel(
+    def _put[piece: Int](mut sums: Self.Sums, values: Self.Values):
+        """Sets the values of a piece."""
+        comptime for i in range(Self.vector):
+            comptime j = piece // 2 * (Self.vector // 2) + i // 2
+            sums[4 * j + 2 * (piece % 2) + i % 2] = values[i]
+
+    @staticmethod
+    @always_inline
+    def _chosen(sums: Self.Sums, piece: UInt32) -> Self.Values:
+        """The values of a piece that is known at run time only."""
+        var values = Self._piece[0](sums)
+        comptime for other in range(1, Self.pieces):
+            if piece == UInt32(other):
+                values = Self._piece[other](sums)
+        return values
+
+    @staticmethod
+    @always_inline
+    def _part(part: UInt32) -> UInt32:
+        """From a thread's first filter to its first one of a part."""
+        return part * UInt32(4 * Self.vector)
+
+    @staticmethod
+    @always_inline
+    def _single(part: UInt32, i: UInt32) -> UInt32:
+        """From a thread's first filter to a value's of a part, where it has pairs
+        of neighbours 8 apart."""
+        return Self._part(part) + (i // 2 * 8 + i % 2)
+
+    @staticmethod
+    @always_inline
+    def _offset(
+        geometry: WindowGeometry,
+        pixel: WindowPixel,
+        thread: WindowThread[Self.columns],
+    ) -> Int:
+        """The offset of the output's element of a thread's first filter."""
+        return Int(
+            UInt64(pixel.index) * UInt64(geometry.filters.value)
+            + UInt64(thread.first)
+        )
+
+    @staticmethod
+    @always_inline
+    def _of_filters[
+        dtype: DType
+    ](
+        data: Reads[dtype],
+        geometry: WindowGeometry,
+        thread: WindowThread[Self.columns],
+        part: UInt32,
+    ) -> Self.Values:
+        """One number a filter of a part, 0 beyond the last filter."""
+        var values = Self.Values(0)
+        if geometry.together == 1:
+            comptime bytes = Self.vector * size_of[dtype]()
+            var k = thread.first + Self._part(part)
+            if k < geometry.filters.value:
+                values = data.unsafe_load[width=Self.vector, alignment=bytes](
+                    Int(k)
+                ).cast[DType.float32]()
+        else:
+            for i in range(run_time(Self.vector)):
+                var k = thread.first + Self._single(part, i)
+                if k < geometry.filters.value:
+                    var value = data.unsafe_load(Int(k)).cast[DType.float32]()
+                    set_value(values, i, value)
+        return values
+
+    @staticmethod
+    @always_inline
+    def _scale(
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        mut sums: Self.Sums,
+        thread: WindowThread[Self.columns],
+    ):
+        """Scales the sums, and adds the bias that they did not begin with."""
+        comptime for part in range(Self.pieces // 2):
+            comptime upper = 2 * part
+            var scale = Self.Values(1)
+            if epilogue.has_scale:
+                scale = Self._of_filters(
+                    epilogue.scale, geometry, thread, UInt32(part)
+                )
+            var bias = Self.Values(0)
+            if epilogue.has_bias:
+                bias = Self._of_filters(
+                    epilogue.bias, geometry, thread, UInt32(part)
+                )
+            comptime for piece in range(upper, upper + 2):
+                Self._put[piece](sums, Self._piece[piece](sums) * scale + bias)
+
+    @staticmethod
+    @always_inline
+    def _words_of(together: Bool) -> Int:
+        """Words of a piece's residual: its bytes, or a word an element."""
+        return Self.vector_words if together else Self.vector
+
+    @staticmethod
+    @always_inline
+    def _residual[
+        piece: Int, together: Bool
+    ](
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        pixels: WindowPixels,
+        thread: WindowThread[Self.columns],
+    ) -> SIMD[DType.uint32, Self._words_of(together)]:
+        """The residual of a piece, 0 where there is none."""
+        comptime part = UInt32(piece // 2)
+        comptime bytes = Self.vector * size_of[Self.residual_type]()
+        comptime count = Self._words_of(together)
+        var words = SIMD[DType.uint32, count](0)
+        var pixel = pixels.of[piece % 2]()
+        var data = epilogue.residual.unsafe_offset(
+            Self._offset(geometry, pixel, thread)
+        )
+        comptime if together:
+            comptime at = Self._part(part)
+            if at < pixel.filters:
+                words = bitcast[DType.uint32, count](
+                    data.unsafe_load[width=Self.vector, alignment=bytes](
+                        Int(at)
+                    )
+                )
+        elif Self.few:
+            comptime for i in range(Self.vector):
+                comptime at = Self._single(part, UInt32(i))
+                if at < pixel.filters:
+                    words[i] = bits_of(data.unsafe_load(Int(at)))
+        else:
+            for i in range(run_time(Self.vector)):
+                var at = Self._single(part, i)
+                if at < pixel.filters:
+                    set_value(words, i, bits_of(data.unsafe_load(Int(at))))
+        return words
+
+    @staticmethod
+    @always_inline
+    def _numbers[
+        together: Bool
+    ](words: SIMD[DType.uint32, Self._words_of(together)]) -> Self.Values:
+        """The residual of a piece as numbers."""
+        comptime single = size_of[Self.residual_type]() < WORD_BYTES
+        var bits = words
+        comptime for i in range(Self._words_of(together)):
+            bits[i] = opaque(words[i])
+        comptime if single and not together:
+            return bitcast[Self.residual_type, Self.vector](
+                bits.cast[DType.uint16]()
+            ).cast[DType.float32]()
+        else:
+            return bitcast[Self.residual_type, Self.vector](bits).cast[
+                DType.float32
+            ]()
+
+    @staticmethod
+    @always_inline
+    def _add_residual(
+        epilogue: Self.FusedWork,
+        geometry: WindowGeometry,
+        mut sums: Self.Sums,
+        early: Self.Early,
+        pixels: WindowPixels,
+        thread: WindowThread[Self.columns],
+    ):
+        """Adds the residual, as much of it as the epilogue says."""
+        comptime for together in range(2):
+            comptime count = Self._words_of(together == 1)
+            comptime is_early = (
+                Self.together_early if together == 1 else Self.few
+            )
+            if geometry.together == Int32(together):
+                comptime for piece in range(Self.pieces):
+                    var words: SIMD[DType.uint32, count]
+                    comptime if is_early and piece < Self.early_pieces:
+                        words = early[piece].slice[count]()
+                    else:
+                        words = Self._residual[piece, together == 1](
+                            epilogue, geometry, pixels, thread
+                        )
+                    var values = Self._numbers[together == 1](words).fma(
+                        Self.Values(epilogue.beta), Self._piece[piece](sums)
+                    )
+                    Self._put[piece](sums, values)
+
+    @staticmethod
+    @always_inline
+    def _activate(activation: Activation, mut sums: Self.Sums):
+        """Applies an activation: to all values at once, if it is frequent."""
+        comptime exact = not Self.Output.dtype.is_half_float()
+        comptime for i in range(len(FREQUENT)):
+            comptime code = FREQUENT[i]
+            if activation.code == code:
+                keep_branch()
+                comptime function = DeviceActivation.of(Activation(code, 0, 0))
+                comptime for piece in range(Self.pieces):
+                    Self._put[piece](
+                        sums,
+                        function.evaluate[function.formula, exact=exact](
+                            Self._piece[piece](sums)
+                        ),
+                    )
+                return
+            # Keeps the compiler from making a table of jumps of them all.
+            keep_branch()
+        var function = DeviceActivation.of(activation)
+        # A loop, so that the formulas are compiled once, and of few values, so
+        # that registers hold what they compute.
+        comptime groups = Self.columns // 2 // GROUP
+        for group in range(run_time(groups)):
+            var values = SIMD[DType.float32, GROUP](0)
+            comptime for other in range(groups):
+                if group == UInt32(other):
+                    comptime for i in range(GROUP):
+                        values[i] = sums[GROUP * other + i]
+            values = function.apply[GROUP, exact=exact](values)
+            comptime for other in range(groups):
+                if group == UInt32(other):
+                    comptime for i in range(GROUP):
+                        sums[GROUP * other + i] = values[i]
+
+    @staticmethod
+    @always_inline
+    def _store_plain(
         output: Self.Output,
         geometry: WindowGeometry,
         pixel: WindowPixel,
-        thread: UInt32,
+        thread: WindowThread[Self.columns],
         part: UInt32,
-        values: Self.Rounded,
+        values: Self.Values,
     ):
         """Stores a pixel's outputs of a part: at once, or one by one."""
-        if not pixel.exists:
-            return
-        # Only what is fused asks where a pixel is.
-        var position = geometry.position(
-            UInt32(pixel.index)
-        ) if Self.placed else 0
+        comptime bytes = Self.vector * size_of[Self.Output.dtype]()
+        var data = output.data().unsafe_offset(
+            Self._offset(geometry, pixel, thread)
+        )
+        var rounded = rounded_to[Self.Output.dtype](values)
         if geometry.together == 1:
-            var k = Self._filter[0](geometry, thread, part)
-            if k < geometry.filters.value:
+            var at = Self._part(part)
+            if at < pixel.filters:
+                data.unsafe_store[alignment=bytes](Int(at), rounded)
+            return
+        comptime if Self.few:
+            comptime for i in range(Self.vector):
+                var at = Self._single(part, UInt32(i))
+                if at < pixel.filters:
+                    data.unsafe_store(Int(at), rounded[i])
+        else:
+            for i in range(run_time(Self.vector)):
+                var at = Self._single(part, i)
+                if at < pixel.filters:
+                    data.unsafe_store(Int(at), value_at(rounded, i))
+
+    @staticmethod
+    @always_inline
+    def _store_placed(
+        output: Self.Output,
+        geometry: WindowGeometry,
+        pixel: WindowPixel,
+        thread: WindowThread[Self.columns],
+        part: UInt32,
+        values: Self.Values,
+    ):
+        """The same for what is fused, which asks where a pixel is."""
+        var position = geometry.position(pixel.index)
+        var n, place = Int(position[IMAGE]), spatial(position)
+        var offset = Self._offset(geometry, pixel, thread)
+        var rounded = rounded_to[Self.Output.dtype](values)
+        if geometry.together == 1:
+            var at = Self._part(part)
+            if at < pixel.filters:
                 output.store[Self.vector](
-                    Int(position[IMAGE]),
-                    spatial(position),
-                    Int(k),
-                    Self._offset(geometry, pixel, k),
-                    values,
+                    n, place, Int(thread.first + at), offset + Int(at), rounded
                 )
             return
-        comptime if Self.placed:
-            for at in range(run_time(Self.vector)):
-                var value = values[0]
-                comptime for i in range(1, Self.vector):
-                    value = values[i] if at == UInt32(i) else value
-                var k = Self._filter[0](geometry, thread, part)
-                k += at // 2 * 8 + at % 2
-                if k < geometry.filters.value:
-                    output.store[1](
-                        Int(position[IMAGE]),
-                        spatial(position),
-                        Int(k),
-                        Self._offset(geometry, pixel, k),
-                        value,
-                    )
-        else:
-            comptime for i in range(Self.vector):
-                var k = Self._filter[i](geometry, thread, part)
-                if k < geometry.filters.value:
-                    output.store[1](
-                        0,
-                        IndexList[SPATIAL](0),
-                        Int(k),
-                        Self._offset(geometry, pixel, k),
-                        values[i],
-                    )
+        for i in range(run_time(Self.vector)):
+            var at = Self._single(part, i)
+            if at < pixel.filters:
+                output.store[1](
+                    n,
+                    place,
+                    Int(thread.first + at),
+                    offset + Int(at),
+                    value_at(rounded, i),
+                )
