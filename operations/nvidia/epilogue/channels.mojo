@@ -14,7 +14,8 @@ along the filters."""
 
 
 comptime PAIR = 2
-"""Filters of a sub-tile that a thread with few filters has."""
+"""Filters of a sub-tile that a thread with few filters has, and values of each
+filter that it has of a fragment otherwise."""
 
 comptime Pair = SIMD[DType.float32, PAIR]
 
@@ -72,9 +73,10 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
     @always_inline
     def _load(self, filter: UInt32, filters: UInt32) -> Float32:
         """A filter's value, 0 beyond the last."""
-        if filter < filters:
-            return self.data[unsafe_offset=Int(filter)].cast[DType.float32]()
-        return 0
+        # Loads behind branches would wait for each other.
+        var exists = filter < filters
+        var value = self.data[unsafe_offset=Int(filter) if exists else 0]
+        return value.cast[DType.float32]() if exists else 0
 
     @always_inline
     def begin[Values: Fragments](self, at: Visited[Values]) -> ChannelState:
@@ -129,16 +131,20 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
             return self._kept[size](state, at, subtile)
         elif layout.whole_pixels():
             return self._of_pixel[size](at, subtile, group)
+        # Each filter has two values of a fragment.
+        var loaded = SIMD[DType.float32, size // PAIR](0)
+        var first = at.filter(subtile) + at.place.filter()
+        first += Values.group_filters(group)
+        comptime for index in range(size // PAIR):
+            comptime offset = Values.thread_filter(index)
+            loaded[index] = self._load(
+                first + UInt32(offset), at.filter_end()
+            )
         var result = SIMD[DType.float32, size](0)
         comptime for i in range(size):
-            comptime offset = Values.thread_filter(Values.filter_index(i))
-            result[i] = self._load(
-                at.filter(subtile)
-                + at.place.filter()
-                + Values.group_filters(group)
-                + UInt32(offset),
-                at.filter_end(),
-            )
+            comptime index = Values.filter_index(i)
+            comptime assert index < size // PAIR
+            result[i] = loaded[index]
         return result
 
     @always_inline
