@@ -5,17 +5,22 @@ from std.sys.info import size_of
 
 from ...conv.memory import Reads
 from ..pipeline.chunks import CHUNK_BYTES
-from .layout import KEPT_FILTERS, Fragments, VisitLayout
+from .layout import KEPT_COLUMNS, KEPT_FILTERS, Fragments, VisitLayout
 from .callbacks import Subtile, Visited
 
 comptime ChannelState = SIMD[DType.float32, KEPT_FILTERS]
 """What a thread keeps of its filters, where it has few: those of each sub-tile
 along the filters."""
 
+comptime ColumnState = SIMD[DType.float32, KEPT_COLUMNS]
+"""What it keeps of more filters, likewise (`VisitLayout.keeps_columns`)."""
 
 comptime PAIR = 2
 """Filters of a sub-tile that a thread with few filters has, and values of each
 filter that it has of a fragment otherwise."""
+
+comptime GROUP_FILTERS = 4
+"""Filters that a thread has of the smallest fragment, where it has many."""
 
 comptime Pair = SIMD[DType.float32, PAIR]
 
@@ -88,19 +93,45 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         Args:
             at: The thread and its tile.
         """
+        comptime if Values.layout.keeps_filters():
+            return self._load_all[KEPT_FILTERS](at)
+        else:
+            return ChannelState(0)
+
+    @always_inline
+    def begin_columns[
+        Values: Fragments
+    ](self, at: Visited[Values]) -> ColumnState:
+        """As `begin`, where the thread `keeps_columns`.
+
+        Parameters:
+            Values: The generation's.
+
+        Args:
+            at: The thread and its tile.
+        """
+        comptime if Values.layout.keeps_columns():
+            return self._load_all[KEPT_COLUMNS](at)
+        else:
+            return ColumnState(0)
+
+    @always_inline
+    def _load_all[
+        Values: Fragments, //, size: Int
+    ](self, at: Visited[Values]) -> SIMD[DType.float32, size]:
+        """The values of all of the thread's filters, sub-tile by sub-tile."""
+        var state = SIMD[DType.float32, size](0)
         comptime layout = Values.layout
-        var state = ChannelState(0)
-        comptime if layout.keeps_filters():
-            comptime for part in range(layout.filter_subtiles):
-                comptime for i in range(layout.thread_filters):
-                    comptime offset = (
-                        part * layout.filters + Values.thread_filter(i)
-                    )
-                    comptime index = layout.thread_filters * part + i
-                    state[index] = self._load(
-                        at.tile.filter + at.place.filter() + UInt32(offset),
-                        at.filter_end(),
-                    )
+        comptime for part in range(layout.filter_subtiles):
+            comptime for i in range(layout.thread_filters):
+                comptime offset = (
+                    part * layout.filters + Values.thread_filter(i)
+                )
+                comptime index = layout.thread_filters * part + i
+                state[index] = self._load(
+                    at.tile.filter + at.place.filter() + UInt32(offset),
+                    at.filter_end(),
+                )
         return state
 
     @always_inline
@@ -137,14 +168,51 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         first += Values.group_filters(group)
         comptime for index in range(size // PAIR):
             comptime offset = Values.thread_filter(index)
-            loaded[index] = self._load(
-                first + UInt32(offset), at.filter_end()
-            )
+            loaded[index] = self._load(first + UInt32(offset), at.filter_end())
         var result = SIMD[DType.float32, size](0)
         comptime for i in range(size):
             comptime index = Values.filter_index(i)
             comptime assert index < size // PAIR
             result[i] = loaded[index]
+        return result
+
+    @always_inline
+    def column_values[
+        Values: Fragments, //, size: Int
+    ](
+        self,
+        state: ColumnState,
+        at: Visited[Values],
+        subtile: Subtile,
+        group: UInt32,
+    ) -> SIMD[DType.float32, size]:
+        """`values`, of what `begin_columns` has loaded.
+
+        Parameters:
+            Values: The generation's.
+            size: Values of the fragment.
+
+        Args:
+            state: What `begin_columns` returned.
+            at: The thread and its tile.
+            subtile: The sub-tile.
+            group: Which fragment of the sub-tile.
+        """
+        comptime filters = Values.layout.thread_filters
+        comptime own = size // PAIR
+        comptime groups = filters // own
+        # Fragments are counted in those of the smallest size.
+        comptime step = UInt32(own // GROUP_FILTERS)
+        var kept = SIMD[DType.float32, own](0)
+        comptime for part in range(Values.layout.filter_subtiles):
+            comptime for g in range(groups):
+                if subtile.part == UInt32(part) and group == UInt32(g) * step:
+                    comptime for i in range(own):
+                        kept[i] = state[part * filters + g * own + i]
+        var result = SIMD[DType.float32, size](0)
+        comptime for i in range(size):
+            comptime index = Values.filter_index(i)
+            result[i] = kept[index]
         return result
 
     @always_inline

@@ -7,8 +7,6 @@ or all threads of the consumer wait for each other, and each warp stores whole
 rows, in fewer requests to memory.
 """
 
-from std.memory import bitcast
-from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import StaticTuple
 
@@ -17,6 +15,7 @@ from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
 from ...pipeline.chunks import CHUNK_BYTES, load_chunk, swizzled_chunk
+from ...pipeline.predicated import store_if
 from ...tma.copy import SharedAddress
 from .epilogue_config import (
     CONSUMER_WARPS,
@@ -29,36 +28,6 @@ from .epilogue_config import (
 
 comptime CHUNKS = ROW_BYTES // 16
 """Pieces of 16 bytes of a buffer's row."""
-
-
-@always_inline
-def store_if[
-    dtype: DType
-](
-    address: UInt64,
-    values: SIMD[dtype, CHUNK_BYTES // size_of[dtype]()],
-    condition: Bool,
-):
-    """Stores 16 bytes to device memory, or not, without a branch.
-
-    Parameters:
-        dtype: Of an element.
-
-    Args:
-        address: A multiple of 16.
-        values: The elements.
-        condition: Whether they are stored.
-    """
-    var words = bitcast[DType.uint32, 4](values)
-    inlined_assembly[
-        """{
-        .reg .pred stored;
-        setp.ne.u32 stored, $5, 0;
-        @stored st.global.v4.b32 [$0], {$1, $2, $3, $4};
-        }""",
-        NoneType,
-        constraints="l,r,r,r,r,r,~{memory}",
-    ](address, words[0], words[1], words[2], words[3], UInt32(condition))
 
 
 struct RowStore[

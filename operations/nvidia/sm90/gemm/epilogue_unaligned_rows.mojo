@@ -11,7 +11,6 @@ chunks that a pixel touches, without waiting for one after the other; then a
 lane shifts two of them to one of the buffer's row, in place.
 """
 
-from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
 from ....conv.access import OutputTarget
@@ -30,6 +29,7 @@ from ...pipeline.chunks import (
     store_chunk,
     swizzled,
 )
+from ...pipeline.predicated import store_half_if, store_if
 from ...tma.copy import SharedAddress
 from .epilogue_config import (
     CONSUMER_WARPS,
@@ -37,21 +37,7 @@ from .epilogue_config import (
     ROW_BYTES,
     SUBTILE_FILTERS,
 )
-from .epilogue_rows import CHUNKS, store_if
-
-
-@always_inline
-def _store_half_if(address: UInt64, value: UInt16, condition: Bool):
-    """Stores 2 bytes to device memory, or not, without a branch."""
-    inlined_assembly[
-        """{
-        .reg .pred stored;
-        setp.ne.u32 stored, $2, 0;
-        @stored st.global.b16 [$0], $1;
-        }""",
-        NoneType,
-        constraints="l,h,r,~{memory}",
-    ](address, value, UInt32(condition))
+from .epilogue_rows import CHUNKS
 
 
 @always_inline
@@ -426,12 +412,12 @@ struct UnalignedRowStore[Output: OutputTarget, pixels: Int](
             piece < body,
         )
         var part = self.lane * HALF_BYTES
-        _store_half_if(
+        store_half_if(
             to + UInt64(part),
             self._half(buffer, row, part),
             part < min(head, end),
         )
         var tail = head + body + part
-        _store_half_if(
+        store_half_if(
             to + UInt64(tail), self._half(buffer, row, tail), tail < end
         )

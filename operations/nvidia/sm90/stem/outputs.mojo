@@ -21,8 +21,8 @@ from ...epilogue.activations import (
 )
 from ...limits import WARPGROUP
 from ...pipeline.chunks import CHUNK_BYTES
+from ...pipeline.predicated import store_if
 from ...tma.copy import SharedAddress
-from ..gemm.epilogue_rows import store_if
 from ..wgmma import MMA_M
 from .geometry import GROUP_FILTERS, PART_FILTERS, StemConfig
 from .pixels import StemFilters, StemRows

@@ -1,0 +1,57 @@
+"""Stores to device memory with a predicate in the place of a branch."""
+
+from std.memory import bitcast
+from std.sys._assembly import inlined_assembly
+from std.sys.info import size_of
+
+from .chunks import CHUNK_BYTES
+
+
+@always_inline
+def store_if[
+    dtype: DType
+](
+    address: UInt64,
+    values: SIMD[dtype, CHUNK_BYTES // size_of[dtype]()],
+    condition: Bool,
+):
+    """Stores 16 bytes to device memory, or not, without a branch.
+
+    Parameters:
+        dtype: Of an element.
+
+    Args:
+        address: A multiple of 16.
+        values: The elements.
+        condition: Whether they are stored.
+    """
+    var words = bitcast[DType.uint32, 4](values)
+    inlined_assembly[
+        """{
+        .reg .pred stored;
+        setp.ne.u32 stored, $5, 0;
+        @stored st.global.v4.b32 [$0], {$1, $2, $3, $4};
+        }""",
+        NoneType,
+        constraints="l,r,r,r,r,r,~{memory}",
+    ](address, words[0], words[1], words[2], words[3], UInt32(condition))
+
+
+@always_inline
+def store_half_if(address: UInt64, value: UInt16, condition: Bool):
+    """Stores 2 bytes to device memory, or not, without a branch.
+
+    Args:
+        address: A multiple of 2.
+        value: The bits.
+        condition: Whether they are stored.
+    """
+    inlined_assembly[
+        """{
+        .reg .pred stored;
+        setp.ne.u32 stored, $2, 0;
+        @stored st.global.b16 [$0], $1;
+        }""",
+        NoneType,
+        constraints="l,h,r,~{memory}",
+    ](address, value, UInt32(condition))
