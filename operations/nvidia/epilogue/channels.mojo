@@ -76,9 +76,20 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         )
 
     @always_inline
-    def _load(self, filter: UInt32, filters: UInt32) -> Float32:
-        """A filter's value, 0 beyond the last."""
-        # Loads behind branches would wait for each other.
+    def _load[*, many: Bool](self, filter: UInt32, filters: UInt32) -> Float32:
+        """A filter's value, 0 beyond the last.
+
+        Parameters:
+            many: Whether the thread loads more than `KEPT_FILTERS`.
+        """
+        comptime if not many:
+            if filter < filters:
+                return self.data[unsafe_offset=Int(filter)].cast[
+                    DType.float32
+                ]()
+            return 0
+        # Many loads behind branches would wait for each other; without
+        # branches few take a register more, and 192x128 spills.
         var exists = filter < filters
         var value = self.data[unsafe_offset=Int(filter) if exists else 0]
         return value.cast[DType.float32]() if exists else 0
@@ -128,7 +139,7 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
                     part * layout.filters + Values.thread_filter(i)
                 )
                 comptime index = layout.thread_filters * part + i
-                state[index] = self._load(
+                state[index] = self._load[many=size > KEPT_FILTERS](
                     at.tile.filter + at.place.filter() + UInt32(offset),
                     at.filter_end(),
                 )
@@ -168,7 +179,9 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         first += Values.group_filters(group)
         comptime for index in range(size // PAIR):
             comptime offset = Values.thread_filter(index)
-            loaded[index] = self._load(first + UInt32(offset), at.filter_end())
+            loaded[index] = self._load[many=True](
+                first + UInt32(offset), at.filter_end()
+            )
         var result = SIMD[DType.float32, size](0)
         comptime for i in range(size):
             comptime index = Values.filter_index(i)
