@@ -284,6 +284,12 @@ def test_a_broken_kernel_is_reported(
     assert re.search(r"line \d+ `", reports[0]) or "ended" in reports[0], reports[0]
 
 
+def each_change(broken: list[tuple[str, Callable[[str], str]]]) -> pytest.MarkDecorator:
+    """Runs a test for each change, by the name of what goes wrong."""
+    names = [name.replace(" ", "-") for name, _ in broken]
+    return pytest.mark.parametrize("change", [change for _, change in broken], ids=names)
+
+
 #: What goes wrong in the stores of pixels that are no whole pieces of 16 bytes, and the change.
 BROKEN_ROWS: list[tuple[str, Callable[[str], str]]] = [
     ("pieces are not shifted", replaced(r"prmt\.b32\.f4e\s+(\S+ \S+), \S+ \S+;", r"mov.b32 \1;")),
@@ -294,11 +300,7 @@ BROKEN_ROWS: list[tuple[str, Callable[[str], str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [entry[1] for entry in BROKEN_ROWS],
-    ids=[entry[0].replace(" ", "-") for entry in BROKEN_ROWS],
-)
+@each_change(BROKEN_ROWS)
 def test_broken_stores_of_rows_are_seen(
     odd: list[tuple[Kernel, int]], change: Callable[[str], str]
 ) -> None:
@@ -333,11 +335,7 @@ BROKEN_GATHER: list[tuple[str, Callable[[str], str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [entry[1] for entry in BROKEN_GATHER],
-    ids=[entry[0].replace(" ", "-") for entry in BROKEN_GATHER],
-)
+@each_change(BROKEN_GATHER)
 def test_broken_gathering_is_seen(
     gathered: list[tuple[Kernel, Gathered]], change: Callable[[str], str]
 ) -> None:
@@ -361,11 +359,7 @@ BROKEN_LOADS: list[tuple[str, Callable[[str], str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [entry[1] for entry in BROKEN_LOADS],
-    ids=[entry[0].replace(" ", "-") for entry in BROKEN_LOADS],
-)
+@each_change(BROKEN_LOADS)
 def test_broken_loads_of_residuals_are_seen(
     odd_residual: dict[bool, list[tuple[Kernel, int]]], change: Callable[[str], str]
 ) -> None:

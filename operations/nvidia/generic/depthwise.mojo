@@ -11,7 +11,6 @@ all it multiplies.
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
-from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -22,6 +21,7 @@ from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
 from ..epilogue.activations import DeviceActivation, keep_branch, run_time
 from ..overlap import wait_for_earlier_kernels
+from ..pipeline.device_memory import prefetch_line
 from .depthwise_geometry import (
     COLUMNS,
     RESIDENT,
@@ -70,14 +70,6 @@ struct Item(TrivialRegisterPassable):
             Int32(row) * geometry.step_h + geometry.start_h,
             Int32(column) * geometry.step_w + geometry.start_w,
         )
-
-
-@always_inline
-def _ask_for(data: Reads[_]):
-    """Asks for a line of memory in the L2 (PTX ISA, "prefetch")."""
-    inlined_assembly[
-        "prefetch.global.L2 [$0];", NoneType, constraints="l,~{memory}"
-    ](Int64(Int(data)))
 
 
 @always_inline
@@ -388,7 +380,7 @@ struct DepthwiseKernel[
             var place = first
             comptime for q in range(COLUMNS):
                 if place.column < geometry.out_columns:
-                    _ask_for(epilogue.residual.unsafe_offset(place.offset))
+                    prefetch_line(epilogue.residual.unsafe_offset(place.offset))
                 place.advance(geometry)
 
     @staticmethod

@@ -3,7 +3,6 @@ instruction, and TMA's swizzle of such chunks."""
 
 from max.gpu import thread_idx
 from std.sys import llvm_intrinsic
-from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
 from ..tma.copy import SharedAddress, fence_async_proxy
@@ -153,22 +152,3 @@ def clear_rows[
         ):
             store_chunk[DType.uint32](data + swizzled[row_bytes](row, chunk), 0)
     fence_async_proxy()
-
-
-@always_inline
-def prefetch_bytes(address: UInt64, length: UInt32):
-    """Asks for global memory in the L2, in whole units of 16 bytes that begin
-    in it or before it (PTX ISA, "cp.async.bulk.prefetch").
-
-    Args:
-        address: Of the first byte.
-        length: How many.
-    """
-    var first = address & ~UInt64(CHUNK_BYTES - 1)
-    var last = (address + UInt64(length)) & ~UInt64(CHUNK_BYTES - 1)
-    if last > first:
-        inlined_assembly[
-            "cp.async.bulk.prefetch.L2.global [$0], $1;",
-            NoneType,
-            constraints="l,r",
-        ](first, UInt32(last - first))

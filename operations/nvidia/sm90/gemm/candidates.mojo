@@ -112,9 +112,8 @@ def _rows(
     stationary: Bool = False,
     swapped: Bool = True,
     gathers: Bool = False,
-    unaligned: Bool = False,
 ) -> Sm90Config:
-    """A configuration.
+    """A configuration; TMA stores what it loads, but for tiles with a halo.
 
     Args:
         tile: M and N.
@@ -127,7 +126,6 @@ def _rows(
         stationary: As the field.
         swapped: As the field.
         gathers: Whether threads load, and not TMA.
-        unaligned: As the field; so is whatever threads load.
     """
     return Sm90Config(
         block_tile_shape=IndexList[2](tile[0], tile[1]),
@@ -140,7 +138,7 @@ def _rows(
         num_filter_pipeline_stages=stages[1],
         num_gather_stages=GATHER_STAGES if gathers else 0,
         stationary=stationary,
-        unaligned=gathers or unaligned,
+        unaligned=gathers,
         epilogue=EpilogueConfig(
             output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
             num_epi_load_stages=stages[2],
@@ -148,14 +146,56 @@ def _rows(
             fragment_size=16 if cooperative and not gathers else 8,
             reuse_c=True,
             delay_store=False,
-            tma_store=halo == 0 and not (gathers or unaligned),
+            tma_store=halo == 0 and not gathers,
             whole_rows=halo > 0 and not cooperative,
         ),
     )
 
 
+comptime HALO_64 = _rows((256, 64), (3, 8, 3), cooperative=False, halo=8)
+"""In turns, for 64 filters and stride 1 along w."""
+
+comptime HALO_STATIONARY = _rows(
+    (160, 64),
+    (4, 9, 5),
+    cooperative=False,
+    halo=8,
+    stationary=True,
+    subtile_pixels=32,
+)
+"""The same, for filters of few stages."""
+
+comptime HALO_SPLIT = _rows(
+    (128, 128),
+    (4, 7, 4),
+    halo=8,
+    cluster=SPLIT_K,
+    subtile_pixels=32,
+)
+"""For few tiles with stride 1 along w."""
+
+comptime PING_PONG_128 = _rows((128, 128), (5, 5, 4), cooperative=False)
+"""In turns, for any stride."""
+
+
+def _unaligned(config: Sm90Config) -> Sm90Config:
+    """A configuration, for pixels that are no multiples of `COPY_BYTES`: threads
+    store."""
+    var result = config
+    result.unaligned = True
+    result.epilogue.tma_store = False
+    return result
+
+
 def candidates() -> List[Candidate]:
     """The table; what a plan calls a candidate is its index here."""
+    var table = _aligned_candidates()
+    table.extend(_unaligned_candidates())
+    return table^
+
+
+def _aligned_candidates() -> List[Candidate]:
+    """Rows for pixels that are multiples of `COPY_BYTES`."""
     return [
         Candidate(
             _rows((256, 128), (3, 5, 2), cluster=PAIR_M, halo=8),
@@ -181,38 +221,19 @@ def candidates() -> List[Candidate]:
             _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32)
         ),
         Candidate(
-            _rows((256, 64), (3, 8, 3), cooperative=False, halo=8),
+            HALO_64,
             other_inputs=True,
             other_outputs=True,
         ),
-        Candidate(
-            _rows(
-                (160, 64),
-                (4, 9, 5),
-                cooperative=False,
-                halo=8,
-                stationary=True,
-                subtile_pixels=32,
-            )
-        ),
+        Candidate(HALO_STATIONARY),
         Candidate(
             _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
             other_outputs=True,
         ),
         Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K)),
-        Candidate(
-            _rows((128, 128), (5, 5, 4), cooperative=False), other_inputs=True
-        ),
-        Candidate(
-            _rows(
-                (128, 128),
-                (4, 7, 4),
-                halo=8,
-                cluster=SPLIT_K,
-                subtile_pixels=32,
-            )
-        ),
+        Candidate(PING_PONG_128, other_inputs=True),
+        Candidate(HALO_SPLIT),
         Candidate(
             _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False)
         ),
@@ -240,13 +261,15 @@ def candidates() -> List[Candidate]:
                 swapped=False,
             )
         ),
+    ]
+
+
+def _unaligned_candidates() -> List[Candidate]:
+    """Rows for pixels that are not: threads load them, or TMA where it is the
+    output's alone that are not."""
+    return [
         Candidate(
-            _rows(
-                (128, 128),
-                (2, 2, 2),
-                cluster=SPLIT_K,
-                gathers=True,
-            ),
+            _rows((128, 128), (2, 2, 2), cluster=SPLIT_K, gathers=True),
             other_inputs=True,
             other_outputs=True,
         ),
@@ -265,40 +288,10 @@ def candidates() -> List[Candidate]:
             other_inputs=True,
             other_outputs=True,
         ),
-        Candidate(
-            _rows((128, 128), (5, 5, 4), cooperative=False, unaligned=True)
-        ),
-        Candidate(
-            _rows(
-                (256, 64),
-                (3, 8, 3),
-                cooperative=False,
-                halo=8,
-                unaligned=True,
-            ),
-            other_inputs=True,
-        ),
-        Candidate(
-            _rows(
-                (160, 64),
-                (4, 9, 5),
-                cooperative=False,
-                halo=8,
-                stationary=True,
-                subtile_pixels=32,
-                unaligned=True,
-            )
-        ),
-        Candidate(
-            _rows(
-                (128, 128),
-                (4, 7, 4),
-                halo=8,
-                cluster=SPLIT_K,
-                subtile_pixels=32,
-                unaligned=True,
-            )
-        ),
+        Candidate(_unaligned(PING_PONG_128)),
+        Candidate(_unaligned(HALO_64), other_inputs=True),
+        Candidate(_unaligned(HALO_STATIONARY)),
+        Candidate(_unaligned(HALO_SPLIT)),
     ]
 
 

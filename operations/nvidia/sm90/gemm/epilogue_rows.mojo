@@ -15,7 +15,7 @@ from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...limits import WARP
 from ...pipeline.chunks import CHUNK_BYTES, load_chunk, swizzled_chunk
-from ...pipeline.predicated import store_if
+from ...pipeline.device_memory import store_if
 from ...tma.copy import SharedAddress
 from .epilogue_config import (
     CONSUMER_WARPS,

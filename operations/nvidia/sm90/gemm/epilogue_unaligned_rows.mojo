@@ -29,7 +29,7 @@ from ...pipeline.chunks import (
     store_chunk,
     swizzled,
 )
-from ...pipeline.predicated import store_half_if, store_if
+from ...pipeline.device_memory import store_half_if, store_if
 from ...tma.copy import SharedAddress
 from .epilogue_config import (
     CONSUMER_WARPS,

@@ -216,25 +216,23 @@ struct ConvKernel[
             gather: The same, for these loads.
         """
         comptime assert Self.config.gathers(), "run"
+        comptime assert Self.config.moves_registers()
         comptime consumers = UInt32(Self.config.consumers)
         var storage = Self.Storage()
         var group, thread = Self._role()
         Self._init_barriers(storage, geometry)
         wait_for_earlier_kernels()
         if group == PRODUCER:
-            comptime if Self.config.moves_registers():
-                warpgroup_reg_dealloc[Self.config.producer_registers()]()
+            warpgroup_reg_dealloc[Self.config.producer_registers()]()
             Self._load_residuals(residual, params, geometry, storage, thread)
         elif group <= consumers:
-            comptime if Self.config.moves_registers():
-                warpgroup_reg_alloc[Self.config.consumer_registers()]()
+            warpgroup_reg_alloc[Self.config.consumer_registers()]()
             # Threads store: the output has no descriptor.
             Self._consume(
                 residual, params, geometry, storage, group - 1, thread
             )
         else:
-            comptime if Self.config.moves_registers():
-                warpgroup_reg_dealloc[Self.config.gatherer_registers()]()
+            warpgroup_reg_dealloc[Self.config.gatherer_registers()]()
             if group == consumers + 1:
                 var pixels = Gather[config=Self.config](
                     activation,

@@ -96,8 +96,6 @@ struct GemmCandidates(Candidates):
     var traversal: Traversal
     var work: FusedWork
     var types: OperandTypes
-    var unaligned: Bool
-    """Whether it is what runs problems whose pixels are no whole pieces."""
     var any_filters: Bool
     """Whether pixels of the output may be no whole pieces, as far as types and
     work decide."""
@@ -129,7 +127,6 @@ struct GemmCandidates(Candidates):
         var narrow = problem.group_filters() <= NARROW_FILTERS
         var bytes = element_bytes(operands.types.input) * problem.channels
         var chunks = bytes % COPY_BYTES == 0
-        self.unaligned = unaligned
         for row in range(len(table)):
             if table[row].offered(
                 operands.types,

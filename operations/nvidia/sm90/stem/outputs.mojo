@@ -21,7 +21,7 @@ from ...epilogue.activations import (
 )
 from ...limits import WARPGROUP
 from ...pipeline.chunks import CHUNK_BYTES
-from ...pipeline.predicated import store_if
+from ...pipeline.device_memory import prefetch_line, store_if
 from ...tma.copy import SharedAddress
 from ..wgmma import MMA_M
 from .geometry import GROUP_FILTERS, PART_FILTERS, StemConfig
@@ -157,9 +157,7 @@ struct StemOutputs[
                 var residual = steps.residual.unsafe_offset(
                     rows.element[half]() + filters.safe(part)
                 )
-                inlined_assembly[
-                    "prefetch.global.L2 [$0];", NoneType, constraints="l"
-                ](UInt64(Int(residual)))
+                prefetch_line(residual)
 
     @staticmethod
     @always_inline

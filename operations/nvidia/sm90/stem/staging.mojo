@@ -12,7 +12,8 @@ from std.utils import StaticTuple
 
 from ....conv.memory import Reads
 from ...limits import WARPGROUP
-from ...pipeline.chunks import CHUNK_BYTES, prefetch_bytes, shared_pointer
+from ...pipeline.chunks import shared_pointer
+from ...pipeline.device_memory import prefetch_bytes
 from ...tma.copy import SharedAddress
 from .geometry import (
     PAIR_CHANNELS,

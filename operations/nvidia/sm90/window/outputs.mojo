@@ -15,10 +15,11 @@ from ....conv.memory import Reads
 from ....conv.problem import SPATIAL
 from ...epilogue.activations import DeviceActivation, keep_branch, run_time
 from ...geometry import IMAGE, spatial
-from ...pipeline.chunks import prefetch_bytes
+from ...pipeline.device_memory import prefetch_bytes
 from .geometry import TilePlace, WindowGeometry
 from .pixels import WindowPixel, WindowPixels, WindowThread
 from .registers import (
+    SumPieces,
     bits_of,
     opaque,
     rounded_to,
@@ -26,7 +27,6 @@ from .registers import (
     settled,
     value_at,
 )
-from .tiling import neighbours
 
 
 comptime WORD_BYTES = 4
@@ -67,12 +67,11 @@ struct WindowOutputs[
     """
 
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
-    comptime Sums = StaticTuple[Float32, Self.columns // 2]
-    comptime vector = neighbours(Self.columns)
-    comptime pieces = Self.columns // (2 * Self.vector)
-    """Vectors that a thread has: of each part of the filters, those of its upper
-    pixel and of its lower one."""
-    comptime Values = SIMD[DType.float32, Self.vector]
+    comptime Pieces = SumPieces[Self.columns]
+    comptime Sums = Self.Pieces.Sums
+    comptime vector = Self.Pieces.vector
+    comptime pieces = Self.Pieces.count
+    comptime Values = Self.Pieces.Values
     comptime Bias = SIMD[DType.float32, Self.columns // 4]
     """Of the thread's filters, part by part."""
     comptime vector_words = Self.vector * size_of[
@@ -80,7 +79,6 @@ struct WindowOutputs[
     ]() // WORD_BYTES
     comptime few = Self.columns <= FEW_COLUMNS
     """Whether registers hold addresses and words of single elements."""
-    comptime together_early = Self.few or Self.residual_type.is_half_float()
     comptime early_words = Self.vector if Self.few else Self.vector_words
     comptime early_pieces = (
         Self.pieces if Self.columns <= KEPT_COLUMNS else Self.pieces // 2
@@ -159,7 +157,7 @@ struct WindowOutputs[
         """
         var sums = Self.Sums(fill=0)
         comptime for piece in range(Self.pieces):
-            Self._put[piece](
+            Self.Pieces.put[piece](
                 sums, bias.slice[Self.vector, offset=piece // 2 * Self.vector]()
             )
         return sums
@@ -185,10 +183,7 @@ struct WindowOutputs[
         if not epilogue.has_residual:
             return early
         comptime for together in range(2):
-            comptime is_early = (
-                Self.together_early if together == 1 else Self.few
-            )
-            comptime if is_early:
+            comptime if Self._is_early(together == 1):
                 if geometry.together == Int32(together):
                     comptime for piece in range(Self.early_pieces):
                         early[piece] = early[piece].insert[offset=0](
@@ -282,7 +277,7 @@ struct WindowOutputs[
                     pixel,
                     thread,
                     piece // 2,
-                    Self._chosen(sums, piece),
+                    Self.Pieces.chosen(sums, piece),
                 )
         else:
             comptime for piece in range(Self.pieces):
@@ -292,7 +287,7 @@ struct WindowOutputs[
                     pixels.of[piece % 2](),
                     thread,
                     UInt32(piece // 2),
-                    Self._piece[piece](sums),
+                    Self.Pieces.of[piece](sums),
                 )
 
     @staticmethod
@@ -310,34 +305,6 @@ struct WindowOutputs[
         return epilogue.has_scale or (
             epilogue.has_bias and not Self._begins_with_bias(epilogue)
         )
-
-    @staticmethod
-    @always_inline
-    def _piece[piece: Int](sums: Self.Sums) -> Self.Values:
-        """The values of a piece: columns `8*j + 2*t` and the next of each j."""
-        var values = Self.Values(0)
-        comptime for i in range(Self.vector):
-            comptime j = piece // 2 * (Self.vector // 2) + i // 2
-            values[i] = sums[4 * j + 2 * (piece % 2) + i % 2]
-        return values
-
-    @staticmethod
-    @always_inline
-    def _put[piece: Int](mut sums: Self.Sums, values: Self.Values):
-        """Sets the values of a piece."""
-        comptime for i in range(Self.vector):
-            comptime j = piece // 2 * (Self.vector // 2) + i // 2
-            sums[4 * j + 2 * (piece % 2) + i % 2] = values[i]
-
-    @staticmethod
-    @always_inline
-    def _chosen(sums: Self.Sums, piece: UInt32) -> Self.Values:
-        """The values of a piece that is known at run time only."""
-        var values = Self._piece[0](sums)
-        comptime for other in range(1, Self.pieces):
-            if piece == UInt32(other):
-                values = Self._piece[other](sums)
-        return values
 
     @staticmethod
     @always_inline
@@ -414,7 +381,14 @@ struct WindowOutputs[
                     epilogue.bias, geometry, thread, UInt32(part)
                 )
             comptime for piece in range(upper, upper + 2):
-                Self._put[piece](sums, Self._piece[piece](sums) * scale + bias)
+                Self.Pieces.put[piece](
+                    sums, Self.Pieces.of[piece](sums) * scale + bias
+                )
+
+    @staticmethod
+    def _is_early(together: Bool) -> Bool:
+        """Whether registers hold words of a residual before the multiplies."""
+        return Self.few or (together and Self.residual_type.is_half_float())
 
     @staticmethod
     @always_inline
@@ -493,22 +467,22 @@ struct WindowOutputs[
         """Adds the residual, as much of it as the epilogue says."""
         comptime for together in range(2):
             comptime count = Self._words_of(together == 1)
-            comptime is_early = (
-                Self.together_early if together == 1 else Self.few
-            )
             if geometry.together == Int32(together):
                 comptime for piece in range(Self.pieces):
                     var words: SIMD[DType.uint32, count]
-                    comptime if is_early and piece < Self.early_pieces:
+                    comptime if (
+                        Self._is_early(together == 1)
+                        and piece < Self.early_pieces
+                    ):
                         words = early[piece].slice[count]()
                     else:
                         words = Self._residual[piece, together == 1](
                             epilogue, geometry, pixels, thread
                         )
                     var values = Self._numbers[together == 1](words).fma(
-                        Self.Values(epilogue.beta), Self._piece[piece](sums)
+                        Self.Values(epilogue.beta), Self.Pieces.of[piece](sums)
                     )
-                    Self._put[piece](sums, values)
+                    Self.Pieces.put[piece](sums, values)
 
     @staticmethod
     @always_inline
@@ -521,10 +495,10 @@ struct WindowOutputs[
                 keep_branch()
                 comptime function = DeviceActivation.of(Activation(code, 0, 0))
                 comptime for piece in range(Self.pieces):
-                    Self._put[piece](
+                    Self.Pieces.put[piece](
                         sums,
                         function.evaluate[function.formula, exact=exact](
-                            Self._piece[piece](sums)
+                            Self.Pieces.of[piece](sums)
                         ),
                     )
                 return

@@ -3,6 +3,9 @@ them, and values whose index is known at run time only."""
 
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
+from std.utils import StaticTuple
+
+from .tiling import neighbours
 
 
 @always_inline
@@ -95,3 +98,66 @@ def set_value[
     """
     comptime for i in range(width):
         values[i] = value if index == UInt32(i) else values[i]
+
+
+struct SumPieces[columns: Int]:
+    """A thread's sums of a multiply as vectors of filters that it stores
+    together: of each part of the filters, those of its upper pixel and of its
+    lower one.
+
+    Parameters:
+        columns: Filters of the multiply.
+    """
+
+    comptime Sums = StaticTuple[Float32, Self.columns // 2]
+    comptime vector = neighbours(Self.columns)
+    comptime count = Self.columns // (2 * Self.vector)
+    comptime Values = SIMD[DType.float32, Self.vector]
+
+    @staticmethod
+    @always_inline
+    def of[piece: Int](sums: Self.Sums) -> Self.Values:
+        """The values of a piece: columns `8*j + 2*t` and the next of each j.
+
+        Parameters:
+            piece: Which.
+
+        Args:
+            sums: The thread's.
+        """
+        var values = Self.Values(0)
+        comptime for i in range(Self.vector):
+            comptime j = piece // 2 * (Self.vector // 2) + i // 2
+            values[i] = sums[4 * j + 2 * (piece % 2) + i % 2]
+        return values
+
+    @staticmethod
+    @always_inline
+    def put[piece: Int](mut sums: Self.Sums, values: Self.Values):
+        """Sets the values of a piece.
+
+        Parameters:
+            piece: Which.
+
+        Args:
+            sums: The thread's.
+            values: To what.
+        """
+        comptime for i in range(Self.vector):
+            comptime j = piece // 2 * (Self.vector // 2) + i // 2
+            sums[4 * j + 2 * (piece % 2) + i % 2] = values[i]
+
+    @staticmethod
+    @always_inline
+    def chosen(sums: Self.Sums, piece: UInt32) -> Self.Values:
+        """The values of a piece that is known at run time only.
+
+        Args:
+            sums: The thread's.
+            piece: Which.
+        """
+        var values = Self.of[0](sums)
+        comptime for other in range(1, Self.count):
+            if piece == UInt32(other):
+                values = Self.of[other](sums)
+        return values

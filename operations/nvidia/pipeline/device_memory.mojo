@@ -1,9 +1,11 @@
-"""Stores to device memory with a predicate in the place of a branch."""
+"""Device memory: stores with a predicate in the place of a branch, and what is asked
+for in the L2."""
 
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import size_of
 
+from ...conv.memory import Reads
 from .chunks import CHUNK_BYTES
 
 
@@ -55,3 +57,34 @@ def store_half_if(address: UInt64, value: UInt16, condition: Bool):
         NoneType,
         constraints="l,h,r,~{memory}",
     ](address, value, UInt32(condition))
+
+
+@always_inline
+def prefetch_line(data: Reads[_]):
+    """Asks for a line of memory in the L2 (PTX ISA, "prefetch").
+
+    Args:
+        data: In the line.
+    """
+    inlined_assembly["prefetch.global.L2 [$0];", NoneType, constraints="l"](
+        UInt64(Int(data))
+    )
+
+
+@always_inline
+def prefetch_bytes(address: UInt64, length: UInt32):
+    """Asks for global memory in the L2, in whole units of 16 bytes that begin
+    in it or before it (PTX ISA, "cp.async.bulk.prefetch").
+
+    Args:
+        address: Of the first byte.
+        length: How many.
+    """
+    var first = address & ~UInt64(CHUNK_BYTES - 1)
+    var last = (address + UInt64(length)) & ~UInt64(CHUNK_BYTES - 1)
+    if last > first:
+        inlined_assembly[
+            "cp.async.bulk.prefetch.L2.global [$0], $1;",
+            NoneType,
+            constraints="l,r",
+        ](first, UInt32(last - first))
