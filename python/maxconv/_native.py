@@ -25,7 +25,8 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._fields import GEOMETRY, Kernel
+from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._fields import COPY_BYTES, GEOMETRY, STEM_CHANNELS, Kernel
 from ._library import LibraryError
 from ._library_files import (
     SUFFIX,
@@ -548,10 +549,23 @@ def prepare_gpu(
     return kernel(code, family, target.architecture).prepare(index, call, aligned=aligned)
 
 
-def _build_likely(family: Family, target: GpuTarget, call: Call) -> None:
-    """Builds a kernel that the choice is likely to name."""
+def _likely_kernel(family: Family, target: GpuTarget, call: Call) -> Kernel | None:
+    """Returns the kernel for tensor cores that takes a call's pixels, if it has one group."""
     likely = _TENSOR_CORES.get(target.architecture)
     if likely is None or call.geometry[GEOMETRY.index("groups")] != 1:
+        return None
+    *_, channels, _, _, _, _, filters = map(int, call.shapes)
+    pixels = channels * INPUT_BYTES[family.dtype], filters * DTYPE_BYTES[family.output]
+    whole = all(size % COPY_BYTES == 0 for size in pixels)
+    if likely is Kernel.SM90 and not whole and channels > STEM_CHANNELS:
+        return Kernel.UNALIGNED
+    return likely
+
+
+def _build_likely(family: Family, target: GpuTarget, call: Call) -> None:
+    """Builds a kernel that the choice is likely to name."""
+    likely = _likely_kernel(family, target, call)
+    if likely is None:
         return
     # Whoever needs the kernel gets the error.
     with contextlib.suppress(LibraryError):

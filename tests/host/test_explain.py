@@ -19,10 +19,10 @@ from maxconv._explain import DEVICES, explain_choice
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Layout, encode_scalars
 from maxconv._library import kernel_library, library_path
 from maxconv._library_files import Family
-from maxconv._native import Call, GpuTarget, chooser
+from maxconv._native import Call, GpuTarget, _likely_kernel, chooser
 from maxconv._problem import ConvProblem
 from maxconv._problems import find_problem, load_problems, parse_problem
-from maxconv._targets import HOPPER, TARGETS
+from maxconv._targets import BLACKWELL, HOPPER, TARGETS
 
 if TYPE_CHECKING:
     from max.engine import InferenceSession, Model
@@ -493,6 +493,31 @@ def test_the_library_chooses_what_the_op_does() -> None:
             call = Call.of(given, made, elements, geometry, encode_scalars())
             wanted, _ = ask(name, architecture, fused_output=False)
             assert choose(call, place, aligned=True).name.lower() == wanted, (name, architecture)
+
+
+@pytest.mark.parametrize(
+    ("spec", "groups", "architecture", "kernel"),
+    [
+        ("8x28x28x64:64x3x3", 1, HOPPER, Kernel.SM90),
+        ("8x28x28x45:64x3x3", 1, HOPPER, Kernel.UNALIGNED),
+        ("8x28x28x64:230x3x3", 1, HOPPER, Kernel.UNALIGNED),
+        # Three channels are the stem kernel's, or patches of sm90.
+        ("8x224x224x3:768x16x16", 1, HOPPER, Kernel.SM90),
+        ("8x28x28x45:64x3x3", 1, BLACKWELL, Kernel.SM100),
+        ("8x28x28x64:64x3x3", 64, HOPPER, None),
+        ("8x28x28x64:64x3x3", 1, "sm_80", None),
+    ],
+)
+def test_what_is_built_while_the_choice_is(
+    spec: str, groups: int, architecture: str, kernel: Kernel | None
+) -> None:
+    problem = parse_problem(spec, groups=groups)
+    given = cast("tuple[int, ...]", problem.input_shape)
+    made = cast("tuple[int, ...]", problem.output_shape)
+    geometry = problem.geometry(filter_layout=Layout.KRSC)
+    call = Call.of(given, made, 0, geometry, encode_scalars())
+    place = GpuTarget(architecture, TARGETS[architecture].capability, 132)
+    assert _likely_kernel(BFLOAT16, place, call) is kernel
 
 
 def test_kernels_that_may_be_chosen() -> None:
