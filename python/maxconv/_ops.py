@@ -148,7 +148,7 @@ def conv2d(
     Args:
         x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16; on a GPU also float8_e4m3fn
             (MAX has no such tensors on CPUs) and int8; on one of compute capability 9.0, 10.0 or
-            10.3 also float8_e5m2, of ``C / groups`` channels that are a multiple of 16.
+            10.3 also float8_e5m2.
         filter: The filter in ``filter_layout``, with ``C / groups`` channels. An array or a
             constant is packed when the graph is built, a weight when the model is loaded, any other
             value in each call; a ``PackedFilter`` is packed already, knows its ``groups`` and
