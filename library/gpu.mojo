@@ -1,10 +1,13 @@
 """The library of one kernel of a GPU. It runs on a CUDA stream of its caller's,
 and waits for nothing.
 
-    mojo build -I . --emit shared-lib --target-accelerator sm_90a \\
-        library/gpu.mojo -D kernel=7 -D dtype=bfloat16 -D bias=bfloat16 \\
-        -D output=bfloat16 -D scaled=False -D depth_to_space=False
+    mojo build -I . -I library/kernels/sm90 --emit shared-lib \\
+        --target-accelerator sm_90a library/gpu.mojo -D kernel=7 \\
+        -D dtype=bfloat16 -D bias=bfloat16 -D output=bfloat16 -D scaled=False \\
+        -D depth_to_space=False
 
+The module `kernel` names the kernel, so that the compiler reads no other's
+source: it takes longer to read all of them than to compile most of them.
 A device is opened once. A call is prepared once for a device: it is decoded,
 checked and planned. Then it is launched any number of times. A function that
 fails returns the address of the sentence that says why, which the caller frees;
@@ -15,6 +18,7 @@ from max.gpu.host import DeviceContext
 from std.memory.alloc import unsafe_alloc
 from std.sys.defines import get_defined_int
 
+from kernel import Kernel
 from library.call import (
     SCALED,
     Call,
@@ -27,14 +31,17 @@ from library.device import open_device, opened
 from operations.conv.fields import KERNEL_AUTO
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.plans import Planned
+from operations.conv.registry import Registry
 from operations.nvidia.device import target_capability
-from operations.nvidia.registry import GPU_REGISTRY
 from operations.nvidia.stream import Stream
 
 comptime KERNEL = get_defined_int["kernel", KERNEL_AUTO]()
 """The `KERNEL_*` code of the kernel."""
 
 comptime KERNELS = 1 << KERNEL
+
+comptime REGISTRY = Registry[Stream, Kernel]
+"""The kernel alone."""
 
 
 @fieldwise_init
@@ -81,10 +88,11 @@ def maxconv_prepare(
         aligned: Whether all addresses are multiples of `COPY_BYTES`.
         made: The address of where to write the call's handle.
     """
+    comptime assert Kernel.code == KERNEL, "the module is another kernel's"
     try:
         ref found = opened(device)
         var call = Call(shapes, filter, geometry, scalars)
-        var planned = GPU_REGISTRY.plan[CallArguments.types(SCALED), KERNELS](
+        var planned = REGISTRY.plan[CallArguments.types(SCALED), KERNELS](
             KERNEL,
             call.problem,
             call.operands(aligned=aligned != 0),
@@ -139,7 +147,7 @@ def maxconv_run(
     try:
         ref prepared = Handle(unsafe_from_address=Int(handle))[]
         var queue = Stream(prepared.ctx, cuda_stream=Int(stream))
-        GPU_REGISTRY.launch[
+        REGISTRY.launch[
             capability=target_capability(),
             kernels=KERNELS,
             known=UNKNOWN_FILTER,

@@ -247,7 +247,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
     @staticmethod
     @no_inline
     def refusal[
-        types: OperandTypes
+        types: OperandTypes, kernels: Int = ALL_KERNELS
     ](
         kernel: Int, problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
@@ -255,6 +255,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
 
         Parameters:
             types: Of the operands.
+            kernels: What the op is compiled with; it asks no other.
 
         Args:
             kernel: A `KERNEL_*` code.
@@ -265,7 +266,10 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             if kernel == Kernel.code:
-                return _refusal_of[Kernel, types](problem, operands, device)
+                comptime if has_kernel(kernels, Kernel.code):
+                    return _refusal_of[Kernel, types](problem, operands, device)
+                else:
+                    return String("the op was compiled without it")
         var name = kernel_name(kernel)
         var home = materialize[KERNEL_HOMES]()[kernel]
         return String(t"{name} runs on {home} only; here {Self.names()} do")
@@ -303,7 +307,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 t"config: kernel code {requested} is not 0 to {count - 1}"
             )
         if requested != KERNEL_AUTO:
-            var refusal = Self.refusal[types](
+            var refusal = Self.refusal[types, kernels](
                 requested, problem, operands, device
             )
             if refusal:
@@ -311,8 +315,6 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     t"config: {kernel_name(requested)} cannot take this"
                     t" convolution: {refusal.value()}"
                 )
-            if not has_kernel(kernels, requested):
-                raise _compiled_without(requested)
             return requested
         var reason = String(t"none is built for {types.input} on this device")
         var chosen = Optional[Int]()
@@ -327,7 +329,7 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                 if Kernel.suits(
                     problem, operands, device
                 ) and not Kernel.device_refusal(device.capability):
-                    var refusal = Self.refusal[types](
+                    var refusal = Self.refusal[types, kernels](
                         Kernel.code, problem, operands, device
                     )
                     if refusal:
@@ -482,10 +484,12 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     if requested != KERNEL_AUTO:
                         return "asked for by config=; " + plan
                     return plan + refusals
-            elif requested == KERNEL_AUTO and Kernel.suits(
-                problem, operands, device
+            elif (
+                has_kernel(kernels, Kernel.code)
+                and requested == KERNEL_AUTO
+                and Kernel.suits(problem, operands, device)
             ):
-                var refusal = Self.refusal[types](
+                var refusal = Self.refusal[types, kernels](
                     Kernel.code, problem, operands, device
                 )
                 if not refusal:

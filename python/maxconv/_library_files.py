@@ -111,8 +111,9 @@ def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
         LibraryError: See ``maxconv.library_path``.
     """
     options = ("--target-accelerator", architecture, "-D", f"kernel={int(code)}")
-    what = f"kernel {code.name.lower()} for {architecture}"
-    return _built("gpu", family, what, *_any_cpu(), *options)
+    name = code.name.lower()
+    what = f"kernel {name} for {architecture}"
+    return _built("gpu", family, what, *_any_cpu(), *options, modules=SOURCE / "kernels" / name)
 
 
 def beside_file(root: str, dtype: str, architecture: str) -> Path:
@@ -137,13 +138,25 @@ def _any_cpu() -> tuple[str, ...]:
     return () if cpu is None else ("--target-cpu", cpu)
 
 
-def _built(root: str, family: Family, what: str, *options: str) -> Path:
+def _built(
+    root: str, family: Family, what: str, *options: str, modules: Path | None = None
+) -> Path:
     """Returns the library of a root of ``SOURCE``, from the cache or made now.
 
     It is for this machine's CPU, unless the options name another.
+
+    Args:
+        root: The file's name.
+        family: The operands' types.
+        what: It is, for who waits.
+        options: Of the compiler.
+        modules: The folder of what the root imports beside the packages; the options tell one from
+            another.
     """
     defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
-    command = ("build", "--emit", "shared-lib", "-I", str(SOURCE.parent), *options, *defines)
+    folders = [SOURCE.parent, *([] if modules is None else [modules])]
+    includes = [part for folder in folders for part in ("-I", str(folder))]
+    command = ("build", "--emit", "shared-lib", *includes, *options, *defines)
 
     def make(file: Path) -> None:
         run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))

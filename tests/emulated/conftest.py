@@ -90,8 +90,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, bool]]
 
 
 @pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, bool]]:
+    """Candidates with sub-tiles of 16 pixels, bare, and with SiLU and a residual."""
+    return list(zip(launches(tmp_path_factory, "small"), [False, True] * 2, strict=True))
+
+
+@pytest.fixture(scope="session")
 def split(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
-    """A candidate whose blocks share a tile's sum, for each number of ``SPLITS``."""
+    """Candidates whose blocks share a tile's sum, each for each number of ``SPLITS``."""
     return launches(tmp_path_factory, "split")
 
 

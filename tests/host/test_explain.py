@@ -215,13 +215,13 @@ def test_few_filters_have_narrow_tiles_behind_which_something_is_fused() -> None
 
     def tile(filters: int) -> str:
         problem = ConvProblem.from_parts(
-            (8, 112, 112, 32), filters=filters, filter_size=(1, 1), group_channels=32
+            (8, 28, 28, 512), filters=filters, filter_size=(1, 1), group_channels=512
         )
         reason = explain_choice(problem, dtype="bfloat16", device=HOPPER, kernel=Kernel.SM90)[1]
         return reason.removeprefix("asked for by config=; ").split()[0]
 
     assert tile(64).endswith("x64")
-    assert tile(96).endswith("x128")
+    assert tile(256).endswith("x128")
 
 
 def test_threads_store_any_number_of_filters() -> None:

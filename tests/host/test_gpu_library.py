@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from pathlib import Path
 
 import pytest
 
 from maxconv import _native
-from maxconv._fields import Kernel
-from maxconv._library_files import Family, beside_file, kernel_file
+from maxconv._fields import GPU_KERNELS, Kernel
+from maxconv._library_files import SOURCE, Family, beside_file, kernel_file
 from maxconv.activations import NAMES
 
 FAMILY = Family("bfloat16", "float32", "float32", scaled=True)
+
+
+def test_every_kernel_has_a_module() -> None:
+    """Which names the type that the registry has: what is built for a call is what was chosen."""
+    modules = {file.parent.name: file for file in SOURCE.glob("kernels/*/kernel.mojo")}
+    assert set(modules) == {kernel.name.lower() for kernel in GPU_KERNELS}
+    registry = (SOURCE.parent / "operations" / "nvidia" / "registry.mojo").read_text()
+    imported = re.findall(r"^from \.(\S+) import (.+)$", registry, re.MULTILINE)
+    types = {
+        f"operations.nvidia.{module}.{name.split(' as ')[0]}"
+        for module, names in imported
+        if module.endswith("launch")
+        for name in names.split(", ")
+    }
+    named = [_imported(file) for file in modules.values()]
+    assert len(named) == len(types) and set(named) == types
+
+
+def _imported(file: Path) -> str:
+    """What a module calls ``Kernel``."""
+    found = re.search(r"^from (\S+) import \(?\s*(\w+) as Kernel\b", file.read_text(), re.MULTILINE)
+    assert found
+    return ".".join(found.groups())
 
 
 @pytest.mark.slow

@@ -55,11 +55,11 @@ from operations.nvidia.sm90.gemm.kernel import ConvKernel
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
 
-comptime ROW_STORES = [22, 24, 21]
+comptime ROW_STORES = [26, 28, 25]
 """Candidates whose threads store rows of what TMA loads: whole ones, a warp's
 filters, and the same of tiles without a halo."""
 
-comptime GATHERED = [18, 19, 20]
+comptime GATHERED = [22, 23, 24]
 """Candidates whose threads load: of whole tiles, in turns, by one consumer."""
 
 comptime GATHERED_CHANNELS = [13, 70, 131]
@@ -73,8 +73,13 @@ comptime ENDED = [12, 17]
 """Candidates whose tiles end within a sub-tile of filters: a block alone, and two
 that share filters. The convolution has two tiles along the filters."""
 
-comptime SPLIT = 9
-"""A candidate whose blocks share a tile's sum; no other case's."""
+comptime SMALL = [18, 19]
+"""Candidates whose sub-tiles have 16 pixels. The convolution has a tile and a
+half along the filters."""
+
+comptime SPLIT = [9, 20, 21]
+"""Candidates whose blocks share a tile's sum; no other case's. The consumers
+share its filters, its pixels, and its filters."""
 
 comptime SPLITS = [2, 4]
 """How many of them."""
@@ -354,12 +359,28 @@ def main() raises:
                 has_residual=silu,
                 activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
             )
-    emit_kernel[SPLIT, Output]()
-    comptime for i in range(len(SPLITS)):
-        comptime count = materialize[SPLITS]()[i]
-        print_launch[SPLIT](
-            "split", problem, output, has_bias, MULTIPROCESSORS, count
-        )
+    comptime for i in range(len(SMALL)):
+        comptime index = materialize[SMALL]()[i]
+        comptime filters = candidate(index).block_tile_shape[1] * 3 // 2
+        emit_kernel[index, Output]()
+        for silu in [False, True]:
+            print_launch[index](
+                "small",
+                problem_of(POINTWISE * height, width, channels, filters, 3),
+                output,
+                has_bias,
+                MULTIPROCESSORS,
+                has_residual=silu,
+                activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
+            )
+    comptime for i in range(len(SPLIT)):
+        comptime index = materialize[SPLIT]()[i]
+        emit_kernel[index, Output]()
+        comptime for j in range(len(SPLITS)):
+            comptime count = materialize[SPLITS]()[j]
+            print_launch[index](
+                "split", problem, output, has_bias, MULTIPROCESSORS, count
+            )
     var large = enlarged(upsampled)
     emit_kernel[UPSAMPLED, type_of(large)]()
     print_launch[UPSAMPLED](

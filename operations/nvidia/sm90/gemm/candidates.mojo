@@ -6,7 +6,7 @@ from ....conv.known import NARROW_FILTERS
 from ....conv.operands import OperandTypes
 from ...split_k import MAX_SPLIT_K
 from .config import Sm90Config
-from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
+from .epilogue_config import MATRIX_ROWS, SUBTILE_FILTERS, EpilogueConfig
 
 
 struct Candidate(ImplicitlyCopyable, Movable):
@@ -24,6 +24,9 @@ struct Candidate(ImplicitlyCopyable, Movable):
     """Whether it is for float32 outputs of 16-bit inputs too, and for those that
     the graph compiler fused something behind: a few are. Every fused op compiles
     them anew, and few ops of a network widen their output."""
+    var correction: Float64
+    """What the model's time is multiplied with: the mean that timings were over
+    it, with the constants fitted together."""
 
     def __init__(
         out self,
@@ -32,6 +35,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
         half_inputs: Bool = True,
         other_inputs: Bool = False,
         other_outputs: Bool = False,
+        correction: Float64 = 1.0,
     ):
         """A row; by default for inputs and outputs of 16 bits.
 
@@ -41,8 +45,10 @@ struct Candidate(ImplicitlyCopyable, Movable):
             other_inputs: Whether float32 and 8-bit inputs have it.
             other_outputs: Whether float32 outputs and those with work fused
                 behind have it.
+            correction: What the model's time is multiplied with.
         """
         self.config = config
+        self.correction = correction
         self.half_inputs = half_inputs
         self.other_inputs = other_inputs
         self.other_outputs = other_outputs
@@ -143,7 +149,9 @@ def _rows(
             output_tile_shape=IndexList[2](subtile_pixels, SUBTILE_FILTERS),
             num_epi_load_stages=stages[2],
             num_output_stages=min(2, stages[2]),
-            fragment_size=16 if cooperative and not gathers else 8,
+            fragment_size=16 if (
+                cooperative and not gathers and subtile_pixels > MATRIX_ROWS
+            ) else 8,
             reuse_c=True,
             delay_store=False,
             tma_store=halo == 0 and not gathers,
@@ -203,39 +211,46 @@ def _aligned_candidates() -> List[Candidate]:
             other_inputs=True,
             other_outputs=True,
         ),
-        Candidate(_rows((256, 128), (4, 4, 2), cluster=PAIR_M)),
         Candidate(
-            _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32)
+            _rows((256, 128), (4, 4, 2), cluster=PAIR_M), correction=1.06
+        ),
+        Candidate(
+            _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32),
+            correction=0.969,
         ),
         Candidate(
             _rows((192, 128), (5, 5, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
+            correction=0.942,
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
+            correction=1.05,
         ),
         Candidate(
-            _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32)
+            _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32),
         ),
         Candidate(
-            HALO_64,
-            other_inputs=True,
-            other_outputs=True,
+            HALO_64, other_inputs=True, other_outputs=True, correction=0.967
         ),
-        Candidate(HALO_STATIONARY),
+        Candidate(HALO_STATIONARY, correction=0.997),
         Candidate(
             _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
             other_outputs=True,
+            correction=0.982,
         ),
-        Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K)),
-        Candidate(PING_PONG_128, other_inputs=True),
-        Candidate(HALO_SPLIT),
         Candidate(
-            _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False)
+            _rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1.03
+        ),
+        Candidate(PING_PONG_128, half_inputs=False, other_inputs=True),
+        Candidate(HALO_SPLIT, correction=0.969),
+        Candidate(
+            _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False),
+            correction=1.02,
         ),
         Candidate(
             _rows(
@@ -243,14 +258,19 @@ def _aligned_candidates() -> List[Candidate]:
                 (5, 8, 5),
                 cooperative=False,
                 subtile_pixels=32,
-            )
+            ),
+            correction=1.03,
         ),
         Candidate(
-            _rows((160, 128), (5, 5, 3), cooperative=False, subtile_pixels=32)
+            _rows((160, 128), (5, 5, 3), cooperative=False, subtile_pixels=32),
+            correction=0.994,
         ),
-        Candidate(_rows((128, 64), (7, 7, 3), cooperative=False)),
         Candidate(
-            _rows((96, 64), (9, 9, 4), cooperative=False, subtile_pixels=32)
+            _rows((128, 64), (7, 7, 3), cooperative=False), correction=0.993
+        ),
+        Candidate(
+            _rows((96, 64), (9, 9, 4), cooperative=False, subtile_pixels=32),
+            correction=1.05,
         ),
         Candidate(
             _rows(
@@ -259,7 +279,20 @@ def _aligned_candidates() -> List[Candidate]:
                 cluster=PAIR_M,
                 consumers=1,
                 swapped=False,
-            )
+            ),
+            correction=0.954,
+        ),
+        Candidate(_rows((80, 128), (8, 8, 4), subtile_pixels=16)),
+        Candidate(
+            _rows((112, 128), (6, 6, 5), subtile_pixels=16), correction=0.981
+        ),
+        Candidate(
+            _rows((128, 64), (8, 8, 3), subtile_pixels=32, cluster=SPLIT_K),
+            correction=0.996,
+        ),
+        Candidate(
+            _rows((128, 128), (6, 6, 3), subtile_pixels=32, cluster=SPLIT_K),
+            correction=0.987,
         ),
     ]
 

@@ -120,10 +120,10 @@ struct EpilogueConfig(ImplicitlyCopyable, Movable, Writable):
 
     def refusal(self) -> Optional[String]:
         """Why no epilogue can be built so, or None."""
-        if self.output_tile_shape[0] != 32 and self.output_tile_shape[0] != 64:
+        var pixels = self.output_tile_shape[0]
+        if pixels != MATRIX_ROWS and pixels != 32 and pixels != 64:
             return String(
-                t"output_tile_shape: M {self.output_tile_shape[0]} is not 32"
-                t" or 64"
+                t"output_tile_shape: M {pixels} is not {MATRIX_ROWS}, 32 or 64"
             )
         if self.output_tile_shape[1] != SUBTILE_FILTERS:
             return String(

@@ -17,6 +17,7 @@ from .epilogue_config import (
     COLUMN_FILTERS,
     CONSUMER_THREADS,
     HALF_BYTES,
+    MATRIX_ROWS,
     ROW_FILTERS,
     SUBTILE_FILTERS,
 )
@@ -50,6 +51,11 @@ def problem_refusal(
     if not config.swapped and bytes != HALF_BYTES:
         return String(
             t"the multiply's rows must be filters for {out_type} outputs"
+        )
+    if config.epilogue.pixels(bytes) < MATRIX_ROWS:
+        return String(
+            t"output_tile_shape: M {config.epilogue.output_tile_shape[0]} is"
+            t" for 16-bit outputs; here {out_type}"
         )
     if whole_pieces or not config.unaligned:
         refusal = traversal.output_refusal(bytes)

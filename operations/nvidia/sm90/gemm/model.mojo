@@ -11,23 +11,22 @@ from ..wgmma import MMA_M
 from .config import Sm90Config
 from .grid import Grid
 
-# The model's constants. Fitted to timings of 18 configurations on 512 problems
-# on an H100, in graphs where launches overlap: loads, stores, turns, clusters,
-# shared tiles and launches. The others are of fits to fewer problems on H200s,
-# on 32 of them with fused work.
+# The model's constants. Fitted to timings of 20 configurations, in graphs where
+# launches overlap: of 690 problems bare on an H200, and of 300 with everything
+# fused on an H100. Loops, gathers and fused rows' stores are of fits before.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 1.1e-6
+comptime LAUNCH_SECONDS = 1.26e-6
 """From a launch's begin to its first load, and from its last store to its end.
 """
 
-comptime FIRST_ROW_CYCLES = 9.1
+comptime FIRST_ROW_CYCLES = 5.33
 """Of a row of the first stage, until it has come; of rows of fewer channels as
 much less."""
 
-comptime MEMORY_BYTES_PER_SECOND = 3.17e12
+comptime MEMORY_BYTES_PER_SECOND = 4.2e12
 """Of device memory."""
 
 comptime TILE_ELEMENTS_PER_CYCLE = 32.0
@@ -36,31 +35,45 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.29
+comptime WRITE_SHARE = 0.138
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 261.0
+comptime L2_BYTES_PER_CYCLE = 263.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime RECEIVED_BYTES_PER_CYCLE = 49.5
+comptime RECEIVED_BYTES_PER_CYCLE = 73.9
 """That each multiprocessor gets from the L2, at most, if all load."""
 
-comptime SHARED_COLD = 0.31
+comptime POINT_SHARE = 1.58
+"""What a byte of an activation's stage costs a multiprocessor to receive, over a
+byte of a filter's: of one tap."""
+
+comptime PLANE_SHARE = 1.51
+"""The same, of several taps along one or two axes."""
+
+comptime VOLUME_SHARE = 2.14
+"""The same, of several taps along the depth too."""
+
+comptime COLD_SHARE = 0.456
+"""Of the filter's bytes, what the memory's traffic grows by where several tiles
+along the pixels read them."""
+
+comptime SHARED_COLD = 0.651
 """Of the bytes of a load that two blocks share, what each receives beside its
 half where no tap has read them before."""
 
-comptime LOAD_CYCLES = 2418.0
+comptime LOAD_CYCLES = 2719.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
 
-comptime PARTIAL_ROW_CYCLES = 4.9
+comptime PARTIAL_ROW_CYCLES = 3.93
 """To load a row that ends beyond the channels."""
 
-comptime MULTICAST_SHARE = 0.07
+comptime MULTICAST_SHARE = 0.0959
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime PAIRED_STEP_CYCLES = 325.0
+comptime PAIRED_STEP_CYCLES = 327.0
 """Of a stage that two blocks of one consumer each share, at least."""
 
 comptime GATHERED_ROW_CYCLES = 9.4
@@ -69,51 +82,51 @@ comptime GATHERED_ROW_CYCLES = 9.4
 comptime GATHERED_TILE_CYCLES = 800.0
 """Of a tile whose rows threads load, to find them."""
 
-comptime STORE_CYCLES = 1147.0
+comptime STORE_CYCLES = 1313.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime HIDDEN_STORE_CYCLES = 1323.0
+comptime HIDDEN_STORE_CYCLES = 917.9
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
-comptime LAST_STORE_CYCLES = 108.0
+comptime LAST_STORE_CYCLES = 225.0
 """Of the same, more for the last tile, behind which nothing multiplies."""
 
-comptime ROW_STORE_CYCLES = 260.0
+comptime ROW_STORE_CYCLES = 190.0
 """Of the same, more if the consumer's threads store and not TMA."""
 
 comptime FUSED_STORE_CYCLES = 800.0
 """Of the same, more if the graph compiler fused something behind the output
 and a tile's consumers would store rows without waiting for each other."""
 
-comptime VISIT_CYCLES = 200.0
+comptime VISIT_CYCLES = 391.0
 """Of the same, more if anything is made of the values."""
 
-comptime COLUMN_VISIT_CYCLES = 2500.0
+comptime COLUMN_VISIT_CYCLES = 734.4
 """Of the same, if filters are the multiply's columns: a thread has many, whose
 bias and scale it loads for each sub-tile."""
 
-comptime RESIDUAL_CYCLES = 1000.0
+comptime RESIDUAL_CYCLES = 1518.0
 """Of the same, more for a residual."""
 
-comptime HIDDEN_RESIDUAL_CYCLES = 450.0
+comptime HIDDEN_RESIDUAL_CYCLES = 896.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 661.0
+comptime TURN_CYCLES = 569.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.2
+comptime OVERLAP_SHARE = 0.226
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 0.042e-6
+comptime CLUSTER_SECONDS = 0.0313e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 0.81e-6
+comptime CLUSTER_SYNC_SECONDS = 0.682e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.207e-6 / 128
+comptime SUM_SECONDS = 0.167e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
@@ -201,8 +214,26 @@ def predicted_seconds(
     var bytes = _input_elements(problem) * element_bytes(types.input) + output
     if work.residual:
         bytes += output
-    var memory = Float64(bytes) / MEMORY_BYTES_PER_SECOND
+    var cold = _cold_bytes(config, problem, traversal, types)
+    var memory = (Float64(bytes) + cold) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
+
+
+def _cold_bytes(
+    config: Sm90Config,
+    problem: ConvProblem,
+    traversal: Traversal,
+    types: OperandTypes,
+) -> Float64:
+    """Bytes of filters that blocks read again: each half of the L2 gets its own
+    copy, from the other half."""
+    var along_pixels = ceildiv(
+        traversal.pixels(config.halo), config.cluster_pixels()
+    )
+    if along_pixels == 1:
+        return 0.0
+    var filter = problem.filters * problem.gemm_k()
+    return COLD_SHARE * Float64(filter * element_bytes(types.input))
 
 
 def _input_elements(problem: ConvProblem) -> Int:
@@ -243,6 +274,7 @@ def _step_cycles(
     ) / SHARED_BYTES_PER_CYCLE
     var half = 0.5 + SHARED_COLD / Float64(traversal.taps())
     var received = activation * (half if config.cluster_shape[1] > 1 else 1.0)
+    received *= _activation_share(traversal)
     received += filter * (half if config.cluster_shape[0] > 1 else 1.0)
     if config.cluster_shape[1] > 1:
         activation *= MULTICAST_SHARE
@@ -268,6 +300,14 @@ def _step_cycles(
     if traversal.slice_channels() == traversal.row_channels():
         step = max(step, _partial_rows_cycles(config, traversal, keeps_filters))
     return step
+
+
+def _activation_share(traversal: Traversal) -> Float64:
+    """What a byte of an activation's stage costs to receive, over one of a
+    filter's."""
+    if traversal.filter[0] > 1:
+        return VOLUME_SHARE
+    return POINT_SHARE if traversal.taps() == 1 else PLANE_SHARE
 
 
 def _partial_rows_cycles(

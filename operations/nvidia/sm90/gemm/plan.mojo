@@ -88,6 +88,8 @@ struct GemmCandidates(Candidates):
     """Of the table, which are offered."""
     var configs: List[Sm90Config]
     """Of these rows."""
+    var corrections: List[Float64]
+    """Of the model's times of these rows."""
     var refusals: List[Optional[String]]
     """Why a row cannot run for another reason: a visitor's."""
     var ways: Int
@@ -121,6 +123,7 @@ struct GemmCandidates(Candidates):
         """
         self.rows = List[Int]()
         self.configs = List[Sm90Config]()
+        self.corrections = List[Float64]()
         self.refusals = List[Optional[String]]()
         self.ways = SPLITS
         var table = candidates()
@@ -137,6 +140,7 @@ struct GemmCandidates(Candidates):
             ):
                 self.rows.append(row)
                 self.configs.append(table[row].config)
+                self.corrections.append(table[row].correction)
                 self.refusals.append(None)
         self.problem = problem
         self.traversal = Traversal(problem, operands.types.input)
@@ -219,7 +223,7 @@ struct GemmCandidates(Candidates):
         Args:
             index: Of a candidate that does not refuse.
         """
-        return predicted_seconds(
+        return self.corrections[index // self.ways] * predicted_seconds(
             self.config(index),
             self.problem,
             self.traversal,

@@ -1,0 +1,3 @@
+"""The kernel of a library of `gpu.mojo`."""
+
+from operations.nvidia.generic.reference_launch import Reference as Kernel
