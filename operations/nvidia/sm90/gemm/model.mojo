@@ -18,11 +18,11 @@ from .grid import Grid
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 1.26e-6
+comptime LAUNCH_SECONDS = 0.87e-6
 """From a launch's begin to its first load, and from its last store to its end.
 """
 
-comptime FIRST_ROW_CYCLES = 5.33
+comptime FIRST_ROW_CYCLES = 1.74
 """Of a row of the first stage, until it has come; of rows of fewer channels as
 much less."""
 
@@ -35,45 +35,45 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.138
+comptime WRITE_SHARE = 0.152
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 263.0
+comptime L2_BYTES_PER_CYCLE = 223.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime RECEIVED_BYTES_PER_CYCLE = 73.9
+comptime RECEIVED_BYTES_PER_CYCLE = 65.0
 """That each multiprocessor gets from the L2, at most, if all load."""
 
-comptime POINT_SHARE = 1.58
+comptime POINT_SHARE = 1.43
 """What a byte of an activation's stage costs a multiprocessor to receive, over a
 byte of a filter's: of one tap."""
 
-comptime PLANE_SHARE = 1.51
+comptime PLANE_SHARE = 1.24
 """The same, of several taps along one or two axes."""
 
-comptime VOLUME_SHARE = 2.14
+comptime VOLUME_SHARE = 1.87
 """The same, of several taps along the depth too."""
 
-comptime COLD_SHARE = 0.456
+comptime COLD_SHARE = 0.705
 """Of the filter's bytes, what the memory's traffic grows by where several tiles
 along the pixels read them."""
 
-comptime SHARED_COLD = 0.651
+comptime SHARED_COLD = 0.541
 """Of the bytes of a load that two blocks share, what each receives beside its
 half where no tap has read them before."""
 
-comptime LOAD_CYCLES = 2719.0
+comptime LOAD_CYCLES = 2520.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
 
-comptime PARTIAL_ROW_CYCLES = 3.93
+comptime PARTIAL_ROW_CYCLES = 4.05
 """To load a row that ends beyond the channels."""
 
-comptime MULTICAST_SHARE = 0.0959
+comptime MULTICAST_SHARE = 0.25
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime PAIRED_STEP_CYCLES = 327.0
+comptime PAIRED_STEP_CYCLES = 363.0
 """Of a stage that two blocks of one consumer each share, at least."""
 
 comptime GATHERED_ROW_CYCLES = 9.4
@@ -82,51 +82,55 @@ comptime GATHERED_ROW_CYCLES = 9.4
 comptime GATHERED_TILE_CYCLES = 800.0
 """Of a tile whose rows threads load, to find them."""
 
-comptime STORE_CYCLES = 1313.0
+comptime STORE_CYCLES = 2054.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime HIDDEN_STORE_CYCLES = 917.9
+comptime EXPOSED_SHARE = 0.65
+"""Of that, what each tile adds; the rest is the last tile's alone, as the next
+one's loads hide it."""
+
+comptime HIDDEN_STORE_CYCLES = 632.5
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
-comptime LAST_STORE_CYCLES = 225.0
+comptime LAST_STORE_CYCLES = 736.0
 """Of the same, more for the last tile, behind which nothing multiplies."""
 
-comptime ROW_STORE_CYCLES = 190.0
+comptime ROW_STORE_CYCLES = 321.0
 """Of the same, more if the consumer's threads store and not TMA."""
 
 comptime FUSED_STORE_CYCLES = 800.0
 """Of the same, more if the graph compiler fused something behind the output
 and a tile's consumers would store rows without waiting for each other."""
 
-comptime VISIT_CYCLES = 391.0
+comptime VISIT_CYCLES = 488.0
 """Of the same, more if anything is made of the values."""
 
-comptime COLUMN_VISIT_CYCLES = 734.4
+comptime COLUMN_VISIT_CYCLES = 723.6
 """Of the same, if filters are the multiply's columns: a thread has many, whose
 bias and scale it loads for each sub-tile."""
 
-comptime RESIDUAL_CYCLES = 1518.0
+comptime RESIDUAL_CYCLES = 1859.0
 """Of the same, more for a residual."""
 
-comptime HIDDEN_RESIDUAL_CYCLES = 896.0
+comptime HIDDEN_RESIDUAL_CYCLES = 988.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 569.0
+comptime TURN_CYCLES = 659.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.226
+comptime OVERLAP_SHARE = 0.242
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 0.0313e-6
+comptime CLUSTER_SECONDS = 0.0371e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 0.682e-6
+comptime CLUSTER_SYNC_SECONDS = 0.756e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.167e-6 / 128
+comptime SUM_SECONDS = 0.132e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
@@ -191,9 +195,11 @@ def predicted_seconds(
     )
     var last = 0.0
     if config.cooperative:
-        tile += STORE_CYCLES * units + extra
+        var store = STORE_CYCLES * units + extra
         if types.fused_output and not config.epilogue.tma_store:
-            tile += FUSED_STORE_CYCLES * units
+            store += FUSED_STORE_CYCLES * units
+        tile += EXPOSED_SHARE * store
+        last = (1 - EXPOSED_SHARE) * store
     else:
         # One consumer stores while the other multiplies, but for the last.
         var store = HIDDEN_STORE_CYCLES * units + extra
