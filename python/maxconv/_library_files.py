@@ -11,7 +11,7 @@ import functools
 import hashlib
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -113,7 +113,7 @@ def kernel_file(code: Kernel, family: Family, architecture: str) -> Path:
     options = ("--target-accelerator", architecture, "-D", f"kernel={int(code)}")
     name = code.name.lower()
     what = f"kernel {name} for {architecture}"
-    return _built("gpu", family, what, *_any_cpu(), *options, modules=SOURCE / "kernels" / name)
+    return _built("gpu", family, what, *_any_cpu(), *options, modules=[SOURCE / "kernels" / name])
 
 
 def beside_file(root: str, dtype: str, architecture: str) -> Path:
@@ -139,7 +139,7 @@ def _any_cpu() -> tuple[str, ...]:
 
 
 def _built(
-    root: str, family: Family, what: str, *options: str, modules: Path | None = None
+    root: str, family: Family, what: str, *options: str, modules: Sequence[Path] = ()
 ) -> Path:
     """Returns the library of a root of ``SOURCE``, from the cache or made now.
 
@@ -150,12 +150,11 @@ def _built(
         family: The operands' types.
         what: It is, for who waits.
         options: Of the compiler.
-        modules: The folder of what the root imports beside the packages; the options tell one from
+        modules: Folders of what the root imports beside the packages; the options tell one from
             another.
     """
     defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
-    folders = [SOURCE.parent, *([] if modules is None else [modules])]
-    includes = [part for folder in folders for part in ("-I", str(folder))]
+    includes = [part for folder in (SOURCE.parent, *modules) for part in ("-I", str(folder))]
     command = ("build", "--emit", "shared-lib", *includes, *options, *defines)
 
     def make(file: Path) -> None:

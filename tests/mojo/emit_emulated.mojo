@@ -268,6 +268,26 @@ def print_launch[
     )
 
 
+def emit_fused[
+    index: Int, Output: OutputTarget
+](
+    kind: StaticString, problem: ConvProblem, output: Output, has_bias: Bool
+) raises:
+    """Writes a candidate, and prints what its launches pass: bare, and with SiLU
+    and a residual."""
+    emit_kernel[index, Output]()
+    for silu in [False, True]:
+        print_launch[index](
+            kind,
+            problem,
+            output,
+            has_bias,
+            MULTIPROCESSORS,
+            has_residual=silu,
+            activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
+        )
+
+
 def main() raises:
     comptime target = get_gpu_target["sm_90a"]()
     var folder = String(argv()[1])
@@ -348,31 +368,21 @@ def main() raises:
     comptime for i in range(len(ENDED)):
         comptime index = materialize[ENDED]()[i]
         comptime filters = 2 * candidate(index).block_tile_shape[1]
-        emit_kernel[index, Output]()
-        for silu in [False, True]:
-            print_launch[index](
-                "ended",
-                problem_of(POINTWISE * height, width, channels, filters, 3),
-                output,
-                has_bias,
-                MULTIPROCESSORS,
-                has_residual=silu,
-                activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
-            )
+        emit_fused[index](
+            "ended",
+            problem_of(POINTWISE * height, width, channels, filters, 3),
+            output,
+            has_bias,
+        )
     comptime for i in range(len(SMALL)):
         comptime index = materialize[SMALL]()[i]
         comptime filters = candidate(index).block_tile_shape[1] * 3 // 2
-        emit_kernel[index, Output]()
-        for silu in [False, True]:
-            print_launch[index](
-                "small",
-                problem_of(POINTWISE * height, width, channels, filters, 3),
-                output,
-                has_bias,
-                MULTIPROCESSORS,
-                has_residual=silu,
-                activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
-            )
+        emit_fused[index](
+            "small",
+            problem_of(POINTWISE * height, width, channels, filters, 3),
+            output,
+            has_bias,
+        )
     comptime for i in range(len(SPLIT)):
         comptime index = materialize[SPLIT]()[i]
         emit_kernel[index, Output]()

@@ -25,8 +25,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
     the graph compiler fused something behind: a few are. Every fused op compiles
     them anew, and few ops of a network widen their output."""
     var correction: Float64
-    """What the model's time is multiplied with: the mean that timings were over
-    it, with the constants fitted together."""
+    """What the model's time is multiplied with; fitted with its constants."""
 
     def __init__(
         out self,

@@ -99,9 +99,14 @@ def cluster_places(size: Int, multiprocessors: Int) -> Int:
 
 def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:
     """Tiles of a problem, in whole clusters."""
-    return _filter_clusters(config, traversal) * ceildiv(
-        traversal.pixels(config.halo), config.cluster_pixels()
+    return _filter_clusters(config, traversal) * pixel_clusters(
+        config, traversal
     )
+
+
+def pixel_clusters(config: Sm90Config, traversal: Traversal) -> Int:
+    """Tiles along the pixels, in whole clusters."""
+    return ceildiv(traversal.pixels(config.halo), config.cluster_pixels())
 
 
 def _filter_clusters(config: Sm90Config, traversal: Traversal) -> Int:

@@ -9,7 +9,7 @@ from ....conv.problem import SPATIAL, ConvProblem
 from ...im2col.traversal import ROW_BYTES, Traversal
 from ..wgmma import MMA_M
 from .config import Sm90Config
-from .grid import Grid
+from .grid import Grid, pixel_clusters
 
 # The model's constants. Fitted to timings of 20 configurations, in graphs where
 # launches overlap: of 690 problems bare on an H200, and of 300 with everything
@@ -233,10 +233,7 @@ def _cold_bytes(
 ) -> Float64:
     """Bytes of filters that blocks read again: each half of the L2 gets its own
     copy, from the other half."""
-    var along_pixels = ceildiv(
-        traversal.pixels(config.halo), config.cluster_pixels()
-    )
-    if along_pixels == 1:
+    if pixel_clusters(config, traversal) == 1:
         return 0.0
     var filter = problem.filters * problem.gemm_k()
     return COLD_SHARE * Float64(filter * element_bytes(types.input))

@@ -13,7 +13,7 @@ from ....conv.problem import ConvProblem
 from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
-from .candidates import candidate, candidates
+from .candidates import Candidate, candidate, candidates
 from .config import Sm90Config
 from .legality import problem_refusal, stores_any_filters
 from .grid import Grid, tile_clusters
@@ -86,10 +86,8 @@ struct GemmCandidates(Candidates):
 
     var rows: List[Int]
     """Of the table, which are offered."""
-    var configs: List[Sm90Config]
-    """Of these rows."""
-    var corrections: List[Float64]
-    """Of the model's times of these rows."""
+    var offered: List[Candidate]
+    """What is there."""
     var refusals: List[Optional[String]]
     """Why a row cannot run for another reason: a visitor's."""
     var ways: Int
@@ -122,8 +120,7 @@ struct GemmCandidates(Candidates):
                 whole pieces.
         """
         self.rows = List[Int]()
-        self.configs = List[Sm90Config]()
-        self.corrections = List[Float64]()
+        self.offered = List[Candidate]()
         self.refusals = List[Optional[String]]()
         self.ways = SPLITS
         var table = candidates()
@@ -139,8 +136,7 @@ struct GemmCandidates(Candidates):
                 lacks_chunks=not chunks,
             ):
                 self.rows.append(row)
-                self.configs.append(table[row].config)
-                self.corrections.append(table[row].correction)
+                self.offered.append(table[row])
                 self.refusals.append(None)
         self.problem = problem
         self.traversal = Traversal(problem, operands.types.input)
@@ -166,12 +162,12 @@ struct GemmCandidates(Candidates):
 
     def config(self, index: Int) -> Sm90Config:
         """A candidate's configuration."""
-        return self.configs[index // self.ways]
+        return self.offered[index // self.ways].config
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or would leave
         multiprocessors without a tile for nothing."""
-        ref config = self.configs[index // self.ways]
+        ref config = self.offered[index // self.ways].config
         var refusal = problem_refusal(
             config,
             self.traversal,
@@ -223,8 +219,9 @@ struct GemmCandidates(Candidates):
         Args:
             index: Of a candidate that does not refuse.
         """
-        return self.corrections[index // self.ways] * predicted_seconds(
-            self.config(index),
+        ref row = self.offered[index // self.ways]
+        return row.correction * predicted_seconds(
+            row.config,
             self.problem,
             self.traversal,
             self.device.units,

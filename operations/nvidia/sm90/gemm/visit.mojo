@@ -114,7 +114,7 @@ def plan_visited[
     table.types.fused_output = False
     for i in range(len(table.rows)):
         var config = visited_config[Visitor](table.rows[i], out_type)
-        table.configs[i] = config
+        table.offered[i].config = config
         table.refusals[i] = visitor_refusal(visitor, config, problem, out_type)
     return table.plan(cheapest(table))
 
