@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +15,7 @@ from tests.emulated.operands import with_fused
 from tests.emulated.values import loaded, stored
 from tests.reference import conv_reference
 
+from maxconv._fields import Activation
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
 from maxconv.bench.gpu.operands import geometry
@@ -129,10 +130,10 @@ class Operands:
         others = (rng.integers(-3, 4, shape) for shape in shapes[2:])
         return cls(*(values.astype(np.float32) for values in (*multiplied, *others)))
 
-    def expected(self, problem: ConvProblem, dtype: str, fused: bool) -> Array:
-        """The outputs, rounded to their type."""
+    def sums(self, problem: ConvProblem) -> Array:
+        """The accumulators."""
         with np.errstate(invalid="ignore"):
-            total = conv_reference(
+            return conv_reference(
                 self.activation,
                 self.filter,
                 stride=problem.stride,
@@ -141,8 +142,16 @@ class Operands:
                 pad_after=problem.pad_after,
                 groups=problem.groups,
             ).astype(np.float32)
+
+    def scaled(self, problem: ConvProblem) -> Array:
+        """The accumulators with scale and bias."""
+        return self.sums(problem) * self.scale + self.bias
+
+    def expected(self, problem: ConvProblem, dtype: str, fused: bool) -> Array:
+        """The outputs, rounded to their type."""
+        total = self.sums(problem)
         if fused:
-            total = np.maximum(total * self.scale + self.bias, 0) + self.residual
+            total = np.maximum(self.scaled(problem), 0) + self.residual
         return loaded(stored(total, output_of(dtype)), output_of(dtype))
 
 
@@ -198,6 +207,50 @@ def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None
     operands = Operands.random(problem.conv, index, problem.dtype)
     found = run(problem, launches[index], operands, fused, seed=index)
     assert np.array_equal(found, operands.expected(problem.conv, problem.dtype, fused))
+
+
+#: Offsets in `Epilogue` of the codes of the activation and the final one.
+ACTIVATION, FINAL = 40, 56
+
+#: Both, each pair with a loop of its own or of those that share one.
+FORMS: Final = (
+    (Activation.NONE, Activation.NONE),
+    (Activation.RELU, Activation.RELU),
+    (Activation.NONE, Activation.RELU),
+    (Activation.SILU, Activation.NONE),
+    (Activation.SILU, Activation.RELU),
+)
+
+
+@pytest.mark.parametrize(("activation", "final"), FORMS)
+@pytest.mark.parametrize("index", [3, 13], ids=["chunks", "singles"])
+def test_activations_are_applied(
+    launches: list[Launch], index: int, activation: Activation, final: Activation
+) -> None:
+    problem, launch = PROBLEMS[index], launches[index]
+    codes = bytearray(launch.epilogues[True])
+    assert int.from_bytes(codes[ACTIVATION : ACTIVATION + 8], "little") == Activation.RELU
+    assert int.from_bytes(codes[FINAL : FINAL + 8], "little") == Activation.NONE
+    codes[ACTIVATION : ACTIVATION + 8] = int(activation).to_bytes(8, "little")
+    codes[FINAL : FINAL + 8] = int(final).to_bytes(8, "little")
+    operands = Operands.random(problem.conv, index)
+    launch = replace(launch, epilogues=(launch.epilogues[False], bytes(codes)))
+    found = run(problem, launch, operands, fused=True, seed=index)
+    values = operands.scaled(problem.conv)
+    if activation == Activation.SILU:
+        with np.errstate(over="ignore"):
+            values = values / (1 + np.exp(-values))
+    elif activation == Activation.RELU:
+        values = np.maximum(values, 0)
+    values = values + operands.residual
+    if final == Activation.RELU:
+        values = np.maximum(values, 0)
+    expected = loaded(stored(values.astype(np.float32), "bfloat16"), "bfloat16")
+    if activation == Activation.SILU:
+        # The quotient of the float32 formula may round to the next bfloat16.
+        assert np.all(np.abs(found - values) <= np.abs(values) / 2**8 + 1e-5)
+    else:
+        assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("index", [3, 4, 7, 10, 13, 14])

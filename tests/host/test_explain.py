@@ -210,6 +210,12 @@ def test_work_behind_the_output_decides_the_tile(name: str, behind: str, alone: 
     assert alone in ask(name, "sm_100a", fused_output=False)[1]
 
 
+def test_a_block_keeps_the_filters_of_a_group() -> None:
+    problem = parse_problem("64x56x56x224:224x3x3", groups=4, padding=1)
+    chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
+    assert chosen == "sm90" and " stationary" in reason, reason
+
+
 def test_few_filters_have_narrow_tiles_behind_which_something_is_fused() -> None:
     """A graph compiles no others for them, though the model may find a wide tile a bit faster."""
 

@@ -26,20 +26,16 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
-from ..geometry import IMAGE, spatial
 from ..limits import WARP
 from ..overlap import wait_for_earlier_kernels
 from ..pipeline.async_copy import await_copies, close_copies
-from ..pipeline.chunks import CHUNK_BYTES, shared_pointer, swizzled
+from ..pipeline.chunks import shared_pointer, swizzled
 from ..pipeline.matrices import Sums, load_matrices, multiply, sum_type_of
 from ..tma.copy import SharedAddress
+from .epilogue import TileEpilogue
 from .geometry import MmaGeometry
 from .loads import SliceLoads
 from .tile import MATRIX_ROWS, ROW_BYTES, MmaTile
-
-comptime TOGETHER = 8
-"""Values that a thread loads the epilogue's operands of together, where it
-stores filters one by one."""
 
 
 @fieldwise_init
@@ -74,14 +70,24 @@ struct MmaKernel[
     comptime Totals = StaticTuple[
         Sums[Self.dtype], 2 * Self.rows * Self.columns
     ]
-    comptime vector = CHUNK_BYTES // size_of[Self.Output.dtype]()
-    """Filters that a thread stores at once where they are aligned."""
+    comptime Outputs = TileEpilogue[
+        Self.Output,
+        Self.bias_type,
+        Self.residual_type,
+        Self.sum_type,
+        Self.tile,
+    ]
 
     @staticmethod
     @__llvm_metadata(
         MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
             Int32(Self.tile.threads())
-        )
+        ),
+        `nvvm.minctasm`=SIMDLength(
+            Self.tile.resident() if Self.whole else min(
+                Self.tile.resident(), 2 if size_of[Self.dtype]() == 1 else 3
+            )
+        ),
     )
     def run(
         activation: Self.Source,
@@ -100,7 +106,7 @@ struct MmaKernel[
             output: The output.
             geometry: The problem.
             aligned: Not 0 if outputs, bias and residual may be accessed
-                `vector` filters at a time.
+                `TileEpilogue.chunk` filters at a time.
         """
         comptime assert Self.tile.is_valid(), "warps divide the tile evenly"
         var stages = UInt32(
@@ -114,6 +120,17 @@ struct MmaKernel[
         var group, pixel_tile = geometry.pixel_tiles.split(rest)
         var pixel = Int(pixel_tile) * Self.tile.pixels
         var first = filter_tile * UInt32(Self.tile.filters)
+        var filters = geometry.general.group_filters.value
+        var outputs = Self.Outputs(
+            epilogue,
+            output,
+            geometry,
+            pixel=pixel,
+            filter=group * filters + first,
+            filters=filters - first,
+        )
+        comptime if Self.whole:
+            outputs.prefetch()
         var loads = Self.Loads(
             activation,
             filter,
@@ -124,24 +141,10 @@ struct MmaKernel[
         )
         wait_for_earlier_kernels()
         var totals = Self._multiply(loads, geometry, stages)
+        var ahead = outputs.ahead(aligned != 0)
         Self._write_sums(stages, totals)
         barrier()
-        var filters = geometry.general.group_filters.value
-        var k = group * filters + first
-        if aligned != 0:
-            Self._store[Self.vector](
-                epilogue, output, geometry, stages, pixel, k, filters - first
-            )
-            return
-        # Of what is fused behind, each value would be one more copy.
-        comptime if Self.Output.computes or Self.Output.stores:
-            Self._store[1](
-                epilogue, output, geometry, stages, pixel, k, filters - first
-            )
-        else:
-            Self._store_singly(
-                epilogue, output, geometry, stages, pixel, k, filters - first
-            )
+        outputs.store(stages, ahead, aligned != 0)
 
     @staticmethod
     @always_inline
@@ -264,118 +267,4 @@ struct MmaKernel[
                     data.unsafe_store[alignment=8](
                         (i * MATRIX_ROWS + 8 * half) * Int(stride) + 8 * j,
                         values.slice[2, offset=2 * half](),
-                    )
-
-    @staticmethod
-    @always_inline
-    def _store[
-        width: Int
-    ](
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: MmaGeometry,
-        sums: SharedAddress,
-        pixel: Int,
-        filter: UInt32,
-        filters: UInt32,
-    ):
-        """Adds up the warps' parts, applies the epilogue and stores, `width`
-        neighbouring filters at a time."""
-        comptime pieces = UInt32(Self.tile.filters // width)
-        comptime steps = UInt32(Self.tile.pixels) * pieces
-        comptime threads = UInt32(Self.tile.threads())
-        comptime alignment = min(width, 4) * size_of[Self.sum_type]()
-        comptime placed = Self.Output.computes or Self.Output.stores
-        var data = shared_pointer[Self.sum_type](sums)
-        for index in range(UInt32(thread_idx.x), steps, threads):
-            var row, piece = divmod(index, pieces)
-            var column = piece * UInt32(width)
-            if pixel + Int(row) >= geometry.general.pixels or column >= filters:
-                continue
-            var at = Int(row * UInt32(Self.tile.sums_stride()) + column)
-            var total = data.unsafe_load[width=width, alignment=alignment](at)
-            comptime for part in range(1, Self.tile.product_warps):
-                total += data.unsafe_load[width=width, alignment=alignment](
-                    at + part * Self.tile.part_elements()
-                )
-            var k = Int(filter + column)
-            var offset = (pixel + Int(row)) * Int(geometry.general.filters) + k
-            # Of integers the only rounding before the epilogue's.
-            var value = epilogue.apply[width, width](
-                total.cast[DType.float32](), k, offset
-            )
-            # Only what is fused asks where a pixel is.
-            var place = geometry.output(pixel + Int(row)) if placed else 0
-            output.store[width](
-                Int(place[IMAGE]),
-                spatial(place),
-                k,
-                offset,
-                value.cast[Self.Output.dtype](),
-            )
-
-    @staticmethod
-    @always_inline
-    def _store_singly(
-        epilogue: Self.FusedWork,
-        output: Self.Output,
-        geometry: MmaGeometry,
-        sums: SharedAddress,
-        pixel: Int,
-        filter: UInt32,
-        filters: UInt32,
-    ):
-        """As `_store` to memory, one filter at a time. The bias and the
-        residual of some values are on their way together: stores, which may
-        write what is read later as far as the compiler knows, come behind."""
-        comptime threads = UInt32(Self.tile.threads())
-        comptime columns = UInt32(Self.tile.filters)
-        comptime steps = UInt32(Self.tile.pixels) * columns
-        comptime assert steps % (threads * TOGETHER) == 0
-        var data = shared_pointer[Self.sum_type](sums)
-        for first in range(
-            UInt32(thread_idx.x), steps, threads * UInt32(TOGETHER)
-        ):
-            var values = SIMD[DType.float32, TOGETHER](0)
-            var bias = SIMD[DType.float32, TOGETHER](0)
-            var residual = SIMD[Self.residual_type, TOGETHER](0)
-            var rows = StaticTuple[Int, TOGETHER](fill=0)
-            var filter_of = StaticTuple[Int, TOGETHER](fill=0)
-            var exists = StaticTuple[Bool, TOGETHER](fill=False)
-            comptime for i in range(TOGETHER):
-                var row, column = divmod(first + UInt32(i) * threads, columns)
-                var at = Int(row * UInt32(Self.tile.sums_stride()) + column)
-                var total = data.unsafe_load(at)
-                comptime for part in range(1, Self.tile.product_warps):
-                    total += data.unsafe_load(
-                        at + part * Self.tile.part_elements()
-                    )
-                values[i] = total.cast[DType.float32]()
-                exists[i] = (
-                    pixel + Int(row) < geometry.general.pixels
-                    and column < filters
-                )
-                # What does not exist reads what the tile's first value does.
-                rows[i] = pixel + (Int(row) if exists[i] else 0)
-                filter_of[i] = Int(filter + (column if exists[i] else 0))
-            var stride = Int(geometry.general.filters)
-            if epilogue.has_residual:
-                comptime for i in range(TOGETHER):
-                    residual[i] = epilogue.residual.unsafe_load(
-                        rows[i] * stride + filter_of[i]
-                    )
-            if epilogue.has_bias:
-                comptime for i in range(TOGETHER):
-                    bias[i] = epilogue.bias.unsafe_load(filter_of[i]).cast[
-                        DType.float32
-                    ]()
-            if epilogue.has_scale:
-                comptime for i in range(TOGETHER):
-                    values[i] *= epilogue.scale.unsafe_load(filter_of[i])
-            values = epilogue.finish[TOGETHER](values, bias, residual)
-            comptime for i in range(TOGETHER):
-                if exists[i]:
-                    output.data().unsafe_store(
-                        rows[i] * stride + filter_of[i],
-                        values[i].cast[Self.Output.dtype](),
                     )

@@ -10,25 +10,35 @@ from ..pipeline.chunks import CHUNK_BYTES
 from .geometry import WORD_BYTES
 from .tile import ROW_BYTES, TILES, MmaTile
 
-# The model's constants, fitted to 1,000 timings of four tiles on 237 problems
-# of up to 14 us on an H200; they are within 10 % of these (standard deviation).
-# A launch's, to 110 problems in graphs where launches overlap.
+# The model's constants, fitted to 1,090 timings of four tiles on 145 problems of
+# up to 6 us on an H100, in graphs where launches overlap, half of them with bias,
+# SiLU and a residual; they are within 15 % of these (standard deviation). Loads
+# of less than chunks are of a fit before.
 
-comptime LAUNCH_SECONDS = 1.4e-6
+comptime LAUNCH_SECONDS = 1.39e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 
-comptime SLICE_SECONDS = 0.123e-6
+comptime SLICE_SECONDS = 0.078e-6
 """Of one slice after the other: what stages and other blocks do not hide."""
 
-comptime MULTIPLY_SECONDS = 0.066e-6 / 1024
+comptime MULTIPLY_SECONDS = 0.0155e-6 / 1024
 """Of an element of a warp's part of the tile, in a slice."""
 
-comptime STORE_SECONDS = 0.2e-6 / 1024
+comptime STORE_SECONDS = 0.0394e-6 / 1024
 """Of an element that a multiprocessor stores."""
 
-comptime LOADED_BYTES_PER_SECOND = 95e9
+comptime FUSED_SECONDS = 0.328e-6
+"""Of a tile whose epilogue makes anything of the values."""
+
+comptime FUSED_STORE_SECONDS = 0.0709e-6 / 1024
+"""Of an element that a multiprocessor stores then, more."""
+
+comptime LOADED_BYTES_PER_SECOND = 66.6e9
 """Of the slices of a multiprocessor's tiles, from the L2, in chunks."""
+
+comptime CROSSING_SHARE = 2.0
+"""What such a byte costs where a row of a slice ends within a tap's channels."""
 
 comptime WORDS_PER_SECOND = 2.75e9
 """The same, where words are loaded."""
@@ -36,7 +46,7 @@ comptime WORDS_PER_SECOND = 2.75e9
 comptime ELEMENTS_PER_SECOND = 1.75e9
 """The same, where single elements of 16 or 8 bits are."""
 
-comptime MEMORY_BYTES_PER_SECOND = 7.6e12
+comptime MEMORY_BYTES_PER_SECOND = 2.63e12
 """Of operands, beside all this."""
 
 comptime COMPARED_SECONDS = 5.2e-6
@@ -133,12 +143,33 @@ def predicted_seconds(
     var turns = ceildiv(tiles, multiprocessors)
     var stored = turns * tile.pixels * tile.filters
     var loaded = Float64(turns * tile.stage_bytes()) * slices
+    if _rows_cross_taps(problem, bytes):
+        loaded *= CROSSING_SHARE
+    var fused = 0.0
+    if operands.visits():
+        fused = FUSED_SECONDS + FUSED_STORE_SECONDS * Float64(stored)
     return (
         LAUNCH_SECONDS
+        + fused
         + slices * (SLICE_SECONDS + MULTIPLY_SECONDS * Float64(part))
         + STORE_SECONDS * Float64(stored)
         + loaded / rate
         + _operand_bytes(problem, operands) / MEMORY_BYTES_PER_SECOND
+    )
+
+
+def _rows_cross_taps(problem: ConvProblem, bytes: Int) -> Bool:
+    """Whether rows of slices begin or end within the channels of a tap.
+
+    Args:
+        problem: The convolution.
+        bytes: Of an element.
+    """
+    var channels = problem.group_channels() * bytes
+    return (
+        channels != problem.gemm_k() * bytes
+        and channels % ROW_BYTES != 0
+        and ROW_BYTES % channels != 0
     )
 
 

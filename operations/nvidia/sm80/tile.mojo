@@ -2,11 +2,15 @@
 
 from std.sys.info import size_of
 
-from ..limits import MMA_K_BYTES, WARP
+from ..limits import MAX_SHARED_BYTES, MMA_K_BYTES, WARP
 from ..pipeline.chunks import CHUNK_BYTES
 
 comptime ROW_BYTES = 128
 """Bytes of a pixel's, or a filter's, slice of products in shared memory."""
+
+comptime RESERVED_BYTES = 1024
+"""Of a block's shared memory, what the system takes (CUDA C++ Programming Guide,
+compute capability 8.0 and above)."""
 
 comptime ROW_CHUNKS = ROW_BYTES // CHUNK_BYTES
 """Copies of a row."""
@@ -73,6 +77,12 @@ struct MmaTile(Equatable, ImplicitlyCopyable, Movable):
             self.product_warps
             * self.part_elements()
             * size_of[DType.float32](),
+        )
+
+    def resident(self) -> Int:
+        """Blocks for which a Hopper multiprocessor's shared memory has room."""
+        return (MAX_SHARED_BYTES + RESERVED_BYTES) // (
+            self.shared_bytes() + RESERVED_BYTES
         )
 
     def is_valid(self) -> Bool:

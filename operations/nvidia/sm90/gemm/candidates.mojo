@@ -211,17 +211,17 @@ def _aligned_candidates() -> List[Candidate]:
             other_outputs=True,
         ),
         Candidate(
-            _rows((256, 128), (4, 4, 2), cluster=PAIR_M), correction=0.992
+            _rows((256, 128), (4, 4, 2), cluster=PAIR_M), correction=1.01
         ),
         Candidate(
             _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32),
-            correction=0.947,
+            correction=0.924,
         ),
         Candidate(
             _rows((192, 128), (5, 5, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
-            correction=0.923,
+            correction=0.913,
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
@@ -231,26 +231,26 @@ def _aligned_candidates() -> List[Candidate]:
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32),
-            correction=1.02,
+            correction=1.05,
         ),
         Candidate(
-            HALO_64, other_inputs=True, other_outputs=True, correction=0.944
+            HALO_64, other_inputs=True, other_outputs=True, correction=0.95
         ),
-        Candidate(HALO_STATIONARY, correction=0.978),
+        Candidate(HALO_STATIONARY, correction=0.954),
         Candidate(
             _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
             other_outputs=True,
-            correction=0.961,
+            correction=0.923,
         ),
         Candidate(
-            _rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1.03
+            _rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1.02
         ),
         Candidate(PING_PONG_128, half_inputs=False, other_inputs=True),
-        Candidate(HALO_SPLIT, correction=0.932),
+        Candidate(HALO_SPLIT, correction=0.904),
         Candidate(
             _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False),
-            correction=1,
+            correction=1.02,
         ),
         Candidate(
             _rows(
@@ -259,18 +259,18 @@ def _aligned_candidates() -> List[Candidate]:
                 cooperative=False,
                 subtile_pixels=32,
             ),
-            correction=1.01,
+            correction=1.03,
         ),
         Candidate(
             _rows((160, 128), (5, 5, 3), cooperative=False, subtile_pixels=32),
-            correction=0.968,
+            correction=0.988,
         ),
         Candidate(
-            _rows((128, 64), (7, 7, 3), cooperative=False), correction=0.958
+            _rows((128, 64), (7, 7, 3), cooperative=False), correction=0.963
         ),
         Candidate(
             _rows((96, 64), (9, 9, 4), cooperative=False, subtile_pixels=32),
-            correction=1.04,
+            correction=1.07,
         ),
         Candidate(
             _rows(
@@ -280,21 +280,21 @@ def _aligned_candidates() -> List[Candidate]:
                 consumers=1,
                 swapped=False,
             ),
-            correction=0.883,
+            correction=0.867,
         ),
         Candidate(
             _rows((80, 128), (8, 8, 4), subtile_pixels=16), correction=1.01
         ),
         Candidate(
-            _rows((112, 128), (6, 6, 5), subtile_pixels=16), correction=0.961
+            _rows((112, 128), (6, 6, 5), subtile_pixels=16), correction=0.918
         ),
         Candidate(
             _rows((128, 64), (8, 8, 3), subtile_pixels=32, cluster=SPLIT_K),
-            correction=1.01,
+            correction=1,
         ),
         Candidate(
             _rows((128, 128), (6, 6, 3), subtile_pixels=32, cluster=SPLIT_K),
-            correction=0.947,
+            correction=0.949,
         ),
     ]
 

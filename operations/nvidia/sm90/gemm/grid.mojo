@@ -37,7 +37,7 @@ struct Grid(ImplicitlyCopyable, Movable):
     ) -> Grid:
         """The grid of a problem: filters are kept where the ring holds those of
         a tile, and where to launch a multiple of the tiles along the filters
-        costs no wave.
+        costs no wave, or the kernel is compiled for it.
 
         Args:
             config: The configuration.
@@ -54,6 +54,8 @@ struct Grid(ImplicitlyCopyable, Movable):
             return Grid(tiles, tiles, places, False)
         var clusters = min(tiles, places)
         var even = clusters // along_filters * along_filters
+        if config.stationary:
+            return Grid(tiles, max(even, along_filters), places, True)
         if (
             traversal.steps() <= config.num_filter_pipeline_stages
             and even > 0

@@ -191,10 +191,6 @@ def _stationary_refusal(
     """Why the filter ring does not hold the whole filter."""
     if not config.stationary:
         return None
-    if traversal.groups != 1:
-        return String(
-            t"a stationary filter has one group; here {traversal.groups}"
-        )
     var steps = traversal.steps()
     if steps > config.num_filter_pipeline_stages:
         return String(
@@ -204,7 +200,7 @@ def _stationary_refusal(
     if traversal.filters > config.cluster_filters():
         return String(
             t"a stationary filter has at most"
-            t" {config.cluster_filters()} filters; here"
+            t" {config.cluster_filters()} filters of a group; here"
             t" {traversal.filters}"
         )
     return None

@@ -18,11 +18,11 @@ from .grid import Grid, pixel_clusters
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
 
-comptime LAUNCH_SECONDS = 0.87e-6
+comptime LAUNCH_SECONDS = 0.501e-6
 """From a launch's begin to its first load, and from its last store to its end.
 """
 
-comptime FIRST_ROW_CYCLES = 1.74
+comptime FIRST_ROW_CYCLES = 2.82
 """Of a row of the first stage, until it has come; of rows of fewer channels as
 much less."""
 
@@ -35,45 +35,54 @@ comptime TILE_ELEMENTS_PER_CYCLE = 32.0
 comptime SHARED_BYTES_PER_CYCLE = 128.0
 """Of shared memory."""
 
-comptime WRITE_SHARE = 0.152
+comptime WRITE_SHARE = 0.4
 """Of the bytes that TMA writes to shared memory, the part that
 costs a multiply's reads their cycle."""
 
-comptime L2_BYTES_PER_CYCLE = 223.0
+comptime L2_BYTES_PER_CYCLE = 277.0
 """Loaded bytes that cost a stage a cycle, though loads run ahead."""
 
-comptime RECEIVED_BYTES_PER_CYCLE = 65.0
+comptime RECEIVED_BYTES_PER_CYCLE = 53.4
 """That each multiprocessor gets from the L2, at most, if all load."""
 
-comptime POINT_SHARE = 1.43
+comptime POINT_SHARE = 1.17
 """What a byte of an activation's stage costs a multiprocessor to receive, over a
 byte of a filter's: of one tap."""
 
-comptime PLANE_SHARE = 1.24
+comptime PLANE_SHARE = 1.19
 """The same, of several taps along one or two axes."""
 
-comptime VOLUME_SHARE = 1.87
+comptime VOLUME_SHARE = 1.83
 """The same, of several taps along the depth too."""
 
-comptime COLD_SHARE = 0.705
+comptime COLD_SHARE = 1.26
 """Of the filter's bytes, what the memory's traffic grows by where several tiles
 along the pixels read them."""
 
-comptime SHARED_COLD = 0.541
+comptime SHARED_COLD = 0.397
 """Of the bytes of a load that two blocks share, what each receives beside its
 half where no tap has read them before."""
 
-comptime LOAD_CYCLES = 2520.0
+comptime LOAD_CYCLES = 2943.0
 """From a stage's release to its next data, where few stages hide it: with a
 halo."""
 
-comptime PARTIAL_ROW_CYCLES = 4.05
+comptime PARTIAL_ROW_CYCLES = 7.33
 """To load a row that ends beyond the channels."""
 
-comptime MULTICAST_SHARE = 0.25
+comptime GROUP_ROW_CYCLES = 7.0
+"""To load a row of a group's channels that is no whole row of a stage."""
+
+comptime GROUP_IDLE_SHARE = 0.7
+"""Of that, what it costs less where no other multiprocessor is busy."""
+
+comptime GROUP_HALO_SHARE = 1.36
+"""The same with a halo, over that without."""
+
+comptime MULTICAST_SHARE = 0.234
 """Of the bytes of a load that two blocks share, what it costs each."""
 
-comptime PAIRED_STEP_CYCLES = 363.0
+comptime PAIRED_STEP_CYCLES = 352.0
 """Of a stage that two blocks of one consumer each share, at least."""
 
 comptime GATHERED_ROW_CYCLES = 9.4
@@ -82,55 +91,55 @@ comptime GATHERED_ROW_CYCLES = 9.4
 comptime GATHERED_TILE_CYCLES = 800.0
 """Of a tile whose rows threads load, to find them."""
 
-comptime STORE_CYCLES = 2054.0
+comptime STORE_CYCLES = 2821.0
 """Of 64 pixels by 64 filters that cooperative consumers store."""
 
-comptime EXPOSED_SHARE = 0.65
+comptime EXPOSED_SHARE = 0.5
 """Of that, what each tile adds; the rest is the last tile's alone, as the next
 one's loads hide it."""
 
-comptime HIDDEN_STORE_CYCLES = 632.5
+comptime HIDDEN_STORE_CYCLES = 595.3
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
-comptime LAST_STORE_CYCLES = 736.0
+comptime LAST_STORE_CYCLES = 927.0
 """Of the same, more for the last tile, behind which nothing multiplies."""
 
-comptime ROW_STORE_CYCLES = 321.0
+comptime ROW_STORE_CYCLES = 282.0
 """Of the same, more if the consumer's threads store and not TMA."""
 
 comptime FUSED_STORE_CYCLES = 800.0
 """Of the same, more if the graph compiler fused something behind the output
 and a tile's consumers would store rows without waiting for each other."""
 
-comptime VISIT_CYCLES = 488.0
+comptime VISIT_CYCLES = 711.0
 """Of the same, more if anything is made of the values."""
 
-comptime COLUMN_VISIT_CYCLES = 723.6
+comptime COLUMN_VISIT_CYCLES = 907.7
 """Of the same, if filters are the multiply's columns: a thread has many, whose
 bias and scale it loads for each sub-tile."""
 
-comptime RESIDUAL_CYCLES = 1859.0
+comptime RESIDUAL_CYCLES = 1811.0
 """Of the same, more for a residual."""
 
-comptime HIDDEN_RESIDUAL_CYCLES = 988.0
+comptime HIDDEN_RESIDUAL_CYCLES = 707.0
 """Of the same, while the other of two ping-pong consumers multiplies."""
 
 comptime LOOP_CYCLES = 1500.0
 """Of the same, more if the activation is none of `FAST`."""
 
-comptime TURN_CYCLES = 659.0
+comptime TURN_CYCLES = 722.0
 """Of a ping-pong tile, beside its multiplies."""
 
-comptime OVERLAP_SHARE = 0.242
+comptime OVERLAP_SHARE = 0.308
 """What the shorter of computation and memory traffic adds to the longer."""
 
-comptime CLUSTER_SECONDS = 0.0371e-6
+comptime CLUSTER_SECONDS = 0.0313e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 0.756e-6
+comptime CLUSTER_SYNC_SECONDS = 0.762e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.132e-6 / 128
+comptime SUM_SECONDS = 0.121e-6 / 128
 """To add up, in every thread, a part of one accumulator."""
 
 
@@ -300,6 +309,9 @@ def _step_cycles(
             (config.num_act_pipeline_stages - 1) * traversal.filter[2]
         )
         step = max(step, LOAD_CYCLES / stages)
+    if traversal.groups > 1:
+        var rows = _group_rows_cycles(config, traversal, keeps_filters)
+        return max(step, rows * (1 - GROUP_IDLE_SHARE * (1 - busy)))
     if traversal.slice_channels() == traversal.row_channels():
         step = max(step, _partial_rows_cycles(config, traversal, keeps_filters))
     return step
@@ -327,6 +339,21 @@ def _partial_rows_cycles(
     if not keeps_filters:
         rows += Float64(config.filter_tile_dim0())
     return PARTIAL_ROW_CYCLES * rows / Float64(traversal.slices())
+
+
+def _group_rows_cycles(
+    config: Sm90Config, traversal: Traversal, keeps_filters: Bool
+) -> Float64:
+    """What loads of a group's channels cost a step, if these are no whole rows
+    and all multiprocessors are busy."""
+    if traversal.channels * traversal.channel_bytes % ROW_BYTES == 0:
+        return 0.0
+    var cycles = GROUP_ROW_CYCLES * Float64(config.act_tile_dim0())
+    if config.halo > 0:
+        cycles *= GROUP_HALO_SHARE / Float64(traversal.filter[2])
+    if not keeps_filters:
+        cycles += GROUP_ROW_CYCLES * Float64(config.filter_tile_dim0())
+    return cycles
 
 
 def _first_cycles(
