@@ -15,26 +15,29 @@ from .tile import ROW_BYTES, TILES, MmaTile
 # SiLU and a residual; they are within 15 % of these (standard deviation). Loads
 # of less than chunks are of a fit before.
 
-comptime LAUNCH_SECONDS = 1.39e-6
+comptime LAUNCH_SECONDS = 1.5e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 
-comptime SLICE_SECONDS = 0.078e-6
+comptime SLICE_SECONDS = 0.051e-6
 """Of one slice after the other: what stages and other blocks do not hide."""
 
-comptime MULTIPLY_SECONDS = 0.0155e-6 / 1024
+comptime LATE_SLICE_SECONDS = 0.0505e-6
+"""Of a slice, more, that is not loaded before the first multiply."""
+
+comptime MULTIPLY_SECONDS = 0.0458e-6 / 1024
 """Of an element of a warp's part of the tile, in a slice."""
 
-comptime STORE_SECONDS = 0.0394e-6 / 1024
+comptime STORE_SECONDS = 0.0415e-6 / 1024
 """Of an element that a multiprocessor stores."""
 
-comptime FUSED_SECONDS = 0.328e-6
+comptime FUSED_SECONDS = 0.302e-6
 """Of a tile whose epilogue makes anything of the values."""
 
-comptime FUSED_STORE_SECONDS = 0.0709e-6 / 1024
+comptime FUSED_STORE_SECONDS = 0.0657e-6 / 1024
 """Of an element that a multiprocessor stores then, more."""
 
-comptime LOADED_BYTES_PER_SECOND = 66.6e9
+comptime LOADED_BYTES_PER_SECOND = 83.3e9
 """Of the slices of a multiprocessor's tiles, from the L2, in chunks."""
 
 comptime CROSSING_SHARE = 2.0
@@ -46,7 +49,7 @@ comptime WORDS_PER_SECOND = 2.75e9
 comptime ELEMENTS_PER_SECOND = 1.75e9
 """The same, where single elements of 16 or 8 bits are."""
 
-comptime MEMORY_BYTES_PER_SECOND = 2.63e12
+comptime MEMORY_BYTES_PER_SECOND = 2.71e12
 """Of operands, beside all this."""
 
 comptime COMPARED_SECONDS = 5.2e-6
@@ -152,6 +155,7 @@ def predicted_seconds(
         LAUNCH_SECONDS
         + fused
         + slices * (SLICE_SECONDS + MULTIPLY_SECONDS * Float64(part))
+        + LATE_SLICE_SECONDS * max(0.0, slices - Float64(tile.stages - 1))
         + STORE_SECONDS * Float64(stored)
         + loaded / rate
         + _operand_bytes(problem, operands) / MEMORY_BYTES_PER_SECOND

@@ -162,6 +162,9 @@ def _rows(
 comptime HALO_64 = _rows((256, 64), (3, 8, 3), cooperative=False, halo=8)
 """In turns, for 64 filters and stride 1 along w."""
 
+comptime HALO_64_CORRECTION = 0.95
+"""Of its model, aligned or not."""
+
 comptime HALO_STATIONARY = _rows(
     (160, 64),
     (4, 9, 5),
@@ -172,6 +175,9 @@ comptime HALO_STATIONARY = _rows(
 )
 """The same, for filters of few stages."""
 
+comptime HALO_STATIONARY_CORRECTION = 0.954
+"""Of its model, aligned or not."""
+
 comptime HALO_SPLIT = _rows(
     (128, 128),
     (4, 7, 4),
@@ -180,6 +186,9 @@ comptime HALO_SPLIT = _rows(
     subtile_pixels=32,
 )
 """For few tiles with stride 1 along w."""
+
+comptime HALO_SPLIT_CORRECTION = 0.904
+"""Of its model, aligned or not."""
 
 comptime PING_PONG_128 = _rows((128, 128), (5, 5, 4), cooperative=False)
 """In turns, for any stride."""
@@ -234,9 +243,12 @@ def _aligned_candidates() -> List[Candidate]:
             correction=1.05,
         ),
         Candidate(
-            HALO_64, other_inputs=True, other_outputs=True, correction=0.95
+            HALO_64,
+            other_inputs=True,
+            other_outputs=True,
+            correction=HALO_64_CORRECTION,
         ),
-        Candidate(HALO_STATIONARY, correction=0.954),
+        Candidate(HALO_STATIONARY, correction=HALO_STATIONARY_CORRECTION),
         Candidate(
             _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
             other_inputs=True,
@@ -247,7 +259,7 @@ def _aligned_candidates() -> List[Candidate]:
             _rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1.02
         ),
         Candidate(PING_PONG_128, half_inputs=False, other_inputs=True),
-        Candidate(HALO_SPLIT, correction=0.904),
+        Candidate(HALO_SPLIT, correction=HALO_SPLIT_CORRECTION),
         Candidate(
             _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False),
             correction=1.02,
@@ -324,9 +336,15 @@ def _unaligned_candidates() -> List[Candidate]:
             other_outputs=True,
         ),
         Candidate(_unaligned(PING_PONG_128)),
-        Candidate(_unaligned(HALO_64), other_inputs=True),
-        Candidate(_unaligned(HALO_STATIONARY)),
-        Candidate(_unaligned(HALO_SPLIT)),
+        Candidate(
+            _unaligned(HALO_64),
+            other_inputs=True,
+            correction=HALO_64_CORRECTION,
+        ),
+        Candidate(
+            _unaligned(HALO_STATIONARY), correction=HALO_STATIONARY_CORRECTION
+        ),
+        Candidate(_unaligned(HALO_SPLIT), correction=HALO_SPLIT_CORRECTION),
     ]
 
 

@@ -73,7 +73,7 @@ comptime PARTIAL_ROW_CYCLES = 7.33
 comptime GROUP_ROW_CYCLES = 7.0
 """To load a row of a group's channels that is no whole row of a stage."""
 
-comptime GROUP_IDLE_SHARE = 0.7
+comptime GROUP_IDLE_SHARE = 0.35
 """Of that, what it costs less where no other multiprocessor is busy."""
 
 comptime GROUP_HALO_SHARE = 1.36
