@@ -12,44 +12,41 @@ from .tile import ROW_BYTES, TILES, MmaTile
 
 # The model's constants, fitted to 1,090 timings of four tiles on 145 problems of
 # up to 6 us on an H100, in graphs where launches overlap, half of them with bias,
-# SiLU and a residual; they are within 15 % of these (standard deviation). Loads
+# SiLU and a residual; they are within 12 % of these (standard deviation). Loads
 # of less than chunks are of a fit before.
 
-comptime LAUNCH_SECONDS = 1.5e-6
+comptime LAUNCH_SECONDS = 1.64e-6
 """From a launch's begin to its first multiply, and from its last to its end.
 """
 
-comptime SLICE_SECONDS = 0.051e-6
-"""Of one slice after the other: what stages and other blocks do not hide."""
-
-comptime LATE_SLICE_SECONDS = 0.0505e-6
+comptime LATE_SLICE_SECONDS = 0.157e-6
 """Of a slice, more, that is not loaded before the first multiply."""
 
-comptime MULTIPLY_SECONDS = 0.0458e-6 / 1024
+comptime MULTIPLY_SECONDS = 0.177e-6 / 1024
 """Of an element of a warp's part of the tile, in a slice."""
 
-comptime STORE_SECONDS = 0.0415e-6 / 1024
+comptime STORE_SECONDS = 0.0339e-6 / 1024
 """Of an element that a multiprocessor stores."""
 
 comptime FUSED_SECONDS = 0.302e-6
 """Of a tile whose epilogue makes anything of the values."""
 
-comptime FUSED_STORE_SECONDS = 0.0657e-6 / 1024
+comptime FUSED_STORE_SECONDS = 0.0815e-6 / 1024
 """Of an element that a multiprocessor stores then, more."""
 
-comptime LOADED_BYTES_PER_SECOND = 83.3e9
-"""Of the slices of a multiprocessor's tiles, from the L2, in chunks."""
+comptime L2_BYTES_PER_SECOND = 6.1e12
+"""Of the slices of all tiles, in chunks."""
 
 comptime CROSSING_SHARE = 2.0
 """What such a byte costs where a row of a slice ends within a tap's channels."""
 
 comptime WORDS_PER_SECOND = 2.75e9
-"""The same, where words are loaded."""
+"""Of the slices of a multiprocessor's tiles, where words are loaded."""
 
 comptime ELEMENTS_PER_SECOND = 1.75e9
 """The same, where single elements of 16 or 8 bits are."""
 
-comptime MEMORY_BYTES_PER_SECOND = 2.71e12
+comptime MEMORY_BYTES_PER_SECOND = 5.1e12
 """Of operands, beside all this."""
 
 comptime COMPARED_SECONDS = 5.2e-6
@@ -131,11 +128,6 @@ def predicted_seconds(
         Seconds.
     """
     var bytes = element_bytes(operands.types.input)
-    var rate = LOADED_BYTES_PER_SECOND
-    if not loads_chunks(problem, operands):
-        rate = ELEMENTS_PER_SECOND * Float64(bytes)
-        if bytes == WORD_BYTES or loads_words(problem, operands):
-            rate = WORDS_PER_SECOND * WORD_BYTES
     var tiles = (
         ceildiv(problem.gemm_m(), tile.pixels)
         * ceildiv(problem.group_filters(), tile.filters)
@@ -145,21 +137,47 @@ def predicted_seconds(
     var part = tile.warp_pixels() * tile.warp_filters() // tile.product_warps
     var turns = ceildiv(tiles, multiprocessors)
     var stored = turns * tile.pixels * tile.filters
-    var loaded = Float64(turns * tile.stage_bytes()) * slices
-    if _rows_cross_taps(problem, bytes):
-        loaded *= CROSSING_SHARE
     var fused = 0.0
     if operands.visits():
         fused = FUSED_SECONDS + FUSED_STORE_SECONDS * Float64(stored)
     return (
         LAUNCH_SECONDS
         + fused
-        + slices * (SLICE_SECONDS + MULTIPLY_SECONDS * Float64(part))
+        + slices * MULTIPLY_SECONDS * Float64(part)
         + LATE_SLICE_SECONDS * max(0.0, slices - Float64(tile.stages - 1))
         + STORE_SECONDS * Float64(stored)
-        + loaded / rate
+        + slices * _slice_seconds(tile, problem, operands, tiles, turns)
         + _operand_bytes(problem, operands) / MEMORY_BYTES_PER_SECOND
     )
+
+
+def _slice_seconds(
+    tile: MmaTile,
+    problem: ConvProblem,
+    operands: Operands,
+    tiles: Int,
+    turns: Int,
+) -> Float64:
+    """To load a slice of every tile: chunks from the L2, that all share, and
+    less by the threads of each multiprocessor.
+
+    Args:
+        tile: Of a block.
+        problem: The convolution.
+        operands: Its operands.
+        tiles: Of the problem.
+        turns: Of these, a multiprocessor's.
+    """
+    var bytes = element_bytes(operands.types.input)
+    if loads_chunks(problem, operands):
+        var loaded = Float64(tiles * tile.stage_bytes())
+        if _rows_cross_taps(problem, bytes):
+            loaded *= CROSSING_SHARE
+        return loaded / L2_BYTES_PER_SECOND
+    var rate = ELEMENTS_PER_SECOND * Float64(bytes)
+    if bytes == WORD_BYTES or loads_words(problem, operands):
+        rate = WORDS_PER_SECOND * WORD_BYTES
+    return Float64(turns * tile.stage_bytes()) / rate
 
 
 def _rows_cross_taps(problem: ConvProblem, bytes: Int) -> Bool:
