@@ -145,10 +145,7 @@ struct TileEpilogue[
         comptime if Self.placed:
             self._store[1](sums, self._ahead[1]())
         else:
-            if self.work.is_identity():
-                self._store_singly(Self.FusedWork.identity(), sums)
-            else:
-                self._store_singly(self.work, sums)
+            self._store_singly(sums)
 
     @staticmethod
     @always_inline
@@ -239,9 +236,8 @@ struct TileEpilogue[
             residual = next
 
     @always_inline
-    def _store_singly(self, work: Self.FusedWork, sums: SharedAddress):
-        """As `store` to memory, with what is known of the epilogue, one filter
-        at a time. The bias and the residual
+    def _store_singly(self, sums: SharedAddress):
+        """As `store` to memory, one filter at a time. The bias and the residual
         of some values are on their way together: stores, which may write what
         is read later as far as the compiler knows, come behind."""
         comptime threads = UInt32(Self.tile.threads())
@@ -268,18 +264,18 @@ struct TileEpilogue[
                 column = column if exists[i] else 0
                 filters[i] = Int(self.filter + column)
                 offsets[i] = self._offset(row, column)
-            if work.has_residual:
+            if self.work.has_residual:
                 comptime for i in range(TOGETHER):
-                    residual[i] = work.residual.unsafe_load(offsets[i])
-            if work.has_bias:
+                    residual[i] = self.work.residual.unsafe_load(offsets[i])
+            if self.work.has_bias:
                 comptime for i in range(TOGETHER):
-                    bias[i] = work.bias.unsafe_load(filters[i]).cast[
+                    bias[i] = self.work.bias.unsafe_load(filters[i]).cast[
                         DType.float32
                     ]()
-            if work.has_scale:
+            if self.work.has_scale:
                 comptime for i in range(TOGETHER):
-                    values[i] *= work.scale.unsafe_load(filters[i])
-            values = work.finish[TOGETHER](values, bias, residual)
+                    values[i] *= self.work.scale.unsafe_load(filters[i])
+            values = self.work.finish[TOGETHER](values, bias, residual)
             comptime for i in range(TOGETHER):
                 if exists[i]:
                     self.output.data().unsafe_store(
