@@ -83,8 +83,7 @@ struct TileEpilogue[
 
     @always_inline
     def prefetch(self):
-        """Asks for the tile's residual in the L2. Nothing is read yet: it may be
-        an earlier kernel that writes it."""
+        """Asks for the tile's residual in the L2."""
         if not self.work.has_residual:
             return
         var last = min(self.filters, UInt32(Self.tile.filters)) - 1

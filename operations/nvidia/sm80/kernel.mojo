@@ -129,8 +129,6 @@ struct MmaKernel[
             filter=group * filters + first,
             filters=filters - first,
         )
-        comptime if Self.whole:
-            outputs.prefetch()
         var loads = Self.Loads(
             activation,
             filter,
@@ -140,6 +138,8 @@ struct MmaKernel[
             group=group,
         )
         wait_for_earlier_kernels()
+        comptime if Self.whole:
+            outputs.prefetch()
         var totals = Self._multiply(loads, geometry, stages)
         var ahead = outputs.ahead(aligned != 0)
         Self._write_sums(stages, totals)

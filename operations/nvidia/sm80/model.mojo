@@ -34,8 +34,9 @@ comptime FUSED_SECONDS = 0.302e-6
 comptime FUSED_STORE_SECONDS = 0.0815e-6 / 1024
 """Of an element that a multiprocessor stores then, more."""
 
-comptime L2_BYTES_PER_SECOND = 6.1e12
-"""Of the slices of all tiles, in chunks."""
+comptime L2_BYTES_PER_SECOND = 46.2e9
+"""Of the slices of all tiles, in chunks, for each multiprocessor that the device
+has."""
 
 comptime CROSSING_SHARE = 2.0
 """What such a byte costs where a row of a slice ends within a tap's channels."""
@@ -146,7 +147,8 @@ def predicted_seconds(
         + slices * MULTIPLY_SECONDS * Float64(part)
         + LATE_SLICE_SECONDS * max(0.0, slices - Float64(tile.stages - 1))
         + STORE_SECONDS * Float64(stored)
-        + slices * _slice_seconds(tile, problem, operands, tiles, turns)
+        + slices
+        * _slice_seconds(tile, problem, operands, tiles, multiprocessors)
         + _operand_bytes(problem, operands) / MEMORY_BYTES_PER_SECOND
     )
 
@@ -156,7 +158,7 @@ def _slice_seconds(
     problem: ConvProblem,
     operands: Operands,
     tiles: Int,
-    turns: Int,
+    multiprocessors: Int,
 ) -> Float64:
     """To load a slice of every tile: chunks from the L2, that all share, and
     less by the threads of each multiprocessor.
@@ -166,17 +168,18 @@ def _slice_seconds(
         problem: The convolution.
         operands: Its operands.
         tiles: Of the problem.
-        turns: Of these, a multiprocessor's.
+        multiprocessors: Of the device.
     """
     var bytes = element_bytes(operands.types.input)
     if loads_chunks(problem, operands):
         var loaded = Float64(tiles * tile.stage_bytes())
         if _rows_cross_taps(problem, bytes):
             loaded *= CROSSING_SHARE
-        return loaded / L2_BYTES_PER_SECOND
+        return loaded / (L2_BYTES_PER_SECOND * Float64(multiprocessors))
     var rate = ELEMENTS_PER_SECOND * Float64(bytes)
     if bytes == WORD_BYTES or loads_words(problem, operands):
         rate = WORDS_PER_SECOND * WORD_BYTES
+    var turns = ceildiv(tiles, multiprocessors)
     return Float64(turns * tile.stage_bytes()) / rate
 
 

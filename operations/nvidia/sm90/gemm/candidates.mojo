@@ -236,7 +236,7 @@ def _aligned_candidates() -> List[Candidate]:
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
-            correction=1.04,
+            correction=0.951,
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32),

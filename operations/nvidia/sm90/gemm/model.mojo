@@ -12,8 +12,9 @@ from .config import Sm90Config
 from .grid import Grid, pixel_clusters
 
 # The model's constants. Fitted to timings of 20 configurations, in graphs where
-# launches overlap: of 690 problems bare on an H200, and of 300 with everything
-# fused on an H100. Loops, gathers and fused rows' stores are of fits before.
+# launches overlap: of 656 problems bare on an H200, of 300 with everything fused
+# on an H100, and of 356 both ways there. Loops, gathers and fused rows' stores
+# are of fits before.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
