@@ -143,16 +143,15 @@ class Operands:
                 groups=problem.groups,
             ).astype(np.float32)
 
-    def scaled(self, problem: ConvProblem) -> Array:
-        """The accumulators with scale and bias."""
-        return self.sums(problem) * self.scale + self.bias
+    def scaled(self, sums: Array) -> Array:
+        """Accumulators with scale and bias."""
+        return sums * self.scale + self.bias
 
     def expected(self, problem: ConvProblem, dtype: str, fused: bool) -> Array:
         """The outputs, rounded to their type."""
+        total = self.sums(problem)
         if fused:
-            total = np.maximum(self.scaled(problem), 0) + self.residual
-        else:
-            total = self.sums(problem)
+            total = np.maximum(self.scaled(total), 0) + self.residual
         return loaded(stored(total, output_of(dtype)), output_of(dtype))
 
 
@@ -237,7 +236,7 @@ def test_activations_are_applied(
     operands = Operands.random(problem.conv, index)
     launch = replace(launch, epilogues=(launch.epilogues[False], bytes(codes)))
     found = run(problem, launch, operands, fused=True, seed=index)
-    values = operands.scaled(problem.conv)
+    values = operands.scaled(operands.sums(problem.conv))
     if activation == Activation.SILU:
         with np.errstate(over="ignore"):
             values = values / (1 + np.exp(-values))
