@@ -149,7 +149,7 @@ struct Call(Movable):
         for i in range(SCALARS_LENGTH):
             self.scalars[i] = reads[DType.float32](scalars)[unsafe_offset=i]
         self.problem.validate(
-            self.geometry[GEOMETRY_FILTER_LAYOUT], Int(filter)
+            self.geometry[GEOMETRY_FILTER_LAYOUT], Int(filter), TYPE
         )
         var out_shape = IndexList[RANK](fill=0)
         for i in range(RANK):

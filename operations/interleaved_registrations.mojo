@@ -77,7 +77,10 @@ def convolve_interleaved[
         channels_last_shape[INTERLEAVED]("output", out_shape),
     )
     problem.validate(
-        decoded[GEOMETRY_FILTER_LAYOUT], filter.size(), interleaved=True
+        decoded[GEOMETRY_FILTER_LAYOUT],
+        filter.size(),
+        filter.dtype,
+        interleaved=True,
     )
     validate_operands(
         problem,

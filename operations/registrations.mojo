@@ -96,7 +96,9 @@ def convolve[
     var problem = ConvProblem(decoded, x.shape(), out_shape)
     comptime if not depth_to_space:
         validate_single_pixels(decoded)
-    problem.validate(decoded[GEOMETRY_FILTER_LAYOUT], filter.size())
+    problem.validate(
+        decoded[GEOMETRY_FILTER_LAYOUT], filter.size(), filter.dtype
+    )
     validate_operands(
         problem,
         decoded,
@@ -507,7 +509,9 @@ struct Explain:
         """
         var decoded = Geometry(operand(geometry), geometry.size())
         var problem = ConvProblem(decoded, operand(x_shape), operand(out_shape))
-        problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
+        problem.validate(
+            LAYOUT_KRSC, problem.filters * problem.gemm_k(), DType.float32
+        )
         var capability = Int(operand(device)[unsafe_offset=0])
         var units = Int(operand(device)[unsafe_offset=1])
         if capability == 0:

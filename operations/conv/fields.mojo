@@ -105,6 +105,8 @@ comptime KERNEL_SM80 = 13
 comptime KERNEL_DP4A = 14
 comptime KERNEL_WINDOW = 15
 comptime KERNEL_UNALIGNED = 16
+comptime KERNEL_AMX = 17
+comptime KERNEL_AVX512_BF16 = 18
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -123,6 +125,8 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "dp4a",
     "window",
     "unaligned",
+    "amx",
+    "avx512_bf16",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -142,10 +146,14 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs",
     "GPUs of compute capability 9.0 (H100, H200)",
     "GPUs of compute capability 9.0 (H100, H200)",
+    "CPUs",
+    "CPUs",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
+    KERNEL_AMX,
+    KERNEL_AVX512_BF16,
     KERNEL_FEW_FILTERS,
     KERNEL_POINTWISE,
     KERNEL_WINOGRAD,
@@ -199,8 +207,9 @@ comptime ACTIVATIONS = [
 comptime PRECISION_TF32 = 0
 comptime PRECISION_FLOAT32 = 1
 
-# Output channels side by side in a packed filter.
+# Output channels side by side in a packed filter, and bytes of whole filter rows.
 comptime PANEL = 16
+comptime ROW_BYTES = 64
 
 # A known number of which only that it is not 1 is known.
 comptime SEVERAL = -1

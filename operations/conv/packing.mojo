@@ -1,15 +1,16 @@
 """Filter layouts, and the packing of one into the kernels' own.
 
-The CPU's kernels read packed filters: `[groups][panels][depth][PANEL]` (narrow
-groups share a panel, see `ConvProblem.panel_groups`), or `[taps][channels]`
-where the convolution is depthwise. `PANEL` does not depend on the machine, so
-that a packed filter may be stored and moved.
+The CPU's kernels read packed filters: `[groups][panels]` of `PanelLayout`
+(narrow groups share a panel, see `ConvProblem.panel_groups`), or
+`[taps][channels]` where the convolution is depthwise. Nothing of it depends on
+the machine, so that a packed filter may be stored and moved.
 """
 
 from max.algorithm import sync_parallelize
 
 from .memory import Reads, Writes
 from .fields import LAYOUT_KRSC, LAYOUT_RSCF, PANEL
+from .panels import PanelLayout
 from .problem import ConvProblem
 
 
@@ -59,8 +60,8 @@ def pack_filter[
     Args:
         problem: The convolution.
         layout: The layout of `source`.
-        source: The filter, `problem.filter_length(layout)` elements.
-        packed: Where to, `problem.packed_length()` elements.
+        source: The filter, `problem.filter_length(layout, dtype)` elements.
+        packed: Where to, `problem.packed_length(dtype)` elements.
     """
     var strides = FilterStrides(layout, problem)
     if problem.is_depthwise():
@@ -87,22 +88,45 @@ def _pack_panel[
     packed: Writes[dtype],
 ):
     """Packs panel `index`, counted over groups and their panels."""
+    var layout = problem.panel_layout(dtype)
     var group, panel = divmod(index, problem.panels())
     var first = panel * PANEL
     var lanes = min(PANEL, problem.packed_filters() - first)
     var channels = problem.group_channels()
+    var taps = problem.filter[2]
     var base = (group * problem.packed_filters() + first) * strides.filter
-    var to = packed.unsafe_offset(index * problem.gemm_k() * PANEL)
-    for tap in range(problem.taps()):
-        for c in range(channels):
-            var from_here = source.unsafe_offset(
-                base + tap * strides.tap + c * strides.channel
+    var to = packed.unsafe_offset(index * layout.elements())
+    for row in range(layout.rows):
+        for s in range(taps):
+            for c in range(channels):
+                var from_here = source.unsafe_offset(
+                    base + (row * taps + s) * strides.tap + c * strides.channel
+                )
+                var step = row * layout.row_depth + s * channels + c
+                _pack_product(layout, strides, lanes, step, from_here, to)
+        for step in range(layout.products, layout.row_depth):
+            _pack_product(
+                layout, strides, 0, row * layout.row_depth + step, source, to
             )
-            if strides.filter == 1 and lanes == PANEL:
-                to.unsafe_store(from_here.unsafe_load[width=PANEL]())
-            else:
-                for lane in range(PANEL):
-                    to[unsafe_offset=lane] = from_here[
-                        unsafe_offset=lane * strides.filter
-                    ] if lane < lanes else Scalar[dtype](0)
-            to = to.unsafe_offset(PANEL)
+
+
+@always_inline
+def _pack_product[
+    dtype: DType
+](
+    layout: PanelLayout,
+    strides: FilterStrides,
+    lanes: Int,
+    step: Int,
+    source: Reads[dtype],
+    panel: Writes[dtype],
+):
+    """Packs a product of `lanes` filters, and zeros for the others."""
+    var to = panel.unsafe_offset(layout.offset(step, 0))
+    if strides.filter == 1 and lanes == PANEL and layout.interleaved == 1:
+        to.unsafe_store(source.unsafe_load[width=PANEL]())
+        return
+    for lane in range(PANEL):
+        to[unsafe_offset=lane * layout.interleaved] = source[
+            unsafe_offset=lane * strides.filter
+        ] if lane < lanes else Scalar[dtype](0)

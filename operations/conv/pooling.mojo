@@ -82,7 +82,9 @@ struct PoolProblem(DeviceValue, ImplicitlyCopyable, Movable, Writable):
                 window.pad_after[axis] += Self._missing(window, axis)
         if counted == COUNTED_WINDOW:
             self.counted_after = window.pad_after
-        window.validate(LAYOUT_KRSC, window.filter_length(LAYOUT_KRSC))
+        window.validate(
+            LAYOUT_KRSC, window.filters * window.gemm_k(), DType.float32
+        )
         self.window = window
 
     @staticmethod

@@ -10,6 +10,7 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from .memory import Reads
+from .panels import PanelLayout
 from .fields import (
     GEOMETRY_ACTIVATION,
     GEOMETRY_BLOCK_D,
@@ -183,7 +184,9 @@ struct ConvProblem(
         )
         for axis in range(SPATIAL):
             problem.output[axis] = problem.expected_output(axis)
-        problem.validate(LAYOUT_KRSC, problem.filter_length(LAYOUT_KRSC))
+        problem.validate(
+            LAYOUT_KRSC, problem.filters * problem.gemm_k(), DType.float32
+        )
         return problem
 
     def taps(self) -> Int:
@@ -253,17 +256,40 @@ struct ConvProblem(
             and self.pad_after == IndexList[SPATIAL](fill=0)
         )
 
-    def packed_length(self) -> Int:
+    def panel_layout(self, dtype: DType) -> PanelLayout:
+        """The order of the elements of a panel. Groups that share one are not
+        multiplied by dot products.
+
+        Args:
+            dtype: Of the filter.
+        """
+        var rows = self.filter[0] * self.filter[1]
+        var products = self.filter[2] * self.group_channels()
+        if self.panel_groups() > 1:
+            return PanelLayout.plain(rows, products)
+        return PanelLayout.of(rows, products, dtype)
+
+    def packed_length(self, dtype: DType) -> Int:
         """Elements of the packed filter: whole panels, or one value a tap and
-        channel where the convolution is depthwise."""
+        channel where the convolution is depthwise.
+
+        Args:
+            dtype: Of the filter.
+        """
         if self.is_depthwise():
             return self.taps() * self.channels
-        return self.packed_groups() * self.panels() * self.gemm_k() * PANEL
+        var panel = self.panel_layout(dtype).elements()
+        return self.packed_groups() * self.panels() * panel
 
-    def filter_length(self, layout: Int) -> Int:
-        """Elements that the filter operand has in `layout`."""
+    def filter_length(self, layout: Int, dtype: DType) -> Int:
+        """Elements that the filter operand has.
+
+        Args:
+            layout: Its `LAYOUT_*` code.
+            dtype: Its type.
+        """
         if layout == LAYOUT_PACKED:
-            return self.packed_length()
+            return self.packed_length(dtype)
         return self.filters * self.gemm_k()
 
     def padded(self, axis: Int) -> Int:
@@ -295,13 +321,19 @@ struct ConvProblem(
         return (self.padded(axis) - self.span(axis)) // self.stride[axis] + 1
 
     def validate(
-        self, layout: Int, filter_elements: Int, *, interleaved: Bool = False
+        self,
+        layout: Int,
+        filter_elements: Int,
+        dtype: DType,
+        *,
+        interleaved: Bool = False,
     ) raises:
         """Checks what only run-time sizes can tell.
 
         Args:
             layout: The filter operand's layout code.
             filter_elements: The filter operand's length.
+            dtype: The filter operand's type.
             interleaved: Whether the activation is interleaved, as the filter
                 must be then, and only then.
 
@@ -332,7 +364,7 @@ struct ConvProblem(
             )
         if not interleaved and not LAYOUT_PACKED <= layout <= LAYOUT_FCRS:
             raise Error(t"filter_layout: code {layout} is not 0 to 3")
-        var expected = self.filter_length(layout)
+        var expected = self.filter_length(layout, dtype)
         if filter_elements != expected:
             raise Error(
                 t"filter: {filter_elements} elements do not match {expected} ="

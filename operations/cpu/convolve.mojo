@@ -62,7 +62,9 @@ def convolve[
     var memory = Optional[HostBuffer[Call.Source.dtype]]()
     var packed = arguments
     if layout != LAYOUT_PACKED:
-        memory = HostBuffer[Call.Source.dtype](problem.packed_length())
+        memory = HostBuffer[Call.Source.dtype](
+            problem.packed_length(Call.Source.dtype)
+        )
         var elements = memory.value().elements
         pack_filter(problem, layout, arguments.filter, elements)
         packed.filter = elements.as_imm()

@@ -19,6 +19,7 @@ from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem
 from .pixel import Pixel
+from .rounding import rounded
 
 comptime FORM_IDENTITY = 0
 """Nothing is done to a sum."""
@@ -35,6 +36,9 @@ activation is is asked, and its constants are loaded, once a tile."""
 
 comptime WIDTHS = [PANEL, 4, 1]
 """Filters that are treated at once: as many as are left."""
+
+comptime STORED_PANELS = 2
+"""Panels that a pixel is stored of at once: a cache line of 16-bit outputs."""
 
 
 @fieldwise_init
@@ -103,11 +107,34 @@ struct Form[bias_type: DType, residual_type: DType](
             self.kind = FORM_LIMITS
 
     @always_inline
+    def bias[
+        kind: Int, width: Int
+    ](self, filter: Int) -> SIMD[DType.float32, width]:
+        """What is added to the sums of neighbouring filters.
+
+        Parameters:
+            kind: `self.kind`, known to the compiler; not `FORM_STEPS`.
+            width: How many filters.
+
+        Args:
+            filter: The first filter.
+        """
+        comptime if kind == FORM_IDENTITY:
+            return SIMD[DType.float32, width](0)
+        else:
+            return self.epilogue.bias.unsafe_load[width=width](filter).cast[
+                DType.float32
+            ]()
+
+    @always_inline
     def apply[
         kind: Int, width: Int
-    ](self, v: SIMD[DType.float32, width], filter: Int, offset: Int) -> SIMD[
-        DType.float32, width
-    ]:
+    ](
+        self,
+        v: SIMD[DType.float32, width],
+        bias: SIMD[DType.float32, width],
+        offset: Int,
+    ) -> SIMD[DType.float32, width]:
         """`Epilogue.apply`, of the form that this one has.
 
         Parameters:
@@ -116,7 +143,7 @@ struct Form[bias_type: DType, residual_type: DType](
 
         Args:
             v: Their accumulators.
-            filter: The first filter.
+            bias: What `bias` returned for them.
             offset: The first element's row-major offset in the output.
 
         Returns:
@@ -125,12 +152,7 @@ struct Form[bias_type: DType, residual_type: DType](
         comptime if kind == FORM_IDENTITY:
             return v
         else:
-            var bias = self.epilogue.bias.unsafe_load[width=width](filter)
-            var result = clamped(
-                v + bias.cast[DType.float32](),
-                self.limits.low,
-                self.limits.high,
-            )
+            var result = clamped(v + bias, self.limits.low, self.limits.high)
             comptime if kind == FORM_RESIDUAL:
                 var residual = self.epilogue.residual.unsafe_load[width=width](
                     offset
@@ -158,56 +180,43 @@ struct OutputTile(ImplicitlyCopyable, Movable):
 
 
 @always_inline
-def _store_channels[
-    Output: OutputTarget, //, width: Int, kind: Int
-](
-    output: Output,
-    form: Form,
-    problem: ConvProblem,
-    pixel: Pixel,
-    row: Int,
-    filter: Int,
-    value: SIMD[DType.float32, width],
-):
-    """Applies the epilogue to neighbouring filters of one pixel, rounds and
-    stores them."""
-    var offset = row * problem.filters + filter
-    output.store[width, alignment=1](
-        pixel.n,
-        pixel.at,
-        filter,
-        offset,
-        form.apply[kind, width](value, filter, offset).cast[Output.dtype](),
-    )
-
-
-@always_inline
-def _store_row[
-    kind: Int
+def _store_columns[
+    kind: Int, width: Int, vectors: Int
 ](
     output: Some[OutputTarget],
     form: Form,
     problem: ConvProblem,
-    pixel: Pixel,
-    row: Int,
-    filter: Int,
-    filters: Int,
-    values: Reads[DType.float32],
+    tile: OutputTile,
+    first: Int,
+    accumulators: Reads[DType.float32],
+    row_stride: Int,
 ):
-    """Stores one pixel's row of a tile."""
-    var j = 0
-    comptime for width in WIDTHS:
-        while j + width <= filters:
-            _store_channels[width, kind](
-                output,
-                form,
-                problem,
-                pixel,
-                row,
-                filter + j,
-                values.unsafe_load[width=width](j),
+    """Stores `vectors` times `width` filters of all pixels of a tile, from its
+    `first`th on: applies the epilogue, rounds and stores."""
+    comptime dtype = type_of(output).dtype
+    var filter = tile.filter + first
+    var bias = Array[SIMD[DType.float32, width], vectors](fill=0)
+    comptime for j in range(vectors):
+        bias[j] = form.bias[kind, width](filter + j * width)
+    var pixel = Pixel(problem, tile.row)
+    var offset = tile.row * problem.filters + filter
+    var row = accumulators.unsafe_offset(first)
+    for _ in range(tile.rows):
+        comptime for j in range(vectors):
+            comptime at = j * width
+            var value = form.apply[kind, width](
+                row.unsafe_load[width=width](at), bias[j], offset + at
             )
-            j += width
+            output.store[width, alignment=1](
+                pixel.n,
+                pixel.at,
+                filter + at,
+                offset + at,
+                rounded[dtype](value),
+            )
+        pixel.advance(problem)
+        offset += problem.filters
+        row = row.unsafe_offset(row_stride)
 
 
 @always_inline
@@ -222,19 +231,18 @@ def _store_rows[
     row_stride: Int,
 ):
     """Stores a tile through the loop of `form.kind`."""
-    var pixel = Pixel(problem, tile.row)
-    for i in range(tile.rows):
-        _store_row[kind](
-            output,
-            form,
-            problem,
-            pixel,
-            tile.row + i,
-            tile.filter,
-            tile.filters,
-            accumulators.unsafe_offset(i * row_stride),
+    var j = 0
+    while j + STORED_PANELS * PANEL <= tile.filters:
+        _store_columns[kind, PANEL, STORED_PANELS](
+            output, form, problem, tile, j, accumulators, row_stride
         )
-        pixel.advance(problem)
+        j += STORED_PANELS * PANEL
+    comptime for width in WIDTHS:
+        while j + width <= tile.filters:
+            _store_columns[kind, width, 1](
+                output, form, problem, tile, j, accumulators, row_stride
+            )
+            j += width
 
 
 @no_inline

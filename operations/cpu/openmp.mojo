@@ -60,6 +60,8 @@ def _run_tasks[W: Work](data: Data) abi("C"):
 struct OpenMpPool(ImplicitlyCopyable, Movable, Pool):
     """The threads of an OpenMP runtime."""
 
+    comptime wake_cycles = 10000.0
+
     var parallel: Parallel
     """The runtime's function; not called for a single thread."""
     var count: Int

@@ -102,15 +102,16 @@ struct Pixel(ImplicitlyCopyable, Movable):
 
 @always_inline
 def load_activation[
-    Source: ActivationSource, //, width: Int
+    Source: ActivationSource, //, dtype: DType, width: Int
 ](x: Source, problem: ConvProblem, pixel: Pixel, channel: Int) -> SIMD[
-    DType.float32, width
+    dtype, width
 ]:
     """Neighbouring channels of one input pixel, through whatever the graph
     compiler fused in front of the op.
 
     Parameters:
         Source: How the activation is reached.
+        dtype: Of the result.
         width: How many channels.
 
     Args:
@@ -121,7 +122,7 @@ def load_activation[
     """
     return x.load[width, alignment=1](
         pixel.n, pixel.at, channel, pixel.input_offset(problem) + channel
-    ).cast[DType.float32]()
+    ).cast[dtype]()
 
 
 @always_inline

@@ -27,6 +27,10 @@ trait Work(Deinitable, ImplicitlyCopyable):
 trait Pool:
     """Threads that run the tasks of a launch."""
 
+    comptime wake_cycles: Float64
+    """Cycles until another thread takes a task, while the threads are busy with
+    one launch after the other."""
+
     def threads(self) -> Int:
         """How many tasks can run at once."""
         ...
@@ -51,7 +55,10 @@ trait Pool:
 
 @fieldwise_init
 struct MaxPool(ImplicitlyCopyable, Movable, Pool):
-    """The threads of MAX's runtime."""
+    """The threads of MAX's runtime. Where nothing was launched for 200 us, it
+    takes as long again until they run."""
+
+    comptime wake_cycles = 70000.0
 
     var ctx: CpuContext
 

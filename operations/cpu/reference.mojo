@@ -104,10 +104,13 @@ struct ReferenceTasks[
         _compute_pixel(self.problem, self.arguments, task)
 
 
-def _packed_offset(
-    problem: ConvProblem, filter: Int, tap: Int, channel: Int
-) -> Int:
+def _packed_offset[
+    dtype: DType
+](problem: ConvProblem, filter: Int, tap: Int, channel: Int) -> Int:
     """Where a filter value lies in the packed filter.
+
+    Parameters:
+        dtype: Of the filter.
 
     Args:
         problem: The convolution.
@@ -122,10 +125,12 @@ def _packed_offset(
         return tap * problem.channels + filter
     var group, within = divmod(filter, problem.packed_filters())
     var panel, lane = divmod(within, PANEL)
-    var k = tap * problem.group_channels() + channel
+    var layout = problem.panel_layout(dtype)
+    var row, s = divmod(tap, problem.filter[2])
+    var step = row * layout.row_depth + s * problem.group_channels() + channel
     return (
-        (group * problem.panels() + panel) * problem.gemm_k() + k
-    ) * PANEL + lane
+        group * problem.panels() + panel
+    ) * layout.elements() + layout.offset(step, lane)
 
 
 def _compute_pixel(problem: ConvProblem, arguments: Arguments, row: Int):
@@ -148,11 +153,13 @@ def _compute_pixel(problem: ConvProblem, arguments: Arguments, row: Int):
             if not inside:
                 continue
             for c in range(channels):
-                var a = load_activation[1](
+                var a = load_activation[DType.float32, 1](
                     arguments.activation, problem, at, group * channels + c
                 )
                 var b = arguments.filter[
-                    unsafe_offset=_packed_offset(problem, k, tap, c)
+                    unsafe_offset=_packed_offset[
+                        type_of(arguments).Source.dtype
+                    ](problem, k, tap, c)
                 ]
                 total += a.cast[DType.float64]() * b.cast[DType.float64]()
         var offset = row * problem.filters + k

@@ -5,6 +5,9 @@ from ..conv.registry import Registry
 from .direct.depthwise import Depthwise
 from .direct.few_filters import FewFilters
 from .direct.grouped import Grouped
+from .dot.amx import Amx
+from .dot.avx512 import Avx512
+from .dot.launch import DotProduct
 from .gemm.launch import ImplicitGemm, Pointwise
 from .pool import MaxPool, Pool
 from .reference import Reference
@@ -14,6 +17,8 @@ comptime CpuRegistry[P: Pool] = Registry[
     P,
     Depthwise[P],
     Grouped[P],
+    DotProduct[P, Amx],
+    DotProduct[P, Avx512],
     FewFilters[P],
     Pointwise[P],
     Winograd[P],

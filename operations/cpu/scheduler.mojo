@@ -51,7 +51,13 @@ struct Schedule(ImplicitlyCopyable, Movable):
     """Float32 values of a worker, in whole cache lines."""
 
     def __init__(
-        out self, problem: ConvProblem, tasks: Int, threads: Int, scratch: Int
+        out self,
+        problem: ConvProblem,
+        tasks: Int,
+        threads: Int,
+        scratch: Int,
+        *,
+        task_products: Int = MIN_TASK_PRODUCTS,
     ):
         """Takes no more workers than there is work for.
 
@@ -60,13 +66,13 @@ struct Schedule(ImplicitlyCopyable, Movable):
             tasks: How many tasks it is cut into.
             threads: How many threads there are.
             scratch: Float32 values that a worker needs.
+            task_products: Multiply-adds below which a task is not worth waking a
+                thread for.
         """
         comptime line = CACHE_LINE // size_of[DType.float32]()
         var products = problem.gemm_m() * problem.filters * problem.gemm_k()
         self.tasks = tasks
-        self.workers = max(
-            1, min(threads, tasks, products // MIN_TASK_PRODUCTS)
-        )
+        self.workers = max(1, min(threads, tasks, products // task_products))
         self.scratch = ceildiv(scratch, line) * line
 
     @no_inline

@@ -133,7 +133,7 @@ def convolve_any_layout[
         if layout == LAYOUT_KRSC:
             run(stream, problem, arguments, requested=requested, exact=exact)
             return
-        var elements = problem.filter_length(LAYOUT_KRSC)
+        var elements = problem.filters * problem.gemm_k()
         var packed = ctx.enqueue_create_buffer[Call.Source.dtype](
             max(1, elements)
         )

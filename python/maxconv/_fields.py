@@ -38,6 +38,7 @@ __all__ = [
     "NORM_SCALARS",
     "PANEL",
     "POOLING",
+    "ROW_BYTES",
     "SCALARS",
     "SCALARS_LENGTH",
     "SEVERAL",
@@ -57,6 +58,10 @@ __all__ = [
 #: Output channels that lie side by side in a packed filter. It does not depend on the CPU, so that
 #: a filter packed on one machine is right on another.
 PANEL = 16
+
+#: Bytes of a packed filter's row, those of one filter: a filter row of 16-bit products is filled up
+#: with zeros to whole multiples. A tile of AMX takes as many at once.
+ROW_BYTES = 64
 
 #: Groups, channels or filters of which an op is told when it is compiled that there is more than
 #: one, but not how many.
@@ -203,12 +208,16 @@ class Kernel(IntEnum):
     DP4A = 14
     WINDOW = 15
     UNALIGNED = 16
+    AMX = 17
+    AVX512_BF16 = 18
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
 CPU_KERNELS = (
     Kernel.DEPTHWISE,
     Kernel.GROUPED,
+    Kernel.AMX,
+    Kernel.AVX512_BF16,
     Kernel.FEW_FILTERS,
     Kernel.POINTWISE,
     Kernel.WINOGRAD,
@@ -242,6 +251,8 @@ EVERYWHERE = "every device"
 KERNEL_HOMES = {
     Kernel.POINTWISE: "CPUs",
     Kernel.WINOGRAD: "CPUs",
+    Kernel.AMX: "CPUs",
+    Kernel.AVX512_BF16: "CPUs",
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",
     Kernel.DP4A: "GPUs",
@@ -435,7 +446,10 @@ def mojo_source() -> str:
             ],
         ),
         ("Products of float32.", [(f"PRECISION_{m.name}", m.value) for m in Precision]),
-        ("Output channels side by side in a packed filter.", [("PANEL", PANEL)]),
+        (
+            "Output channels side by side in a packed filter, and bytes of whole filter rows.",
+            [("PANEL", PANEL), ("ROW_BYTES", ROW_BYTES)],
+        ),
         ("A known number of which only that it is not 1 is known.", [("SEVERAL", SEVERAL)]),
         (
             "What a GPU's kernels take: bytes of a copy, channels of a stem, filters of a tile.",

@@ -29,7 +29,16 @@ from ._graph import (
     is_loaded_once,
     loaded_from_host,
 )
-from ._packing import Array, PackedFilter, cast_array, packed_elements, read_array, to_krsc
+from ._packing import (
+    Array,
+    PackedFilter,
+    cast_array,
+    packed_elements,
+    panel_groups,
+    panel_layout,
+    read_array,
+    to_krsc,
+)
 from ._problem import ConvProblem
 
 __all__ = [
@@ -200,6 +209,8 @@ def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) ->
         by_filter = layout != default
         tapwise = ops.reshape(value, (filters, taps) if by_filter else (taps, filters))
         return flatten(ops.permute(tapwise, [1, 0]) if by_filter else tapwise)
+    shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
+    groups //= shared
     group_filters = filters // groups
     panels = -(-group_filters // PANEL)
     lanes: int
@@ -219,4 +230,19 @@ def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) ->
         paddings[2 * lanes + 1] = missing
         value = ops.pad(value, paddings)
     value = ops.reshape(value, (*outer, panels, PANEL, *inner))
-    return flatten(ops.permute(value, list(order)))
+    value = ops.permute(value, list(order))
+    rows = panel_layout(
+        filter.filter_size,
+        filters=filters,
+        group_channels=group_channels,
+        groups=groups * shared,
+        dtype=value.dtype.name,
+    )
+    if rows.interleaved == 1:
+        return flatten(value)
+    value = ops.reshape(value, (groups * panels, rows.rows, rows.products, PANEL))
+    if missing := rows.row_depth - rows.products:
+        value = ops.pad(value, [0, 0, 0, 0, 0, missing, 0, 0])
+    pairs = (groups * panels, rows.rows, rows.row_depth // rows.interleaved)
+    value = ops.reshape(value, (*pairs, rows.interleaved, PANEL))
+    return flatten(ops.permute(value, [0, 1, 2, 4, 3]))

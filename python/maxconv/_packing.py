@@ -7,9 +7,16 @@ at a time::
     packed[group][panel][k][lane] = filter[group * (K / groups) + panel * PANEL + lane][t][r][s][c]
     k = ((t * R + r) * S + s) * (C / groups) + c
 
-Lanes beyond the group's last filter are zero. Narrow groups, of 2, 4 or 8 channels and as many
-filters, share panels as if their filters were one group's (``panel_groups``). A depthwise filter
-(one channel in, one out, in each group) is ``packed[t][r][s][channel]`` instead, without padding.
+Lanes beyond the group's last filter are zero. Types of 16 bits are for instructions that add up two
+neighbouring products: the ``S * C / groups`` products of a filter row ``(t, r)`` are filled up with
+zeros to whole ``ROW_BYTES``, and two of them stand side by side for each lane::
+
+    packed[group][panel][k // 2][lane][k % 2]
+    k = (t * R + r) * row_depth + s * (C / groups) + c
+
+Narrow groups, of 2, 4 or 8 channels and as many filters, share panels as if their filters were one
+group's, and are not paired (``panel_groups``). A depthwise filter (one channel in, one out, in each
+group) is ``packed[t][r][s][channel]`` instead, without padding.
 
 numpy has neither bfloat16 nor floats of 8 bits, so their data is carried as the ``uint16`` or the
 ``uint8`` of its bits. Importing this module does not import MAX.
@@ -18,8 +25,9 @@ numpy has neither bfloat16 nor floats of 8 bits, so their data is carried as the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +41,7 @@ from ._checks import (
     filter_shape_parts,
 )
 from ._dtypes import BIT_CARRIED, CARRIERS, FLOAT8, FLOAT8_WIDE, INPUT_BYTES, INT8
-from ._fields import PANEL
+from ._fields import PANEL, ROW_BYTES
 
 __all__ = [
     "Array",
@@ -50,6 +58,7 @@ __all__ = [
     "packed_elements",
     "packed_length",
     "panel_groups",
+    "panel_layout",
     "read_array",
     "to_krsc",
 ]
@@ -246,14 +255,47 @@ def panel_groups(*, filters: int, group_channels: int, groups: int) -> int:
     return PANEL // width
 
 
-def packed_length(*, filters: int, group_channels: int, taps: int, groups: int) -> int:
+class PanelLayout(NamedTuple):
+    """The order of a panel's elements; ``PanelLayout`` of the kernels.
+
+    ``[rows][row_depth / interleaved][PANEL][interleaved]``.
+    """
+
+    rows: int
+    """Filter rows, ``T * R``."""
+    products: int
+    """Products of a filter row, ``S * C / groups``."""
+    row_depth: int
+    """The same with the zeros that fill it up."""
+    interleaved: int
+    """Neighbouring products of a filter that lie side by side."""
+
+
+def panel_layout(
+    filter_size: Sequence[int], *, filters: int, group_channels: int, groups: int, dtype: str
+) -> PanelLayout:
+    """Returns the order of the elements of a panel of a filter that is not depthwise."""
+    rows, products = math.prod(filter_size[:-1]), filter_size[-1] * group_channels
+    shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
+    if INPUT_BYTES[dtype] != 2 or shared > 1:
+        return PanelLayout(rows, products, products, 1)
+    unit = ROW_BYTES // 2
+    return PanelLayout(rows, products, -(-products // unit) * unit, 2)
+
+
+def packed_length(
+    filter_size: Sequence[int], *, filters: int, group_channels: int, groups: int, dtype: str
+) -> int:
     """Returns the number of elements of a packed filter."""
     group_filters = filters // groups
     if group_channels == 1 and group_filters == 1:
-        return taps * filters
+        return math.prod(filter_size) * filters
     shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
     panels = -(-group_filters * shared // PANEL)
-    return groups // shared * panels * taps * group_channels * PANEL
+    layout = panel_layout(
+        filter_size, filters=filters, group_channels=group_channels, groups=groups, dtype=dtype
+    )
+    return groups // shared * panels * layout.rows * layout.row_depth * PANEL
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,10 +334,11 @@ class PackedFilter:
                 f"filter: {self.filters} filters are not divisible by groups={self.groups}"
             )
         expected = packed_length(
+            self.filter_size,
             filters=self.filters,
             group_channels=self.group_channels,
-            taps=self.taps,
             groups=self.groups,
+            dtype=dtype,
         )
         if self.data.shape != (expected,):
             raise ValueError(
@@ -343,8 +386,17 @@ class PackedFilter:
         sets = self.groups // panel_groups(
             filters=self.filters, group_channels=self.group_channels, groups=self.groups
         )
-        panels = self.data.reshape(sets, -1, self.taps * self.group_channels, PANEL)
-        lanes = panels.transpose(0, 1, 3, 2).reshape(sets, -1, panels.shape[2])
+        layout = panel_layout(
+            self.filter_size,
+            filters=self.filters,
+            group_channels=self.group_channels,
+            groups=self.groups,
+            dtype=self.dtype,
+        )
+        whole = (layout.rows, layout.row_depth // layout.interleaved, PANEL, layout.interleaved)
+        panels = self.data.reshape(sets, -1, *whole).transpose(0, 1, 4, 2, 3, 5)
+        rows = panels.reshape(sets, -1, layout.rows, layout.row_depth)[..., : layout.products]
+        lanes = rows.reshape(sets, rows.shape[1], -1)
         return np.ascontiguousarray(lanes[:, : self.filters // sets]).reshape(shape)
 
 
@@ -452,6 +504,15 @@ def packed_elements(krsc: Array, kind: str, *, groups: int, dtype: str) -> Array
     else:
         shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
         packed = _panels(krsc, groups // shared)
+        layout = panel_layout(
+            krsc.shape[1:-1],
+            filters=filters,
+            group_channels=group_channels,
+            groups=groups,
+            dtype=dtype,
+        )
+        if layout.interleaved > 1:
+            packed = _interleaved(packed, layout)
     return cast_array(np.ascontiguousarray(packed).reshape(-1), kind, dtype)
 
 
@@ -467,3 +528,15 @@ def _panels(krsc: Array, groups: int) -> Array:
     if rest := group_filters - full * PANEL:
         packed[:, full, ..., :rest] = np.moveaxis(grouped[:, full * PANEL :], 1, -1)
     return packed
+
+
+def _interleaved(panels: Array, layout: PanelLayout) -> Array:
+    """Returns what ``_panels`` returns in the order of types of 16 bits.
+
+    ``[panels, rows, row_depth / interleaved, PANEL, interleaved]``.
+    """
+    plain = panels.reshape(-1, layout.rows, layout.products, PANEL)
+    whole = np.zeros((*plain.shape[:2], layout.row_depth, PANEL), panels.dtype)
+    whole[:, :, : layout.products] = plain
+    sets = layout.row_depth // layout.interleaved
+    return np.moveaxis(whole.reshape(*plain.shape[:2], sets, layout.interleaved, PANEL), 3, 4)

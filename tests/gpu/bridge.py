@@ -91,7 +91,7 @@ def custom_op_graph() -> Graph:
         output, *inputs = conv.arguments(
             cuda(*conv.output_shape),
             cuda(*conv.input_shape),
-            cuda(*conv.filter_shape),
+            cuda(*conv.filter_shape(kind)),
             cuda(FILTERS),
             cuda(*conv.output_shape),
         )

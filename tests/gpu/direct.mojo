@@ -133,7 +133,7 @@ def parse(line: String) raises -> Case:
     )
     for axis in range(SPATIAL):
         problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
+    problem.validate(1, problem.filters * problem.gemm_k(), DType.float32)
     return Case(String(words[0]), problem)
 
 

@@ -66,7 +66,7 @@ def _parse(line: String) raises -> Case:
     )
     for axis in range(SPATIAL):
         problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
+    problem.validate(1, problem.filters * problem.gemm_k(), DType.float32)
     return Case(words[0], problem)
 
 

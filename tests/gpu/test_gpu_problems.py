@@ -317,9 +317,10 @@ class PackedOperands(Operands):
 
         p = self.problem
         length = packed_length(
+            p.filter_size,
             filters=int(p.filters),
             group_channels=int(p.group_channels),
-            taps=p.taps,
             groups=p.groups,
+            dtype="float32",
         )
         return np.zeros(length, np.float32)

@@ -6,6 +6,8 @@ One graph of bfloat16 answers all of it.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +17,7 @@ import pytest
 
 from maxconv import _cli as cli
 from maxconv import _explain
+from maxconv._doctor import cpu_features
 from maxconv._explain import DEVICES, explain_choice
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Layout, encode_scalars
 from maxconv._library import kernel_library, library_path
@@ -30,6 +33,15 @@ if TYPE_CHECKING:
 BFLOAT16 = Family("bfloat16", "bfloat16", "bfloat16", scaled=False)
 TYPES_OF_8_BITS = ["int8", "float8_e5m2", "float8_e4m3fn"]
 HERE = [device for device in DEVICES if device != "gpu"]
+
+
+DOT_FEATURES = {"amx": "amx_bf16", "avx512_bf16": "avx512_bf16"}
+
+
+def dot_kernels() -> list[str]:
+    """Returns the CPU kernels of dot products of bfloat16 that this CPU has, in their order."""
+    has = cpu_features()
+    return [kernel for kernel, feature in DOT_FEATURES.items() if feature in has]
 
 
 def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
@@ -96,6 +108,8 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
+    if device == "cpu" and kernel in ("implicit_gemm", "winograd") and dot_kernels():
+        kernel, words = dot_kernels()[0], "products deep"
     chosen, reason = ask(name, device)
     assert chosen == kernel, reason
     assert words in reason
@@ -190,10 +204,38 @@ def test_few_filters_have_kernels(conv: str, device: str, kernel: str) -> None:
     assert chosen == kernel, reason
 
 
-def test_winograd_names_its_tile() -> None:
-    problem = parse_problem("1x56x56x64:64x2x2", padding=1)
-    chosen, reason = explain_choice(problem, dtype="bfloat16", device="cpu")
-    assert chosen == "winograd" and reason.startswith("F(3x3, 2x2), the ")
+@pytest.mark.parametrize(
+    ("features", "question", "without", "words"),
+    [
+        ("amx_bf16,avx512_bf16", "--problem resnet50.conv2_3x3", "winograd", ""),
+        ("avx512_bf16", "--problem resnet50.conv2_3x3", "winograd", ""),
+        ("", "--problem resnet50.conv2_3x3", "winograd", "F(2x2, 3x3), the "),
+        ("", "--conv 1x56x56x64:64x2x2 --padding 1", "winograd", "F(3x3, 2x2), the "),
+        ("", "--problem unet.downsample", "implicit_gemm", "register tile "),
+    ],
+)
+def test_a_cpu_multiplies_dot_products_where_it_can(
+    features: str, question: str, without: str, words: str
+) -> None:
+    """In a process of its own, which asks the CPU once."""
+    usable = [kernel for kernel in dot_kernels() if DOT_FEATURES[kernel] in features.split(",")]
+    finished = subprocess.run(
+        [
+            sys.executable,
+            *["-m", "maxconv", "doctor", "--json", "--dtype=bfloat16"],
+            *question.split(),
+        ],
+        env={**os.environ, "MAXCONV_CPU_FEATURES": features},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer = json.loads(finished.stdout)["problem"]
+    assert answer["kernel"] == (usable or [without])[0]
+    if not usable:
+        assert answer["reason"].startswith(words)
+    if "amx" not in usable and platform.machine() == "x86_64":
+        assert "this CPU has no amx_bf16, or MAXCONV_CPU_FEATURES leaves" in answer["reason"]
 
 
 @pytest.mark.parametrize(

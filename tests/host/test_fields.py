@@ -57,7 +57,7 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"NORM_{name.upper()}": i for i, name in enumerate(NORM)}
     expected |= {f"NORM_SCALARS_{name.upper()}": i for i, name in enumerate(NORM_SCALARS)}
     expected |= {"POOLING_LENGTH": 2, "NORM_LENGTH": 2, "NORM_SCALARS_LENGTH": 3}
-    expected |= {"GEOMETRY_LENGTH": 30, "SCALARS_LENGTH": 5, "PANEL": 16}
+    expected |= {"GEOMETRY_LENGTH": 30, "SCALARS_LENGTH": 5, "PANEL": 16, "ROW_BYTES": 64}
     expected |= {"COPY_BYTES": 16, "STEM_CHANNELS": 8, "TILE_FILTERS": 8}
     expected |= {"DIAGONAL_CHANNELS": 32, "SEVERAL": -1, "INTERLEAVED": 4}
     assert {name: int(value) for name, value in names.items()} == expected

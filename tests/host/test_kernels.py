@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maxconv import _library as library
+from maxconv._doctor import cpu_features
 from maxconv._fields import CPU_KERNELS, Activation, Kernel, Layout
 from maxconv._packing import panel_groups
 from maxconv._problem import ConvProblem
@@ -38,13 +39,32 @@ EPILOGUES = (
 )
 
 
+DOT_KERNELS = {"amx": {"amx_bf16", "amx_fp16"}, "avx512_bf16": {"avx512_bf16"}}
+"""Kernels of instructions that not every CPU has, and the names of those."""
+
+
+def dot_kernels() -> set[str]:
+    """Returns which of them this CPU has, for any type."""
+    has = set(cpu_features())
+    return {kernel for kernel, names in DOT_KERNELS.items() if names & has}
+
+
 class Checker:
     """The Mojo program, running, fed a problem at a time."""
 
-    def __init__(self, program: Path, **options: Any) -> None:
-        """Starts the program, with more options of ``Popen``."""
+    def __init__(self, program: Path, *, features: str | None = None, **options: Any) -> None:
+        """Starts the program, with ``MAXCONV_CPU_FEATURES`` and more options of ``Popen``."""
+        environment = dict(options.pop("env", os.environ))
+        environment.pop("MAXCONV_CPU_FEATURES", None)
+        if features is not None:
+            environment["MAXCONV_CPU_FEATURES"] = features
         self.process = subprocess.Popen(
-            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+            [str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            **options,
         )
 
     def check(self, name: str, line: str) -> set[str]:
@@ -135,7 +155,17 @@ def test_named_problems(checker: Checker) -> None:
     }
     assert all("reference" in kernels and len(kernels) > 1 for kernels in ran.values()), ran
     every = {kernel.name.lower() for kernel in CPU_KERNELS if kernel is not Kernel.AUTO}
-    assert set.union(*ran.values()) == every
+    assert set.union(*ran.values()) == every - (set(DOT_KERNELS) - dot_kernels())
+
+
+def test_features_that_are_left_out_are_not_used(program: Path) -> None:
+    line = line_of(load_problems()["odd.asymmetric_padding"].problem, *EPILOGUES[0])
+    for features in ("", "avx512_bf16", "amx_bf16,avx512_bf16", "amx_bf16"):
+        ran = Checker(program, features=features).check("left_out", line)
+        allowed = {
+            kernel for kernel, names in DOT_KERNELS.items() if names & {*features.split(",")}
+        }
+        assert ran & set(DOT_KERNELS) == allowed & dot_kernels()
 
 
 @st.composite
@@ -295,10 +325,11 @@ def test_filter_too_large_for_caches(checker: Checker) -> None:
 def test_choices_are_logged_once(program: Path) -> None:
     """A line for each problem, type and kernel, however often it runs, scaled or not."""
     environment = {**os.environ, "MAXCONV_LOG": "dispatch"}
-    checker = Checker(program, env=environment, stderr=subprocess.PIPE)
+    checker = Checker(program, features="", env=environment, stderr=subprocess.PIPE)
     line = line_of(load_problems()["odd.asymmetric_padding"].problem, *EPILOGUES[0])
     ran = checker.check("first", line)
-    assert checker.check("again", line) == ran == {"few_filters", "implicit_gemm", "reference"}
+    others = {"few_filters", "implicit_gemm", "reference"}
+    assert checker.check("again", line) == ran == others
     said = checker.process.communicate()[1].splitlines()
     types = ("float32 -> float32", "bfloat16 -> bfloat16", "float16 -> float32")
     problem = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from maxconv import _library as library
+from maxconv._doctor import cpu_features
 from maxconv._fields import SEVERAL, Kernel, Precision
 from maxconv._problem import ConvProblem
 from maxconv._signature import known_problem, known_to_cpu
@@ -22,6 +24,10 @@ UNALIGNED = {Kernel.UNALIGNED}
 GROUPED, GEMM = Kernel.GROUPED, Kernel.IMPLICIT_GEMM
 GEMV, WINDOW = Kernel.GEMV, Kernel.WINDOW
 FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
+
+#: What multiplies dot products of bfloat16, in an op that this machine compiles.
+DOT_PRODUCTS = {Kernel.AMX} if platform.machine() == "x86_64" else set()
+DOT_PRODUCTS |= {Kernel.AVX512_BF16} if "avx512f" in cpu_features() else set()
 
 #: Storage types of input and output.
 HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
@@ -152,7 +158,8 @@ CASES: Sequence[Case] = [
     ),
     # A CPU's op tells three classes of problems apart.
     (SINGLE, CPU, known_to_cpu(problem(64, 64)), {FEW, POINTWISE, WINOGRAD, GEMM}),
-    (HALF, CPU, known_to_cpu(problem(64, 64)), {FEW, WINOGRAD, GEMM}),
+    (HALF, CPU, known_to_cpu(problem(64, 64)), {FEW, WINOGRAD, GEMM} | DOT_PRODUCTS),
+    (HALF, CPU, known_to_cpu(problem(64, 64, 64)), {DEPTHWISE}),
     # Neither 2 x 2 nor 3 x 3 taps, or no stride of 1.
     (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 5, "stride": 1}, {FEW, GEMM}),
     (SINGLE, CPU, {"kernel": 0, "groups": 1, "taps": 3, "stride": 2}, {FEW, GEMM}),

@@ -69,8 +69,9 @@ def in_layout(krsc: Array, layout: str) -> Array:
     return out
 
 
-def packed_by_definition(krsc: Array, groups: int) -> Array:
-    """The packing formula, one element at a time, over an array that starts as zeros."""
+def packed_by_definition(krsc: Array, groups: int, *, paired: bool = False) -> Array:
+    """The packing formula, one element at a time, over an array that starts as zeros; ``paired`` as
+    types of 16 bits are, in filter rows of 32 products."""
     filters, *taps, channels = krsc.shape
     per_group = filters // groups
     tap_list = list(itertools.product(*map(range, taps)))
@@ -81,16 +82,21 @@ def packed_by_definition(krsc: Array, groups: int) -> Array:
             out[i * filters + k] = krsc[source]
         return out
     panels = (per_group + PANEL - 1) // PANEL
-    depth = len(tap_list) * channels
+    row = taps[-1] * channels
+    row_depth = -(-row // 32) * 32 if paired else row
+    depth = len(tap_list) // taps[-1] * row_depth
     out = np.zeros(groups * panels * depth * PANEL, krsc.dtype)
     for filter_index, (i, tap), c in itertools.product(
         range(filters), enumerate(tap_list), range(channels)
     ):
         group, within = divmod(filter_index, per_group)
         panel, lane = divmod(within, PANEL)
-        k = i * channels + c
         element = (filter_index, *tap, c)
-        out[((group * panels + panel) * depth + k) * PANEL + lane] = krsc[element]
+        k = i // taps[-1] * row_depth + i % taps[-1] * channels + c
+        at = k * PANEL + lane
+        if paired:
+            at = (k // 2 * PANEL + lane) * 2 + k % 2
+        out[(group * panels + panel) * depth * PANEL + at] = krsc[element]
     return out
 
 
@@ -99,12 +105,12 @@ def test_every_layout_packs_as_the_definition_says(
     filters: int, taps: tuple[int, ...], channels: int, groups: int
 ) -> None:
     krsc = coordinate_coded(filters, taps, channels)
-    expected = packed_by_definition(krsc, groups)
-    for layout in LAYOUTS[len(taps)]:
+    for dtype, layout in itertools.product(("float32", "float16"), LAYOUTS[len(taps)]):
+        expected = packed_by_definition(krsc, groups, paired=dtype == "float16")
         source = in_layout(krsc, layout)
         np.testing.assert_array_equal(to_krsc(source, layout), krsc)
         before = source.copy()
-        packed = pack_filter(source, layout, groups=groups)
+        packed = pack_filter(source, layout, groups=groups, dtype=dtype)
         np.testing.assert_array_equal(packed.data, expected)
         np.testing.assert_array_equal(packed.unpack(), krsc)
         np.testing.assert_array_equal(source, before)
@@ -116,7 +122,7 @@ def test_every_layout_packs_as_the_definition_says(
         assert packed.is_depthwise == (channels == 1 and filters == groups)
         assert packed.nbytes == packed.data.nbytes
         assert packed.data.size == packed_length(
-            filters=filters, group_channels=channels, taps=packed.taps, groups=groups
+            taps, filters=filters, group_channels=channels, groups=groups, dtype=dtype
         )
 
 
@@ -154,7 +160,8 @@ def test_types() -> None:
         data = packed.data
         # These integers are exact in every type.
         wide = bfloat16_to_float32(data) if expected == "bfloat16" else data.astype(np.float32)
-        np.testing.assert_array_equal(wide, packed_by_definition(values, 1))
+        paired = expected != "float32"
+        np.testing.assert_array_equal(wide, packed_by_definition(values, 1, paired=paired))
 
 
 def test_torch_tensors_pack_without_a_detour() -> None:
@@ -165,10 +172,11 @@ def test_torch_tensors_pack_without_a_detour() -> None:
     for tensor in (fcrs, torch.nn.Parameter(fcrs), fcrs.to(memory_format=torch.channels_last)):
         np.testing.assert_array_equal(pack_filter(tensor, "FCRS").data, expected)
     half = pack_filter(fcrs.to(torch.float16), maxconv.FilterLayout.FCRS)
-    np.testing.assert_array_equal(half.data, expected.astype(np.float16))
+    paired = packed_by_definition(krsc, 1, paired=True)
+    np.testing.assert_array_equal(half.data, paired.astype(np.float16))
     brain = pack_filter(torch.nn.Parameter(fcrs.to(torch.bfloat16)), "FCRS")
     assert brain.dtype == "bfloat16"
-    np.testing.assert_array_equal(bfloat16_to_float32(brain.data), expected)
+    np.testing.assert_array_equal(bfloat16_to_float32(brain.data), paired)
 
 
 def test_max_buffers_pack() -> None:
@@ -180,7 +188,8 @@ def test_max_buffers_pack() -> None:
     np.testing.assert_array_equal(pack_filter(Buffer.from_numpy(krsc), "KRSC").data, expected)
     bits = Buffer.from_numpy(float32_to_bfloat16(krsc)).view(DType.bfloat16)
     np.testing.assert_array_equal(
-        bfloat16_to_float32(pack_filter(bits, "KRSC").data), packed_by_definition(krsc, 1)
+        bfloat16_to_float32(pack_filter(bits, "KRSC").data),
+        packed_by_definition(krsc, 1, paired=True),
     )
 
 
@@ -243,10 +252,12 @@ def test_errors_name_argument_value_and_allowed(
 def test_packed_filter_refuses_contradicting_fields() -> None:
     data = np.zeros(9 * 4 * 16, np.float32)
     assert PackedFilter(8, 4, (3, 3), 1, "float32", data.copy()).taps == 9
+    whole_rows = np.zeros(3 * 32 * 16, np.float16)
+    assert PackedFilter(8, 4, (3, 3), 1, "float16", whole_rows).channels == 4
     with pytest.raises(ValueError, match=r"576 elements do not match 1152 .* layout PACKED"):
         PackedFilter(17, 4, (3, 3), 1, "float32", data)
     with pytest.raises(ValueError, match="dtype float32 does not hold float16"):
-        PackedFilter(8, 4, (3, 3), 1, "float16", data)
+        PackedFilter(8, 4, (3, 3), 1, "float16", np.zeros(3 * 32 * 16, np.float32))
     with pytest.raises(ValueError, match="dtype float64 is not supported; float32, bfloat16"):
         PackedFilter(8, 4, (3, 3), 1, "float64", data)
     with pytest.raises(ValueError, match="8 filters are not divisible by groups=3"):

@@ -165,10 +165,9 @@ def test_the_shapes_are_those_of_torch(rank: int) -> None:
             assert conv.output_shape == channels_last(expected).shape
             assert conv.input_shape == channels_last(x).shape
             packed = mt.pack_filter(w.to(kind), 2)
-            assert (packed.dtype, packed.shape) == (kind, conv.filter_shape)
-            assert mt.conv_operands(x.shape, w.shape, groups=2, device="cuda").filter_shape == (
-                w.numel(),
-            )
+            assert (packed.dtype, packed.shape) == (kind, conv.filter_shape(kind))
+            on_gpu = mt.conv_operands(x.shape, w.shape, groups=2, device="cuda")
+            assert on_gpu.filter_shape(kind) == (w.numel(),)
 
 
 # graph_op ---------------------------------------------------------------------------------------

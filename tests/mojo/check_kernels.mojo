@@ -12,7 +12,9 @@ order a kernel adds in; only the rounding to the output's type is left, and
 that is the same for both sides. Outputs are poisoned and lie between guards.
 """
 
+from std.math import isnan
 from std.utils import IndexList
+from std.utils.numerics import inf, nan
 
 from operations.conv.access import MemoryActivation, MemoryOutput
 from operations.conv.epilogue import Activation, Epilogue
@@ -20,7 +22,11 @@ from operations.conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
+    KERNEL_AMX,
+    KERNEL_AVX512_BF16,
+    KERNEL_REFERENCE,
     KERNEL_WINOGRAD,
+    LAYOUT_KRSC,
     LAYOUT_PACKED,
 )
 from operations.conv.known import UNKNOWN_FILTER
@@ -30,6 +36,12 @@ from operations.conv.packing import FilterStrides, pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
+from operations.cpu.dot.amx import Amx
+from operations.cpu.dot.avx512 import Avx512
+from operations.cpu.dot.candidates import Cuts as DotCuts
+from operations.cpu.dot.candidates import make_blocking
+from operations.cpu.dot.launch import DotPlan, DotProduct
+from operations.cpu.dot.mma import DotUnit
 from operations.cpu.gemm.launch import ImplicitGemm
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
@@ -59,6 +71,11 @@ struct Case(Copyable, Movable):
     var has_residual: Bool
     var activation: Int
     var layout: Int
+
+    def seed(self) -> Int:
+        """A number that differs from case to case."""
+        ref p = self.problem
+        return p.channels + p.filters + p.input[2] + p.filter[1]
 
 
 def three(values: List[Int], first: Int) -> IndexList[SPATIAL]:
@@ -92,7 +109,9 @@ def parse(line: String) raises -> Case:
     )
     for axis in range(SPATIAL):
         problem.output[axis] = problem.expected_output(axis)
-    problem.validate(values[25], problem.filter_length(values[25]))
+    problem.validate(
+        LAYOUT_KRSC, problem.filters * problem.gemm_k(), DType.float32
+    )
     return Case(
         String(words[0]),
         problem,
@@ -188,14 +207,14 @@ def check[
         x_count *= p.input[axis]
     var count = p.gemm_m() * p.filters
     var x = HostBuffer[in_type](x_count)
-    var raw = HostBuffer[in_type](p.filter_length(spec.layout))
-    var packed = HostBuffer[in_type](p.packed_length())
+    var raw = HostBuffer[in_type](p.filters * p.gemm_k())
+    var packed = HostBuffer[in_type](p.packed_length(in_type))
     var scale = HostBuffer[DType.float32](p.filters)
     var bias = HostBuffer[in_type](p.filters)
     var residual = HostBuffer[out_type](count)
     var memory = HostBuffer[out_type](count + 2 * GUARD)
     fill(x.elements, x_count, 9)
-    fill(raw.elements, p.filter_length(spec.layout), 7)
+    fill(raw.elements, p.filters * p.gemm_k(), 7)
     fill(scale.elements, p.filters, 4)
     fill(bias.elements, p.filters, 5)
     fill(residual.elements, count, 11)
@@ -241,7 +260,17 @@ def check[
         comptime if in_type == DType.float32 and not scaled:
             if kernel == KERNEL_WINOGRAD:
                 wrong += check_cuts(spec, exact, arguments, memory, pool)
+        comptime if in_type == DType.bfloat16 and not scaled:
+            if kernel == KERNEL_AMX:
+                wrong += check_dot_cuts[Amx](
+                    spec, exact, arguments, memory, pool
+                )
+            if kernel == KERNEL_AVX512_BF16:
+                wrong += check_dot_cuts[Avx512](
+                    spec, exact, arguments, memory, pool
+                )
         print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
+    wrong += check_infinities(spec, x, arguments, memory, pool)
     _ = x^
     _ = raw^
     _ = packed^
@@ -291,6 +320,112 @@ def check_cuts(
                     memory.elements.unsafe_offset(GUARD),
                 )
             )
+    return wrong
+
+
+def check_dot_cuts[
+    U: DotUnit
+](
+    spec: Case,
+    exact: List[Int],
+    arguments: Arguments,
+    memory: HostBuffer[type_of(arguments).Output.dtype],
+    mut pool: MaxPool,
+) raises -> Int:
+    """Runs a kernel of dot products with cuts of every access, some of those
+    that some number of threads may choose from.
+
+    Returns:
+        How many runs were wrong.
+    """
+    comptime types = type_of(arguments).types(False)
+    var p = spec.problem
+    var wrong = 0
+    if not p.has_outputs():
+        return 0
+    for threads in [1, 3, 16]:
+        var cuts = DotCuts[U](p, types, threads)
+        # Another remainder for each problem.
+        var step = cuts.count() // 8 + 1
+        for index in range(spec.seed() % step, cuts.count(), step):
+            poison(memory.elements, p.gemm_m() * p.filters)
+            var blocking = make_blocking(p, types, cuts.table[index])
+            DotProduct[MaxPool, U].launch[known=UNKNOWN_FILTER, scaled=False](
+                DotPlan.of_blocking[U](p, blocking, threads),
+                p,
+                arguments,
+                pool,
+            )
+            wrong += Int(
+                not is_right(
+                    spec,
+                    False,
+                    exact,
+                    U.kernel,
+                    memory.elements.unsafe_offset(GUARD),
+                )
+            )
+    return wrong
+
+
+def check_infinities[
+    in_type: DType
+](
+    spec: Case,
+    x: HostBuffer[in_type],
+    arguments: Arguments,
+    memory: HostBuffer[type_of(arguments).Output.dtype],
+    mut pool: MaxPool,
+) raises -> Int:
+    """Runs all kernels with some activations that are infinite or NaN, and
+    compares with the reference. Winograd's transforms spread them.
+
+    Returns:
+        How many runs were wrong.
+    """
+    comptime types = type_of(arguments).types(False)
+    comptime out_type = type_of(arguments).Output.dtype
+    comptime scaled = False
+    var p = spec.problem
+    var x_count = p.batch * p.channels * p.input[0] * p.input[1] * p.input[2]
+    var count = p.gemm_m() * p.filters
+    if arguments.epilogue.has_scale or count == 0:
+        return 0
+    for i in range(x_count):
+        if i % 211 == 5:
+            x.elements[unsafe_offset=i] = inf[in_type]()
+        if i % 509 == 7:
+            x.elements[unsafe_offset=i] = nan[in_type]()
+    var operands = arguments.operands(exact=True)
+    var device = Device(0, pool.threads())
+    var expected = HostBuffer[out_type](count)
+    var out = memory.elements.unsafe_offset(GUARD)
+    var wrong = 0
+    convolve[ALL_KERNELS, scaled](
+        pool, p, arguments, layout=LAYOUT_PACKED, requested=KERNEL_REFERENCE
+    )
+    for i in range(count):
+        expected.elements[unsafe_offset=i] = out[unsafe_offset=i]
+    for kernel in CPU_REGISTRY.codes():
+        if kernel == KERNEL_WINOGRAD or CPU_REGISTRY.refusal[types](
+            kernel, p, operands, device
+        ):
+            continue
+        poison(memory.elements, count)
+        convolve[ALL_KERNELS, scaled](
+            pool, p, arguments, layout=LAYOUT_PACKED, requested=kernel
+        )
+        for i in range(count):
+            var want = expected.elements[unsafe_offset=i]
+            var got = out[unsafe_offset=i]
+            if got != want and not (isnan(got) and isnan(want)):
+                print(
+                    t"WRONG {spec.name} {kernel_name(kernel)} with infinities:"
+                    t" element {i} is {got}, not {want}"
+                )
+                wrong += 1
+                break
+    _ = expected^
     return wrong
 
 

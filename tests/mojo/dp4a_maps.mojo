@@ -120,12 +120,14 @@ def layouts() raises:
     for interleaved in [False, True]:
         for layout in [LAYOUT_KRSC, LAYOUT_INTERLEAVED]:
             try:
-                problem.validate(layout, 8 * 72, interleaved=interleaved)
+                problem.validate(
+                    layout, 8 * 72, DType.int8, interleaved=interleaved
+                )
                 print("None")
             except error:
                 print(error)
     try:
-        problem.validate(LAYOUT_INTERLEAVED, 7, interleaved=True)
+        problem.validate(LAYOUT_INTERLEAVED, 7, DType.int8, interleaved=True)
     except error:
         print(error)
     print(channels_last_shape[4]("input", IndexList[5](2, 3, 5, 7, 4)))

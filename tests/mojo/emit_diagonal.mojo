@@ -69,7 +69,7 @@ def problem_of(numbers: List[Int]) raises -> ConvProblem:
     )
     for axis in range(SPATIAL):
         problem.output[axis] = problem.expected_output(axis)
-    problem.validate(1, problem.filter_length(1))
+    problem.validate(1, problem.filters * problem.gemm_k(), DType.float32)
     return problem
 
 

@@ -35,7 +35,7 @@ def problem_of() raises -> ConvProblem:
         pad_before=IndexList[SPATIAL](0, 1, 1),
         pad_after=IndexList[SPATIAL](0, 1, 1),
     )
-    problem.validate(1, problem.filter_length(1))
+    problem.validate(1, problem.filters * problem.gemm_k(), DType.float32)
     return problem
 
 

@@ -118,11 +118,21 @@ struct UnpackedFilter(ImplicitlyCopyable, Movable):
         """
         for i in range(Self._zeros(problem)):
             self.zeros[unsafe_offset=i] = 0
-        for k in range(problem.gemm_k()):
-            for f in range(problem.filters):
-                self.filters[unsafe_offset=f * self.stride + k] = filter[
-                    unsafe_offset=k * PANEL + f
-                ].cast[DType.float32]()
+        var layout = problem.panel_layout(filter_type)
+        for row in range(layout.rows):
+            for i in range(layout.products):
+                for f in range(problem.filters):
+                    self.filters[
+                        unsafe_offset=f * self.stride
+                        + row * layout.products
+                        + i
+                    ] = filter[
+                        unsafe_offset=layout.offset(
+                            row * layout.row_depth + i, f
+                        )
+                    ].cast[
+                        DType.float32
+                    ]()
 
 
 @always_inline

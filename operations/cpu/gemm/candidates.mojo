@@ -7,6 +7,7 @@ from std.sys.info import size_of
 
 from ...conv.fields import PANEL
 from ...conv.operands import OperandTypes
+from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..config import CPU_TILE, reads_in_place
@@ -97,9 +98,8 @@ def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
     return ACCESS_STRIPS
 
 
-def _slice_depth(problem: ConvProblem, access: Int) -> Int:
+def _slice_depth(problem: ConvProblem, access: Int, products: Int) -> Int:
     """Products of a slice: slices of about one length, in whole `PANEL`s."""
-    var products = problem.gemm_k()
     var longest = CPU_TILE.max_depth
     if access == ACCESS_STRIPS:
         longest = min(longest, longest_slice(problem) // PANEL * PANEL)
@@ -153,6 +153,7 @@ struct Blockings(Candidates):
         self.table = List[Blocking]()
         var in_place = reads_in_place(types.input, types.fused_input)
         var access = choose_access(problem, in_place)
+        var panel = problem.panel_layout(types.input)
         var tiling = Tiling(1, problem.gemm_m())
         if access == ACCESS_STRIPS:
             var width = problem.output[2]
@@ -174,7 +175,7 @@ struct Blockings(Candidates):
         for tiles in range(min(MAX_BLOCK_TILES, tiling.tiles()), 0, -1):
             for cut in cuts:
                 self.table.append(
-                    _blocking(problem, access, tiling, tiles, cut)
+                    _blocking(problem, access, tiling, tiles, cut, panel)
                 )
 
     def count(self) -> Int:
@@ -190,7 +191,7 @@ struct Blockings(Candidates):
                 t"a task's slice has {block} activations; at most"
                 t" {MAX_BLOCK_ELEMENTS} stay in L2"
             )
-        var sums = blocking.sums(self.problem.gemm_k()) * CPU_TILE.elements()
+        var sums = blocking.sums() * CPU_TILE.elements()
         if sums <= CPU_TILE.max_accumulators:
             return None
         if self.finest:
@@ -205,7 +206,7 @@ struct Blockings(Candidates):
     def cost(self, index: Int) -> Float64:
         """See `Candidates`: in vector multiply-adds."""
         ref blocking = self.table[index]
-        var products = self.problem.gemm_k()
+        var products = blocking.products
         var rows = blocking.tiles * blocking.tiling.rows
         var columns = blocking.panels * PANEL
         var multiply = rows * blocking.panels * products
@@ -222,9 +223,10 @@ def _blocking(
     tiling: Tiling,
     tiles: Int,
     cut: FilterCut,
+    panel: PanelLayout,
 ) -> Blocking:
     """A cut of pixels and filters."""
-    var depth = _slice_depth(problem, access)
+    var depth = _slice_depth(problem, access, panel.depth())
     var panels = problem.panels()
     var units = ceildiv(panels, CPU_TILE.panels)
     var tile_elements = tiling.rows * row_stride(depth)
@@ -239,11 +241,13 @@ def _blocking(
         panels=min(cut.unit_count * CPU_TILE.panels, panels),
         group_count=cut.group_count,
         depth=depth,
+        products=panel.depth(),
         row_blocks=ceildiv(tiling.tiles(), tiles),
         panel_blocks=ceildiv(units, cut.unit_count),
         group_blocks=ceildiv(problem.groups, cut.group_count),
         tile_elements=tile_elements,
-        streams=problem.packed_length() > STREAMED_ELEMENTS,
+        streams=problem.packed_groups() * problem.panels() * panel.elements()
+        > STREAMED_ELEMENTS,
     )
 
 

@@ -17,11 +17,13 @@ from std.sys.info import size_of
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
+from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE, reads_in_place
 from ..epilogue import OutputTile, TileStore
 from .mma import (
     MAX_RUNS,
+    MIN_RUN,
     FilterOperand,
     Run,
     TileOperand,
@@ -54,6 +56,8 @@ struct GemmParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var activation: Self.Source
     var filter: Reads[Self.Source.dtype]
     """Packed."""
+    var panel: PanelLayout
+    """The order of its panels' elements."""
     var output: TileStore
     var problem: ConvProblem
     var blocking: Blocking
@@ -89,7 +93,7 @@ def run_task(params: GemmParams, task: Task, scratch: GemmScratch):
     """
     ref problem = params.problem
     ref blocking = params.blocking
-    var products = problem.gemm_k()
+    var products = blocking.products
     var tiles = Array[RowTile, MAX_BLOCK_TILES](uninitialized=True)
     var cursor = TileCursor(blocking.tiling, task.tile)
     for i in range(task.tiles):
@@ -97,7 +101,10 @@ def run_task(params: GemmParams, task: Task, scratch: GemmScratch):
     var operands = Array[TileOperand, MAX_BLOCK_TILES](uninitialized=True)
     for begin in range(0, products, blocking.depth):
         var columns = Columns(
-            problem, begin, min(begin + blocking.depth, products)
+            problem,
+            params.panel,
+            begin,
+            min(begin + blocking.depth, products),
         )
         for i in range(task.tiles):
             _load_tile(operands[i], params, task, scratch, columns, tiles[i], i)
@@ -159,29 +166,43 @@ def _append_gathered(
     tile: RowTile,
     rows: Reads[DType.float32],
 ):
-    """Adds the runs of gathered rows, without taps that lie in the padding for
-    every row of the tile, being zeros: with large dilations, most of them."""
-    if not may_miss_image(problem) or problem.taps() > MAX_RUNS // 2:
+    """Adds the runs of gathered rows, without zeros: what fills up filter rows,
+    and taps that lie in the padding for every row of the tile, with large
+    dilations most of them."""
+    # Pieces that are multiplied or left out: taps, or whole filter rows.
+    var by_tap = may_miss_image(problem)
+    var pieces = (
+        problem.taps() if by_tap else problem.taps() // problem.filter[2]
+    )
+    var whole = columns.products == columns.segment and not by_tap
+    if whole or pieces > MAX_RUNS // 2 or columns.products < MIN_RUN:
         result.append(Run(rows, columns.begin, columns.end - columns.begin))
         return
-    var channels = problem.group_channels()
+    var per_row = problem.filter[2] if by_tap else 1
+    var length = columns.products // per_row
     var begin = columns.begin
-    for tap in range(
-        columns.begin // channels, ceildiv(columns.end, channels) + 1
-    ):
-        # What comes behind the last tap ends a run as a missed one does.
-        var missed = min(max(tap * channels, columns.begin), columns.end)
-        if missed < columns.end and meets_image(problem, tile, tap):
+    var end = columns.begin
+    for piece in range(pieces + 1):
+        var row, place = divmod(piece, per_row)
+        var first = row * columns.segment + place * length
+        var low = min(max(first, columns.begin), columns.end)
+        var high = min(max(first + length, columns.begin), columns.end)
+        var kept = piece < pieces and high > low
+        if kept and by_tap:
+            kept = meets_image(problem, tile, piece)
+        if kept and low == end:
+            end = high
             continue
-        if missed > begin:
+        if end > begin:
             result.append(
                 Run(
                     rows.unsafe_offset(begin - columns.begin),
                     begin,
-                    missed - begin,
+                    end - begin,
                 )
             )
-        begin = min((tap + 1) * channels, columns.end)
+        begin = low if kept else high
+        end = high
 
 
 @fieldwise_init
@@ -214,7 +235,7 @@ struct Sums(ImplicitlyCopyable, Movable):
         self.memory = scratch.accumulators
         self.stride = blocking.stored_panels() * PANEL
         # All that is kept until the last slice has a place of its own.
-        if blocking.is_sliced(params.problem.gemm_k()):
+        if blocking.is_sliced():
             self.stride = blocking.units() * CPU_TILE.columns()
             var slot = group * blocking.tiles + tile
             self.memory = self.memory.unsafe_offset(
@@ -235,9 +256,9 @@ def _run_group(
     """Multiplies a task's tiles by its panels of one group, the `group`th, and
     stores what is complete."""
     ref problem = params.problem
-    var is_last = columns.end == problem.gemm_k()
+    var is_last = columns.end == params.blocking.products
     var panels = params.blocking.stored_panels()
-    var stored = params.blocking.stored_tiles(problem.gemm_k())
+    var stored = params.blocking.stored_tiles()
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
         for first in range(0, task.tiles, stored):
@@ -327,7 +348,7 @@ def _filter_operand(
     comptime line = CACHE_LINE // size_of[filter_type]()
     ref problem = params.problem
     var filter = params.filter
-    var products = problem.gemm_k()
+    var products = params.blocking.products
     var group = (task.group + place.group) * problem.panels()
     var panel = task.panel + place.panel
     var operand = FilterOperand[filter_type](

@@ -39,7 +39,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         """
         self.threads = device.units
         self.blocking = choose_blocking(problem, types, device.units)
-        var sums = self.blocking.sums(problem.gemm_k()) * CPU_TILE.elements()
+        var sums = self.blocking.sums() * CPU_TILE.elements()
         self.schedule = Schedule(
             problem,
             self.blocking.tasks(),
@@ -94,6 +94,7 @@ def _params[
     return GemmParams(
         arguments.activation,
         arguments.filter,
+        problem.panel_layout(Source.dtype),
         TileStore(arguments),
         problem,
         plan.blocking,

@@ -11,7 +11,9 @@ from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
+from ...conv.panels import interleaved_products
 from ..config import CPU_TILE, LANES
+from ..panel import load_filters, load_pairs, widened
 
 
 comptime MIN_RUN = 8
@@ -83,6 +85,8 @@ struct FilterOperand[dtype: DType](ImplicitlyCopyable, Movable):
 comptime UNROLLED = 4
 """Products of an iteration."""
 
+comptime Vector = SIMD[DType.float32, LANES]
+
 
 @always_inline
 def _step[
@@ -90,9 +94,8 @@ def _step[
 ](
     activation: Reads[DType.float32],
     row_stride: Int,
-    weights: Reads[filter_type],
-    panel_stride: Int,
-    k: Int,
+    filter: FilterOperand[filter_type],
+    step: Int,
     mut acc: Array[
         SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)
     ],
@@ -100,16 +103,62 @@ def _step[
     """Adds one product of each output."""
     comptime vectors = panels * PANEL // LANES
     comptime in_panel = PANEL // LANES
-    comptime Vector = SIMD[DType.float32, LANES]
     var b = Array[Vector, vectors](fill=Vector(0))
     comptime for j in range(vectors):
-        b[j] = weights.unsafe_load[width=LANES](
-            (j // in_panel) * panel_stride + k * PANEL + (j % in_panel) * LANES
-        ).cast[DType.float32]()
+        b[j] = load_filters[filter_type, LANES](
+            filter.panels.unsafe_offset(j // in_panel * filter.panel_stride),
+            step,
+            j % in_panel * LANES,
+        )
     comptime for i in range(rows):
-        var a = Vector(activation.unsafe_load(i * row_stride + k))
+        var a = Vector(activation.unsafe_load(i * row_stride))
         comptime for j in range(vectors):
             acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+
+
+@always_inline
+def _steps[
+    filter_type: DType, rows: Int, panels: Int
+](
+    activation: Reads[DType.float32],
+    row_stride: Int,
+    filter: FilterOperand[filter_type],
+    step: Int,
+    mut acc: Array[
+        SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)
+    ],
+):
+    """Adds `UNROLLED` products of each output; `step` is a multiple of those
+    that lie side by side."""
+    comptime vectors = panels * PANEL // LANES
+    comptime in_panel = PANEL // LANES
+    comptime interleaved = interleaved_products(filter_type)
+    comptime if interleaved == 1:
+        comptime for u in range(UNROLLED):
+            _step[filter_type, rows, panels](
+                activation.unsafe_offset(u), row_stride, filter, step + u, acc
+            )
+        return
+    comptime for u in range(0, UNROLLED, interleaved):
+        var pairs = Array[SIMD[DType.uint32, LANES], vectors](fill=0)
+        comptime for j in range(vectors):
+            pairs[j] = load_pairs[filter_type, LANES](
+                filter.panels.unsafe_offset(
+                    j // in_panel * filter.panel_stride
+                ),
+                (step + u) // interleaved,
+                j % in_panel * LANES,
+            )
+        comptime for place in range(interleaved):
+            var b = Array[Vector, vectors](fill=Vector(0))
+            comptime for j in range(vectors):
+                b[j] = widened[filter_type](pairs[j] >> UInt32(16 * place))
+            comptime for i in range(rows):
+                var a = Vector(
+                    activation.unsafe_load(i * row_stride + u + place)
+                )
+                comptime for j in range(vectors):
+                    acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
 
 
 @no_inline
@@ -140,7 +189,7 @@ def multiply_tile[
         accumulate: Whether to add to the tile instead of overwriting it.
     """
     comptime vectors = panels * PANEL // LANES
-    comptime Vector = SIMD[DType.float32, LANES]
+    comptime interleaved = interleaved_products(filter_type)
 
     var acc = Array[Vector, rows * vectors](fill=Vector(0))
     if accumulate:
@@ -150,37 +199,49 @@ def multiply_tile[
                     i * accumulators_stride + j * LANES
                 )
     var row_stride = operand.row_stride
-    var panel_stride = filter.panel_stride
     comptime to_l2 = PrefetchOptions().for_read().medium_locality()
     comptime line = CACHE_LINE // size_of[filter_type]()
     var next = filter.ahead
     for index in range(operand.count):
         var run = operand.runs[index]
         var activation = run.activation.unsafe_offset(channel)
-        var weights = filter.panels.unsafe_offset(run.step * PANEL)
         var begin = 0
         while begin < run.length:
             var end = run.length
             comptime if fetches:
                 end = min(end, begin + filter.interval)
                 comptime for p in range(panels):
-                    prefetch[params=to_l2](next.unsafe_offset(p * panel_stride))
+                    prefetch[params=to_l2](
+                        next.unsafe_offset(p * filter.panel_stride)
+                    )
                 next = next.unsafe_offset(line)
             var k = begin
-            while k + UNROLLED <= end:
-                comptime for u in range(UNROLLED):
+            comptime if interleaved > 1:
+                while k < end and (run.step + k) % interleaved != 0:
                     _step[filter_type, rows, panels](
-                        activation,
+                        activation.unsafe_offset(k),
                         row_stride,
-                        weights,
-                        panel_stride,
-                        k + u,
+                        filter,
+                        run.step + k,
                         acc,
                     )
+                    k += 1
+            while k + UNROLLED <= end:
+                _steps[filter_type, rows, panels](
+                    activation.unsafe_offset(k),
+                    row_stride,
+                    filter,
+                    run.step + k,
+                    acc,
+                )
                 k += UNROLLED
             while k < end:
                 _step[filter_type, rows, panels](
-                    activation, row_stride, weights, panel_stride, k, acc
+                    activation.unsafe_offset(k),
+                    row_stride,
+                    filter,
+                    run.step + k,
+                    acc,
                 )
                 k += 1
             begin = end

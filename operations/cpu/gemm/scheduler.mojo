@@ -141,6 +141,8 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var panels: Int
     var group_count: Int
     var depth: Int
+    var products: Int
+    """Of an output, with the zeros that fill up the packed filter's rows."""
     var row_blocks: Int
     var panel_blocks: Int
     var group_blocks: Int
@@ -161,13 +163,9 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         """Register tiles side by side over a group's panels of a task."""
         return ceildiv(self.panels, CPU_TILE.panels)
 
-    def is_sliced(self, products: Int) -> Bool:
-        """Whether partial sums outlive their tile.
-
-        Args:
-            products: Of an output.
-        """
-        return self.depth < products
+    def is_sliced(self) -> Bool:
+        """Whether partial sums outlive their tile."""
+        return self.depth < self.products
 
     def stored_panels(self) -> Int:
         """Panels that a tile is multiplied by, and stored for, one after the
@@ -178,29 +176,21 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         var units = max(1, min(cached, most))
         return min(units, self.units()) * CPU_TILE.panels
 
-    def stored_tiles(self, products: Int) -> Int:
+    def stored_tiles(self) -> Int:
         """Tiles that are stored together: their pixels lie side by side. A
-        store that goes with a long multiply costs less than many at once.
-
-        Args:
-            products: Of an output.
-        """
-        if self.is_sliced(products) or self.depth >= LONG_DEPTH:
+        store that goes with a long multiply costs less than many at once."""
+        if self.is_sliced() or self.depth >= LONG_DEPTH:
             return 1
         var sums = CPU_TILE.rows * self.stored_panels() * PANEL
         return min(self.tiles, max(1, STORED_SUMS // sums))
 
-    def sums(self, products: Int) -> Int:
+    def sums(self) -> Int:
         """Register tiles whose sums a task keeps: all, or those that are stored
-        together where none outlives its tile.
-
-        Args:
-            products: Of an output.
-        """
-        if self.is_sliced(products):
+        together where none outlives its tile."""
+        if self.is_sliced():
             return self.tiles * self.group_count * self.units()
         var units = self.stored_panels() // CPU_TILE.panels
-        return self.stored_tiles(products) * units
+        return self.stored_tiles() * units
 
     def activations(self) -> Int:
         """Float32 values of scratch that a task's activations take: those of

@@ -231,9 +231,13 @@ def strip_operand[
     var start = (t * problem.filter[1] + r) * columns.segment
     while start < columns.end:
         var pixel = origin.tap(problem, t, r, 0)
-        if pixel.is_inside(problem, 0) and pixel.is_inside(problem, 1):
-            var low = max(columns.begin - start, 0)
-            var high = min(columns.end - start, columns.segment)
+        var low = max(columns.begin - start, 0)
+        var high = min(columns.end - start, columns.products)
+        if (
+            low < high
+            and pixel.is_inside(problem, 0)
+            and pixel.is_inside(problem, 1)
+        ):
             var first = to.as_imm()
             comptime if may_be_in_place:
                 if in_place:

@@ -1,4 +1,5 @@
-"""Activation tiles: rows of the implicit im2col matrix, gathered as float32.
+"""Activation tiles: rows of the implicit im2col matrix, gathered in the type that
+a kernel multiplies.
 
 A row is one output pixel's `T*R*S*C/groups` inputs in the order of the packed
 filter. Only a block of rows ever exists, in a buffer that fits in L2; padding
@@ -10,6 +11,7 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
+from ...conv.panels import PanelLayout
 from ...conv.problem import SPATIAL, ConvProblem
 from ..pixel import Pixel, load_activation
 from .scheduler import RowTile
@@ -19,46 +21,38 @@ comptime COPY = PANEL
 
 
 @always_inline
-def zero(to: Writes[DType.float32], count: Int):
+def zero[to_type: DType, //](to: Writes[to_type], count: Int):
     """Zeroes at least `count` values, in whole `COPY`s: the excess is
     overwritten by the next run, or lies in the row's slack."""
     for i in range(0, count, COPY):
-        to.unsafe_store(i, SIMD[DType.float32, COPY](0))
+        to.unsafe_store(i, SIMD[to_type, COPY](0))
 
 
 @always_inline
 def copy_memory[
-    dtype: DType
-](
-    x: Reads[dtype],
-    begin: Int,
-    length: Int,
-    to: Writes[DType.float32],
-    count: Int,
-):
+    dtype: DType, to_type: DType, //
+](x: Reads[dtype], begin: Int, length: Int, to: Writes[to_type], count: Int):
     """Converts `x[begin : begin+count]`, in whole `COPY`s where the tensor of
     `length` elements reaches that far; the excess is as in `zero`."""
     var whole = count
     if begin + ceildiv(count, COPY) * COPY > length:
         whole = count // COPY * COPY
     for i in range(0, whole, COPY):
-        to.unsafe_store(
-            i, x.unsafe_load[width=COPY](begin + i).cast[DType.float32]()
-        )
+        to.unsafe_store(i, x.unsafe_load[width=COPY](begin + i).cast[to_type]())
     for i in range(whole, count):
-        to[unsafe_offset=i] = x[unsafe_offset=begin + i].cast[DType.float32]()
+        to[unsafe_offset=i] = x[unsafe_offset=begin + i].cast[to_type]()
 
 
 @always_inline
 def copy_channels[
-    Source: ActivationSource
+    Source: ActivationSource, to_type: DType, //
 ](
     x: Source,
     problem: ConvProblem,
     columns: Columns,
     pixel: Pixel,
     channel: Int,
-    to: Writes[DType.float32],
+    to: Writes[to_type],
     count: Int,
 ):
     """Copies `count` channels of an input pixel inside the image, from memory
@@ -67,10 +61,11 @@ def copy_channels[
         var whole = count // COPY * COPY
         for i in range(0, whole, COPY):
             to.unsafe_store(
-                i, load_activation[COPY](x, problem, pixel, channel + i)
+                i,
+                load_activation[to_type, COPY](x, problem, pixel, channel + i),
             )
         for i in range(whole, count):
-            to[unsafe_offset=i] = load_activation[1](
+            to[unsafe_offset=i] = load_activation[to_type, 1](
                 x, problem, pixel, channel + i
             )[0]
     else:
@@ -135,28 +130,36 @@ def meets_image(problem: ConvProblem, tile: RowTile, tap: Int) -> Bool:
 @fieldwise_init
 struct Columns(ImplicitlyCopyable, Movable):
     """Columns `[begin, end)` of the implicit im2col matrix, cut into segments:
-    the inputs of one filter row, `S * C/groups` of them."""
+    the inputs of one filter row, `S * C/groups` of them, and the zeros that fill
+    up the packed filter's row."""
 
     var begin: Int
     var end: Int
     var segment: Int
+    """Columns of a segment."""
+    var products: Int
+    """Those that are no zeros."""
     var first_t: Int
     var first_r: Int
     var adjacent: Bool
     var elements: Int
     """Of the activation."""
 
-    def __init__(out self, problem: ConvProblem, begin: Int, end: Int):
+    def __init__(
+        out self, problem: ConvProblem, panel: PanelLayout, begin: Int, end: Int
+    ):
         """Finds the segment that `begin` lies in.
 
         Args:
             problem: The convolution.
+            panel: The order of the packed filter.
             begin: The first column.
             end: The column behind the last.
         """
         self.begin = begin
         self.end = end
-        self.segment = problem.filter[2] * problem.group_channels()
+        self.segment = panel.row_depth
+        self.products = panel.products
         self.first_t, self.first_r = divmod(
             begin // self.segment, problem.filter[1]
         )
@@ -167,14 +170,16 @@ struct Columns(ImplicitlyCopyable, Movable):
 
 
 @always_inline
-def _gather_span(
+def _gather_span[
+    to_type: DType, //
+](
     x: Some[ActivationSource],
     problem: ConvProblem,
     columns: Columns,
     pixel: Pixel,
     begin: Int,
     end: Int,
-    to: Writes[DType.float32],
+    to: Writes[to_type],
 ):
     """Gathers elements `[begin, end)` of one filter row's `S*C` inputs, which
     lie side by side in memory from `pixel` on, zeroing those left and right of
@@ -201,7 +206,9 @@ def _gather_span(
 
 
 @always_inline
-def _gather_taps(
+def _gather_taps[
+    to_type: DType, //
+](
     x: Some[ActivationSource],
     problem: ConvProblem,
     columns: Columns,
@@ -209,7 +216,7 @@ def _gather_taps(
     origin: Pixel,
     begin: Int,
     end: Int,
-    to: Writes[DType.float32],
+    to: Writes[to_type],
 ):
     """Gathers elements `[begin, end)` of one filter row's inputs tap by tap,
     the first of which reads `origin`."""
@@ -228,14 +235,14 @@ def _gather_taps(
 
 @always_inline
 def _gather_row[
-    Source: ActivationSource
+    Source: ActivationSource, to_type: DType, //
 ](
     x: Source,
     problem: ConvProblem,
     columns: Columns,
     group: Int,
     pixel: Pixel,
-    to: Writes[DType.float32],
+    to: Writes[to_type],
 ):
     """Gathers the columns of one output pixel's row."""
     var origin = pixel.input(problem)
@@ -249,18 +256,20 @@ def _gather_row[
         var at = origin.tap(problem, t, r, 0)
         var low = max(0, -start)
         var high = min(columns.segment, length - start)
+        var filled = max(low, min(high, columns.products))
         if not (at.is_inside(problem, 0) and at.is_inside(problem, 1)):
             zero(here, high - low)
         else:
             comptime if Source.fused:
-                _gather_taps(x, problem, columns, group, at, low, high, here)
+                _gather_taps(x, problem, columns, group, at, low, filled, here)
             else:
                 if columns.adjacent:
-                    _gather_span(x, problem, columns, at, low, high, here)
+                    _gather_span(x, problem, columns, at, low, filled, here)
                 else:
                     _gather_taps(
-                        x, problem, columns, group, at, low, high, here
+                        x, problem, columns, group, at, low, filled, here
                     )
+            zero(here.unsafe_offset(filled - low), high - filled)
         here = here.unsafe_offset(high - low)
         start += columns.segment
         r += 1
@@ -269,18 +278,23 @@ def _gather_row[
             t += 1
 
 
-def gather_rows(
+def gather_rows[
+    to_type: DType, //
+](
     x: Some[ActivationSource],
     problem: ConvProblem,
     columns: Columns,
     group: Int,
     tile: RowTile,
-    to: Writes[DType.float32],
+    to: Writes[to_type],
     row_stride: Int,
 ):
     """Gathers a block of the implicit im2col matrix.
 
     Writes up to `COPY - 1` values behind each row, so rows need that slack.
+
+    Parameters:
+        to_type: Of the block.
 
     Args:
         x: The activation.

@@ -156,21 +156,23 @@ def transform_filter(
     var plane = params.plan.filter.plane
     var taps = params.plan.taps
     var channels = problem.group_channels()
-    var from_here = params.filter.unsafe_offset(
-        panel * problem.gemm_k() * PANEL
-    )
+    var layout = problem.panel_layout(dtype)
+    var filters = params.filter.unsafe_offset(panel * layout.elements())
     var at = begin
     while at < end:
         var t, channel = divmod(at, channels)
         var count = min(end - at, channels - channel)
-        var filters = from_here.unsafe_offset(
-            (t * taps * taps * channels + channel) * PANEL
-        )
         var first = to.unsafe_offset((at - begin) * PANEL)
         comptime for known in range(MIN_TAPS, MAX_TAPS + 1):
             if taps == known:
                 transform_panel[dtype, known](
-                    filters, channels * PANEL, count, first, plane
+                    filters,
+                    t * taps * layout.row_depth + channel,
+                    layout.row_depth,
+                    channels,
+                    count,
+                    first,
+                    plane,
                 )
         at += count
 

@@ -36,6 +36,7 @@ from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..config import LANES
+from ..panel import load_filters
 from ..pixel import Pixel, load_channels
 
 comptime PATCH = 4
@@ -238,7 +239,9 @@ def transform_patch[
 def transform_panel[
     dtype: DType, taps: Int
 ](
-    filters: Reads[dtype],
+    panel: Reads[dtype],
+    step: Int,
+    row: Int,
     tap: Int,
     channels: Int,
     to: Writes[DType.float32],
@@ -251,20 +254,23 @@ def transform_panel[
         taps: Of the filter along an axis.
 
     Args:
-        filters: `PANEL` filters of the first channel and tap.
-        tap: Elements between two taps.
+        panel: The panel.
+        step: The first channel's product of the first tap.
+        row: Products between two taps along h.
+        tap: Products between two taps along w.
         channels: How many.
         to: Where the first position's `[channels][PANEL]` go.
         plane: Elements between two positions.
     """
     for at in range(0, channels * PANEL, LANES):
+        var channel, lane = divmod(at, PANEL)
         var columns = Array[Vector, PATCH * taps](fill=Vector(0))
         comptime for s in range(taps):
             var g = Array[Vector, taps](fill=Vector(0))
             comptime for r in range(taps):
-                g[r] = filters.unsafe_load[width=LANES](
-                    (r * taps + s) * tap + at
-                ).cast[DType.float32]()
+                g[r] = load_filters[dtype, LANES](
+                    panel, step + r * row + s * tap + channel, lane
+                )
             comptime for i in range(PATCH):
                 columns[i * taps + s] = _filter_row[taps, i](g)
         comptime for i in range(PATCH):

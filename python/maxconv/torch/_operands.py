@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._checks import LAYOUTS, check_device, check_same_device, renamed, show
+from .._dtypes import INPUT_BYTES
 from .._fields import Layout, Precision
 from .._packing import packed_length
 from .._problem import encode
@@ -38,8 +39,8 @@ class ConvOperands:
 
     input_shape: tuple[int, ...]
     """``[N, *spatial, C]``."""
-    filter_shape: tuple[int]
-    """Of what ``pack_filter`` returns: one dimension."""
+    filter_lengths: Mapping[int, int]
+    """Elements of what ``pack_filter`` returns, by the bytes of one."""
     output_shape: tuple[int, ...]
     """``[N, *spatial, K]``."""
     has_bias: bool
@@ -57,6 +58,19 @@ class ConvOperands:
     parameters: Mapping[str, bool | int]
     """The op's parameters, for ``library.maxconv_conv_cpu[parameters]``: it is compiled faster, and
     for such convolutions alone. Without them it takes no scale."""
+
+    def filter_shape(self, dtype: torch.dtype) -> tuple[int]:
+        """Returns the shape of what ``pack_filter`` returns: one dimension.
+
+        Args:
+            dtype: Of the weight.
+
+        Raises:
+            TypeError: The dtype is unsupported.
+        """
+        if dtype not in NAMES:
+            raise TypeError(f"dtype: {dtype} is not supported; {listed(tuple(NAMES))} are allowed")
+        return (self.filter_lengths[dtype.itemsize],)
 
     def arguments(
         self,
@@ -126,7 +140,7 @@ class ConvOperands:
         check_same_device("output", output.device, input.device)
         _check_shape("output", output, self.output_shape, "[N, *spatial, K]")
         _check_shape("input", input, self.input_shape, "[N, *spatial, C]")
-        _check_shape("weight", weight, self.filter_shape, "what pack_filter returns")
+        _check_shape("weight", weight, self.filter_shape(weight.dtype), "what pack_filter returns")
         for name, tensor in (("bias", bias), ("scale", scale)):
             if tensor is not None:
                 _check_shape(name, tensor, self.output_shape[-1:], "one element a filter")
@@ -209,16 +223,17 @@ def conv_operands(
     geometry, scalars = encode(
         problem, arguments, filter_layout=layout, has_bias=bias, has_residual=residual
     )
-    elements = math.prod(weight_shape)
+    lengths = dict.fromkeys((1, 2, 4), math.prod(weight_shape))
     if layout is Layout.PACKED:
-        filters, channels, *_ = weight_shape
-        elements = packed_length(
-            filters=filters, group_channels=channels, taps=problem.taps, groups=groups
-        )
+        filters, channels, *taps = weight_shape
+        for dtype in ("float32", "bfloat16"):
+            lengths[INPUT_BYTES[dtype]] = packed_length(
+                taps, filters=filters, group_channels=channels, groups=groups, dtype=dtype
+            )
     known = known_problem(problem, precision=arguments.precision or Precision.TF32)
     return ConvOperands(
         cast("tuple[int, ...]", problem.input_shape),
-        (elements,),
+        lengths,
         cast("tuple[int, ...]", problem.output_shape),
         bias,
         residual,

@@ -265,7 +265,7 @@ class Plan:
         self._call = Call.of(
             cast("tuple[int, ...]", problem.input_shape),
             (batch, *spatial, filters),
-            self._filter_elements(problem.subpixel),
+            self._filter_elements(problem.subpixel, NAMES[input.dtype]),
             geometry,
             scalars,
         )
@@ -306,15 +306,16 @@ class Plan:
             or self._scale_converts
         )
 
-    def _filter_elements(self, problem: ConvProblem) -> int:
-        """Returns how many elements the filter has in its layout."""
+    def _filter_elements(self, problem: ConvProblem, dtype: str) -> int:
+        """Returns how many elements a filter of a type has in its layout."""
         if self._layout is not Layout.PACKED:
             return int(problem.filters) * int(problem.group_channels) * problem.taps
         return packed_length(
+            problem.filter_size,
             filters=int(problem.filters),
             group_channels=int(problem.group_channels),
-            taps=int(problem.taps),
             groups=int(problem.groups),
+            dtype=dtype,
         )
 
     def _prepare(self, *, aligned: bool) -> Prepared:

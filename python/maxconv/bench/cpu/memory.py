@@ -112,10 +112,11 @@ def measure_here(name: str, dtype: str) -> Memory:
     problem = named.problem
     element = DTYPE_BYTES[dtype]
     filter = packed_length(
+        problem.filter_size,
         filters=cast(int, problem.filters),
         group_channels=cast(int, problem.group_channels),
-        taps=problem.taps,
         groups=problem.groups,
+        dtype=dtype,
     )
     return Memory(
         name=name,

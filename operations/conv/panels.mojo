@@ -1,0 +1,89 @@
+"""The order of a packed filter's elements within a panel.
+
+A panel is `PANEL` filters, side by side for each product. Dot-product
+instructions add up neighbouring products of each filter: of types of 16 bits
+two, which lie side by side then, and a filter row, the `S * C / groups` products
+of one `(t, r)`, is filled up with zeros to whole `ROW_BYTES`. Elements of 32 bits
+are neither paired nor filled up.
+"""
+
+from std.math import ceildiv
+from std.sys.info import size_of
+
+from .fields import PANEL, ROW_BYTES
+
+
+def interleaved_products(dtype: DType) -> Int:
+    """Neighbouring products of a filter that lie side by side in a panel: as
+    many as 4 bytes hold.
+
+    Args:
+        dtype: Of the filter.
+
+    Returns:
+        2 for types of 16 bits, otherwise 1.
+    """
+    return 2 if dtype.is_half_float() else 1
+
+
+@fieldwise_init
+struct PanelLayout(Equatable, ImplicitlyCopyable, Movable):
+    """Where a panel's elements lie: `[rows][row_depth / interleaved][PANEL]
+    [interleaved]`."""
+
+    var rows: Int
+    """Filter rows."""
+    var products: Int
+    """Products of a filter row."""
+    var row_depth: Int
+    """The same with the zeros that fill it up."""
+    var interleaved: Int
+    """Neighbouring products of a filter that lie side by side."""
+
+    @staticmethod
+    def of(rows: Int, products: Int, dtype: DType) -> PanelLayout:
+        """The layout for dot products.
+
+        Args:
+            rows: Filter rows.
+            products: Of each.
+            dtype: Of the filter.
+        """
+        var interleaved = interleaved_products(dtype)
+        if interleaved == 1:
+            return Self.plain(rows, products)
+        var unit = ROW_BYTES * interleaved // 4
+        return PanelLayout(
+            rows, products, ceildiv(products, unit) * unit, interleaved
+        )
+
+    @staticmethod
+    def plain(rows: Int, products: Int) -> PanelLayout:
+        """A product after the other, with no zeros between.
+
+        Args:
+            rows: Filter rows.
+            products: Of each.
+        """
+        return PanelLayout(rows, products, products, 1)
+
+    @always_inline
+    def depth(self) -> Int:
+        """Products of a filter, zeros included."""
+        return self.rows * self.row_depth
+
+    @always_inline
+    def elements(self) -> Int:
+        """Of a panel."""
+        return self.depth() * PANEL
+
+    @always_inline
+    def offset(self, step: Int, lane: Int) -> Int:
+        """Where an element lies in its panel.
+
+        Args:
+            step: The product, from 0 to `depth() - 1`.
+            lane: The filter, from 0 to `PANEL - 1`.
+        """
+        var set, place = divmod(step, self.interleaved)
+        return (set * PANEL + lane) * self.interleaved + place

@@ -1,0 +1,379 @@
+"""The cuts that the dot-product GEMM can run a problem with, and the model of how
+long each takes."""
+
+from std.collections import Optional
+from std.math import ceildiv, gcd
+from std.sys.info import size_of
+
+from ...conv.fields import PANEL
+from ...conv.operands import OperandTypes
+from ...conv.panels import PanelLayout
+from ...conv.problem import ConvProblem
+from ...conv.search import Candidates, cheapest
+from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
+from ..gemm.scheduler import row_stride
+from ..gemm.tile_io import COPY
+from .mma import DotUnit, chunk_products
+from .scheduler import (
+    ACCESS_GATHER,
+    ACCESS_IMAGE,
+    ACCESS_MATRIX,
+    Blocking,
+    Cut,
+)
+
+comptime ELEMENT = 2
+"""Bytes of an operand's element."""
+
+comptime MAX_BLOCK_BYTES = 512 * 1024
+"""Activations of the largest block: half of a common L2 cache."""
+
+comptime L2_FILTER_BYTES = 512 * 1024
+"""Packed filter that stays in L2 from task to task."""
+
+comptime COPY_BYTES_PER_CYCLE = 16.0
+"""Of what is copied, from L2 to L2."""
+
+comptime PIECE_CYCLES = 12.0
+"""Of a copy's beginning: a filter row of a pixel, or a line of a rectangle."""
+
+comptime FILTER_BYTES_PER_CYCLE = 8.0
+"""Of what comes from behind L2."""
+
+comptime STORE_CYCLES = 0.5
+"""Of an output: epilogue, rounding and store."""
+
+comptime TILE_CYCLES = 120.0
+"""Of a register tile, whatever its depth: its sums go through L1."""
+
+comptime CONFLICT_SHARE = 1.4
+"""Of a register tile whose rows compete for sets of L1."""
+
+comptime TASK_CYCLES = 2000.0
+"""Of a task."""
+
+comptime MAX_PARTS = 4
+"""Parts that panels are cut into at most, for each thread."""
+
+comptime SIZES = 24
+"""Sizes of a block that are tried along an axis."""
+
+
+@fieldwise_init
+struct Extents(ImplicitlyCopyable, Movable):
+    """What an access makes of the output: images of lines of pixels."""
+
+    var images: Int
+    var height: Int
+    var width: Int
+
+    @staticmethod
+    def of(problem: ConvProblem, access: Int) -> Extents:
+        """The extents.
+
+        Args:
+            problem: The convolution.
+            access: An `ACCESS_*` code.
+        """
+        if access != ACCESS_IMAGE:
+            return Extents(1, 1, problem.gemm_m())
+        return Extents(
+            problem.batch * problem.output[0],
+            problem.output[1],
+            problem.output[2],
+        )
+
+
+def access_refusal(
+    problem: ConvProblem, types: OperandTypes, access: Int
+) -> Optional[String]:
+    """Why a block's activations cannot be reached in a way, or None.
+
+    Args:
+        problem: The convolution.
+        types: Of the operands.
+        access: An `ACCESS_*` code.
+    """
+    var unit = chunk_products(types.input)
+    if access == ACCESS_MATRIX:
+        if (
+            problem.groups > 1
+            or types.fused_input
+            or not problem.is_pointwise()
+            or problem.channels % unit != 0
+        ):
+            return String("the activation is not a matrix of whole chunks")
+    if access == ACCESS_IMAGE:
+        if problem.dilation[2] != 1 and problem.group_channels() % unit != 0:
+            return String("taps of a filter row are not side by side")
+    return None
+
+
+def make_blocking(
+    problem: ConvProblem, types: OperandTypes, cut: Cut
+) -> Blocking:
+    """What follows from a cut.
+
+    Args:
+        problem: The convolution.
+        types: Of the operands.
+        cut: The cut, whose access nothing refuses.
+    """
+    var panel = problem.panel_layout(types.input)
+    var unit = chunk_products(types.input)
+    var extents = Extents.of(problem, cut.access)
+    var channels = problem.group_channels()
+    var blocking = Blocking(
+        cut=cut,
+        images=extents.images,
+        height=extents.height,
+        width=extents.width,
+        pitch=cut.columns,
+        flat=True,
+        input_lines=1,
+        input_columns=cut.columns,
+        row_stride=problem.channels,
+        line_stride=0,
+        block_elements=0,
+        chunks=panel.depth() // unit,
+        depth=panel.depth(),
+    )
+    if cut.access == ACCESS_GATHER:
+        blocking.row_stride = row_stride(panel.depth())
+        blocking.block_elements = cut.columns * blocking.row_stride
+    if cut.access == ACCESS_IMAGE:
+        blocking.input_lines = (cut.lines - 1) * problem.stride[
+            1
+        ] + problem.span(1)
+        blocking.input_columns = (cut.columns - 1) * problem.stride[
+            2
+        ] + problem.span(2)
+        blocking.row_stride = problem.stride[2] * channels
+        blocking.line_stride = (
+            problem.stride[1] * blocking.input_columns * channels
+        )
+        blocking.flat = problem.stride[1] == 1 and problem.stride[2] == 1
+        if blocking.flat:
+            blocking.pitch = blocking.input_columns
+        blocking.block_elements = (
+            problem.filter[0]
+            * blocking.input_lines
+            * blocking.input_columns
+            * channels
+            + unit
+            + COPY
+        )
+    return blocking
+
+
+struct Cuts[U: DotUnit](Candidates):
+    """Every cut of a problem.
+
+    Parameters:
+        U: The instructions.
+    """
+
+    var problem: ConvProblem
+    var types: OperandTypes
+    var threads: Int
+    var table: List[Cut]
+
+    def __init__(
+        out self, problem: ConvProblem, types: OperandTypes, threads: Int
+    ):
+        """Lists the cuts.
+
+        Args:
+            problem: The convolution.
+            types: Of the operands.
+            threads: How many threads there are.
+        """
+        self.problem = problem
+        self.types = types
+        self.threads = threads
+        self.table = List[Cut]()
+        for access in [ACCESS_MATRIX, ACCESS_IMAGE, ACCESS_GATHER]:
+            if not access_refusal(problem, types, access):
+                self._list(access)
+
+    def _list(mut self, access: Int):
+        """Adds the cuts of an access."""
+        var extents = Extents.of(self.problem, access)
+        var units = ceildiv(self.problem.panels(), Self.U.panels)
+        var parts = min(units, MAX_PARTS * self.threads)
+        var previous = 0
+        for part in range(1, parts + 1):
+            var panels = min(
+                ceildiv(units, part) * Self.U.panels, self.problem.panels()
+            )
+            if panels == previous:
+                continue
+            previous = panels
+            for columns in _sizes(extents.width, Self.U.rows):
+                # Lines of which a part is in another block come whole first.
+                if columns < extents.width:
+                    self.table.append(Cut(access, 1, columns, panels))
+                    continue
+                for lines in _sizes(extents.height, 1):
+                    self.table.append(Cut(access, lines, columns, panels))
+
+    def count(self) -> Int:
+        return len(self.table)
+
+    def refusal(self, index: Int) -> Optional[String]:
+        """See `Candidates`: a block stays in L2."""
+        ref cut = self.table[index]
+        var bytes = _block_bytes(self.problem, self.types, cut)
+        if bytes > MAX_BLOCK_BYTES and not self._is_smallest(cut):
+            return String(
+                t"a block has {bytes} bytes of activations; at most"
+                t" {MAX_BLOCK_BYTES} stay in L2"
+            )
+        return None
+
+    def _is_smallest(self, cut: Cut) -> Bool:
+        """Whether a block is a line of a register tile's pixels."""
+        return cut.lines == 1 and cut.columns <= Self.U.rows
+
+    def cost(self, index: Int) -> Float64:
+        """See `Candidates`: in cycles."""
+        ref cut = self.table[index]
+        ref problem = self.problem
+        var blocking = make_blocking(problem, self.types, cut)
+        var task = _copy_cycles(problem, self.types, blocking)
+        task += _multiply_cycles[Self.U](problem, blocking)
+        var filter = cut.panels * PANEL * blocking.depth * ELEMENT
+        var whole = problem.panels() * PANEL * blocking.depth * ELEMENT
+        # Where it does not stay in L2 it comes again for each block.
+        if whole * problem.groups > L2_FILTER_BYTES:
+            task += Float64(filter) / FILTER_BYTES_PER_CYCLE
+        task += TASK_CYCLES
+        var rounds = ceildiv(blocking.tasks(problem), self.threads)
+        return Float64(rounds) * task
+
+
+def _sizes(extent: Int, least: Int) -> List[Int]:
+    """Sizes of equal parts of an extent: all of it, halves, thirds and so on,
+    then ever smaller ones, down to about `least`."""
+    var sizes = List[Int]()
+    var parts = 1
+    while len(sizes) < SIZES:
+        var size = ceildiv(extent, parts)
+        if len(sizes) == 0 or size != sizes[len(sizes) - 1]:
+            sizes.append(size)
+        if size <= least:
+            break
+        parts = parts + max(1, parts // 3)
+    # The smallest block is always listed.
+    if sizes[len(sizes) - 1] > least:
+        sizes.append(least)
+    return sizes^
+
+
+def _block_bytes(problem: ConvProblem, types: OperandTypes, cut: Cut) -> Int:
+    """Activations of a block, copied or not."""
+    var blocking = make_blocking(problem, types, cut)
+    if cut.access == ACCESS_MATRIX:
+        return cut.columns * problem.channels * ELEMENT
+    return blocking.block_elements * ELEMENT
+
+
+def _copy_cycles(
+    problem: ConvProblem, types: OperandTypes, blocking: Blocking
+) -> Float64:
+    """Of copying a block."""
+    ref cut = blocking.cut
+    var bytes = Float64(blocking.block_elements * ELEMENT)
+    var pieces = 0
+    if cut.access == ACCESS_GATHER:
+        # A tap is a piece of its own where another one does not follow it.
+        var taps = problem.taps()
+        if problem.groups == 1 and problem.dilation[2] == 1:
+            taps //= problem.filter[2]
+        pieces = cut.columns * taps
+    if cut.access == ACCESS_IMAGE:
+        pieces = problem.filter[0] * blocking.input_lines
+        if problem.groups > 1 or types.fused_input:
+            pieces *= blocking.input_columns
+    return bytes / COPY_BYTES_PER_CYCLE + Float64(pieces) * PIECE_CYCLES
+
+
+def _multiply_cycles[
+    U: DotUnit
+](problem: ConvProblem, blocking: Blocking) -> Float64:
+    """Of multiplying and storing a block."""
+    ref cut = blocking.cut
+    var strip = blocking.positions(1, cut.columns)
+    var strips = cut.lines
+    if blocking.flat:
+        strip = blocking.positions(cut.lines, cut.columns)
+        strips = 1
+    var tiles = ceildiv(strip, U.rows)
+    var rows = ceildiv(strip, tiles)
+    var step = min(
+        cut.panels, U.single_panels if rows <= U.single_rows else U.panels
+    )
+    var steps = ceildiv(cut.panels, step)
+    var chunk = U.chunk_cycles(rows, step)
+    if cut.access == ACCESS_MATRIX:
+        var apart = L1_WAY_BYTES // gcd(
+            blocking.row_stride * ELEMENT, L1_WAY_BYTES
+        )
+        if ceildiv(rows, apart) > L1_WAYS // 2:
+            chunk *= CONFLICT_SHARE
+    var tile = chunk * Float64(blocking.chunks) + TILE_CYCLES
+    var outputs = cut.lines * cut.columns * cut.panels * PANEL
+    return (
+        Float64(strips * tiles * steps) * tile + Float64(outputs) * STORE_CYCLES
+    )
+
+
+@fieldwise_init
+struct Chosen(ImplicitlyCopyable, Movable):
+    """A cut, and the threads that run it."""
+
+    var blocking: Blocking
+    var threads: Int
+    var cycles: Float64
+    """By the model."""
+
+
+def choose_blocking[
+    U: DotUnit
+](
+    problem: ConvProblem,
+    types: OperandTypes,
+    threads: Int,
+    wake_cycles: Float64,
+) -> Chosen:
+    """The cut that the model finds fastest, on all threads or on the calling
+    one.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        problem: The convolution, not depthwise, with at least one output.
+        types: Of the operands.
+        threads: How many threads there are.
+        wake_cycles: Until other threads begin.
+    """
+    var alone = _chosen[U](problem, types, 1)
+    if threads == 1:
+        return alone
+    var together = _chosen[U](problem, types, threads)
+    together.cycles += wake_cycles
+    return together if together.cycles < alone.cycles else alone
+
+
+def _chosen[
+    U: DotUnit
+](problem: ConvProblem, types: OperandTypes, threads: Int) -> Chosen:
+    """The cut that is fastest on so many threads."""
+    var cuts = Cuts[U](problem, types, threads)
+    var found = cheapest(cuts)
+    return Chosen(
+        make_blocking(problem, types, cuts.table[found.index]),
+        threads,
+        found.cost,
+    )

@@ -1,0 +1,208 @@
+"""The dot-product GEMM in the registry: what it takes, how it is planned and
+launched."""
+
+from std.collections import Optional
+from std.math import ceildiv
+from std.sys.info import CompilationTarget, size_of
+
+from ...conv.access import ActivationSource
+from ...conv.known import KnownFilter, KnownProblem
+from ...conv.memory import Writes
+from ...conv.operands import Arguments, Device, Operands, OperandTypes
+from ...conv.problem import ConvProblem
+from ...conv.registry import ConvKernel, kernel_name
+from ..epilogue import TileStore
+from ..features import feature_refusal
+from ..gemm.launch import panels_refusal
+from ..gemm.scheduler import row_stride
+from ..pool import Pool
+from ..scheduler import Schedule, Tasks
+from .candidates import choose_blocking
+from .kernel import DotParams, DotScratch, run_task, sums_elements
+from .mma import DotUnit
+from .scheduler import ACCESS_IMAGE, Block, Blocking
+
+
+@fieldwise_init
+struct DotPlan(ImplicitlyCopyable, Movable, Writable):
+    """A cut into tasks, and their schedule."""
+
+    var blocking: Blocking
+    var schedule: Schedule
+    var threads: Int
+
+    @staticmethod
+    def of[
+        U: DotUnit
+    ](
+        problem: ConvProblem,
+        types: OperandTypes,
+        device: Device,
+        wake_cycles: Float64,
+    ) -> DotPlan:
+        """Searches for the cut.
+
+        Parameters:
+            U: The instructions.
+
+        Args:
+            problem: The convolution, with at least one output.
+            types: Of its operands.
+            device: The CPU.
+            wake_cycles: Of the pool.
+        """
+        var chosen = choose_blocking[U](
+            problem, types, device.units, wake_cycles
+        )
+        return Self.of_blocking[U](problem, chosen.blocking, chosen.threads)
+
+    @staticmethod
+    def of_blocking[
+        U: DotUnit
+    ](problem: ConvProblem, blocking: Blocking, threads: Int) -> DotPlan:
+        """The plan of a cut.
+
+        Parameters:
+            U: The instructions.
+
+        Args:
+            problem: The convolution, with at least one output.
+            blocking: The cut.
+            threads: That run it.
+        """
+        var elements = blocking.block_elements
+        # Blocks with infinities are copied row by row.
+        if blocking.cut.access == ACCESS_IMAGE:
+            elements = max(elements, U.rows * row_stride(blocking.depth))
+        var scratch = (
+            sums_elements[U]()
+            + _floats[DType.int32](blocking.chunks)
+            + _floats[DType.uint16](elements)
+        )
+        return DotPlan(
+            blocking,
+            Schedule(
+                problem,
+                blocking.tasks(problem),
+                threads,
+                scratch,
+                task_products=1,
+            ),
+            threads,
+        )
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes how the kernel runs.
+
+        Args:
+            writer: Where to.
+        """
+        writer.write(t"{self.blocking}; {self.threads} threads")
+
+
+def _floats[dtype: DType](elements: Int) -> Int:
+    """Float32 values that take as much memory, in whole cache lines."""
+    return ceildiv(elements * size_of[dtype](), 64) * 16
+
+
+@fieldwise_init
+struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
+    """The tasks of a plan.
+
+    Parameters:
+        Source: How the activation is reached.
+        U: The instructions.
+    """
+
+    var params: DotParams[Self.Source]
+
+    def run(self, task: Int, scratch: Writes[DType.float32]):
+        ref params = self.params
+        ref blocking = params.blocking
+        var offsets = scratch.unsafe_offset(sums_elements[Self.U]())
+        var block = offsets.unsafe_offset(_floats[DType.int32](blocking.chunks))
+        run_task[Self.U](
+            params,
+            Block(params.problem, blocking, task),
+            DotScratch[Self.Source.dtype](
+                scratch,
+                offsets.unsafe_bitcast[Int32](),
+                block.unsafe_bitcast[Scalar[Self.Source.dtype]](),
+            ),
+        )
+
+
+struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
+    """Register tiles of dot products, of any convolution of 16 bits whose
+    filter is packed in panels of its own.
+
+    Parameters:
+        P: The threads that it runs on.
+        U: The instructions.
+    """
+
+    comptime code = Self.U.kernel
+    comptime Plan = DotPlan
+    comptime Queue = Self.P
+
+    @staticmethod
+    def device_refusal(capability: Int) -> Optional[String]:
+        """None: `refusal` asks the CPU."""
+        return None
+
+    @staticmethod
+    def type_refusal(types: OperandTypes) -> Optional[String]:
+        if not Self.U.feature(types.input):
+            return String(
+                t"{kernel_name(Self.code)} does not multiply {types.input}"
+            )
+        comptime if not CompilationTarget.is_x86():
+            return String(t"{kernel_name(Self.code)} is for x86")
+        return Self.U.build_refusal()
+
+    @staticmethod
+    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
+        return not known.is_depthwise()
+
+    @staticmethod
+    def refusal(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[String]:
+        var refusal = feature_refusal(
+            Self.U.feature(operands.types.input).value()
+        )
+        if refusal:
+            return refusal
+        return panels_refusal(Self.code, problem)
+
+    @staticmethod
+    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        return not problem.is_depthwise() and problem.panel_groups() == 1
+
+    @staticmethod
+    def plan(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) raises -> DotPlan:
+        return DotPlan.of[Self.U](
+            problem, operands.types, device, Self.P.wake_cycles
+        )
+
+    @staticmethod
+    def launch[
+        known: KnownFilter, scaled: Bool
+    ](
+        plan: DotPlan,
+        problem: ConvProblem,
+        arguments: Arguments,
+        mut queue: Self.P,
+    ) raises:
+        comptime Source = type_of(arguments).Source
+        var params = DotParams[Source](
+            arguments.activation,
+            arguments.filter,
+            problem.panel_layout(Source.dtype),
+            TileStore(arguments),
+            problem,
+            plan.blocking,
+        )
+        plan.schedule.run(DotTasks[Source, Self.U](params), queue)

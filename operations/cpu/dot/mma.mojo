@@ -1,0 +1,159 @@
+"""The register tile of dot-product instructions: pixels by filter panels, a chunk
+of `ROW_BYTES` of products of each a step."""
+
+from std.collections import Optional
+
+from ...conv.fields import ROW_BYTES
+from ...conv.memory import Reads, Writes
+
+
+def chunk_products(dtype: DType) -> Int:
+    """Products of a chunk.
+
+    Args:
+        dtype: Of the operands, of 16 bits.
+    """
+    return ROW_BYTES // 2
+
+
+@fieldwise_init
+struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
+    """The activations of a register tile. Chunk j of row i lies at
+    `i * row_stride + offsets[j]`.
+
+    Parameters:
+        dtype: Of the elements.
+    """
+
+    var elements: Reads[Self.dtype]
+    var rows: Int
+    """Pixels."""
+    var row_stride: Int
+    """Elements between two pixels."""
+    var offsets: Reads[DType.int32]
+    """In elements."""
+    var chunks: Int
+
+    @always_inline
+    def behind(self, rows: Int) -> Self:
+        """The rows that are left of it.
+
+        Args:
+            rows: How many to leave out.
+        """
+        var rest = self
+        rest.elements = self.elements.unsafe_offset(rows * self.row_stride)
+        rest.rows = self.rows - rows
+        return rest
+
+
+@fieldwise_init
+struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
+    """The panels of a register tile.
+
+    Parameters:
+        dtype: Of the elements.
+    """
+
+    var elements: Reads[Self.dtype]
+    var panel_stride: Int
+    """Elements between two panels."""
+    var panels: Int
+
+
+@fieldwise_init
+struct Sums(ImplicitlyCopyable, Movable):
+    """Where the sums of a register tile go."""
+
+    var elements: Writes[DType.float32]
+    var stride: Int
+    """Elements between two pixels."""
+
+    @always_inline
+    def behind(self, rows: Int) -> Self:
+        """Where those of later rows go.
+
+        Args:
+            rows: How many lie in front.
+        """
+        return Sums(
+            self.elements.unsafe_offset(rows * self.stride), self.stride
+        )
+
+
+trait DotUnit:
+    """Instructions that add up neighbouring products, and their register
+    tile."""
+
+    comptime kernel: Int
+    """The `KERNEL_*` code."""
+    comptime rows: Int
+    """Pixels of the largest register tile."""
+    comptime single_rows: Int
+    """Pixels up to which a tile takes `single_panels`."""
+    comptime panels: Int
+    """Filter panels of a larger tile."""
+    comptime single_panels: Int
+    """Filter panels of a small tile."""
+
+    @staticmethod
+    def feature(dtype: DType) -> Optional[Int]:
+        """What the CPU must have to multiply a type, a code of features.mojo,
+        or None if there are no such instructions.
+
+        Args:
+            dtype: Of the operands.
+        """
+        ...
+
+    @staticmethod
+    def build_refusal() -> Optional[String]:
+        """Why it is not compiled for the compiler's target, or None."""
+        ...
+
+    @staticmethod
+    def begin() -> Int:
+        """Prepares the registers of the calling thread for a task.
+
+        Returns:
+            Their state, for `multiply`.
+        """
+        ...
+
+    @staticmethod
+    def end():
+        """Gives the registers back."""
+        ...
+
+    @staticmethod
+    def multiply[
+        dtype: DType
+    ](
+        mut state: Int,
+        activation: ActivationTile[dtype],
+        filter: FilterTile[dtype],
+        sums: Sums,
+    ):
+        """Multiplies a register tile.
+
+        Parameters:
+            dtype: Of the operands.
+
+        Args:
+            state: Of the registers, since `begin`.
+            activation: The activations, at most `rows` of them.
+            filter: The panels, at most as many as the rows leave room for.
+            sums: Where the sums go, whole panels of each row.
+        """
+        ...
+
+    @staticmethod
+    def chunk_cycles(rows: Int, panels: Int) -> Float64:
+        """How long a step of a register tile takes where its operands are in
+        L1, by a model of the instructions, in cycles.
+
+        Args:
+            rows: Pixels of the tile.
+            panels: Its panels.
+        """
+        ...

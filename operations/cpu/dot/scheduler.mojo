@@ -1,0 +1,164 @@
+"""How the dot-product GEMM is cut into tasks, and where a task's activations
+lie."""
+
+from std.math import ceildiv
+
+from ...conv.fields import PANEL
+from ...conv.problem import ConvProblem
+
+comptime ACCESS_GATHER = 0
+"""Rows of the implicit im2col matrix are copied: always possible."""
+
+comptime ACCESS_IMAGE = 1
+"""A rectangle of the image is copied with its padding, and every tap reads it:
+taps of a filter row lie side by side, or are whole chunks."""
+
+comptime ACCESS_MATRIX = 2
+"""The activation is the implicit GEMM's matrix as it lies in memory."""
+
+
+@fieldwise_init
+struct Cut(Equatable, ImplicitlyCopyable, Movable):
+    """A cut of the outputs into blocks, those of a task."""
+
+    var access: Int
+    """An `ACCESS_*` code."""
+    var lines: Int
+    """Rows of the output image of a block; 1 where pixels are just counted."""
+    var columns: Int
+    """Pixels of each."""
+    var panels: Int
+    """Filter panels."""
+
+
+@fieldwise_init
+struct Blocking(ImplicitlyCopyable, Movable, Writable):
+    """A cut, and what follows from it."""
+
+    var cut: Cut
+    var images: Int
+    """Output images, `N * Z`; 1 where pixels are just counted."""
+    var height: Int
+    """Lines of an image."""
+    var width: Int
+    """Pixels of a line."""
+    var pitch: Int
+    """Positions between two lines of a block."""
+    var flat: Bool
+    """Whether register tiles go on from line to line, across the positions that
+    are no outputs."""
+    var input_lines: Int
+    """Rows of the input image of a block's rectangle."""
+    var input_columns: Int
+    """Pixels of each."""
+    var row_stride: Int
+    """Elements between the activations of two neighbouring pixels."""
+    var line_stride: Int
+    """Elements between those of two lines."""
+    var block_elements: Int
+    """What a block's copy takes."""
+    var chunks: Int
+    """Chunks of products of an output."""
+    var depth: Int
+    """Products of an output, with the zeros that fill up filter rows."""
+
+    def line_blocks(self) -> Int:
+        """Blocks of an image, one below the other."""
+        return ceildiv(self.height, self.cut.lines)
+
+    def column_blocks(self) -> Int:
+        """Blocks of an image, side by side."""
+        return ceildiv(self.width, self.cut.columns)
+
+    def blocks(self) -> Int:
+        """Blocks of pixels."""
+        return self.images * self.line_blocks() * self.column_blocks()
+
+    def panel_blocks(self, problem: ConvProblem) -> Int:
+        """Parts that a group's panels are cut into.
+
+        Args:
+            problem: The convolution.
+        """
+        return ceildiv(problem.panels(), self.cut.panels)
+
+    def tasks(self, problem: ConvProblem) -> Int:
+        """How many tasks there are.
+
+        Args:
+            problem: The convolution.
+        """
+        return self.blocks() * self.panel_blocks(problem) * problem.groups
+
+    def positions(self, lines: Int, columns: Int) -> Int:
+        """Positions that a block goes through, those between lines included.
+
+        Args:
+            lines: Of the block.
+            columns: Of the block.
+        """
+        if self.flat:
+            return (lines - 1) * self.pitch + columns
+        return lines * columns
+
+    def write_to(self, mut writer: Some[Writer]):
+        """Writes the cut on one line.
+
+        Args:
+            writer: Where to.
+        """
+        if self.cut.access == ACCESS_MATRIX:
+            writer.write("activations are read where they lie; ")
+        elif self.cut.access == ACCESS_IMAGE:
+            writer.write(
+                t"rectangles of {self.input_lines} x {self.input_columns}"
+                t" pixels are copied with their padding; "
+            )
+        else:
+            writer.write("rows of the im2col matrix are copied; ")
+        writer.write(
+            t"{self.blocks()} blocks of {self.cut.lines} x {self.cut.columns}"
+            t" pixels x {self.cut.panels * PANEL} filters, {self.depth}"
+            t" products deep"
+        )
+
+
+@fieldwise_init
+struct Block(ImplicitlyCopyable, Movable):
+    """A task's outputs: a rectangle of an output image by panels of a group."""
+
+    var image: Int
+    var line: Int
+    """The first."""
+    var lines: Int
+    var column: Int
+    """The first."""
+    var columns: Int
+    var group: Int
+    var panel: Int
+    """The first."""
+    var panels: Int
+
+    def __init__(
+        out self, problem: ConvProblem, blocking: Blocking, index: Int
+    ):
+        """The block of a task, neighbouring tasks sharing filter panels.
+
+        Args:
+            problem: The convolution.
+            blocking: The cut.
+            index: From 0 to `blocking.tasks(problem) - 1`.
+        """
+        ref cut = blocking.cut
+        var parts, block = divmod(index, blocking.blocks())
+        var group, part = divmod(parts, blocking.panel_blocks(problem))
+        var rest, column = divmod(block, blocking.column_blocks())
+        var image, line = divmod(rest, blocking.line_blocks())
+        self.image = image
+        self.line = line * cut.lines
+        self.lines = min(cut.lines, blocking.height - self.line)
+        self.column = column * cut.columns
+        self.columns = min(cut.columns, blocking.width - self.column)
+        self.group = group
+        self.panel = part * cut.panels
+        self.panels = min(cut.panels, problem.panels() - self.panel)

@@ -1,0 +1,194 @@
+"""A block's activations: a rectangle of the image with its padding, rows of the
+implicit im2col matrix, or what lies in memory."""
+
+from std.memory import bitcast
+
+from ...conv.access import ActivationSource
+from ...conv.memory import Reads, Writes
+from ...conv.problem import ConvProblem
+from ..gemm.tile_io import (
+    COPY,
+    Columns,
+    copy_channels,
+    copy_memory,
+    zero,
+)
+from ..pixel import Pixel
+from .mma import chunk_products
+from .scheduler import ACCESS_IMAGE, Block, Blocking
+
+comptime _TESTED = 32
+"""Elements that are looked at together."""
+
+
+@always_inline
+def write_offsets(
+    problem: ConvProblem, blocking: Blocking, to: Writes[DType.int32]
+):
+    """Writes where the chunks of a pixel lie, behind its first input pixel, in
+    elements.
+
+    Args:
+        problem: The convolution.
+        blocking: The cut.
+        to: Where to, `blocking.chunks` numbers.
+    """
+    var unit = blocking.depth // blocking.chunks
+    if blocking.cut.access != ACCESS_IMAGE:
+        write_straight_offsets(blocking, to)
+        return
+    var channels = problem.group_channels()
+    var rows = problem.filter[0] * problem.filter[1]
+    var row_chunks = blocking.chunks // rows
+    for row in range(rows):
+        var t, r = divmod(row, problem.filter[1])
+        var line = t * blocking.input_lines + r * problem.dilation[1]
+        var start = line * blocking.input_columns * channels
+        for j in range(row_chunks):
+            var at = j * unit
+            if problem.dilation[2] != 1:
+                var s, channel = divmod(at, channels)
+                at = s * problem.dilation[2] * channels + channel
+            to[unsafe_offset=row * row_chunks + j] = Int32(start + at)
+
+
+@always_inline
+def write_straight_offsets(blocking: Blocking, to: Writes[DType.int32]):
+    """Writes where the chunks of a row of the implicit im2col matrix lie.
+
+    Args:
+        blocking: The cut.
+        to: Where to, `blocking.chunks` numbers.
+    """
+    var unit = blocking.depth // blocking.chunks
+    for j in range(blocking.chunks):
+        to[unsafe_offset=j] = Int32(j * unit)
+
+
+@no_inline
+def copy_rectangle[
+    Source: ActivationSource
+](
+    x: Source,
+    problem: ConvProblem,
+    blocking: Blocking,
+    columns: Columns,
+    block: Block,
+    to: Writes[Source.dtype],
+) -> Bool:
+    """Copies a group's channels of the input pixels that a block reads, zeros for
+    those outside the image, as `[T][lines][columns][C / groups]`.
+
+    Parameters:
+        Source: How the activation is reached.
+
+    Args:
+        x: The activation.
+        problem: The convolution.
+        blocking: The cut.
+        columns: All columns of the implicit im2col matrix.
+        block: The block.
+        to: Room for `blocking.block_elements`.
+
+    Returns:
+        Whether all of it may be multiplied with the zeros that fill up a filter
+        row: where such zeros are, infinities and NaN of other pixels would stand
+        beside them.
+    """
+    var n, z = divmod(block.image, problem.output[0])
+    var lines = (block.lines - 1) * problem.stride[1] + problem.span(1)
+    var count = (block.columns - 1) * problem.stride[2] + problem.span(2)
+    var channels = problem.group_channels()
+    var pitch = blocking.input_columns * channels
+    var pixel = Pixel(
+        n,
+        {
+            z * problem.stride[0] - problem.pad_before[0],
+            block.line * problem.stride[1] - problem.pad_before[1],
+            block.column * problem.stride[2] - problem.pad_before[2],
+        },
+    )
+    var first = block.group * channels
+    var filled = columns.products != columns.segment
+    # What a smaller block leaves of the room is read with those zeros, too.
+    if filled and (block.lines, block.columns) != (
+        blocking.cut.lines,
+        blocking.cut.columns,
+    ):
+        zero(to, blocking.block_elements - COPY)
+    var row = to
+    for t in range(problem.filter[0]):
+        var here = pixel
+        here.at[0] += t * problem.dilation[0]
+        for _ in range(lines):
+            _copy_line(x, problem, columns, here, first, count, row)
+            here.at[1] += 1
+            row = row.unsafe_offset(pitch)
+        row = row.unsafe_offset((blocking.input_lines - lines) * pitch)
+    if not filled:
+        return True
+    # Chunks reach beyond the last pixel.
+    var unit = chunk_products(Source.dtype)
+    zero(row, unit)
+    return _is_finite[Source.dtype](to.as_imm(), Int(row) - Int(to))
+
+
+@always_inline
+def _copy_line[
+    Source: ActivationSource
+](
+    x: Source,
+    problem: ConvProblem,
+    columns: Columns,
+    first: Pixel,
+    channel: Int,
+    count: Int,
+    to: Writes[Source.dtype],
+):
+    """Copies some channels of `count` neighbouring pixels of a row of the input
+    image, the first one perhaps left of it."""
+    var channels = problem.group_channels()
+    if not (first.is_inside(problem, 0) and first.is_inside(problem, 1)):
+        zero(to, count * channels)
+        return
+    var w = first.at[2]
+    var left = min(count, max(0, -w))
+    var right = max(left, min(count, problem.input[2] - w))
+    zero(to, left * channels)
+    var whole = not Source.fused and channels == problem.channels
+    if whole:
+        comptime if not Source.fused:
+            copy_memory(
+                x.data(),
+                first.input_offset(problem) + left * channels,
+                columns.elements,
+                to.unsafe_offset(left * channels),
+                (right - left) * channels,
+            )
+    else:
+        var pixel = first
+        for i in range(left, right):
+            pixel.at[2] = w + i
+            copy_channels(
+                x,
+                problem,
+                columns,
+                pixel,
+                channel,
+                to.unsafe_offset(i * channels),
+                channels,
+            )
+    zero(to.unsafe_offset(right * channels), (count - right) * channels)
+
+
+@always_inline
+def _is_finite[dtype: DType](elements: Reads[dtype], bytes: Int) -> Bool:
+    """Whether there is neither an infinity nor a NaN; looks at whole
+    `_TESTED`s, and so at up to as many elements behind."""
+    # All bits of the exponent.
+    comptime exponent = UInt16(0x7F80 if dtype == DType.bfloat16 else 0x7C00)
+    var most = SIMD[DType.uint16, _TESTED](0)
+    var bits = elements.unsafe_bitcast[UInt16]()
+    for i in range(0, bytes // 2, _TESTED):
+        most = max(most, bits.unsafe_load[width=_TESTED](i) & exponent)
+    return most.reduce_max() < exponent

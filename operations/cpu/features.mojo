@@ -1,0 +1,124 @@
+"""Which instructions the CPU has that runs this, asked at run time.
+
+The compiler does not know: it takes the CPU of a virtual machine for another
+one. What the kernel of the operating system lists in `/proc/cpuinfo` is there,
+and its registers are saved.
+"""
+
+from std.collections import Optional
+from std.ffi import _Global, external_call
+from std.sys.info import CompilationTarget
+
+comptime AMX_BF16 = 0
+"""Tiles: `tdpbf16ps` (AMX-BF16)."""
+
+comptime AVX512_BF16 = 1
+"""Vectors: `vdpbf16ps` (AVX512-BF16)."""
+
+comptime AMX_FP16 = 2
+"""Tiles: `tdpfp16ps` (AMX-FP16)."""
+
+comptime _NAMES: List[StaticString] = ["amx_bf16", "avx512_bf16", "amx_fp16"]
+"""The names that Linux has for them, by code."""
+
+comptime ALLOWED_VARIABLE = "MAXCONV_CPU_FEATURES"
+"""The variable that leaves only some: names with commas between, none if it is
+empty."""
+
+comptime _ARCH_PRCTL = 158
+"""The number of the system call."""
+
+comptime _ARCH_REQ_XCOMP_PERM = 0x1023
+"""Asks that the threads of the process may use a component of the registers'
+state (Linux, Documentation/arch/x86/xstate.rst)."""
+
+comptime _TILE_DATA = 18
+"""AMX's tiles as such a component."""
+
+
+def _words(text: String) -> List[String]:
+    """What commas, blanks and tabs separate."""
+    var words = List[String]()
+    for part in text.replace(",", " ").replace("\t", " ").split(" "):
+        words.append(String(part))
+    return words^
+
+
+def _listed() -> List[String]:
+    """The features of the first processor, as Linux has them."""
+    try:
+        with open("/proc/cpuinfo", "r") as file:
+            # All processors are alike, and asking each for its clock is slow.
+            for line in file.read(8192).split("\n"):
+                if line.startswith("flags") or line.startswith("Features"):
+                    return _words(String(line))
+    except:
+        pass
+    return List[String]()
+
+
+def _allowed() -> Optional[List[String]]:
+    """The names in `ALLOWED_VARIABLE`, if it is set."""
+    comptime name = StaticString(ALLOWED_VARIABLE + "\0")
+    var value = external_call["getenv", Int](name.unsafe_ptr())
+    if value == 0:
+        return None
+    return _words(
+        String(
+            unsafe_from_utf8_ptr=Pointer[UInt8, ImmUntrackedOrigin](
+                unsafe_from_address=value
+            )
+        )
+    )
+
+
+def _detect() -> Int:
+    """The features that are there and allowed, a bit each."""
+    var found = 0
+    comptime if CompilationTarget.is_x86() and CompilationTarget.is_linux():
+        var listed = _listed()
+        var allowed = _allowed()
+        comptime for feature in range(len(_NAMES)):
+            comptime name = String(_NAMES[feature])
+            if name in listed and (not allowed or name in allowed.value()):
+                found |= 1 << feature
+        comptime if not CompilationTarget.has_avx512f():
+            # Kernels of this build cannot name the registers.
+            found &= ~(1 << AVX512_BF16)
+        comptime tiles = (1 << AMX_BF16) | (1 << AMX_FP16)
+        if found & tiles != 0:
+            var refused = external_call["syscall", Int](
+                _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA
+            )
+            if refused != 0:
+                found &= ~tiles
+    return found
+
+
+comptime _FOUND = _Global["maxconv_cpu_features_1", _detect]
+
+
+def has_feature(feature: Int) -> Bool:
+    """Whether the CPU has instructions, and the process may use them.
+
+    Args:
+        feature: One of the codes above.
+    """
+    try:
+        return _FOUND.get_or_create_ptr()[] & (1 << feature) != 0
+    except:
+        return False
+
+
+def feature_refusal(feature: Int) -> Optional[String]:
+    """Why instructions cannot be used, or None.
+
+    Args:
+        feature: One of the codes above.
+    """
+    if has_feature(feature):
+        return None
+    return String(
+        t"this CPU has no {materialize[_NAMES]()[feature]}, or"
+        t" {ALLOWED_VARIABLE} leaves it out"
+    )
