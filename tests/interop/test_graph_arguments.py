@@ -286,6 +286,8 @@ TYPED = {
         "w": (20, 3, 3, 12),
         "bias": (20,),
         "r": (2, 7, 8, 20),
+        # Groups of 4, whose filters share panels.
+        "narrow": (48, 3, 3, 4),
     }.items()
 }
 
@@ -301,7 +303,7 @@ def as_bfloat16(name: str) -> Buffer:
 def build(name: str, module: Module) -> Graph:
     """A graph of convolutions of bfloat16 and float16."""
     from max.dtype import DType
-    from max.graph import DeviceRef, Graph, TensorType, Weight
+    from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 
     cpu = DeviceRef.CPU()
     w, bias = TYPED["w"], TYPED["bias"]
@@ -315,26 +317,28 @@ def build(name: str, module: Module) -> Graph:
     with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
         xb, rb, xh = (value.tensor for value in graph.inputs)
         weight = Weight("w", DType.bfloat16, w.shape, cpu)
+        narrow = Weight("narrow", DType.bfloat16, TYPED["narrow"].shape, cpu)
         graph.output(
             maxconv.conv2d(xb, w, residual=rb, beta=-0.5, **same),
             maxconv.conv2d(xb, weight, **same),
             maxconv.conv2d(xb, as_bfloat16("w"), bias=bias, out_dtype=DType.float32, **same),
             maxconv.conv2d(xh, w, activation="relu", **same),
+            maxconv.conv2d(ops.concat([xb] * 4, axis=-1), narrow, groups=12, **same),
         )
     return graph
 
 
-GRAPHS = {"types": Source(build, lambda: {"w": as_bfloat16("w")})}
+GRAPHS = {"types": Source(build, lambda: {name: as_bfloat16(name) for name in ("w", "narrow")})}
 
 
 def test_types(models: dict[str, Model]) -> None:
     """bfloat16 and float16 in, float32 sums, one rounding; and a wider output, and a wider bias."""
     from max.dtype import DType
 
-    x, w, bias, _ = TYPED.values()
+    x, w, bias, *_ = TYPED.values()
     outputs = models["types"].execute(as_bfloat16("x"), as_bfloat16("r"), x.astype(np.float16))
     assert [o.dtype for o in outputs] == [
-        DType.bfloat16, DType.bfloat16, DType.float32, DType.float16
+        DType.bfloat16, DType.bfloat16, DType.float32, DType.float16, DType.bfloat16
     ]  # fmt: skip
 
     def reference(image: Array, filters: Array, **epilogue: Any) -> Array:
@@ -351,6 +355,11 @@ def test_types(models: dict[str, Model]) -> None:
         (bits(outputs[1]), plain, 2.0**-8),
         (outputs[2].to_numpy(), plain + bias, 2.0**-24),
         (outputs[3].to_numpy(), np.maximum(reference(*half), 0), 2.0**-11),
+        (
+            bits(outputs[4]),
+            reference(np.concatenate([exact["x"]] * 4, axis=-1), exact["narrow"], groups=12),
+            2.0**-8,
+        ),
     ]
     # 108 products of numbers of size about 1 are summed in float32; the output's type then rounds
     # once, by half a unit in its last place.

@@ -165,6 +165,17 @@ def _copy_line[
                 to.unsafe_offset(left * channels),
                 (right - left) * channels,
             )
+    elif not Source.fused and channels % COPY == 0:
+        comptime if not Source.fused:
+            var source = x.data().unsafe_offset(
+                first.input_offset(problem) + left * problem.channels + channel
+            )
+            var target = to.unsafe_offset(left * channels)
+            for _ in range(left, right):
+                for c in range(0, channels, COPY):
+                    target.unsafe_store(c, source.unsafe_load[width=COPY](c))
+                source = source.unsafe_offset(problem.channels)
+                target = target.unsafe_offset(channels)
     else:
         var pixel = first
         for i in range(left, right):
