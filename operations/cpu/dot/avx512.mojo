@@ -10,13 +10,15 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
 from ...conv.fields import KERNEL_AVX512_BF16, PANEL
-from ...conv.memory import Reads
 from ..features import AVX512_BF16
 from .mma import ActivationTile, DotUnit, FilterTile, Sums, chunk_products
 
 comptime Vector = SIMD[DType.float32, PANEL]
 comptime Pairs = SIMD[DType.uint32, PANEL]
 """Two products of each filter, or one pixel's two activations, repeated."""
+
+comptime CHUNK_PAIRS = 16
+"""Pairs of products of a chunk."""
 
 comptime MAX_ROWS = 14
 """Pixels of the largest register tile: with two panels 28 of 32 registers hold
@@ -129,8 +131,4 @@ struct Avx512(DotUnit):
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:
         # One multiplication a cycle, whose latency six hide.
-        return Float64(ROWS_OF_PAIRS * max(6, rows * panels))
-
-
-comptime ROWS_OF_PAIRS = 16
-"""Pairs of products of a chunk."""
+        return Float64(CHUNK_PAIRS * max(6, rows * panels))

@@ -3,11 +3,9 @@ long each takes."""
 
 from std.collections import Optional
 from std.math import ceildiv, gcd
-from std.sys.info import size_of
 
 from ...conv.fields import PANEL
 from ...conv.operands import OperandTypes
-from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS

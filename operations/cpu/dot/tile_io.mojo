@@ -1,8 +1,6 @@
 """A block's activations: a rectangle of the image with its padding, rows of the
 implicit im2col matrix, or what lies in memory."""
 
-from std.memory import bitcast
-
 from ...conv.access import ActivationSource
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
