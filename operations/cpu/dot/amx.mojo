@@ -8,7 +8,7 @@ to nearest even; denormal operands and sums count as zeros.
 
 from std.collections import Array, Optional
 from std.sys._assembly import inlined_assembly
-from std.sys.info import size_of
+from std.sys.info import CompilationTarget, size_of
 
 from ...conv.fields import KERNEL_AMX, PANEL
 from ...conv.memory import Reads, Writes
@@ -180,7 +180,9 @@ struct Amx(DotUnit):
 
     @staticmethod
     def build_refusal() -> Optional[String]:
-        return None
+        comptime if CompilationTarget.is_x86():
+            return None
+        return String("amx: the compiler's target is no x86")
 
     @staticmethod
     def begin() -> Int:

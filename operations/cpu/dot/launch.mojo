@@ -3,7 +3,7 @@ launched."""
 
 from std.collections import Optional
 from std.math import ceildiv
-from std.sys.info import CompilationTarget, size_of
+from std.sys.info import size_of
 
 from ...conv.access import ActivationSource
 from ...conv.known import KnownFilter, KnownProblem
@@ -156,8 +156,6 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
             return String(
                 t"{kernel_name(Self.code)} does not multiply {types.input}"
             )
-        comptime if not CompilationTarget.is_x86():
-            return String(t"{kernel_name(Self.code)} is for x86")
         return Self.U.build_refusal()
 
     @staticmethod
