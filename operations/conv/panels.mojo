@@ -8,7 +8,6 @@ are neither paired nor filled up.
 """
 
 from std.math import ceildiv
-from std.sys.info import size_of
 
 from .fields import PANEL, ROW_BYTES
 
@@ -85,5 +84,8 @@ struct PanelLayout(Equatable, ImplicitlyCopyable, Movable):
             step: The product, from 0 to `depth() - 1`.
             lane: The filter, from 0 to `PANEL - 1`.
         """
+        # Filters that each call packs ask for every product: no division.
+        if self.interleaved == 1:
+            return step * PANEL + lane
         var set, place = divmod(step, self.interleaved)
         return (set * PANEL + lane) * self.interleaved + place

@@ -210,8 +210,9 @@ def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) ->
         tapwise = ops.reshape(value, (filters, taps) if by_filter else (taps, filters))
         return flatten(ops.permute(tapwise, [1, 0]) if by_filter else tapwise)
     shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
-    groups //= shared
-    group_filters = filters // groups
+    # Narrow groups share panels as if their filters were one group's.
+    sets = groups // shared
+    group_filters = filters // sets
     panels = -(-group_filters // PANEL)
     lanes: int
     outer: tuple[int, ...]
@@ -219,11 +220,11 @@ def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) ->
     order: tuple[int, ...]
     # Position of the lanes' dimension, the shape around it, and the order that packing wants.
     if layout == default:
-        lanes, outer, inner, order = 2, (taps * group_channels, groups), (), (1, 2, 0, 3)
+        lanes, outer, inner, order = 2, (taps * group_channels, sets), (), (1, 2, 0, 3)
     elif layout == own:
-        lanes, outer, inner, order = 1, (groups,), (taps * group_channels,), (0, 1, 3, 2)
+        lanes, outer, inner, order = 1, (sets,), (taps * group_channels,), (0, 1, 3, 2)
     else:
-        lanes, outer, inner, order = 1, (groups,), (group_channels, taps), (0, 1, 4, 3, 2)
+        lanes, outer, inner, order = 1, (sets,), (group_channels, taps), (0, 1, 4, 3, 2)
     value = ops.reshape(value, (*outer, group_filters, *inner))
     if missing := panels * PANEL - group_filters:
         paddings = [0] * (2 * value.rank)
@@ -235,14 +236,14 @@ def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) ->
         filter.filter_size,
         filters=filters,
         group_channels=group_channels,
-        groups=groups * shared,
+        groups=groups,
         dtype=value.dtype.name,
     )
     if rows.interleaved == 1:
         return flatten(value)
-    value = ops.reshape(value, (groups * panels, rows.rows, rows.products, PANEL))
+    value = ops.reshape(value, (sets * panels, rows.rows, rows.products, PANEL))
     if missing := rows.row_depth - rows.products:
         value = ops.pad(value, [0, 0, 0, 0, 0, missing, 0, 0])
-    pairs = (groups * panels, rows.rows, rows.row_depth // rows.interleaved)
+    pairs = (sets * panels, rows.rows, rows.row_depth // rows.interleaved)
     value = ops.reshape(value, (*pairs, rows.interleaved, PANEL))
     return flatten(ops.permute(value, [0, 1, 2, 4, 3]))

@@ -39,7 +39,6 @@ from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
 from operations.cpu.dot.avx512 import Avx512
 from operations.cpu.dot.candidates import Cuts as DotCuts
-from operations.cpu.dot.candidates import make_blocking
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
 from operations.cpu.gemm.launch import ImplicitGemm
@@ -351,9 +350,8 @@ def check_dot_cuts[
         var step = cuts.count() // 8 + 1
         for index in range(spec.seed() % step, cuts.count(), step):
             poison(memory.elements, p.gemm_m() * p.filters)
-            var blocking = make_blocking(p, types, cuts.table[index])
             DotProduct[MaxPool, U].launch[known=UNKNOWN_FILTER, scaled=False](
-                DotPlan.of_blocking[U](p, blocking, threads),
+                DotPlan.of_blocking[U](p, cuts.table[index], threads),
                 p,
                 arguments,
                 pool,

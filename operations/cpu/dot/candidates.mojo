@@ -18,6 +18,7 @@ from .scheduler import (
     ACCESS_MATRIX,
     Blocking,
     Cut,
+    Strips,
 )
 
 comptime ELEMENT = 2
@@ -174,7 +175,7 @@ struct Cuts[U: DotUnit](Candidates):
     var problem: ConvProblem
     var types: OperandTypes
     var threads: Int
-    var table: List[Cut]
+    var table: List[Blocking]
 
     def __init__(
         out self, problem: ConvProblem, types: OperandTypes, threads: Int
@@ -189,7 +190,7 @@ struct Cuts[U: DotUnit](Candidates):
         self.problem = problem
         self.types = types
         self.threads = threads
-        self.table = List[Cut]()
+        self.table = List[Blocking]()
         for access in [ACCESS_MATRIX, ACCESS_IMAGE, ACCESS_GATHER]:
             if not access_refusal(problem, types, access):
                 self._list(access)
@@ -210,19 +211,23 @@ struct Cuts[U: DotUnit](Candidates):
             for columns in _sizes(extents.width, Self.U.rows):
                 # Lines of which a part is in another block come whole first.
                 if columns < extents.width:
-                    self.table.append(Cut(access, 1, columns, panels))
+                    self._append(Cut(access, 1, columns, panels))
                     continue
                 for lines in _sizes(extents.height, 1):
-                    self.table.append(Cut(access, lines, columns, panels))
+                    self._append(Cut(access, lines, columns, panels))
+
+    def _append(mut self, cut: Cut):
+        """Adds a cut."""
+        self.table.append(make_blocking(self.problem, self.types, cut))
 
     def count(self) -> Int:
         return len(self.table)
 
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: a block stays in L2."""
-        ref cut = self.table[index]
-        var bytes = _block_bytes(self.problem, self.types, cut)
-        if bytes > MAX_BLOCK_BYTES and not self._is_smallest(cut):
+        ref blocking = self.table[index]
+        var bytes = _block_bytes(blocking)
+        if bytes > MAX_BLOCK_BYTES and not self._is_smallest(blocking.cut):
             return String(
                 t"a block has {bytes} bytes of activations; at most"
                 t" {MAX_BLOCK_BYTES} stay in L2"
@@ -235,9 +240,9 @@ struct Cuts[U: DotUnit](Candidates):
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`: in cycles."""
-        ref cut = self.table[index]
+        ref blocking = self.table[index]
+        ref cut = blocking.cut
         ref problem = self.problem
-        var blocking = make_blocking(problem, self.types, cut)
         var task = _copy_cycles(problem, self.types, blocking)
         task += _multiply_cycles[Self.U](problem, blocking)
         var filter = cut.panels * PANEL * blocking.depth * ELEMENT
@@ -268,11 +273,10 @@ def _sizes(extent: Int, least: Int) -> List[Int]:
     return sizes^
 
 
-def _block_bytes(problem: ConvProblem, types: OperandTypes, cut: Cut) -> Int:
+def _block_bytes(blocking: Blocking) -> Int:
     """Activations of a block, copied or not."""
-    var blocking = make_blocking(problem, types, cut)
-    if cut.access == ACCESS_MATRIX:
-        return cut.columns * problem.channels * ELEMENT
+    if blocking.cut.access == ACCESS_MATRIX:
+        return blocking.cut.columns * blocking.row_stride * ELEMENT
     return blocking.block_elements * ELEMENT
 
 
@@ -301,29 +305,19 @@ def _multiply_cycles[
 ](problem: ConvProblem, blocking: Blocking) -> Float64:
     """Of multiplying and storing a block."""
     ref cut = blocking.cut
-    var strip = blocking.positions(1, cut.columns)
-    var strips = cut.lines
-    if blocking.flat:
-        strip = blocking.positions(cut.lines, cut.columns)
-        strips = 1
-    var tiles = ceildiv(strip, U.rows)
-    var rows = ceildiv(strip, tiles)
-    var step = min(
-        cut.panels, U.single_panels if rows <= U.single_rows else U.panels
-    )
-    var steps = ceildiv(cut.panels, step)
-    var chunk = U.chunk_cycles(rows, step)
+    var strips = Strips.of[U](blocking, cut.lines, cut.columns)
+    var step = min(cut.panels, strips.panels)
+    var tiles = strips.count * strips.tiles() * ceildiv(cut.panels, step)
+    var chunk = U.chunk_cycles(strips.rows, step)
     if cut.access == ACCESS_MATRIX:
         var apart = L1_WAY_BYTES // gcd(
             blocking.row_stride * ELEMENT, L1_WAY_BYTES
         )
-        if ceildiv(rows, apart) > L1_WAYS // 2:
+        if ceildiv(strips.rows, apart) > L1_WAYS // 2:
             chunk *= CONFLICT_SHARE
     var tile = chunk * Float64(blocking.chunks) + TILE_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
-    return (
-        Float64(strips * tiles * steps) * tile + Float64(outputs) * STORE_CYCLES
-    )
+    return Float64(tiles) * tile + Float64(outputs) * STORE_CYCLES
 
 
 @fieldwise_init
@@ -370,8 +364,4 @@ def _chosen[
     """The cut that is fastest on so many threads."""
     var cuts = Cuts[U](problem, types, threads)
     var found = cheapest(cuts)
-    return Chosen(
-        make_blocking(problem, types, cuts.table[found.index]),
-        threads,
-        found.cost,
-    )
+    return Chosen(cuts.table[found.index], threads, found.cost)

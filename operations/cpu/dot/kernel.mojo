@@ -7,8 +7,6 @@
             for each line that it meets: epilogue, store
 """
 
-from std.math import ceildiv
-
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
@@ -18,7 +16,7 @@ from ..epilogue import OutputTile, TileStore
 from ..gemm.scheduler import RowTile, row_stride
 from ..gemm.tile_io import Columns, gather_rows
 from .mma import ActivationTile, DotUnit, FilterTile, Sums
-from .scheduler import ACCESS_IMAGE, ACCESS_MATRIX, Block, Blocking
+from .scheduler import ACCESS_IMAGE, ACCESS_MATRIX, Block, Blocking, Strips
 from .tile_io import copy_rectangle, write_offsets, write_straight_offsets
 
 
@@ -119,24 +117,16 @@ def _multiply_block[
 ):
     """Multiplies a block whose activations lie as the cut says."""
     ref blocking = params.blocking
-    var strip = blocking.positions(1, block.columns)
-    var strips = block.lines
-    if blocking.flat:
-        strip = blocking.positions(block.lines, block.columns)
-        strips = 1
-    var tiles = ceildiv(strip, U.rows)
-    # Tiles of one size: a short one at the end multiplies less in a load.
-    var rows = ceildiv(strip, tiles)
-    var step = U.single_panels if rows <= U.single_rows else U.panels
-    for panel in range(0, block.panels, step):
-        var panels = min(step, block.panels - panel)
+    var strips = Strips.of[U](blocking, block.lines, block.columns)
+    for panel in range(0, block.panels, strips.panels):
+        var panels = min(strips.panels, block.panels - panel)
         var filter = _filter_tile(params, block, panel, panels)
-        for line in range(strips):
+        for line in range(strips.count):
             var start = activation.unsafe_offset(line * blocking.line_stride)
-            for first in range(0, strip, rows):
+            for first in range(0, strips.positions, strips.rows):
                 var tile = ActivationTile[params.Source.dtype](
                     start.unsafe_offset(first * blocking.row_stride),
-                    min(rows, strip - first),
+                    min(strips.rows, strips.positions - first),
                     blocking.row_stride,
                     scratch.offsets.as_imm(),
                     blocking.chunks,
@@ -168,12 +158,7 @@ def _run_exactly[
     for line in range(block.lines):
         for first in range(0, block.columns, U.rows):
             var rows = min(U.rows, block.columns - first)
-            var output = (
-                (block.image * blocking.height + block.line + line)
-                * blocking.width
-                + block.column
-                + first
-            )
+            var output = _output_row(params, block, line, first)
             gather_rows(
                 params.activation,
                 problem,
@@ -254,6 +239,14 @@ def _store(
 
 
 @always_inline
+def _output_row(params: DotParams, block: Block, line: Int, column: Int) -> Int:
+    """The row of the implicit GEMM of a pixel of one of a block's lines."""
+    ref blocking = params.blocking
+    var above = block.image * blocking.height + block.line + line
+    return above * blocking.width + block.column + column
+
+
+@always_inline
 def _output_tile(
     params: DotParams,
     block: Block,
@@ -265,15 +258,9 @@ def _output_tile(
 ) -> OutputTile:
     """Neighbouring pixels of one of a block's lines by some of its panels."""
     ref problem = params.problem
-    ref blocking = params.blocking
-    var row = (
-        (block.image * blocking.height + block.line + line) * blocking.width
-        + block.column
-        + column
-    )
     var filter = (block.panel + panel) * PANEL
     return OutputTile(
-        row,
+        _output_row(params, block, line, column),
         rows,
         block.group * problem.gemm_n() + filter,
         min(panels * PANEL, problem.gemm_n() - filter),

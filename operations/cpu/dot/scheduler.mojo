@@ -5,6 +5,7 @@ from std.math import ceildiv
 
 from ...conv.fields import PANEL
 from ...conv.problem import ConvProblem
+from .mma import DotUnit
 
 comptime ACCESS_GATHER = 0
 """Rows of the implicit im2col matrix are copied: always possible."""
@@ -121,6 +122,44 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
             t" pixels x {self.cut.panels * PANEL} filters, {self.depth}"
             t" products deep"
         )
+
+
+@fieldwise_init
+struct Strips(ImplicitlyCopyable, Movable):
+    """A block's positions as register tiles: strips, of whole lines or of all
+    of them, each in tiles of one size. A short one at the end would multiply
+    less in a load."""
+
+    var count: Int
+    """Strips."""
+    var positions: Int
+    """Of a strip."""
+    var rows: Int
+    """Positions of a tile; the last one of a strip may have fewer."""
+    var panels: Int
+    """Filter panels of a tile, where the block has as many."""
+
+    @staticmethod
+    def of[U: DotUnit](blocking: Blocking, lines: Int, columns: Int) -> Strips:
+        """The tiles of a block.
+
+        Parameters:
+            U: The instructions.
+
+        Args:
+            blocking: The cut.
+            lines: Of the block.
+            columns: Of the block.
+        """
+        var count = 1 if blocking.flat else lines
+        var positions = blocking.positions(lines, columns) // count
+        var rows = ceildiv(positions, ceildiv(positions, U.rows))
+        var panels = U.single_panels if rows <= U.single_rows else U.panels
+        return Strips(count, positions, rows, panels)
+
+    def tiles(self) -> Int:
+        """Tiles of a strip."""
+        return ceildiv(self.positions, self.rows)
 
 
 @fieldwise_init
