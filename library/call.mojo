@@ -34,6 +34,7 @@ from operations.conv.fields import (
 from operations.conv.memory import Reads, Writes
 from operations.conv.operands import Arguments, Operands
 from operations.conv.problem import RANK, ConvProblem, Geometry
+from operations.conv.quantization import Quantization
 from std.utils import IndexList
 
 comptime TYPE = get_defined_dtype["dtype", DType.float32]()
@@ -155,6 +156,7 @@ struct Call(Movable):
         for i in range(RANK):
             out_shape[i] = Int(sizes[unsafe_offset=RANK + i])
         self.arrangement = DepthToSpace(self.geometry, self.problem, out_shape)
+        self.quantization().validate[TYPE, OUTPUT_TYPE]()
 
     def output(self, address: Int64) -> Output:
         """The output of a call.
@@ -202,6 +204,14 @@ struct Call(Movable):
                 factors,
             ),
             self.output(output),
+            self.quantization(),
+        )
+
+    def quantization(self) -> Quantization:
+        """Zero points, and the rounding to 8 bits."""
+        return Quantization(
+            self.geometry,
+            reads[DType.float32](Int64(Int(Pointer(to=self.scalars)))),
         )
 
     def operands(self, *, aligned: Bool) -> Operands:

@@ -43,6 +43,7 @@ from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
 from .conv.memory import Reads, operand
 from .conv.operands import Arguments, Device
 from .conv.problem import ConvProblem, Geometry
+from .conv.quantization import Quantization, filter_dtype
 from .conv.target import Target
 from .cpu.convolve import Cpu
 from .cpu.pool import CpuContext, MaxPool
@@ -118,8 +119,18 @@ def convolve[
         operand(residual),
         factors,
     )
+    comptime assert filter.dtype == filter_dtype(x.dtype)
+    var quantization = Quantization(decoded, operand(scalars))
+    quantization.validate[x.dtype, output.dtype]()
     _load[On, known, scaled, depth_to_space](
-        output, x, operand(filter), epilogue, problem, decoded, ctx
+        output,
+        x,
+        operand(filter).unsafe_bitcast[Scalar[x.dtype]](),
+        epilogue,
+        quantization,
+        problem,
+        decoded,
+        ctx,
     )
 
 
@@ -137,6 +148,7 @@ def _load[
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
     epilogue: Epilogue[bias_type, residual_type],
+    quantization: Quantization,
     problem: ConvProblem,
     geometry: Geometry,
     ctx: DeviceContext,
@@ -152,6 +164,7 @@ def _load[
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
             epilogue,
+            quantization,
             problem,
             geometry,
             ctx,
@@ -163,6 +176,7 @@ def _load[
             MemoryActivation[filter_type](data),
             filter,
             epilogue,
+            quantization,
             problem,
             geometry,
             ctx,
@@ -186,6 +200,7 @@ def _run[
     activation: Source,
     filter: Reads[Source.dtype],
     epilogue: Epilogue[bias_type, residual_type],
+    quantization: Quantization,
     problem: ConvProblem,
     geometry: Geometry,
     ctx: DeviceContext,
@@ -201,6 +216,7 @@ def _run[
                 DepthToSpaceOutput(
                     output, DepthToSpace(geometry, problem, out_shape)
                 ),
+                quantization,
             ),
             geometry,
             ctx,
@@ -208,7 +224,7 @@ def _run[
     else:
         On.convolve[known, scaled](
             problem,
-            Arguments(activation, filter, epilogue, output),
+            Arguments(activation, filter, epilogue, output, quantization),
             geometry,
             ctx,
         )
@@ -236,7 +252,7 @@ struct ConvCpu:
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -267,7 +283,8 @@ struct ConvCpu:
             output: `[N, *output, K]`. Where filters are pixels of it,
                 `filter`, `bias` and `scale` are of the convolution's filters.
             x: The activation, `[N, *input, C]`.
-            filter: The filter, flat, in the layout that `geometry` names.
+            filter: The filter, flat, in the layout that `geometry` names, of
+                type `dtype`, of int8 beside uint8.
             bias: One value a filter, or empty.
             residual: The output's shape, or empty.
             scale: One factor a filter; empty if not `scaled`.
@@ -321,7 +338,7 @@ struct ConvGpu:
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -376,7 +393,7 @@ struct ConvFusedInputCpu:
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -434,7 +451,7 @@ struct ConvFusedInputGpu:
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],

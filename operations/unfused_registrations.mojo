@@ -35,7 +35,7 @@ struct ConvUnfusedCpu:
     ](
         output: OutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -91,7 +91,7 @@ struct ConvUnfusedGpu:
     ](
         output: OutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=rank, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],

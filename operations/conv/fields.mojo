@@ -34,7 +34,10 @@ comptime GEOMETRY_BLOCK_W = 26
 comptime GEOMETRY_CROP_D = 27
 comptime GEOMETRY_CROP_H = 28
 comptime GEOMETRY_CROP_W = 29
-comptime GEOMETRY_LENGTH = 30
+comptime GEOMETRY_ZERO_POINT = 30
+comptime GEOMETRY_RESIDUAL_ZERO_POINT = 31
+comptime GEOMETRY_OUTPUT_ZERO_POINT = 32
+comptime GEOMETRY_LENGTH = 33
 
 # Elements of the scalars operand (float32, on the host).
 comptime SCALAR_BETA = 0
@@ -42,7 +45,8 @@ comptime SCALAR_ACTIVATION_P0 = 1
 comptime SCALAR_ACTIVATION_P1 = 2
 comptime SCALAR_FINAL_P0 = 3
 comptime SCALAR_FINAL_P1 = 4
-comptime SCALARS_LENGTH = 5
+comptime SCALAR_OUTPUT_FACTOR = 5
+comptime SCALARS_LENGTH = 6
 
 # Elements of a pooling's own operand (int64, on the host): whether windows may reach behind the padding, and what a mean counts of a window besides the input.
 comptime POOLING_CEIL = 0
@@ -107,6 +111,9 @@ comptime KERNEL_WINDOW = 15
 comptime KERNEL_UNALIGNED = 16
 comptime KERNEL_AMX = 17
 comptime KERNEL_AVX512_BF16 = 18
+comptime KERNEL_AVX512_VNNI = 19
+comptime KERNEL_AVX_VNNI = 20
+comptime KERNEL_WIDENING = 21
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -127,6 +134,9 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "unaligned",
     "amx",
     "avx512_bf16",
+    "avx512_vnni",
+    "avx_vnni",
+    "widening",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -148,12 +158,18 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "GPUs of compute capability 9.0 (H100, H200)",
     "CPUs",
     "CPUs",
+    "CPUs",
+    "CPUs",
+    "CPUs",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
     KERNEL_GROUPED,
     KERNEL_AMX,
     KERNEL_AVX512_BF16,
+    KERNEL_AVX512_VNNI,
+    KERNEL_AVX_VNNI,
+    KERNEL_WIDENING,
     KERNEL_FEW_FILTERS,
     KERNEL_POINTWISE,
     KERNEL_WINOGRAD,

@@ -6,6 +6,7 @@ from .access import ActivationSource, OutputTarget
 from .epilogue import Epilogue
 from .fields import ACTIVATION_NONE, COPY_BYTES
 from .memory import Reads
+from .quantization import Quantization, filter_dtype
 
 
 @fieldwise_init
@@ -146,7 +147,6 @@ struct Operands(Equatable, ImplicitlyCopyable, Movable):
         )
 
 
-@fieldwise_init
 struct Arguments[
     Source: ActivationSource,
     Output: OutputTarget,
@@ -165,10 +165,44 @@ struct Arguments[
     var activation: Self.Source
     """`[N, D, H, W, C]`."""
     var filter: Reads[Self.Source.dtype]
-    """In the layout that the target's kernels read."""
+    """In the layout that the target's kernels read; beside uint8 the bits of
+    int8."""
     var epilogue: Epilogue[Self.bias_type, Self.residual_type]
     var output: Self.Output
     """`[N, Z, P, Q, K]`."""
+    var quantization: Quantization
+    """Zero points, and the rounding to 8 bits."""
+
+    def __init__(
+        out self,
+        activation: Self.Source,
+        filter: Reads[Self.Source.dtype],
+        epilogue: Epilogue[Self.bias_type, Self.residual_type],
+        output: Self.Output,
+        quantization: Quantization = Quantization.none(),
+    ):
+        """Gathers the operands.
+
+        Args:
+            activation: See the fields, like the others.
+            filter: The same.
+            epilogue: The same.
+            output: The same.
+            quantization: The same.
+        """
+        self.activation = activation
+        self.filter = filter
+        self.epilogue = epilogue
+        self.output = output
+        self.quantization = quantization
+
+    def filter_elements(self) -> Reads[filter_dtype(Self.Source.dtype)]:
+        """The filter, in its own type."""
+        return rebind[Reads[filter_dtype(Self.Source.dtype)]](
+            self.filter.unsafe_bitcast[
+                Scalar[filter_dtype(Self.Source.dtype)]
+            ]()
+        )
 
     @staticmethod
     def types(scaled: Bool) -> OperandTypes:

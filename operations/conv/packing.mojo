@@ -108,6 +108,19 @@ def _pack_panel[
             _pack_product(
                 layout, strides, 0, row * layout.row_depth + step, source, to
             )
+    if layout.has_sums():
+        _pack_sums(layout, to)
+
+
+def _pack_sums(layout: PanelLayout, panel: Writes):
+    """Adds up each filter of a packed panel of 8 bits."""
+    var elements = panel.unsafe_bitcast[Int8]()
+    var sums = elements.unsafe_offset(layout.sums_offset())
+    for lane in range(PANEL):
+        var total = Int32(0)
+        for step in range(layout.depth()):
+            total += Int32(elements[unsafe_offset=layout.offset(step, lane)])
+        sums.unsafe_bitcast[Int32]().unsafe_store[alignment=1](lane, total)
 
 
 @always_inline

@@ -1,13 +1,15 @@
 """The order of a packed filter's elements within a panel.
 
 A panel is `PANEL` filters, side by side for each product. Dot-product
-instructions add up neighbouring products of each filter: of types of 16 bits
-two, which lie side by side then, and a filter row, the `S * C / groups` products
+instructions add up neighbouring products of each filter, as many as 4 bytes
+hold, which lie side by side then, and a filter row, the `S * C / groups` products
 of one `(t, r)`, is filled up with zeros to whole `ROW_BYTES`. Elements of 32 bits
-are neither paired nor filled up.
+are neither paired nor filled up. Behind a panel of 8 bits lie the sums of its
+filters, int32: times the activation's zero point they are what it added.
 """
 
 from std.math import ceildiv
+from std.sys.info import size_of
 
 from .fields import PANEL, ROW_BYTES
 
@@ -20,8 +22,10 @@ def interleaved_products(dtype: DType) -> Int:
         dtype: Of the filter.
 
     Returns:
-        2 for types of 16 bits, otherwise 1.
+        4 for integers of 8 bits, 2 for types of 16 bits, otherwise 1.
     """
+    if dtype == DType.int8 or dtype == DType.uint8:
+        return 4
     return 2 if dtype.is_half_float() else 1
 
 
@@ -72,9 +76,20 @@ struct PanelLayout(Equatable, ImplicitlyCopyable, Movable):
         return self.rows * self.row_depth
 
     @always_inline
-    def elements(self) -> Int:
-        """Of a panel."""
+    def sums_offset(self) -> Int:
+        """Elements in front of the sums of a panel's filters."""
         return self.depth() * PANEL
+
+    @always_inline
+    def has_sums(self) -> Bool:
+        """Whether the sums of its filters lie behind a panel."""
+        return self.interleaved == 4
+
+    @always_inline
+    def elements(self) -> Int:
+        """Of a panel, with the sums of its filters if it has them."""
+        var sums = size_of[DType.int32]() * PANEL if self.has_sums() else 0
+        return self.sums_offset() + sums
 
     @always_inline
     def offset(self, step: Int, lane: Int) -> Int:

@@ -91,3 +91,15 @@ def fused_input_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         t"{kernel_name(kernel)} reads the activation from memory, but here"
         t" other work is fused in front of it"
     )
+
+
+def integer_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
+    """Why a kernel that multiplies floats is not built for an op, or None.
+
+    Args:
+        kernel: Its `KERNEL_*` code.
+        types: Of the operands.
+    """
+    if not types.input.is_integral():
+        return None
+    return String(t"{kernel_name(kernel)} does not multiply {types.input}")

@@ -18,17 +18,19 @@ from ..conv.fields import (
 from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem
+from ..conv.quantization import Quantization
 from .pixel import Pixel
-from .rounding import rounded
+from .rounding import Steps, rounded
 
 comptime FORM_IDENTITY = 0
 """Nothing is done to a sum."""
 
 comptime FORM_LIMITS = 1
-"""A bias, then limits: no branch for each vector."""
+"""A bias, then limits: no branch for each vector. Of integers a scale is in front,
+and either may be missing."""
 
 comptime FORM_RESIDUAL = 2
-"""A bias, limits, a residual and limits again."""
+"""What `FORM_LIMITS` has, a residual and limits again."""
 
 comptime FORM_STEPS = 3
 """Anything, in steps: each is a loop over the whole tile, so that what an
@@ -49,6 +51,12 @@ struct Limits(ImplicitlyCopyable, Movable):
     var high: Float32
 
     @staticmethod
+    def none() -> Limits:
+        """No limits."""
+        comptime infinity = inf[DType.float32]()
+        return Limits(-infinity, infinity)
+
+    @staticmethod
     def of(activation: Activation) -> Optional[Limits]:
         """The limits that an activation is, if it is.
 
@@ -58,53 +66,78 @@ struct Limits(ImplicitlyCopyable, Movable):
         Returns:
             The limits, infinite ones for no activation.
         """
-        comptime infinity = inf[DType.float32]()
         if activation.code == ACTIVATION_NONE:
-            return Limits(-infinity, infinity)
+            return Limits.none()
         if activation.code == ACTIVATION_RELU:
-            return Limits(0, infinity)
+            return Limits(0, inf[DType.float32]())
         if activation.code == ACTIVATION_CLAMP:
             return Limits(activation.p0, activation.p1)
         return None
 
 
-struct Form[bias_type: DType, residual_type: DType](
-    ImplicitlyCopyable, Movable
-):
-    """An epilogue, and which of the loops above its work fits."""
+struct Form[
+    bias_type: DType, residual_type: DType, integers: Bool, output: DType
+](ImplicitlyCopyable, Movable):
+    """An epilogue, and which of the loops above its work fits.
+
+    Parameters:
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+        integers: Whether operands are integers, which have a scale as a rule.
+        output: Type of the output. One of integers has limits of its own, so
+            that the last ones of the epilogue are part of them.
+    """
 
     var kind: Int
     var epilogue: Epilogue[Self.bias_type, Self.residual_type]
+    var quantization: Quantization
     var limits: Limits
     var final_limits: Limits
+    var steps: Steps
+    """To an output of integers."""
 
     def __init__(
-        out self, epilogue: Epilogue[Self.bias_type, Self.residual_type]
+        out self,
+        epilogue: Epilogue[Self.bias_type, Self.residual_type],
+        quantization: Quantization,
     ):
         """Finds the loop.
 
         Args:
             epilogue: The epilogue.
+            quantization: What belongs to it.
         """
         self.epilogue = epilogue
+        self.quantization = quantization
         self.limits = Limits(0, 0)
         self.final_limits = Limits(0, 0)
+        self.steps = Self._steps(quantization, Limits.none())
         self.kind = FORM_IDENTITY
         if epilogue.is_identity():
             return
         self.kind = FORM_STEPS
         var limits = Limits.of(epilogue.activation)
         var final_limits = Limits.of(epilogue.final_activation)
-        if epilogue.has_scale or not epilogue.has_bias:
-            return
+        comptime if not Self.integers:
+            if epilogue.has_scale or not epilogue.has_bias:
+                return
         if not limits or not final_limits:
             return
         self.limits = limits.value()
         self.final_limits = final_limits.value()
         if epilogue.has_residual:
             self.kind = FORM_RESIDUAL
+            self.steps = Self._steps(quantization, self.final_limits)
         elif epilogue.final_activation.code == ACTIVATION_NONE:
             self.kind = FORM_LIMITS
+            self.steps = Self._steps(quantization, self.limits)
+
+    @staticmethod
+    def _steps(quantization: Quantization, limits: Limits) -> Steps:
+        """The steps to an output of integers behind limits."""
+        comptime if Self.output.is_integral():
+            return Steps.of[Self.output](quantization, limits.low, limits.high)
+        return Steps(1, 0, 0, 0)
 
     @always_inline
     def bias[
@@ -121,10 +154,73 @@ struct Form[bias_type: DType, residual_type: DType](
         """
         comptime if kind == FORM_IDENTITY:
             return SIMD[DType.float32, width](0)
+        elif Self.integers:
+            return self.epilogue.load_bias[width](filter)
         else:
             return self.epilogue.bias.unsafe_load[width=width](filter).cast[
                 DType.float32
             ]()
+
+    @always_inline
+    def scale[
+        kind: Int, width: Int
+    ](self, filter: Int) -> SIMD[DType.float32, width]:
+        """What the sums of neighbouring filters are multiplied with, 1 unless
+        operands are integers.
+
+        Parameters:
+            kind: `self.kind`, known to the compiler; not `FORM_STEPS`.
+            width: How many filters.
+
+        Args:
+            filter: The first filter.
+        """
+        comptime if kind != FORM_IDENTITY and Self.integers:
+            return self.epilogue.scaled[width](
+                SIMD[DType.float32, width](1), filter
+            )
+        return SIMD[DType.float32, width](1)
+
+    @always_inline
+    def residual[width: Int](self, offset: Int) -> SIMD[DType.float32, width]:
+        """The residual of neighbouring filters, less its zero point.
+
+        Parameters:
+            width: How many filters.
+
+        Args:
+            offset: The first element's row-major offset in the output.
+        """
+        return real_residual[width](self.epilogue, self.quantization, offset)
+
+    @always_inline
+    def stored[
+        width: Int, //
+    ](self, value: SIMD[DType.float32, width]) -> SIMD[Self.output, width]:
+        """Values as the output has them.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            value: What `apply` returned.
+        """
+        comptime if Self.output.is_integral():
+            return self.steps.apply[Self.output](value)
+        else:
+            return rounded[Self.output](value)
+
+    @always_inline
+    def _limited[
+        width: Int, //, last: Bool
+    ](self, v: SIMD[DType.float32, width], limits: Limits) -> SIMD[
+        DType.float32, width
+    ]:
+        """Values within limits; `stored` has the last ones of integers."""
+        comptime if last and Self.output.is_integral():
+            return v
+        else:
+            return clamped(v, limits.low, limits.high)
 
     @always_inline
     def apply[
@@ -132,6 +228,7 @@ struct Form[bias_type: DType, residual_type: DType](
     ](
         self,
         v: SIMD[DType.float32, width],
+        scale: SIMD[DType.float32, width],
         bias: SIMD[DType.float32, width],
         offset: Int,
     ) -> SIMD[DType.float32, width]:
@@ -143,6 +240,7 @@ struct Form[bias_type: DType, residual_type: DType](
 
         Args:
             v: Their accumulators.
+            scale: What `scale` returned for them.
             bias: What `bias` returned for them.
             offset: The first element's row-major offset in the output.
 
@@ -152,18 +250,158 @@ struct Form[bias_type: DType, residual_type: DType](
         comptime if kind == FORM_IDENTITY:
             return v
         else:
-            var result = clamped(v + bias, self.limits.low, self.limits.high)
+            var sum = v + bias
+            comptime if Self.integers:
+                sum = v.fma(scale, bias)
+            var result = self._limited[kind == FORM_LIMITS](sum, self.limits)
             comptime if kind == FORM_RESIDUAL:
-                var residual = self.epilogue.residual.unsafe_load[width=width](
-                    offset
-                )
-                result = residual.cast[DType.float32]().fma(
+                result = self.residual[width](offset).fma(
                     SIMD[DType.float32, width](self.epilogue.beta), result
                 )
-                result = clamped(
-                    result, self.final_limits.low, self.final_limits.high
-                )
+                result = self._limited[True](result, self.final_limits)
             return result
+
+
+@always_inline
+def real_residual[
+    width: Int
+](epilogue: Epilogue, quantization: Quantization, offset: Int) -> SIMD[
+    DType.float32, width
+]:
+    """The residual of neighbouring filters of one pixel, less its zero point.
+
+    Parameters:
+        width: How many filters.
+
+    Args:
+        epilogue: The epilogue, which has a residual.
+        quantization: What belongs to it.
+        offset: The first element's row-major offset in the output.
+    """
+    var values = epilogue.residual.unsafe_load[width=width](offset).cast[
+        DType.float32
+    ]()
+    comptime if type_of(epilogue).residual_type.is_integral():
+        values -= quantization.residual_zero_point
+    return values
+
+
+def finished[
+    dtype: DType
+](arguments: Arguments, sum: Float32, filter: Int, offset: Int) -> Scalar[
+    dtype
+]:
+    """An output of a sum: the definition that the loops below are held against.
+
+    Parameters:
+        dtype: Of the output.
+
+    Args:
+        arguments: The op's operands.
+        sum: The sum.
+        filter: The filter.
+        offset: The output's row-major offset.
+    """
+    ref epilogue = arguments.epilogue
+    var v: SIMD[DType.float32, 1] = epilogue.scaled[1](
+        sum, filter
+    ) + epilogue.load_bias[1](filter)
+    v = epilogue.activation.apply[1](v)
+    if epilogue.has_residual:
+        v = real_residual[1](epilogue, arguments.quantization, offset).fma(
+            epilogue.beta, v
+        )
+    v = epilogue.final_activation.apply[1](v)
+    comptime if dtype.is_integral():
+        var all = Limits.none()
+        return Steps.of[dtype](arguments.quantization, all.low, all.high).apply[
+            width=1, dtype
+        ](v)
+    else:
+        return rounded[width=1, dtype](v)
+
+
+@fieldwise_init
+struct Accumulators[dtype: DType](ImplicitlyCopyable, Movable):
+    """The sums of a tile, in memory.
+
+    Parameters:
+        dtype: Of the sums: float32, or int32 of which something is left to
+            subtract.
+    """
+
+    var elements: Writes[DType.float32]
+    """Bits of the sums."""
+    var row_stride: Int
+    """Elements between two rows of sums."""
+    var filter_sums: Reads[DType.int32]
+    """The filters' own sums, those of a panel side by side, if `dtype` is
+    int32."""
+    var panel_stride: Int
+    """Elements between those of two panels."""
+    var zero_point: Int32
+    """How far above they are the activations were multiplied."""
+
+    @staticmethod
+    def floats(
+        elements: Writes[DType.float32], row_stride: Int
+    ) -> Accumulators[DType.float32]:
+        """Sums that are complete.
+
+        Args:
+            elements: The sums.
+            row_stride: Elements between two rows of them.
+        """
+        # Nothing at this address is read.
+        return {
+            elements,
+            row_stride,
+            Reads[DType.int32](unsafe_from_address=CACHE_LINE),
+            0,
+            0,
+        }
+
+    @always_inline
+    def excess[width: Int](self, first: Int) -> SIMD[Self.dtype, width]:
+        """What is to be subtracted from the sums of neighbouring filters.
+
+        Parameters:
+            width: How many filters.
+
+        Args:
+            first: The first filter of the tile.
+        """
+        comptime if Self.dtype == DType.int32:
+            # Both may have wrapped; the difference has not.
+            var panel, lane = divmod(first, PANEL)
+            var sums = self.filter_sums.unsafe_load[width=width, alignment=1](
+                panel * self.panel_stride + lane
+            )
+            return (sums * self.zero_point).cast[Self.dtype]()
+        return SIMD[Self.dtype, width](0)
+
+    @always_inline
+    def load[
+        width: Int
+    ](self, at: Int, excess: SIMD[Self.dtype, width]) -> SIMD[
+        DType.float32, width
+    ]:
+        """Neighbouring sums as numbers.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            at: The first, counted from `elements`.
+            excess: What `excess` returned for them.
+        """
+        comptime if Self.dtype == DType.int32:
+            var sums = self.elements.unsafe_bitcast[Scalar[Self.dtype]]()
+            return (sums.unsafe_load[width=width](at) - excess).cast[
+                DType.float32
+            ]()
+        else:
+            return self.elements.unsafe_load[width=width](at)
 
 
 @fieldwise_init
@@ -188,35 +426,42 @@ def _store_columns[
     problem: ConvProblem,
     tile: OutputTile,
     first: Int,
-    accumulators: Reads[DType.float32],
-    row_stride: Int,
+    accumulators: Accumulators,
 ):
     """Stores `vectors` times `width` filters of all pixels of a tile, from its
     `first`th on: applies the epilogue, rounds and stores."""
     comptime dtype = type_of(output).dtype
     var filter = tile.filter + first
+    comptime sum_type = type_of(accumulators).dtype
     var bias = Array[SIMD[DType.float32, width], vectors](fill=0)
+    var scale = Array[SIMD[DType.float32, width], vectors](fill=1)
+    var excess = Array[SIMD[sum_type, width], vectors](fill=0)
     comptime for j in range(vectors):
         bias[j] = form.bias[kind, width](filter + j * width)
+        scale[j] = form.scale[kind, width](filter + j * width)
+        excess[j] = accumulators.excess[width](first + j * width)
     var pixel = Pixel(problem, tile.row)
     var offset = tile.row * problem.filters + filter
-    var row = accumulators.unsafe_offset(first)
+    var row = first
     for _ in range(tile.rows):
         comptime for j in range(vectors):
             comptime at = j * width
             var value = form.apply[kind, width](
-                row.unsafe_load[width=width](at), bias[j], offset + at
+                accumulators.load[width](row + at, excess[j]),
+                scale[j],
+                bias[j],
+                offset + at,
             )
             output.store[width, alignment=1](
                 pixel.n,
                 pixel.at,
                 filter + at,
                 offset + at,
-                rounded[dtype](value),
+                rebind[SIMD[dtype, width]](form.stored(value)),
             )
         pixel.advance(problem)
         offset += problem.filters
-        row = row.unsafe_offset(row_stride)
+        row += accumulators.row_stride
 
 
 @always_inline
@@ -227,20 +472,19 @@ def _store_rows[
     form: Form,
     problem: ConvProblem,
     tile: OutputTile,
-    accumulators: Reads[DType.float32],
-    row_stride: Int,
+    accumulators: Accumulators,
 ):
     """Stores a tile through the loop of `form.kind`."""
     var j = 0
     while j + STORED_PANELS * PANEL <= tile.filters:
         _store_columns[kind, PANEL, STORED_PANELS](
-            output, form, problem, tile, j, accumulators, row_stride
+            output, form, problem, tile, j, accumulators
         )
         j += STORED_PANELS * PANEL
     comptime for width in WIDTHS:
         while j + width <= tile.filters:
             _store_columns[kind, width, 1](
-                output, form, problem, tile, j, accumulators, row_stride
+                output, form, problem, tile, j, accumulators
             )
             j += width
 
@@ -319,6 +563,7 @@ def _scale_and_add_bias(
 
 def _add_residual(
     epilogue: Epilogue,
+    quantization: Quantization,
     problem: ConvProblem,
     tile: OutputTile,
     sums: Writes[DType.float32],
@@ -332,10 +577,10 @@ def _add_residual(
         comptime for width in WIDTHS:
             while j + width <= tile.filters:
                 var v = row.unsafe_load[width=width](j)
-                var other = epilogue.load_residual[width](first + j)
-                v = other.cast[DType.float32]().fma(
-                    SIMD[DType.float32, width](epilogue.beta), v
+                var other = real_residual[width](
+                    epilogue, quantization, first + j
                 )
+                v = other.fma(SIMD[DType.float32, width](epilogue.beta), v)
                 row.unsafe_store(j, v)
                 j += width
 
@@ -343,6 +588,7 @@ def _add_residual(
 @no_inline
 def _apply_steps(
     epilogue: Epilogue,
+    quantization: Quantization,
     problem: ConvProblem,
     tile: OutputTile,
     sums: Writes[DType.float32],
@@ -353,10 +599,28 @@ def _apply_steps(
         _scale_and_add_bias(epilogue, tile, sums, row_stride)
     _activate(epilogue.activation, sums, tile.rows, tile.filters, row_stride)
     if epilogue.has_residual:
-        _add_residual(epilogue, problem, tile, sums, row_stride)
+        _add_residual(epilogue, quantization, problem, tile, sums, row_stride)
     _activate(
         epilogue.final_activation, sums, tile.rows, tile.filters, row_stride
     )
+
+
+@no_inline
+def _to_floats(accumulators: Accumulators, tile: OutputTile):
+    """Replaces sums by the numbers that they are."""
+    var row = 0
+    for _ in range(tile.rows):
+        var j = 0
+        comptime for width in WIDTHS:
+            while j + width <= tile.filters:
+                accumulators.elements.unsafe_store(
+                    row + j,
+                    accumulators.load[width](
+                        row + j, accumulators.excess[width](j)
+                    ),
+                )
+                j += width
+        row += accumulators.row_stride
 
 
 comptime _Operands = Pointer[NoneType, ImmUntrackedOrigin]
@@ -373,7 +637,10 @@ struct TileStore(ImplicitlyCopyable, Movable):
     var _operands: _Operands
     var _prefetch: def(_Operands, ConvProblem, OutputTile) thin -> None
     var _store: def(
-        _Operands, ConvProblem, OutputTile, Writes[DType.float32], Int
+        _Operands, ConvProblem, OutputTile, Accumulators[DType.float32]
+    ) thin -> None
+    var _store_integers: def(
+        _Operands, ConvProblem, OutputTile, Accumulators[DType.int32]
     ) thin -> None
 
     def __init__(out self, ref arguments: Arguments):
@@ -394,6 +661,13 @@ struct TileStore(ImplicitlyCopyable, Movable):
             Call.Source, Call.Output, Call.bias_type, Call.residual_type
         ]
         self._store = _store_tile[
+            Call.Source,
+            Call.Output,
+            Call.bias_type,
+            Call.residual_type,
+            DType.float32,
+        ]
+        self._store_integers = _store_integer_tile[
             Call.Source, Call.Output, Call.bias_type, Call.residual_type
         ]
 
@@ -423,7 +697,28 @@ struct TileStore(ImplicitlyCopyable, Movable):
             accumulators: Their sums, which the epilogue may overwrite.
             row_stride: Elements between two rows of the sums.
         """
-        self._store(self._operands, problem, tile, accumulators, row_stride)
+        self._store(
+            self._operands,
+            problem,
+            tile,
+            Accumulators[DType.float32].floats(accumulators, row_stride),
+        )
+
+    def store_integers(
+        self,
+        problem: ConvProblem,
+        tile: OutputTile,
+        accumulators: Accumulators[DType.int32],
+    ):
+        """Applies the epilogue to a tile of integer sums in memory and stores
+        it.
+
+        Args:
+            problem: The convolution.
+            tile: Which outputs.
+            accumulators: Their sums, which the epilogue may overwrite.
+        """
+        self._store_integers(self._operands, problem, tile, accumulators)
 
 
 def _prefetch_tile[
@@ -458,12 +753,12 @@ def _store_tile[
     Output: OutputTarget,
     bias_type: DType,
     residual_type: DType,
+    sum_type: DType,
 ](
     operands: _Operands,
     problem: ConvProblem,
     tile: OutputTile,
-    accumulators: Writes[DType.float32],
-    row_stride: Int,
+    accumulators: Accumulators[sum_type],
 ):
     """Stores a tile through the loop that the epilogue's form has."""
     ref arguments = operands.unsafe_bitcast[
@@ -471,12 +766,50 @@ def _store_tile[
     ]()[]
     # A copy: as far as the compiler knows, a store may change an operand.
     var output = arguments.output
-    var form = Form(arguments.epilogue)
+    var form = Form[
+        bias_type, residual_type, Source.dtype.is_integral(), Output.dtype
+    ](arguments.epilogue, arguments.quantization)
     if form.kind == FORM_STEPS:
-        _apply_steps(form.epilogue, problem, tile, accumulators, row_stride)
+        comptime if sum_type == DType.int32:
+            _to_floats(accumulators, tile)
+        _apply_steps(
+            form.epilogue,
+            form.quantization,
+            problem,
+            tile,
+            accumulators.elements,
+            accumulators.row_stride,
+        )
         form.kind = FORM_IDENTITY
+        comptime if sum_type == DType.int32:
+            _store_rows[FORM_IDENTITY](
+                output,
+                form,
+                problem,
+                tile,
+                Accumulators[DType.float32].floats(
+                    accumulators.elements, accumulators.row_stride
+                ),
+            )
+            return
     comptime for kind in range(FORM_STEPS):
         if form.kind == kind:
-            _store_rows[kind](
-                output, form, problem, tile, accumulators.as_imm(), row_stride
-            )
+            _store_rows[kind](output, form, problem, tile, accumulators)
+
+
+def _store_integer_tile[
+    Source: ActivationSource,
+    Output: OutputTarget,
+    bias_type: DType,
+    residual_type: DType,
+](
+    operands: _Operands,
+    problem: ConvProblem,
+    tile: OutputTile,
+    accumulators: Accumulators[DType.int32],
+):
+    """`_store_tile` of integer sums, which only products of integers have."""
+    comptime if Source.dtype.is_integral():
+        _store_tile[Source, Output, bias_type, residual_type, DType.int32](
+            operands, problem, tile, accumulators
+        )

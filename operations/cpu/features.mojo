@@ -18,7 +18,26 @@ comptime AVX512_BF16 = 1
 comptime AMX_FP16 = 2
 """Tiles: `tdpfp16ps` (AMX-FP16)."""
 
-comptime _NAMES: List[StaticString] = ["amx_bf16", "avx512_bf16", "amx_fp16"]
+comptime AMX_INT8 = 3
+"""Tiles: `tdpbssd` and `tdpbusd` (AMX-INT8)."""
+
+comptime AVX512_VNNI = 4
+"""Vectors: `vpdpbusd` of 512 bits (AVX512-VNNI)."""
+
+comptime AVX_VNNI = 5
+"""Vectors: `vpdpbusd` of 256 bits (AVX-VNNI)."""
+
+comptime ANY_CPU = 6
+"""Nothing: every CPU has it."""
+
+comptime _NAMES: List[StaticString] = [
+    "amx_bf16",
+    "avx512_bf16",
+    "amx_fp16",
+    "amx_int8",
+    "avx512_vnni",
+    "avx_vnni",
+]
 """The names that Linux has for them, by code."""
 
 comptime ALLOWED_VARIABLE = "MAXCONV_CPU_FEATURES"
@@ -84,8 +103,8 @@ def _detect() -> Int:
                 found |= 1 << feature
         comptime if not CompilationTarget.has_avx512f():
             # Kernels of this build cannot name the registers.
-            found &= ~(1 << AVX512_BF16)
-        comptime tiles = (1 << AMX_BF16) | (1 << AMX_FP16)
+            found &= ~((1 << AVX512_BF16) | (1 << AVX512_VNNI))
+        comptime tiles = ((1 << AMX_BF16) | (1 << AMX_FP16) | (1 << AMX_INT8))
         if found & tiles != 0:
             var refused = external_call["syscall", Int](
                 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA
@@ -95,7 +114,7 @@ def _detect() -> Int:
     return found
 
 
-comptime _FOUND = _Global["maxconv_cpu_features_1", _detect]
+comptime _FOUND = _Global["maxconv_cpu_features_2", _detect]
 
 
 def has_feature(feature: Int) -> Bool:
@@ -104,6 +123,8 @@ def has_feature(feature: Int) -> Bool:
     Args:
         feature: One of the codes above.
     """
+    if feature == ANY_CPU:
+        return True
     try:
         return _FOUND.get_or_create_ptr()[] & (1 << feature) != 0
     except:

@@ -11,6 +11,7 @@ from ..conv.operands import Arguments, Device, Operands, OperandTypes
 from ..conv.problem import SPATIAL, ConvProblem
 from ..conv.registry import ConvKernel
 from .config import fused_input_refusal
+from .epilogue import finished
 from .pixel import Pixel, load_activation
 from .pool import Pool
 from .scheduler import Schedule, Tasks
@@ -32,7 +33,8 @@ struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
 
 
 struct Reference[P: Pool](ConvKernel):
-    """Every output from its definition. Runs only where it is asked for.
+    """Every output from its definition. Runs where it is asked for, and where
+    no other kernel adds up integers exactly.
 
     Parameters:
         P: The threads that it runs on.
@@ -64,7 +66,7 @@ struct Reference[P: Pool](ConvKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        return False
+        return operands.types.input.is_integral()
 
     @staticmethod
     def plan(
@@ -140,6 +142,8 @@ def _compute_pixel(problem: ConvProblem, arguments: Arguments, row: Int):
     var pixel = Pixel(problem, row)
     var origin = pixel.input(problem)
     var channels = problem.group_channels()
+    var filter = arguments.filter_elements()
+    var zero = arguments.quantization.zero_point.cast[DType.float32]()
     for k in range(problem.filters):
         var group = k // problem.gemm_n()
         var total = Float64(0)
@@ -156,16 +160,21 @@ def _compute_pixel(problem: ConvProblem, arguments: Arguments, row: Int):
                 var a = load_activation[DType.float32, 1](
                     arguments.activation, problem, at, group * channels + c
                 )
-                var b = arguments.filter[
+                var b = filter[
                     unsafe_offset=_packed_offset[
                         type_of(arguments).Source.dtype
                     ](problem, k, tap, c)
                 ]
-                total += a.cast[DType.float64]() * b.cast[DType.float64]()
+                total += (a - zero).cast[DType.float64]() * b.cast[
+                    DType.float64
+                ]()
         var offset = row * problem.filters + k
-        var value = arguments.epilogue.apply[1](
-            total.cast[DType.float32](), k, offset
-        )
         arguments.output.store[1](
-            pixel.n, pixel.at, k, offset, value.cast[out_type]()
+            pixel.n,
+            pixel.at,
+            k,
+            offset,
+            finished[out_type](
+                arguments, total.cast[DType.float32](), k, offset
+            ),
         )

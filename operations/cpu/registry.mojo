@@ -6,8 +6,8 @@ from .direct.depthwise import Depthwise
 from .direct.few_filters import FewFilters
 from .direct.grouped import Grouped
 from .dot.amx import Amx
-from .dot.avx512 import Avx512
 from .dot.launch import DotProduct
+from .dot.vectors import Avx512Bf16, Avx512Vnni, AvxVnni, Widening
 from .gemm.launch import ImplicitGemm, Pointwise
 from .pool import MaxPool, Pool
 from .reference import Reference
@@ -18,7 +18,10 @@ comptime CpuRegistry[P: Pool] = Registry[
     Depthwise[P],
     Grouped[P],
     DotProduct[P, Amx],
-    DotProduct[P, Avx512],
+    DotProduct[P, Avx512Bf16],
+    DotProduct[P, Avx512Vnni],
+    DotProduct[P, AvxVnni],
+    DotProduct[P, Widening],
     FewFilters[P],
     Pointwise[P],
     Winograd[P],

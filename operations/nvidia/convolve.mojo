@@ -76,6 +76,7 @@ def convolve[
     comptime types = type_of(arguments).types(scaled)
     var device = device_of(stream.ctx)
     check_type(types, device.capability)
+    arguments.quantization.refuse_on_gpu()
     var merged = merged_patches(problem, types, requested)
     var planned = GPU_REGISTRY.find_plan[types, kernels](
         requested, merged, arguments.operands(exact=exact), device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from ._checks import (
@@ -13,12 +13,13 @@ from ._checks import (
     check_integer,
     check_number,
     check_precision,
+    check_scale,
     check_upsample,
     read_padding,
     show,
     spatial_tuple,
 )
-from ._dtypes import DTYPE_BYTES
+from ._dtypes import DTYPE_BYTES, INTEGERS, OUTPUT_BYTES
 from ._fields import (
     CPU_KERNELS,
     GPU_KERNELS,
@@ -39,7 +40,8 @@ __all__ = ["ConvArguments", "Flat", "read_upsample"]
 
 #: Arguments as integers, floats and names, for boundaries that take nothing else: stride, padding
 #: (empty for ``"same"``), dilation, groups, the codes of both activations, ``SCALARS``, the code of
-#: the precision, the output's type, the factors of the enlargement (empty for none).
+#: the precision, the output's type, the factors of the enlargement (empty for none), the zero
+#: points of input, residual and output, and the output's scale.
 Flat: TypeAlias = tuple[
     tuple[int, ...],
     tuple[int, ...],
@@ -50,6 +52,8 @@ Flat: TypeAlias = tuple[
     int | None,
     str | None,
     tuple[int, ...],
+    tuple[int, ...],
+    float | None,
 ]
 
 
@@ -94,12 +98,20 @@ class ConvArguments:
     precision: Precision | None = Precision.TF32
     """Of products of float32; ``None`` is what PyTorch's settings say in a call."""
     out_dtype: str | None = None
-    """A key of ``DTYPE_BYTES``, or ``None`` for the input's type."""
+    """A key of ``OUTPUT_BYTES``, or ``None`` for the input's type."""
     config: object = None
     """The kernel that must run, as the caller wrote it; ``kernel`` reads it."""
     upsample: tuple[int, ...] | None = None
     """How often each input element is repeated before it is convolved, a spatial dimension;
     ``None`` is once."""
+    zero_point: int = 0
+    """The integer that stands for 0 in the input."""
+    residual_zero_point: int = 0
+    """The same in the residual."""
+    out_zero_point: int = 0
+    """The same in the output."""
+    out_scale: float | None = None
+    """What a step of an output of integers stands for; ``None`` for floats."""
     _flat: Flat | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +127,8 @@ class ConvArguments:
             raise ValueError(
                 f"padding: 'same' with stride {show(self.stride)} is undefined; stride 1 is allowed"
             )
+        if self.out_scale is not None:
+            check_scale("out_scale", self.out_scale)
 
     @classmethod
     def read(
@@ -132,6 +146,10 @@ class ConvArguments:
         out_dtype: object = None,
         config: object = None,
         upsample: object = 1,
+        zero_point: object = 0,
+        residual_zero_point: object = 0,
+        out_scale: object = None,
+        out_zero_point: object = 0,
     ) -> ConvArguments:
         """Reads arguments in the forms that the graph functions take; ``conv2d`` documents them.
 
@@ -148,6 +166,10 @@ class ConvArguments:
             out_dtype: A ``DType`` or its name; ``None`` for the input's.
             config: The name of a kernel, or ``None``.
             upsample: One integer, or one a spatial dimension.
+            zero_point: An integer.
+            residual_zero_point: An integer.
+            out_scale: A number, or ``None``.
+            out_zero_point: An integer.
 
         Raises:
             TypeError: An argument is of a wrong Python type.
@@ -162,9 +184,15 @@ class ConvArguments:
             final_activation=parse("final_activation", final_activation),
             beta=check_number("beta", beta),
             precision=check_precision(precision),
-            out_dtype=None if out_dtype is None else check_dtype("out_dtype", out_dtype),
+            out_dtype=None
+            if out_dtype is None
+            else check_dtype("out_dtype", out_dtype, OUTPUT_BYTES),
             config=config,
             upsample=read_upsample(upsample, rank),
+            zero_point=check_integer("zero_point", zero_point),
+            residual_zero_point=check_integer("residual_zero_point", residual_zero_point),
+            out_scale=None if out_scale is None else check_number("out_scale", out_scale),
+            out_zero_point=check_integer("out_zero_point", out_zero_point),
         )
 
     @classmethod
@@ -180,9 +208,10 @@ class ConvArguments:
         known = _flattened.get(flat)
         if known is not None:
             return known
-        stride, padding, dilation, groups, (first, last), scalars, precision, *others = flat
-        out_dtype, upsample = cast("tuple[str | None, tuple[int, ...]]", tuple(others))
+        stride, padding, dilation, groups, (first, last), scalars, precision, out_dtype = flat[:8]
+        upsample, zero_points, out_scale = flat[8:]
         beta, *parameters = scalars
+        own, of_residual, of_output = zero_points
         return cls(
             stride=stride,
             dilation=dilation,
@@ -194,6 +223,10 @@ class ConvArguments:
             precision=None if precision is None else Precision(precision),
             out_dtype=out_dtype,
             upsample=upsample or None,
+            zero_point=own,
+            residual_zero_point=of_residual,
+            out_zero_point=of_output,
+            out_scale=out_scale,
         )
 
     def flatten(self) -> Flat:
@@ -208,6 +241,8 @@ class ConvArguments:
             None if self.precision is None else int(self.precision),
             self.out_dtype,
             self.upsample or (),
+            (self.zero_point, self.residual_zero_point, self.out_zero_point),
+            self.out_scale,
         )
 
     def remembered(self) -> ConvArguments:
@@ -252,6 +287,52 @@ class ConvArguments:
                 f"{', '.join(DTYPE_BYTES)} are allowed"
             )
         return dtype
+
+    @property
+    def output_factor(self) -> float:
+        """Steps of the output in 1."""
+        return 1.0 if self.out_scale is None else 1 / self.out_scale
+
+    def check_types(self, dtype: str, *, on_gpu: bool) -> None:
+        """Checks what goes with the types of input and output.
+
+        Args:
+            dtype: Of the input.
+            on_gpu: Whether it is on a GPU.
+
+        Raises:
+            ValueError: A type has no such zero point, integers have no scale or floats have one, or
+                a GPU has no such output.
+        """
+        out_dtype = self.out_dtype or dtype
+        if out_dtype in INTEGERS:
+            if on_gpu:
+                raise ValueError(
+                    f"out_dtype: {out_dtype} is not supported on a GPU; "
+                    f"{', '.join(DTYPE_BYTES)} are allowed, and quantize_linear makes int8 of them"
+                )
+            if self.out_scale is None:
+                raise ValueError(
+                    f"out_scale: None beside out_dtype={out_dtype}; a positive number is needed"
+                )
+        elif self.out_scale is not None:
+            raise ValueError(
+                f"out_scale: {self.out_scale} beside an output of {out_dtype}; None is allowed"
+            )
+        if self.zero_point and on_gpu:
+            raise ValueError(
+                f"zero_point: {self.zero_point} is not supported on a GPU; 0 is allowed"
+            )
+        for name, value, of in (
+            ("zero_point", self.zero_point, dtype),
+            ("residual_zero_point", self.residual_zero_point, out_dtype),
+            ("out_zero_point", self.out_zero_point, out_dtype),
+        ):
+            least, largest = INTEGERS.get(of, (0, 0))
+            if not least <= value <= largest:
+                raise ValueError(
+                    f"{name}: {value} is not allowed beside {of}; {least} to {largest} are"
+                )
 
     def kernel(self, device: DeviceRef, *, interleaved: bool = False) -> Kernel:
         """Reads ``config`` for an input on ``device``.

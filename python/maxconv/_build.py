@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._dtypes import CPU_BYTES, DTYPE_BYTES, INPUT_BYTES, OUTPUT_BYTES
 from ._fields import Kernel
 from ._library import cache_dir, library_path
 from ._library_files import (
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bias", choices=tuple(DTYPE_BYTES), help="type of the bias; by default the dtype"
     )
     parser.add_argument(
-        "--output", choices=tuple(DTYPE_BYTES), help="type of the output; by default the dtype"
+        "--output", choices=tuple(OUTPUT_BYTES), help="type of the output; by default the dtype"
     )
     parser.add_argument("--scaled", action="store_true", help="with a factor for each filter")
     parser.add_argument("--upsample", action="store_true", help="of images that are enlarged")
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     families = [_family(name, args) for name in args.dtype]
     for target in targets:
         if target not in TARGETS and (bad := [f.dtype for f in families if f.dtype in _WIDE_ONLY]):
-            raise ValueError(f"--dtype: {bad[0]} is for GPUs; for {target} {_DTYPES} are allowed")
+            allowed = ", ".join(CPU_BYTES)
+            raise ValueError(f"--dtype: {bad[0]} is for GPUs; for {target} {allowed} are allowed")
     started = time.monotonic()
     _announce(library_path())
     for target in targets:
@@ -79,16 +80,17 @@ def run(args: argparse.Namespace) -> int:
 
 _DTYPES = ", ".join(DTYPE_BYTES)
 
-# What only a GPU takes.
-_WIDE_ONLY = frozenset(INPUT_BYTES) - frozenset(DTYPE_BYTES)
+# What has 8 bits, and what of it only a GPU takes.
+_NARROW = frozenset(INPUT_BYTES) - frozenset(DTYPE_BYTES)
+_WIDE_ONLY = _NARROW - frozenset(CPU_BYTES)
 
 
 def _family(dtype: str, args: argparse.Namespace) -> Family:
-    if dtype in _WIDE_ONLY and args.upsample:
+    if dtype in _NARROW and args.upsample:
         raise ValueError(f"--upsample: it is not supported with {dtype}; {_DTYPES} are allowed")
-    if dtype in _WIDE_ONLY and args.output is None:
+    if dtype in _NARROW and args.output is None:
         raise ValueError(f"--output: it must be given with {dtype}; {_DTYPES} are allowed")
-    bias = "float32" if dtype in _WIDE_ONLY else dtype
+    bias = "float32" if dtype in _NARROW else dtype
     output = args.output or dtype
     return Family(dtype, args.bias or bias, output, args.scaled, depth_to_space=args.upsample)
 

@@ -296,6 +296,16 @@ def check_number(name: str, value: object) -> float:
     return float(value)
 
 
+def check_scale(name: str, value: float) -> None:
+    """Raises ``ValueError`` unless ``value`` is positive and its reciprocal is a float32."""
+    limit = float(np.finfo(np.float32).max)
+    # Below the least float32 whose reciprocal is finite, or above that of which it is not 0.
+    if not 1 / limit <= value <= limit:
+        raise ValueError(
+            f"{name}: {value} is not allowed; positive numbers are, whose reciprocal is a float32"
+        )
+
+
 def check_precision(precision: object) -> Precision:
     """Reads the ``precision`` argument.
 

@@ -14,7 +14,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 
 from ._arguments import ConvArguments
-from ._dtypes import CARRIERS
+from ._dtypes import CARRIERS, filter_dtype
 from ._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel, Layout, Op, Precision
 from ._graph import (
     constant,
@@ -175,7 +175,7 @@ def operand_types(
     host = DeviceRef.CPU()
     return Operands(
         x=TensorType(DType[dtype], ("n", *axes, "c"), device),
-        filter=TensorType(DType[dtype], ("filter_elements",), device),
+        filter=TensorType(DType[filter_dtype(dtype)], ("filter_elements",), device),
         bias=TensorType(DType[bias_dtype or dtype], ("bias_elements",), device),
         residual=TensorType(DType[out_dtype or dtype], added, device),
         scale=TensorType(DType.float32, ("scale_elements",), device) if scaled else None,

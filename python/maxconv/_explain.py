@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._checks import check_dtype
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._dtypes import CPU_BYTES, DTYPE_BYTES, FILTER_BYTES
 from ._fields import GEOMETRY_LENGTH, INTERLEAVED_LAYOUT, Kernel, Layout, Op
 from ._signature import filters_missing
 from ._targets import TARGETS
@@ -61,8 +61,8 @@ def explain_choice(
     Args:
         problem: The convolution; all sizes known.
         kernel: A kernel to ask for, or ``AUTO``.
-        dtype: Storage type of the activation. The output has it too, but beside 8 bits, which only
-            GPUs take, it is bfloat16.
+        dtype: Storage type of the activation. The output has it too, but beside 8 bits it is
+            bfloat16.
         device: One of ``DEVICES``: this machine's CPU, its first GPU, or the architecture of a GPU
             that need not be here.
         multiprocessors: Of the GPU that ``device`` gives the architecture of; ``None`` stands for
@@ -76,7 +76,7 @@ def explain_choice(
         ValueError: A size is symbolic, ``dtype``, ``device`` or ``layout`` is not supported, MAX
             finds no GPU here, or ``kernel`` cannot take the problem: the message says why.
     """
-    storage = check_dtype("dtype", dtype, DTYPE_BYTES if device == "cpu" else INPUT_BYTES)
+    storage = check_dtype("dtype", dtype, CPU_BYTES if device == "cpu" else FILTER_BYTES)
     if not problem.is_static:
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
     if layout not in EXPLAINED_LAYOUTS:

@@ -97,7 +97,7 @@ HOPPER_CAPABILITIES = (90,)
 #: The same of the Blackwell kernel.
 BLACKWELL_CAPABILITIES = (100, 103)
 
-#: Storage types of activations and filters that only GPUs take.
+#: Storage types of activations and filters that GPUs take besides those of 16 and 32 bits.
 GPU_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 #: Those of them that only Hopper and Blackwell take.
@@ -135,10 +135,20 @@ GEOMETRY = (
     "crop_d",
     "crop_h",
     "crop_w",
+    "zero_point",
+    "residual_zero_point",
+    "output_zero_point",
 )
 
 #: Names of the elements of the ``scalars`` operand, in order.
-SCALARS = ("beta", "activation_p0", "activation_p1", "final_p0", "final_p1")
+SCALARS = (
+    "beta",
+    "activation_p0",
+    "activation_p1",
+    "final_p0",
+    "final_p1",
+    "output_factor",
+)
 
 #: Names of the elements of the ``pooling`` operand, in order.
 POOLING = ("ceil", "counted")
@@ -210,6 +220,9 @@ class Kernel(IntEnum):
     UNALIGNED = 16
     AMX = 17
     AVX512_BF16 = 18
+    AVX512_VNNI = 19
+    AVX_VNNI = 20
+    WIDENING = 21
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -218,6 +231,9 @@ CPU_KERNELS = (
     Kernel.GROUPED,
     Kernel.AMX,
     Kernel.AVX512_BF16,
+    Kernel.AVX512_VNNI,
+    Kernel.AVX_VNNI,
+    Kernel.WIDENING,
     Kernel.FEW_FILTERS,
     Kernel.POINTWISE,
     Kernel.WINOGRAD,
@@ -253,6 +269,9 @@ KERNEL_HOMES = {
     Kernel.WINOGRAD: "CPUs",
     Kernel.AMX: "CPUs",
     Kernel.AVX512_BF16: "CPUs",
+    Kernel.AVX512_VNNI: "CPUs",
+    Kernel.AVX_VNNI: "CPUs",
+    Kernel.WIDENING: "CPUs",
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",
     Kernel.DP4A: "GPUs",
@@ -328,13 +347,15 @@ def encode_geometry(
     precision: Precision = Precision.TF32,
     block: Sequence[int] | None = None,
     crop: Sequence[int] | None = None,
+    zero_points: Sequence[int] = (0, 0, 0),
 ) -> npt.NDArray[np.int64]:
     """Returns the ``geometry`` operand: int64, shape ``(GEOMETRY_LENGTH,)``.
 
     The sequences have one entry a spatial dimension, outermost first; their common length (1 to 3)
     is the spatial rank. Missing leading dimensions are filled with stride 1, dilation 1, padding 0
     and filter extent 1. ``block`` and ``crop`` say which pixels of a larger image the filters are
-    (operations/conv/depth_to_space.mojo); ``None`` stands for blocks of one pixel.
+    (operations/conv/depth_to_space.mojo); ``None`` stands for blocks of one pixel. ``zero_points``
+    are the integers that stand for 0 in activation, residual and output.
 
     Raises:
         ValueError: The sequences differ in length, or the spatial rank is not 1, 2 or 3.
@@ -364,6 +385,7 @@ def encode_geometry(
                 int(precision),
                 *_three("block", (1,) * rank if block is None else block, rank, 1),
                 *_three("crop", (0,) * rank if crop is None else crop, rank, 0),
+                *zero_points,
             ),
             strict=True,
         )
@@ -376,9 +398,11 @@ def encode_scalars(
     beta: float = 1.0,
     activation_parameters: tuple[float, float] = (0.0, 0.0),
     final_parameters: tuple[float, float] = (0.0, 0.0),
+    output_factor: float = 1.0,
 ) -> npt.NDArray[np.float32]:
     """Returns the ``scalars`` operand: float32, shape ``(SCALARS_LENGTH,)``."""
-    return np.array([beta, *activation_parameters, *final_parameters], dtype=np.float32)
+    values = [beta, *activation_parameters, *final_parameters, output_factor]
+    return np.array(values, dtype=np.float32)
 
 
 def _texts(values: Iterable[object]) -> tuple[str, ...]:

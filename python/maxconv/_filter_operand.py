@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
@@ -19,7 +20,7 @@ from ._checks import (
     check_same_dtype,
     filter_shape_parts,
 )
-from ._dtypes import INPUT_BYTES
+from ._dtypes import FILTER_BYTES, INT8
 from ._fields import PANEL, Layout
 from ._graph import (
     constant,
@@ -135,7 +136,7 @@ def filter_argument(
     layout = check_filter_layout(filter_layout, rank)
     if is_graph_value(filter):
         held = value = TensorValue(cast(Any, filter))
-        kind = check_dtype("filter", value.dtype, INPUT_BYTES)
+        kind = check_dtype("filter", value.dtype, FILTER_BYTES)
         check_same_dtype("filter", kind, (dtype,), "is the input's")
         check_same_device("filter", value.device, device)
         parts = filter_shape_parts(value.shape, layout, rank)
@@ -144,7 +145,7 @@ def filter_argument(
         if elements is not None:
             held = KnownFilter(elements, kind)
     else:
-        held = KnownFilter(*read_array("filter", filter, integers=True))
+        held = KnownFilter(*read_array("filter", filter, integers=(INT8,)))
         parts = filter_shape_parts(held.values.shape, layout, rank)
     return FilterArgument(held, layout, *parts)
 
@@ -246,4 +247,27 @@ def _packed_in_graph(value: TensorValue, filter: FilterArgument, groups: int) ->
         value = ops.pad(value, [0, 0, 0, 0, 0, missing, 0, 0])
     pairs = (sets * panels, rows.rows, rows.row_depth // rows.interleaved)
     value = ops.reshape(value, (*pairs, rows.interleaved, PANEL))
-    return flatten(ops.permute(value, [0, 1, 2, 4, 3]))
+    value = ops.permute(value, [0, 1, 2, 4, 3])
+    if not rows.has_sums:
+        return flatten(value)
+    whole = ops.reshape(value, (sets * panels, rows.sums_offset))
+    return flatten(ops.concat([whole, _filter_sums(value)], axis=1))
+
+
+def _filter_sums(panels: TensorValue) -> TensorValue:
+    """Adds up the filters of packed panels of int8; the bytes of int32, ``[panels, 4 * PANEL]``.
+
+    There is no operation that takes numbers for bytes, so float32, which holds such sums
+    exactly, is taken apart.
+    """
+    count, rows, sets, lanes, side = (int(cast(Any, size)) for size in panels.shape)
+    products = ops.permute(ops.cast(panels, DType.float32), [0, 3, 1, 2, 4])
+    sums = ops.sum(ops.reshape(products, (count, lanes, rows * sets * side)), axis=-1)
+    signed = []
+    for _ in range(4):
+        higher = ops.floor(sums * (1 / 256))
+        unsigned = sums - higher * 256.0
+        # 128 and above are negative as int8.
+        signed.append(unsigned - 256.0 * ops.floor(unsigned * (1 / 128)))
+        sums = higher
+    return ops.reshape(ops.cast(ops.concat(signed, axis=-1), DType.int8), (count, lanes * 4))

@@ -127,6 +127,7 @@ def convolve_interleaved(
     """
     value = _activation(x)
     device, out_dtype = value.device, arguments.output_dtype(INT8)
+    arguments.check_types(INT8, on_gpu=device.is_gpu())
     kernel = arguments.kernel(device, interleaved=True)
     batch, pieces, height, width, _ = value.shape
     given = filter_argument(filter, filter_layout, rank=2, dtype=INT8, device=device)

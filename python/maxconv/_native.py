@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from ._fields import COPY_BYTES, GEOMETRY, STEM_CHANNELS, Kernel
 from ._library import LibraryError
 from ._library_files import (
@@ -555,7 +555,7 @@ def _likely_kernel(family: Family, target: GpuTarget, call: Call) -> Kernel | No
     if likely is None or call.geometry[GEOMETRY.index("groups")] != 1:
         return None
     *_, channels, _, _, _, _, filters = map(int, call.shapes)
-    pixels = channels * INPUT_BYTES[family.dtype], filters * DTYPE_BYTES[family.output]
+    pixels = channels * INPUT_BYTES[family.dtype], filters * OUTPUT_BYTES[family.output]
     whole = all(size % COPY_BYTES == 0 for size in pixels)
     if likely is Kernel.SM90 and not whole and channels > STEM_CHANNELS:
         return Kernel.UNALIGNED

@@ -22,7 +22,15 @@ from ._checks import (
     check_same_device,
     check_same_dtype,
 )
-from ._dtypes import DTYPE_BYTES, GPU_BYTES, INPUT_BYTES
+from ._dtypes import (
+    CPU_BYTES,
+    DTYPE_BYTES,
+    GPU_BYTES,
+    INPUT_BYTES,
+    INTEGERS,
+    bias_dtype,
+    filter_dtype,
+)
 from ._emit import Tensors
 from ._fields import HOPPER_DTYPES, INTERLEAVED_LAYOUT, Kernel, Layout
 from ._filter_operand import filter_argument, filter_operand
@@ -95,17 +103,21 @@ def read_call(
     value, first = input_operand(x, input_layout, arguments.rank, others=others)
     dtype, device = value.dtype.name, value.device
     out_dtype = arguments.output_dtype(dtype)
-    given = filter_argument(filter, filter_layout, rank=arguments.rank, dtype=dtype, device=device)
+    arguments.check_types(dtype, on_gpu=device.is_gpu())
+    of_filter = filter_dtype(dtype)
+    given = filter_argument(
+        filter, filter_layout, rank=arguments.rank, dtype=of_filter, device=device
+    )
     groups = given.known_groups(arguments.groups)
     problem = given.problem(value, arguments, groups)
-    beside = dtype if dtype in DTYPE_BYTES else out_dtype
+    beside = bias_dtype(dtype, out_dtype)
     added = bias_operand(bias, problem.filters, dtype=beside, device=device)
     factors = scale_operand(scale, problem.filters, device)
     if problem.upsamples:
         check_beside_upsample(problem.upsample, dtype, residual=residual is not None)
         given = subpixel_filter(given, problem, groups, dtype)
         added, factors = (repeated(vector, problem, groups) for vector in (added, factors))
-    elements, layout = filter_operand(given, groups, dtype=dtype, device=device)
+    elements, layout = filter_operand(given, groups, dtype=of_filter, device=device)
     tensors = Tensors(
         x=value,
         filter=elements,
@@ -251,7 +263,10 @@ def residual_operand(
         check_same_dtype("residual", value.dtype.name, (dtype,), "is the output's")
         check_same_device("residual", value.device, device, "output")
     else:
-        values, kind = read_array("residual", residual)
+        integers = (dtype,) if dtype in INTEGERS else ()
+        values, kind = read_array("residual", residual, integers=integers)
+        if integers:
+            check_same_dtype("residual", kind, integers, "is the output's")
         value = constant(cast_array(values, kind, dtype), dtype, device)
     shape = list(output_shape)
     if first:
@@ -289,12 +304,14 @@ def input_operand(
     first = _channels_first(input_layout, rank, others)
     check_device("input", value.device)
     dtype = check_dtype("input", value.dtype, dtypes)
-    if dtype not in DTYPE_BYTES and not value.device.is_gpu():
+    everywhere = {**DTYPE_BYTES, **GPU_BYTES} if value.device.is_gpu() else CPU_BYTES
+    if dtype not in everywhere:
         anywhere = [name for name in GPU_BYTES if name not in HOPPER_DTYPES]
         raise ValueError(
-            f"input: dtype {dtype} on device {value.device} is not supported; there "
-            f"{', '.join(DTYPE_BYTES)} are allowed, on a GPU {' and '.join(anywhere)} too, and on "
-            f"one of compute capability 9.0, 10.0 or 10.3 {' and '.join(HOPPER_DTYPES)}"
+            f"input: dtype {dtype} on device {value.device} is not supported; on a CPU "
+            f"{', '.join(CPU_BYTES)} are allowed, on a GPU {', '.join(DTYPE_BYTES)}, "
+            f"{' and '.join(anywhere)}, and on one of compute capability 9.0, 10.0 or 10.3 "
+            f"{' and '.join(HOPPER_DTYPES)}"
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:

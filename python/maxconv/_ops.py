@@ -10,8 +10,9 @@ elementwise work that follows::
         graph.output(y)
 
 Activations have the channels last: ``[N, W, C]``, ``[N, H, W, C]`` or ``[N, D, H, W, C]``, of
-float32, bfloat16 or float16, on GPUs float8_e4m3fn and int8 too, on GPUs of compute capability 9.0,
-10.0 and 10.3 also float8_e5m2; sums are float32 (of int8, int32) and are rounded once. A GPU with
+float32, bfloat16, float16 or int8, on CPUs uint8 too, on GPUs float8_e4m3fn, on GPUs of compute
+capability 9.0, 10.0 and 10.3 also float8_e5m2; sums are float32 (of int8, int32) and are rounded
+once. A GPU with
 tensor cores rounds float32 operands to tf32 unless ``precision`` says otherwise. Every size of
 an activation may be symbolic.
 
@@ -79,6 +80,10 @@ def conv1d(
     precision: str = "tf32",
     scale: ScaleLike = None,
     upsample: int | tuple[int] = 1,
+    zero_point: int = 0,
+    residual_zero_point: int = 0,
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
 ) -> TensorValue:
     """Convolves a signal.
 
@@ -114,6 +119,10 @@ def conv1d(
         out_dtype=out_dtype,
         config=config,
         upsample=upsample,
+        zero_point=zero_point,
+        residual_zero_point=residual_zero_point,
+        out_scale=out_scale,
+        out_zero_point=out_zero_point,
     )
     return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
@@ -138,6 +147,10 @@ def conv2d(
     precision: str = "tf32",
     scale: ScaleLike = None,
     upsample: int | tuple[int, int] = 1,
+    zero_point: int = 0,
+    residual_zero_point: int = 0,
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
 ) -> TensorValue:
     """Convolves an image.
 
@@ -145,15 +158,20 @@ def conv2d(
 
         final_activation(activation(scale * conv(x, filter) + bias) + beta * residual)
 
+    Integers of 8 bits stand for real numbers: ``x - zero_point`` is convolved, of which sums are
+    exact in int32, and what is added is ``beta * (residual - residual_zero_point)``. An output
+    ``y`` of integers is ``clamp(round(y * (1 / out_scale)) + out_zero_point)``, with halves to even
+    and ``1 / out_scale`` a float32.
+
     Args:
-        x: The image, ``[N, H, W, C]``: float32, bfloat16 or float16; on a GPU also float8_e4m3fn
-            (MAX has no such tensors on CPUs) and int8; on one of compute capability 9.0, 10.0 or
-            10.3 also float8_e5m2.
+        x: The image, ``[N, H, W, C]``: float32, bfloat16, float16 or int8; on a CPU also uint8; on
+            a GPU also float8_e4m3fn (MAX has no such tensors on CPUs), on one of compute capability
+            9.0, 10.0 or 10.3 float8_e5m2.
         filter: The filter in ``filter_layout``, with ``C / groups`` channels. An array or a
             constant is packed when the graph is built, a weight when the model is loaded, any other
             value in each call; a ``PackedFilter`` is packed already, knows its ``groups`` and
-            disregards ``filter_layout``. An array is converted to the type of ``x`` (for int8 it is
-            rounded to integers); a graph value must have it.
+            disregards ``filter_layout``. An array is converted to the type of ``x`` (for int8 and
+            uint8 it is rounded to int8); a graph value must have it, beside uint8 int8.
         stride: One integer, or ``(h, w)``.
         dilation: Input elements from one tap to the next: one integer, or ``(h, w)``.
         padding: Zeros around the image: ``(h_before, h_after, w_before, w_after)``, one integer for
@@ -173,14 +191,15 @@ def conv2d(
         residual: Added to the result, of its shape and type.
         beta: What the residual is multiplied with.
         final_activation: As ``activation``, but applied last.
-        out_dtype: Type of the result: float32, bfloat16 or float16. By default that of ``x``; where
-            ``x`` has 8 bits it must be given.
+        out_dtype: Type of the result: float32, bfloat16 or float16; on a CPU also int8 and uint8.
+            By default that of ``x``; where ``x`` has 8 bits it must be given.
         config: The kernel that must run: ``"reference"``, ``"implicit_gemm"``, ``"depthwise"``,
-            ``"grouped"``, ``"few_filters"``; on a CPU also ``"pointwise"`` and ``"winograd"``,
-            ``"amx"`` and ``"avx512_bf16"``; on a GPU also ``"gemv"`` and ``"sm80"``, on one of
-            compute capability 9.0 ``"sm90"``, ``"unaligned"``, ``"diagonal"``, ``"stem"`` and
-            ``"window"``, on one of 10.0 or 10.3 ``"sm100"``; in ``"NC/4HW4"`` ``"dp4a"``. It
-            raises in the call where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+            ``"grouped"``, ``"few_filters"``; on a CPU also ``"pointwise"``, ``"winograd"``,
+            ``"amx"``, ``"avx512_bf16"``, ``"avx512_vnni"``, ``"avx_vnni"`` and ``"widening"``; on a
+            GPU also ``"gemv"`` and ``"sm80"``, on one of compute capability 9.0 ``"sm90"``,
+            ``"unaligned"``, ``"diagonal"``, ``"stem"`` and ``"window"``, on one of 10.0 or 10.3
+            ``"sm100"``; in ``"NC/4HW4"`` ``"dp4a"``. It raises in the call where it cannot;
+            ``"auto"`` or ``None`` leaves the choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With
@@ -196,6 +215,11 @@ def conv2d(
             float64, then rounded to the type of ``x``). Of a 3x3 filter and a factor of 2 it has
             2.25 times fewer products. The stride must be 1, types of 8 bits are not allowed, and a
             residual is not: add it to the result.
+        zero_point: The integer that stands for 0 in ``x``, and in its padding; 0 for floats, and on
+            a GPU.
+        residual_zero_point: The same in ``residual``.
+        out_scale: What a step of a result of integers stands for; for floats ``None``.
+        out_zero_point: The integer that stands for 0 in the result.
 
     Returns:
         ``[N, P, Q, K]``, ``[N, K, P, Q]`` where the channels of ``x`` are first, or ``[N, K / 4, P,
@@ -219,6 +243,10 @@ def conv2d(
         out_dtype=out_dtype,
         config=config,
         upsample=upsample,
+        zero_point=zero_point,
+        residual_zero_point=residual_zero_point,
+        out_scale=out_scale,
+        out_zero_point=out_zero_point,
     )
     return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 
@@ -243,6 +271,10 @@ def conv3d(
     precision: str = "tf32",
     scale: ScaleLike = None,
     upsample: int | tuple[int, int, int] = 1,
+    zero_point: int = 0,
+    residual_zero_point: int = 0,
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
 ) -> TensorValue:
     """Convolves a volume or a video.
 
@@ -279,6 +311,10 @@ def conv3d(
         out_dtype=out_dtype,
         config=config,
         upsample=upsample,
+        zero_point=zero_point,
+        residual_zero_point=residual_zero_point,
+        out_scale=out_scale,
+        out_zero_point=out_zero_point,
     )
     return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
 

@@ -7,12 +7,15 @@ at a time::
     packed[group][panel][k][lane] = filter[group * (K / groups) + panel * PANEL + lane][t][r][s][c]
     k = ((t * R + r) * S + s) * (C / groups) + c
 
-Lanes beyond the group's last filter are zero. Types of 16 bits are for instructions that add up two
-neighbouring products: the ``S * C / groups`` products of a filter row ``(t, r)`` are filled up with
-zeros to whole ``ROW_BYTES``, and two of them stand side by side for each lane::
+Lanes beyond the group's last filter are zero. Types of 16 bits and int8 are for instructions that
+add up neighbouring products, as many as 4 bytes hold: the ``S * C / groups`` products of a filter
+row ``(t, r)`` are filled up with zeros to whole ``ROW_BYTES``, and ``i = 2`` or 4 of them stand
+side by side for each lane::
 
-    packed[group][panel][k // 2][lane][k % 2]
+    packed[group][panel][k // i][lane][k % i]
     k = (t * R + r) * row_depth + s * (C / groups) + c
+
+Behind each panel of int8 follow the sums of its filters, ``PANEL`` little-endian int32.
 
 Narrow groups, of 2, 4 or 8 channels and as many filters, share panels as if their filters were one
 group's, and are not paired (``panel_groups``). A depthwise filter (one channel in, one out, in each
@@ -40,7 +43,7 @@ from ._checks import (
     check_integer,
     filter_shape_parts,
 )
-from ._dtypes import BIT_CARRIED, CARRIERS, FLOAT8, FLOAT8_WIDE, INPUT_BYTES, INT8
+from ._dtypes import BIT_CARRIED, CARRIERS, FILTER_BYTES, FLOAT8, FLOAT8_WIDE, INT8, INTEGERS
 from ._fields import PANEL, ROW_BYTES
 
 __all__ = [
@@ -64,6 +67,9 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
+
+#: Neighbouring products of a filter that lie side by side in a panel, where there are several.
+_INTERLEAVED = {"bfloat16": 2, "float16": 2, INT8: 4}
 
 #: The largest value of each type of 8 bits, and the largest that is rounded to it.
 _LARGEST: dict[str, tuple[float, float]] = {
@@ -144,14 +150,14 @@ def _float8_values() -> npt.NDArray[np.float32]:
 _FLOAT8_VALUES = _float8_values()
 
 
-def read_array(name: str, array: object, *, integers: bool = False) -> tuple[Array, str]:
+def read_array(name: str, array: object, *, integers: Sequence[str] = ()) -> tuple[Array, str]:
     """Reads an array-like operand as numpy; no copy where none is needed.
 
     Args:
         name: The argument's name, for messages.
         array: A numpy array or an object with ``__dlpack__`` (a torch tensor, a MAX buffer or
             tensor), on any device, of a floating-point type.
-        integers: Whether it may be of int8 too.
+        integers: Types of integers that it may have too.
 
     Returns:
         The values, and the name of their type: ``float64``, ``float32``, ``float16``, ``bfloat16``
@@ -173,12 +179,12 @@ def read_array(name: str, array: object, *, integers: bool = False) -> tuple[Arr
         )
     if kind in BIT_CARRIED:
         return values.view(CARRIERS[kind]), kind
-    if integers and kind == INT8:
+    if kind in integers:
         return values, kind
     if kind not in ("float64", "float32", "float16"):
         raise ValueError(
             f"{name}: dtype {kind} is not floating point; float64, float32, float16, bfloat16, "
-            f"{FLOAT8} and {FLOAT8_WIDE} are allowed{', and int8' * integers}"
+            f"{FLOAT8} and {FLOAT8_WIDE} are allowed{''.join(f', and {i}' for i in integers)}"
         )
     return values.astype(values.dtype.newbyteorder("="), copy=False), kind
 
@@ -196,7 +202,7 @@ def _from_dlpack(array: Any) -> tuple[Array, str]:
     kind = buffer.dtype.name
     if kind in BIT_CARRIED:
         buffer = buffer.view(DType[np.dtype(CARRIERS[kind]).name])
-    elif kind != INT8 and (not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16):
+    elif kind not in INTEGERS and (not buffer.dtype.is_float() or buffer.dtype.size_in_bits < 16):
         # numpy cannot represent every other type; the caller refuses them by name.
         return np.empty(0), kind
     return buffer.to_numpy(), kind
@@ -208,7 +214,7 @@ def cast_array(values: Array, kind: str, dtype: str) -> Array:
     Args:
         values: The values; those of a type that numpy lacks by their bits.
         kind: The name of their type.
-        dtype: A key of ``INPUT_BYTES``.
+        dtype: A key of ``FILTER_BYTES``.
 
     Raises:
         ValueError: A value of a filter is beyond a type of 8 bits.
@@ -270,6 +276,21 @@ class PanelLayout(NamedTuple):
     interleaved: int
     """Neighbouring products of a filter that lie side by side."""
 
+    @property
+    def sums_offset(self) -> int:
+        """Elements in front of the sums of a panel's filters."""
+        return self.rows * self.row_depth * PANEL
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether the sums of its filters, int32, lie behind a panel."""
+        return self.interleaved == _INTERLEAVED[INT8]
+
+    @property
+    def elements(self) -> int:
+        """Elements of a panel, with the sums of its filters if it has them."""
+        return self.sums_offset + (4 * PANEL if self.has_sums else 0)
+
 
 def panel_layout(
     filter_size: Sequence[int], *, filters: int, group_channels: int, groups: int, dtype: str
@@ -277,10 +298,11 @@ def panel_layout(
     """Returns the order of the elements of a panel of a filter that is not depthwise."""
     rows, products = math.prod(filter_size[:-1]), filter_size[-1] * group_channels
     shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
-    if INPUT_BYTES[dtype] != 2 or shared > 1:
+    interleaved = _INTERLEAVED.get(dtype, 1)
+    if interleaved == 1 or shared > 1:
         return PanelLayout(rows, products, products, 1)
-    unit = ROW_BYTES // 2
-    return PanelLayout(rows, products, -(-products // unit) * unit, 2)
+    unit = ROW_BYTES * interleaved // 4
+    return PanelLayout(rows, products, -(-products // unit) * unit, interleaved)
 
 
 def packed_length(
@@ -295,7 +317,7 @@ def packed_length(
     layout = panel_layout(
         filter_size, filters=filters, group_channels=group_channels, groups=groups, dtype=dtype
     )
-    return groups // shared * panels * layout.rows * layout.row_depth * PANEL
+    return groups // shared * panels * layout.elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +350,7 @@ class PackedFilter:
         """Checks the fields."""
         for name in ("filters", "group_channels", "groups"):
             check_at_least(name, check_integer(name, getattr(self, name)), 1)
-        dtype = check_dtype("dtype", self.dtype, INPUT_BYTES)
+        dtype = check_dtype("dtype", self.dtype, FILTER_BYTES)
         if self.filters % self.groups:
             raise ValueError(
                 f"filter: {self.filters} filters are not divisible by groups={self.groups}"
@@ -376,7 +398,7 @@ class PackedFilter:
     @property
     def nbytes(self) -> int:
         """Size of the packed data in bytes, padding lanes included."""
-        return self.data.size * INPUT_BYTES[self.dtype]
+        return self.data.size * FILTER_BYTES[self.dtype]
 
     def unpack(self) -> Array:
         """Returns the filter as ``[K, *taps, C / groups]`` in the storage type of ``data``."""
@@ -394,7 +416,8 @@ class PackedFilter:
             dtype=self.dtype,
         )
         whole = (layout.rows, layout.row_depth // layout.interleaved, PANEL, layout.interleaved)
-        panels = self.data.reshape(sets, -1, *whole).transpose(0, 1, 4, 2, 3, 5)
+        elements = self.data.reshape(-1, layout.elements)[:, : layout.sums_offset]
+        panels = elements.reshape(sets, -1, *whole).transpose(0, 1, 4, 2, 3, 5)
         rows = panels.reshape(sets, -1, layout.rows, layout.row_depth)[..., : layout.products]
         lanes = rows.reshape(sets, rows.shape[1], -1)
         return np.ascontiguousarray(lanes[:, : self.filters // sets]).reshape(shape)
@@ -447,7 +470,7 @@ def pack_filter(
             by ``groups``, an unsupported type, or a value beyond a type of 8 bits.
     """
     _layout_of(filter_layout)
-    values, kind = read_array("filter", array, integers=True)
+    values, kind = read_array("filter", array, integers=(INT8,))
     return pack_values(values, kind, filter_layout, groups=groups, dtype=dtype)
 
 
@@ -469,7 +492,7 @@ def pack_values(
     """
     layout, rank = _layout_of(filter_layout)
     default = "float32" if kind == "float64" else kind
-    target = check_dtype("dtype", dtype or default, INPUT_BYTES)
+    target = check_dtype("dtype", dtype or default, FILTER_BYTES)
     count = check_integer("groups", groups)
     check_at_least("groups", count, 1)
     filters, taps, group_channels = filter_shape_parts(values.shape, layout, rank)
@@ -493,7 +516,7 @@ def packed_elements(krsc: Array, kind: str, *, groups: int, dtype: str) -> Array
         krsc: ``[K, *taps, C / groups]``, as ``read_array`` and ``to_krsc`` return it.
         kind: The name of its type.
         groups: A divisor of ``K``.
-        dtype: The storage type of the result, a key of ``INPUT_BYTES``.
+        dtype: The storage type of the result, a key of ``FILTER_BYTES``.
 
     Raises:
         ValueError: A value is beyond a type of 8 bits.
@@ -513,7 +536,17 @@ def packed_elements(krsc: Array, kind: str, *, groups: int, dtype: str) -> Array
         )
         if layout.interleaved > 1:
             packed = _interleaved(packed, layout)
+        if layout.has_sums:
+            return _with_sums(cast_array(np.ascontiguousarray(packed), kind, dtype))
     return cast_array(np.ascontiguousarray(packed).reshape(-1), kind, dtype)
+
+
+def _with_sums(panels: Array) -> Array:
+    """Returns what ``_interleaved`` returns, flat, with the sums of its filters behind a panel."""
+    sums = panels.sum(axis=(1, 2, 4), dtype=np.int32).astype("<i4")
+    count = len(panels)
+    parts = (panels.reshape(count, -1), sums.view(np.int8).reshape(count, -1))
+    return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def _panels(krsc: Array, groups: int) -> Array:
@@ -531,7 +564,7 @@ def _panels(krsc: Array, groups: int) -> Array:
 
 
 def _interleaved(panels: Array, layout: PanelLayout) -> Array:
-    """Returns what ``_panels`` returns in the order of types of 16 bits.
+    """Returns what ``_panels`` returns with neighbouring products of a filter side by side.
 
     ``[panels, rows, row_depth / interleaved, PANEL, interleaved]``.
     """

@@ -31,7 +31,7 @@ from ._checks import (
     show,
     spatial_tuple,
 )
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from ._fields import Activation, Kernel, Layout, Precision, encode_geometry, encode_scalars
 from ._subpixel import SubpixelAxis
 
@@ -480,7 +480,7 @@ class ConvProblem:
 
         Args:
             dtype: Storage type of activation and filter, a key of ``INPUT_BYTES``.
-            out_dtype: Storage type of the output, a key of ``DTYPE_BYTES``; by default ``dtype``.
+            out_dtype: Storage type of the output, a key of ``OUTPUT_BYTES``; by default ``dtype``.
 
         Raises:
             ValueError: A size is symbolic, or a type is not such a key.
@@ -490,7 +490,7 @@ class ConvProblem:
         read += cast(int, self.filters) * self.gemm.k
         written = math.prod(cast("tuple[int, ...]", self.output_shape))
         of_input = INPUT_BYTES[check_dtype("dtype", dtype, INPUT_BYTES)]
-        of_output = DTYPE_BYTES[check_dtype("out_dtype", out_dtype or dtype)]
+        of_output = OUTPUT_BYTES[check_dtype("out_dtype", out_dtype or dtype, OUTPUT_BYTES)]
         return read * of_input + written * of_output
 
     def geometry(
@@ -503,6 +503,7 @@ class ConvProblem:
         has_bias: bool = False,
         has_residual: bool = False,
         precision: Precision = Precision.TF32,
+        zero_points: tuple[int, int, int] = (0, 0, 0),
     ) -> npt.NDArray[np.int64]:
         """Returns the ``geometry`` operand of the op for this problem."""
         run, axes = self.subpixel, self.subpixel_axes if self.upsamples else ()
@@ -522,6 +523,7 @@ class ConvProblem:
             precision=precision,
             block=[axis.block for axis in axes] or None,
             crop=[axis.crop for axis in axes] or None,
+            zero_points=zero_points,
         )
 
     def _need_static(self, what: str) -> None:
@@ -585,10 +587,16 @@ def encode(
         has_bias=has_bias,
         has_residual=has_residual,
         precision=given,
+        zero_points=(
+            arguments.zero_point,
+            arguments.residual_zero_point if has_residual else 0,
+            arguments.out_zero_point,
+        ),
     )
     scalars = encode_scalars(
         beta=arguments.beta if has_residual else 1.0,
         activation_parameters=activation.parameters,
         final_parameters=final.parameters,
+        output_factor=arguments.output_factor,
     )
     return geometry, scalars

@@ -11,23 +11,24 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, ops
 
-from ._checks import check_integer, check_number, show
+from ._checks import check_dtype, check_integer, check_number, show
+from ._dtypes import INT8, INTEGERS
 from ._graph import constant
 
 __all__ = ["quantize_linear"]
 
-#: The least and the largest int8.
-LOWEST, HIGHEST = -128, 127
-
 
 def quantize_linear(
-    x: TensorValueLike, scale: float | npt.ArrayLike, zero_point: int = 0
+    x: TensorValueLike,
+    scale: float | npt.ArrayLike,
+    zero_point: int = 0,
+    dtype: DType | str = INT8,
 ) -> TensorValue:
-    """Divides by a scale, rounds and clamps to int8, as ONNX's ``QuantizeLinear``.
+    """Divides by a scale, rounds and clamps to integers, as ONNX's ``QuantizeLinear``.
 
     Computes, in float32 and with halves rounded to even::
 
-        clamp(round(x * (1 / scale)) + zero_point, -128, 127)
+        clamp(round(x * (1 / scale)) + zero_point, lowest, highest)
 
     where ``1 / scale`` is the float32 nearest to it. Behind ``conv2d(..., out_dtype=float32)`` it
     is a part of the convolution: for int8 operands, whose sums are int32, the result is exact but
@@ -37,11 +38,12 @@ def quantize_linear(
         x: float32, bfloat16 or float16, of any shape; channels last where ``scale`` has several.
         scale: What a step of the integers stands for: a positive number, or one for each element of
             the last dimension.
-        zero_point: The integer that stands for 0, from -128 to 127. A convolution takes integers as
-            they are, and pads with 0: what one reads must have 0 here.
+        zero_point: The integer that stands for 0. On a GPU a convolution takes integers as they
+            are, and pads with 0: what one reads must have 0 here. On a CPU it is told so.
+        dtype: int8, whose integers are -128 to 127, or uint8, 0 to 255.
 
     Returns:
-        int8, of the shape of ``x``.
+        ``dtype``, of the shape of ``x``.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
@@ -51,12 +53,14 @@ def quantize_linear(
     if not value.dtype.is_float():
         raise ValueError(f"x: dtype {value.dtype.name} is not allowed; floats are")
     factors = _reciprocals(scale, value)
+    kind = check_dtype("dtype", dtype, dict.fromkeys(INTEGERS, 1))
+    lowest, highest = INTEGERS[kind]
     shift = check_integer("zero_point", zero_point)
-    if not LOWEST <= shift <= HIGHEST:
-        raise ValueError(f"zero_point: {shift} is no int8; {LOWEST} to {HIGHEST} are allowed")
+    if not lowest <= shift <= highest:
+        raise ValueError(f"zero_point: {shift} is no {kind}; {lowest} to {highest} are allowed")
     factor = constant(factors, "float32", value.device)
     steps = ops.round(ops.cast(value, DType.float32) * factor) + float(shift)
-    return ops.cast(ops.min(ops.max(steps, float(LOWEST)), float(HIGHEST)), DType.int8)
+    return ops.cast(ops.min(ops.max(steps, float(lowest)), float(highest)), DType[kind])
 
 
 def _reciprocals(scale: float | npt.ArrayLike, x: TensorValue) -> npt.NDArray[np.float32]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from ._dtypes import DTYPE_BYTES, INPUT_BYTES
+from ._dtypes import INPUT_BYTES, OUTPUT_BYTES, bias_dtype
 from ._fields import COPY_BYTES, SEVERAL, STEM_CHANNELS, Kernel, Precision
 from ._problem import ConvProblem
 
@@ -76,7 +76,7 @@ class Operands(Generic[T]):
             out_dtype: Of the output.
             rank: Of the activation: spatial dimensions and two.
         """
-        of_bias = dtype if dtype in DTYPE_BYTES else "float32"
+        of_bias = bias_dtype(dtype, "float32")
         return replace(
             self,
             bias=empty(of_bias, 1) if self.bias is None else self.bias,
@@ -122,7 +122,7 @@ def filters_missing(problem: ConvProblem, dtype: str, out_dtype: str, kernel: Ke
         and channels * INPUT_BYTES[dtype] % COPY_BYTES == 0
         and kernel in (Kernel.AUTO, Kernel.SM90, Kernel.SM100)
     )
-    piece = COPY_BYTES // DTYPE_BYTES[out_dtype]
+    piece = COPY_BYTES // OUTPUT_BYTES[out_dtype]
     # Of an enlarged image's filters there are as many as places in a block.
     piece //= math.gcd(piece, math.prod(problem.upsample))
     return -filters % piece if tiled else 0

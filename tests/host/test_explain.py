@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tests.host.kernel_checks import dot_kernels
 
 from maxconv import _cli as cli
 from maxconv import _explain
-from maxconv._doctor import cpu_features
 from maxconv._explain import DEVICES, explain_choice
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Layout, encode_scalars
 from maxconv._library import kernel_library, library_path
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 BFLOAT16 = Family("bfloat16", "bfloat16", "bfloat16", scaled=False)
 TYPES_OF_8_BITS = ["int8", "float8_e5m2", "float8_e4m3fn"]
 HERE = [device for device in DEVICES if device != "gpu"]
-
-
-DOT_FEATURES = {"amx": "amx_bf16", "avx512_bf16": "avx512_bf16"}
-
-
-def dot_kernels() -> list[str]:
-    """Returns the CPU kernels of dot products of bfloat16 that this CPU has, in their order."""
-    has = cpu_features()
-    return [kernel for kernel, feature in DOT_FEATURES.items() if feature in has]
 
 
 def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
@@ -108,8 +99,8 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
-    if device == "cpu" and kernel in ("implicit_gemm", "winograd") and dot_kernels():
-        kernel, words = dot_kernels()[0], "products deep"
+    if device == "cpu" and kernel in ("implicit_gemm", "winograd") and dot_kernels("bfloat16"):
+        kernel, words = dot_kernels("bfloat16")[0], "products deep"
     chosen, reason = ask(name, device)
     assert chosen == kernel, reason
     assert words in reason
@@ -218,7 +209,7 @@ def test_a_cpu_multiplies_dot_products_where_it_can(
     features: str, question: str, without: str, words: str
 ) -> None:
     """In a process of its own, which asks the CPU once."""
-    usable = [kernel for kernel in dot_kernels() if DOT_FEATURES[kernel] in features.split(",")]
+    usable = dot_kernels("bfloat16", features={*features.split(",")})
     finished = subprocess.run(
         [
             sys.executable,
@@ -236,6 +227,24 @@ def test_a_cpu_multiplies_dot_products_where_it_can(
         assert answer["reason"].startswith(words)
     if "amx" not in usable and platform.machine() == "x86_64":
         assert "this CPU has no amx_bf16, or MAXCONV_CPU_FEATURES leaves" in answer["reason"]
+
+
+@pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", "avx_vnni", ""])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -> None:
+    usable = dot_kernels("int8", features={*features.split(",")})
+    finished = subprocess.run(
+        [
+            sys.executable,
+            *["-m", "maxconv", "doctor", "--json", f"--dtype={dtype}"],
+            "--problem=resnet50.conv2_3x3",
+        ],
+        env={**os.environ, "MAXCONV_CPU_FEATURES": features},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(finished.stdout)["problem"]["kernel"] == [*usable, "widening"][0]
 
 
 @pytest.mark.parametrize(
@@ -493,8 +502,8 @@ def test_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         explain_choice(problem, device="cpu", multiprocessors=3)
     with pytest.raises(ValueError, match=r"multiprocessors: 0 is not positive"):
         explain_choice(problem, dtype="bfloat16", device="sm_80", multiprocessors=0)
-    with pytest.raises(ValueError, match=r"dtype: dtype int8 is not supported; float32, bfloat16"):
-        explain_choice(problem, dtype="int8", device="cpu")
+    with pytest.raises(ValueError, match=r"dtype: dtype float8_e4m3fn is not supported; float32"):
+        explain_choice(problem, dtype="float8_e4m3fn", device="cpu")
     symbolic = replace(problem, batch=Dim("n"))
     with pytest.raises(ValueError, match="has symbolic sizes; all must be known"):
         explain_choice(symbolic)

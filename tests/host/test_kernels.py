@@ -6,87 +6,36 @@ poisons outputs, guards what lies around them, and needs no tolerance: see its d
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.host.kernel_checks import (
+    EPILOGUES,
+    FEATURES,
+    Checker,
+    build,
+    check_everything,
+    dot_kernels,
+    line_of,
+    shrink,
+    small_problems,
+)
 
-from maxconv import _library as library
-from maxconv._doctor import cpu_features
-from maxconv._fields import CPU_KERNELS, Activation, Kernel, Layout
+from maxconv._fields import CPU_KERNELS, Activation, Layout
 from maxconv._packing import panel_groups
 from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems
 
-MAX_PRODUCTS = 2_000_000
-"""Multiply-adds of the largest problem that the exact sums are worth."""
-
-SOURCE = Path(__file__).parent.parent / "mojo" / "check_kernels.mojo"
-
-EPILOGUES = (
-    (False, False, Activation.NONE, Layout.KRSC),
-    (True, True, Activation.RELU, Layout.RSCF),
-    (True, False, Activation.CLAMP, Layout.FCRS),
-    (True, True, Activation.CLAMP, Layout.RSCF),
-    (False, True, Activation.RELU, Layout.KRSC),
-)
-
-
-DOT_KERNELS = {"amx": {"amx_bf16", "amx_fp16"}, "avx512_bf16": {"avx512_bf16"}}
-"""Kernels of instructions that not every CPU has, and the names of those."""
-
-
-def dot_kernels() -> set[str]:
-    """Returns which of them this CPU has, for any type."""
-    has = set(cpu_features())
-    return {kernel for kernel, names in DOT_KERNELS.items() if names & has}
-
-
-class Checker:
-    """The Mojo program, running, fed a problem at a time."""
-
-    def __init__(self, program: Path, *, features: str | None = None, **options: Any) -> None:
-        """Starts the program, with ``MAXCONV_CPU_FEATURES`` and more options of ``Popen``."""
-        environment = dict(options.pop("env", os.environ))
-        environment.pop("MAXCONV_CPU_FEATURES", None)
-        if features is not None:
-            environment["MAXCONV_CPU_FEATURES"] = features
-        self.process = subprocess.Popen(
-            [str(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            **options,
-        )
-
-    def check(self, name: str, line: str) -> set[str]:
-        """Checks a problem; returns the kernels that ran, or fails with what was wrong."""
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(f"{name} {line}\n")
-        self.process.stdin.flush()
-        said: list[str] = []
-        while (answer := self.process.stdout.readline()) and not answer.startswith("DONE"):
-            said.append(answer)
-        assert answer == f"DONE {name} 0\n", f"{line}\n" + "".join(said) + answer
-        return {answer.split()[2] for answer in said if answer.startswith("RAN")}
-
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, compiled against the package's own Mojo source."""
-    program = tmp_path_factory.mktemp("kernels") / "check_kernels"
-    include = str(library.OPERATIONS.parent)
-    built = library.run_mojo("build", "-I", include, str(SOURCE), "-o", str(program))
-    assert built.returncode == 0, built.stderr
-    return program
+    """The program, compiled."""
+    return build("check_kernels", tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(scope="module")
@@ -98,108 +47,23 @@ def checker(program: Path) -> Iterator[Checker]:
     running.process.wait()
 
 
-def products(problem: ConvProblem) -> int:
-    """Multiply-adds."""
-    return problem.flops // 2
-
-
-def shrink(problem: ConvProblem) -> ConvProblem:
-    """Returns the problem with its sizes halved until it is small, its geometry untouched."""
-    while products(problem) > MAX_PRODUCTS:
-        sizes = tuple(
-            max((int(size) + 1) // 2, span + 1)
-            for size, span in zip(problem.input_size, problem.span, strict=True)
-        )
-        if sizes != problem.input_size:
-            problem = dataclasses.replace(problem, input_size=sizes)
-            continue
-        scale = 2 if problem.groups == 1 else 1
-        groups = problem.groups if scale == 2 else problem.groups // 2
-        channels, filters = int(problem.channels) // 2, int(problem.filters) // 2
-        problem = dataclasses.replace(problem, channels=channels, filters=filters, groups=groups)
-    return problem
-
-
-def line_of(
-    problem: ConvProblem, bias: bool, residual: bool, activation: Activation, layout: Layout
-) -> str:
-    """Returns the problem as the program reads it."""
-    missing = 3 - problem.spatial_rank
-
-    def three(values: tuple[object, ...], fill: int) -> tuple[object, ...]:
-        return (*[fill] * missing, *values)
-
-    numbers = itertools.chain(
-        (problem.batch, problem.channels, problem.filters, problem.groups),
-        three(problem.input_size, 1),
-        three(problem.filter_size, 1),
-        three(problem.stride, 1),
-        three(problem.dilation, 1),
-        three(problem.pad_before, 0),
-        three(problem.pad_after, 0),
-        (int(bias), int(residual), int(activation), int(layout)),
-    )
-    return " ".join(str(number) for number in numbers)
-
-
-def check_everything(checker: Checker, name: str, problem: ConvProblem) -> set[str]:
-    """Checks a problem with every epilogue; returns the kernels that ran."""
-    ran = [checker.check(name, line_of(problem, *epilogue)) for epilogue in EPILOGUES]
-    return set.intersection(*ran)
-
-
 def test_named_problems(checker: Checker) -> None:
     ran = {
         name: check_everything(checker, name, shrink(named.problem))
         for name, named in load_problems().items()
     }
     assert all("reference" in kernels and len(kernels) > 1 for kernels in ran.values()), ran
-    every = {kernel.name.lower() for kernel in CPU_KERNELS if kernel is not Kernel.AUTO}
-    assert set.union(*ran.values()) == every - (set(DOT_KERNELS) - dot_kernels())
+    every = {kernel.name.lower() for kernel in CPU_KERNELS} - {"widening"}
+    here = dot_kernels("bfloat16", "float16")
+    assert set.union(*ran.values()) == every - (set(FEATURES) - set(here))
 
 
 def test_features_that_are_left_out_are_not_used(program: Path) -> None:
     line = line_of(load_problems()["odd.asymmetric_padding"].problem, *EPILOGUES[0])
     for features in ("", "avx512_bf16", "amx_bf16,avx512_bf16", "amx_bf16"):
         ran = Checker(program, features=features).check("left_out", line)
-        allowed = {
-            kernel for kernel, names in DOT_KERNELS.items() if names & {*features.split(",")}
-        }
-        assert ran & set(DOT_KERNELS) == allowed & dot_kernels()
-
-
-@st.composite
-def small_problems(draw: st.DrawFn) -> ConvProblem:
-    """Draws problems of every rank, mostly odd ones."""
-    rank = draw(st.integers(1, 3))
-    groups = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8, 16)))
-    width = draw(st.sampled_from((1, 1, 2, 3, 4, 8, 16, 17)))
-    group_filters = draw(st.sampled_from((width, width, 1, 5, 16, 33)))
-
-    def each(low: int, high: int) -> tuple[int, ...]:
-        return tuple(draw(st.integers(low, high)) for _ in range(rank))
-
-    filter_size, dilation = each(1, 5 if rank < 3 else 3), each(1, 3)
-    pad_before, pad_after = each(0, 4), each(0, 4)
-    longest = {1: 80, 2: 24, 3: 7}[rank]
-    sizes = tuple(
-        max(draw(st.integers(1, longest)), (taps - 1) * step + 1 - before - after)
-        for taps, step, before, after in zip(
-            filter_size, dilation, pad_before, pad_after, strict=True
-        )
-    )
-    return ConvProblem(
-        batch=draw(st.integers(1, 3)),
-        input_size=sizes,
-        channels=groups * width,
-        filters=groups * group_filters,
-        filter_size=filter_size,
-        stride=each(1, 3),
-        dilation=dilation,
-        pad_before=pad_before,
-        pad_after=pad_after,
-        groups=groups,
-    )
+        left = dot_kernels("bfloat16", "float16", features={*features.split(",")})
+        assert ran & set(FEATURES) == set(left)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -67,7 +67,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": np.ones((2, 8, 9, 6))}, TypeError, "input: a ndarray is not a graph value; .*constant"),
     ({"x": "flat"}, ValueError, r"input: shape \(8, 9, 6\) has rank 3; .* rank 4: \[batch, h, w"),
     ({"x": "double"}, ValueError, "input: dtype float64 is not supported; float32, bfloat16, fl"),
-    ({"x": "bytes"}, ValueError, "input: dtype uint8 is not supported; float32, bfloat16, float"),
+    ({"x": "bytes"}, ValueError, "out_dtype: None stands for the input's uint8, which is no type"),
     ({"x": "gpu", "filter": "w"}, ValueError, "filter: device cpu:0 is not the input's; gpu:0 is"),
     ({"x": "gpu", "bias": "bias"}, ValueError, "bias: device cpu:0 is not the input's; gpu:0 is"),
     ({"x": "gpu", "residual": "residual"}, ValueError, "residual: device cpu:0 .* gpu:0 is needed"),
@@ -146,7 +146,34 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"residual": 1}, TypeError, "residual: a int is not an array; a numpy array or an object"),
     ({"residual": "residual", "beta": "1"}, TypeError, "beta: '1' is a str; a number is allowed"),
     ({"beta": 0.5}, ValueError, "beta: 0.5 multiplies the residual, but there is none; 1 is allo"),
-    ({"out_dtype": "int8"}, ValueError, "out_dtype: dtype int8 is not supported; float32, bfloat"),
+    ({"out_dtype": "int8"}, ValueError, "out_scale: None beside out_dtype=int8; a positive number"),
+    ({"out_dtype": "int32"}, ValueError, "out_dtype: dtype int32 is not supported; float32, bfloa"),
+    ({"out_scale": 0.5}, ValueError, "out_scale: 0.5 beside an output of float32; None is allowed"),
+    ({"out_dtype": "uint8", "out_scale": -1}, ValueError, "out_scale: -1.0 is not allowed; posit"),
+    ({"out_dtype": "uint8", "out_scale": 1e-50}, ValueError, "out_scale: 1e-50 is not allowed"),
+    ({"out_dtype": "uint8", "out_scale": "1"}, TypeError, "out_scale: '1' is a str; a number is"),
+    (
+        {"out_dtype": "uint8", "out_scale": 1, "out_zero_point": -1},
+        ValueError,
+        "out_zero_point: -1 is not allowed beside uint8; 0 to 255 are",
+    ),
+    ({"zero_point": 1}, ValueError, "zero_point: 1 is not allowed beside float32; 0 to 0 are"),
+    ({"zero_point": 0.5}, TypeError, "zero_point: 0.5 holds a float; integers are allowed"),
+    (
+        {"x": "integers", "out_dtype": "float32", "zero_point": 128},
+        ValueError,
+        "zero_point: 128 is not allowed beside int8; -128 to 127 are",
+    ),
+    (
+        {"x": "gpu_int8", "out_dtype": "bfloat16", "zero_point": 3},
+        ValueError,
+        "zero_point: 3 is not supported on a GPU; 0 is allowed",
+    ),
+    (
+        {"x": "gpu_int8", "out_dtype": "int8", "out_scale": 1.0},
+        ValueError,
+        "out_dtype: int8 is not supported on a GPU; float32, bfloat16, float16 are allowed, and q",
+    ),
     (
         {"config": "fast"},
         ValueError,
@@ -161,15 +188,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"x": "float8"},
         ValueError,
-        "input: dtype float8_e4m3fn on device cpu:0 is not supported; there float32, bfloat16, fl",
+        "input: dtype float8_e4m3fn on device cpu:0 is not supported; on a CPU float32, bfloat16, "
+        "float16, int8, uint8 are allowed, on a GPU float32, bfloat16, float16, float8_e4m3fn and "
+        "int8, and on one of compute capability 9.0, 10.0 or 10.3 float8_e5m2",
     ),
-    (
-        {"x": "integers"},
-        ValueError,
-        "input: dtype int8 on device cpu:0 is not supported; there float32, bfloat16, float16 are "
-        "allowed, on a GPU float8_e4m3fn and int8 too, and on one of compute capability 9.0, 10.0 "
-        "or 10.3 float8_e5m2",
-    ),
+    ({"x": "integers"}, ValueError, "out_dtype: None stands for the input's int8, which is no typ"),
     ({"x": "gpu_int8"}, ValueError, "out_dtype: None stands for the input's int8, which is no typ"),
     (
         {"x": "gpu_int8", "filter": RSCF * 128, "out_dtype": "bfloat16"},

@@ -58,9 +58,29 @@ X, W, B = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
         ({"stride": (1, 1, 1)}, ValueError, r"stride: \(1, 1, 1\) has 3 entries; 2 are allowed"),
         ({"stride": 1.5}, TypeError, r"stride: 1.5 is a float; an integer or a tuple of 2"),
         (
-            {"out_dtype": torch.int8},
+            {"out_dtype": torch.int32},
             TypeError,
-            r"out_dtype: torch.int8 is not supported; torch.flo",
+            r"out_dtype: torch.int32 is not supported; torch.flo",
+        ),
+        (
+            {"out_dtype": torch.int8},
+            ValueError,
+            r"out_scale: None beside out_dtype=int8; a positive number is needed",
+        ),
+        (
+            {"out_dtype": torch.uint8, "out_scale": float("nan")},
+            ValueError,
+            r"out_scale: nan is not allowed; positive numbers are",
+        ),
+        (
+            {"zero_point": -3},
+            ValueError,
+            r"zero_point: -3 is not allowed beside float32; 0 to 0 are",
+        ),
+        (
+            {"input": X.to(torch.uint8), "out_dtype": torch.float32},
+            TypeError,
+            r"weight: dtype torch.float32 does not match; the input's torch.int8 is allowed",
         ),
         (
             {"out_dtype": torch.float16, "residual": torch.zeros(2, 8, 7, 6)},

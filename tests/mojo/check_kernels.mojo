@@ -1,19 +1,25 @@
 """Runs every CPU kernel on problems read from standard input and compares each
 output element, exactly, with sums of integers.
 
-Ends each problem with a line `DONE name wrong`, the number of wrong runs.
-A line of input is a name and 26 integers: batch, channels, filters, groups,
-then three each (depth, height, width) of input, filter, stride, dilation,
-padding before and padding after, then the output's bias and residual flags,
-the code of the activation (none, ReLU or a clamp between `LOW` and `HIGH`, also
-at the end behind a residual) and the filter's layout code. Activations and
+Ends each problem with a line `DONE name wrong`, the number of wrong runs. The
+input is that of cases.mojo; a clamp is between `LOW` and `HIGH`. Activations and
 filters are small integers, so that every product and sum is exact in float32, whatever
 order a kernel adds in; only the rounding to the output's type is left, and
 that is the same for both sides. Outputs are poisoned and lie between guards.
 """
 
+from cases import (
+    ACTIVATION_MODULUS,
+    FILTER_MODULUS,
+    GUARD,
+    Case,
+    expected_sum,
+    fill,
+    parse,
+    pattern,
+    poison,
+)
 from std.math import isnan
-from std.utils import IndexList
 from std.utils.numerics import inf, nan
 
 from operations.conv.access import MemoryActivation, MemoryOutput
@@ -26,21 +32,20 @@ from operations.conv.fields import (
     KERNEL_AVX512_BF16,
     KERNEL_REFERENCE,
     KERNEL_WINOGRAD,
-    LAYOUT_KRSC,
     LAYOUT_PACKED,
 )
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Device, Operands, OperandTypes
-from operations.conv.packing import FilterStrides, pack_filter
+from operations.conv.packing import pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
-from operations.cpu.dot.avx512 import Avx512
 from operations.cpu.dot.candidates import Cuts as DotCuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
+from operations.cpu.dot.vectors import Avx512Bf16
 from operations.cpu.gemm.launch import ImplicitGemm
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
@@ -48,121 +53,11 @@ from operations.cpu.winograd.candidates import Cuts
 from operations.cpu.winograd.launch import Winograd
 from operations.cpu.winograd.scheduler import WinogradPlan
 
-comptime GUARD = 64
-"""Elements in front of and behind an output that no kernel may touch."""
-
 comptime POISON = 777.0
 """Not a value that any check expects, in any type."""
 
 comptime LOW = -6
 comptime HIGH = 25
-
-comptime FIELDS = 26
-
-
-@fieldwise_init
-struct Case(Copyable, Movable):
-    """A problem and what goes with it."""
-
-    var name: String
-    var problem: ConvProblem
-    var has_bias: Bool
-    var has_residual: Bool
-    var activation: Int
-    var layout: Int
-
-    def seed(self) -> Int:
-        """A number that differs from case to case."""
-        ref p = self.problem
-        return p.channels + p.filters + p.input[2] + p.filter[1]
-
-
-def three(values: List[Int], first: Int) -> IndexList[SPATIAL]:
-    """Three neighbouring values."""
-    return IndexList[SPATIAL](
-        values[first], values[first + 1], values[first + 2]
-    )
-
-
-def parse(line: String) raises -> Case:
-    """Reads a line of input."""
-    var words = line.split()
-    if len(words) != FIELDS + 1:
-        raise Error(t"{len(words)} words, {FIELDS + 1} expected: {line}")
-    var values = List[Int]()
-    for i in range(1, len(words)):
-        values.append(Int(words[i]))
-    var problem = ConvProblem(
-        spatial_rank=3,
-        batch=values[0],
-        channels=values[1],
-        filters=values[2],
-        groups=values[3],
-        input=three(values, 4),
-        filter=three(values, 7),
-        output=IndexList[SPATIAL](fill=1),
-        stride=three(values, 10),
-        dilation=three(values, 13),
-        pad_before=three(values, 16),
-        pad_after=three(values, 19),
-    )
-    for axis in range(SPATIAL):
-        problem.output[axis] = problem.expected_output(axis)
-    problem.validate(
-        LAYOUT_KRSC, problem.filters * problem.gemm_k(), DType.float32
-    )
-    return Case(
-        String(words[0]),
-        problem,
-        values[22] != 0,
-        values[23] != 0,
-        values[24],
-        values[25],
-    )
-
-
-def pattern(index: Int, modulus: Int) -> Int:
-    """A small integer around zero that differs between neighbours along every
-    dimension: a multiplicative hash of the index."""
-    return ((index * 2654435761) >> 7) % modulus - modulus // 2
-
-
-def expected_sum(spec: Case, row: Int, filter: Int) -> Int:
-    """The exact convolution of one output, straight from its definition."""
-    var p = spec.problem
-    var strides = FilterStrides(spec.layout, p)
-    var rest, q = divmod(row, p.output[2])
-    var zn, y = divmod(rest, p.output[1])
-    var n, z = divmod(zn, p.output[0])
-    var channels = p.channels // p.groups
-    var group = filter // (p.filters // p.groups)
-    var total = 0
-    for t in range(p.filter[0]):
-        var d = z * p.stride[0] + t * p.dilation[0] - p.pad_before[0]
-        for r in range(p.filter[1]):
-            var h = y * p.stride[1] + r * p.dilation[1] - p.pad_before[1]
-            for s in range(p.filter[2]):
-                var w = q * p.stride[2] + s * p.dilation[2] - p.pad_before[2]
-                if not (
-                    0 <= d < p.input[0]
-                    and 0 <= h < p.input[1]
-                    and 0 <= w < p.input[2]
-                ):
-                    continue
-                var tap = (t * p.filter[1] + r) * p.filter[2] + s
-                var pixel = ((n * p.input[0] + d) * p.input[1] + h) * p.input[
-                    2
-                ] + w
-                for c in range(channels):
-                    total += pattern(
-                        pixel * p.channels + group * channels + c, 9
-                    ) * pattern(
-                        filter * strides.filter
-                        + tap * strides.tap
-                        + c * strides.channel,
-                        7,
-                    )
-    return total
 
 
 def expected_value(
@@ -183,12 +78,6 @@ def expected_value(
         if spec.activation == ACTIVATION_CLAMP:
             value = min(max(value, LOW), HIGH)
     return Float32(value)
-
-
-def fill[dtype: DType](to: Writes[dtype], count: Int, modulus: Int):
-    """Fills with the pattern."""
-    for i in range(count):
-        to[unsafe_offset=i] = Scalar[dtype](pattern(i, modulus))
 
 
 def check[
@@ -212,8 +101,8 @@ def check[
     var bias = HostBuffer[in_type](p.filters)
     var residual = HostBuffer[out_type](count)
     var memory = HostBuffer[out_type](count + 2 * GUARD)
-    fill(x.elements, x_count, 9)
-    fill(raw.elements, p.filters * p.gemm_k(), 7)
+    fill(x.elements, x_count, ACTIVATION_MODULUS)
+    fill(raw.elements, p.filters * p.gemm_k(), FILTER_MODULUS)
     fill(scale.elements, p.filters, 4)
     fill(bias.elements, p.filters, 5)
     fill(residual.elements, count, 11)
@@ -251,7 +140,7 @@ def check[
             arguments.filter = (
                 packed.elements if layout == LAYOUT_PACKED else raw.elements
             ).as_imm()
-            poison(memory.elements, count)
+            poison(memory.elements, count, POISON)
             convolve[ALL_KERNELS, scaled](
                 pool, p, arguments, layout=layout, requested=kernel
             )
@@ -265,9 +154,9 @@ def check[
                     wrong += check_dot_cuts[Amx](
                         spec, exact, arguments, memory, pool
                     )
-            comptime if not Avx512.build_refusal():
+            comptime if not Avx512Bf16.build_refusal():
                 if kernel == KERNEL_AVX512_BF16:
-                    wrong += check_dot_cuts[Avx512](
+                    wrong += check_dot_cuts[Avx512Bf16](
                         spec, exact, arguments, memory, pool
                     )
         print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
@@ -280,12 +169,6 @@ def check[
     _ = residual^
     _ = memory^
     return wrong
-
-
-def poison[dtype: DType](to: Writes[dtype], count: Int):
-    """Fills an output of so many elements, and what lies around it."""
-    for i in range(count + 2 * GUARD):
-        to[unsafe_offset=i] = Scalar[dtype](POISON)
 
 
 def check_cuts(
@@ -308,7 +191,7 @@ def check_cuts(
     for threads in [1, 3, 16]:
         var cuts = Cuts(p, threads)
         for index in range(cuts.count()):
-            poison(memory.elements, p.gemm_m() * p.filters)
+            poison(memory.elements, p.gemm_m() * p.filters, POISON)
             Winograd[MaxPool].launch[known=UNKNOWN_FILTER, scaled=False](
                 WinogradPlan(p, cuts.table[index], threads), p, arguments, pool
             )
@@ -349,9 +232,9 @@ def check_dot_cuts[
         # Another remainder for each problem.
         var step = cuts.count() // 8 + 1
         for index in range(spec.seed() % step, cuts.count(), step):
-            poison(memory.elements, p.gemm_m() * p.filters)
+            poison(memory.elements, p.gemm_m() * p.filters, POISON)
             DotProduct[MaxPool, U].launch[known=UNKNOWN_FILTER, scaled=False](
-                DotPlan.of_blocking[U](p, cuts.table[index], threads),
+                DotPlan.of_blocking[U](p, types, cuts.table[index], threads),
                 p,
                 arguments,
                 pool,
@@ -411,7 +294,7 @@ def check_infinities[
             kernel, p, operands, device
         ):
             continue
-        poison(memory.elements, count)
+        poison(memory.elements, count, POISON)
         convolve[ALL_KERNELS, scaled](
             pool, p, arguments, layout=LAYOUT_PACKED, requested=kernel
         )

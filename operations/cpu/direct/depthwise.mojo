@@ -25,7 +25,7 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, RowTasks, SpanKernel
+from .launch import RowPlan, RowTasks, SpanKernel, exactness_refusal
 
 
 @always_inline
@@ -255,7 +255,7 @@ struct Depthwise[P: Pool](ConvKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
         if problem.is_depthwise():
-            return None
+            return exactness_refusal(problem, operands.types)
         return String(
             t"depthwise takes one channel and one filter a group; here"
             t" {problem.group_channels()} and {problem.group_filters()}"
@@ -282,10 +282,11 @@ struct Depthwise[P: Pool](ConvKernel):
     ) raises:
         plan.rows.schedule.run(
             RowTasks(
-                DepthwiseSpans(arguments.filter),
+                DepthwiseSpans(arguments.filter_elements()),
                 plan.rows,
                 problem,
                 arguments.activation.data(),
+                arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
             ),
             queue,

@@ -19,7 +19,12 @@ from ...conv.memory import HostBuffer, Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel
-from ..config import LANES, fused_input_refusal, vector_registers
+from ..config import (
+    LANES,
+    fused_input_refusal,
+    integer_refusal,
+    vector_registers,
+)
 from ..epilogue import TileStore
 from ..pixel import load_channels
 from ..pool import Pool
@@ -353,7 +358,8 @@ struct FewFilters[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        return fused_input_refusal(Self.code, types)
+        var refusal = integer_refusal(Self.code, types)
+        return refusal if refusal else fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
@@ -435,6 +441,7 @@ struct FewFilters[P: Pool](ConvKernel):
                 plan.rows,
                 problem,
                 arguments.activation.data(),
+                0,
                 TileStore(arguments),
             ),
             queue,

@@ -27,7 +27,7 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, RowTasks, SpanKernel
+from .launch import RowPlan, RowTasks, SpanKernel, exactness_refusal
 
 comptime PART = max(LANES, 8)
 """Filters of a panel that are multiplied at once: a register's lanes, and at
@@ -214,7 +214,7 @@ struct Grouped[P: Pool](ConvKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
         if problem.panel_groups() > 1:
-            return None
+            return exactness_refusal(problem, operands.types)
         return String(
             t"grouped takes groups of 2, 4 or 8 channels and as many filters,"
             t" in all a multiple of {PANEL}; here {problem.groups} of"
@@ -244,10 +244,11 @@ struct Grouped[P: Pool](ConvKernel):
     ) raises:
         plan.rows.schedule.run(
             RowTasks(
-                GroupedSpans(arguments.filter),
+                GroupedSpans(arguments.filter_elements()),
                 plan.rows,
                 problem,
                 arguments.activation.data(),
+                arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
             ),
             queue,

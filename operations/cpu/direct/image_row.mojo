@@ -64,12 +64,15 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
     """The filter's slices that lie inside the image."""
     var height: TapRange
     """The filter's rows that lie inside the image."""
+    var zero: Float32
+    """What stands for 0 in the activation, where it is integers."""
 
     def __init__(
         out self,
         activation: Reads[Self.dtype],
         problem: ConvProblem,
         index: Int,
+        zero: Float32,
     ):
         """Finds the row's taps.
 
@@ -77,7 +80,9 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
             activation: The activation.
             problem: The convolution.
             index: The row, counted over images and depths.
+            zero: What stands for 0.
         """
+        self.zero = zero
         var pixel = Pixel(problem, index * problem.output[2])
         var origin = pixel.input(problem)
         var input_row = problem.input[2] * problem.channels
@@ -113,6 +118,7 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
             self.w + column,
             self.problem.input[2],
             self.problem.channels,
+            self.zero,
         )
 
 
@@ -192,6 +198,8 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
     var width: Int
     """Of the image."""
     var channels: Int
+    var zero: Float32
+    """As `ImageRow` has it."""
 
     @always_inline
     def contains(self, column: Int) -> Bool:
@@ -231,8 +239,11 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
         comptime if checked:
             if not self.contains(column):
                 return SIMD[DType.float32, width](0)
-        return (
+        var values = (
             self.pixel(column)
             .unsafe_load[width=width](channel)
             .cast[DType.float32]()
         )
+        comptime if Self.dtype.is_integral():
+            return values - self.zero
+        return values

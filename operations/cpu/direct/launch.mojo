@@ -1,10 +1,13 @@
 """The direct kernels' launch: tasks are rows of the output image by a block of
 filters or columns, computed span by span into L1 and stored from there."""
 
+from std.collections import Optional
 from std.math import ceildiv
 
 from ...conv.memory import Reads, Writes
+from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
+from ...conv.quantization import EXACT_PRODUCTS
 from ..epilogue import OutputTile, TileStore
 from ..scheduler import Schedule, Tasks
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
@@ -125,13 +128,14 @@ def _run_row[
     kernel: Some[SpanKernel],
     problem: ConvProblem,
     activation: Reads[dtype],
+    zero: Float32,
     output: TileStore,
     index: Int,
     part: Span,
     sums: Writes[DType.float32],
 ):
     """Computes a part of a row of the output image, of any size."""
-    var row = ImageRow(activation, problem, index)
+    var row = ImageRow(activation, problem, index, zero)
     var first = index * problem.output[2]
     var block = kernel.filters_at_once(part.filters())
     for filter in range(part.begin, part.end, block):
@@ -164,6 +168,8 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     var problem: ConvProblem
     var activation: Reads[Self.element_type]
     """`[N, D, H, W, C]`."""
+    var zero: Float32
+    """What stands for 0 in it, where it is integers."""
     var output: TileStore
     """The epilogue and the output."""
 
@@ -178,8 +184,27 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
                 self.kernel,
                 self.problem,
                 self.activation,
+                self.zero,
                 self.output,
                 index,
                 part,
                 scratch,
             )
+
+
+def exactness_refusal(
+    problem: ConvProblem, types: OperandTypes
+) -> Optional[String]:
+    """Why float32 does not hold every sum of integers, or None.
+
+    Args:
+        problem: The convolution.
+        types: Of the operands.
+    """
+    var products = problem.gemm_k()
+    if not types.input.is_integral() or products <= EXACT_PRODUCTS:
+        return None
+    return String(
+        t"float32 holds sums of {EXACT_PRODUCTS} products of 8 bits whatever"
+        t" they are, but here an output has {products}"
+    )

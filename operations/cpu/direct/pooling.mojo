@@ -209,6 +209,7 @@ def _launch[
             rows,
             window,
             arguments.activation.data(),
+            0,
             TileStore(arguments),
         ),
         threads,

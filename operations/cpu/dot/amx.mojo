@@ -1,5 +1,6 @@
 """AMX: tiles of 16 rows of 64 bytes, and `tdpbf16ps` and `tdpfp16ps`, which
-multiply 16 pixels by 16 filters, 32 products deep, and add to float32.
+multiply 16 pixels by 16 filters, 32 products deep, and add to float32, and
+`tdpbssd` and `tdpbusd`, 64 products of 8 bits deep, which add to int32.
 
 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter
 18.) Of eight tiles four hold sums, two activations and two filters. Sums round
@@ -12,7 +13,7 @@ from std.sys.info import CompilationTarget, size_of
 
 from ...conv.fields import KERNEL_AMX, PANEL
 from ...conv.memory import Reads, Writes
-from ..features import AMX_BF16, AMX_FP16
+from ..features import AMX_BF16, AMX_FP16, AMX_INT8
 from .mma import ActivationTile, DotUnit, FilterTile, Sums, chunk_products
 
 comptime TILE_ROWS = 16
@@ -82,14 +83,21 @@ def _store[tile: Int](elements: Writes, stride: Int):
     ](elements, stride)
 
 
+def _instruction(dtype: DType) -> String:
+    """The multiplication of activations of a type. It takes the activations for
+    the rows, which may be unsigned, and int8 filters for the columns."""
+    if dtype == DType.bfloat16:
+        return "tdpbf16ps"
+    if dtype == DType.float16:
+        return "tdpfp16ps"
+    return "tdpbssd" if dtype == DType.int8 else "tdpbusd"
+
+
 @always_inline
 def _multiply[dtype: DType, sums: Int, activation: Int, filter: Int]():
     """Adds the products of two tiles to a third."""
-    comptime instruction = (
-        "tdpbf16ps" if dtype == DType.bfloat16 else "tdpfp16ps"
-    )
     inlined_assembly[
-        String(instruction)
+        _instruction(dtype)
         + " %tmm"
         + String(filter)
         + ", %tmm"
@@ -176,6 +184,8 @@ struct Amx(DotUnit):
             return AMX_BF16
         if dtype == DType.float16:
             return AMX_FP16
+        if dtype == DType.int8 or dtype == DType.uint8:
+            return AMX_INT8
         return None
 
     @staticmethod

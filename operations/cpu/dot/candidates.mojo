@@ -5,12 +5,12 @@ from std.collections import Optional
 from std.math import ceildiv, gcd
 
 from ...conv.fields import PANEL
+from ...conv.memory import element_bytes
 from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
-from ..gemm.scheduler import row_stride
-from ..gemm.tile_io import COPY
+from ..gemm.tile_io import copy_width
 from .mma import DotUnit, chunk_products
 from .scheduler import (
     ACCESS_GATHER,
@@ -19,10 +19,8 @@ from .scheduler import (
     Blocking,
     Cut,
     Strips,
+    gathered_stride,
 )
-
-comptime ELEMENT = 2
-"""Bytes of an operand's element."""
 
 comptime MAX_BLOCK_BYTES = 512 * 1024
 """Activations of the largest block: half of a common L2 cache."""
@@ -83,10 +81,13 @@ struct Extents(ImplicitlyCopyable, Movable):
         )
 
 
-def access_refusal(
-    problem: ConvProblem, types: OperandTypes, access: Int
-) -> Optional[String]:
+def access_refusal[
+    U: DotUnit
+](problem: ConvProblem, types: OperandTypes, access: Int) -> Optional[String]:
     """Why a block's activations cannot be reached in a way, or None.
+
+    Parameters:
+        U: The instructions.
 
     Args:
         problem: The convolution.
@@ -95,6 +96,8 @@ def access_refusal(
     """
     var unit = chunk_products(types.input)
     if access == ACCESS_MATRIX:
+        if U.flips(types.input):
+            return String("activations are copied, to flip their signs")
         if (
             problem.groups > 1
             or types.fused_input
@@ -138,7 +141,9 @@ def make_blocking(
         depth=panel.depth(),
     )
     if cut.access == ACCESS_GATHER:
-        blocking.row_stride = row_stride(panel.depth())
+        blocking.row_stride = gathered_stride(
+            panel.depth(), element_bytes(types.input)
+        )
         blocking.block_elements = cut.columns * blocking.row_stride
     if cut.access == ACCESS_IMAGE:
         blocking.input_lines = (cut.lines - 1) * problem.stride[
@@ -160,7 +165,7 @@ def make_blocking(
             * blocking.input_columns
             * channels
             + unit
-            + COPY
+            + copy_width(types.input)
         )
     return blocking
 
@@ -192,7 +197,7 @@ struct Cuts[U: DotUnit](Candidates):
         self.threads = threads
         self.table = List[Blocking]()
         for access in [ACCESS_MATRIX, ACCESS_IMAGE, ACCESS_GATHER]:
-            if not access_refusal(problem, types, access):
+            if not access_refusal[Self.U](problem, types, access):
                 self._list(access)
 
     def _list(mut self, access: Int):
@@ -226,7 +231,7 @@ struct Cuts[U: DotUnit](Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: a block stays in L2."""
         ref blocking = self.table[index]
-        var bytes = _block_bytes(blocking)
+        var bytes = _block_bytes(blocking, element_bytes(self.types.input))
         if bytes > MAX_BLOCK_BYTES and not self._is_smallest(blocking.cut):
             return String(
                 t"a block has {bytes} bytes of activations; at most"
@@ -244,9 +249,10 @@ struct Cuts[U: DotUnit](Candidates):
         ref cut = blocking.cut
         ref problem = self.problem
         var task = _copy_cycles(problem, self.types, blocking)
-        task += _multiply_cycles[Self.U](problem, blocking)
-        var filter = cut.panels * PANEL * blocking.depth * ELEMENT
-        var whole = problem.panels() * PANEL * blocking.depth * ELEMENT
+        task += _multiply_cycles[Self.U](problem, self.types, blocking)
+        var product = PANEL * element_bytes(self.types.input)
+        var filter = cut.panels * product * blocking.depth
+        var whole = problem.panels() * product * blocking.depth
         # Where it does not stay in L2 it comes again for each block.
         if whole * problem.groups > L2_FILTER_BYTES:
             task += Float64(filter) / FILTER_BYTES_PER_CYCLE
@@ -273,11 +279,11 @@ def _sizes(extent: Int, least: Int) -> List[Int]:
     return sizes^
 
 
-def _block_bytes(blocking: Blocking) -> Int:
+def _block_bytes(blocking: Blocking, element: Int) -> Int:
     """Activations of a block, copied or not."""
     if blocking.cut.access == ACCESS_MATRIX:
-        return blocking.cut.columns * blocking.row_stride * ELEMENT
-    return blocking.block_elements * ELEMENT
+        return blocking.cut.columns * blocking.row_stride * element
+    return blocking.block_elements * element
 
 
 def _copy_cycles(
@@ -285,7 +291,7 @@ def _copy_cycles(
 ) -> Float64:
     """Of copying a block."""
     ref cut = blocking.cut
-    var bytes = Float64(blocking.block_elements * ELEMENT)
+    var bytes = Float64(blocking.block_elements * element_bytes(types.input))
     var pieces = 0
     if cut.access == ACCESS_GATHER:
         # A tap is a piece of its own where another one does not follow it.
@@ -302,7 +308,7 @@ def _copy_cycles(
 
 def _multiply_cycles[
     U: DotUnit
-](problem: ConvProblem, blocking: Blocking) -> Float64:
+](problem: ConvProblem, types: OperandTypes, blocking: Blocking) -> Float64:
     """Of multiplying and storing a block."""
     ref cut = blocking.cut
     var strips = Strips.of[U](blocking, cut.lines, cut.columns)
@@ -311,7 +317,7 @@ def _multiply_cycles[
     var chunk = U.chunk_cycles(strips.rows, step)
     if cut.access == ACCESS_MATRIX:
         var apart = L1_WAY_BYTES // gcd(
-            blocking.row_stride * ELEMENT, L1_WAY_BYTES
+            blocking.row_stride * element_bytes(types.input), L1_WAY_BYTES
         )
         if ceildiv(strips.rows, apart) > L1_WAYS // 2:
             chunk *= CONFLICT_SHARE

@@ -5,19 +5,42 @@
         for each register tile of pixels:
             multiply, all products deep
             for each line that it meets: epilogue, store
+
+Where a block's panels stay in L1 the loops are the other way round: then the
+outputs of a pixel are.
 """
 
+from std.sys.info import size_of
+
+from std.collections import Optional
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
-from ..epilogue import OutputTile, TileStore
-from ..gemm.scheduler import RowTile, row_stride
+from ..epilogue import Accumulators, OutputTile, TileStore
+from ..gemm.scheduler import RowTile
 from ..gemm.tile_io import Columns, gather_rows
 from .mma import ActivationTile, DotUnit, FilterTile, Sums
-from .scheduler import ACCESS_IMAGE, ACCESS_MATRIX, Block, Blocking, Strips
-from .tile_io import copy_rectangle, write_offsets, write_straight_offsets
+from .scheduler import (
+    ACCESS_IMAGE,
+    ACCESS_MATRIX,
+    Block,
+    Blocking,
+    Strips,
+    gathered_stride,
+)
+from .tile_io import (
+    copy_rectangle,
+    flip_signs,
+    write_offsets,
+    write_straight_offsets,
+)
+
+
+comptime L1_FILTER_BYTES = 24 * 1024
+"""Packed filter that stays in L1 beside a register tile's activations and
+outputs."""
 
 
 @fieldwise_init
@@ -31,6 +54,8 @@ struct DotParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var activation: Self.Source
     var filter: Reads[Self.Source.dtype]
     """Packed."""
+    var zero_point: Int32
+    """Of the activation."""
     var panel: PanelLayout
     """The order of its panels' elements."""
     var output: TileStore
@@ -51,7 +76,11 @@ struct DotScratch[dtype: DType](ImplicitlyCopyable, Movable):
     var block: Writes[Self.dtype]
 
 
-def sums_elements[U: DotUnit]() -> Int:
+comptime STAGES = 2
+"""Register tiles whose sums are in memory at once."""
+
+
+def tile_sums[U: DotUnit]() -> Int:
     """Sums of a register tile.
 
     Parameters:
@@ -75,7 +104,9 @@ def run_task[
     """
     ref problem = params.problem
     ref blocking = params.blocking
-    var columns = Columns(problem, params.panel, 0, blocking.depth)
+    var columns = Columns(
+        problem, params.panel, 0, blocking.depth, params.zero_point
+    )
     var activation = scratch.block.as_imm()
     write_offsets(problem, blocking, scratch.offsets)
     var state = U.begin()
@@ -101,8 +132,126 @@ def run_task[
             scratch.block,
             blocking.row_stride,
         )
+    comptime if U.flips(params.Source.dtype):
+        flip_signs(scratch.block, blocking.block_elements)
     _multiply_block[U](params, block, activation, scratch, state)
     U.end()
+
+
+@fieldwise_init
+struct Place(ImplicitlyCopyable, Movable):
+    """Where a register tile lies in its block."""
+
+    var panel: Int
+    """The first."""
+    var panels: Int
+    var line: Int
+    """The strip's."""
+    var first: Int
+    """Position of the strip."""
+    var rows: Int
+    var stage: Int
+    """The buffer of its sums."""
+
+
+struct TilePipeline[U: DotUnit, Source: ActivationSource]:
+    """The register tiles of a block, one after the other: while one is being
+    multiplied, the one before it is stored. The stages are two buffers of sums.
+
+    Parameters:
+        U: The instructions.
+        Source: How the activation is reached.
+    """
+
+    var params: DotParams[Self.Source]
+    var block: Block
+    var activation: Reads[Self.Source.dtype]
+    var scratch: DotScratch[Self.Source.dtype]
+    var stage: Int
+    """The buffer of the next tile."""
+    var pending: Optional[Place]
+    """The tile that is not stored yet."""
+
+    def __init__(
+        out self,
+        params: DotParams[Self.Source],
+        block: Block,
+        activation: Reads[Self.Source.dtype],
+        scratch: DotScratch[Self.Source.dtype],
+    ):
+        """Begins with nothing.
+
+        Args:
+            params: The launch.
+            block: The block.
+            activation: Its activations.
+            scratch: The worker's memory.
+        """
+        self.params = params
+        self.block = block
+        self.activation = activation
+        self.scratch = scratch
+        self.stage = 0
+        self.pending = None
+
+    @always_inline
+    def _sums(self, place: Place) -> Sums:
+        """The buffer of a tile's sums."""
+        return Sums(
+            self.scratch.sums.unsafe_offset(place.stage * tile_sums[Self.U]()),
+            place.panels * PANEL,
+        )
+
+    @always_inline
+    def compute(
+        mut self,
+        mut state: Int,
+        *,
+        panel: Int,
+        panels: Int,
+        line: Int,
+        first: Int,
+        rows: Int,
+    ):
+        """Multiplies a tile, and stores the one before it.
+
+        Args:
+            state: Of the unit.
+            panel: See `Place`, like the others.
+            panels: The same.
+            line: The same.
+            first: The same.
+            rows: The same.
+        """
+        var place = Place(panel, panels, line, first, rows, self.stage)
+        ref blocking = self.params.blocking
+        var tile = ActivationTile[Self.Source.dtype](
+            self.activation.unsafe_offset(
+                place.line * blocking.line_stride
+                + place.first * blocking.row_stride
+            ),
+            place.rows,
+            blocking.row_stride,
+            self.scratch.offsets.as_imm(),
+            blocking.chunks,
+        )
+        Self.U.multiply(
+            state,
+            tile,
+            _filter_tile(self.params, self.block, place.panel, place.panels),
+            self._sums(place),
+        )
+        self.finish()
+        self.pending = place
+        self.stage = 1 - self.stage
+
+    @always_inline
+    def finish(mut self):
+        """Stores the tile that is pending."""
+        if self.pending:
+            var place = self.pending.value()
+            _store[Self.U](self.params, self.block, place, self._sums(place))
+            self.pending = None
 
 
 @always_inline
@@ -116,26 +265,27 @@ def _multiply_block[
     mut state: Int,
 ):
     """Multiplies a block whose activations lie as the cut says."""
-    ref blocking = params.blocking
-    var strips = Strips.of[U](blocking, block.lines, block.columns)
-    for panel in range(0, block.panels, strips.panels):
-        var panels = min(strips.panels, block.panels - panel)
-        var filter = _filter_tile(params, block, panel, panels)
+    var strips = Strips.of[U](params.blocking, block.lines, block.columns)
+    var tiles = TilePipeline[U](params, block, activation, scratch)
+    comptime element = size_of[params.Source.dtype]()
+    var bytes = block.panels * params.panel.elements() * element
+    # A pixel's outputs are written together where its panels stay in L1.
+    var together = block.panels if bytes <= L1_FILTER_BYTES else strips.panels
+    for group in range(0, block.panels, together):
+        var end = min(group + together, block.panels)
         for line in range(strips.count):
-            var start = activation.unsafe_offset(line * blocking.line_stride)
             for first in range(0, strips.positions, strips.rows):
-                var tile = ActivationTile[params.Source.dtype](
-                    start.unsafe_offset(first * blocking.row_stride),
-                    min(strips.rows, strips.positions - first),
-                    blocking.row_stride,
-                    scratch.offsets.as_imm(),
-                    blocking.chunks,
-                )
-                var sums = Sums(scratch.sums, panels * PANEL)
-                U.multiply(state, tile, filter, sums)
-                _store(
-                    params, block, panel, panels, line, first, tile.rows, sums
-                )
+                var rows = min(strips.rows, strips.positions - first)
+                for panel in range(group, end, strips.panels):
+                    tiles.compute(
+                        state,
+                        panel=panel,
+                        panels=min(strips.panels, end - panel),
+                        line=line,
+                        first=first,
+                        rows=rows,
+                    )
+    tiles.finish()
 
 
 @no_inline
@@ -154,7 +304,8 @@ def _run_exactly[
     ref problem = params.problem
     ref blocking = params.blocking
     write_straight_offsets(blocking, scratch.offsets)
-    var stride = row_stride(blocking.depth)
+    comptime element = size_of[params.Source.dtype]()
+    var stride = gathered_stride(blocking.depth, element)
     for line in range(block.lines):
         for first in range(0, block.columns, U.rows):
             var rows = min(U.rows, block.columns - first)
@@ -184,13 +335,8 @@ def _run_exactly[
                     _filter_tile(params, block, panel, panels),
                     sums,
                 )
-                params.output.store(
-                    problem,
-                    _output_tile(
-                        params, block, panel, panels, line, first, rows
-                    ),
-                    sums.elements,
-                    sums.stride,
+                _store_tile[U](
+                    params, block, panel, panels, line, first, rows, sums
                 )
 
 
@@ -207,35 +353,67 @@ def _filter_tile(
 
 
 @always_inline
-def _store(
+def _store[
+    U: DotUnit
+](params: DotParams, block: Block, place: Place, sums: Sums,):
+    """Stores the outputs among a register tile's positions."""
+    ref blocking = params.blocking
+    var below, column = divmod(place.first, blocking.pitch)
+    var at = place.line + below
+    var done = 0
+    while done < place.rows:
+        var valid = min(block.columns - column, place.rows - done)
+        if valid > 0:
+            _store_tile[U](
+                params,
+                block,
+                place.panel,
+                place.panels,
+                at,
+                column,
+                valid,
+                sums.behind(done),
+            )
+        done += blocking.pitch - column
+        column = 0
+        at += 1
+
+
+@always_inline
+def _store_tile[
+    U: DotUnit
+](
     params: DotParams,
     block: Block,
     panel: Int,
     panels: Int,
     line: Int,
-    first: Int,
+    column: Int,
     rows: Int,
     sums: Sums,
 ):
-    """Stores the outputs among the positions from `first` on, counted from the
-    beginning of a line."""
-    ref blocking = params.blocking
-    var below, column = divmod(first, blocking.pitch)
-    var at = line + below
-    var done = 0
-    while done < rows:
-        var valid = min(block.columns - column, rows - done)
-        if valid > 0:
-            var tile = _output_tile(
-                params, block, panel, panels, at, column, valid
-            )
-            var here = sums.behind(done)
-            params.output.store(
-                params.problem, tile, here.elements, here.stride
-            )
-        done += blocking.pitch - column
-        column = 0
-        at += 1
+    """Stores neighbouring pixels of one of a block's lines by some of its
+    panels."""
+    comptime dtype = params.Source.dtype
+    var tile = _output_tile(params, block, panel, panels, line, column, rows)
+    comptime if dtype.is_integral():
+        comptime flipped = Int32(128 if U.flips(dtype) else 0)
+        var filter = _filter_tile(params, block, panel, panels)
+        params.output.store_integers(
+            params.problem,
+            tile,
+            Accumulators[DType.int32](
+                sums.elements,
+                sums.stride,
+                filter.elements.unsafe_offset(
+                    params.panel.sums_offset()
+                ).unsafe_bitcast[Int32](),
+                params.panel.elements() // size_of[DType.int32](),
+                params.zero_point + flipped,
+            ),
+        )
+    else:
+        params.output.store(params.problem, tile, sums.elements, sums.stride)
 
 
 @always_inline

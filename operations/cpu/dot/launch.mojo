@@ -7,20 +7,20 @@ from std.sys.info import size_of
 
 from ...conv.access import ActivationSource
 from ...conv.known import KnownFilter, KnownProblem
-from ...conv.memory import Writes
+from ...conv.memory import Writes, element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
+from ...conv.quantization import MAX_PRODUCTS
 from ...conv.registry import ConvKernel, kernel_name
 from ..epilogue import TileStore
 from ..features import feature_refusal
 from ..gemm.launch import panels_refusal
-from ..gemm.scheduler import row_stride
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
-from .kernel import DotParams, DotScratch, run_task, sums_elements
+from .kernel import STAGES, DotParams, DotScratch, run_task, tile_sums
 from .mma import DotUnit
-from .scheduler import ACCESS_IMAGE, Block, Blocking
+from .scheduler import ACCESS_IMAGE, Block, Blocking, gathered_stride
 
 
 @fieldwise_init
@@ -54,12 +54,19 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
         var chosen = choose_blocking[U](
             problem, types, device.units, wake_cycles
         )
-        return Self.of_blocking[U](problem, chosen.blocking, chosen.threads)
+        return Self.of_blocking[U](
+            problem, types, chosen.blocking, chosen.threads
+        )
 
     @staticmethod
     def of_blocking[
         U: DotUnit
-    ](problem: ConvProblem, blocking: Blocking, threads: Int) -> DotPlan:
+    ](
+        problem: ConvProblem,
+        types: OperandTypes,
+        blocking: Blocking,
+        threads: Int,
+    ) -> DotPlan:
         """The plan of a cut.
 
         Parameters:
@@ -67,17 +74,21 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
 
         Args:
             problem: The convolution, with at least one output.
+            types: Of its operands.
             blocking: The cut.
             threads: That run it.
         """
         var elements = blocking.block_elements
         # Blocks with infinities are copied row by row.
         if blocking.cut.access == ACCESS_IMAGE:
-            elements = max(elements, U.rows * row_stride(blocking.depth))
+            var stride = gathered_stride(
+                blocking.depth, element_bytes(types.input)
+            )
+            elements = max(elements, U.rows * stride)
         var scratch = (
-            sums_elements[U]()
+            STAGES * tile_sums[U]()
             + _floats[DType.int32](blocking.chunks)
-            + _floats[DType.uint16](elements)
+            + _floats[DType.uint8](elements * element_bytes(types.input))
         )
         return DotPlan(
             blocking,
@@ -119,7 +130,7 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
     def run(self, task: Int, scratch: Writes[DType.float32]):
         ref params = self.params
         ref blocking = params.blocking
-        var offsets = scratch.unsafe_offset(sums_elements[Self.U]())
+        var offsets = scratch.unsafe_offset(STAGES * tile_sums[Self.U]())
         var block = offsets.unsafe_offset(_floats[DType.int32](blocking.chunks))
         run_task[Self.U](
             params,
@@ -133,7 +144,7 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
 
 
 struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
-    """Register tiles of dot products, of any convolution of 16 bits whose
+    """Register tiles of dot products, of any convolution of 8 or 16 bits whose
     filter is packed in panels of its own.
 
     Parameters:
@@ -171,6 +182,12 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
         )
         if refusal:
             return refusal
+        var products = problem.gemm_k()
+        if operands.types.input.is_integral() and products > MAX_PRODUCTS:
+            return String(
+                t"int32 holds sums of {MAX_PRODUCTS} products whatever they"
+                t" are, but here an output has {products}"
+            )
         return panels_refusal(Self.code, problem)
 
     @staticmethod
@@ -198,6 +215,7 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
         var params = DotParams[Source](
             arguments.activation,
             arguments.filter,
+            arguments.quantization.zero_point,
             problem.panel_layout(Source.dtype),
             TileStore(arguments),
             problem,

@@ -2,18 +2,29 @@
 of `ROW_BYTES` of products of each a step."""
 
 from std.collections import Optional
+from std.sys.info import size_of
 
-from ...conv.fields import ROW_BYTES
+from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import Reads, Writes
+from ...conv.panels import interleaved_products
 
 
 def chunk_products(dtype: DType) -> Int:
     """Products of a chunk.
 
     Args:
-        dtype: Of the operands, of 16 bits.
+        dtype: Of the operands, of 8 or 16 bits.
     """
-    return ROW_BYTES // 2
+    return ROW_BYTES * interleaved_products(dtype) // size_of[DType.int32]()
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """The type of the sums, of 32 bits.
+
+    Args:
+        dtype: Of the operands.
+    """
+    return DType.int32 if dtype.is_integral() else DType.float32
 
 
 @fieldwise_init
@@ -52,10 +63,11 @@ struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
     """The panels of a register tile.
 
     Parameters:
-        dtype: Of the elements.
+        dtype: Of the activations.
     """
 
     var elements: Reads[Self.dtype]
+    """Beside uint8 the bits of int8."""
     var panel_stride: Int
     """Elements between two panels."""
     var panels: Int
@@ -66,6 +78,7 @@ struct Sums(ImplicitlyCopyable, Movable):
     """Where the sums of a register tile go."""
 
     var elements: Writes[DType.float32]
+    """Bits of the sums' own type, `sum_dtype`."""
     var stride: Int
     """Elements between two pixels."""
 
@@ -105,6 +118,16 @@ trait DotUnit:
             dtype: Of the operands.
         """
         ...
+
+    @staticmethod
+    def flips(dtype: DType) -> Bool:
+        """Whether activations are multiplied as unsigned numbers, 128 above
+        what they are: with their first bit flipped.
+
+        Args:
+            dtype: Of the activations.
+        """
+        return False
 
     @staticmethod
     def build_refusal() -> Optional[String]:

@@ -5,11 +5,11 @@ from ...conv.access import ActivationSource
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..gemm.tile_io import (
-    COPY,
     Columns,
     copy_channels,
     copy_memory,
-    zero,
+    copy_width,
+    fill,
 )
 from ..pixel import Pixel
 from .mma import chunk_products
@@ -74,8 +74,8 @@ def copy_rectangle[
     block: Block,
     to: Writes[Source.dtype],
 ) -> Bool:
-    """Copies a group's channels of the input pixels that a block reads, zeros for
-    those outside the image, as `[T][lines][columns][C / groups]`.
+    """Copies a group's channels of the input pixels that a block reads, and the
+    padding outside the image, as `[T][lines][columns][C / groups]`.
 
     Parameters:
         Source: How the activation is reached.
@@ -113,7 +113,7 @@ def copy_rectangle[
         blocking.cut.lines,
         blocking.cut.columns,
     ):
-        zero(to, blocking.block_elements - COPY)
+        fill(to, blocking.block_elements - copy_width(Source.dtype), 0)
     var row = to
     for t in range(problem.filter[0]):
         var here = pixel
@@ -127,8 +127,11 @@ def copy_rectangle[
         return True
     # Chunks reach beyond the last pixel.
     var unit = chunk_products(Source.dtype)
-    zero(row, unit)
-    return _is_finite[Source.dtype](to.as_imm(), Int(row) - Int(to))
+    fill(row, unit, 0)
+    comptime if Source.dtype.is_integral():
+        return True
+    else:
+        return _is_finite[Source.dtype](to.as_imm(), Int(row) - Int(to))
 
 
 @always_inline
@@ -145,14 +148,16 @@ def _copy_line[
 ):
     """Copies some channels of `count` neighbouring pixels of a row of the input
     image, the first one perhaps left of it."""
+    comptime width = copy_width(Source.dtype)
     var channels = problem.group_channels()
+    var padding = columns.padding.cast[Source.dtype]()
     if not (first.is_inside(problem, 0) and first.is_inside(problem, 1)):
-        zero(to, count * channels)
+        fill(to, count * channels, padding)
         return
     var w = first.at[2]
     var left = min(count, max(0, -w))
     var right = max(left, min(count, problem.input[2] - w))
-    zero(to, left * channels)
+    fill(to, left * channels, padding)
     var whole = not Source.fused and channels == problem.channels
     if whole:
         comptime if not Source.fused:
@@ -163,15 +168,15 @@ def _copy_line[
                 to.unsafe_offset(left * channels),
                 (right - left) * channels,
             )
-    elif not Source.fused and channels % COPY == 0:
+    elif not Source.fused and channels % width == 0:
         comptime if not Source.fused:
             var source = x.data().unsafe_offset(
                 first.input_offset(problem) + left * problem.channels + channel
             )
             var target = to.unsafe_offset(left * channels)
             for _ in range(left, right):
-                for c in range(0, channels, COPY):
-                    target.unsafe_store(c, source.unsafe_load[width=COPY](c))
+                for c in range(0, channels, width):
+                    target.unsafe_store(c, source.unsafe_load[width=width](c))
                 source = source.unsafe_offset(problem.channels)
                 target = target.unsafe_offset(channels)
     else:
@@ -187,7 +192,26 @@ def _copy_line[
                 to.unsafe_offset(i * channels),
                 channels,
             )
-    zero(to.unsafe_offset(right * channels), (count - right) * channels)
+    fill(
+        to.unsafe_offset(right * channels), (count - right) * channels, padding
+    )
+
+
+def flip_signs[dtype: DType](elements: Writes[dtype], count: Int):
+    """Makes of int8 unsigned numbers 128 above, in whole vectors.
+
+    Parameters:
+        dtype: Theirs, int8.
+
+    Args:
+        elements: The numbers, and room for a vector's rest behind them.
+        count: How many.
+    """
+    comptime width = copy_width(dtype)
+    for i in range(0, count, width):
+        elements.unsafe_store(
+            i, elements.unsafe_load[width=width](i) ^ Scalar[dtype](-128)
+        )
 
 
 @always_inline

@@ -10,7 +10,12 @@ from ...conv.memory import Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel, kernel_name
-from ..config import CPU_TILE, fused_input_refusal, reads_in_place
+from ..config import (
+    CPU_TILE,
+    fused_input_refusal,
+    integer_refusal,
+    reads_in_place,
+)
 from ..epilogue import TileStore
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
@@ -141,8 +146,8 @@ struct ImplicitGemm[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """See `ConvKernel`: it takes all types."""
-        return None
+        """See `ConvKernel`: it takes all floats."""
+        return integer_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:

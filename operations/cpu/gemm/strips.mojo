@@ -9,6 +9,7 @@ moves `S` times fewer elements than rows of the implicit im2col matrix have.
 from std.math import ceildiv
 
 from ...conv.access import ActivationSource
+from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..config import reads_in_place
@@ -16,12 +17,11 @@ from ..pixel import Pixel
 from .mma import MAX_RUNS, MIN_RUN, Run, TileOperand, tile_rows
 from .scheduler import RowTile, Task
 from .tile_io import (
-    COPY,
     Columns,
     copy_channels,
     copy_memory,
     is_adjacent,
-    zero,
+    fill,
 )
 
 
@@ -63,7 +63,7 @@ def strip_elements(
     segments = min(segments, problem.filter[0] * problem.filter[1])
     var columns = (rows - 1) * problem.stride[2] + problem.span(2)
     var elements = segments * columns * problem.group_channels() * groups
-    return ceildiv(elements, COPY) * COPY + COPY
+    return ceildiv(elements, PANEL) * PANEL + PANEL
 
 
 def copies_pay(
@@ -118,7 +118,7 @@ def _copy_strip[
     var channels = strip.channels
     var left = min(strip.count, max(0, -w))
     var right = max(left, min(strip.count, problem.input[2] - w))
-    zero(to, left * channels)
+    fill(to, left * channels, 0)
     var whole_pixels = not Source.fused and channels == problem.channels
     comptime if not Source.fused:
         if whole_pixels:
@@ -142,7 +142,11 @@ def _copy_strip[
                 to.unsafe_offset(i * channels),
                 channels,
             )
-    zero(to.unsafe_offset(right * channels), (strip.count - right) * channels)
+    fill(
+        to.unsafe_offset(right * channels),
+        (strip.count - right) * channels,
+        0,
+    )
 
 
 @always_inline

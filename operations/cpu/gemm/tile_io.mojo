@@ -16,29 +16,45 @@ from ...conv.problem import SPATIAL, ConvProblem
 from ..pixel import Pixel, load_activation
 from .scheduler import RowTile
 
-comptime COPY = PANEL
-"""Elements that the gather moves at once."""
+comptime MAX_COPY = 2 * PANEL
+"""The largest `copy_width`."""
+
+
+def copy_width(dtype: DType) -> Int:
+    """Elements that the gather moves at once: more of integers, which have 8
+    bits.
+
+    Args:
+        dtype: Of the elements.
+    """
+    return MAX_COPY if dtype.is_integral() else PANEL
 
 
 @always_inline
-def zero[to_type: DType, //](to: Writes[to_type], count: Int):
-    """Zeroes at least `count` values, in whole `COPY`s: the excess is
+def fill[
+    to_type: DType, //
+](to: Writes[to_type], count: Int, value: Scalar[to_type]):
+    """Fills at least `count` values, in whole `copy_width`s: the excess is
     overwritten by the next run, or lies in the row's slack."""
-    for i in range(0, count, COPY):
-        to.unsafe_store(i, SIMD[to_type, COPY](0))
+    comptime width = copy_width(to_type)
+    for i in range(0, count, width):
+        to.unsafe_store(i, SIMD[to_type, width](value))
 
 
 @always_inline
 def copy_memory[
     dtype: DType, to_type: DType, //
 ](x: Reads[dtype], begin: Int, length: Int, to: Writes[to_type], count: Int):
-    """Converts `x[begin : begin+count]`, in whole `COPY`s where the tensor of
-    `length` elements reaches that far; the excess is as in `zero`."""
+    """Converts `x[begin : begin+count]`, in whole `copy_width`s where the tensor
+    of `length` elements reaches that far; the excess is as in `fill`."""
+    comptime width = copy_width(to_type)
     var whole = count
-    if begin + ceildiv(count, COPY) * COPY > length:
-        whole = count // COPY * COPY
-    for i in range(0, whole, COPY):
-        to.unsafe_store(i, x.unsafe_load[width=COPY](begin + i).cast[to_type]())
+    if begin + ceildiv(count, width) * width > length:
+        whole = count // width * width
+    for i in range(0, whole, width):
+        to.unsafe_store(
+            i, x.unsafe_load[width=width](begin + i).cast[to_type]()
+        )
     for i in range(whole, count):
         to[unsafe_offset=i] = x[unsafe_offset=begin + i].cast[to_type]()
 
@@ -56,13 +72,14 @@ def copy_channels[
     count: Int,
 ):
     """Copies `count` channels of an input pixel inside the image, from memory
-    or through the fused producer; the excess is as in `zero`."""
+    or through the fused producer; the excess is as in `fill`."""
     comptime if Source.fused:
-        var whole = count // COPY * COPY
-        for i in range(0, whole, COPY):
+        comptime width = copy_width(to_type)
+        var whole = count // width * width
+        for i in range(0, whole, width):
             to.unsafe_store(
                 i,
-                load_activation[to_type, COPY](x, problem, pixel, channel + i),
+                load_activation[to_type, width](x, problem, pixel, channel + i),
             )
         for i in range(whole, count):
             to[unsafe_offset=i] = load_activation[to_type, 1](
@@ -100,7 +117,7 @@ def may_miss_image(problem: ConvProblem) -> Bool:
     comptime for axis in range(SPATIAL):
         var padding = max(problem.pad_before[axis], problem.pad_after[axis])
         reaches = reaches or (problem.dilation[axis] > 1 and padding > 1)
-    return reaches and problem.group_channels() >= COPY
+    return reaches and problem.group_channels() >= PANEL
 
 
 @always_inline
@@ -144,9 +161,16 @@ struct Columns(ImplicitlyCopyable, Movable):
     var adjacent: Bool
     var elements: Int
     """Of the activation."""
+    var padding: Int32
+    """What stands outside the image: the integer that stands for 0."""
 
     def __init__(
-        out self, problem: ConvProblem, panel: PanelLayout, begin: Int, end: Int
+        out self,
+        problem: ConvProblem,
+        panel: PanelLayout,
+        begin: Int,
+        end: Int,
+        padding: Int32 = 0,
     ):
         """Finds the segment that `begin` lies in.
 
@@ -155,7 +179,9 @@ struct Columns(ImplicitlyCopyable, Movable):
             panel: The order of the packed filter.
             begin: The first column.
             end: The column behind the last.
+            padding: What stands outside the image.
         """
+        self.padding = padding
         self.begin = begin
         self.end = end
         self.segment = panel.row_depth
@@ -185,6 +211,7 @@ def _gather_span[
     lie side by side in memory from `pixel` on, zeroing those left and right of
     the image."""
     var channels = problem.channels
+    var padding = columns.padding.cast[to_type]()
     var first = max(0, -pixel.at[2]) * channels
     var last = max(
         0, min(problem.filter[2], problem.input[2] - pixel.at[2]) * channels
@@ -192,7 +219,7 @@ def _gather_span[
     var left = min(max(first, begin), end)
     var right = min(max(last, left), end)
     if left > begin:
-        zero(to, left - begin)
+        fill(to, left - begin, padding)
     if right > left:
         copy_memory(
             x.data(),
@@ -202,7 +229,7 @@ def _gather_span[
             right - left,
         )
     if end > right:
-        zero(to.unsafe_offset(right - begin), end - right)
+        fill(to.unsafe_offset(right - begin), end - right, padding)
 
 
 @always_inline
@@ -230,7 +257,7 @@ def _gather_taps[
             var channel = group * channels + low - s * channels
             copy_channels(x, problem, columns, pixel, channel, here, high - low)
         else:
-            zero(here, high - low)
+            fill(here, high - low, columns.padding.cast[to_type]())
 
 
 @always_inline
@@ -258,7 +285,7 @@ def _gather_row[
         var high = min(columns.segment, length - start)
         var filled = max(low, min(high, columns.products))
         if not (at.is_inside(problem, 0) and at.is_inside(problem, 1)):
-            zero(here, high - low)
+            fill(here, high - low, columns.padding.cast[to_type]())
         else:
             comptime if Source.fused:
                 _gather_taps(x, problem, columns, group, at, low, filled, here)
@@ -269,7 +296,7 @@ def _gather_row[
                     _gather_taps(
                         x, problem, columns, group, at, low, filled, here
                     )
-            zero(here.unsafe_offset(filled - low), high - filled)
+            fill(here.unsafe_offset(filled - low), high - filled, 0)
         here = here.unsafe_offset(high - low)
         start += columns.segment
         r += 1
@@ -291,7 +318,7 @@ def gather_rows[
 ):
     """Gathers a block of the implicit im2col matrix.
 
-    Writes up to `COPY - 1` values behind each row, so rows need that slack.
+    Writes up to `copy_width - 1` values behind each row, so rows need that slack.
 
     Parameters:
         to_type: Of the block.

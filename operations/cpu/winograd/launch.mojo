@@ -9,7 +9,7 @@ from ...conv.memory import HostBuffer
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import ConvKernel
-from ..config import fused_input_refusal
+from ..config import fused_input_refusal, integer_refusal
 from ..epilogue import TileStore
 from ..gemm.launch import panels_refusal
 from ..pool import Pool
@@ -49,7 +49,8 @@ struct Winograd[P: Pool](ConvKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        return fused_input_refusal(Self.code, types)
+        var refusal = integer_refusal(Self.code, types)
+        return refusal if refusal else fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:

@@ -24,13 +24,16 @@ from .._checks import (
     read_padding,
     spatial_tuple,
 )
+from .._dtypes import bias_dtype, filter_dtype
 from ..activations import ActivationLike, parse
 from ._dtypes import (
     BY_NAME,
+    CPU_DTYPES,
     DTYPES,
     GPU_DTYPES,
     HOPPER_DTYPES,
     NAMES,
+    OUTPUTS,
     TENSOR_CORES,
     listed,
 )
@@ -66,6 +69,8 @@ def read(
     precision: str | None,
     out_dtype: torch.dtype | None,
     upsample: Ints = 1,
+    zero_points: tuple[int, int, int] = (0, 0, 0),
+    out_scale: float | None = None,
 ) -> ConvArguments:
     """Returns a call's arguments, checked; equal ones are read once.
 
@@ -79,8 +84,10 @@ def read(
         beta: A number.
         final_activation: An ``ActivationLike``.
         precision: The name of a ``Precision``, or ``None``.
-        out_dtype: One of ``DTYPES``, or ``None``.
+        out_dtype: One of ``OUTPUTS``, or ``None``.
         upsample: As ``stride``.
+        zero_points: Of input, residual and output: integers.
+        out_scale: A number, or ``None``.
 
     Raises:
         TypeError: An argument is of a wrong Python type, or ``out_dtype`` is unsupported.
@@ -88,7 +95,7 @@ def read(
     """
     arguments = (
         *(rank, stride, padding, dilation, groups, activation, beta),
-        *(final_activation, precision, out_dtype, upsample),
+        *(final_activation, precision, out_dtype, upsample, zero_points, out_scale),
     )
     if torch.compiler.is_compiling():
         return _read(*arguments)
@@ -111,9 +118,12 @@ def _read(
     precision: str | None,
     out_dtype: torch.dtype | None,
     upsample: Ints,
+    zero_points: tuple[int, int, int],
+    out_scale: float | None,
 ) -> ConvArguments:
-    if out_dtype is not None and out_dtype not in DTYPES:
-        raise TypeError(f"out_dtype: {out_dtype} is not supported; {listed()} are allowed")
+    if out_dtype is not None and out_dtype not in OUTPUTS:
+        raise TypeError(f"out_dtype: {out_dtype} is not supported; {listed(OUTPUTS)} are allowed")
+    own, of_residual, of_output = zero_points
     return ConvArguments(
         stride=_spatial("stride", stride, rank),
         dilation=_spatial("dilation", dilation, rank),
@@ -127,6 +137,10 @@ def _read(
         precision=None if precision is None else check_precision(precision),
         out_dtype=None if out_dtype is None else NAMES[out_dtype],
         upsample=read_upsample(_one_for_all(upsample), rank),
+        zero_point=check_integer("zero_point", own),
+        residual_zero_point=check_integer("residual_zero_point", of_residual),
+        out_zero_point=check_integer("out_zero_point", of_output),
+        out_scale=None if out_scale is None else check_number("out_scale", out_scale),
     )
 
 
@@ -193,7 +207,7 @@ def check_input_dtype(input: Tensor, out_dtype: str | None) -> None:
     Raises:
         TypeError: It is unsupported, or ``out_dtype`` is not given.
     """
-    allowed: tuple[torch.dtype, ...] = DTYPES
+    allowed: tuple[torch.dtype, ...] = CPU_DTYPES
     if input.is_cuda:
         allowed = (*DTYPES, *GPU_DTYPES)
         # What stands for a tensor while a program is traced may be on a GPU that is not there.
@@ -239,11 +253,12 @@ def check_tensors(
     """
     dtype, single = input.dtype, torch.float32
     of_output = dtype if out_dtype is None else BY_NAME[out_dtype]
-    beside = dtype if dtype in DTYPES else of_output
+    beside = BY_NAME[bias_dtype(NAMES[dtype], NAMES[of_output])]
+    of_weight = BY_NAME[filter_dtype(NAMES[dtype])]
     on_host, grad = input.is_cpu, torch.is_grad_enabled()
     for name, tensor, allowed, other in (
         ("input", input, dtype, dtype),
-        ("weight", weight, dtype, dtype),
+        ("weight", weight, of_weight, of_weight),
         ("bias", bias, beside, single),
         ("residual", residual, of_output, of_output),
         ("scale", scale, single, single),

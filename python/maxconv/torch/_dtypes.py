@@ -7,17 +7,28 @@ from typing import Final
 import torch
 
 from .. import _fields
-from .._dtypes import BIT_CARRIED, DTYPE_BYTES, INPUT_BYTES
+from .._dtypes import (
+    BIT_CARRIED,
+    CPU_BYTES,
+    DTYPE_BYTES,
+    FILTER_BYTES,
+    INPUT_BYTES,
+    OUTPUT_BYTES,
+)
 from .._dtypes import FLOAT8 as _FLOAT8
 
 __all__ = [
     "BYTES",
     "BY_NAME",
+    "CPU_DTYPES",
+    "CPU_FILTERS",
     "DTYPES",
     "FLOAT8",
     "GPU_DTYPES",
+    "GPU_FILTERS",
     "HOPPER_DTYPES",
     "NAMES",
+    "OUTPUTS",
     "TENSOR_CORES",
     "listed",
 ]
@@ -30,6 +41,14 @@ NAMES: Final = {dtype: name for name, dtype in BY_NAME.items()}
 
 #: The dtypes of inputs, filters and outputs.
 DTYPES: Final = tuple(BY_NAME[name] for name in DTYPE_BYTES)
+
+#: The dtypes of inputs on a CPU, and those of outputs there.
+CPU_DTYPES: Final = tuple(BY_NAME[name] for name in CPU_BYTES)
+OUTPUTS: Final = tuple(BY_NAME[name] for name in OUTPUT_BYTES)
+
+#: Those of filters.
+CPU_FILTERS: Final = tuple(dtype for dtype in CPU_DTYPES if NAMES[dtype] in FILTER_BYTES)
+GPU_FILTERS: Final = tuple(BY_NAME[name] for name in FILTER_BYTES)
 
 #: The 8-bit float of any GPU.
 FLOAT8: Final = BY_NAME[_FLOAT8]

@@ -56,6 +56,10 @@ def conv1d(
     scale: Tensor | float | None = None,
     out_dtype: torch.dtype | None = None,
     upsample: Ints = 1,
+    zero_point: int = 0,
+    residual_zero_point: int = 0,
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
 ) -> Tensor:
     """Convolves ``[N, C, L]`` or ``[C, L]`` with ``[K, C / groups, S]``.
 
@@ -76,6 +80,8 @@ def conv1d(
         precision,
         out_dtype,
         upsample,
+        (zero_point, residual_zero_point, out_zero_point),
+        out_scale,
     )
     return convolve(input, weight, bias, residual, scale, arguments)
 
@@ -97,20 +103,29 @@ def conv2d(
     scale: Tensor | float | None = None,
     out_dtype: torch.dtype | None = None,
     upsample: Ints = 1,
+    zero_point: int = 0,
+    residual_zero_point: int = 0,
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
 ) -> Tensor:
     """Convolves ``[N, C, H, W]`` or ``[C, H, W]`` with ``[K, C / groups, R, S]``.
 
     Computes ``final_activation(activation(scale * conv(input, weight) + bias) + beta * residual)``.
-    Sums are in float32 and rounded once, whatever the dtype. A channels-last input is read where it
-    lies and gives a channels-last output. So does a channels-last weight; otherwise a contiguous
-    input gives a contiguous output, at the price of converting both: prefer channels last.
+    Sums are in float32 (of integers, in int32) and rounded once, whatever the dtype. Integers of 8
+    bits stand for real numbers: ``input - zero_point`` is convolved, ``beta * (residual -
+    residual_zero_point)`` added, and an output ``y`` of integers is ``clamp(round(y * (1 /
+    out_scale)) + out_zero_point)``, as ``torch.quantize_per_tensor`` has it.
+
+    A channels-last input is read where it lies and gives a channels-last output. So does a
+    channels-last weight; otherwise a contiguous input gives a contiguous output, at the price of
+    converting both: prefer channels last.
 
     The weight is packed in every call: a module (``Conv2d``) packs it once.
 
     Args:
-        input: float32, bfloat16 or float16, on the CPU or a GPU; on a GPU also float8_e4m3fn and
-            int8, on one of compute capability 9.0, 10.0 or 10.3 float8_e5m2.
-        weight: Of the input's dtype.
+        input: float32, bfloat16, float16 or int8, on the CPU or a GPU; on the CPU also uint8, on a
+            GPU float8_e4m3fn, on one of compute capability 9.0, 10.0 or 10.3 float8_e5m2.
+        weight: Of the input's dtype; beside uint8 int8.
         bias: ``[K]`` of the input's dtype (the output's for a dtype of 8 bits) or float32.
         stride: One integer or two.
         padding: Zeros on both sides, one integer or two; ``"valid"`` for none; ``"same"`` for an
@@ -133,14 +148,19 @@ def conv2d(
             nothing either way.
         scale: What sums are multiplied with: a number, or float32 ``[K]`` or ``[1]``. With
             float8_e4m3fn: the product of the scales by which input and weight were divided.
-        out_dtype: Of the output: float32, bfloat16 or float16. By default the input's; it must be
-            given with float8_e4m3fn.
+        out_dtype: Of the output: float32, bfloat16 or float16; on the CPU also int8 and uint8. By
+            default the input's; it must be given with an input of 8 bits.
         upsample: How often each pixel is repeated before the image is convolved, as
             ``interpolate(input, scale_factor=upsample)`` does: one integer or two. Padding and
             dilation are of the enlarged image, which is never in memory: a convolution of ``input``
             itself computes a block of pixels at a time, with filters whose taps were summed and
             rounded to the weight's dtype. Of a 3x3 weight and a factor of 2 it has 2.25 times fewer
             products. The stride must be 1, dtypes of 8 bits are not allowed, and a residual is not.
+        zero_point: The integer that stands for 0 in the input, and in its padding; 0 for floats,
+            and on a GPU.
+        residual_zero_point: The same in the residual.
+        out_scale: What a step of an output of integers stands for; for floats ``None``.
+        out_zero_point: The integer that stands for 0 in the output.
 
     Returns:
         ``[N, K, P, Q]``, or ``[K, P, Q]`` for an input without a batch.
@@ -163,6 +183,8 @@ def conv2d(
         precision,
         out_dtype,
         upsample,
+        (zero_point, residual_zero_point, out_zero_point),
+        out_scale,
     )
     return convolve(input, weight, bias, residual, scale, arguments)
 
@@ -184,6 +206,10 @@ def conv3d(
     scale: Tensor | float | None = None,
     out_dtype: torch.dtype | None = None,
     upsample: Ints = 1,
+    zero_point: int = 0,
+    residual_zero_point: int = 0,
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
 ) -> Tensor:
     """Convolves ``[N, C, D, H, W]`` or ``[C, D, H, W]`` with ``[K, C / groups, T, R, S]``.
 
@@ -204,6 +230,8 @@ def conv3d(
         precision,
         out_dtype,
         upsample,
+        (zero_point, residual_zero_point, out_zero_point),
+        out_scale,
     )
     return convolve(input, weight, bias, residual, scale, arguments)
 

@@ -32,7 +32,8 @@ _CHANNELS_FIRST: Final = {3: (0, 2, 1), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 _SCHEMA: Final = (
     "conv(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
-    " int? precision, str? out_dtype, int[] upsample, bool channels_last, bool constant) -> Tensor"
+    " int? precision, str? out_dtype, int[] upsample, int[] zero_points, float? out_scale,"
+    " bool channels_last, bool constant) -> Tensor"
 )
 
 #: What follows the tensors is that of ``_SCHEMA``, as JSON.
@@ -79,7 +80,7 @@ def _unflatten(values: tuple[Any, ...]) -> tuple[Flat, bool, bool]:
     The arguments are as ``ConvArguments.of_flat`` takes them.
     """
     stride, padding, dilation, groups, activations, scalars, *others = values
-    precision, out_dtype, upsample, channels_last, constant = others
+    precision, out_dtype, upsample, zero_points, out_scale, channels_last, constant = others
     flat = (
         tuple(stride),
         tuple(padding),
@@ -90,6 +91,8 @@ def _unflatten(values: tuple[Any, ...]) -> tuple[Flat, bool, bool]:
         precision,
         out_dtype,
         tuple(upsample),
+        tuple(zero_points),
+        out_scale,
     )
     return flat, channels_last, constant
 
@@ -141,6 +144,7 @@ def _conv_fake(
     """Returns an output of the right shape and strides; checks sizes where all are known."""
     flat, channels_last, _ = _unflatten(others)
     arguments = ConvArguments.of_flat(flat)
+    arguments.check_types(NAMES[input.dtype], on_gpu=input.is_cuda)
     if arguments.upsample is not None:
         kind = NAMES[input.dtype]
         check_beside_upsample(arguments.upsample, kind, residual=residual is not None)

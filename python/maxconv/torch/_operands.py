@@ -23,7 +23,7 @@ from .._problem import encode
 from .._signature import Operands, known_problem, op_parameters
 from ..activations import ActivationLike
 from ._arguments import Ints, check_input_dtype, check_tensors, read
-from ._dtypes import BY_NAME, DTYPES, NAMES, listed
+from ._dtypes import BY_NAME, CPU_FILTERS, DTYPES, GPU_FILTERS, NAMES, OUTPUTS, listed
 from ._filters import pack_on_host
 from ._plan import check_sizes
 
@@ -128,9 +128,10 @@ class ConvOperands:
             if (tensor is not None) != is_there:
                 given = "None" if tensor is None else "a tensor"
                 raise ValueError(f"{name}: {given}, but conv_operands was told {name}={is_there}")
-        if output.dtype not in DTYPES:
+        outputs = DTYPES if output.is_cuda else OUTPUTS
+        if output.dtype not in outputs:
             raise TypeError(
-                f"output: dtype {output.dtype} is not supported; {listed()} are allowed"
+                f"output: dtype {output.dtype} is not supported; {listed(outputs)} are allowed"
             )
         out_dtype = NAMES[output.dtype]
         if input.dtype not in DTYPES:
@@ -226,7 +227,7 @@ def conv_operands(
     lengths = dict.fromkeys((1, 2, 4), math.prod(weight_shape))
     if layout is Layout.PACKED:
         filters, channels, *taps = weight_shape
-        for dtype in ("float32", "bfloat16"):
+        for dtype in ("float32", "bfloat16", "int8"):
             lengths[INPUT_BYTES[dtype]] = packed_length(
                 taps, filters=filters, group_channels=channels, groups=groups, dtype=dtype
             )
@@ -261,7 +262,7 @@ def pack_filter(weight: Tensor, groups: int = 1) -> Tensor:
             divide.
     """
     _spatial_rank(weight.shape)
-    allowed = tuple(NAMES) if weight.is_cuda else DTYPES
+    allowed = GPU_FILTERS if weight.is_cuda else CPU_FILTERS
     if weight.dtype not in allowed:
         raise TypeError(
             f"weight: dtype {weight.dtype} is not supported; {listed(allowed)} are allowed"

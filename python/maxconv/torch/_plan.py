@@ -221,6 +221,7 @@ class Plan:
         index: int,
     ) -> None:
         input, weight, bias, residual, scale = tensors
+        arguments.check_types(NAMES[input.dtype], on_gpu=index >= 0)
         problem = check_sizes(input.shape, weight.shape, arguments)
         batch, *spatial, filters = cast("tuple[int, ...]", problem.output_shape)
         if bias is not None:
@@ -265,7 +266,7 @@ class Plan:
         self._call = Call.of(
             cast("tuple[int, ...]", problem.input_shape),
             (batch, *spatial, filters),
-            self._filter_elements(problem.subpixel, NAMES[input.dtype]),
+            self._filter_elements(problem.subpixel, NAMES[weight.dtype]),
             geometry,
             scalars,
         )

@@ -45,7 +45,8 @@ __all__ = [
 _SCHEMA: Final = (
     "conv_transpose(Tensor input, Tensor weight, Tensor? bias, int[] output_padding, int[] stride,"
     " int[] padding, int[] dilation, int groups, int[] activations, float[] scalars,"
-    " int? precision, str? out_dtype, int[] upsample, bool channels_last, bool constant) -> Tensor"
+    " int? precision, str? out_dtype, int[] upsample, int[] zero_points, float? out_scale,"
+    " bool channels_last, bool constant) -> Tensor"
 )
 
 

@@ -1,0 +1,335 @@
+"""Dot products in vector registers: a lane adds up the products that 4 bytes hold,
+for each of a panel's filters.
+
+- AVX512-BF16: `vdpbf16ps`, two products of bfloat16. Sums are float32 and round
+  to nearest even; denormal operands and sums count as zeros.
+- AVX512-VNNI and AVX-VNNI: `vpdpbusd`, four products of an unsigned activation
+  and a signed filter. Sums are int32.
+- Widening: integers of 8 bits become 16 bits wide; `vpmaddwd` adds two products
+  on x86, `sdot` four on Arm, and elsewhere the compiler multiplies them.
+
+(Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2; Arm
+Architecture Reference Manual, SDOT.)
+"""
+
+from std.collections import Array, Optional
+from std.memory import bitcast
+from std.sys._assembly import inlined_assembly
+from std.sys.info import CompilationTarget
+from std.sys.intrinsics import llvm_intrinsic
+
+from ...conv.fields import (
+    KERNEL_AVX512_BF16,
+    KERNEL_AVX512_VNNI,
+    KERNEL_AVX_VNNI,
+    KERNEL_WIDENING,
+    PANEL,
+    ROW_BYTES,
+)
+from ...conv.panels import interleaved_products
+from ...conv.registry import kernel_name
+from ..config import LANES
+from ..features import ANY_CPU, AVX512_BF16, AVX512_VNNI, AVX_VNNI
+from .mma import ActivationTile, DotUnit, FilterTile, Sums, sum_dtype
+
+comptime WORD = 4
+"""Bytes whose products a lane adds up."""
+
+comptime CHUNK_WORDS = ROW_BYTES // WORD
+"""Steps of a chunk."""
+
+comptime LATENCY_STEPS = 6
+"""Multiplications, one a cycle, that hide the latency of one."""
+
+
+@always_inline
+def _instruction[
+    lanes: Int, //, name: StaticString, sum_type: DType
+](
+    sums: SIMD[sum_type, lanes],
+    pixel: SIMD[DType.uint32, lanes],
+    filters: SIMD[DType.uint32, lanes],
+) -> SIMD[sum_type, lanes]:
+    """Adds the products of a word of each filter by one instruction."""
+    # Registers 16 to 31, which `v` allows, have no VEX encoding.
+    comptime constraints: StaticString = (
+        "=x,x,x,0" if lanes < PANEL else "=v,v,v,0"
+    )
+    return inlined_assembly[
+        name + " $2, $1, $0",
+        SIMD[sum_type, lanes],
+        constraints=constraints,
+        has_side_effect=False,
+    ](pixel, filters, sums)
+
+
+@always_inline
+def _add_pairs[
+    lanes: Int, //
+](
+    sums: SIMD[DType.int32, lanes],
+    pixel: SIMD[DType.uint32, lanes],
+    filters: SIMD[DType.uint32, lanes],
+) -> SIMD[DType.int32, lanes]:
+    """Adds the products of the two int16 of each lane."""
+    comptime x86 = CompilationTarget.is_x86()
+    comptime if x86 and lanes == 8 and CompilationTarget.has_avx2():
+        return sums + llvm_intrinsic[
+            "llvm.x86.avx2.pmadd.wd",
+            SIMD[DType.int32, lanes],
+            has_side_effect=False,
+        ](
+            bitcast[DType.int16, 2 * lanes](pixel),
+            bitcast[DType.int16, 2 * lanes](filters),
+        )
+    elif x86 and lanes == 16 and CompilationTarget.has_avx512f():
+        return sums + llvm_intrinsic[
+            "llvm.x86.avx512.pmaddw.d.512",
+            SIMD[DType.int32, lanes],
+            has_side_effect=False,
+        ](
+            bitcast[DType.int16, 2 * lanes](pixel),
+            bitcast[DType.int16, 2 * lanes](filters),
+        )
+    else:
+        var x = bitcast[DType.int32, lanes](pixel)
+        var y = bitcast[DType.int32, lanes](filters)
+        var low = ((x << 16) >> 16) * ((y << 16) >> 16)
+        return sums + low + (x >> 16) * (y >> 16)
+
+
+@always_inline
+def _even_bytes[
+    lanes: Int, //, signed: Bool
+](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
+    """Bytes 0 and 2 of each lane as int16."""
+    comptime if signed:
+        var halves = bitcast[DType.int16, 2 * lanes](words)
+        return bitcast[DType.uint32, lanes]((halves << 8) >> 8)
+    else:
+        return words & 0x00FF00FF
+
+
+@always_inline
+def _odd_bytes[
+    lanes: Int, //, signed: Bool
+](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
+    """Bytes 1 and 3 of each lane as int16."""
+    comptime if signed:
+        var halves = bitcast[DType.int16, 2 * lanes](words)
+        return bitcast[DType.uint32, lanes](halves >> 8)
+    else:
+        var halves = bitcast[DType.uint16, 2 * lanes](words)
+        return bitcast[DType.uint32, lanes](halves >> 8)
+
+
+@always_inline
+def _widened[
+    lanes: Int, //, dtype: DType
+](
+    sums: SIMD[DType.int32, lanes],
+    pixel: SIMD[DType.uint32, lanes],
+    filters: SIMD[DType.uint32, lanes],
+) -> SIMD[DType.int32, lanes]:
+    """Adds the four products of a word of each filter."""
+    comptime signed = dtype == DType.int8
+    comptime if signed and lanes == 4 and (
+        CompilationTarget.has_neon_int8_dotprod()
+    ):
+        return llvm_intrinsic[
+            "llvm.aarch64.neon.sdot.v4i32.v16i8",
+            SIMD[DType.int32, lanes],
+            has_side_effect=False,
+        ](
+            sums,
+            bitcast[DType.int8, WORD * lanes](pixel),
+            bitcast[DType.int8, WORD * lanes](filters),
+        )
+    else:
+        # What both operands' bytes become is the compiler's to reuse.
+        var even = _add_pairs(
+            sums, _even_bytes[signed](pixel), _even_bytes[True](filters)
+        )
+        return _add_pairs(
+            even, _odd_bytes[signed](pixel), _odd_bytes[True](filters)
+        )
+
+
+@always_inline
+def _multiply[
+    lanes: Int, sum_type: DType, //, kernel: Int, dtype: DType
+](
+    sums: SIMD[sum_type, lanes],
+    pixel: SIMD[DType.uint32, lanes],
+    filters: SIMD[DType.uint32, lanes],
+) -> SIMD[sum_type, lanes]:
+    """Adds the products of a word of each filter."""
+    comptime if kernel == KERNEL_AVX512_BF16:
+        return _instruction["vdpbf16ps", sum_type](sums, pixel, filters)
+    elif kernel == KERNEL_AVX512_VNNI:
+        return _instruction["vpdpbusd", sum_type](sums, pixel, filters)
+    elif kernel == KERNEL_AVX_VNNI:
+        return _instruction["{vex} vpdpbusd", sum_type](sums, pixel, filters)
+    else:
+        return rebind[SIMD[sum_type, lanes]](
+            _widened[dtype](
+                rebind[SIMD[DType.int32, lanes]](sums), pixel, filters
+            )
+        )
+
+
+@no_inline
+def _multiply_tile[
+    dtype: DType, kernel: Int, lanes: Int, rows: Int, panels: Int
+](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
+    """Multiplies `rows` pixels by `panels` panels."""
+    comptime sum_type = sum_dtype(dtype)
+    comptime vectors = panels * PANEL // lanes
+    comptime step = interleaved_products(dtype)
+    comptime Words = SIMD[DType.uint32, lanes]
+    var acc = Array[SIMD[sum_type, lanes], rows * vectors](fill=0)
+    var weights = filter.elements.unsafe_bitcast[UInt32]()
+    var row_stride = activation.row_stride
+    var panel_stride = filter.panel_stride // step
+    for j in range(activation.chunks):
+        var pixels = activation.elements.unsafe_offset(
+            Int(activation.offsets[unsafe_offset=j])
+        )
+        for word in range(CHUNK_WORDS):
+            var b = Array[Words, vectors](fill=Words(0))
+            comptime for v in range(vectors):
+                comptime panel = v * lanes // PANEL
+                comptime lane = v * lanes % PANEL
+                b[v] = weights.unsafe_load[width=lanes](
+                    panel * panel_stride + word * PANEL + lane
+                )
+            comptime for i in range(rows):
+                var a = Words(
+                    pixels.unsafe_offset(i * row_stride + step * word)
+                    .unsafe_bitcast[UInt32]()
+                    .unsafe_load[alignment=1]()
+                )
+                comptime for v in range(vectors):
+                    acc[i * vectors + v] = _multiply[kernel, dtype](
+                        acc[i * vectors + v], a, b[v]
+                    )
+        weights = weights.unsafe_offset(CHUNK_WORDS * PANEL)
+    var to = sums.elements.unsafe_bitcast[Scalar[sum_type]]()
+    comptime for i in range(rows):
+        comptime for v in range(vectors):
+            to.unsafe_store(i * sums.stride + v * lanes, acc[i * vectors + v])
+
+
+struct VectorUnit[
+    code: Int, lanes: Int, max_rows: Int, tile_panels: Int, cycles: Float64
+](DotUnit):
+    """Dot products in vector registers.
+
+    Parameters:
+        code: The `KERNEL_*` code.
+        lanes: Of a register.
+        max_rows: Pixels of the largest register tile, an even number.
+        tile_panels: Its panels.
+        cycles: Of a multiplication of whole registers.
+    """
+
+    comptime kernel = Self.code
+    comptime rows = Self.max_rows
+    comptime single_rows = 0
+    comptime panels = Self.tile_panels
+    comptime single_panels = Self.tile_panels
+
+    @staticmethod
+    def feature(dtype: DType) -> Optional[Int]:
+        """See `DotUnit`. AVX512-FP16 adds in float16, which loses too much."""
+        if Self.code == KERNEL_AVX512_BF16:
+            if dtype == DType.bfloat16:
+                return AVX512_BF16
+            return None
+        if dtype != DType.int8 and dtype != DType.uint8:
+            return None
+        if Self.code == KERNEL_AVX512_VNNI:
+            return AVX512_VNNI
+        return AVX_VNNI if Self.code == KERNEL_AVX_VNNI else ANY_CPU
+
+    @staticmethod
+    def flips(dtype: DType) -> Bool:
+        return dtype == DType.int8 and (
+            Self.code == KERNEL_AVX512_VNNI or Self.code == KERNEL_AVX_VNNI
+        )
+
+    @staticmethod
+    def build_refusal() -> Optional[String]:
+        comptime if Self.code == KERNEL_WIDENING:
+            return None
+        elif Self.code == KERNEL_AVX_VNNI:
+            comptime if CompilationTarget.has_avx2():
+                return None
+            return String(
+                "avx_vnni: the compiler takes this CPU for one without AVX2"
+            )
+        else:
+            comptime if CompilationTarget.has_avx512f():
+                return None
+            return String(
+                t"{kernel_name(Self.code)}: the compiler takes this CPU for one"
+                t" without AVX-512"
+            )
+
+    @staticmethod
+    def begin() -> Int:
+        return 0
+
+    @staticmethod
+    def end():
+        pass
+
+    @staticmethod
+    def multiply[
+        dtype: DType
+    ](
+        mut state: Int,
+        activation: ActivationTile[dtype],
+        filter: FilterTile[dtype],
+        sums: Sums,
+    ):
+        # Odd numbers of rows are not instantiated: the last one goes alone.
+        var rest = activation
+        var to = sums
+        while rest.rows > 0:
+            var rows = 1 if rest.rows == 1 else rest.rows // 2 * 2
+            comptime for panels in range(1, Self.panels + 1):
+                comptime for half in range(Self.max_rows // 2 + 1):
+                    comptime known = max(1, 2 * half)
+                    if rows == known and filter.panels == panels:
+                        _multiply_tile[
+                            dtype, Self.code, Self.lanes, known, panels
+                        ](rest, filter, to)
+            rest = rest.behind(rows)
+            to = to.behind(rows)
+
+    @staticmethod
+    def chunk_cycles(rows: Int, panels: Int) -> Float64:
+        var registers = Float64(rows * panels * PANEL // Self.lanes)
+        var step = max(Float64(LATENCY_STEPS), registers * Self.cycles)
+        return Float64(CHUNK_WORDS) * step
+
+
+comptime Avx512Bf16 = VectorUnit[KERNEL_AVX512_BF16, PANEL, 14, 2, 1.0]
+"""AVX512-BF16: with two panels 28 of 32 registers hold sums."""
+
+comptime Avx512Vnni = VectorUnit[KERNEL_AVX512_VNNI, PANEL, 14, 2, 0.5]
+"""AVX512-VNNI, in the same tile."""
+
+comptime AvxVnni = VectorUnit[KERNEL_AVX_VNNI, PANEL // 2, 6, 1, 0.5]
+"""AVX-VNNI: 12 of 16 registers hold sums."""
+
+comptime Widening = VectorUnit[
+    KERNEL_WIDENING,
+    LANES,
+    8 if LANES == PANEL else 4,
+    2 if LANES == PANEL else 1,
+    1.5,
+]
+"""On every CPU: registers for both halves of activations and filters are left
+beside the sums."""

@@ -1,0 +1,88 @@
+"""Every CPU kernel of 8-bit integers, element by element and exactly.
+
+A Mojo program (tests/mojo/check_integers.mojo) runs the kernels; here the problems are chosen. Its
+sums are 64-bit integers, its zero points the least, the largest and others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.host.kernel_checks import (
+    EPILOGUES,
+    FEATURES,
+    Checker,
+    build,
+    dot_kernels,
+    line_of,
+    shrink,
+    small_problems,
+)
+
+from maxconv._fields import Activation, Layout
+from maxconv._problem import ConvProblem
+from maxconv._problems import load_problems
+
+EVERYWHERE = {"reference", "depthwise", "grouped", "widening"}
+"""The kernels of integers that every CPU has."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, compiled."""
+    return build("check_integers", tmp_path_factory.mktemp("integers"))
+
+
+@pytest.fixture(scope="module")
+def checker(program: Path) -> Iterator[Checker]:
+    """The program, running."""
+    running = Checker(program)
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def test_named_problems(checker: Checker) -> None:
+    ran = {
+        name: checker.check(name, line_of(shrink(named.problem), *EPILOGUES[i % len(EPILOGUES)]))
+        for i, (name, named) in enumerate(load_problems().items())
+    }
+    assert all("reference" in kernels and len(kernels) > 1 for kernels in ran.values()), ran
+    assert set.union(*ran.values()) == EVERYWHERE | {*dot_kernels("int8")}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=small_problems(), epilogue=st.sampled_from(EPILOGUES))
+def test_random_problems(
+    checker: Checker, problem: ConvProblem, epilogue: tuple[bool, bool, Activation, Layout]
+) -> None:
+    checker.check("random", line_of(shrink(problem), *epilogue))
+
+
+def test_features_that_are_left_out_are_not_used(program: Path) -> None:
+    line = line_of(load_problems()["odd.asymmetric_padding"].problem, *EPILOGUES[0])
+    for features in ("", "avx_vnni", "amx_bf16", "avx512_vnni,amx_int8"):
+        ran = Checker(program, features=features).check("left_out", line)
+        left = dot_kernels("int8", features={*features.split(",")})
+        assert ran & {*FEATURES, "widening"} == {*left, "widening"}
+
+
+def test_depthwise_beyond_float32(checker: Checker) -> None:
+    """Where float32 may not hold a sum, the reference adds."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(23, 25),
+        channels=5,
+        filters=5,
+        filter_size=(23, 23),
+        stride=(1, 1),
+        dilation=(1, 1),
+        pad_before=(0, 1),
+        pad_after=(0, 0),
+        groups=5,
+    )
+    assert checker.check("large", line_of(problem, *EPILOGUES[1])) == {"reference"}
