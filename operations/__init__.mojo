@@ -8,7 +8,9 @@ from .registrations import (
     Explain,
 )
 from .interleaved_registrations import (
+    ConvInterleavedCpu,
     ConvInterleavedGpu,
+    ConvInterleavedUnfusedCpu,
     ConvInterleavedUnfusedGpu,
 )
 from .pool_registrations import PoolCpu, PoolGpu

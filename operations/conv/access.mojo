@@ -52,7 +52,8 @@ trait ActivationSource(DeviceValue, TrivialRegisterPassable):
     """Of its elements."""
 
     comptime interleaved: Int = 0
-    """Channels of a block in the layout of interleave.mojo, or 0."""
+    """Channels of a block in the layouts of interleave.mojo, `ANY_BLOCK`, or
+    0."""
 
     comptime fused: Bool
     """Whether loads compute what the graph compiler fused in front of the
@@ -83,11 +84,15 @@ trait ActivationSource(DeviceValue, TrivialRegisterPassable):
 
 
 trait OutputTarget(DeviceValue, TrivialRegisterPassable):
-    """The output of a kernel, `[N, Z, P, Q, K]`, after the epilogue and the
-    rounding."""
+    """The output of a kernel, `[N, Z, P, Q, K]` unless `interleaved`, after the
+    epilogue and the rounding."""
 
     comptime dtype: DType
     """Of the rounded values."""
+
+    comptime interleaved: Int = 0
+    """`ANY_BLOCK` of interleave.mojo where `store` finds an element's place by
+    its index, and not by an offset; else 0."""
 
     comptime computes: Bool
     """Whether `compute` changes values before they are stored."""
@@ -152,6 +157,33 @@ trait OutputTarget(DeviceValue, TrivialRegisterPassable):
         self.data().unsafe_store[alignment=bytes](
             offset, self.compute[width, alignment](n, at, filter, value)
         )
+
+    @always_inline
+    def load_beside[
+        dtype: DType, width: Int
+    ](
+        self,
+        other: Reads[dtype],
+        n: Int,
+        at: IndexList[SPATIAL],
+        filter: Int,
+        offset: Int,
+    ) -> SIMD[dtype, width]:
+        """Neighbouring filters of one pixel of another tensor that is laid out
+        as the output is: a residual.
+
+        Parameters:
+            dtype: Of its elements.
+            width: How many.
+
+        Args:
+            other: The tensor.
+            n: The image.
+            at: The pixel.
+            filter: The first filter.
+            offset: The first element's row-major offset.
+        """
+        return other.unsafe_load[width=width](offset)
 
 
 @fieldwise_init

@@ -37,7 +37,9 @@ comptime GEOMETRY_CROP_W = 29
 comptime GEOMETRY_ZERO_POINT = 30
 comptime GEOMETRY_RESIDUAL_ZERO_POINT = 31
 comptime GEOMETRY_OUTPUT_ZERO_POINT = 32
-comptime GEOMETRY_LENGTH = 33
+comptime GEOMETRY_INPUT_BATCH_LAST = 33
+comptime GEOMETRY_OUTPUT_BATCH_LAST = 34
+comptime GEOMETRY_LENGTH = 35
 
 # Elements of the scalars operand (float32, on the host).
 comptime SCALAR_BETA = 0
@@ -72,6 +74,10 @@ comptime OP_CONV_FUSED_INPUT_CPU = "maxconv_conv_fused_input_cpu"
 comptime OP_CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
 comptime OP_CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
 comptime OP_CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+comptime OP_CONV_INTERLEAVED_CPU = "maxconv_conv_interleaved_cpu"
+comptime OP_CONV_INTERLEAVED_UNFUSED_CPU = (
+    "maxconv_conv_interleaved_unfused_cpu"
+)
 comptime OP_CONV_INTERLEAVED_GPU = "maxconv_conv_interleaved_gpu"
 comptime OP_CONV_INTERLEAVED_UNFUSED_GPU = (
     "maxconv_conv_interleaved_unfused_gpu"
@@ -235,8 +241,9 @@ comptime COPY_BYTES = 16
 comptime STEM_CHANNELS = 8
 comptime TILE_FILTERS = 8
 
-# Neighbouring channels of a block of the interleaved layouts.
+# Neighbouring channels of a block of the interleaved layouts: a GPU's, and a CPU's.
 comptime INTERLEAVED = 4
+comptime BLOCKS = [4, 16, 32]
 
 # What Hopper's diagonal kernel takes: channels of a group, taps along h and w.
 comptime DIAGONAL_CHANNELS = 32

@@ -37,8 +37,8 @@ struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
     var scaled: Bool
     """Whether each filter has a scale."""
     var interleaved: Int
-    """Channels of a block in the layouts of interleave.mojo, or 0: channels
-    last."""
+    """Channels of a block in the layouts of interleave.mojo, `ANY_BLOCK` where a
+    call tells the layouts of activation and output, or 0: channels last."""
 
     @staticmethod
     def unfused(
@@ -54,7 +54,7 @@ struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
             input: Of activation and filter.
             output: Of output and residual.
             fused_output: Whether something is fused behind it.
-            interleaved: Channels of a block, or 0: channels last.
+            interleaved: Channels of a block, `ANY_BLOCK`, or 0: channels last.
         """
         return OperandTypes(
             input, output, output, False, fused_output, False, interleaved
@@ -77,7 +77,8 @@ struct OperandTypes(Equatable, ImplicitlyCopyable, Movable):
             Source.fused,
             Output.computes or Output.stores,
             scaled,
-            Source.interleaved,
+            Source.interleaved if Source.interleaved
+            != 0 else Output.interleaved,
         )
 
 

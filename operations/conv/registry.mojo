@@ -15,7 +15,7 @@ from .fields import (
     KERNEL_NAMES,
     KERNEL_REFERENCE,
 )
-from .interleave import activation_layout
+from .interleave import ANY_BLOCK, activation_layout
 from .known import ANY_KERNEL, KnownFilter, KnownProblem
 from .operands import Arguments, Device, Operands, OperandTypes
 from .plans import PlanKey, Planned, PlanValue, keep_plan, kept_plan
@@ -59,6 +59,8 @@ trait ConvKernel:
     comptime interleaved: Int = 0
     """Channels of a block in the layouts of interleave.mojo, which it takes and
     no other; 0 for channels last."""
+    comptime takes_any_block: Bool = False
+    """Whether it also takes layouts that a call tells, `ANY_BLOCK`."""
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -184,7 +186,9 @@ def built_refusal[Kernel: ConvKernel](types: OperandTypes) -> Optional[String]:
     Args:
         types: Of the operands.
     """
-    if types.interleaved != Kernel.interleaved:
+    if types.interleaved != Kernel.interleaved and not (
+        Kernel.takes_any_block and types.interleaved == ANY_BLOCK
+    ):
         return String(
             t"{kernel_name(Kernel.code)} takes activations in"
             t" {activation_layout(Kernel.interleaved)}; here"

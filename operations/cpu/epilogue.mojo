@@ -182,18 +182,6 @@ struct Form[
         return SIMD[DType.float32, width](1)
 
     @always_inline
-    def residual[width: Int](self, offset: Int) -> SIMD[DType.float32, width]:
-        """The residual of neighbouring filters, less its zero point.
-
-        Parameters:
-            width: How many filters.
-
-        Args:
-            offset: The first element's row-major offset in the output.
-        """
-        return real_residual[width](self.epilogue, self.quantization, offset)
-
-    @always_inline
     def stored[
         width: Int, //
     ](self, value: SIMD[DType.float32, width]) -> SIMD[Self.output, width]:
@@ -230,7 +218,7 @@ struct Form[
         v: SIMD[DType.float32, width],
         scale: SIMD[DType.float32, width],
         bias: SIMD[DType.float32, width],
-        offset: Int,
+        residual: SIMD[DType.float32, width],
     ) -> SIMD[DType.float32, width]:
         """`Epilogue.apply`, of the form that this one has.
 
@@ -242,7 +230,8 @@ struct Form[
             v: Their accumulators.
             scale: What `scale` returned for them.
             bias: What `bias` returned for them.
-            offset: The first element's row-major offset in the output.
+            residual: What `real_residual` returned for them, if `kind` is
+                `FORM_RESIDUAL`.
 
         Returns:
             The values to round and store.
@@ -255,7 +244,7 @@ struct Form[
                 sum = v.fma(scale, bias)
             var result = self._limited[kind == FORM_LIMITS](sum, self.limits)
             comptime if kind == FORM_RESIDUAL:
-                result = self.residual[width](offset).fma(
+                result = residual.fma(
                     SIMD[DType.float32, width](self.epilogue.beta), result
                 )
                 result = self._limited[True](result, self.final_limits)
@@ -265,9 +254,14 @@ struct Form[
 @always_inline
 def real_residual[
     width: Int
-](epilogue: Epilogue, quantization: Quantization, offset: Int) -> SIMD[
-    DType.float32, width
-]:
+](
+    epilogue: Epilogue,
+    quantization: Quantization,
+    output: Some[OutputTarget],
+    pixel: Pixel,
+    filter: Int,
+    offset: Int,
+) -> SIMD[DType.float32, width]:
     """The residual of neighbouring filters of one pixel, less its zero point.
 
     Parameters:
@@ -276,11 +270,14 @@ def real_residual[
     Args:
         epilogue: The epilogue, which has a residual.
         quantization: What belongs to it.
+        output: The output, which says how the residual is laid out.
+        pixel: The pixel.
+        filter: The first filter.
         offset: The first element's row-major offset in the output.
     """
-    var values = epilogue.residual.unsafe_load[width=width](offset).cast[
-        DType.float32
-    ]()
+    var values = output.load_beside[width=width](
+        epilogue.residual, pixel.n, pixel.at, filter, offset
+    ).cast[DType.float32]()
     comptime if type_of(epilogue).residual_type.is_integral():
         values -= quantization.residual_zero_point
     return values
@@ -288,9 +285,9 @@ def real_residual[
 
 def finished[
     dtype: DType
-](arguments: Arguments, sum: Float32, filter: Int, offset: Int) -> Scalar[
-    dtype
-]:
+](
+    arguments: Arguments, sum: Float32, pixel: Pixel, filter: Int, offset: Int
+) -> Scalar[dtype]:
     """An output of a sum: the definition that the loops below are held against.
 
     Parameters:
@@ -299,6 +296,7 @@ def finished[
     Args:
         arguments: The op's operands.
         sum: The sum.
+        pixel: The output's pixel.
         filter: The filter.
         offset: The output's row-major offset.
     """
@@ -308,9 +306,15 @@ def finished[
     ) + epilogue.load_bias[1](filter)
     v = epilogue.activation.apply[1](v)
     if epilogue.has_residual:
-        v = real_residual[1](epilogue, arguments.quantization, offset).fma(
-            epilogue.beta, v
+        var other = real_residual[1](
+            epilogue,
+            arguments.quantization,
+            arguments.output,
+            pixel,
+            filter,
+            offset,
         )
+        v = other.fma(epilogue.beta, v)
     v = epilogue.final_activation.apply[1](v)
     comptime if dtype.is_integral():
         var all = Limits.none()
@@ -446,11 +450,21 @@ def _store_columns[
     for _ in range(tile.rows):
         comptime for j in range(vectors):
             comptime at = j * width
+            var other = SIMD[DType.float32, width](0)
+            comptime if kind == FORM_RESIDUAL:
+                other = real_residual[width](
+                    form.epilogue,
+                    form.quantization,
+                    output,
+                    pixel,
+                    filter + at,
+                    offset + at,
+                )
             var value = form.apply[kind, width](
                 accumulators.load[width](row + at, excess[j]),
                 scale[j],
                 bias[j],
-                offset + at,
+                other,
             )
             output.store[width, alignment=1](
                 pixel.n,
@@ -564,12 +578,14 @@ def _scale_and_add_bias(
 def _add_residual(
     epilogue: Epilogue,
     quantization: Quantization,
+    output: Some[OutputTarget],
     problem: ConvProblem,
     tile: OutputTile,
     sums: Writes[DType.float32],
     row_stride: Int,
 ):
     """Adds the residual, times its factor, to activated values, in place."""
+    var pixel = Pixel(problem, tile.row)
     for i in range(tile.rows):
         var row = sums.unsafe_offset(i * row_stride)
         var first = (tile.row + i) * problem.filters + tile.filter
@@ -578,17 +594,24 @@ def _add_residual(
             while j + width <= tile.filters:
                 var v = row.unsafe_load[width=width](j)
                 var other = real_residual[width](
-                    epilogue, quantization, first + j
+                    epilogue,
+                    quantization,
+                    output,
+                    pixel,
+                    tile.filter + j,
+                    first + j,
                 )
                 v = other.fma(SIMD[DType.float32, width](epilogue.beta), v)
                 row.unsafe_store(j, v)
                 j += width
+        pixel.advance(problem)
 
 
 @no_inline
 def _apply_steps(
     epilogue: Epilogue,
     quantization: Quantization,
+    output: Some[OutputTarget],
     problem: ConvProblem,
     tile: OutputTile,
     sums: Writes[DType.float32],
@@ -599,7 +622,9 @@ def _apply_steps(
         _scale_and_add_bias(epilogue, tile, sums, row_stride)
     _activate(epilogue.activation, sums, tile.rows, tile.filters, row_stride)
     if epilogue.has_residual:
-        _add_residual(epilogue, quantization, problem, tile, sums, row_stride)
+        _add_residual(
+            epilogue, quantization, output, problem, tile, sums, row_stride
+        )
     _activate(
         epilogue.final_activation, sums, tile.rows, tile.filters, row_stride
     )
@@ -775,6 +800,7 @@ def _store_tile[
         _apply_steps(
             form.epilogue,
             form.quantization,
+            output,
             problem,
             tile,
             accumulators.elements,

@@ -43,6 +43,7 @@ struct Reference[P: Pool](ConvKernel):
     comptime code = KERNEL_REFERENCE
     comptime Plan = ReferencePlan
     comptime Queue = Self.P
+    comptime takes_any_block = True
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -175,6 +176,6 @@ def _compute_pixel(problem: ConvProblem, arguments: Arguments, row: Int):
             k,
             offset,
             finished[out_type](
-                arguments, total.cast[DType.float32](), k, offset
+                arguments, total.cast[DType.float32](), pixel, k, offset
             ),
         )

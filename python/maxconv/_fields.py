@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 __all__ = [
     "BLACKWELL_CAPABILITIES",
+    "BLOCKS",
     "COPY_BYTES",
     "CPU_KERNELS",
     "DIAGONAL_CHANNELS",
@@ -78,12 +79,15 @@ STEM_CHANNELS = 8
 #: the grouped kernel.
 TILE_FILTERS = 8
 
-#: Neighbouring channels of a block of the interleaved layouts, NC/xHWx and C/xRSKx: those of one
-#: dp4a.
+#: Neighbouring channels of a block of the interleaved layouts that a GPU takes, NC/xHWx and
+#: C/xRSKx: those of one dp4a.
 INTERLEAVED = 4
 
-#: The interleaved layout of an activation.
+#: The interleaved layout of an activation on a GPU.
 INTERLEAVED_LAYOUT = f"NC/{INTERLEAVED}HW{INTERLEAVED}"
+
+#: Channels of a block, the x of NC/xHWx and C/xHWNx, that a CPU takes: powers of two.
+BLOCKS = (4, 16, 32)
 
 #: Channels of a group that the diagonal kernel of Hopper takes, at most.
 DIAGONAL_CHANNELS = 32
@@ -138,6 +142,8 @@ GEOMETRY = (
     "zero_point",
     "residual_zero_point",
     "output_zero_point",
+    "input_batch_last",
+    "output_batch_last",
 )
 
 #: Names of the elements of the ``scalars`` operand, in order.
@@ -170,6 +176,8 @@ class Op(str, Enum):
     CONV_FUSED_INPUT_GPU = "maxconv_conv_fused_input_gpu"
     CONV_UNFUSED_CPU = "maxconv_conv_unfused_cpu"
     CONV_UNFUSED_GPU = "maxconv_conv_unfused_gpu"
+    CONV_INTERLEAVED_CPU = "maxconv_conv_interleaved_cpu"
+    CONV_INTERLEAVED_UNFUSED_CPU = "maxconv_conv_interleaved_unfused_cpu"
     CONV_INTERLEAVED_GPU = "maxconv_conv_interleaved_gpu"
     CONV_INTERLEAVED_UNFUSED_GPU = "maxconv_conv_interleaved_unfused_gpu"
     GROUP_NORM_GPU = "maxconv_group_norm_gpu"
@@ -348,6 +356,7 @@ def encode_geometry(
     block: Sequence[int] | None = None,
     crop: Sequence[int] | None = None,
     zero_points: Sequence[int] = (0, 0, 0),
+    batch_last: Sequence[bool] = (False, False),
 ) -> npt.NDArray[np.int64]:
     """Returns the ``geometry`` operand: int64, shape ``(GEOMETRY_LENGTH,)``.
 
@@ -355,7 +364,8 @@ def encode_geometry(
     is the spatial rank. Missing leading dimensions are filled with stride 1, dilation 1, padding 0
     and filter extent 1. ``block`` and ``crop`` say which pixels of a larger image the filters are
     (operations/conv/depth_to_space.mojo); ``None`` stands for blocks of one pixel. ``zero_points``
-    are the integers that stand for 0 in activation, residual and output.
+    are the integers that stand for 0 in activation, residual and output. ``batch_last`` says of
+    activation and output whether they are C/xHWNx (operations/conv/interleave.mojo).
 
     Raises:
         ValueError: The sequences differ in length, or the spatial rank is not 1, 2 or 3.
@@ -386,6 +396,7 @@ def encode_geometry(
                 *_three("block", (1,) * rank if block is None else block, rank, 1),
                 *_three("crop", (0,) * rank if crop is None else crop, rank, 0),
                 *zero_points,
+                *(int(last) for last in batch_last),
             ),
             strict=True,
         )
@@ -484,8 +495,8 @@ def mojo_source() -> str:
             ],
         ),
         (
-            "Neighbouring channels of a block of the interleaved layouts.",
-            [("INTERLEAVED", INTERLEAVED)],
+            "Neighbouring channels of a block of the interleaved layouts: a GPU's, and a CPU's.",
+            [("INTERLEAVED", INTERLEAVED), ("BLOCKS", _texts(BLOCKS))],
         ),
         (
             "What Hopper's diagonal kernel takes: channels of a group, taps along h and w.",

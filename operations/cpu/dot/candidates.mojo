@@ -98,6 +98,8 @@ def access_refusal[
     if access == ACCESS_MATRIX:
         if U.flips(types.input):
             return String("activations are copied, to flip their signs")
+        if types.interleaved != 0:
+            return String("a pixel's channels are not side by side")
         if (
             problem.groups > 1
             or types.fused_input

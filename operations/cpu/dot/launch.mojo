@@ -155,6 +155,7 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
     comptime code = Self.U.kernel
     comptime Plan = DotPlan
     comptime Queue = Self.P
+    comptime takes_any_block = True
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:

@@ -2,6 +2,8 @@
 implicit im2col matrix, or what lies in memory."""
 
 from ...conv.access import ActivationSource
+from ...conv.blocks import BlockedActivation
+from ...conv.interleave import ANY_BLOCK
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..gemm.tile_io import (
@@ -11,6 +13,7 @@ from ..gemm.tile_io import (
     copy_width,
     fill,
 )
+from ..blocks import copy_pixels
 from ..pixel import Pixel
 from .mma import chunk_products
 from .scheduler import ACCESS_IMAGE, Block, Blocking
@@ -158,6 +161,22 @@ def _copy_line[
     var left = min(count, max(0, -w))
     var right = max(left, min(count, problem.input[2] - w))
     fill(to, left * channels, padding)
+    comptime if Source.interleaved == ANY_BLOCK:
+        var inside = first
+        inside.at[2] = w + left
+        copy_pixels(
+            rebind[BlockedActivation[Source.dtype]](x),
+            inside,
+            right - left,
+            channels,
+            to.unsafe_offset(left * channels),
+        )
+        fill(
+            to.unsafe_offset(right * channels),
+            (count - right) * channels,
+            padding,
+        )
+        return
     var whole = not Source.fused and channels == problem.channels
     if whole:
         comptime if not Source.fused:

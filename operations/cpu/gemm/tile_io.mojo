@@ -9,10 +9,13 @@ becomes zeros here, so the multiplication never asks for it.
 from std.math import ceildiv
 
 from ...conv.access import ActivationSource
+from ...conv.blocks import BlockedActivation
 from ...conv.fields import PANEL
+from ...conv.interleave import ANY_BLOCK
 from ...conv.memory import Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import SPATIAL, ConvProblem
+from ..blocks import copy_pixels
 from ..pixel import Pixel, load_activation
 from .scheduler import RowTile
 
@@ -73,7 +76,16 @@ def copy_channels[
 ):
     """Copies `count` channels of an input pixel inside the image, from memory
     or through the fused producer; the excess is as in `fill`."""
-    comptime if Source.fused:
+    comptime if Source.interleaved == ANY_BLOCK:
+        # Of one group, and so all channels.
+        copy_pixels(
+            rebind[BlockedActivation[Source.dtype]](x),
+            pixel,
+            1,
+            count,
+            rebind[Writes[Source.dtype]](to),
+        )
+    elif Source.fused:
         comptime width = copy_width(to_type)
         var whole = count // width * width
         for i in range(0, whole, width):
@@ -287,7 +299,7 @@ def _gather_row[
         if not (at.is_inside(problem, 0) and at.is_inside(problem, 1)):
             fill(here, high - low, columns.padding.cast[to_type]())
         else:
-            comptime if Source.fused:
+            comptime if Source.fused or Source.interleaved == ANY_BLOCK:
                 _gather_taps(x, problem, columns, group, at, low, filled, here)
             else:
                 if columns.adjacent:
