@@ -20,8 +20,8 @@ from ._version import __version__
 if TYPE_CHECKING:
     from max.graph.type import ConvInputLayout, FilterLayout
 
+    from ._blocks import deinterleave, interleave
     from ._explain import explain_choice
-    from ._interleave import deinterleave, interleave
     from ._library import OPERATIONS, LibraryError, kernel_library, library_path
     from ._norm import group_norm, rms_norm
     from ._ops import conv1d, conv2d, conv2d_transpose, conv3d
@@ -70,11 +70,11 @@ _MODULES = {
     "conv2d": "maxconv._ops",
     "conv2d_transpose": "maxconv._ops",
     "conv3d": "maxconv._ops",
-    "deinterleave": "maxconv._interleave",
+    "deinterleave": "maxconv._blocks",
     "explain_choice": "maxconv._explain",
     "global_avg_pool": "maxconv._pooling",
     "group_norm": "maxconv._norm",
-    "interleave": "maxconv._interleave",
+    "interleave": "maxconv._blocks",
     "kernel_library": "maxconv._library",
     "library_path": "maxconv._library",
     "max_pool": "maxconv._pooling",

@@ -23,6 +23,7 @@ from ._dtypes import DTYPE_BYTES, INTEGERS, OUTPUT_BYTES
 from ._fields import (
     CPU_KERNELS,
     GPU_KERNELS,
+    INTERLEAVED_CPU_KERNELS,
     INTERLEAVED_KERNELS,
     INTERLEAVED_LAYOUT,
     Activation,
@@ -339,7 +340,7 @@ class ConvArguments:
 
         Args:
             device: Where.
-            interleaved: Whether input and filter are.
+            interleaved: Whether input or output are.
 
         Raises:
             TypeError: It is no name.
@@ -351,7 +352,9 @@ class ConvArguments:
         known = tuple(kernel for kernel in everything if kernel not in INTERLEAVED_KERNELS)
         whose = ""
         if interleaved:
-            known, whose = INTERLEAVED_KERNELS, f" for {INTERLEAVED_LAYOUT}"
+            known, whose = INTERLEAVED_CPU_KERNELS, " for interleaved layouts"
+            if device.is_gpu():
+                known, whose = INTERLEAVED_KERNELS, f" for {INTERLEAVED_LAYOUT}"
         kernels = {kernel.name.lower(): kernel for kernel in (Kernel.AUTO, *known)}
         names = ", ".join(kernels)
         if not isinstance(self.config, str):

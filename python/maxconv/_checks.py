@@ -214,24 +214,29 @@ def read_padding(padding: Padding, rank: int) -> tuple[int, ...] | None:
     return tuple(check_integer("padding", entry, tuple(padding)) for entry in padding)
 
 
-def check_filter_layout(layout: object, rank: int) -> str:
+def check_filter_layout(layout: object, rank: int, others: Sequence[str] = ()) -> str:
     """Returns the name of a filter layout, from its name or from a ``max.graph.FilterLayout``.
+
+    Args:
+        layout: The argument.
+        rank: Spatial dimensions.
+        others: Layouts that are read elsewhere, for messages.
 
     Raises:
         TypeError: ``layout`` is neither.
         ValueError: The name is not one of ``LAYOUTS[rank]``.
     """
+    names = ", ".join((*LAYOUTS[rank], *others))
     name = getattr(layout, "value", layout)
     if not isinstance(name, str):
         raise TypeError(
             f"filter_layout: {layout!r} is a {type(layout).__name__}; a FilterLayout or one of "
-            f"{', '.join(LAYOUTS[rank])} is allowed"
+            f"{names} is allowed"
         )
     if name not in LAYOUTS[rank]:
         raise ValueError(
             f"filter_layout: {name!r} is not a layout of a filter with {rank} spatial "
-            f"dimension{'s' * (rank > 1)}; "
-            f"{', '.join(LAYOUTS[rank])} are allowed"
+            f"dimension{'s' * (rank > 1)}; {names} are allowed"
         )
     return name
 

@@ -75,21 +75,22 @@ def emit(
         known: Facts of ``KnownProblem``: the op is compiled for that alone.
         fused_input: Whether MAX may fuse into the op what computes the activation.
         depth_to_space: Whether filters are pixels of ``output``, as ``geometry`` says.
-        interleaved: Whether the tensors are NC/4HW4, on a GPU.
+        interleaved: Whether input or output are, on a GPU both.
     """
     x, device = operands.x, operands.x.device
     whole = operands.completed(
         lambda dtype, rank: constant(np.empty((0,) * rank, CARRIERS[dtype]), dtype, device),
         dtype=x.dtype.name,
         out_dtype=output.dtype.name,
-        rank=x.rank,
+        rank=output.rank,
     )
     parameters = op_parameters(
         known or {}, scaled=operands.scale is not None, depth_to_space=depth_to_space
     )
     name = op_name(device, fused_input=fused_input)
     if interleaved:
-        name = Op.CONV_INTERLEAVED_GPU.value
+        op = Op.CONV_INTERLEAVED_GPU if device.is_gpu() else Op.CONV_INTERLEAVED_CPU
+        name = op.value
     unfused_when_complete(Graph.current)
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 __all__ = [
     "BLACKWELL_CAPABILITIES",
+    "BLOCKED_FILTERS",
     "BLOCKS",
     "COPY_BYTES",
     "CPU_KERNELS",
@@ -33,6 +34,7 @@ __all__ = [
     "HOPPER_CAPABILITIES",
     "HOPPER_DTYPES",
     "INTERLEAVED",
+    "INTERLEAVED_CPU_KERNELS",
     "INTERLEAVED_KERNELS",
     "INTERLEAVED_LAYOUT",
     "NORM",
@@ -88,6 +90,9 @@ INTERLEAVED_LAYOUT = f"NC/{INTERLEAVED}HW{INTERLEAVED}"
 
 #: Channels of a block, the x of NC/xHWx and C/xHWNx, that a CPU takes: powers of two.
 BLOCKS = (4, 16, 32)
+
+#: Names of the interleaved layouts of a filter, and channels of their blocks.
+BLOCKED_FILTERS = {f"C/{x}RSK{x}": x for x in BLOCKS}
 
 #: Channels of a group that the diagonal kernel of Hopper takes, at most.
 DIAGONAL_CHANNELS = 32
@@ -265,8 +270,18 @@ GPU_KERNELS = (
     Kernel.REFERENCE,
 )
 
-#: Those that take the interleaved layouts, and nothing else.
+#: Those that take a GPU's interleaved layouts, and nothing else.
 INTERLEAVED_KERNELS = (Kernel.DP4A,)
+
+#: Those that take a CPU's interleaved layouts, too.
+INTERLEAVED_CPU_KERNELS = (
+    Kernel.AMX,
+    Kernel.AVX512_BF16,
+    Kernel.AVX512_VNNI,
+    Kernel.AVX_VNNI,
+    Kernel.WIDENING,
+    Kernel.REFERENCE,
+)
 
 #: Where the other kernels run.
 EVERYWHERE = "every device"

@@ -11,6 +11,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
 from ._arguments import ConvArguments
+from ._blocked_filter import blocks_of, krsc_of_array, without_blocks
+from ._blocks import krsc_of_value
 from ._checks import (
     LAYOUTS,
     Size,
@@ -21,7 +23,7 @@ from ._checks import (
     filter_shape_parts,
 )
 from ._dtypes import FILTER_BYTES, INT8
-from ._fields import PANEL, Layout
+from ._fields import BLOCKED_FILTERS, PANEL, Layout
 from ._graph import (
     constant,
     constant_array,
@@ -133,9 +135,12 @@ def filter_argument(
             )
         check_same_dtype("filter", filter.dtype, (dtype,), "is the input's")
         return FilterArgument(filter, "", filter.filters, filter.filter_size, filter.group_channels)
-    layout = check_filter_layout(filter_layout, rank)
     if is_graph_value(filter):
         held = value = TensorValue(cast(Any, filter))
+        if rank == 2 and blocks_of(filter_layout, value.shape) is not None:
+            held = value = _without_blocks(value)
+            filter_layout = "KRSC"
+        layout = _layout_name(filter_layout, rank)
         kind = check_dtype("filter", value.dtype, FILTER_BYTES)
         check_same_dtype("filter", kind, (dtype,), "is the input's")
         check_same_device("filter", value.device, device)
@@ -145,9 +150,31 @@ def filter_argument(
         if elements is not None:
             held = KnownFilter(elements, kind)
     else:
-        held = KnownFilter(*read_array("filter", filter, integers=(INT8,)))
+        if rank != 2 or blocks_of(filter_layout) is None:
+            _layout_name(filter_layout, rank)
+        values, kind = read_array("filter", filter, integers=(INT8,))
+        if rank == 2:
+            values, filter_layout = without_blocks(values, filter_layout)
+        layout = _layout_name(filter_layout, rank)
+        held = KnownFilter(values, kind)
         parts = filter_shape_parts(held.values.shape, layout, rank)
     return FilterArgument(held, layout, *parts)
+
+
+def _layout_name(filter_layout: object, rank: int) -> str:
+    """Returns the name of a layout that is not interleaved."""
+    return check_filter_layout(filter_layout, rank, tuple(BLOCKED_FILTERS) if rank == 2 else ())
+
+
+def _without_blocks(value: TensorValue) -> TensorValue:
+    """Returns ``[C / x, R, S, K, x]`` as ``[K, R, S, C]``: a constant stays one, and what is loaded
+    from host memory is permuted there.
+    """
+    if (elements := constant_array(value)) is not None:
+        return constant(krsc_of_array(elements), value.dtype.name, value.device)
+    if (source := loaded_from_host(value)) is not None:
+        return ops.transfer_to(krsc_of_value(source), value.device)
+    return krsc_of_value(value)
 
 
 def filter_operand(

@@ -11,6 +11,7 @@ import numpy as np
 from max.graph import DeviceRef, Graph, TensorValue, ops
 
 from ._arguments import ConvArguments
+from ._blocks import BLOCK_LAYOUTS
 from ._checks import (
     AXES,
     Size,
@@ -32,7 +33,7 @@ from ._dtypes import (
     filter_dtype,
 )
 from ._emit import Tensors
-from ._fields import HOPPER_DTYPES, INTERLEAVED_LAYOUT, Kernel, Layout
+from ._fields import HOPPER_DTYPES, Kernel, Layout
 from ._filter_operand import filter_argument, filter_operand
 from ._graph import (
     constant,
@@ -99,7 +100,7 @@ def read_call(
         ValueError: An argument has a value that is not allowed, or the sizes are those of no
             convolution.
     """
-    others = (INTERLEAVED_LAYOUT,) if arguments.rank == 2 else ()
+    others = tuple(BLOCK_LAYOUTS) if arguments.rank == 2 else ()
     value, first = input_operand(x, input_layout, arguments.rank, others=others)
     dtype, device = value.dtype.name, value.device
     out_dtype = arguments.output_dtype(dtype)

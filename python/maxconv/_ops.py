@@ -151,6 +151,7 @@ def conv2d(
     residual_zero_point: int = 0,
     out_scale: float | None = None,
     out_zero_point: int = 0,
+    output_layout: ConvInputLayout | str | None = None,
 ) -> TensorValue:
     """Convolves an image.
 
@@ -180,11 +181,14 @@ def conv2d(
         groups: Both channels and filters are divided into so many independent groups.
         bias: ``[K]``, of the type of ``x`` (of the result where ``x`` has 8 bits) or float32.
         input_layout: ``NHWC``, or ``NCHW`` for ``x``, ``residual`` and the result, which costs a
-            permutation of each. Or ``"NC/4HW4"`` of int8 on a GPU: these three are ``[N, C / 4, H,
-            W, 4]``, as ``interleave`` makes them; there is one group, ``upsample`` is 1, and
-            filters are a multiple of 4. A filter of known elements whose channels do not fill the
-            last block of ``x`` is filled with zeros.
-        filter_layout: ``RSCF`` (MAX's default), ``FCRS`` (PyTorch's) or ``"KRSC"`` (the kernels').
+            permutation of each. Or interleaved, as ``interleave`` makes it: ``"NC/xHWx"`` is ``[N,
+            C / x, H, W, x]``, ``"C/xHWNx"`` is ``[C / x, H, W, N, x]``, with 4, 16 or 32 for x. A
+            CPU takes int8, uint8, bfloat16 and float16 in all of them, a GPU int8 in
+            ``"NC/4HW4"``. There is one group then, ``upsample`` is 1, and filters fill the blocks
+            of the result. A filter of known elements whose channels do not fill the last block of
+            ``x`` is filled with zeros.
+        filter_layout: ``RSCF`` (MAX's default), ``FCRS`` (PyTorch's) or ``"KRSC"`` (the kernels'),
+            or ``"C/xRSKx"``, which is ``[C / x, R, S, K, x]``, with 4, 16 or 32 for x.
         activation: ``"relu"``, ``"relu6"``, ``"leaky_relu"``, ``"sigmoid"``, ``"silu"``,
             ``"hard_swish"``, ``"hard_sigmoid"``, ``"gelu"``, ``"gelu_tanh"``, ``"tanh"``, or
             ``clamp(min, max)`` or ``leaky_relu(slope)`` of ``maxconv.activations``.
@@ -198,7 +202,8 @@ def conv2d(
             ``"amx"``, ``"avx512_bf16"``, ``"avx512_vnni"``, ``"avx_vnni"`` and ``"widening"``; on a
             GPU also ``"gemv"`` and ``"sm80"``, on one of compute capability 9.0 ``"sm90"``,
             ``"unaligned"``, ``"diagonal"``, ``"stem"`` and ``"window"``, on one of 10.0 or 10.3
-            ``"sm100"``; in ``"NC/4HW4"`` ``"dp4a"``. It raises in the call where it cannot;
+            ``"sm100"``; in ``"NC/4HW4"`` ``"dp4a"``. Interleaved on a CPU it is ``"reference"`` or
+            one from ``"amx"`` to ``"widening"``. It raises in the call where it cannot;
             ``"auto"`` or ``None`` leaves the choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
@@ -220,10 +225,12 @@ def conv2d(
         residual_zero_point: The same in ``residual``.
         out_scale: What a step of a result of integers stands for; for floats ``None``.
         out_zero_point: The integer that stands for 0 in the result.
+        output_layout: That of ``residual`` and the result where it is not ``input_layout``; one of
+            the two is interleaved then. On a GPU both are ``"NC/4HW4"``.
 
     Returns:
-        ``[N, P, Q, K]``, ``[N, K, P, Q]`` where the channels of ``x`` are first, or ``[N, K / 4, P,
-        Q, 4]`` where they are interleaved. A size is symbolic where the one that it comes from is.
+        ``[N, P, Q, K]``, or in ``output_layout`` or ``input_layout``: ``[N, K, P, Q]``, ``[N, K /
+        x, P, Q, x]`` or ``[K / x, P, Q, N, x]``. A size is symbolic where the one that it comes from is.
 
     Raises:
         TypeError: An argument is of a wrong Python type.
@@ -248,7 +255,9 @@ def conv2d(
         out_scale=out_scale,
         out_zero_point=out_zero_point,
     )
-    return convolve(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
+    return convolve(
+        x, filter, arguments, bias, residual, scale, input_layout, filter_layout, output_layout
+    )
 
 
 def conv3d(
@@ -410,6 +419,7 @@ def convolve(
     scale: ScaleLike,
     input_layout: ConvInputLayout | str,
     filter_layout: FilterLayout | str,
+    output_layout: ConvInputLayout | str | None = None,
 ) -> TensorValue:
     """Adds a convolution of any rank to the current graph.
 
@@ -420,11 +430,12 @@ def convolve(
         bias: The bias.
         residual: The residual.
         scale: The scale.
-        input_layout: The order of the dimensions of input, residual and result.
+        input_layout: The order of the dimensions of the input.
         filter_layout: The order of the filter's dimensions.
+        output_layout: That of residual and result; ``None`` is the input's.
 
     Returns:
-        The result, laid out as the input is.
+        The result, in its layout.
 
     Raises:
         TypeError: A tensor or a layout is of a wrong Python type.
@@ -432,8 +443,15 @@ def convolve(
             the graph was not given maxconv's kernels.
     """
     require_kernels(Graph.current)
-    if is_interleaved(input_layout, arguments.rank):
-        return convolve_interleaved(x, filter, arguments, bias, residual, scale, filter_layout)
+    if is_interleaved(input_layout, output_layout, arguments.rank):
+        return convolve_interleaved(
+            x, filter, arguments, bias, residual, scale, input_layout, filter_layout, output_layout
+        )
+    if output_layout is not None and output_layout != input_layout:
+        raise ValueError(
+            f"output_layout: {output_layout!r} beside input_layout={input_layout!r} is not "
+            "supported; the same is allowed, or an interleaved one of images for either"
+        )
     call = read_call(x, filter, arguments, bias, residual, scale, input_layout, filter_layout)
     whole = in_whole_pieces(call)
     result = convolution(

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from ._blocked_filter import blocks_of, without_blocks
 from ._checks import (
     LAYOUTS,
     check_at_least,
@@ -458,7 +459,7 @@ def pack_filter(
             int8.
         filter_layout: ``"KRSC"``, ``"RSCF"`` or ``"FCRS"`` (PyTorch's) in two dimensions;
             ``"KSC"``, ``"SCF"``, ``"FCS"`` in one; ``"KTRSC"``, ``"QRSCF"``, ``"FCQRS"`` in three;
-            or a ``max.graph.FilterLayout``.
+            ``"C/4RSK4"``, ``"C/16RSK16"`` or ``"C/32RSK32"``; or a ``max.graph.FilterLayout``.
         groups: Groups of the convolution; ``array`` has ``C / groups`` channels.
         dtype: Storage type of the result: ``"float32"``, ``"bfloat16"``, ``"float16"``,
             ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"int8"``, or the ``DType``. By
@@ -469,7 +470,8 @@ def pack_filter(
         ValueError: An unknown layout, a wrong rank, an empty filter, filters that are not divisible
             by ``groups``, an unsupported type, or a value beyond a type of 8 bits.
     """
-    _layout_of(filter_layout)
+    if blocks_of(filter_layout) is None:
+        _layout_of(filter_layout)
     values, kind = read_array("filter", array, integers=(INT8,))
     return pack_values(values, kind, filter_layout, groups=groups, dtype=dtype)
 
@@ -490,6 +492,7 @@ def pack_values(
         TypeError: An argument is of a wrong Python type.
         ValueError: What ``pack_filter`` raises it for.
     """
+    values, filter_layout = without_blocks(values, filter_layout)
     layout, rank = _layout_of(filter_layout)
     default = "float32" if kind == "float64" else kind
     target = check_dtype("dtype", dtype or default, FILTER_BYTES)

@@ -504,6 +504,7 @@ class ConvProblem:
         has_residual: bool = False,
         precision: Precision = Precision.TF32,
         zero_points: tuple[int, int, int] = (0, 0, 0),
+        batch_last: tuple[bool, bool] = (False, False),
     ) -> npt.NDArray[np.int64]:
         """Returns the ``geometry`` operand of the op for this problem."""
         run, axes = self.subpixel, self.subpixel_axes if self.upsamples else ()
@@ -524,6 +525,7 @@ class ConvProblem:
             block=[axis.block for axis in axes] or None,
             crop=[axis.crop for axis in axes] or None,
             zero_points=zero_points,
+            batch_last=batch_last,
         )
 
     def _need_static(self, what: str) -> None:
@@ -564,6 +566,7 @@ def encode(
     has_residual: bool,
     kernel: Kernel = Kernel.AUTO,
     precision: Precision | None = None,
+    batch_last: tuple[bool, bool] = (False, False),
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Returns the op's operands ``geometry`` and ``scalars``.
 
@@ -575,6 +578,7 @@ def encode(
         has_residual: Whether there is one.
         kernel: What must run.
         precision: What the arguments' ``None`` stands for.
+        batch_last: Whether activation and output are C/xHWNx.
     """
     activation, final = arguments.activation, arguments.final_activation
     given = arguments.precision if precision is None else precision
@@ -592,6 +596,7 @@ def encode(
             arguments.residual_zero_point if has_residual else 0,
             arguments.out_zero_point,
         ),
+        batch_last=batch_last,
     )
     scalars = encode_scalars(
         beta=arguments.beta if has_residual else 1.0,

@@ -74,7 +74,7 @@ class Operands(Generic[T]):
             empty: Makes one, of a type and a rank.
             dtype: Of the activation.
             out_dtype: Of the output.
-            rank: Of the activation: spatial dimensions and two.
+            rank: Of the output.
         """
         of_bias = bias_dtype(dtype, "float32")
         return replace(
