@@ -4,6 +4,7 @@ device, or on a GPU that need not be here."""
 from std.sys.info import size_of
 
 from .conv.fields import INTERLEAVED
+from .conv.interleave import ANY_BLOCK, activation_layout
 from .conv.operands import Device, Operands, OperandTypes
 from .conv.problem import ConvProblem
 from .cpu.registry import CPU_REGISTRY
@@ -45,7 +46,8 @@ def explain[
         exact: Whether products of float32 must not be rounded to tf32.
         fused_output: Whether something stands behind the op that the graph
             compiler fuses with it: elementwise work, or the graph's end.
-        interleaved: Whether activation and filter are; only int8 are on a GPU.
+        interleaved: Whether activation and output are, on a GPU and of int8 as
+            NC/4HW4, on a CPU in any layout.
         device: The device.
 
     Returns:
@@ -56,23 +58,24 @@ def explain[
     Raises:
         If the requested kernel cannot take the problem: why.
     """
-    if interleaved and (dtype != DType.int8 or device.capability == 0):
+    if interleaved and device.capability != 0 and dtype != DType.int8:
         raise Error(
-            t"layout: NC/4HW4 takes int8 on a GPU; here {dtype} on"
-            t" {'a CPU' if device.capability == 0 else 'a GPU'}"
+            t"layout: {activation_layout(INTERLEAVED)} takes int8 on a GPU;"
+            t" here {dtype}"
         )
     if device.capability == 0:
+        if interleaved:
+            if problem.groups != 1 or problem.input[0] != 1:
+                raise Error(
+                    t"layout: an interleaved one takes two spatial dimensions"
+                    t" and one group; here {problem}"
+                )
+            comptime blocks = OperandTypes.unfused(
+                dtype, dtype, interleaved=ANY_BLOCK
+            )
+            return _asked_cpu[blocks](problem, requested, exact, device)
         comptime types = OperandTypes.unfused(dtype, dtype)
-        var operands = Operands.bare(types, exact=exact)
-        var planned = CPU_REGISTRY.plan[types](
-            requested, problem, operands, device
-        )
-        return Answer(
-            planned.kernel,
-            CPU_REGISTRY.explain[types](
-                planned, requested, problem, operands, device
-            ),
-        )
+        return _asked_cpu[types](problem, requested, exact, device)
     if device.units < 1:
         raise Error(
             t"multiprocessors: {device.units} is not positive; a GPU has at"
@@ -98,6 +101,22 @@ def explain[
         )
         return _asked[types](problem, requested, exact, device)
     raise Error("unreachable: fused_output is either")
+
+
+def _asked_cpu[
+    types: OperandTypes
+](
+    problem: ConvProblem, requested: Int, exact: Bool, device: Device
+) raises -> Answer:
+    """The choice of a CPU's registry for operands without an epilogue."""
+    var operands = Operands.bare(types, exact=exact)
+    var planned = CPU_REGISTRY.plan[types](requested, problem, operands, device)
+    return Answer(
+        planned.kernel,
+        CPU_REGISTRY.explain[types](
+            planned, requested, problem, operands, device
+        ),
+    )
 
 
 def _asked[

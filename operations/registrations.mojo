@@ -514,8 +514,8 @@ struct Explain:
             reason: UTF-8 text, cut to fit and filled with zeros.
             x_shape: `[N, D, H, W, C]`.
             out_shape: `[N, Z, P, Q, K]`.
-            geometry: See fields.mojo; `LAYOUT_INTERLEAVED` is of the activation
-                too, any other layout is channels last.
+            geometry: See fields.mojo; `LAYOUT_INTERLEAVED` is of activation
+                and output too, any other layout is channels last.
             device: Three values: a GPU's compute capability times ten and its
                 multiprocessors, of which zeros mean the device that this op
                 runs on; and whether the graph compiler fuses something behind.

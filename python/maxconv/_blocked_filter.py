@@ -65,5 +65,5 @@ def array_of_krsc(krsc: Array, channels: int) -> Array:
 def krsc_of_array(blocks: Array) -> Array:
     """Returns ``[C / x, R, S, K, x]`` as ``[K, R, S, C]``."""
     pieces, rows, columns, filters, channels = blocks.shape
-    krsc = blocks.transpose(3, 1, 2, 0, 4)
+    krsc: Array = blocks.transpose(3, 1, 2, 0, 4)
     return krsc.reshape(filters, rows, columns, pieces * channels)

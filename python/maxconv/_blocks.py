@@ -1,22 +1,21 @@
 """The interleaved layouts: NC/xHWx and C/xHWNx of activations, C/xRSKx of filters.
 
-``[N, H, W, C]`` is ``[N, C / x, H, W, x]`` or ``[C / x, H, W, N, x]`` there: x neighbouring channels
-lie side by side, then the pixels of a row, or the images. In NC/xHWx the element of image n,
-channel c, row h and column w has the offset ``c % x + x * w + s0 * h + s1 * (c // x) + s2 * n``,
+``[N, H, W, C]`` is ``[N, C / x, H, W, x]`` or ``[C / x, H, W, N, x]`` there: x neighbouring
+channels lie side by side, then the pixels of a row, or the images. In NC/xHWx the element of image
+n, channel c, row h and column w has the offset ``c % x + x * w + s0 * h + s1 * (c // x) + s2 * n``,
 with ``s0 = x * W``, ``s1 = s0 * H`` and ``s2 = s1 * C / x``. A filter is ``[C / x, R, S, K, x]``:
 neighbouring filters are neighbours. ``operations/conv/interleave.mojo`` has the same maps.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from max.graph import TensorValue, TensorValueLike, ops
 
 from ._checks import check_at_least, check_integer, check_size, show
-from ._fields import BLOCKS, INTERLEAVED
+from ._fields import BLOCKED_IMAGES, INTERLEAVED
 
 __all__ = [
     "BLOCK_LAYOUTS",
@@ -52,10 +51,9 @@ class BlockLayout:
         if not self.channels:
             return "[batch, h, w, channels]"
         x = self.channels
-        outer = (
-            f"channels / {x}, h, w, batch" if self.batch_last else f"batch, channels / {x}, h, w"
-        )
-        return f"[{outer}, {x}]"
+        if self.batch_last:
+            return f"[channels / {x}, h, w, batch, {x}]"
+        return f"[batch, channels / {x}, h, w, {x}]"
 
     def of_last(self, shape: Any) -> tuple[Any, ...]:
         """Returns the shape of an image whose shape with the channels last is ``shape``."""
@@ -81,10 +79,7 @@ class BlockLayout:
 LAST = BlockLayout(0)
 
 #: The interleaved layouts of an image, by their names.
-BLOCK_LAYOUTS = {
-    layout.name: layout
-    for layout in itertools.starmap(BlockLayout, itertools.product(BLOCKS, (False, True)))
-}
+BLOCK_LAYOUTS = {name: BlockLayout(*placed) for name, placed in BLOCKED_IMAGES.items()}
 
 
 def interleave(

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import _library as library
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
-from ._fields import INTERLEAVED_LAYOUT
+from ._fields import BLOCKED_IMAGES
 from ._problem import ConvProblem
 from ._problems import (
     find_problem,
@@ -57,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=INPUT_BYTES, default="float32", help="storage type")
     parser.add_argument(
         "--layout",
-        choices=("NHWC", INTERLEAVED_LAYOUT),
+        choices=("NHWC", *BLOCKED_IMAGES),
         default="NHWC",
-        help="of activation and output; the second one is for int8 on a GPU",
+        help="of activation and output; a GPU takes NC/4HW4, of int8",
     )
     parser.add_argument(
         "--target",

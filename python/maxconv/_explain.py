@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ._checks import check_dtype
 from ._dtypes import CPU_BYTES, DTYPE_BYTES, FILTER_BYTES
-from ._fields import GEOMETRY_LENGTH, INTERLEAVED_LAYOUT, Kernel, Layout, Op
+from ._fields import BLOCKED_IMAGES, GEOMETRY_LENGTH, Kernel, Layout, Op
 from ._signature import filters_missing
 from ._targets import TARGETS
 
@@ -36,7 +36,7 @@ __all__ = [
 DEVICES = ("cpu", "gpu", *TARGETS)
 
 #: Layouts of an activation that can be asked about.
-EXPLAINED_LAYOUTS = ("NHWC", INTERLEAVED_LAYOUT)
+EXPLAINED_LAYOUTS = ("NHWC", *BLOCKED_IMAGES)
 
 _TEXT_BYTES = 512
 _RANK = 5
@@ -70,7 +70,8 @@ def explain_choice(
         fused_output: Whether something stands behind the convolution that the graph compiler fuses
             with it: elementwise work, or the graph's end. ``False`` where another operation reads
             its output as it is; some tiles are compiled for that case alone.
-        layout: Of activation and output: ``"NHWC"``, or ``"NC/4HW4"`` of int8 on a GPU.
+        layout: Of activation and output: ``"NHWC"``, ``"NC/4HW4"`` of int8 on a GPU, or any of
+            ``EXPLAINED_LAYOUTS`` on a CPU.
 
     Raises:
         ValueError: A size is symbolic, ``dtype``, ``device`` or ``layout`` is not supported, MAX
@@ -81,7 +82,9 @@ def explain_choice(
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
     if layout not in EXPLAINED_LAYOUTS:
         raise ValueError(f"layout: {layout!r} is not one of {', '.join(EXPLAINED_LAYOUTS)}")
-    interleaved = layout == INTERLEAVED_LAYOUT
+    interleaved = layout in BLOCKED_IMAGES
+    if interleaved:
+        _check_blocks(problem, storage, layout, on_gpu=device != "cpu")
     if fused_output and device != "cpu" and not interleaved:
         out_dtype = storage if storage in DTYPE_BYTES else "bfloat16"
         missing = filters_missing(problem, storage, out_dtype, kernel)
@@ -99,6 +102,25 @@ def explain_choice(
     code, text = (np.asarray(result.to_numpy()) for result in results)
     name = Kernel(int(code[0])).name.lower()
     return name, text.tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+
+
+def _check_blocks(problem: ConvProblem, dtype: str, layout: str, *, on_gpu: bool) -> None:
+    """Raises ``ValueError`` where no kernel takes a layout, and where it cannot hold a problem."""
+    from ._interleave import CPU_DTYPES, pairing_refusal
+
+    if refusal := pairing_refusal(layout, layout, on_gpu=on_gpu):
+        raise ValueError(f"layout: {refusal}")
+    if on_gpu:
+        return
+    if dtype not in CPU_DTYPES:
+        raise ValueError(f"layout: {layout} takes {', '.join(CPU_DTYPES)} on a CPU; here {dtype}")
+    block, _ = BLOCKED_IMAGES[layout]
+    channels, filters = int(problem.channels), int(problem.filters)
+    if channels % block or filters % block:
+        raise ValueError(
+            f"layout: {layout} holds multiples of {block} channels and filters; here {channels} "
+            f"and {filters}"
+        )
 
 
 def explain_graph(dtype: str, device: DeviceRef) -> Graph:

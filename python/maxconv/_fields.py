@@ -22,6 +22,7 @@ import numpy.typing as npt
 __all__ = [
     "BLACKWELL_CAPABILITIES",
     "BLOCKED_FILTERS",
+    "BLOCKED_IMAGES",
     "BLOCKS",
     "COPY_BYTES",
     "CPU_KERNELS",
@@ -90,6 +91,13 @@ INTERLEAVED_LAYOUT = f"NC/{INTERLEAVED}HW{INTERLEAVED}"
 
 #: Channels of a block, the x of NC/xHWx and C/xHWNx, that a CPU takes: powers of two.
 BLOCKS = (4, 16, 32)
+
+#: Names of the interleaved layouts of an image: channels of their blocks, and whether images are
+#: neighbours.
+BLOCKED_IMAGES = {
+    **{f"NC/{x}HW{x}": (x, False) for x in BLOCKS},
+    **{f"C/{x}HWN{x}": (x, True) for x in BLOCKS},
+}
 
 #: Names of the interleaved layouts of a filter, and channels of their blocks.
 BLOCKED_FILTERS = {f"C/{x}RSK{x}": x for x in BLOCKS}

@@ -167,8 +167,9 @@ def _layout_name(filter_layout: object, rank: int) -> str:
 
 
 def _without_blocks(value: TensorValue) -> TensorValue:
-    """Returns ``[C / x, R, S, K, x]`` as ``[K, R, S, C]``: a constant stays one, and what is loaded
-    from host memory is permuted there.
+    """Returns ``[C / x, R, S, K, x]`` as ``[K, R, S, C]``.
+
+    A constant stays one, and what is loaded from host memory is permuted there.
     """
     if (elements := constant_array(value)) is not None:
         return constant(krsc_of_array(elements), value.dtype.name, value.device)

@@ -41,10 +41,10 @@ from ._packing import PackedFilter, cast_array, to_krsc
 from ._problem import ConvProblem, encode
 from ._signature import Operands
 
-__all__ = ["convolve_interleaved", "is_interleaved", "pairing_refusal"]
+__all__ = ["CPU_DTYPES", "convolve_interleaved", "is_interleaved", "pairing_refusal"]
 
 #: Types of an input in blocks on a CPU.
-_CPU_DTYPES = (*INTEGERS, *HALF_DTYPES)
+CPU_DTYPES = (*INTEGERS, *HALF_DTYPES)
 
 
 def _name(layout: object) -> object:
@@ -131,7 +131,7 @@ def convolve_interleaved(
     if refusal := pairing_refusal(str(names[0]), str(names[1]), on_gpu=on_gpu):
         raise ValueError(f"input_layout: {refusal}")
     both = f"from {placed.name} to {out_placed.name}" if placed != out_placed else placed.name
-    allowed = (INT8,) if on_gpu else _CPU_DTYPES
+    allowed = (INT8,) if on_gpu else CPU_DTYPES
     check_same_dtype("input", dtype, allowed, f"is allowed in {both}")
     out_dtype = arguments.output_dtype(dtype)
     arguments.check_types(dtype, on_gpu=on_gpu)

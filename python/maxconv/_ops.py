@@ -230,7 +230,8 @@ def conv2d(
 
     Returns:
         ``[N, P, Q, K]``, or in ``output_layout`` or ``input_layout``: ``[N, K, P, Q]``, ``[N, K /
-        x, P, Q, x]`` or ``[K / x, P, Q, N, x]``. A size is symbolic where the one that it comes from is.
+        x, P, Q, x]`` or ``[K / x, P, Q, N, x]``. A size is symbolic where the one that it comes
+        from is.
 
     Raises:
         TypeError: An argument is of a wrong Python type.

@@ -1,4 +1,4 @@
-"""The interleaved layouts' address map, the dp4a kernel's tile map, and what it refuses."""
+"""The interleaved layouts' address map, the kernels' tile maps, and what dp4a refuses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ import numpy as np
 import pytest
 from tests import ptx
 
+from maxconv._blocked_filter import array_of_krsc, krsc_of_array
+from maxconv._fields import BLOCKS
 from maxconv._inspect import emit
-from maxconv._interleave import interleaved_filter
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
 from maxconv.bench.gpu.operands import geometry
 
-#: N, C, H, W of images, and K, C, R, S of filters: every extent 1, and none equal to another.
-IMAGES = ((1, 4, 1, 1), (2, 12, 3, 5), (3, 8, 1, 7), (1, 16, 9, 1), (2, 4, 5, 6))
-FILTERS = ((4, 4, 1, 1), (12, 8, 3, 5), (20, 4, 7, 1), (4, 16, 2, 2))
+#: N, H, W of images, and K, R, S of filters: every extent 1, and none equal to another; of how many
+#: blocks of channels.
+IMAGES = ((1, 1, 1, 1), (2, 3, 3, 5), (3, 2, 1, 7), (1, 4, 9, 1), (2, 1, 5, 6))
+FILTERS = ((4, 1, 1, 1), (12, 2, 3, 5), (20, 1, 7, 1), (4, 4, 2, 2))
+
+#: Channels of a block, whether images are neighbours, and an image; the same of filters.
+BLOCKED = [
+    (x, last, n, c * x, h, w) for x, last, (n, c, h, w) in itertools.product(BLOCKS, (0, 1), IMAGES)
+]
+BLOCKED_FILTERS = [(x, k, c * x, r, s) for x, (k, c, r, s) in itertools.product(BLOCKS, FILTERS)]
 
 #: Filters, pixels and channels of the tiles, as DESIGN has them: tile_M, tile_N, tile_K.
 TILES = ((64, 128, 32), (32, 32, 32))
@@ -29,6 +37,16 @@ TILES = ((64, 128, 32), (32, 32, 32))
 SIZES = tuple(
     itertools.product((1, 31, 32, 33, 128, 129, 700), (4, 32, 36, 64, 68, 200), (4, 32, 36, 96))
 )
+
+#: P, Q, N and K of batch-blocked tensors: below, at and beyond the tiles.
+BATCHES = tuple(itertools.product(((1, 1), (3, 5), (7, 2)), (1, 32, 33, 300), (4, 64, 68)))
+
+#: A tile, a word of a step, and a filter or pixel.
+SHARED = ((0, 0, 0), (0, 0, 63), (0, 1, 5), (0, 7, 63), (1, 3, 31))
+
+#: Channels of a block, whether images are neighbours, and bytes of an access: those of dp4a, and
+#: those of tensor cores.
+ACCESSES = tuple(itertools.product(BLOCKS, (0, 1), (4, 16)))
 
 #: Output pixels, filters, multiprocessors; the tile.
 CHOICES = (
@@ -74,8 +92,13 @@ REFUSED: Sequence[Refused] = (
 
 def questions() -> list[str]:
     """Those of `tests/mojo/dp4a_maps.mojo`, in the order in which the tests read the answers."""
-    asked: list[tuple[object, ...]] = [("image", *sizes) for sizes in IMAGES]
-    asked += [("filter", *sizes) for sizes in FILTERS]
+    asked: list[tuple[object, ...]] = [("image", *sizes) for sizes in BLOCKED]
+    asked += [("known", n, 4 * c, h, w) for n, c, h, w in IMAGES]
+    asked += [("index", *sizes) for sizes in BLOCKED]
+    asked += [("filter", *sizes) for sizes in BLOCKED_FILTERS]
+    asked += [("batch", i, *pq, n, k) for i in range(2) for pq, n, k in BATCHES]
+    asked += [("access", *access) for access in ACCESSES]
+    asked += [("shared", *place) for place in SHARED]
     asked += [("tile", index, *sizes) for index in range(2) for sizes in SIZES]
     asked += [("choose", *sizes) for sizes, _ in CHOICES]
     asked += [("refuse", address, *geometry(problem)) for problem, address, _ in REFUSED]
@@ -106,37 +129,54 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[st
 def test_the_address_map_is_that_of_the_layout(answers: Callable[[str], list[str]]) -> None:
     """Every element of every image, and the formula of the design."""
     found = answers("image")
-    assert len(found) == len(IMAGES)
-    for (n, c, h, w), line in zip(IMAGES, found, strict=True):
+    assert len(found) == len(BLOCKED)
+    for (x, last, n, c, h, w), line in zip(BLOCKED, found, strict=True):
         offsets = np.array(line.split(), np.int64).reshape(n, c, h, w)
         # Where each element lies: elements that name their coordinates, in memory.
         names = np.arange(n * c * h * w).reshape(n, c, h, w)
-        memory = names.reshape(n, c // 4, 4, h, w).transpose(0, 1, 3, 4, 2).reshape(-1)
+        order = (1, 3, 4, 0, 2) if last else (0, 1, 3, 4, 2)
+        memory = names.reshape(n, c // x, x, h, w).transpose(order).reshape(-1)
         assert np.array_equal(memory[offsets], names)
         batch, channel, row, column = np.indices((n, c, h, w))
-        s0 = 4 * w
-        s1 = s0 * h
-        s2 = s1 * c // 4
-        formula = channel % 4 + 4 * column + s0 * row + s1 * (channel // 4) + s2 * batch
+        s0, s1, s2 = x * w, x * w * h, w * h * c
+        formula = channel % x + x * column + s0 * row + s1 * (channel // x) + s2 * batch
+        if last:
+            pixel = column + w * row + w * h * (channel // x)
+            formula = channel % x + x * (batch + n * pixel)
         assert np.array_equal(offsets, formula)
 
 
+def test_the_map_of_a_gpus_kernels_is_the_same(answers: Callable[[str], list[str]]) -> None:
+    general = dict(zip(BLOCKED, answers("image"), strict=True))
+    wanted = [general[4, 0, n, 4 * c, h, w] for n, c, h, w in IMAGES]
+    assert answers("known") == wanted
+
+
+def test_the_index_in_the_tensor(answers: Callable[[str], list[str]]) -> None:
+    """Of the last element: it is the last in the tensor."""
+    for (x, last, n, c, h, w), line in zip(BLOCKED, answers("index"), strict=True):
+        shape = (c // x, h, w, n, x) if last else (n, c // x, h, w, x)
+        assert line == str(tuple(size - 1 for size in shape))
+
+
 def test_the_filters_map_is_that_of_its_layout(answers: Callable[[str], list[str]]) -> None:
-    """And Python packs filters by it."""
+    """And Python packs filters by it, and back."""
     found = answers("filter")
-    assert len(found) == len(FILTERS)
-    for (k, c, r, s), line in zip(FILTERS, found, strict=True):
+    assert len(found) == len(BLOCKED_FILTERS)
+    for (x, k, c, r, s), line in zip(BLOCKED_FILTERS, found, strict=True):
         offsets = np.array(line.split(), np.int64).reshape(k, c, r, s)
         names = np.arange(k * c * r * s, dtype=np.int32).reshape(k, c, r, s)
-        packed = interleaved_filter(names.transpose(0, 2, 3, 1))
-        assert packed.shape == (c // 4, r, s, k, 4)
+        krsc = names.transpose(0, 2, 3, 1)
+        packed = array_of_krsc(krsc, x)
+        assert packed.shape == (c // x, r, s, k, x)
         assert np.array_equal(packed.reshape(-1)[offsets], names)
         assert sorted(offsets.reshape(-1)) == list(range(offsets.size))
+        assert np.array_equal(krsc_of_array(packed), krsc)
 
 
 def test_channels_behind_the_last_are_zeros() -> None:
     filter = np.arange(1, 1 + 4 * 2 * 3 * 6, dtype=np.int16).reshape(4, 2, 3, 6)
-    packed = interleaved_filter(filter)
+    packed = array_of_krsc(filter, 4)
     assert packed.shape == (2, 2, 3, 4, 4)
     assert np.array_equal(packed[0].transpose(2, 0, 1, 3), filter[..., :4])
     assert np.array_equal(packed[1, ..., :2].transpose(2, 0, 1, 3), filter[..., 4:])
@@ -157,6 +197,40 @@ def test_the_tile_map(answers: Callable[[str], list[str]]) -> None:
         assert firsts[across:] == [y * tile_m for y in range(down)]
         assert firsts[across - 1] < pixels
         assert firsts[-1] < filters
+
+
+def test_the_batch_map(answers: Callable[[str], list[str]]) -> None:
+    """A block computes a pixel of some images; no output is left out or computed twice."""
+    cases = [(tile, *case) for tile in TILES for case in BATCHES]
+    for ((tile_m, tile_n, _), (p, q), n, k), line in zip(cases, answers("batch"), strict=True):
+        across, images, filters, *firsts = map(int, line.split())
+        assert (across, images, filters) == (p * q, -(-n // tile_n), -(-k // tile_m))
+        blocks = itertools.product(range(across), range(images), range(filters))
+        wanted = [(x // q, x % q, y * tile_n, z * tile_m) for x, y, z in blocks]
+        assert firsts == [number for origin in wanted for number in origin]
+
+
+def test_accesses_are_aligned_to_the_strides(answers: Callable[[str], list[str]]) -> None:
+    for (x, last, size), line in zip(ACCESSES, answers("access"), strict=True):
+        integers, halves = line.split(". ")
+        name = f"C/{x}HWN{x}" if last else f"NC/{x}HW{x}"
+        for sentence, elements, dtype in (
+            (integers, size, "int8"),
+            (halves, size // 2, "bfloat16"),
+        ):
+            refused = (
+                f"accesses of {size} bytes are {elements} elements of {dtype}; the strides of "
+                f"{name} are multiples of {x}"
+            )
+            assert sentence == ("None" if x % elements == 0 else refused)
+
+
+def test_words_of_shared_memory(answers: Callable[[str], list[str]]) -> None:
+    """Filters column-major, and behind them pixels row-major, of words of 4 channels."""
+    for (tile, word, i), line in zip(SHARED, answers("shared"), strict=True):
+        tile_m, tile_n, tile_k = TILES[tile]
+        behind = tile_k // 4 * tile_m
+        assert line == f"{word * tile_m + i} {behind + word * tile_n + i}"
 
 
 def test_the_tile_is_chosen_by_its_blocks(answers: Callable[[str], list[str]]) -> None:
@@ -190,6 +264,12 @@ def test_a_filters_layout_is_the_activations(answers: Callable[[str], list[str]]
         "layout C/4RSK4",
         "(2, 5, 7, 12)",
         "input: shape (2, 3, 5, 7, 8) ends with 8; in layout NC/4HW4 it ends with 4",
+        "(7, 3, 5, 32)",
+        "None",
+        "input: layout C/8HWN8 has blocks of 8 channels; blocks of 4, 16, 32 are allowed",
+        "None",
+        "None",
+        "input: layout C/64HWN64 has blocks of 64 channels; blocks of 4, 16, 32 are allowed",
     ]
 
 

@@ -288,10 +288,10 @@ struct Dp4aKernel[
     ):
         """Adds the products of a step's first words."""
         var row, column = divmod(Int(thread_idx.x), Self.tile.columns())
-        var filters = part.unsafe_offset(column * VECTOR)
-        var pixels = part.unsafe_offset(
-            Self.words * Self.tile.filters + row * VECTOR
+        var filters = part.unsafe_offset(
+            Self.tile.shared_filter(0, column * VECTOR)
         )
+        var pixels = part.unsafe_offset(Self.tile.shared_pixel(0, row * VECTOR))
         comptime height = Self.tile.pixel_vectors()
         for word in range(words):
             var b = StaticTuple[Words, Self.quads]()

@@ -9,6 +9,7 @@ from ...conv.interleave import Interleaved
 from ...conv.operands import Operands
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
+from ...conv.tile_maps import DP4A_BYTES
 from ..geometry import (
     GpuGeometry,
     Position,
@@ -89,10 +90,10 @@ def dp4a_refusal(problem: ConvProblem, operands: Operands) -> Optional[String]:
             t" here {problem.channels} and {problem.filters}"
         )
     # A word is 4 elements of int8.
-    if operands.alignment < INTERLEAVED:
+    if operands.alignment < DP4A_BYTES:
         return String(
             t"{name} reads {INTERLEAVED} elements an access: operands at"
-            t" multiples of {INTERLEAVED} bytes; here one is at a multiple of"
+            t" multiples of {DP4A_BYTES} bytes; here one is at a multiple of"
             t" {operands.alignment}"
         )
     if problem.gemm_m() >= MAX_INDEX:

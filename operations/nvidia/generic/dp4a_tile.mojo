@@ -1,10 +1,10 @@
 """The tile of a block of the dp4a kernel, which filters and pixels a block
 computes, and what a thread holds of them."""
 
-from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...conv.fields import INTERLEAVED
+from ...conv.tile_maps import TileMap
 
 comptime VECTOR = 4
 """Words of 4 channels that an access of 16 bytes has."""
@@ -12,10 +12,12 @@ comptime VECTOR = 4
 
 @fieldwise_init
 struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
-    """A tile of filters by pixels. The grid is `(ceil(N * P * Q / pixels),
-    ceil(K / filters), 1)`; block `(x, y)` computes the filters from
-    `y * filters` and the pixels from `x * pixels` on, in `ceil(C / channels)`
-    steps for each tap."""
+    """A tile of filters by pixels, whose grid is that of `TileMap`.
+
+    Shared memory holds a step's filters column-major, `[words, filters]`, and
+    behind them its pixels row-major, `[words, pixels]`, of words of 4 channels
+    each.
+    """
 
     var filters: Int
     """Of the tile: tile_M."""
@@ -28,6 +30,11 @@ struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
     var thread_pixels: Int
     """The same of its pixels."""
 
+    @always_inline
+    def map(self) -> TileMap:
+        """The outputs of its blocks."""
+        return TileMap(self.filters, self.pixels, self.channels)
+
     def grid(self, pixels: Int, filters: Int) -> Tuple[Int, Int]:
         """The blocks along x and y.
 
@@ -35,7 +42,8 @@ struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
             pixels: Of the output, `N * P * Q`.
             filters: Of the problem, K.
         """
-        return ceildiv(pixels, self.pixels), ceildiv(filters, self.filters)
+        var grid = self.map().grid(pixels, filters)
+        return grid[0], grid[1]
 
     @always_inline
     def first_pixel(self, x: Int) -> Int:
@@ -44,7 +52,7 @@ struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
         Args:
             x: The block's index along x.
         """
-        return x * self.pixels
+        return self.map().first_column(x)
 
     @always_inline
     def first_filter(self, y: Int) -> Int:
@@ -53,7 +61,7 @@ struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
         Args:
             y: The block's index along y.
         """
-        return y * self.filters
+        return self.map().first_filter(y)
 
     @always_inline
     def steps(self, channels: Int) -> Int:
@@ -62,7 +70,27 @@ struct Dp4aTile(Equatable, ImplicitlyCopyable, Movable):
         Args:
             channels: Of the problem, C.
         """
-        return ceildiv(channels, self.channels)
+        return self.map().steps(channels)
+
+    @always_inline
+    def shared_filter(self, word: Int, filter: Int) -> Int:
+        """The words of a step in front of a filter's.
+
+        Args:
+            word: Of the filter.
+            filter: In the tile.
+        """
+        return word * self.filters + filter
+
+    @always_inline
+    def shared_pixel(self, word: Int, pixel: Int) -> Int:
+        """The words of a step in front of a pixel's.
+
+        Args:
+            word: Of the pixel.
+            pixel: In the tile.
+        """
+        return self.words() * self.filters + word * self.pixels + pixel
 
     def words(self) -> Int:
         """Words of a step for each filter and pixel."""
