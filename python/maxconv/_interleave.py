@@ -130,9 +130,9 @@ def convolve_interleaved(
     names = [_name(input_layout), _name(input_layout if output_layout is None else output_layout)]
     if refusal := pairing_refusal(str(names[0]), str(names[1]), on_gpu=on_gpu):
         raise ValueError(f"input_layout: {refusal}")
-    both = f"from {placed.name} to {out_placed.name}" if placed != out_placed else placed.name
+    both = f"from {names[0]} to {names[1]}" if names[0] != names[1] else f"in {names[0]}"
     allowed = (INT8,) if on_gpu else CPU_DTYPES
-    check_same_dtype("input", dtype, allowed, f"is allowed in {both}")
+    check_same_dtype("input", dtype, allowed, f"is allowed {both}")
     out_dtype = arguments.output_dtype(dtype)
     arguments.check_types(dtype, on_gpu=on_gpu)
     kernel = arguments.kernel(device, interleaved=True)
@@ -141,7 +141,7 @@ def convolve_interleaved(
     groups = given.known_groups(arguments.groups)
     for name, number in (("groups", groups), ("upsample", arguments.upsample or 1)):
         if number != 1:
-            raise ValueError(f"{name}: {show(number)} is not supported in {both}; 1 is allowed")
+            raise ValueError(f"{name}: {show(number)} is not supported {both}; 1 is allowed")
     shape = placed.to_last(value.shape)
     given = _with_whole_blocks(given, placed, out_placed, check_size("input", shape[3]))
     problem = ConvProblem.of(

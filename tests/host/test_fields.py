@@ -57,7 +57,7 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"NORM_{name.upper()}": i for i, name in enumerate(NORM)}
     expected |= {f"NORM_SCALARS_{name.upper()}": i for i, name in enumerate(NORM_SCALARS)}
     expected |= {"POOLING_LENGTH": 2, "NORM_LENGTH": 2, "NORM_SCALARS_LENGTH": 3}
-    expected |= {"GEOMETRY_LENGTH": 30, "SCALARS_LENGTH": 5, "PANEL": 16, "ROW_BYTES": 64}
+    expected |= {"GEOMETRY_LENGTH": 35, "SCALARS_LENGTH": 6, "PANEL": 16, "ROW_BYTES": 64}
     expected |= {"COPY_BYTES": 16, "STEM_CHANNELS": 8, "TILE_FILTERS": 8}
     expected |= {"DIAGONAL_CHANNELS": 32, "SEVERAL": -1, "INTERLEAVED": 4}
     assert {name: int(value) for name, value in names.items()} == expected
@@ -80,6 +80,8 @@ def test_geometry_has_each_argument_at_its_field() -> None:
         precision=Precision.FLOAT32,
         block=(18, 19, 20),
         crop=(21, 22, 23),
+        zero_points=(24, 25, 26),
+        batch_last=(True, False),
     )
     assert geometry.dtype == np.int64
     assert dict(zip(GEOMETRY, geometry.tolist(), strict=True)) == {
@@ -94,6 +96,8 @@ def test_geometry_has_each_argument_at_its_field() -> None:
         "has_bias": 1, "has_residual": 1, "precision": 1,
         "block_d": 18, "block_h": 19, "block_w": 20,
         "crop_d": 21, "crop_h": 22, "crop_w": 23,
+        "zero_point": 24, "residual_zero_point": 25, "output_zero_point": 26,
+        "input_batch_last": 1, "output_batch_last": 0,
     }  # fmt: skip
 
 
@@ -134,7 +138,10 @@ def test_geometry_refuses_lengths_that_differ() -> None:
 
 def test_scalars_have_each_argument_at_its_field() -> None:
     scalars = encode_scalars(
-        beta=0.5, activation_parameters=(1.0, 2.0), final_parameters=(3.0, 4.0)
+        beta=0.5,
+        activation_parameters=(1.0, 2.0),
+        final_parameters=(3.0, 4.0),
+        output_factor=5.0,
     )
     assert scalars.dtype == np.float32
     assert dict(zip(SCALARS, scalars.tolist(), strict=True)) == {
@@ -143,4 +150,5 @@ def test_scalars_have_each_argument_at_its_field() -> None:
         "activation_p1": 2.0,
         "final_p0": 3.0,
         "final_p1": 4.0,
+        "output_factor": 5.0,
     }

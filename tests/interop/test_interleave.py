@@ -1,4 +1,4 @@
-"""Interleaved images in graphs: the layout, the packed filters, and what is refused."""
+"""Interleaved images in graphs: the layouts, the packed filters, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.interop.graphs import Source, input_type
 
 import maxconv
 from maxconv import _interleave
+from maxconv._blocked_filter import array_of_krsc
 from maxconv._graph import constant_array
 
 if TYPE_CHECKING:
@@ -88,9 +89,12 @@ INPUTS: dict[str, tuple[str, tuple[int | str, ...]]] = {
     "eights": ("int8", (2, 1, 6, 7, 8)),
     "half": ("bfloat16", (2, 2, 6, 7, 4)),
     "host": ("int8", (2, 2, 6, 7, 4)),
+    "host_wide": ("float32", (2, 2, 6, 7, 4)),
     "w": ("int8", (3, 2, 8, 12)),
     "w_colours": ("int8", (3, 2, 3, 12)),
     "w_symbolic": ("int8", (3, 2, 8, "k")),
+    "batch_last": ("int8", (2, 6, 7, 2, 4)),
+    "wide": ("int8", (2, 1, 6, 7, 32)),
     "residual": ("float32", (2, 3, 4, 6, 4)),
     "residual_last": ("float32", (2, 4, 6, 12)),
 }
@@ -101,7 +105,7 @@ def graph_of_inputs() -> tuple[Graph, dict[str, TensorValue]]:
     from max.graph import DeviceRef, Graph, TensorType
 
     types = [
-        TensorType(DType[dtype], shape, DeviceRef.CPU() if name == "host" else DeviceRef.GPU())
+        TensorType(DType[dtype], shape, DeviceRef.CPU() if "host" in name else DeviceRef.GPU())
         for name, (dtype, shape) in INPUTS.items()
     ]
     graph = Graph("interleaved", input_types=types, kernel_library=maxconv.kernel_library())
@@ -138,7 +142,9 @@ def test_types_of_results() -> None:
         assert wide.rank == 4
 
 
-@pytest.mark.parametrize("given", ["RSCF", "FCRS", "KRSC", "packed", "constant", "float"])
+@pytest.mark.parametrize(
+    "given", ["RSCF", "FCRS", "KRSC", "blocks", "packed", "packed blocks", "constant", "float"]
+)
 @pytest.mark.parametrize("filter", [WHOLE, COLOURS], ids=["whole", "colours"])
 def test_filters_are_packed_when_the_graph_is_built(
     filter: Array, given: str, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +161,7 @@ def test_filters_are_packed_when_the_graph_is_built(
 
     monkeypatch.setattr(_interleave, "emit", watched)
     fcrs, krsc = filter.transpose(3, 2, 0, 1), filter.transpose(3, 0, 1, 2)
+    in_blocks = array_of_krsc(krsc, 4)
     # Of floats -128 is no value of int8's: their magnitudes go up to 127.
     small = np.maximum(filter, -127)
     graph, values = graph_of_inputs()
@@ -163,7 +170,9 @@ def test_filters_are_packed_when_the_graph_is_built(
             "RSCF": {"filter": filter},
             "FCRS": {"filter": fcrs, "filter_layout": "FCRS"},
             "KRSC": {"filter": krsc, "filter_layout": "KRSC"},
+            "blocks": {"filter": in_blocks, "filter_layout": "C/4RSK4"},
             "packed": {"filter": maxconv.pack_filter(fcrs, "FCRS")},
+            "packed blocks": {"filter": maxconv.pack_filter(in_blocks, "C/4RSK4")},
             "constant": {"filter": ops.constant(filter, DType.int8, DeviceRef.GPU())},
             "float": {"filter": small.astype(np.float32)},
         }[given]
@@ -177,7 +186,11 @@ def test_filters_are_packed_when_the_graph_is_built(
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": WHOLE}, TypeError, "input: a ndarray is not a graph value; maxconv.interleave gives"),
     ({"x": "half"}, ValueError, "input: dtype bfloat16 does not match; int8 is allowed in NC/4HW4"),
-    ({"x": "host"}, ValueError, "input: device cpu:0 is not supported in NC/4HW4; a GPU is allow"),
+    (
+        {"x": "host_wide"},
+        ValueError,
+        "input: dtype float32 does not match; int8 or uint8 or bfloat16 or float16 is allowed in NC",
+    ),
     (
         {"x": "last"},
         ValueError,
@@ -217,9 +230,30 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "config: 'dp4a' is not a kernel of device gpu:0; auto, gemv, stem, window, diagonal, ",
     ),
     (
-        {"input_layout": "NC/32HW32"},
+        {"x": "last", "input_layout": "NC/8HW8"},
         ValueError,
-        "input_layout: 'NC/32HW32' is not an input layout; NHWC, NCHW, NC/4HW4 are allowed",
+        "input_layout: 'NC/8HW8' is not an input layout; NHWC, NCHW, NC/4HW4, NC/16HW16, NC/32HW32",
+    ),
+    (
+        {"output_layout": "NC/8HW8"},
+        ValueError,
+        "output_layout: 'NC/8HW8' is no layout; NHWC, NCHW, NC/4HW4, NC/16HW16, NC/32HW32, C/4HWN4",
+    ),
+    ({"output_layout": 4}, TypeError, "output_layout: 4 is a int; a ConvInputLayout or one of"),
+    (
+        {"x": "last", "input_layout": "NHWC", "output_layout": "NCHW"},
+        ValueError,
+        "output_layout: 'NCHW' beside input_layout='NHWC' is not supported; the same is allowed",
+    ),
+    (
+        {"filter_layout": "C/16RSK16"},
+        ValueError,
+        "filter: shape (3, 2, 8, 12) is not in layout C/16RSK16; [channels / 16, r, s, filters, 16",
+    ),
+    (
+        {"filter_layout": "C/8RSK8"},
+        ValueError,
+        "filter_layout: 'C/8RSK8' is not a layout of a filter with 2 spatial dimensions; KRSC, RSC",
     ),
 ]
 
@@ -229,6 +263,33 @@ def test_what_is_not_allowed(changes: dict[str, Any], error: type[Exception], me
     graph, values = graph_of_inputs()
     with graph, pytest.raises(error, match=re.escape(message)):
         convolve(values, **changes)
+
+
+#: The pairings of the operands' layouts that MegEngine's CUTLASS kernels have, with the unit that
+#: multiplies, and what a GPU says of it here.
+PAIRINGS = [
+    ("NC/4HW4", "NC/4HW4", None),
+    ("C/4HWN4", "C/4HWN4", "no kernel reads neighbouring images"),
+    ("NC/32HW32", "NC/32HW32", "dp4a reads blocks of 4, and no kernel of tensor cores reads"),
+    ("NC/4HW4", "NC/32HW32", "no kernel stores another layout than it reads"),
+    ("NC/32HW32", "NC/4HW4", "no kernel stores another layout than it reads"),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "reason"), PAIRINGS)
+def test_pairings_of_a_gpu(source: str, target: str, reason: str | None) -> None:
+    """One runs, the others are refused; ``test_integers_in_blocks`` runs them all on a CPU."""
+    graph, values = graph_of_inputs()
+    shapes = {"NC/4HW4": "x", "C/4HWN4": "batch_last", "NC/32HW32": "wide"}
+    wide = {} if source != "NC/32HW32" else {"filter": np.tile(WHOLE, (1, 1, 4, 1))}
+    given = {"x": shapes[source], "input_layout": source, "output_layout": target, **wide}
+    with graph:
+        if reason is None:
+            assert convolve(values, **given).shape == [2, 3, 4, 6, 4]
+            return
+        message = f"input_layout: from {source} to {target} is not supported on a GPU: {reason}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            convolve(values, **given)
 
 
 def test_signals_and_volumes_have_no_such_layout() -> None:
