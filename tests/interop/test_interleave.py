@@ -189,7 +189,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"x": "host_wide"},
         ValueError,
-        "input: dtype float32 does not match; int8 or uint8 or bfloat16 or float16 is allowed in NC",
+        "input: dtype float32 does not match; int8 or uint8 or bfloat16 or float16 is allowed in",
     ),
     (
         {"x": "last"},
