@@ -247,6 +247,52 @@ def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -
     assert json.loads(finished.stdout)["problem"]["kernel"] == [*usable, "widening"][0]
 
 
+@pytest.mark.parametrize("layout", ["NC/4HW4", "NC/32HW32", "C/16HWN16"])
+def test_a_cpu_takes_interleaved_layouts(layout: str) -> None:
+    usable = dot_kernels("bfloat16")
+    problem = find_problem("resnet50.conv2_3x3").problem
+    if not usable:
+        with pytest.raises(ValueError, match="no kernel takes this convolution of bfloat16"):
+            explain_choice(problem, dtype="bfloat16", layout=layout)
+        return
+    chosen, reason = explain_choice(problem, dtype="bfloat16", layout=layout)
+    assert (chosen, "copied" in reason) == (usable[0], True), reason
+    with pytest.raises(ValueError, match="takes activations in NHWC; here an interleaved layout"):
+        explain_choice(problem, dtype="bfloat16", layout=layout, kernel=Kernel.IMPLICIT_GEMM)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        (
+            "resnet50.conv2_3x3",
+            {"dtype": "int8", "layout": "C/4HWN4", "device": "sm_80"},
+            "layout: from C/4HWN4 to C/4HWN4 is not supported on a GPU: no kernel reads neighbour",
+        ),
+        (
+            "resnet50.conv2_3x3",
+            {"dtype": "int8", "layout": "NC/32HW32", "device": "sm_90a"},
+            "layout: from NC/32HW32 to NC/32HW32 is not supported on a GPU: dp4a reads blocks of 4",
+        ),
+        (
+            "resnet50.conv2_3x3",
+            {"layout": "NC/4HW4"},
+            "layout: NC/4HW4 takes int8, uint8, bfloat16, float16 on a CPU; here float32",
+        ),
+        (
+            "resnet50.stem",
+            {"dtype": "int8", "layout": "NC/16HW16"},
+            "layout: NC/16HW16 holds multiples of 16 channels and filters; here 3 and 64",
+        ),
+        ("resnet50.stem", {"layout": "NC/8HW8"}, "layout: 'NC/8HW8' is not one of NHWC, NC/4HW4"),
+    ],
+)
+def test_layouts_that_are_refused(name: str, given: dict[str, Any], message: str) -> None:
+    """Before anything is compiled."""
+    with pytest.raises(ValueError, match=message):
+        explain_choice(find_problem(name).problem, **given)
+
+
 @pytest.mark.parametrize(
     ("name", "behind", "alone"),
     [
