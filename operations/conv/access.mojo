@@ -63,6 +63,10 @@ trait ActivationSource(DeviceValue, TrivialRegisterPassable):
         """The elements, if they are not `fused`."""
         ...
 
+    def batch_last(self) -> Bool:
+        """Whether the images are neighbours in memory, and not the pixels."""
+        return False
+
     def load[
         width: Int, alignment: Int = width
     ](self, n: Int, at: IndexList[SPATIAL], channel: Int, offset: Int) -> SIMD[
@@ -103,6 +107,10 @@ trait OutputTarget(DeviceValue, TrivialRegisterPassable):
     def data(self) -> Writes[Self.dtype]:
         """The elements, if the fused work does not store."""
         ...
+
+    def batch_last(self) -> Bool:
+        """Whether the images are neighbours in memory, and not the pixels."""
+        return False
 
     @always_inline
     def compute[

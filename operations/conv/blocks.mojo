@@ -30,6 +30,9 @@ struct BlockedActivation[element_type: DType](ActivationSource):
         """The elements."""
         return self.elements
 
+    def batch_last(self) -> Bool:
+        return self.map.batch_last
+
     @always_inline
     def load[
         width: Int, alignment: Int = width
@@ -65,6 +68,9 @@ struct BlockedOutput[Tensor: OutputTarget](OutputTarget):
     def data(self) -> Writes[Self.dtype]:
         """Nothing that may be written."""
         return self.tensor.data()
+
+    def batch_last(self) -> Bool:
+        return self.map.batch_last
 
     @always_inline
     def store[

@@ -142,7 +142,7 @@ def problems(draw: st.DrawFn) -> tuple[ConvProblem, tuple[Placed, Placed]]:
     return in_blocks(shrink(problem), pair), pair
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=problems(), epilogue=st.sampled_from(EPILOGUES))
 def test_random_problems(
     checker: Checker,

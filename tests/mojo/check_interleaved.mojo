@@ -424,10 +424,10 @@ def check_cuts[
     comptime if not U.build_refusal() and U.feature(types.input):
         if kernel != U.kernel or not p.has_outputs():
             return 0
-        for threads in [1, 3, 16]:
+        for threads in [1, 16]:
             var cuts = Cuts[U](p, types, threads)
             # Another remainder for each problem.
-            var step = cuts.count() // 4 + 1
+            var step = cuts.count() // 3 + 1
             for index in range(spec.seed() % step, cuts.count(), step):
                 var value = Scalar[out_type](materialize[POISONS]()[index % 2])
                 poison(tensors.memory.elements, tensors.count(), value)

@@ -61,6 +61,8 @@ struct DotParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var output: TileStore
     var problem: ConvProblem
     var blocking: Blocking
+    var images_inside: Bool
+    """The order of the tasks, see `Block`."""
 
 
 @fieldwise_init

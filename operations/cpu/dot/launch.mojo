@@ -134,7 +134,7 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
         var block = offsets.unsafe_offset(_floats[DType.int32](blocking.chunks))
         run_task[Self.U](
             params,
-            Block(params.problem, blocking, task),
+            Block(params.problem, blocking, task, params.images_inside),
             DotScratch[Self.Source.dtype](
                 scratch,
                 offsets.unsafe_bitcast[Int32](),
@@ -221,5 +221,7 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
             TileStore(arguments),
             problem,
             plan.blocking,
+            # Else threads would write to the same cache lines.
+            arguments.activation.batch_last() or arguments.output.batch_last(),
         )
         plan.schedule.run(DotTasks[Source, Self.U](params), queue)

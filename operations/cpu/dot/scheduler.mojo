@@ -192,7 +192,11 @@ struct Block(ImplicitlyCopyable, Movable):
     var panels: Int
 
     def __init__(
-        out self, problem: ConvProblem, blocking: Blocking, index: Int
+        out self,
+        problem: ConvProblem,
+        blocking: Blocking,
+        index: Int,
+        images_inside: Bool = False,
     ):
         """The block of a task, neighbouring tasks sharing filter panels.
 
@@ -200,12 +204,16 @@ struct Block(ImplicitlyCopyable, Movable):
             problem: The convolution.
             blocking: The cut.
             index: From 0 to `blocking.tasks(problem) - 1`.
+            images_inside: Whether neighbouring tasks are the same lines of
+                neighbouring images, and not the other way round.
         """
         ref cut = blocking.cut
         var parts, block = divmod(index, blocking.blocks())
         var group, part = divmod(parts, blocking.panel_blocks(problem))
         var rest, column = divmod(block, blocking.column_blocks())
         var image, line = divmod(rest, blocking.line_blocks())
+        if images_inside:
+            line, image = divmod(rest, blocking.images)
         self.image = image
         self.line = line * cut.lines
         self.lines = min(cut.lines, blocking.height - self.line)
