@@ -110,7 +110,8 @@ def plain(
     """A convolution of input ``x`` with ``[K, *taps, C / groups]``; ``filter`` is how it is
     passed."""
     rank = w.ndim - 2
-    function = {1: maxconv.conv1d, 2: maxconv.conv2d, 3: maxconv.conv3d}[rank]
+    functions: list[Callable[..., TensorValue]] = [maxconv.conv1d, maxconv.conv2d, maxconv.conv3d]
+    function = functions[rank - 1]
     layout = {1: "KSC", 2: "KRSC", 3: "KTRSC"}[rank]
 
     def build(values: dict[str, TensorValue]) -> TensorValue:
