@@ -40,10 +40,8 @@ class BlockLayout:
     @property
     def name(self) -> str:
         """As ``input_layout`` has it."""
-        if not self.channels:
-            return "NHWC"
-        x = self.channels
-        return f"C/{x}HWN{x}" if self.batch_last else f"NC/{x}HW{x}"
+        own = (self.channels, self.batch_last)
+        return next((name for name, placed in BLOCKED_IMAGES.items() if placed == own), "NHWC")
 
     @property
     def form(self) -> str:

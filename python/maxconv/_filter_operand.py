@@ -135,12 +135,13 @@ def filter_argument(
             )
         check_same_dtype("filter", filter.dtype, (dtype,), "is the input's")
         return FilterArgument(filter, "", filter.filters, filter.filter_size, filter.group_channels)
+    blocked = rank == 2 and blocks_of(filter_layout) is not None
+    others = tuple(BLOCKED_FILTERS) if rank == 2 else ()
+    layout = "KRSC" if blocked else check_filter_layout(filter_layout, rank, others)
     if is_graph_value(filter):
         held = value = TensorValue(cast(Any, filter))
-        if rank == 2 and blocks_of(filter_layout, value.shape) is not None:
-            held = value = _without_blocks(value)
-            filter_layout = "KRSC"
-        layout = _layout_name(filter_layout, rank)
+        if blocked:
+            held = value = _without_blocks(value, filter_layout)
         kind = check_dtype("filter", value.dtype, FILTER_BYTES)
         check_same_dtype("filter", kind, (dtype,), "is the input's")
         check_same_device("filter", value.device, device)
@@ -150,27 +151,23 @@ def filter_argument(
         if elements is not None:
             held = KnownFilter(elements, kind)
     else:
-        if rank != 2 or blocks_of(filter_layout) is None:
-            _layout_name(filter_layout, rank)
         values, kind = read_array("filter", filter, integers=(INT8,))
-        if rank == 2:
-            values, filter_layout = without_blocks(values, filter_layout)
-        layout = _layout_name(filter_layout, rank)
+        if blocked:
+            values, _ = without_blocks(values, filter_layout)
         held = KnownFilter(values, kind)
         parts = filter_shape_parts(held.values.shape, layout, rank)
     return FilterArgument(held, layout, *parts)
 
 
-def _layout_name(filter_layout: object, rank: int) -> str:
-    """Returns the name of a layout that is not interleaved."""
-    return check_filter_layout(filter_layout, rank, tuple(BLOCKED_FILTERS) if rank == 2 else ())
-
-
-def _without_blocks(value: TensorValue) -> TensorValue:
+def _without_blocks(value: TensorValue, filter_layout: object) -> TensorValue:
     """Returns ``[C / x, R, S, K, x]`` as ``[K, R, S, C]``.
 
     A constant stays one, and what is loaded from host memory is permuted there.
+
+    Raises:
+        ValueError: The shape is none of the layout.
     """
+    blocks_of(filter_layout, value.shape)
     if (elements := constant_array(value)) is not None:
         return constant(krsc_of_array(elements), value.dtype.name, value.device)
     if (source := loaded_from_host(value)) is not None:

@@ -37,6 +37,9 @@ EIGHTH, WIDE = ("float8_e4m3fn", "bfloat16"), ("bfloat16", "float32")
 INTEGERS, WIDE_EIGHTH = ("int8", "bfloat16"), ("float8_e5m2", "bfloat16")
 BLOCKS, HALF_BLOCKS = ("int8", "float32", 4), ("bfloat16", "bfloat16", 4)
 
+#: Of layouts that a call tells.
+ANY_BLOCKS, SINGLE_BLOCKS = ("bfloat16", "bfloat16", -1), ("float32", "float32", -1)
+
 EXACT = Precision.FLOAT32
 
 #: What the parameters stand for that a graph leaves out: those of the registered op.
@@ -132,6 +135,11 @@ CASES: Sequence[Case] = [
     (BLOCKS, HOPPER, known_problem(problem(64, 64)), {Kernel.DP4A}),
     (BLOCKS, CPU, {}, set()),
     (HALF_BLOCKS, HOPPER, {}, set()),
+    # A CPU's dot products take every layout.
+    (ANY_BLOCKS, CPU, {"kernel": 0, "groups": 1}, DOT_PRODUCTS),
+    (ANY_BLOCKS, CPU, {"kernel": int(Kernel.REFERENCE), "groups": 1}, {Kernel.REFERENCE}),
+    (SINGLE_BLOCKS, CPU, {"kernel": 0, "groups": 1}, set()),
+    (ANY_BLOCKS, HOPPER, {}, set()),
     # One by name, which nothing else could be chosen for.
     (HALF, HOPPER, known_problem(problem(64, 64), Kernel.REFERENCE), {Kernel.REFERENCE}),
     (HALF, HOPPER, known_problem(problem(64, 64), GROUPED), {GROUPED}),
