@@ -114,6 +114,7 @@ comptime KERNEL_AVX512_BF16 = 18
 comptime KERNEL_AVX512_VNNI = 19
 comptime KERNEL_AVX_VNNI = 20
 comptime KERNEL_WIDENING = 21
+comptime KERNEL_MMLA = 22
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -137,6 +138,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "avx512_vnni",
     "avx_vnni",
     "widening",
+    "mmla",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -161,6 +163,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "CPUs",
     "CPUs",
     "CPUs",
+    "CPUs",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
@@ -169,6 +172,7 @@ comptime CPU_KERNELS = [
     KERNEL_AVX512_BF16,
     KERNEL_AVX512_VNNI,
     KERNEL_AVX_VNNI,
+    KERNEL_MMLA,
     KERNEL_WIDENING,
     KERNEL_FEW_FILTERS,
     KERNEL_POINTWISE,
