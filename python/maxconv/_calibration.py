@@ -46,6 +46,10 @@ _FRACTIONS: Final = np.linspace(0.1, 1.0, 46)
 #: Below, a reciprocal is no float32.
 _LEAST_SCALE: Final = float(np.finfo(np.float32).tiny)
 
+#: A channel's scale, relative to the largest: with that of all its values would be 0. What has been
+#: 0 so far may be something later, and a filter that takes up the scale is not to lose by it.
+_LEAST_PART: Final = 1 / 256
+
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Integers: TypeAlias = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
@@ -289,7 +293,9 @@ class Calibration:
             else:
                 above, below = max(highest - zero_point, 1), max(zero_point - lowest, 1)
                 scale = np.maximum(high / above, -low / below)
-        scales = np.where(scale > 0, np.maximum(scale, _LEAST_SCALE), 1.0).astype(np.float32)
+        if not scale.any():
+            scale = np.ones_like(scale)
+        scales = np.maximum(scale, max(scale.max() * _LEAST_PART, _LEAST_SCALE)).astype(np.float32)
         if self.axis is None:
             return Quantization(float(scales[0]), zero_point, self.dtype)
         return Quantization(scales, zero_point, self.dtype, self.axis)
