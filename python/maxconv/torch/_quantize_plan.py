@@ -143,10 +143,20 @@ class Plan:
         for node in self.model.graph.nodes:
             if node in self.layers or node in self.moving:
                 groups.setdefault(root(node), []).append(node)
-        for members in groups.values():
+        whole = [
+            members
+            for members in groups.values()
+            if any(node in self.layers for node in members)
+            and all(self._may_be_integers(node) for node in members)
+        ]
+        while True:
+            integral = {node for members in whole for node in members}
+            wanted = [members for members in whole if self._are_wanted(members, integral)]
+            if len(wanted) == len(whole):
+                break
+            whole = wanted
+        for members in whole:
             makers = [self.layers[node] for node in members if node in self.layers]
-            if not makers or not all(self._may_be_integers(node) for node in members):
-                continue
             entering = {
                 x for node in members for x in self.moving.get(node, ()) if x not in members
             }
@@ -155,6 +165,11 @@ class Plan:
             self.of_node.update(dict.fromkeys(members, place))
             for maker in makers:
                 maker.after = place
+
+    def _are_wanted(self, members: Collection[Node], integral: Collection[Node]) -> bool:
+        """Whether somebody reads integers: not only sums whose results are floats."""
+        readers = {self.layers[u] for node in members for u in node.users if u in self.layers}
+        return any(layer.input in members or layer.node in integral for layer in readers)
 
     def _may_be_integers(self, node: Node) -> bool:
         """Whether all readers of a node take integers."""
