@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 def trained(images: Tensor, labels: Tensor) -> nn.Module:
-    """A network of 97 %, after two seconds."""
+    """A network that knows 95 % of them, after two seconds."""
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.Conv2d(1, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), Block(12)),
