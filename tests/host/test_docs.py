@@ -273,7 +273,14 @@ def test_every_document_has_its_programs() -> None:
     languages = {block.language for path in DOCUMENTS for block in blocks(path)}
     assert languages <= {"python", "mojo", "sh", "console", "json", "diff", ""}
     run = {block.path.name for block in _programs("python", "mojo")}
-    assert run >= {"README.md", "graphs.md", "pytorch.md", "mojo.md", "ptxemu.md", "quantization.md"}
+    assert run >= {
+        "README.md",
+        "graphs.md",
+        "pytorch.md",
+        "mojo.md",
+        "ptxemu.md",
+        "quantization.md",
+    }
 
 
 @pytest.mark.extended
