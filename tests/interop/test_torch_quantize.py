@@ -300,6 +300,31 @@ def test_what_is_written_to_becomes_integers_for_each_reader() -> None:
     assert report.layers[0].input_scale == report.layers[1].input_scale
 
 
+def test_parts_that_nobody_reads() -> None:
+    def divided(self: Any, x: Tensor) -> Any:
+        first, _ = torch.relu(self.a(x)).chunk(2, dim=1)
+        return self.b(first[:, :, 1:])
+
+    result, _ = quantized(network(divided, a=conv(), b=conv(2, 4)))
+    assert types(result, X) == {"a": (U8, U8), "b": (U8, F32)}
+
+
+def test_what_is_no_tensor_is_no_part_of_one() -> None:
+    def largest(self: Any, x: Tensor) -> Any:
+        return self.b(torch.cat([self.a(x), torch.max(x, 1, keepdim=True)[0]], 1))
+
+    result, _ = quantized(network(largest, a=conv(), b=conv(5, 4)))
+    assert types(result, X) == {"a": (U8, U8), "b": (U8, F32)}
+
+
+def test_a_sum_of_floats_reads_no_integers() -> None:
+    """The residual of a convolution that gives floats is not rounded for it alone."""
+    net = network(lambda self, x: self.a(x) + self.b(x), a=conv(), b=conv())
+    result, _ = quantized(net)
+    assert types(result, X) == {"a": (U8, F32), "b": (U8, F32, F32)}
+    assert not any(isinstance(part, Dequantize) for part in result.modules())
+
+
 def test_enlarging_convolutions() -> None:
     """``convert`` makes the enlargement a part of the convolution, which integers take apart."""
     net = network(
@@ -337,6 +362,20 @@ def test_normalizations_groups_and_activations() -> None:
 # What stays -------------------------------------------------------------------------------------
 
 
+class Branch(nn.Module):
+    """A module that cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(), conv(), conv()
+        self.block = nn.Sequential(conv(), nn.ReLU(), conv())
+
+    def forward(self, x: Tensor) -> Any:
+        if x.max() > 1e6:
+            x = self.c(x)
+        return self.block(self.b(self.a(x)))
+
+
 def test_what_stays_as_it_is() -> None:
     net = nn.Sequential(
         conv(), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2, 2), nn.Sequential(conv(), conv())
@@ -372,25 +411,34 @@ def test_layers_with_large_errors_stay_as_they_are() -> None:
     assert list(layers(result)) == ["a"]
 
 
+def test_weights_that_are_not_finite_stay() -> None:
+    net = network(lambda self, x: self.b(self.a(x)), a=conv(), b=conv())
+    net.b.weight[0, 0, 0, 0] = torch.inf
+    _, report = quantize(net, BATCHES)
+    assert became(report) == {"a": "uint8 -> float32", "b": "float"}
+    assert report.layers[1].note == "its weight holds NaN or infinity"
+
+
+class Reader(Branch):
+    """A module whose code reads a weight."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) * self.b.weight.sum()
+
+
+def test_weights_that_code_reads_stay() -> None:
+    _, report = quantized(Reader().eval())
+    notes = {layer.name: (layer.became, layer.note) for layer in report.layers}
+    wanted = "code that cannot be traced may call it otherwise, or read its weight"
+    assert notes["a"] == ("float", wanted)
+    assert notes["block.0"] == ("uint8 -> uint8", "")
+
+
 def test_residuals_of_other_shapes_stay() -> None:
     net = network(lambda self, x: self.a(x) + x[:, :, :1], a=conv())
     _, report = quantized(net)
     assert became(report) == {"a": "float"}
     assert report.layers[0].note == "its residual is of another shape or dtype"
-
-
-class Branch(nn.Module):
-    """A module that cannot be traced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv(), conv(), conv()
-        self.block = nn.Sequential(conv(), nn.ReLU(), conv())
-
-    def forward(self, x: Tensor) -> Any:
-        if x.max() > 1e6:
-            x = self.c(x)
-        return self.block(self.b(self.a(x)))
 
 
 def test_modules_that_cannot_be_traced() -> None:

@@ -56,6 +56,8 @@ _FUNCTIONS: Final = _CHANNELWISE_FUNCTIONS | frozenset(
         *(operator.getitem, unpacked, *_JOINING),
     )
 )
+#: What gives several tensors.
+_DIVIDING: Final = (torch.chunk, torch.split, "chunk", "split", unpacked)
 _REPEATING: Final = ("nearest", "nearest-exact")
 
 
@@ -70,6 +72,10 @@ def inputs_of(node: Node, modules: Modules) -> list[Node] | None:
         return _first(node) if _is_moving(module) else None
     if node.op not in ("call_function", "call_method") or node.target not in _FUNCTIONS:
         return None
+    if any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values())):
+        return None
+    if node.target is unpacked or node.target is operator.getitem:
+        return _first(node) if _is_part(node) else None
     if node.target in _JOINING:
         tensors = node.args[0] if node.args else node.kwargs.get("tensors")
         if not isinstance(tensors, tuple | list) or not tensors:
@@ -85,6 +91,16 @@ def inputs_of(node: Node, modules: Modules) -> list[Node] | None:
     if node.target in _POOL_FUNCTIONS and node.kwargs.get("return_indices"):
         return None
     return _first(node)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether a node takes a part of a tensor, or one of those that a tensor was divided into."""
+    whole, index = node.args[0], node.args[1]
+    if isinstance(whole, Node) and whole.target in _DIVIDING:
+        return True
+    # What a number picks may be no tensor; a slice of a tuple is a tuple.
+    places = index if isinstance(index, tuple) else ()
+    return bool(places) and all(isinstance(place, slice) or place is ... for place in places)
 
 
 def is_channelwise(node: Node, modules: Modules) -> bool:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from .._calibration import Calibration, check_method, check_percentile
 from .._checks import check_number
 from ._convert import convert
+from ._modules import _Conv
 from ._quantize_emit import make_convolution, make_quantizer, values_of, write
 from ._quantize_graphs import Alone, compare, probes
 from ._quantize_plan import Layer, Place, Plan
@@ -184,6 +185,9 @@ class _Quantizer:
         self.kept: dict[str, str] = {}
         self.errors: dict[str, Difference] = {}
         self.plans = self._planned()
+        for layer in self._layers():
+            if not layer.conv.weight.isfinite().all():
+                self.kept[layer.name] = "its weight holds NaN or infinity"
 
     def keep(self, names: Collection[str]) -> None:
         """Leaves convolutions as they are, by their names or those of modules around them."""
@@ -295,7 +299,7 @@ class _Quantizer:
             elif name in left:
                 rows.append(QuantizedLayer(name, left[name].kind, "float", note=left[name].reason))
             else:
-                note = self.kept.get(name, "no convolution of integers does what it does")
+                note = self.kept.get(name) or self._why_unknown(name)
                 error = self.errors.get(name)
                 rows.append(
                     QuantizedLayer(
@@ -308,6 +312,15 @@ class _Quantizer:
                     )
                 )
         return QuantizationReport(rows, conversion=self.conversion)
+
+    def _why_unknown(self, name: str) -> str:
+        """Returns why a convolution of maxconv's is in no plan."""
+        found: Any = self.model
+        for part in [] if name == "(model)" else name.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, _Conv):
+            return "code that cannot be traced may call it otherwise, or read its weight"
+        return "no convolution of integers does what it does"
 
 
 def _quantized_row(

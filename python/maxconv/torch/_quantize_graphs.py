@@ -94,7 +94,8 @@ class Alone:
             if node.op == "call_module"
         }
         for path, part in list(self.model.named_modules()):
-            if isinstance(part, _Conv) and part not in called:
+            # What ``convert`` put there is called with an image, and nothing else.
+            if isinstance(part, _Conv) and part.converted and part not in called:
                 graph = _of_one(part)
                 self.names[graph] = path or "(model)"
                 self._put(path, graph)

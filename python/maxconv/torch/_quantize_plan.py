@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from .._calibration import Quantization
 from .._fields import Activation
 from ._commuting import inputs_of, is_channelwise
+from ._dtypes import DTYPES
 from ._modules import _Conv
 from ._patterns import is_metadata, module_of, mutates
 
@@ -113,7 +114,7 @@ class Plan:
 
     def _layer(self, node: Node, name: str) -> Layer | None:
         conv = module_of(node, self.modules)
-        if not isinstance(conv, _Conv):
+        if not isinstance(conv, _Conv) or conv.weight.dtype not in DTYPES:
             return None
         given = node.args[0] if node.args else node.kwargs.get("input")
         residual = node.kwargs.get("residual", node.args[1] if len(node.args) > 1 else None)
@@ -173,7 +174,7 @@ class Plan:
 
     def _may_be_integers(self, node: Node) -> bool:
         """Whether all readers of a node take integers."""
-        return bool(node.users) and all(self._takes_integers(node, user) for user in node.users)
+        return all(self._takes_integers(node, user) for user in node.users)
 
     def _takes_integers(self, node: Node, user: Node) -> bool:
         if user in self.layers:
