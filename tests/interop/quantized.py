@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.interop import conversion
+from tests.interop.conversion import conv
+from tests.interop.torch_tensors import draw
 from torch import Tensor, nn
 from torch.nn import functional
 
+import maxconv.torch as mt
 from maxconv.torch._quantized import QuantizedConv
+
+U8, I8, F32 = torch.uint8, torch.int8, torch.float32
+BATCHES = [draw(2, 4, 9, 8, seed=seed) for seed in (1, 2)]
+X = BATCHES[0]
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {
     1: functional.conv1d,
@@ -80,3 +89,47 @@ def types(model: nn.Module, *inputs: Tensor) -> dict[str, tuple[torch.dtype, ...
     for handle in handles:
         handle.remove()
     return found
+
+
+class Residual(nn.Module):
+    """A network of two blocks as ResNet has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b, self.c, self.d = (conv() for _ in range(5))
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.pool(torch.relu(self.stem(x)))
+        x = torch.relu(self.b(torch.relu(self.a(x))) + x)
+        x = torch.relu(x + self.d(torch.relu(self.c(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def network(call: Callable[[Any, Tensor], Any], **parts: nn.Module) -> Any:
+    return conversion.network(call, **parts)
+
+
+def quantize(model: nn.Module, batches: Any, **options: Any) -> Any:
+    return mt.quantize(model, batches, **options)
+
+
+def quantized(model: nn.Module, *, error: float = 0.05, **options: Any) -> Any:
+    """Quantizes, compares with the model in floats, which stays as it was; returns the result."""
+    before = copy.deepcopy(model.state_dict())
+    text = repr(model)
+    result, report = quantize(model, BATCHES, **options)
+    assert repr(model) == text
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    for x in BATCHES:
+        for formats in (torch.contiguous_format, torch.channels_last):
+            actual, wanted = result(x.to(memory_format=formats)), model(x)
+            assert (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype)
+            assert (actual - wanted).norm() <= error * wanted.norm()
+    assert report.error is not None and report.error <= error
+    return result, report
+
+
+def became(report: mt.QuantizationReport) -> dict[str, str]:
+    return {layer.name: layer.became for layer in report.layers}
