@@ -335,9 +335,7 @@ def _place_of_zero(low: _Floats, high: _Floats, steps: int) -> int:
         return 0
     parts = -low[ranges] / (high - low)[ranges]
     least, most = float(parts.min()), float(parts.max())
-    place = round(steps * most / (1 - least + most))
-    # What is on either side has a step there.
-    return min(max(place, 1 if most > 0 else 0), steps - 1 if least < 1 else steps)
+    return round(steps * most / (1 - least + most))
 
 
 class _Histogram:

@@ -219,6 +219,22 @@ def test_modules_that_cannot_be_traced() -> None:
     assert isinstance(result.c, mt.Conv2d)
 
 
+class Padded(Branch):
+    """A module whose code asks a convolution for its geometry."""
+
+    def forward(self, x: Tensor) -> Any:
+        amount = self.a.kernel_size[0] // 2 if self.a.bias is not None else 0
+        return super().forward(functional.pad(x, (amount,) * 4))
+
+
+def test_code_may_ask_for_the_geometry() -> None:
+    result, report = quantized(Padded().eval())
+    assert became(report)["a"] == "uint8 -> float32"
+    assert "a.bias" not in result.state_dict()
+    copied = pickle.loads(pickle.dumps(result))
+    assert torch.equal(copied(X), result(X))
+
+
 def test_a_convolution_alone() -> None:
     result, report = quantized(conv().eval())
     assert became(report) == {"(model)": "uint8 -> float32"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,17 +16,18 @@ from tests.interop.quantized import (
     Residual,
     X,
     became,
+    integers,
     layers,
     network,
     quantize,
     quantized,
     types,
 )
-from tests.interop.torch_tensors import draw
+from tests.interop.torch_tensors import draw, last
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maxconv.torch._quantized import Dequantize, Quantize
+from maxconv.torch._quantized import Dequantize, Quantize, max_pool
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +100,23 @@ def test_what_integers_go_through(name: str, dtype: torch.dtype) -> None:
         floats = between((steps.double() - first.out_zero_point) * step)
         wanted = second((floats / step).round().add(first.out_zero_point).to(dtype))
         assert torch.equal(result(X), wanted)
+
+
+def test_poolings_of_integers() -> None:
+    """As PyTorch pools floats, for every geometry that it allows."""
+    drawn = random.Random(5)
+    for trial in range(200):
+        rank = drawn.choice((1, 2, 3))
+        size, stride, dilation = (tuple(drawn.randint(1, 3) for _ in range(rank)) for _ in range(3))
+        padding = tuple(drawn.randint(0, k // 2) for k in size)
+        ceil_mode = drawn.random() < 0.5
+        shape = [drawn.randint(d * (k - 1) + 1, 9) for k, d in zip(size, dilation, strict=True)]
+        x = integers(2, 3, *shape, dtype=drawn.choice((U8, I8)), seed=trial)
+        pool: Callable[..., Tensor] = getattr(functional, f"max_pool{rank}d")
+        wanted = pool(x.double(), size, stride, padding, dilation, ceil_mode)
+        actual = max_pool(last(x), size, stride, padding, dilation, ceil_mode)
+        assert actual.dtype == x.dtype
+        assert torch.equal(actual.double(), wanted)
 
 
 MODULES: dict[str, nn.Module] = {

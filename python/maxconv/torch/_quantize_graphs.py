@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, fx, nn
 from torch.fx import GraphModule, Node
@@ -123,4 +123,14 @@ def _of_one(conv: _Conv) -> GraphModule:
     graph.output(graph.call_module("conv", (graph.placeholder("input"),)))
     made = ConvertedGraph(root, graph, "Convolution")
     made.train(False)
+    for name in _READ:
+        # Not setattr, which would make the bias a parameter of the graph.
+        made.__dict__[name] = getattr(conv, name)
     return made
+
+
+#: What code around a convolution may read of it, to pad its input for example.
+_READ: Final = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
+    *("padding_mode", "transposed", "output_padding", "bias"),
+)
