@@ -124,8 +124,9 @@ def _of_one(conv: _Conv) -> GraphModule:
     made = ConvertedGraph(root, graph, "Convolution")
     made.train(False)
     for name in _READ:
-        # Not setattr, which would make the bias a parameter of the graph.
-        made.__dict__[name] = getattr(conv, name)
+        value = getattr(conv, name)
+        # A parameter would be one of the graph, and in its state.
+        setattr(made, name, value.detach() if isinstance(value, Tensor) else value)
     return made
 
 
