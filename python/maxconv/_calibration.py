@@ -40,6 +40,9 @@ _FILTER_LIMIT: Final = 127
 _BINS: Final = 4096
 _CHANNEL_BINS: Final = 1024
 
+#: How many values are counted at once.
+_AT_ONCE: Final = 2**20
+
 #: The parts of an observed range that the search for the least error tries.
 _FRACTIONS: Final = np.linspace(0.1, 1.0, 46)
 
@@ -355,18 +358,22 @@ class _Histogram:
 
     def add(self, rows: npt.NDArray[np.float32]) -> None:
         """Counts finite values, a row a channel."""
-        largest = np.abs(rows).max(axis=1).astype(np.float64)
+        largest = np.maximum(-rows.min(axis=1), rows.max(axis=1)).astype(np.float64)
         # Largest is below 2 ** needed.
         _, needed = np.frexp(largest)
         exponents = np.where(largest > 0, needed - (self.bins.bit_length() - 1), -10_000)
         self._widen(np.maximum(exponents, self.exponents))
-        zero = rows == 0
-        self.zeros += zero.sum(axis=1)
-        shift = np.where(largest > 0, self.exponents, 0)[:, None]
-        places = np.floor(np.ldexp(rows.astype(np.float64), -shift)).astype(np.int64) + self.bins
-        places += np.arange(len(rows))[:, None] * (2 * self.bins)
-        counted = np.bincount(places[~zero], minlength=self.counts.size)
-        self.counts += counted.reshape(self.counts.shape)
+        # All exponents of float32 are among those of float64, where scaling is exact.
+        factors = np.ldexp(1.0, -np.where(largest > 0, self.exponents, 0))[:, None]
+        starts = self.bins + 2 * self.bins * np.arange(len(rows))[:, None]
+        columns = max(_AT_ONCE // len(rows), 1)
+        for first in range(0, rows.shape[1], columns):
+            part = rows[:, first : first + columns]
+            zero = part == 0
+            self.zeros += zero.sum(axis=1)
+            places = np.floor(part * factors).astype(np.int64) + starts
+            counted = np.bincount(places[~zero], minlength=self.counts.size)
+            self.counts += counted.reshape(self.counts.shape)
 
     def _widen(self, exponents: npt.NDArray[np.int64]) -> None:
         """Makes bins as wide as needed."""

@@ -135,12 +135,23 @@ def test_the_order_of_arrays_does_not_matter(
 
 def test_memory_is_bounded(rng: np.random.Generator) -> None:
     calibration = Calibration("mse")
-    for size in (1e-30, 1e30, 1.0):
+    for size in (1e-44, 1e-30, 1e30, 1.0):
         calibration.observe((rng.standard_normal(1000) * size).astype(np.float32))
     histogram = calibration._histogram
     assert histogram is not None
     assert histogram.counts.shape == (1, 2 * _calibration._BINS)
-    assert histogram.counts.sum() + histogram.zeros.sum() == 3000
+    assert histogram.counts.sum() + histogram.zeros.sum() == 4000
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_large_arrays_are_counted_in_parts(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, axis: int | None
+) -> None:
+    x = rng.standard_normal((7, 1000)).astype(np.float32)
+    whole = calibrated(x, method="percentile", percentile=80, axis=axis)
+    monkeypatch.setattr(_calibration, "_AT_ONCE", 60)
+    parts = calibrated(x, method="percentile", percentile=80, axis=axis)
+    np.testing.assert_array_equal(whole.scale, parts.scale)
 
 
 # Channels ---------------------------------------------------------------------------------------
