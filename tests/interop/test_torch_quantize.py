@@ -350,8 +350,12 @@ def test_the_report() -> None:
     )
     stem = json.loads(report.to_json())["layers"][0]
     assert stem["name"] == "stem" and stem["error"] < 0.05
+    first, *_, last = report.layers
+    assert first.total_error == pytest.approx(first.error)
+    assert last.total_error > 1.5 * last.error
     for layer in report.layers:
         assert layer.error is not None and layer.sqnr is not None and 0 < layer.error < 0.05
+        assert layer.total_error is not None and layer.total_error > 0.5 * layer.error
         assert layer.sqnr == pytest.approx(-20 * np.log10(layer.error))
         assert layer.quantized
 

@@ -207,7 +207,7 @@ def test_filters_of_minus_128() -> None:
     net = Network(lambda self, x: self.a(rounded(x, 0.02, 120)), a=filter)
     graph: Any = torch.export.export(net, (X,)).module()
     result, report = quantize(graph)
-    assert report.layers[0].note == "1 weights of -128 became -127"
+    assert report.layers[0].note == "weights of -128 that became -127: 1"
     (part,) = layers(result).values()
     assert int(part.weight.min()) == -127
     assert (result(X) - graph(X)).norm() < 0.02 * graph(X).norm()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -98,12 +98,8 @@ def quantize(
         quantizer = _Quantizer(converted, conversion, listed, options)
         quantizer.keep(keep)
         quantizer.run()
-        result, report = quantizer.model, quantizer.report()
-        difference = Difference()
-        for batch in listed:
-            compare(difference, _call(result, batch), _call(model, batch))
-        report.error, report.sqnr = difference.relative, difference.decibels
-        return result, report
+        floats, _ = convert(model, channels_last=channels_last)
+        return quantizer.model, quantizer.report(floats)
 
 
 @dataclass(frozen=True)
@@ -285,9 +281,14 @@ class _Quantizer:
 
     # The report ---------------------------------------------------------------------------------
 
-    def report(self) -> QuantizationReport:
-        """Returns what became of each convolution, in the order of the model."""
+    def report(self, floats: nn.Module) -> QuantizationReport:
+        """Returns what became of each convolution, in the order of the model.
+
+        Args:
+            floats: The converted model.
+        """
         layers = {layer.name: layer for layer in self._layers()}
+        whole, totals = self._compare(floats)
         kinds = {entry.name: entry.kind for entry in self.conversion.replaced}
         left = {e.name: e for e in self.conversion.left if "conv" in e.kind.lower()}
         rows = []
@@ -295,7 +296,8 @@ class _Quantizer:
             if name in layers:
                 layer = layers[name]
                 kind = kinds.get(name, type(layer.conv).__name__)
-                rows.append(_quantized_row(layer, kind, self.errors[name], self.options))
+                row = _quantized_row(layer, kind, self.errors[name], self.options)
+                rows.append(replace(row, total_error=totals[name].relative))
             elif name in left:
                 rows.append(QuantizedLayer(name, left[name].kind, "float", note=left[name].reason))
             else:
@@ -311,7 +313,30 @@ class _Quantizer:
                         note=note,
                     )
                 )
-        return QuantizationReport(rows, conversion=self.conversion)
+        return QuantizationReport(rows, whole.relative, whole.decibels, self.conversion)
+
+    def _compare(self, floats: nn.Module) -> tuple[Difference, dict[str, Difference]]:
+        """Returns the differences of the outputs of two models, and of their convolutions'."""
+        whole, totals = Difference(), {layer.name: Difference() for layer in self._layers()}
+        outputs: dict[str, list[Tensor]] = {name: [] for name in totals}
+        handles = []
+        for plan in self.plans:
+            for layer in plan.layers.values():
+                convolution = plan.model.get_submodule(str(layer.node.target))
+                own = "" if layer.name == "(model)" else layer.name
+                both = (convolution, layer.after), (floats.get_submodule(own), None)
+                for part, place in both:
+                    note = _recorder(outputs[layer.name], place)
+                    handles.append(part.register_forward_hook(note))
+        for batch in self.batches:
+            compare(whole, _call(self.model, batch), _call(floats, batch))
+            for name, found in outputs.items():
+                count = len(found) // 2
+                compare(totals[name], found[:count], found[count:])
+                found.clear()
+        for handle in handles:
+            handle.remove()
+        return whole, totals
 
     def _why_unknown(self, name: str) -> str:
         """Returns why a convolution of maxconv's is in no plan."""
@@ -345,7 +370,7 @@ def _quantized_row(
         None if coming is None else coming.zero_point,
         difference.relative,
         difference.decibels,
-        note,
+        note=note,
     )
 
 
@@ -360,6 +385,15 @@ def _observer(calibration: Calibration, node: Node) -> Callable[..., None]:
         calibration.observe(values.cpu().numpy())
 
     return observe
+
+
+def _recorder(outputs: list[Tensor], place: Place | None) -> Callable[..., None]:
+    """Returns a hook that notes outputs, what integers of a place stand for."""
+
+    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
+        outputs.append(output if place is None else values_of(place, output))
+
+    return note
 
 
 def _shape_check(unequal: dict[str, str], name: str) -> Callable[..., None]:

@@ -62,6 +62,8 @@ class QuantizedLayer:
     output; ``None`` if that was not measured."""
     sqnr: float | None = None
     """The same in dB."""
+    total_error: float | None = None
+    """The same of its output in the model, where the layers in front have errors too."""
     note: str = ""
     """Why it stays as it is, or why channels have no scales of their own."""
 
@@ -98,7 +100,7 @@ class QuantizationReport:
         first = f"{count} of {len(self.layers)} convolutions quantized"
         if self.error is not None and self.sqnr is not None:
             first += f"; error of the outputs {self.error:.2g} ({self.sqnr:.1f} dB)"
-        head = ("layer", "was", "became", "input", "output", "error", "dB", "")
+        head = ("layer", "was", "became", "input", "output", "error", "dB", "total", "")
         return "\n".join([first, *_table(head, map(_row, self.layers))])
 
 
@@ -109,6 +111,7 @@ def _row(layer: QuantizedLayer) -> tuple[str, ...]:
         _step(layer.output_scale, layer.output_zero_point),
         "" if layer.error is None else f"{layer.error:.2g}",
         "" if layer.sqnr is None else f"{layer.sqnr:.1f}",
+        "" if layer.total_error is None else f"{layer.total_error:.2g}",
         layer.note,
     )
 

@@ -54,6 +54,10 @@ _MOVING: Final = frozenset(
 )
 
 
+#: Filters are symmetric.
+_LEAST_WEIGHT: Final = -127
+
+
 def is_reference(model: nn.Module) -> bool:
     """Whether a model is a graph that PyTorch quantized."""
     return isinstance(model, GraphModule) and any(
@@ -262,9 +266,9 @@ class _Converter:
             if zeros is not None and bool(zeros.any()):
                 return "its weight has a zero point"
             scales = found.double()
-        least = int((weight == -128).sum())
-        note = f"{least} weights of -128 became -127" if least else ""
-        return weight.clamp(min=-127), scales, note
+        beyond = int((weight < _LEAST_WEIGHT).sum())
+        note = f"weights of -128 that became {_LEAST_WEIGHT}: {beyond}" if beyond else ""
+        return weight.clamp(min=_LEAST_WEIGHT), scales, note
 
     def _grow(self, chain: _Chain) -> None:
         """Takes along what follows a convolution, as far as one kernel does it."""
