@@ -123,8 +123,8 @@ def quantized_conv(
 def _rounded(x: Tensor, factor: Tensor, zero_point: int, dtype: torch.dtype) -> Tensor:
     """Returns floats as integers; ``factor`` is a step's reciprocal."""
     limits = torch.iinfo(dtype)
-    steps = torch.round(x.float() * factor.to(x.device)) + zero_point
-    return steps.clamp(limits.min, limits.max).to(dtype)
+    steps = x.float() * factor.to(x.device)
+    return steps.round_().add_(zero_point).clamp_(limits.min, limits.max).to(dtype)
 
 
 @recorded
