@@ -88,12 +88,9 @@ def test_depthwise_beyond_float32(checker: Checker) -> None:
     assert checker.check("large", line_of(problem, *EPILOGUES[1])) == {"reference"}
 
 
-@pytest.mark.parametrize(
-    ("source", "instructions"),
-    [("check_kernels", {"bfmmla"}), ("check_integers", {"smmla", "usmmla", "sdot"})],
-)
-def test_arm(source: str, instructions: set[str], tmp_path: Path) -> None:
+def test_arm(tmp_path: Path) -> None:
     """What runs on an Arm CPU compiles, with its instructions."""
     target = ("--target-triple", "aarch64-unknown-linux-gnu", "--target-cpu", "neoverse-n1")
-    assembly = build(source, tmp_path, *target, "--emit", "asm").read_text(encoding="utf-8")
-    assert instructions <= {line.split()[0] for line in assembly.splitlines() if line.split()}
+    assembly = build("emit_arm", tmp_path, *target, "--emit", "asm").read_text(encoding="utf-8")
+    words = {line.split()[0] for line in assembly.splitlines() if line.split()}
+    assert words >= {"bfmmla", "smmla", "usmmla", "sdot"}

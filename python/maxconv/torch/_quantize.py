@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from .._calibration import Calibration, check_method, check_percentile
-from .._checks import check_number
+from .._checks import check_device, check_number
 from ._convert import convert
 from ._modules import _Conv
 from ._quantize_emit import make_convolution, make_quantizer, values_of, write
@@ -77,11 +77,14 @@ def quantize(
 
     Raises:
         TypeError: An argument is of a wrong Python type.
-        ValueError: An argument has a value that is not allowed; the model is in training mode, or
-            has values that are not finite; there are no batches.
+        ValueError: An argument has a value that is not allowed; the model is in training mode, not
+            on the CPU, or has values that are not finite; there are no batches.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: a {type(model).__name__} is not a torch.nn.Module")
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta:
+            check_device("model", tensor.device, ("cpu",))
     options = _Options(method, percentile, dtype, symmetric, activations, max_error)
     if is_reference(model):
         if batches is not None:

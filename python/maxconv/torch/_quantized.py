@@ -230,6 +230,22 @@ class QuantizedConv(_Constants):
         self.residual_zero_point = 0 if residual is None else residual.zero_point
         self.out_dtype = out_dtype if after is None else DTYPES[after.dtype]
         self.channels_last = conv.channels_last
+        # Nobody changes the geometry of a quantized module, so it is read once.
+        self.arguments = read(
+            self.rank,
+            self.stride,
+            self.padding if self.padding_mode == "zeros" else "valid",
+            self.dilation,
+            self.groups,
+            self.activation,
+            self.beta,
+            self.final_activation,
+            None,
+            self.out_dtype,
+            1,
+            (self.zero_point, self.residual_zero_point, self.out_zero_point),
+            self.out_scale,
+        )
         self.training = False
         guard_integers(self)
 
@@ -244,36 +260,20 @@ class QuantizedConv(_Constants):
             TypeError: A tensor is none, or of another dtype.
             ValueError: A shape or a device is not allowed.
         """
-        padding: tuple[int, ...] | str = self.padding
         if self.upsample != 1:
             factors = self.upsample
             each = (factors,) * self.rank if isinstance(factors, int) else tuple(factors)
             for axis, factor in zip(range(-self.rank, 0), each, strict=True):
                 input = input.repeat_interleave(factor, axis)
         if self.padding_mode != "zeros":
-            input, padding = functional.pad(input, self.border, mode=self.padding_mode), "valid"
-        arguments = read(
-            self.rank,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.activation,
-            self.beta,
-            self.final_activation,
-            None,
-            self.out_dtype,
-            1,
-            (self.zero_point, self.residual_zero_point, self.out_zero_point),
-            self.out_scale,
-        )
+            input = functional.pad(input, self.border, mode=self.padding_mode)
         return convolve(
             input,
             self.weight,
             self.bias,
             residual,
             self.scale,
-            arguments,
+            self.arguments,
             constant=True,
             channels_last=wanted_format(self.channels_last, input, self.rank),
         )
