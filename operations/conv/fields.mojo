@@ -120,6 +120,7 @@ comptime KERNEL_AVX512_BF16 = 18
 comptime KERNEL_AVX512_VNNI = 19
 comptime KERNEL_AVX_VNNI = 20
 comptime KERNEL_WIDENING = 21
+comptime KERNEL_MMLA = 22
 comptime KERNEL_NAMES: List[StaticString] = [
     "auto",
     "reference",
@@ -143,6 +144,7 @@ comptime KERNEL_NAMES: List[StaticString] = [
     "avx512_vnni",
     "avx_vnni",
     "widening",
+    "mmla",
 ]
 comptime KERNEL_HOMES: List[StaticString] = [
     "every device",
@@ -167,6 +169,7 @@ comptime KERNEL_HOMES: List[StaticString] = [
     "CPUs",
     "CPUs",
     "CPUs",
+    "CPUs",
 ]
 comptime CPU_KERNELS = [
     KERNEL_DEPTHWISE,
@@ -175,6 +178,7 @@ comptime CPU_KERNELS = [
     KERNEL_AVX512_BF16,
     KERNEL_AVX512_VNNI,
     KERNEL_AVX_VNNI,
+    KERNEL_MMLA,
     KERNEL_WIDENING,
     KERNEL_FEW_FILTERS,
     KERNEL_POINTWISE,

@@ -27,7 +27,13 @@ comptime AVX512_VNNI = 4
 comptime AVX_VNNI = 5
 """Vectors: `vpdpbusd` of 256 bits (AVX-VNNI)."""
 
-comptime ANY_CPU = 6
+comptime ARM_BF16 = 6
+"""Matrices: `bfmmla` (FEAT_BF16)."""
+
+comptime ARM_I8MM = 7
+"""Matrices: `smmla` and `usmmla` (FEAT_I8MM)."""
+
+comptime ANY_CPU = 8
 """Nothing: every CPU has it."""
 
 comptime _NAMES: List[StaticString] = [
@@ -37,6 +43,8 @@ comptime _NAMES: List[StaticString] = [
     "amx_int8",
     "avx512_vnni",
     "avx_vnni",
+    "bf16",
+    "i8mm",
 ]
 """The names that Linux has for them, by code."""
 
@@ -94,13 +102,14 @@ def _allowed() -> Optional[List[String]]:
 def _detect() -> Int:
     """The features that are there and allowed, a bit each."""
     var found = 0
-    comptime if CompilationTarget.is_x86() and CompilationTarget.is_linux():
+    comptime if CompilationTarget.is_linux():
         var listed = _listed()
         var allowed = _allowed()
         comptime for feature in range(len(_NAMES)):
             comptime name = String(_NAMES[feature])
             if name in listed and (not allowed or name in allowed.value()):
                 found |= 1 << feature
+    comptime if CompilationTarget.is_x86():
         comptime if not CompilationTarget.has_avx512f():
             # Kernels of this build cannot name the registers.
             found &= ~((1 << AVX512_BF16) | (1 << AVX512_VNNI))
@@ -114,7 +123,7 @@ def _detect() -> Int:
     return found
 
 
-comptime _FOUND = _Global["maxconv_cpu_features_2", _detect]
+comptime _FOUND = _Global["maxconv_cpu_features_3", _detect]
 
 
 def has_feature(feature: Int) -> Bool:

@@ -6,6 +6,7 @@ from .direct.depthwise import Depthwise
 from .direct.few_filters import FewFilters
 from .direct.grouped import Grouped
 from .dot.amx import Amx
+from .dot.arm import MatrixUnit
 from .dot.launch import DotProduct
 from .dot.vectors import Avx512Bf16, Avx512Vnni, AvxVnni, Widening
 from .gemm.launch import ImplicitGemm, Pointwise
@@ -21,6 +22,7 @@ comptime CpuRegistry[P: Pool] = Registry[
     DotProduct[P, Avx512Bf16],
     DotProduct[P, Avx512Vnni],
     DotProduct[P, AvxVnni],
+    DotProduct[P, MatrixUnit[emulated=False]],
     DotProduct[P, Widening],
     FewFilters[P],
     Pointwise[P],

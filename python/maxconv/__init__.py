@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from max.graph.type import ConvInputLayout, FilterLayout
 
     from ._blocks import deinterleave, interleave
+    from ._calibration import Calibration, Quantization, quantize, quantize_filter
     from ._explain import explain_choice
     from ._library import OPERATIONS, LibraryError, kernel_library, library_path
     from ._norm import group_norm, rms_norm
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPERATIONS",
+    "Calibration",
     "ConvInputLayout",
     "ConvProblem",
     "FilterLayout",
     "LibraryError",
     "PackedFilter",
+    "Quantization",
     "__version__",
     "avg_pool",
     "conv1d",
@@ -54,17 +57,21 @@ __all__ = [
     "max_pool",
     "override_max",
     "pack_filter",
+    "quantize",
+    "quantize_filter",
     "quantize_linear",
     "rms_norm",
 ]
 
 _MODULES = {
     "OPERATIONS": "maxconv._library",
+    "Calibration": "maxconv._calibration",
     "ConvInputLayout": "max.graph.type",
     "ConvProblem": "maxconv._problem",
     "FilterLayout": "max.graph.type",
     "LibraryError": "maxconv._library",
     "PackedFilter": "maxconv._packing",
+    "Quantization": "maxconv._calibration",
     "avg_pool": "maxconv._pooling",
     "conv1d": "maxconv._ops",
     "conv2d": "maxconv._ops",
@@ -80,6 +87,8 @@ _MODULES = {
     "max_pool": "maxconv._pooling",
     "override_max": "maxconv._override",
     "pack_filter": "maxconv._packing",
+    "quantize": "maxconv._calibration",
+    "quantize_filter": "maxconv._calibration",
     "quantize_linear": "maxconv._quantize",
     "rms_norm": "maxconv._norm",
 }

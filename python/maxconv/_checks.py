@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from ._dtypes import DTYPE_BYTES
+from ._dtypes import DTYPE_BYTES, INTEGERS
 from ._fields import Precision
 
 if TYPE_CHECKING:
@@ -301,14 +302,53 @@ def check_number(name: str, value: object) -> float:
     return float(value)
 
 
-def check_scale(name: str, value: float) -> None:
-    """Raises ``ValueError`` unless ``value`` is positive and its reciprocal is a float32."""
-    limit = float(np.finfo(np.float32).max)
-    # Below the least float32 whose reciprocal is finite, or above that of which it is not 0.
-    if not 1 / limit <= value <= limit:
+def check_scale(name: str, scale: object) -> None:
+    """Checks what a step stands for: a number, or float32 with one a channel.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: One is not positive, or its reciprocal is no float32.
+    """
+    if isinstance(scale, np.ndarray):
+        if scale.dtype != np.float32 or scale.ndim != 1:
+            raise TypeError(
+                f"{name}: {scale.dtype} of rank {scale.ndim} is not allowed; a number or float32 "
+                "of rank 1 is"
+            )
+        scales = scale.astype(np.float64)
+    else:
+        scales = np.asarray(check_number(name, scale))
+    reciprocals(name, scales)
+
+
+def reciprocals(name: str, scales: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Returns the float32 nearest to ``1 / scale``, of each.
+
+    Raises:
+        ValueError: One is not positive, or its reciprocal is no float32.
+    """
+    with np.errstate(all="ignore"):
+        factors = np.asarray(1 / scales, dtype=np.float32)
+    if not (np.all(scales > 0) and np.all(np.isfinite(factors)) and np.all(factors > 0)):
         raise ValueError(
-            f"{name}: {value} is not allowed; positive numbers are, whose reciprocal is a float32"
+            f"{name}: {show(scales.tolist())} is not allowed; positive numbers are, whose "
+            "reciprocal is a float32"
         )
+    return factors
+
+
+def check_zero_point(name: str, zero_point: object, dtype: str) -> int:
+    """Returns an integer that stands for 0.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is beyond ``dtype``.
+    """
+    value = check_integer(name, zero_point)
+    lowest, highest = INTEGERS[dtype]
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name}: {value} is no {dtype}; {lowest} to {highest} are allowed")
+    return value
 
 
 def check_precision(precision: object) -> Precision:

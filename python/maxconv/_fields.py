@@ -244,6 +244,7 @@ class Kernel(IntEnum):
     AVX512_VNNI = 19
     AVX_VNNI = 20
     WIDENING = 21
+    MMLA = 22
 
 
 #: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
@@ -254,6 +255,7 @@ CPU_KERNELS = (
     Kernel.AVX512_BF16,
     Kernel.AVX512_VNNI,
     Kernel.AVX_VNNI,
+    Kernel.MMLA,
     Kernel.WIDENING,
     Kernel.FEW_FILTERS,
     Kernel.POINTWISE,
@@ -287,6 +289,7 @@ INTERLEAVED_CPU_KERNELS = (
     Kernel.AVX512_BF16,
     Kernel.AVX512_VNNI,
     Kernel.AVX_VNNI,
+    Kernel.MMLA,
     Kernel.WIDENING,
     Kernel.REFERENCE,
 )
@@ -302,6 +305,7 @@ KERNEL_HOMES = {
     Kernel.AVX512_BF16: "CPUs",
     Kernel.AVX512_VNNI: "CPUs",
     Kernel.AVX_VNNI: "CPUs",
+    Kernel.MMLA: "CPUs",
     Kernel.WIDENING: "CPUs",
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, ops
 
-from ._checks import check_dtype, check_integer, check_number, show
+from ._checks import check_dtype, check_number, check_zero_point, reciprocals, show
 from ._dtypes import INT8, INTEGERS
 from ._graph import constant
 
@@ -55,9 +55,7 @@ def quantize_linear(
     factors = _reciprocals(scale, value)
     kind = check_dtype("dtype", dtype, dict.fromkeys(INTEGERS, 1))
     lowest, highest = INTEGERS[kind]
-    shift = check_integer("zero_point", zero_point)
-    if not lowest <= shift <= highest:
-        raise ValueError(f"zero_point: {shift} is no {kind}; {lowest} to {highest} are allowed")
+    shift = check_zero_point("zero_point", zero_point, kind)
     factor = constant(factors, "float32", value.device)
     steps = ops.round(ops.cast(value, DType.float32) * factor) + float(shift)
     return ops.cast(ops.min(ops.max(steps, float(lowest)), float(highest)), DType[kind])
@@ -75,11 +73,4 @@ def _reciprocals(scale: float | npt.ArrayLike, x: TensorValue) -> npt.NDArray[np
             )
     else:
         scales = np.asarray(check_number("scale", scale))
-    with np.errstate(all="ignore"):
-        factors = np.asarray(1 / scales, dtype=np.float32)
-    if not (np.all(scales > 0) and np.all(np.isfinite(factors)) and np.all(factors > 0)):
-        raise ValueError(
-            f"scale: {show(scales.tolist())} is not allowed; positive numbers are, whose "
-            "reciprocal is a float32"
-        )
-    return factors
+    return reciprocals("scale", scales)

@@ -35,6 +35,7 @@ FEATURES = {
     "avx512_bf16": {"bfloat16": "avx512_bf16"},
     "avx512_vnni": {"int8": "avx512_vnni"},
     "avx_vnni": {"int8": "avx_vnni"},
+    "mmla": {"bfloat16": "bf16", "int8": "i8mm"},
 }
 """Kernels of instructions that not every CPU has, in the registry's order, and the names of those
 by the type that they multiply."""
@@ -52,13 +53,13 @@ def dot_kernels(*dtypes: str, features: set[str] | None = None) -> list[str]:
     ]
 
 
-def build(source: str, folder: Path) -> Path:
+def build(source: str, folder: Path, *options: str) -> Path:
     """Compiles a program of ``tests/mojo`` against the package's own Mojo source."""
     program = folder / source
     include = str(library.OPERATIONS.parent)
     built = library.run_mojo(
         *("build", "-I", include, "-I", str(PROGRAMS), str(PROGRAMS / f"{source}.mojo")),
-        *("-o", str(program)),
+        *(*options, "-o", str(program)),
     )
     assert built.returncode == 0, built.stderr
     return program

@@ -208,7 +208,7 @@ def test_a_run_that_finds_something_wrong(
         (["--family", "resnet"], "family: 'resnet' does not exist; resnet50, vae,"),
         (["--device", "gpu", "--family", "video"], "family: 'video' does not exist; resnet50, vae"),
         (["--problems", "vae.middle"], "problem: 'vae.middle' is not a named problem; near it: va"),
-        (["--dtype", "int8"], "dtype: 'int8' on a cpu: float32, bfloat16, float16 are allowed"),
+        (["--dtype", "int8"], "dtype: 'int8' on a cpu: float32, bfloat16, float16, uint8"),
         (["--device", "gpu", "--dtype", "float32"], "dtype: 'float32' on a gpu: bfloat16, float16"),
         (["--contenders", "jax"], "contenders: 'jax' is not one; maxconv, torch, torch.compile, m"),
         (["--contenders", "cudnn"], "contenders: 'cudnn' is not one; maxconv, torch,"),

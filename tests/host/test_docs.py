@@ -35,7 +35,7 @@ for source, line, name in json.load(sys.stdin):
 def test_the_documents_are_there() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS}
     top = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/protocol.md"}
-    topics = ("benchmarks", "cpu", "gpu", "graphs", "mojo", "ptxemu", "pytorch")
+    topics = ("benchmarks", "cpu", "gpu", "graphs", "mojo", "ptxemu", "pytorch", "quantization")
     assert names >= top | {f"docs/{topic}.md" for topic in topics}
 
 
@@ -273,7 +273,14 @@ def test_every_document_has_its_programs() -> None:
     languages = {block.language for path in DOCUMENTS for block in blocks(path)}
     assert languages <= {"python", "mojo", "sh", "console", "json", "diff", ""}
     run = {block.path.name for block in _programs("python", "mojo")}
-    assert run >= {"README.md", "graphs.md", "pytorch.md", "mojo.md", "ptxemu.md"}
+    assert run >= {
+        "README.md",
+        "graphs.md",
+        "pytorch.md",
+        "mojo.md",
+        "ptxemu.md",
+        "quantization.md",
+    }
 
 
 @pytest.mark.extended

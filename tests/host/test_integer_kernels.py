@@ -86,3 +86,11 @@ def test_depthwise_beyond_float32(checker: Checker) -> None:
         groups=5,
     )
     assert checker.check("large", line_of(problem, *EPILOGUES[1])) == {"reference"}
+
+
+def test_arm(tmp_path: Path) -> None:
+    """What runs on an Arm CPU compiles, with its instructions."""
+    target = ("--target-triple", "aarch64-unknown-linux-gnu", "--target-cpu", "neoverse-n1")
+    assembly = build("emit_arm", tmp_path, *target, "--emit", "asm").read_text(encoding="utf-8")
+    words = {line.split()[0] for line in assembly.splitlines() if line.split()}
+    assert words >= {"bfmmla", "smmla", "usmmla", "sdot"}

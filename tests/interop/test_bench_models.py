@@ -221,6 +221,23 @@ def test_every_way_on_a_cpu() -> None:
     assert Record.from_json(made.to_json()) == made
 
 
+def test_integers() -> None:
+    """Of a model of images, by PyTorch's quantization and ours; both are far from exact."""
+    (made,) = measure(source(), bench("fx-int8", "quantized"))
+    found = {one.variant: one for one in made.forwards if one.channels_last}
+    assert found.keys() == {"fx-int8", "quantized"}
+    for one in found.values():
+        assert one.missing is None
+        assert one.call is not None
+        assert 1e-4 < (one.error or 0) < 0.2
+    assert list(made.ratios()) == ["quantized"]
+
+
+def test_integers_are_timed_where_they_are_asked_for() -> None:
+    assert not {"fx-int8", "quantized"} & {*variants.usual("cpu"), *variants.usable("gpu")}
+    assert {"fx-int8", "quantized"} <= {*variants.usable("cpu")}
+
+
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_one_memory_format(channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []

@@ -546,8 +546,8 @@ def test_other_types_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None:
     text = reported(caplog, model, X.double())
     assert text.startswith("0 convolutions replaced, 1 modules left")
     assert (
-        "input: dtype torch.float64 is not supported; torch.float32, torch.bfloat16, torch.float16 "
-        "are allowed"
+        "input: dtype torch.float64 is not supported; torch.float32, torch.bfloat16, "
+        "torch.float16, torch.int8, torch.uint8 are allowed"
     ) in text
     compiled_model = compiled(model)
     with torch.no_grad():

@@ -213,7 +213,7 @@ def test_opcheck() -> None:
         x, w, b = draw(2, 6, 4, 5), draw(6, 3, taps, taps), draw(6)
         arguments: tuple[Any, ...] = (
             *((extra,) * 2, (stride,) * 2, (0, 0), (1, 1), 2, (1, 0), scalars, None, None, ()),
-            *(channels_last, False),
+            *((0, 0, 0), None, channels_last, False),
         )
         for input in (x, last(x), x[:0]):
             torch.library.opcheck(operator, (input, w, b, *arguments))

@@ -26,9 +26,7 @@ from operations.conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
-    KERNEL_AMX,
-    KERNEL_AVX512_VNNI,
-    KERNEL_AVX_VNNI,
+    KERNEL_MMLA,
     KERNEL_WIDENING,
     LAYOUT_PACKED,
 )
@@ -41,6 +39,7 @@ from operations.conv.quantization import Quantization
 from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
+from operations.cpu.dot.arm import MatrixUnit
 from operations.cpu.dot.candidates import Cuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
@@ -255,6 +254,10 @@ def check[
             wrong += check_cuts[Widening, scaled](
                 kernel, expected, arguments, memory, pool
             )
+            if kernel == KERNEL_WIDENING:
+                wrong += check_cuts[MatrixUnit[emulated=True], scaled](
+                    KERNEL_MMLA, expected, arguments, memory, pool
+                )
         print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
     _ = x^
     _ = raw^

@@ -30,6 +30,7 @@ from operations.conv.fields import (
     ACTIVATION_RELU,
     KERNEL_AMX,
     KERNEL_AVX512_BF16,
+    KERNEL_IMPLICIT_GEMM,
     KERNEL_REFERENCE,
     KERNEL_WINOGRAD,
     LAYOUT_PACKED,
@@ -42,6 +43,7 @@ from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
+from operations.cpu.dot.arm import MatrixUnit
 from operations.cpu.dot.candidates import Cuts as DotCuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
@@ -159,6 +161,10 @@ def check[
                     wrong += check_dot_cuts[Avx512Bf16](
                         spec, exact, arguments, memory, pool
                     )
+            if kernel == KERNEL_IMPLICIT_GEMM:
+                wrong += check_dot_cuts[MatrixUnit[emulated=True]](
+                    spec, exact, arguments, memory, pool
+                )
         print(t"RAN {spec.name} {kernel_name(kernel)} {in_type}")
     wrong += check_infinities(spec, x, arguments, memory, pool)
     _ = x^

@@ -21,7 +21,7 @@ from maxconv._problems import (
 )
 from maxconv._targets import HOPPER, TARGETS
 
-from .device import DEVICES, GPU, TOLERANCE, Device, is_narrow
+from .device import CPU, DEVICES, GPU, TOLERANCE, Device, is_narrow
 from .entrant import CONTENDERS, MAX, MAXCONV, WORKS
 from .environment import Checkout, checkout, machine, versions
 from .models import command as models
@@ -53,8 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--family", nargs="+", metavar="NAME", help="these families only")
     what.add_argument(
         "--dtype",
-        help="storage type (default: float32, on a GPU bfloat16); on a GPU also "
-        f"{', '.join(GPU.narrow_dtypes)}, of activation and filter, beside maxconv's own bfloat16",
+        help="storage type (default: float32, on a GPU bfloat16); on a CPU also "
+        f"{', '.join(CPU.narrow_dtypes)} with int8 filters, beside torch's quantized operators; "
+        f"on a GPU {', '.join(GPU.narrow_dtypes)}, of activation and filter, beside maxconv's own "
+        "bfloat16",
     )
     what.add_argument(
         "--contenders",
@@ -374,7 +376,8 @@ def _measure_cpu(
     # Before anything runs: afterwards the load is this program's own.
     record = _started(args, protocol, checkout())
     # First, since it is short and may fail.
-    memory = measure_memory(problems, args.dtype) if "maxconv" in args.contenders else []
+    measured = "maxconv" in args.contenders and not is_narrow(args.dtype)
+    memory = measure_memory(problems, args.dtype) if measured else []
     results, functions = measure_problems(
         problems, args.dtype, protocol, args.contenders, args.work
     )

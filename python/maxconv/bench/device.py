@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from maxconv._dtypes import DTYPE_BYTES, FLOAT8, FLOAT8_WIDE, INT8
+from maxconv._dtypes import DTYPE_BYTES, FLOAT8, FLOAT8_WIDE, INT8, UINT8
 
 from .entrant import BARE, BFLOAT16, FUSED, MAX, MAXCONV, TORCH, TORCH_COMPILE
 from .timing import Protocol
@@ -54,11 +54,14 @@ ROTATED_NBYTES = 256 << 20
 #: Outputs of 8-bit operands are bfloat16. A bare one of int8 is exact but for its one rounding, and
 #: must be equal. Hopper's tensor cores keep about 14 bits of a sum of float8 products: the 800
 #: additions of the longest sums may lose 800 * 2^-14 of it.
+#: uint8 has steps of 1/32: outputs of a CPU are rounded to half of one, and to a whole one more
+#: where torch adds a residual by another operator.
 TOLERANCE = {
     "float32": 1e-4,
     "bfloat16": 2.0**-6,
     "float16": 2.0**-9,
     INT8: 2.0**-6,
+    UINT8: 2.0**-4,
     FLOAT8: 2.0**-4,
     FLOAT8_WIDE: 2.0**-4,
 }
@@ -81,7 +84,7 @@ def is_narrow(dtype: str) -> bool:
 
 def out_type(dtype: str) -> str:
     """Returns the storage type of outputs."""
-    return BFLOAT16 if is_narrow(dtype) else dtype
+    return BFLOAT16 if is_narrow(dtype) and dtype != UINT8 else dtype
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,8 @@ CPU = Device(
     ),
     many=_CPU_FULL,
     of_many=(MAXCONV, TORCH, TORCH_COMPILE, MAX),
+    narrow_dtypes=(UINT8,),
+    narrow_works={MAXCONV: (BARE, FUSED), TORCH: (BARE, FUSED)},
 )
 
 _GPU_FULL = Protocol(

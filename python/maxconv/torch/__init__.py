@@ -24,6 +24,8 @@ from ._norm import group_norm
 from ._operands import ConvOperands, conv_operands, pack_filter
 from ._pooling import global_avg_pool
 from ._prepare import prepare
+from ._quantize import quantize
+from ._quantize_report import QuantizationReport, QuantizedLayer
 from ._report import ConversionReport, Left, Replaced, Untraced
 from ._transposed import conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._transposed_modules import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -38,6 +40,8 @@ __all__ = [
     "ConvTranspose3d",
     "ConversionReport",
     "Left",
+    "QuantizationReport",
+    "QuantizedLayer",
     "Replaced",
     "Untraced",
     "conv1d",
@@ -52,6 +56,7 @@ __all__ = [
     "group_norm",
     "pack_filter",
     "prepare",
+    "quantize",
     "repack",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, is_grad_enabled, strided
@@ -269,11 +269,14 @@ def convolve(
         RuntimeError: A tensor requires grad while grad mode is on.
     """
     key = None
-    if scale is None and not is_dynamo_compiling():
-        key = _key(input, weight, bias, residual, arguments, constant, channels_last)
+    # A scale of one element, or a number, is expanded in each call.
+    whole = scale is None or (isinstance(scale, Tensor) and scale.shape == weight.shape[:1])
+    if whole and not is_dynamo_compiling():
+        tensors = input, weight, bias, residual, cast("Tensor | None", scale)
+        key = _key(tensors, arguments, constant, channels_last)
         plan = None if key is None else _plans.get(key)
         if plan is not None:
-            return plan.run(input, weight, bias, residual, None)
+            return plan.run(*tensors)
     check_ranks(input, weight, arguments)
     factors = None if scale is None else expanded_scale(scale, weight, input)
     check_tensors(input, weight, bias, residual, factors, arguments.out_dtype)
@@ -299,7 +302,7 @@ def convolve(
         _keep(
             key,
             find(
-                *(input, weight, bias, residual, None),
+                *(input, weight, bias, residual, factors),
                 arguments.flatten(),
                 channels_last,
                 constant,
@@ -336,10 +339,7 @@ def is_plain_memory(tensor: Tensor) -> bool:
 
 
 def _key(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
     arguments: ConvArguments,
     constant: bool,
     channels_last: bool | None,
@@ -354,7 +354,7 @@ def _key(
         return None
     grad = is_grad_enabled()
     parts: list[Any] = [arguments.flatten(), constant, channels_last]
-    for tensor in (input, weight, bias, residual):
+    for tensor in tensors:
         if tensor is None:
             parts.append(None)
             continue
@@ -366,5 +366,6 @@ def _key(
         ):
             return None
         parts += tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    input, weight, *_ = tensors
     parts += is_kept(weight, constant), rounding(input, parts[0])
     return tuple(parts)

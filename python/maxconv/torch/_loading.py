@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-__all__ = ["guard", "guard_model", "mark_normalized"]
+__all__ = ["guard", "guard_integers", "guard_model", "mark_normalized"]
 
 #: The buffer that says that weight and bias have a normalization in them.
 _MARK: Final = "normalized"
@@ -38,6 +38,21 @@ def _check(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> No
         unknown |= given
     if unknown:
         raise _refusal(f"{prefix}{min(unknown)}")
+
+
+def guard_integers(conv: nn.Module) -> None:
+    """Has a module with an int8 weight refuse another's, which PyTorch would round to integers."""
+    register: Any = conv._register_load_state_dict_pre_hook
+    register(_check_integers, with_module=True)
+
+
+def _check_integers(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    weight = state.get(f"{prefix}weight")
+    if weight is not None and weight.dtype != torch.int8:
+        raise RuntimeError(
+            f"{prefix}weight is {weight.dtype}, of the model before maxconv.torch.quantize, not "
+            "torch.int8; load the checkpoint into that model, and quantize it again"
+        )
 
 
 def guard_model(model: nn.Module, keys: set[str]) -> None:

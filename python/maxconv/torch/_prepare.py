@@ -6,9 +6,10 @@ import torch
 
 from .._build import build_gpu
 from .._checks import check_device
+from .._dtypes import INTEGERS
 from .._library_files import Family
 from .._native import host
-from ._dtypes import DTYPES, NAMES, listed
+from ._dtypes import CPU_DTYPES, DTYPES, NAMES, listed
 from ._plan import gpu_target
 
 __all__ = ["prepare"]
@@ -25,7 +26,9 @@ def prepare(
 
     Args:
         rank: Spatial dimensions: 1, 2 or 3, which share their libraries.
-        dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
+        dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``; on a CPU also
+            ``torch.int8`` and ``torch.uint8``: what ``quantize`` makes, whose convolutions give
+            integers or float32.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 
     Raises:
@@ -35,12 +38,17 @@ def prepare(
     """
     if rank not in (1, 2, 3):
         raise ValueError(f"rank: {rank} is not a spatial rank; 1, 2 or 3 is allowed")
-    if dtype not in DTYPES:
-        raise TypeError(f"dtype: {dtype} is not supported; {listed()} are allowed")
     place = torch.device(device)
     check_device("device", place, ("cpu", "cuda"))
-    family = Family(NAMES[dtype], NAMES[dtype], NAMES[dtype], scaled=False)
-    if place.type == "cpu":
+    allowed = CPU_DTYPES if place.type == "cpu" else DTYPES
+    if dtype not in allowed:
+        raise TypeError(f"dtype: {dtype} is not supported; {listed(allowed)} are allowed")
+    name = NAMES[dtype]
+    family = Family(name, name, name, scaled=False)
+    if name in INTEGERS:
+        for output in (name, "float32"):
+            host(Family(name, "float32", output, scaled=True))
+    elif place.type == "cpu":
         host(family)
     else:
         target = gpu_target(place.index or 0)

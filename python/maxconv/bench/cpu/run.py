@@ -11,12 +11,13 @@ import numpy as np
 from maxconv._problems import NamedProblem
 from maxconv._progress import progress
 
+from ..device import is_narrow
 from ..entrant import MAX, MAXCONV, Entrant, Key
 from ..environment import usable_threads
 from ..measure import measure_problem
 from ..record import Functions, Result
 from ..timing import Protocol, interleave
-from . import peers_max, peers_torch
+from . import integers, peers_max, peers_torch
 from .memory import Memory, largest, measure
 from .ours import OwnGraphs, Through, kinds, through_functions
 from .workload import Workload
@@ -46,6 +47,8 @@ def measure_problems(
         Mismatch: A contender's output differs from the reference.
         maxconv.library.LibraryError: maxconv's kernels cannot be compiled.
     """
+    if is_narrow(dtype):
+        return _measure_integers(problems, dtype, protocol, contenders, works), None
     families: dict[str, list[NamedProblem]] = {}
     for named in problems:
         families.setdefault(named.family or "others", []).append(named)
@@ -82,6 +85,32 @@ def measure_problems(
                 through = through_functions(firsts, dtype)
                 functions = _measure_functions(through, firsts, graphs, protocol)
     return results, functions
+
+
+def _measure_integers(
+    problems: Sequence[NamedProblem],
+    dtype: str,
+    protocol: Protocol,
+    contenders: Collection[str],
+    works: Collection[str],
+) -> list[Result]:
+    """Measures problems of 8-bit integers, one after the other."""
+    graphs = integers.IntegerGraphs() if MAXCONV in contenders else None
+    results = []
+    with peers_torch.session(usable_threads()):
+        for number, named in enumerate(problems, start=1):
+            with progress(f"timing {named.name} ({number} of {len(problems)})"):
+                work = integers.IntegerWorkload.make(named)
+                entrants, missing = integers.contenders(work, contenders)
+                if graphs is not None:
+                    entrants = {**graphs.contenders(work), **entrants}
+                entrants = {key: made for key, made in entrants.items() if key.work in works}
+                missing = {key: why for key, why in missing.items() if key.work in works}
+                reference = integers.reference(work)
+                results.append(
+                    measure_problem(named, entrants, reference, dtype, protocol, missing)
+                )
+    return results
 
 
 def _max_contenders(

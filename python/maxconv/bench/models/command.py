@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..device import GPU, Device
 from ..record import ModelResult, Record
 from .catalogue import ALL, Source, check_installed, load_catalogue, select
-from .variants import VARIANTS, check_backend, usable
+from .variants import VARIANTS, check_backend, usable, usual
 
 __all__ = ["OPTIONS", "add_arguments", "check", "listing", "measure", "words"]
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--variants",
         nargs="+",
         metavar="NAME",
-        help=f"{', '.join(VARIANTS)} (default: all that the device has)",
+        help=f"{', '.join(VARIANTS)} (default: all that the device has, but those of integers)",
     )
     models.add_argument(
         "--batch",
@@ -76,12 +76,13 @@ def check(args: argparse.Namespace, device: Device) -> None:
         if name not in VARIANTS:
             raise ValueError(f"variants: {name!r} is not one; {', '.join(VARIANTS)} are allowed")
         if name not in allowed:
+            why = "convolves integers" if VARIANTS[name].integers else "replays a CUDA graph"
             raise ValueError(
-                f"variants: {name!r} on a {device.name}: it replays a CUDA graph; "
-                f"{', '.join(allowed)} are allowed"
+                f"variants: {name!r} on a {device.name}: it {why}; {', '.join(allowed)} are allowed"
             )
-    args.variants = [name for name in allowed if not args.variants or name in args.variants]
-    some = args.models not in ([], [ALL]) or args.quick or args.batch or args.variants != allowed
+    default = usual(device.name)
+    args.variants = [name for name in allowed if name in (args.variants or default)]
+    some = args.models not in ([], [ALL]) or args.quick or args.batch or args.variants != default
     if args.out and some:
         raise ValueError(
             "out: only a whole run is kept by date and machine, with --models or --models "
@@ -140,7 +141,7 @@ def words(args: argparse.Namespace) -> list[str]:
     if args.models is None:
         return []
     said = ["--models", *args.models]
-    if args.variants != usable(args.device):
+    if args.variants != usual(args.device):
         said += ["--variants", *args.variants]
     if args.batch:
         said += ["--batch", *map(str, args.batch)]

@@ -12,7 +12,7 @@ from ..entrant import MAXCONV, TORCH, TORCH_COMPILE
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["VARIANTS", "Forward", "Prepared", "Variant", "check_backend", "usable"]
+__all__ = ["VARIANTS", "Forward", "Prepared", "Variant", "check_backend", "usable", "usual"]
 
 #: A forward pass on inputs that were given before; returns what the model returns.
 Forward = Callable[[], Any]
@@ -45,6 +45,8 @@ class Variant:
     prepare: Prepare
     gpu_only: bool = False
     """Whether it replays a CUDA graph, of which a CPU has none."""
+    integers: bool = False
+    """Whether it convolves 8-bit integers, on a CPU: it is timed where it is asked for by name."""
 
     @property
     def ours(self) -> bool:
@@ -106,6 +108,33 @@ def _captured(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
     return Prepared(replay, report)
 
 
+def _quantized(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
+    import maxconv.torch as mt
+
+    small, _ = mt.quantize(model, [tuple(inputs)])
+    return Prepared(lambda: small(*inputs))
+
+
+def _torch_integers(model: nn.Module, inputs: Sequence[Tensor]) -> Prepared:
+    """Quantizes as PyTorch's FX graph mode does, for its operators with oneDNN."""
+    import warnings
+
+    import torch
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
+
+    backends: Any = torch.backends
+    backends.quantized.engine = "onednn"
+    make: Any = quantize_fx
+    mapping: Any = get_default_qconfig_mapping
+    # That it is deprecated.
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        prepared = make.prepare_fx(model, mapping("onednn"), tuple(inputs))
+        prepared(*inputs)
+        small = make.convert_fx(prepared)
+    return Prepared(lambda: small(*inputs))
+
+
 #: By the name that ``--variants`` takes, in the order of tables.
 VARIANTS = {
     "eager": Variant(TORCH, "the model as it is", _eager),
@@ -129,12 +158,26 @@ VARIANTS = {
         _compiled(backend=BACKEND, mode="reduce-overhead"),
         gpu_only=True,
     ),
+    "fx-int8": Variant(
+        TORCH, "torch.ao.quantization.quantize_fx, with oneDNN", _torch_integers, integers=True
+    ),
+    "quantized": Variant(
+        MAXCONV, "maxconv.torch.quantize(model, batches)", _quantized, integers=True
+    ),
 }
 
 
 def usable(device: str) -> list[str]:
     """Returns the variants that a device has."""
-    return [name for name, way in VARIANTS.items() if device == GPU.name or not way.gpu_only]
+    on_gpu = device == GPU.name
+    return [
+        name for name, way in VARIANTS.items() if not (way.integers if on_gpu else way.gpu_only)
+    ]
+
+
+def usual(device: str) -> list[str]:
+    """Returns those that are timed unless others are named."""
+    return [name for name in usable(device) if not VARIANTS[name].integers]
 
 
 def check_backend(variants: Iterable[str]) -> None:
