@@ -15,7 +15,6 @@ from check_integers import (
     POISONS,
     IntegerCase,
     bias_of,
-    is_right,
     lowest,
     scale_of,
 )
@@ -28,7 +27,6 @@ from cases import (
     expected_sum,
     fill,
     parse,
-    pattern,
     poison,
 )
 
@@ -44,11 +42,13 @@ from operations.conv.fields import (
     ACTIVATION_CLAMP,
     ACTIVATION_NONE,
     ACTIVATION_RELU,
+    KERNEL_MMLA,
+    KERNEL_WIDENING,
     LAYOUT_PACKED,
 )
 from operations.conv.interleave import BlockLayout, Interleaved
 from operations.conv.known import UNKNOWN_FILTER
-from operations.conv.memory import HostBuffer, Reads, Writes
+from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Device
 from operations.conv.packing import pack_filter
 from operations.conv.problem import ConvProblem
@@ -56,6 +56,7 @@ from operations.conv.quantization import Quantization, filter_dtype
 from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
+from operations.cpu.dot.arm import MatrixUnit
 from operations.cpu.dot.candidates import Cuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
@@ -395,6 +396,12 @@ def check_in[
         wrong += check_cuts[Widening, scaled](
             kernel, spec, arguments, tensors, outputs, pool
         )
+        # On CPUs that lack the instructions, too.
+        comptime if Source.dtype.is_integral():
+            if kernel == KERNEL_WIDENING:
+                wrong += check_cuts[MatrixUnit[emulated=True], scaled](
+                    KERNEL_MMLA, spec, arguments, tensors, outputs, pool
+                )
         print(t"RAN {spec.name} {kernel_name(kernel)} {Source.dtype}")
     _ = raw^
     _ = packed^
