@@ -11,7 +11,7 @@ from ..conv.operands import Arguments, Device, Operands, OperandTypes
 from ..conv.problem import SPATIAL, ConvProblem
 from ..conv.registry import ConvKernel
 from .config import fused_input_refusal
-from .epilogue import finished
+from .form import finished
 from .pixel import Pixel, load_activation
 from .pool import Pool
 from .scheduler import Schedule, Tasks

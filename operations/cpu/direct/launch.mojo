@@ -8,7 +8,8 @@ from ...conv.memory import Reads, Writes
 from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.quantization import EXACT_PRODUCTS
-from ..epilogue import OutputTile, TileStore
+from ..accumulators import OutputTile
+from ..epilogue import TileStore
 from ..scheduler import Schedule, Tasks
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
 

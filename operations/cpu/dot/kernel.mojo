@@ -18,7 +18,8 @@ from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
-from ..epilogue import Accumulators, OutputTile, TileStore
+from ..accumulators import Accumulators, OutputTile
+from ..epilogue import TileStore
 from ..gemm.scheduler import RowTile
 from ..gemm.tile_io import Columns, gather_rows
 from .mma import ActivationTile, DotUnit, FilterTile, Sums

@@ -20,7 +20,8 @@ from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE, reads_in_place
-from ..epilogue import OutputTile, TileStore
+from ..accumulators import OutputTile
+from ..epilogue import TileStore
 from .mma import (
     MAX_RUNS,
     MIN_RUN,

@@ -14,7 +14,8 @@ from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE
-from ..epilogue import OutputTile, TileStore
+from ..accumulators import OutputTile
+from ..epilogue import TileStore
 from ..gemm.mma import (
     MAX_RUNS,
     FilterOperand,

@@ -1,0 +1,100 @@
+"""A register tile's sums in memory, and the outputs that they are for."""
+
+from ..conv.fields import PANEL
+from ..conv.memory import CACHE_LINE, Reads, Writes
+
+
+@fieldwise_init
+struct Accumulators[dtype: DType](ImplicitlyCopyable, Movable):
+    """The sums of a tile, in memory.
+
+    Parameters:
+        dtype: Of the sums: float32, or int32 of which something is left to
+            subtract.
+    """
+
+    var elements: Writes[DType.float32]
+    """Bits of the sums."""
+    var row_stride: Int
+    """Elements between two rows of sums."""
+    var filter_sums: Reads[DType.int32]
+    """The filters' own sums, those of a panel side by side, if `dtype` is
+    int32."""
+    var panel_stride: Int
+    """Elements between those of two panels."""
+    var zero_point: Int32
+    """How far above they are the activations were multiplied."""
+
+    @staticmethod
+    def floats(
+        elements: Writes[DType.float32], row_stride: Int
+    ) -> Accumulators[DType.float32]:
+        """Sums that are complete.
+
+        Args:
+            elements: The sums.
+            row_stride: Elements between two rows of them.
+        """
+        # Nothing at this address is read.
+        return {
+            elements,
+            row_stride,
+            Reads[DType.int32](unsafe_from_address=CACHE_LINE),
+            0,
+            0,
+        }
+
+    @always_inline
+    def excess[width: Int](self, first: Int) -> SIMD[Self.dtype, width]:
+        """What is to be subtracted from the sums of neighbouring filters.
+
+        Parameters:
+            width: How many filters.
+
+        Args:
+            first: The first filter of the tile.
+        """
+        comptime if Self.dtype == DType.int32:
+            # Both may have wrapped; the difference has not.
+            var panel, lane = divmod(first, PANEL)
+            var sums = self.filter_sums.unsafe_load[width=width, alignment=1](
+                panel * self.panel_stride + lane
+            )
+            return (sums * self.zero_point).cast[Self.dtype]()
+        return SIMD[Self.dtype, width](0)
+
+    @always_inline
+    def load[
+        width: Int
+    ](self, at: Int, excess: SIMD[Self.dtype, width]) -> SIMD[
+        DType.float32, width
+    ]:
+        """Neighbouring sums as numbers.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            at: The first, counted from `elements`.
+            excess: What `excess` returned for them.
+        """
+        comptime if Self.dtype == DType.int32:
+            var sums = self.elements.unsafe_bitcast[Scalar[Self.dtype]]()
+            return (sums.unsafe_load[width=width](at) - excess).cast[
+                DType.float32
+            ]()
+        else:
+            return self.elements.unsafe_load[width=width](at)
+
+
+@fieldwise_init
+struct OutputTile(ImplicitlyCopyable, Movable):
+    """Outputs that are stored together: rows of the implicit GEMM, which are
+    pixels, by neighbouring filters."""
+
+    var row: Int
+    """The first."""
+    var rows: Int
+    var filter: Int
+    """The first, counted over all groups."""
+    var filters: Int

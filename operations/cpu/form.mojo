@@ -1,0 +1,308 @@
+"""What an epilogue does to sums, and which loop its work fits."""
+
+from std.collections import Optional
+from std.utils.numerics import inf
+
+from ..conv.access import OutputTarget
+from ..conv.epilogue import Activation, Epilogue, clamped
+from ..conv.fields import ACTIVATION_CLAMP, ACTIVATION_NONE, ACTIVATION_RELU
+from ..conv.operands import Arguments
+from ..conv.quantization import Quantization
+from .pixel import Pixel
+from .rounding import Steps, rounded
+
+comptime FORM_IDENTITY = 0
+"""Nothing is done to a sum."""
+
+comptime FORM_LIMITS = 1
+"""A bias, then limits: no branch for each vector. Of integers a scale is in front,
+and either may be missing."""
+
+comptime FORM_RESIDUAL = 2
+"""What `FORM_LIMITS` has, a residual and limits again."""
+
+comptime FORM_STEPS = 3
+"""Anything, in steps: each is a loop over the whole tile, so that what an
+activation is is asked, and its constants are loaded, once a tile."""
+
+
+@fieldwise_init
+struct Limits(ImplicitlyCopyable, Movable):
+    """An activation that is a pair of comparisons."""
+
+    var low: Float32
+    var high: Float32
+
+    @staticmethod
+    def none() -> Limits:
+        """No limits."""
+        comptime infinity = inf[DType.float32]()
+        return Limits(-infinity, infinity)
+
+    @staticmethod
+    def of(activation: Activation) -> Optional[Limits]:
+        """The limits that an activation is, if it is.
+
+        Args:
+            activation: The activation.
+
+        Returns:
+            The limits, infinite ones for no activation.
+        """
+        if activation.code == ACTIVATION_NONE:
+            return Limits.none()
+        if activation.code == ACTIVATION_RELU:
+            return Limits(0, inf[DType.float32]())
+        if activation.code == ACTIVATION_CLAMP:
+            return Limits(activation.p0, activation.p1)
+        return None
+
+
+struct Form[
+    bias_type: DType, residual_type: DType, integers: Bool, output: DType
+](ImplicitlyCopyable, Movable):
+    """An epilogue, and which of the loops above its work fits.
+
+    Parameters:
+        bias_type: Of the bias.
+        residual_type: Of the residual.
+        integers: Whether operands are integers, which have a scale as a rule.
+        output: Type of the output. One of integers has limits of its own, so
+            that the last ones of the epilogue are part of them.
+    """
+
+    var kind: Int
+    var epilogue: Epilogue[Self.bias_type, Self.residual_type]
+    var quantization: Quantization
+    var limits: Limits
+    var final_limits: Limits
+    var steps: Steps
+    """To an output of integers."""
+
+    def __init__(
+        out self,
+        epilogue: Epilogue[Self.bias_type, Self.residual_type],
+        quantization: Quantization,
+    ):
+        """Finds the loop.
+
+        Args:
+            epilogue: The epilogue.
+            quantization: What belongs to it.
+        """
+        self.epilogue = epilogue
+        self.quantization = quantization
+        self.limits = Limits(0, 0)
+        self.final_limits = Limits(0, 0)
+        self.steps = Self._steps(quantization, Limits.none())
+        self.kind = FORM_IDENTITY
+        if epilogue.is_identity():
+            return
+        self.kind = FORM_STEPS
+        var limits = Limits.of(epilogue.activation)
+        var final_limits = Limits.of(epilogue.final_activation)
+        comptime if not Self.integers:
+            if epilogue.has_scale or not epilogue.has_bias:
+                return
+        if not limits or not final_limits:
+            return
+        self.limits = limits.value()
+        self.final_limits = final_limits.value()
+        if epilogue.has_residual:
+            self.kind = FORM_RESIDUAL
+            self.steps = Self._steps(quantization, self.final_limits)
+        elif epilogue.final_activation.code == ACTIVATION_NONE:
+            self.kind = FORM_LIMITS
+            self.steps = Self._steps(quantization, self.limits)
+
+    @staticmethod
+    def _steps(quantization: Quantization, limits: Limits) -> Steps:
+        """The steps to an output of integers behind limits."""
+        comptime if Self.output.is_integral():
+            return Steps.of[Self.output](quantization, limits.low, limits.high)
+        return Steps(1, 0, 0, 0)
+
+    @always_inline
+    def bias[
+        kind: Int, width: Int
+    ](self, filter: Int) -> SIMD[DType.float32, width]:
+        """What is added to the sums of neighbouring filters.
+
+        Parameters:
+            kind: `self.kind`, known to the compiler; not `FORM_STEPS`.
+            width: How many filters.
+
+        Args:
+            filter: The first filter.
+        """
+        comptime if kind == FORM_IDENTITY:
+            return SIMD[DType.float32, width](0)
+        elif Self.integers:
+            return self.epilogue.load_bias[width](filter)
+        else:
+            return self.epilogue.bias.unsafe_load[width=width](filter).cast[
+                DType.float32
+            ]()
+
+    @always_inline
+    def scale[
+        kind: Int, width: Int
+    ](self, filter: Int) -> SIMD[DType.float32, width]:
+        """What the sums of neighbouring filters are multiplied with, 1 unless
+        operands are integers.
+
+        Parameters:
+            kind: `self.kind`, known to the compiler; not `FORM_STEPS`.
+            width: How many filters.
+
+        Args:
+            filter: The first filter.
+        """
+        comptime if kind != FORM_IDENTITY and Self.integers:
+            return self.epilogue.scaled[width](
+                SIMD[DType.float32, width](1), filter
+            )
+        return SIMD[DType.float32, width](1)
+
+    @always_inline
+    def stored[
+        width: Int, //
+    ](self, value: SIMD[DType.float32, width]) -> SIMD[Self.output, width]:
+        """Values as the output has them.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            value: What `apply` returned.
+        """
+        comptime if Self.output.is_integral():
+            return self.steps.apply[Self.output](value)
+        else:
+            return rounded[Self.output](value)
+
+    @always_inline
+    def _limited[
+        width: Int, //, last: Bool
+    ](self, v: SIMD[DType.float32, width], limits: Limits) -> SIMD[
+        DType.float32, width
+    ]:
+        """Values within limits; `stored` has the last ones of integers."""
+        comptime if last and Self.output.is_integral():
+            return v
+        else:
+            return clamped(v, limits.low, limits.high)
+
+    @always_inline
+    def apply[
+        kind: Int, width: Int
+    ](
+        self,
+        v: SIMD[DType.float32, width],
+        scale: SIMD[DType.float32, width],
+        bias: SIMD[DType.float32, width],
+        residual: SIMD[DType.float32, width],
+    ) -> SIMD[DType.float32, width]:
+        """`Epilogue.apply`, of the form that this one has.
+
+        Parameters:
+            kind: `self.kind`, known to the compiler; not `FORM_STEPS`.
+            width: How many filters.
+
+        Args:
+            v: Their accumulators.
+            scale: What `scale` returned for them.
+            bias: What `bias` returned for them.
+            residual: What `real_residual` returned for them, if `kind` is
+                `FORM_RESIDUAL`.
+
+        Returns:
+            The values to round and store.
+        """
+        comptime if kind == FORM_IDENTITY:
+            return v
+        else:
+            var sum = v + bias
+            comptime if Self.integers:
+                sum = v.fma(scale, bias)
+            var result = self._limited[kind == FORM_LIMITS](sum, self.limits)
+            comptime if kind == FORM_RESIDUAL:
+                result = residual.fma(
+                    SIMD[DType.float32, width](self.epilogue.beta), result
+                )
+                result = self._limited[True](result, self.final_limits)
+            return result
+
+
+@always_inline
+def real_residual[
+    width: Int
+](
+    epilogue: Epilogue,
+    quantization: Quantization,
+    output: Some[OutputTarget],
+    pixel: Pixel,
+    filter: Int,
+    offset: Int,
+) -> SIMD[DType.float32, width]:
+    """The residual of neighbouring filters of one pixel, less its zero point.
+
+    Parameters:
+        width: How many filters.
+
+    Args:
+        epilogue: The epilogue, which has a residual.
+        quantization: What belongs to it.
+        output: The output, which says how the residual is laid out.
+        pixel: The pixel.
+        filter: The first filter.
+        offset: The first element's row-major offset in the output.
+    """
+    var values = output.load_beside[width=width](
+        epilogue.residual, pixel.n, pixel.at, filter, offset
+    ).cast[DType.float32]()
+    comptime if type_of(epilogue).residual_type.is_integral():
+        values -= quantization.residual_zero_point
+    return values
+
+
+def finished[
+    dtype: DType
+](
+    arguments: Arguments, sum: Float32, pixel: Pixel, filter: Int, offset: Int
+) -> Scalar[dtype]:
+    """An output of a sum: the definition that the loops below are held against.
+
+    Parameters:
+        dtype: Of the output.
+
+    Args:
+        arguments: The op's operands.
+        sum: The sum.
+        pixel: The output's pixel.
+        filter: The filter.
+        offset: The output's row-major offset.
+    """
+    ref epilogue = arguments.epilogue
+    var v: SIMD[DType.float32, 1] = epilogue.scaled[1](
+        sum, filter
+    ) + epilogue.load_bias[1](filter)
+    v = epilogue.activation.apply[1](v)
+    if epilogue.has_residual:
+        var other = real_residual[1](
+            epilogue,
+            arguments.quantization,
+            arguments.output,
+            pixel,
+            filter,
+            offset,
+        )
+        v = other.fma(epilogue.beta, v)
+    v = epilogue.final_activation.apply[1](v)
+    comptime if dtype.is_integral():
+        var all = Limits.none()
+        return Steps.of[dtype](arguments.quantization, all.low, all.high).apply[
+            width=1, dtype
+        ](v)
+    else:
+        return rounded[width=1, dtype](v)
