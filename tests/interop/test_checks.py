@@ -144,7 +144,7 @@ class TestTorch:
         def call(stride: tuple[int, int], padding: tuple[int, ...]) -> Any:
             return torch.ops.maxconv.conv.default(
                 x, w, None, None, None, stride, padding, (1, 1), 1, (0, 0), scalars, None, None,
-                (), False, False,
+                (), (0, 0, 0), None, False, False,
             )  # fmt: skip
 
         with pytest.raises(ValueError, match=r"^stride: \(0, 1\) has a non-positive entry; every"):

@@ -31,14 +31,26 @@ def test_arguments_have_defaults_that_old_versions_of_dynamo_trace() -> None:
 def test_opcheck() -> None:
     x, w, b = draw(2, 6, 9, 8), draw(8, 3, 3, 3), draw(8)
     scalars = (1.0, 0.0, 0.0, 0.0, 0.0)
-    arguments: tuple[Any, ...] = ((2, 1), (1, 1, 0, 0), (1, 2), 2, (1, 0), scalars, 1, None, ())
+    arguments: tuple[Any, ...] = (
+        (2, 1),
+        (1, 1, 0, 0),
+        (1, 2),
+        2,
+        (1, 0),
+        scalars,
+        1,
+        None,
+        (),
+        (0, 0, 0),
+        None,
+    )
     for input, channels_last in ((x, False), (last(x), True), (x[:0], True)):
         torch.library.opcheck(
             torch.ops.maxconv.conv.default,
             (input, w, b, None, None, *arguments, channels_last, False),
         )
     # One pixel, one filter: strides that sizes of one leave open must not differ either.
-    arguments = ((1, 1), (0, 0, 0, 0), (1, 1), 1, (0, 0), scalars, None, None, ())
+    arguments = ((1, 1), (0, 0, 0, 0), (1, 1), 1, (0, 0), scalars, None, None, (), (0, 0, 0), None)
     for filters in (1, 3):
         for channels_last in (False, True):
             torch.library.opcheck(
@@ -77,7 +89,21 @@ def test_arguments_that_a_graph_computes_are_not_encoded() -> None:
     graph = torch.fx.Graph()
     x, w, stride = (graph.placeholder(name) for name in ("x", "w", "stride"))
     scalars = (1.0, 0.0, 0.0, 0.0, 0.0)
-    others = ((stride, 1), (0, 0), (1, 1), 1, (0, 0), scalars, None, None, (), False, False)
+    others = (
+        (stride, 1),
+        (0, 0),
+        (1, 1),
+        1,
+        (0, 0),
+        scalars,
+        None,
+        None,
+        (),
+        (0, 0, 0),
+        None,
+        False,
+        False,
+    )
     operator = torch.ops.maxconv.conv.default
     node = graph.call_function(operator, (x, w, None, None, None, *others))
     encode(graph)

@@ -124,7 +124,21 @@ def test_refusals(arguments: dict[str, Any], sentence: str) -> None:
 def test_opcheck() -> None:
     x, w, b = last(draw(2, 6, 4, 5)), draw(8, 3, 3, 3), draw(8)
     scalars = (1.0, 0.0, 0.0, 0.0, 0.0)
-    others = ((1, 1), (1, 1), (1, 1), 2, (1, 0), scalars, None, None, (2, 3), True, False)
+    others = (
+        (1, 1),
+        (1, 1),
+        (1, 1),
+        2,
+        (1, 0),
+        scalars,
+        None,
+        None,
+        (2, 3),
+        (0, 0, 0),
+        None,
+        True,
+        False,
+    )
     operator = torch.ops.maxconv.conv.default
     for input in (x, x[:0]):
         torch.library.opcheck(operator, (input, w, b, None, None, *others))

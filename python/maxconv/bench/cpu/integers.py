@@ -245,7 +245,9 @@ def contenders(
             if key.contender not in names:
                 continue
             try:
-                function = make(work, kind)
+                # Writes to a weight that is made within are not counted: it would be packed anew.
+                with torch.inference_mode(False):
+                    function = make(work, kind)
                 function()
             # Operators refuse what they do not take in many ways; the others are worth timing.
             except Exception as error:
