@@ -25,7 +25,7 @@ def test_arguments_have_defaults_that_old_versions_of_dynamo_trace() -> None:
     # PyTorch up to 2.11 raises Unsupported where a traced constructor has another default.
     for field in dataclasses.fields(ConvArguments):
         if field.init and field.default is not dataclasses.MISSING:
-            assert isinstance(field.default, float | str | Enum | None), field.name
+            assert isinstance(field.default, int | float | str | Enum | None), field.name
 
 
 def test_opcheck() -> None:
