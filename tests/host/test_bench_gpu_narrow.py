@@ -235,6 +235,6 @@ def test_what_8_bits_do_not_take(
 
 def test_int8_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--dtype", "int8"]) == 1
-    assert "dtype: 'int8' on a cpu: float32, bfloat16, float16 are allowed" in (
+    assert "dtype: 'int8' on a cpu: float32, bfloat16, float16, uint8 are allowed" in (
         capsys.readouterr().err
     )

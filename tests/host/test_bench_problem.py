@@ -39,7 +39,7 @@ from maxconv.bench.statistics import Timing, summarize
 # Data and its check.
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [name for name in TOLERANCE if name != "uint8"])
 def test_data_is_of_the_type_and_the_same_every_time(dtype: str) -> None:
     named = NAMED["odd.groups_uneven"]
     work = Workload.make(named, dtype)

@@ -88,8 +88,8 @@ def test_every_kernel_of_a_gpu(
     ("options", "message"),
     [
         (
-            ["--target", "host", "--dtype", "int8", "--output", "float32"],
-            "--dtype: int8 is for GPU",
+            ["--target", "host", "--dtype", "float8_e5m2", "--output", "float32"],
+            "--dtype: float8_e5m2 is for GPU",
         ),
         (
             ["--target", "sm_90a", "--dtype", "float8_e4m3fn"],

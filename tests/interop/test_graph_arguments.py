@@ -89,7 +89,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"filter": [[1.0]]}, TypeError, "filter: a list is not an array; a numpy array or an object"),
     ({"filter": RSCF.astype(int)}, ValueError, "filter: dtype int64 is not floating point; float"),
     ({"filter": np.ones((3, 3, 5, 4))}, ValueError, "filter: 5 channels a group .* 6 channels"),
-    ({"filter_layout": "HWIO"}, ValueError, "filter_layout: 'HWIO' .* KRSC, RSCF, FCRS are allow"),
+    ({"filter_layout": "HWIO"}, ValueError, "filter_layout: 'HWIO' .* KRSC, RSCF, FCRS, C/4RSK4"),
     ({"filter_layout": None}, TypeError, "filter_layout: None is a NoneType; a FilterLayout or"),
     ({"filter_layout": maxconv.FilterLayout.QRSCF}, ValueError, "filter_layout: 'QRSCF' .* RSCF"),
     (
@@ -110,7 +110,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"input_layout": "CHWN"},
         ValueError,
-        "input_layout: 'CHWN' .*; NHWC, NCHW, NC/4HW4 are allowed",
+        "input_layout: 'CHWN' .*; NHWC, NCHW, NC/4HW4, NC/16HW16, NC/32HW32, C/4HWN4, C/16HWN",
     ),
     ({"input_layout": 0}, TypeError, "input_layout: 0 is a int; a ConvInputLayout or one of NHWC"),
     ({"stride": (0, 1)}, ValueError, r"stride: \(0, 1\) has a non-positive entry; every stride mu"),
