@@ -26,13 +26,13 @@ def element_bytes(dtype: DType) -> Int:
 
 
 def sum_type(dtype: DType) -> DType:
-    """The type in which CUDA cores add up products: int32 of int8, in which
+    """The type in which products are added up: int32 of integers, in which
     every sum is exact, else float32.
 
     Args:
         dtype: Of activation and filter.
     """
-    return DType.int32 if dtype == DType.int8 else DType.float32
+    return DType.int32 if dtype.is_integral() else DType.float32
 
 
 @always_inline

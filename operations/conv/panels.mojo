@@ -29,6 +29,16 @@ def interleaved_products(dtype: DType) -> Int:
     return 2 if dtype.is_half_float() else 1
 
 
+def chunk_products(dtype: DType) -> Int:
+    """Products of a filter in `ROW_BYTES`, to whole ones of which a filter row is
+    filled up: those of a step of a register tile.
+
+    Args:
+        dtype: Of the filter, of 8 or 16 bits.
+    """
+    return ROW_BYTES * interleaved_products(dtype) // size_of[DType.int32]()
+
+
 @fieldwise_init
 struct PanelLayout(Equatable, ImplicitlyCopyable, Movable):
     """Where a panel's elements lie: `[rows][row_depth / interleaved][PANEL]
@@ -55,7 +65,7 @@ struct PanelLayout(Equatable, ImplicitlyCopyable, Movable):
         var interleaved = interleaved_products(dtype)
         if interleaved == 1:
             return Self.plain(rows, products)
-        var unit = ROW_BYTES * interleaved // 4
+        var unit = chunk_products(dtype)
         return PanelLayout(
             rows, products, ceildiv(products, unit) * unit, interleaved
         )

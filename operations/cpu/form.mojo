@@ -61,7 +61,7 @@ struct Limits(ImplicitlyCopyable, Movable):
 struct Form[
     bias_type: DType, residual_type: DType, integers: Bool, output: DType
 ](ImplicitlyCopyable, Movable):
-    """An epilogue, and which of the loops above its work fits.
+    """An epilogue, and which of the loops of epilogue.mojo its work fits.
 
     Parameters:
         bias_type: Of the bias.
@@ -271,7 +271,7 @@ def finished[
 ](
     arguments: Arguments, sum: Float32, pixel: Pixel, filter: Int, offset: Int
 ) -> Scalar[dtype]:
-    """An output of a sum: the definition that the loops below are held against.
+    """An output of a sum: the definition that those loops are held against.
 
     Parameters:
         dtype: Of the output.

@@ -28,6 +28,7 @@ __all__ = [
     "CPU_KERNELS",
     "DIAGONAL_CHANNELS",
     "DIAGONAL_TAPS",
+    "DOT_KERNELS",
     "GEOMETRY",
     "GEOMETRY_LENGTH",
     "GPU_DTYPES",
@@ -247,16 +248,21 @@ class Kernel(IntEnum):
     MMLA = 22
 
 
-#: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
-CPU_KERNELS = (
-    Kernel.DEPTHWISE,
-    Kernel.GROUPED,
+#: A CPU's dot-product GEMM, a kernel for each set of instructions.
+DOT_KERNELS = (
     Kernel.AMX,
     Kernel.AVX512_BF16,
     Kernel.AVX512_VNNI,
     Kernel.AVX_VNNI,
     Kernel.MMLA,
     Kernel.WIDENING,
+)
+
+#: What runs on a CPU, and what on a GPU, in the order in which the registries ask them.
+CPU_KERNELS = (
+    Kernel.DEPTHWISE,
+    Kernel.GROUPED,
+    *DOT_KERNELS,
     Kernel.FEW_FILTERS,
     Kernel.POINTWISE,
     Kernel.WINOGRAD,
@@ -284,15 +290,7 @@ GPU_KERNELS = (
 INTERLEAVED_KERNELS = (Kernel.DP4A,)
 
 #: Those that take a CPU's interleaved layouts, too.
-INTERLEAVED_CPU_KERNELS = (
-    Kernel.AMX,
-    Kernel.AVX512_BF16,
-    Kernel.AVX512_VNNI,
-    Kernel.AVX_VNNI,
-    Kernel.MMLA,
-    Kernel.WIDENING,
-    Kernel.REFERENCE,
-)
+INTERLEAVED_CPU_KERNELS = (*DOT_KERNELS, Kernel.REFERENCE)
 
 #: Where the other kernels run.
 EVERYWHERE = "every device"
@@ -301,12 +299,7 @@ EVERYWHERE = "every device"
 KERNEL_HOMES = {
     Kernel.POINTWISE: "CPUs",
     Kernel.WINOGRAD: "CPUs",
-    Kernel.AMX: "CPUs",
-    Kernel.AVX512_BF16: "CPUs",
-    Kernel.AVX512_VNNI: "CPUs",
-    Kernel.AVX_VNNI: "CPUs",
-    Kernel.MMLA: "CPUs",
-    Kernel.WIDENING: "CPUs",
+    **dict.fromkeys(DOT_KERNELS, "CPUs"),
     Kernel.GEMV: "GPUs",
     Kernel.SM80: "GPUs",
     Kernel.DP4A: "GPUs",

@@ -83,6 +83,15 @@ class Checker:
             **options,
         )
 
+    def __enter__(self) -> Checker:
+        """Returns the running program."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the program."""
+        self.process.kill()
+        self.process.wait()
+
     def check(self, name: str, line: str) -> set[str]:
         """Checks a problem; returns the kernels that ran, or fails with what was wrong."""
         assert self.process.stdin and self.process.stdout

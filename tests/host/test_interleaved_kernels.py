@@ -44,10 +44,8 @@ EVERYWHERE = {"reference", "widening"}
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
     """The program, running."""
-    running = Checker(build("check_interleaved", tmp_path_factory.mktemp("interleaved")))
-    yield running
-    running.process.kill()
-    running.process.wait()
+    with Checker(build("check_interleaved", tmp_path_factory.mktemp("interleaved"))) as running:
+        yield running
 
 
 def check(

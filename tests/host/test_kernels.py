@@ -41,10 +41,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checker(program: Path) -> Iterator[Checker]:
     """The program, running."""
-    running = Checker(program)
-    yield running
-    running.process.kill()
-    running.process.wait()
+    with Checker(program) as running:
+        yield running
 
 
 def test_named_problems(checker: Checker) -> None:

@@ -13,8 +13,9 @@ from std.sys.info import CompilationTarget, size_of
 
 from ...conv.fields import KERNEL_AMX, PANEL
 from ...conv.memory import Reads, Writes
+from ...conv.panels import chunk_products
 from ..features import AMX_BF16, AMX_FP16, AMX_INT8
-from .mma import ActivationTile, DotUnit, FilterTile, Sums, chunk_products
+from .mma import ActivationTile, DotUnit, FilterTile, Sums
 
 comptime TILE_ROWS = 16
 """Rows of a tile."""

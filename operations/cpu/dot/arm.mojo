@@ -12,10 +12,10 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
 from ...conv.fields import KERNEL_MMLA, PANEL
-from ...conv.memory import Reads
+from ...conv.memory import Reads, sum_type
 from ...conv.panels import interleaved_products
 from ..features import ARM_BF16, ARM_I8MM
-from .mma import ActivationTile, DotUnit, FilterTile, Sums, sum_dtype
+from .mma import ActivationTile, DotUnit, FilterTile, Sums
 from .vectors import CHUNK_WORDS
 
 comptime Words = SIMD[DType.uint32, 4]
@@ -92,10 +92,10 @@ def _multiply_tile[
 ](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
     """Multiplies `rows` pixels, of which the last has a pair of its own if they
     are odd, by a panel."""
-    comptime sum_type = sum_dtype(dtype)
+    comptime sums_type = sum_type(dtype)
     comptime pairs = (rows + 1) // 2
     comptime step = interleaved_products(dtype)
-    var acc = Array[SIMD[sum_type, 4], pairs * FILTER_PAIRS](fill=0)
+    var acc = Array[SIMD[sums_type, 4], pairs * FILTER_PAIRS](fill=0)
     var weights = filter.elements.unsafe_bitcast[UInt32]()
     for j in range(activation.chunks):
         var pixels = activation.elements.unsafe_offset(
@@ -122,11 +122,11 @@ def _multiply_tile[
                     var b = both.slice[4, offset=4 * half]()
                     comptime for i in range(pairs):
                         comptime at = i * FILTER_PAIRS + 2 * four + half
-                        acc[at] = _multiply_pairs[dtype, sum_type, emulated](
+                        acc[at] = _multiply_pairs[dtype, sums_type, emulated](
                             acc[at], a[i], b
                         )
         weights = weights.unsafe_offset(CHUNK_WORDS * PANEL)
-    var to = sums.elements.unsafe_bitcast[Scalar[sum_type]]()
+    var to = sums.elements.unsafe_bitcast[Scalar[sums_type]]()
     comptime for i in range(rows):
         comptime for pair in range(FILTER_PAIRS):
             comptime at = i // 2 * FILTER_PAIRS + pair

@@ -6,12 +6,13 @@ from std.math import ceildiv, gcd
 
 from ...conv.fields import PANEL
 from ...conv.memory import element_bytes
+from ...conv.panels import chunk_products
 from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
 from ..gemm.tile_io import copy_width
-from .mma import DotUnit, chunk_products
+from .mma import DotUnit
 from .scheduler import (
     ACCESS_GATHER,
     ACCESS_IMAGE,

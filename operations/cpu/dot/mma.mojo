@@ -2,29 +2,8 @@
 of `ROW_BYTES` of products of each a step."""
 
 from std.collections import Optional
-from std.sys.info import size_of
 
-from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import Reads, Writes
-from ...conv.panels import interleaved_products
-
-
-def chunk_products(dtype: DType) -> Int:
-    """Products of a chunk.
-
-    Args:
-        dtype: Of the operands, of 8 or 16 bits.
-    """
-    return ROW_BYTES * interleaved_products(dtype) // size_of[DType.int32]()
-
-
-def sum_dtype(dtype: DType) -> DType:
-    """The type of the sums, of 32 bits.
-
-    Args:
-        dtype: Of the operands.
-    """
-    return DType.int32 if dtype.is_integral() else DType.float32
 
 
 @fieldwise_init
@@ -78,7 +57,7 @@ struct Sums(ImplicitlyCopyable, Movable):
     """Where the sums of a register tile go."""
 
     var elements: Writes[DType.float32]
-    """Bits of the sums' own type, `sum_dtype`."""
+    """Bits of the sums' own type, `sum_type`."""
     var stride: Int
     """Elements between two pixels."""
 

@@ -5,6 +5,7 @@ from ...conv.access import ActivationSource
 from ...conv.blocks import BlockedActivation
 from ...conv.interleave import ANY_BLOCK
 from ...conv.memory import Reads, Writes
+from ...conv.panels import chunk_products
 from ...conv.problem import ConvProblem
 from ..gemm.tile_io import (
     Columns,
@@ -15,7 +16,6 @@ from ..gemm.tile_io import (
 )
 from ..blocks import copy_pixels
 from ..pixel import Pixel
-from .mma import chunk_products
 from .scheduler import ACCESS_IMAGE, Block, Blocking
 
 comptime _TESTED = 32

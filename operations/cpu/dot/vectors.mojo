@@ -26,11 +26,12 @@ from ...conv.fields import (
     PANEL,
     ROW_BYTES,
 )
+from ...conv.memory import sum_type
 from ...conv.panels import interleaved_products
 from ...conv.registry import kernel_name
 from ..config import LANES
 from ..features import ANY_CPU, AVX512_BF16, AVX512_VNNI, AVX_VNNI
-from .mma import ActivationTile, DotUnit, FilterTile, Sums, sum_dtype
+from .mma import ActivationTile, DotUnit, FilterTile, Sums
 
 comptime WORD = 4
 """Bytes whose products a lane adds up."""
@@ -183,11 +184,11 @@ def _multiply_tile[
     dtype: DType, kernel: Int, lanes: Int, rows: Int, panels: Int
 ](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
     """Multiplies `rows` pixels by `panels` panels."""
-    comptime sum_type = sum_dtype(dtype)
+    comptime sums_type = sum_type(dtype)
     comptime vectors = panels * PANEL // lanes
     comptime step = interleaved_products(dtype)
     comptime Words = SIMD[DType.uint32, lanes]
-    var acc = Array[SIMD[sum_type, lanes], rows * vectors](fill=0)
+    var acc = Array[SIMD[sums_type, lanes], rows * vectors](fill=0)
     var weights = filter.elements.unsafe_bitcast[UInt32]()
     var row_stride = activation.row_stride
     var panel_stride = filter.panel_stride // step
@@ -214,7 +215,7 @@ def _multiply_tile[
                         acc[i * vectors + v], a, b[v]
                     )
         weights = weights.unsafe_offset(CHUNK_WORDS * PANEL)
-    var to = sums.elements.unsafe_bitcast[Scalar[sum_type]]()
+    var to = sums.elements.unsafe_bitcast[Scalar[sums_type]]()
     comptime for i in range(rows):
         comptime for v in range(vectors):
             to.unsafe_store(i * sums.stride + v * lanes, acc[i * vectors + v])

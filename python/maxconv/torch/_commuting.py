@@ -128,7 +128,7 @@ def _is_moving(module: nn.Module) -> bool:
 
 def _given(node: Node) -> dict[str, Any]:
     """Returns a function's arguments by name, defaults included."""
-    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type] # a function
     bound.apply_defaults()
     return bound.arguments
 

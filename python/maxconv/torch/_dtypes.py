@@ -13,6 +13,7 @@ from .._dtypes import (
     DTYPE_BYTES,
     FILTER_BYTES,
     INPUT_BYTES,
+    INTEGERS,
     OUTPUT_BYTES,
 )
 from .._dtypes import FLOAT8 as _FLOAT8
@@ -27,6 +28,7 @@ __all__ = [
     "GPU_DTYPES",
     "GPU_FILTERS",
     "HOPPER_DTYPES",
+    "INTEGER_NAMES",
     "NAMES",
     "OUTPUTS",
     "TENSOR_CORES",
@@ -49,6 +51,9 @@ OUTPUTS: Final = tuple(BY_NAME[name] for name in OUTPUT_BYTES)
 #: Those of filters.
 CPU_FILTERS: Final = tuple(dtype for dtype in CPU_DTYPES if NAMES[dtype] in FILTER_BYTES)
 GPU_FILTERS: Final = tuple(BY_NAME[name] for name in FILTER_BYTES)
+
+#: The package's names of the integers.
+INTEGER_NAMES: Final = {BY_NAME[name]: name for name in INTEGERS}
 
 #: The 8-bit float of any GPU.
 FLOAT8: Final = BY_NAME[_FLOAT8]

@@ -13,18 +13,17 @@ from torch.fx import GraphModule, Node
 from .._calibration import Calibration, check_method, check_percentile
 from .._checks import check_device, check_number
 from ._convert import convert
+from ._dtypes import INTEGER_NAMES, listed
 from ._modules import _Conv
 from ._quantize_emit import make_convolution, make_quantizer, values_of, write
 from ._quantize_graphs import Alone, compare, probes
 from ._quantize_plan import Layer, Place, Plan
 from ._quantize_report import Difference, QuantizationReport, QuantizedLayer, shown_scale
-from ._quantized import DTYPES
 from ._reference_graph import convert_reference, is_reference
 from ._report import ConversionReport
 
 __all__ = ["quantize"]
 
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _ACTIVATIONS: Final = ("per_tensor", "per_channel")
 
 
@@ -117,9 +116,9 @@ class _Options:
     def __post_init__(self) -> None:
         check_method(self.method)
         check_percentile(self.percentile)
-        if self.dtype not in _NAMES:
+        if self.dtype not in INTEGER_NAMES:
             raise ValueError(
-                f"dtype: {self.dtype} is not supported; {', '.join(map(str, _NAMES))} are allowed"
+                f"dtype: {self.dtype} is not supported; {listed(tuple(INTEGER_NAMES))} are allowed"
             )
         if self.activations not in _ACTIVATIONS:
             raise ValueError(
@@ -136,7 +135,7 @@ class _Options:
     def calibration(self, axis: int | None) -> Calibration:
         return Calibration(
             self.method,
-            dtype=_NAMES[self.dtype],
+            dtype=INTEGER_NAMES[self.dtype],
             symmetric=self.symmetric,
             axis=axis,
             percentile=self.percentile,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional
 from .._calibration import Quantization
 from ..activations import ActivationSpec
 from ._arguments import read, wanted_format
+from ._dtypes import BY_NAME
 from ._functional import convolve
 from ._inference import refuse_training
 from ._loading import guard_integers
@@ -21,7 +22,6 @@ from ._modules import _Conv
 from ._tracing import recorded
 
 __all__ = [
-    "DTYPES",
     "Dequantize",
     "Quantize",
     "QuantizedConv",
@@ -29,9 +29,6 @@ __all__ = [
     "max_pool",
     "repeated_nearest",
 ]
-
-#: By the package's name.
-DTYPES: Final = {"int8": torch.int8, "uint8": torch.uint8}
 
 _Self = TypeVar("_Self", bound="_Constants")
 
@@ -125,7 +122,7 @@ class Quantize(_Constants):
         # What is multiplied, as ONNX's QuantizeLinear in PyTorch is computed.
         self.register_buffer("factor", (1 / scale).float().view(shape))
         self.zero_point = quantization.zero_point
-        self.dtype = DTYPES[quantization.dtype]
+        self.dtype = BY_NAME[quantization.dtype]
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -228,7 +225,7 @@ class QuantizedConv(_Constants):
         self.zero_point = before.zero_point
         self.beta = beta if residual is None else beta * float(residual.scale)
         self.residual_zero_point = 0 if residual is None else residual.zero_point
-        self.out_dtype = out_dtype if after is None else DTYPES[after.dtype]
+        self.out_dtype = out_dtype if after is None else BY_NAME[after.dtype]
         self.channels_last = conv.channels_last
         # Nobody changes the geometry of a quantized module, so it is read once.
         self.arguments = read(

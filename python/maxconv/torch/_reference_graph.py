@@ -20,16 +20,16 @@ from .._calibration import Quantization
 from .._dtypes import INTEGERS
 from ..activations import NONE, ActivationSpec
 from ._aten import activation_of, arguments_of
+from ._dtypes import INTEGER_NAMES
 from ._modules import Conv1d, Conv2d, Conv3d, _Conv
 from ._patterns import own_tensor
 from ._quantize_emit import added_module
 from ._quantize_report import QuantizationReport, QuantizedLayer
-from ._quantized import DTYPES, Dequantize, Quantize, QuantizedConv, Rounding, max_pool
+from ._quantized import Dequantize, Quantize, QuantizedConv, Rounding, max_pool
 
 __all__ = ["convert_reference", "is_reference"]
 
 _aten: Any = torch.ops.aten
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _BY_RANK: Final[dict[int, type[_Conv]]] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
 
 _CONVOLUTIONS: Final = frozenset(
@@ -174,7 +174,7 @@ class _Converter:
         assert isinstance(node, Node)
         given = arguments_of(node)
         scale, zero_point = (self._number(given[name]) for name in ("scale", "zero_point"))
-        dtype = _NAMES.get(given["dtype"])
+        dtype = INTEGER_NAMES.get(given["dtype"])
         if scale is None or zero_point is None or dtype is None:
             return None
         limits = tuple(self._number(given[name]) for name in ("quant_min", "quant_max"))

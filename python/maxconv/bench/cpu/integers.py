@@ -6,7 +6,6 @@ work is a residual block's: bias, residual, ReLU.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -18,9 +17,9 @@ from max.driver import CPU, Buffer
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, Module
 from torch import Tensor
-from torch.nn import functional
 
 import maxconv
+from maxconv._checks import LAYOUTS
 from maxconv._dtypes import UINT8
 from maxconv._emit import emit, operand_types, shape_carrier, symbolic_output
 from maxconv._fields import Activation, Layout, encode_scalars
@@ -32,8 +31,9 @@ from maxconv.torch._arguments import read
 from maxconv.torch._functional import convolve
 
 from ..entrant import BARE, FUSED, MAXCONV, TORCH, WORKS, Entrant, Float32, HostRun, Key
+from . import peers_torch
 from .ours import Call
-from .peers_torch import IN_TORCH, Loop
+from .peers_torch import IN_TORCH, Loop, tensor
 from .workload import Workload, aligned, convolutions
 
 __all__ = ["IntegerGraphs", "IntegerWorkload", "contenders", "reference"]
@@ -97,22 +97,8 @@ def _zero_point(work: str) -> int:
 
 def reference(work: IntegerWorkload) -> dict[str, Float32]:
     """Returns what all are compared with, in float32 and not rounded, by work."""
-    real, problem = work.real, work.problem
-    pairs = reversed(list(zip(problem.pad_before, problem.pad_after, strict=True)))
-    padded = functional.pad(
-        torch.from_numpy(real.x).movedim(-1, 1), list(itertools.chain.from_iterable(pairs))
-    )
-    convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[problem.spatial_rank - 1]
-    y: Any = convolve(
-        padded,
-        torch.from_numpy(real.torch_filter),
-        None,
-        problem.stride,
-        0,
-        problem.dilation,
-        problem.groups,
-    )
-    plain = np.ascontiguousarray(y.movedim(1, -1).numpy())
+    real = work.real
+    plain = peers_torch.reference(real)[BARE]
     fused = np.maximum(plain + real.bias + real.residual, 0)
     return {
         kind: np.clip(values, _least(kind), _least(kind) + 255 * SCALE)
@@ -130,11 +116,12 @@ class _Numbers(HostRun):
 
     run: Call | Loop
     zero_point: int
+    convolutions: int
 
-    @property
-    def convolutions(self) -> int:  # type: ignore[override] # a field there
-        """How many a call makes."""
-        return self.run.convolutions
+    @classmethod
+    def of(cls, run: Call | Loop, work: str) -> _Numbers:
+        """Returns a run's numbers in a kind of work."""
+        return cls(run, _zero_point(work), run.convolutions)
 
     def __call__(self) -> list[Any]:
         """Convolves."""
@@ -184,16 +171,15 @@ class IntegerGraphs:
         problem, fused = work.problem, kind == FUSED
         packed = maxconv.pack_filter(
             work.filter,
-            {1: "KSC", 2: "KRSC", 3: "KTRSC"}[problem.spatial_rank],
+            LAYOUTS[problem.spatial_rank][0],
             groups=problem.groups,
         )
-        zero_point = _zero_point(kind)
         geometry = problem.geometry(
             filter_layout=Layout.PACKED,
             final_activation=Activation.RELU if fused else Activation.NONE,
             has_bias=fused,
             has_residual=fused,
-            zero_points=(ZERO_POINT, ZERO_POINT if fused else 0, zero_point),
+            zero_points=(ZERO_POINT, ZERO_POINT if fused else 0, _zero_point(kind)),
         )
         none = np.zeros((0,) * work.residual.ndim, np.uint8)
         operands = (
@@ -207,7 +193,7 @@ class IntegerGraphs:
             np.zeros((*work.residual.shape, 0), np.uint8),
         )
         buffers = tuple(Buffer.from_numpy(aligned(values)) for values in operands)
-        return _Numbers(Call(self.model(problem, count), buffers, count), zero_point)
+        return _Numbers.of(Call(self.model(problem, count), buffers, count), kind)
 
 
 def _build(rank: int, count: int, module: Module) -> str:
@@ -253,25 +239,17 @@ def contenders(
             except Exception as error:
                 missing[key] = (str(error).strip() or type(error).__name__).splitlines()[0]
                 continue
-            count, zero = convolutions(work.problem), _zero_point(kind)
-            single = _Numbers(Loop(function, 1), zero) if count > 1 else None
-            entrants[key] = Entrant(_Numbers(Loop(function, count), zero), single)
+            count = convolutions(work.problem)
+            single = _Numbers.of(Loop(function, 1), kind) if count > 1 else None
+            entrants[key] = Entrant(_Numbers.of(Loop(function, count), kind), single)
     return entrants, missing
-
-
-_FORMAT = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
-
-
-def _image(values: Array, rank: int) -> Tensor:
-    """Returns ``[N, *spatial, C]`` as torch's ``[N, C, *spatial]``, in torch's best format."""
-    return torch.from_numpy(values).movedim(-1, 1).clone(memory_format=_FORMAT[rank])
 
 
 def _ours(work: IntegerWorkload, kind: str) -> Callable[[], Tensor]:
     problem, rank = work.problem, work.problem.spatial_rank
     if problem.pad_before != problem.pad_after:
         raise ValueError("torch's functions take the same padding before and after")
-    x, residual = (_image(values, rank) for values in (work.x, work.residual))
+    x, residual = (tensor(values, torch.uint8, rank) for values in (work.x, work.residual))
     weight = torch.from_numpy(np.ascontiguousarray(np.moveaxis(work.filter, -1, 1)))
     scale = torch.from_numpy(work.filter_scales * np.float32(SCALE))
     bias, fused = torch.from_numpy(work.real.bias), kind == FUSED
@@ -306,7 +284,8 @@ def _torch(work: IntegerWorkload, kind: str) -> Callable[[], Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x, residual = (
-            make(_image(values, rank), SCALE, ZERO_POINT) for values in (work.x, work.residual)
+            make(tensor(values, torch.uint8, rank), SCALE, ZERO_POINT)
+            for values in (work.x, work.residual)
         )
         weight = channels(
             torch.from_numpy(np.ascontiguousarray(np.moveaxis(work.filter, -1, 1))),

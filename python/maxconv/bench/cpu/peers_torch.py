@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maxconv._packing import Array
+
 from ..entrant import BARE, CONTENDERS, FUSED, MAXCONV, Entrant, Float32, HostRun, Key
 from .workload import Workload
 
-__all__ = ["IN_TORCH", "REORDERED", "Loop", "contenders", "reference", "session"]
+__all__ = ["IN_TORCH", "REORDERED", "Loop", "contenders", "reference", "session", "tensor"]
 
 #: A variant of torch: the filter is in oneDNN's order.
 REORDERED = "filter reordered before"
@@ -57,11 +59,11 @@ def _channels_last(value: Tensor) -> Float32:
     return np.ascontiguousarray(value.float().movedim(1, -1).numpy())
 
 
-def _tensor(values: Float32, dtype: torch.dtype, rank: int) -> Tensor:
+def tensor(values: Array, dtype: torch.dtype, rank: int) -> Tensor:
     """Returns ``[N, *spatial, C]`` as torch's ``[N, C, *spatial]``, in torch's best format."""
-    tensor = torch.from_numpy(values).to(dtype).movedim(-1, 1)
+    image = torch.from_numpy(values).to(dtype).movedim(-1, 1)
     # A copy in any case: torch aligns its own memory, numpy does not.
-    return tensor.clone(memory_format=_FORMAT[rank])
+    return image.clone(memory_format=_FORMAT[rank])
 
 
 def _padding(work: Workload) -> tuple[tuple[int, ...], list[int]]:
@@ -146,7 +148,7 @@ class _Operands:
     def make(cls, work: Workload) -> _Operands:
         rank, dtype = work.named.problem.spatial_rank, getattr(torch, work.dtype)
         x, filter, residual = (
-            _tensor(values, dtype, rank) for values in (work.x, work.filter, work.residual)
+            tensor(values, dtype, rank) for values in (work.x, work.filter, work.residual)
         )
         return cls(work, x, filter, torch.from_numpy(work.bias).to(dtype), residual)
 
