@@ -8,7 +8,8 @@ from .direct.grouped import Grouped
 from .dot.amx import Amx
 from .dot.arm import MatrixUnit
 from .dot.launch import DotProduct
-from .dot.vectors import Avx512Bf16, Avx512Vnni, AvxVnni, Widening
+from .dot.vectors import Avx512Bf16, Avx512Vnni, AvxVnni
+from .dot.widening import Widening
 from .gemm.launch import ImplicitGemm, Pointwise
 from .pool import MaxPool, Pool
 from .reference import Reference

@@ -43,7 +43,8 @@ from operations.cpu.dot.arm import MatrixUnit
 from operations.cpu.dot.candidates import Cuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
-from operations.cpu.dot.vectors import Avx512Vnni, AvxVnni, Widening
+from operations.cpu.dot.vectors import Avx512Vnni, AvxVnni
+from operations.cpu.dot.widening import Widening
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
 

@@ -178,6 +178,7 @@ struct Amx(DotUnit):
     comptime single_rows = TILE_ROWS
     comptime panels = 2
     comptime single_panels = 4
+    comptime skips_zeros = False
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:

@@ -15,8 +15,7 @@ from ...conv.fields import KERNEL_MMLA, PANEL
 from ...conv.memory import Reads, sum_type
 from ...conv.panels import interleaved_products
 from ..features import ARM_BF16, ARM_I8MM
-from .mma import ActivationTile, DotUnit, FilterTile, Sums
-from .vectors import CHUNK_WORDS
+from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 
 comptime Words = SIMD[DType.uint32, 4]
 """Two words of each of two pixels or filters."""
@@ -101,7 +100,7 @@ def _multiply_tile[
         var pixels = activation.elements.unsafe_offset(
             Int(activation.offsets[unsafe_offset=j])
         )
-        for word in range(0, CHUNK_WORDS, 2):
+        for word in range(0, activation.words(j), 2):
             var a = Array[Words, pairs](fill=0)
             comptime for i in range(pairs):
                 var first = pixels.unsafe_offset(
@@ -149,6 +148,7 @@ struct MatrixUnit[emulated: Bool](DotUnit):
     comptime single_rows = 0
     comptime panels = 1
     comptime single_panels = 1
+    comptime skips_zeros = True
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:

@@ -6,13 +6,13 @@ from std.math import ceildiv, gcd
 
 from ...conv.fields import PANEL
 from ...conv.memory import element_bytes
-from ...conv.panels import chunk_products
+from ...conv.panels import chunk_products, interleaved_products
 from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
 from ..gemm.tile_io import copy_width
-from .mma import DotUnit
+from .mma import CHUNK_WORDS, DotUnit
 from .scheduler import (
     ACCESS_GATHER,
     ACCESS_IMAGE,
@@ -31,6 +31,9 @@ comptime L2_FILTER_BYTES = 512 * 1024
 
 comptime COPY_BYTES_PER_CYCLE = 16.0
 """Of what is copied, from L2 to L2."""
+
+comptime WIDENED_BYTES_PER_CYCLE = 10.0
+"""Of what is widened, before it is."""
 
 comptime PIECE_CYCLES = 12.0
 """Of a copy's beginning: a filter row of a pixel, or a line of a rectangle."""
@@ -99,6 +102,8 @@ def access_refusal[
     if access == ACCESS_MATRIX:
         if U.flips(types.input):
             return String("activations are copied, to flip their signs")
+        if U.spread(types.input) > 1:
+            return String("activations are copied, to make them wide")
         if types.interleaved != 0:
             return String("a pixel's channels are not side by side")
         if (
@@ -111,6 +116,12 @@ def access_refusal[
     if access == ACCESS_IMAGE:
         if problem.dilation[2] != 1 and problem.group_channels() % unit != 0:
             return String("taps of a filter row are not side by side")
+        if (
+            U.spread(types.input) > 1
+            and problem.group_channels() % interleaved_products(types.input)
+            != 0
+        ):
+            return String("words of neighbouring pixels overlap")
     return None
 
 
@@ -142,6 +153,10 @@ def make_blocking(
         block_elements=0,
         chunks=panel.depth() // unit,
         depth=panel.depth(),
+        row_chunks=panel.row_depth // unit,
+        last_words=ceildiv(
+            panel.products - (panel.row_depth - unit), panel.interleaved
+        ),
     )
     if cut.access == ACCESS_GATHER:
         blocking.row_stride = gathered_stride(
@@ -234,7 +249,10 @@ struct Cuts[U: DotUnit](Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: a block stays in L2."""
         ref blocking = self.table[index]
-        var bytes = _block_bytes(blocking, element_bytes(self.types.input))
+        var element = element_bytes(self.types.input)
+        var bytes = _block_bytes(
+            blocking, Self.U.spread(self.types.input) * element
+        )
         if bytes > MAX_BLOCK_BYTES and not self._is_smallest(blocking.cut):
             return String(
                 t"a block has {bytes} bytes of activations; at most"
@@ -251,11 +269,13 @@ struct Cuts[U: DotUnit](Candidates):
         ref blocking = self.table[index]
         ref cut = blocking.cut
         ref problem = self.problem
-        var task = _copy_cycles(problem, self.types, blocking)
+        var task = _copy_cycles[Self.U](problem, self.types, blocking)
         task += _multiply_cycles[Self.U](problem, self.types, blocking)
         var product = PANEL * element_bytes(self.types.input)
         var filter = cut.panels * product * blocking.depth
         var whole = problem.panels() * product * blocking.depth
+        if Self.U.spread(self.types.input) > 1:
+            task += Float64(filter) / WIDENED_BYTES_PER_CYCLE
         # Where it does not stay in L2 it comes again for each block.
         if whole * problem.groups > L2_FILTER_BYTES:
             task += Float64(filter) / FILTER_BYTES_PER_CYCLE
@@ -289,9 +309,9 @@ def _block_bytes(blocking: Blocking, element: Int) -> Int:
     return blocking.block_elements * element
 
 
-def _copy_cycles(
-    problem: ConvProblem, types: OperandTypes, blocking: Blocking
-) -> Float64:
+def _copy_cycles[
+    U: DotUnit
+](problem: ConvProblem, types: OperandTypes, blocking: Blocking) -> Float64:
     """Of copying a block."""
     ref cut = blocking.cut
     var bytes = Float64(blocking.block_elements * element_bytes(types.input))
@@ -306,7 +326,10 @@ def _copy_cycles(
         pieces = problem.filter[0] * blocking.input_lines
         if problem.groups > 1 or types.fused_input:
             pieces *= blocking.input_columns
-    return bytes / COPY_BYTES_PER_CYCLE + Float64(pieces) * PIECE_CYCLES
+    var cycles = bytes / COPY_BYTES_PER_CYCLE + Float64(pieces) * PIECE_CYCLES
+    if U.spread(types.input) > 1:
+        cycles += bytes / WIDENED_BYTES_PER_CYCLE
+    return cycles
 
 
 def _multiply_cycles[
@@ -324,7 +347,10 @@ def _multiply_cycles[
         )
         if ceildiv(strips.rows, apart) > L1_WAYS // 2:
             chunk *= CONFLICT_SHARE
-    var tile = chunk * Float64(blocking.chunks) + TILE_CYCLES
+    var chunks = Float64(blocking.chunks)
+    comptime if U.skips_zeros:
+        chunks = Float64(blocking.words()) / Float64(CHUNK_WORDS)
+    var tile = chunk * chunks + TILE_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
     return Float64(tiles) * tile + Float64(outputs) * STORE_CYCLES
 

@@ -16,13 +16,14 @@ from std.collections import Optional
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
+from ...conv.operands import OperandTypes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..accumulators import Accumulators, OutputTile
 from ..epilogue import TileStore
 from ..gemm.scheduler import RowTile
 from ..gemm.tile_io import Columns, gather_rows
-from .mma import ActivationTile, DotUnit, FilterTile, Sums
+from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 from .scheduler import (
     ACCESS_IMAGE,
     ACCESS_MATRIX,
@@ -37,6 +38,7 @@ from .tile_io import (
     write_offsets,
     write_straight_offsets,
 )
+from .widening import widen_panel, widen_words
 
 
 comptime L1_FILTER_BYTES = 24 * 1024
@@ -77,10 +79,33 @@ struct DotScratch[dtype: DType](ImplicitlyCopyable, Movable):
     var sums: Writes[DType.float32]
     var offsets: Writes[DType.int32]
     var block: Writes[Self.dtype]
+    var filter: Writes[Self.dtype]
+    """Panels that are widened."""
 
 
 comptime STAGES = 2
 """Register tiles whose sums are in memory at once."""
+
+
+def widened_elements[
+    U: DotUnit
+](types: OperandTypes, panel: PanelLayout, panels: Int) -> Int:
+    """Elements of the panels that are wide at once: as many as stay in L1, at
+    least those of a register tile. 0 if the unit multiplies them as they are.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        types: Of the operands.
+        panel: The order of the panels' elements.
+        panels: Of the largest block.
+    """
+    var spread = U.spread(types.input)
+    if spread == 1:
+        return 0
+    var bytes = spread * panel.sums_offset()
+    return max(U.panels * bytes, min(panels * bytes, L1_FILTER_BYTES))
 
 
 def tile_sums[U: DotUnit]() -> Int:
@@ -110,12 +135,18 @@ def run_task[
     var columns = Columns(
         problem, params.panel, 0, blocking.depth, params.zero_point
     )
+    comptime dtype = params.Source.dtype
+    comptime spread = U.spread(dtype)
     var activation = scratch.block.as_imm()
-    write_offsets(problem, blocking, scratch.offsets)
+    # What is copied ends where its widened words will end.
+    var copied = scratch.block.unsafe_offset(
+        (spread - 1) * blocking.block_elements
+    )
+    write_offsets(problem, blocking, scratch.offsets, spread)
     var state = U.begin()
     if blocking.cut.access == ACCESS_IMAGE:
         if not copy_rectangle(
-            params.activation, problem, blocking, columns, block, scratch.block
+            params.activation, problem, blocking, columns, block, copied
         ):
             _run_exactly[U](params, columns, block, scratch, state)
             U.end()
@@ -132,11 +163,13 @@ def run_task[
             columns,
             block.group,
             RowTile(block.column, block.columns),
-            scratch.block,
+            copied,
             blocking.row_stride,
         )
-    comptime if U.flips(params.Source.dtype):
+    comptime if U.flips(dtype):
         flip_signs(scratch.block, blocking.block_elements)
+    comptime if spread > 1:
+        widen_words(copied.as_imm(), blocking.block_elements, scratch.block)
     _multiply_block[U](params, block, activation, scratch, state)
     U.end()
 
@@ -174,6 +207,8 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
     """The buffer of the next tile."""
     var pending: Optional[Place]
     """The tile that is not stored yet."""
+    var widened: Int
+    """The first panel that is wide in the worker's memory."""
 
     def __init__(
         out self,
@@ -196,6 +231,50 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         self.scratch = scratch
         self.stage = 0
         self.pending = None
+        self.widened = 0
+
+    @always_inline
+    def widen(mut self, panel: Int, end: Int):
+        """Makes panels wide, for the tiles that follow.
+
+        Args:
+            panel: The first, of the block.
+            end: Behind the last.
+        """
+        comptime if Self.U.spread(Self.Source.dtype) > 1:
+            self.widened = panel
+            var words = self.params.blocking.chunks * CHUNK_WORDS
+            for i in range(panel, end):
+                widen_panel(
+                    _filter_tile(self.params, self.block, i, 1).elements,
+                    words,
+                    self.scratch.filter.unsafe_offset(
+                        (i - panel) * self._widened_stride()
+                    ),
+                )
+
+    @always_inline
+    def _widened_stride(self) -> Int:
+        """Elements between two panels that are wide."""
+        return (
+            Self.U.spread(Self.Source.dtype) * self.params.panel.sums_offset()
+        )
+
+    @always_inline
+    def _filter(self, place: Place) -> FilterTile[Self.Source.dtype]:
+        """The panels of a tile, as the unit multiplies them."""
+        comptime if Self.U.spread(Self.Source.dtype) == 1:
+            return _filter_tile(
+                self.params, self.block, place.panel, place.panels
+            )
+        var stride = self._widened_stride()
+        return FilterTile[Self.Source.dtype](
+            self.scratch.filter.unsafe_offset(
+                (place.panel - self.widened) * stride
+            ).as_imm(),
+            stride,
+            place.panels,
+        )
 
     @always_inline
     def _sums(self, place: Place) -> Sums:
@@ -228,22 +307,21 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         """
         var place = Place(panel, panels, line, first, rows, self.stage)
         ref blocking = self.params.blocking
+        comptime spread = Self.U.spread(Self.Source.dtype)
+        var offset = (
+            place.line * blocking.line_stride
+            + place.first * blocking.row_stride
+        )
         var tile = ActivationTile[Self.Source.dtype](
-            self.activation.unsafe_offset(
-                place.line * blocking.line_stride
-                + place.first * blocking.row_stride
-            ),
+            self.activation.unsafe_offset(spread * offset),
             place.rows,
-            blocking.row_stride,
+            spread * blocking.row_stride,
             self.scratch.offsets.as_imm(),
             blocking.chunks,
+            blocking.row_chunks,
+            blocking.last_words,
         )
-        Self.U.multiply(
-            state,
-            tile,
-            _filter_tile(self.params, self.block, place.panel, place.panels),
-            self._sums(place),
-        )
+        Self.U.multiply(state, tile, self._filter(place), self._sums(place))
         self.finish()
         self.pending = place
         self.stage = 1 - self.stage
@@ -271,11 +349,13 @@ def _multiply_block[
     var strips = Strips.of[U](params.blocking, block.lines, block.columns)
     var tiles = TilePipeline[U](params, block, activation, scratch)
     comptime element = size_of[params.Source.dtype]()
-    var bytes = block.panels * params.panel.elements() * element
+    comptime spread = U.spread(params.Source.dtype)
+    var bytes = spread * block.panels * params.panel.sums_offset() * element
     # A pixel's outputs are written together where its panels stay in L1.
     var together = block.panels if bytes <= L1_FILTER_BYTES else strips.panels
     for group in range(0, block.panels, together):
         var end = min(group + together, block.panels)
+        tiles.widen(group, end)
         for line in range(strips.count):
             for first in range(0, strips.positions, strips.rows):
                 var rows = min(strips.rows, strips.positions - first)
@@ -328,6 +408,8 @@ def _run_exactly[
                 stride,
                 scratch.offsets.as_imm(),
                 blocking.chunks,
+                blocking.row_chunks,
+                blocking.last_words,
             )
             for panel in range(0, block.panels, U.panels):
                 var panels = min(U.panels, block.panels - panel)

@@ -7,6 +7,7 @@ from std.sys.info import size_of
 
 from ...conv.access import ActivationSource
 from ...conv.known import KnownFilter, KnownProblem
+from ...conv.fields import ROW_BYTES
 from ...conv.memory import Writes, element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
@@ -18,7 +19,14 @@ from ..gemm.launch import panels_refusal
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
-from .kernel import STAGES, DotParams, DotScratch, run_task, tile_sums
+from .kernel import (
+    STAGES,
+    DotParams,
+    DotScratch,
+    run_task,
+    tile_sums,
+    widened_elements,
+)
 from .mma import DotUnit
 from .scheduler import ACCESS_IMAGE, Block, Blocking, gathered_stride
 
@@ -30,6 +38,8 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
     var blocking: Blocking
     var schedule: Schedule
     var threads: Int
+    var widened: Int
+    """Float32 values of a worker's memory that widened panels take."""
 
     @staticmethod
     def of[
@@ -85,10 +95,19 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
                 blocking.depth, element_bytes(types.input)
             )
             elements = max(elements, U.rows * stride)
+        var widened = _floats[DType.uint8](
+            widened_elements[U](
+                types, problem.panel_layout(types.input), blocking.cut.panels
+            )
+        )
         var scratch = (
             STAGES * tile_sums[U]()
             + _floats[DType.int32](blocking.chunks)
-            + _floats[DType.uint8](elements * element_bytes(types.input))
+            + _floats[DType.uint8](
+                U.spread(types.input)
+                * (elements * element_bytes(types.input) + ROW_BYTES)
+            )
+            + widened
         )
         return DotPlan(
             blocking,
@@ -100,6 +119,7 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
                 task_products=1,
             ),
             threads,
+            widened,
         )
 
     def write_to(self, mut writer: Some[Writer]):
@@ -126,19 +146,26 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
     """
 
     var params: DotParams[Self.Source]
+    var widened: Int
+    """See `DotPlan`."""
 
     def run(self, task: Int, scratch: Writes[DType.float32]):
         ref params = self.params
         ref blocking = params.blocking
         var offsets = scratch.unsafe_offset(STAGES * tile_sums[Self.U]())
-        var block = offsets.unsafe_offset(_floats[DType.int32](blocking.chunks))
+        comptime dtype = Self.Source.dtype
+        var filter = offsets.unsafe_offset(
+            _floats[DType.int32](blocking.chunks)
+        )
+        var block = filter.unsafe_offset(self.widened)
         run_task[Self.U](
             params,
             Block(params.problem, blocking, task, params.images_inside),
-            DotScratch[Self.Source.dtype](
+            DotScratch[dtype](
                 scratch,
                 offsets.unsafe_bitcast[Int32](),
-                block.unsafe_bitcast[Scalar[Self.Source.dtype]](),
+                block.unsafe_bitcast[Scalar[dtype]](),
+                filter.unsafe_bitcast[Scalar[dtype]](),
             ),
         )
 
@@ -224,4 +251,4 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
             # Else threads would write to the same cache lines.
             arguments.activation.batch_last() or arguments.output.batch_last(),
         )
-        plan.schedule.run(DotTasks[Source, Self.U](params), queue)
+        plan.schedule.run(DotTasks[Source, Self.U](params, plan.widened), queue)

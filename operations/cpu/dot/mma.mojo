@@ -3,7 +3,14 @@ of `ROW_BYTES` of products of each a step."""
 
 from std.collections import Optional
 
+from ...conv.fields import ROW_BYTES
 from ...conv.memory import Reads, Writes
+
+comptime WORD = 4
+"""Bytes whose products a lane adds up."""
+
+comptime CHUNK_WORDS = ROW_BYTES // WORD
+"""Words of a chunk."""
 
 
 @fieldwise_init
@@ -23,6 +30,22 @@ struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
     var offsets: Reads[DType.int32]
     """In elements."""
     var chunks: Int
+    var row_chunks: Int
+    """Chunks of a filter row."""
+    var last_words: Int
+    """Words of a filter row's last chunk that hold products: zeros of the
+    filter follow."""
+
+    @always_inline
+    def words(self, chunk: Int) -> Int:
+        """Words of a chunk that hold products.
+
+        Args:
+            chunk: Which one, from 0 to `chunks - 1`.
+        """
+        if (chunk + 1) % self.row_chunks == 0:
+            return self.last_words
+        return CHUNK_WORDS
 
     @always_inline
     def behind(self, rows: Int) -> Self:
@@ -87,6 +110,9 @@ trait DotUnit:
     """Filter panels of a larger tile."""
     comptime single_panels: Int
     """Filter panels of a small tile."""
+    comptime skips_zeros: Bool
+    """Whether the words of zeros that fill up a filter row are not
+    multiplied."""
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:
@@ -107,6 +133,16 @@ trait DotUnit:
             dtype: Of the activations.
         """
         return False
+
+    @staticmethod
+    def spread(dtype: DType) -> Int:
+        """Elements of a block's memory that an activation takes: 2 where words
+        are widened once a block (widening.mojo), otherwise 1.
+
+        Args:
+            dtype: Of the activations.
+        """
+        return 1
 
     @staticmethod
     def build_refusal() -> Optional[String]:

@@ -5,7 +5,7 @@ from std.math import ceildiv
 
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.problem import ConvProblem
-from .mma import DotUnit
+from .mma import CHUNK_WORDS, DotUnit
 
 comptime ACCESS_GATHER = 0
 """Rows of the implicit im2col matrix are copied: always possible."""
@@ -75,6 +75,16 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     """Chunks of products of an output."""
     var depth: Int
     """Products of an output, with the zeros that fill up filter rows."""
+    var row_chunks: Int
+    """Chunks of a filter row."""
+    var last_words: Int
+    """Words of a filter row's last chunk that hold products."""
+
+    def words(self) -> Int:
+        """Words that hold products of an output."""
+        var skipped = CHUNK_WORDS - self.last_words
+        var rows = self.chunks // self.row_chunks
+        return self.chunks * CHUNK_WORDS - rows * skipped
 
     def line_blocks(self) -> Int:
         """Blocks of an image, one below the other."""

@@ -24,7 +24,10 @@ comptime _TESTED = 32
 
 @always_inline
 def write_offsets(
-    problem: ConvProblem, blocking: Blocking, to: Writes[DType.int32]
+    problem: ConvProblem,
+    blocking: Blocking,
+    to: Writes[DType.int32],
+    spread: Int,
 ):
     """Writes where the chunks of a pixel lie, behind its first input pixel, in
     elements.
@@ -33,10 +36,11 @@ def write_offsets(
         problem: The convolution.
         blocking: The cut.
         to: Where to, `blocking.chunks` numbers.
+        spread: Elements of memory that an activation takes.
     """
     var unit = blocking.depth // blocking.chunks
     if blocking.cut.access != ACCESS_IMAGE:
-        write_straight_offsets(blocking, to)
+        write_straight_offsets(blocking, to, spread)
         return
     var channels = problem.group_channels()
     var rows = problem.filter[0] * problem.filter[1]
@@ -50,20 +54,25 @@ def write_offsets(
             if problem.dilation[2] != 1:
                 var s, channel = divmod(at, channels)
                 at = s * problem.dilation[2] * channels + channel
-            to[unsafe_offset=row * row_chunks + j] = Int32(start + at)
+            to[unsafe_offset=row * row_chunks + j] = Int32(
+                spread * (start + at)
+            )
 
 
 @always_inline
-def write_straight_offsets(blocking: Blocking, to: Writes[DType.int32]):
+def write_straight_offsets(
+    blocking: Blocking, to: Writes[DType.int32], spread: Int = 1
+):
     """Writes where the chunks of a row of the implicit im2col matrix lie.
 
     Args:
         blocking: The cut.
         to: Where to, `blocking.chunks` numbers.
+        spread: Elements of memory that an activation takes.
     """
     var unit = blocking.depth // blocking.chunks
     for j in range(blocking.chunks):
-        to[unsafe_offset=j] = Int32(j * unit)
+        to[unsafe_offset=j] = Int32(spread * j * unit)
 
 
 @no_inline

@@ -5,39 +5,25 @@ for each of a panel's filters.
   to nearest even; denormal operands and sums count as zeros.
 - AVX512-VNNI and AVX-VNNI: `vpdpbusd`, four products of an unsigned activation
   and a signed filter. Sums are int32.
-- Widening: integers of 8 bits become 16 bits wide; `vpmaddwd` adds two products
-  on x86, `sdot` four on Arm, and elsewhere the compiler multiplies them.
 
-(Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2; Arm
-Architecture Reference Manual, SDOT.)
+(Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.)
 """
 
 from std.collections import Array, Optional
-from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
-from std.sys.intrinsics import llvm_intrinsic
 
 from ...conv.fields import (
     KERNEL_AVX512_BF16,
     KERNEL_AVX512_VNNI,
     KERNEL_AVX_VNNI,
-    KERNEL_WIDENING,
     PANEL,
-    ROW_BYTES,
 )
 from ...conv.memory import sum_type
 from ...conv.panels import interleaved_products
 from ...conv.registry import kernel_name
-from ..config import LANES
-from ..features import ANY_CPU, AVX512_BF16, AVX512_VNNI, AVX_VNNI
-from .mma import ActivationTile, DotUnit, FilterTile, Sums
-
-comptime WORD = 4
-"""Bytes whose products a lane adds up."""
-
-comptime CHUNK_WORDS = ROW_BYTES // WORD
-"""Steps of a chunk."""
+from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
+from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 
 comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
@@ -65,100 +51,8 @@ def _instruction[
 
 
 @always_inline
-def _add_pairs[
-    lanes: Int, //
-](
-    sums: SIMD[DType.int32, lanes],
-    pixel: SIMD[DType.uint32, lanes],
-    filters: SIMD[DType.uint32, lanes],
-) -> SIMD[DType.int32, lanes]:
-    """Adds the products of the two int16 of each lane."""
-    comptime x86 = CompilationTarget.is_x86()
-    comptime if x86 and lanes == 8 and CompilationTarget.has_avx2():
-        return sums + llvm_intrinsic[
-            "llvm.x86.avx2.pmadd.wd",
-            SIMD[DType.int32, lanes],
-            has_side_effect=False,
-        ](
-            bitcast[DType.int16, 2 * lanes](pixel),
-            bitcast[DType.int16, 2 * lanes](filters),
-        )
-    elif x86 and lanes == 16 and CompilationTarget.has_avx512f():
-        return sums + llvm_intrinsic[
-            "llvm.x86.avx512.pmaddw.d.512",
-            SIMD[DType.int32, lanes],
-            has_side_effect=False,
-        ](
-            bitcast[DType.int16, 2 * lanes](pixel),
-            bitcast[DType.int16, 2 * lanes](filters),
-        )
-    else:
-        var x = bitcast[DType.int32, lanes](pixel)
-        var y = bitcast[DType.int32, lanes](filters)
-        var low = ((x << 16) >> 16) * ((y << 16) >> 16)
-        return sums + low + (x >> 16) * (y >> 16)
-
-
-@always_inline
-def _even_bytes[
-    lanes: Int, //, signed: Bool
-](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
-    """Bytes 0 and 2 of each lane as int16."""
-    comptime if signed:
-        var halves = bitcast[DType.int16, 2 * lanes](words)
-        return bitcast[DType.uint32, lanes]((halves << 8) >> 8)
-    else:
-        return words & 0x00FF00FF
-
-
-@always_inline
-def _odd_bytes[
-    lanes: Int, //, signed: Bool
-](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
-    """Bytes 1 and 3 of each lane as int16."""
-    comptime if signed:
-        var halves = bitcast[DType.int16, 2 * lanes](words)
-        return bitcast[DType.uint32, lanes](halves >> 8)
-    else:
-        var halves = bitcast[DType.uint16, 2 * lanes](words)
-        return bitcast[DType.uint32, lanes](halves >> 8)
-
-
-@always_inline
-def _widened[
-    lanes: Int, //, dtype: DType
-](
-    sums: SIMD[DType.int32, lanes],
-    pixel: SIMD[DType.uint32, lanes],
-    filters: SIMD[DType.uint32, lanes],
-) -> SIMD[DType.int32, lanes]:
-    """Adds the four products of a word of each filter."""
-    comptime signed = dtype == DType.int8
-    comptime if signed and lanes == 4 and (
-        CompilationTarget.has_neon_int8_dotprod()
-    ):
-        return llvm_intrinsic[
-            "llvm.aarch64.neon.sdot.v4i32.v16i8",
-            SIMD[DType.int32, lanes],
-            has_side_effect=False,
-        ](
-            sums,
-            bitcast[DType.int8, WORD * lanes](pixel),
-            bitcast[DType.int8, WORD * lanes](filters),
-        )
-    else:
-        # What both operands' bytes become is the compiler's to reuse.
-        var even = _add_pairs(
-            sums, _even_bytes[signed](pixel), _even_bytes[True](filters)
-        )
-        return _add_pairs(
-            even, _odd_bytes[signed](pixel), _odd_bytes[True](filters)
-        )
-
-
-@always_inline
 def _multiply[
-    lanes: Int, sum_type: DType, //, kernel: Int, dtype: DType
+    lanes: Int, sum_type: DType, //, kernel: Int
 ](
     sums: SIMD[sum_type, lanes],
     pixel: SIMD[DType.uint32, lanes],
@@ -169,14 +63,8 @@ def _multiply[
         return _instruction["vdpbf16ps", sum_type](sums, pixel, filters)
     elif kernel == KERNEL_AVX512_VNNI:
         return _instruction["vpdpbusd", sum_type](sums, pixel, filters)
-    elif kernel == KERNEL_AVX_VNNI:
-        return _instruction["{vex} vpdpbusd", sum_type](sums, pixel, filters)
     else:
-        return rebind[SIMD[sum_type, lanes]](
-            _widened[dtype](
-                rebind[SIMD[DType.int32, lanes]](sums), pixel, filters
-            )
-        )
+        return _instruction["{vex} vpdpbusd", sum_type](sums, pixel, filters)
 
 
 @no_inline
@@ -196,7 +84,7 @@ def _multiply_tile[
         var pixels = activation.elements.unsafe_offset(
             Int(activation.offsets[unsafe_offset=j])
         )
-        for word in range(CHUNK_WORDS):
+        for word in range(activation.words(j)):
             var b = Array[Words, vectors](fill=Words(0))
             comptime for v in range(vectors):
                 comptime panel = v * lanes // PANEL
@@ -211,7 +99,7 @@ def _multiply_tile[
                     .unsafe_load[alignment=1]()
                 )
                 comptime for v in range(vectors):
-                    acc[i * vectors + v] = _multiply[kernel, dtype](
+                    acc[i * vectors + v] = _multiply[kernel](
                         acc[i * vectors + v], a, b[v]
                     )
         weights = weights.unsafe_offset(CHUNK_WORDS * PANEL)
@@ -239,6 +127,7 @@ struct VectorUnit[
     comptime single_rows = 0
     comptime panels = Self.tile_panels
     comptime single_panels = Self.tile_panels
+    comptime skips_zeros = True
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:
@@ -251,19 +140,15 @@ struct VectorUnit[
             return None
         if Self.code == KERNEL_AVX512_VNNI:
             return AVX512_VNNI
-        return AVX_VNNI if Self.code == KERNEL_AVX_VNNI else ANY_CPU
+        return AVX_VNNI
 
     @staticmethod
     def flips(dtype: DType) -> Bool:
-        return dtype == DType.int8 and (
-            Self.code == KERNEL_AVX512_VNNI or Self.code == KERNEL_AVX_VNNI
-        )
+        return dtype == DType.int8
 
     @staticmethod
     def build_refusal() -> Optional[String]:
-        comptime if Self.code == KERNEL_WIDENING:
-            return None
-        elif Self.code == KERNEL_AVX_VNNI:
+        comptime if Self.code == KERNEL_AVX_VNNI:
             comptime if CompilationTarget.has_avx2():
                 return None
             return String(
@@ -324,13 +209,3 @@ comptime Avx512Vnni = VectorUnit[KERNEL_AVX512_VNNI, PANEL, 14, 2, 0.5]
 
 comptime AvxVnni = VectorUnit[KERNEL_AVX_VNNI, PANEL // 2, 6, 1, 0.5]
 """AVX-VNNI: 12 of 16 registers hold sums."""
-
-comptime Widening = VectorUnit[
-    KERNEL_WIDENING,
-    LANES,
-    8 if LANES == PANEL else 4,
-    2 if LANES == PANEL else 1,
-    1.5,
-]
-"""On every CPU: registers for both halves of activations and filters are left
-beside the sums."""

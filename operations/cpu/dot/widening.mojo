@@ -1,0 +1,309 @@
+"""Dot products of 8-bit integers on every CPU: integers become 16 bits wide, and
+`vpmaddwd` adds two products on x86, where elsewhere the compiler multiplies them.
+
+A word of 4 bytes is two pairs of 16 bits, its even bytes and its odd ones. Both
+operands become pairs in memory: a block's activations once, filter panels once for
+all pixels of a block. On Arm `sdot` adds four products of int8 as they are.
+
+(Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, PMADDWD;
+Arm Architecture Reference Manual, SDOT.)
+"""
+
+from std.collections import Array, Optional
+from std.memory import bitcast
+from std.sys.info import CompilationTarget
+from std.sys.intrinsics import llvm_intrinsic
+
+from ...conv.fields import KERNEL_WIDENING, PANEL
+from ...conv.memory import Reads, Writes
+from ..config import CPU_TILE, LANES
+from ..features import ANY_CPU
+from .mma import (
+    CHUNK_WORDS,
+    WORD,
+    ActivationTile,
+    DotUnit,
+    FilterTile,
+    Sums,
+)
+
+comptime EVEN = 0
+"""Of a word, bytes 0 and 2."""
+
+comptime ODD = 1
+"""Of a word, bytes 1 and 3."""
+
+comptime PAIR_CYCLES = 0.5
+"""Of the products of a pair of 16 bits with a register of filters: a
+multiplication and an addition."""
+
+comptime LATENCY_CYCLES = 3.0
+"""Of a pair, however few registers there are: operands are loaded."""
+
+
+def _has_dot_product(dtype: DType) -> Bool:
+    """Whether an instruction multiplies bytes as they are.
+
+    Args:
+        dtype: Of the activations.
+    """
+    comptime if LANES == 4 and CompilationTarget.has_neon_int8_dotprod():
+        return dtype == DType.int8
+    return False
+
+
+@always_inline
+def _add_pairs(
+    sums: SIMD[DType.int32, LANES],
+    pixel: SIMD[DType.uint32, LANES],
+    filters: SIMD[DType.uint32, LANES],
+) -> SIMD[DType.int32, LANES]:
+    """Adds the products of the two int16 of each lane."""
+    comptime x86 = CompilationTarget.is_x86()
+    comptime if x86 and LANES == 8 and CompilationTarget.has_avx2():
+        return sums + llvm_intrinsic[
+            "llvm.x86.avx2.pmadd.wd",
+            SIMD[DType.int32, LANES],
+            has_side_effect=False,
+        ](
+            bitcast[DType.int16, 2 * LANES](pixel),
+            bitcast[DType.int16, 2 * LANES](filters),
+        )
+    elif x86 and LANES == 16 and CompilationTarget.has_avx512f():
+        return sums + llvm_intrinsic[
+            "llvm.x86.avx512.pmaddw.d.512",
+            SIMD[DType.int32, LANES],
+            has_side_effect=False,
+        ](
+            bitcast[DType.int16, 2 * LANES](pixel),
+            bitcast[DType.int16, 2 * LANES](filters),
+        )
+    else:
+        var x = bitcast[DType.int32, LANES](pixel)
+        var y = bitcast[DType.int32, LANES](filters)
+        var low = ((x << 16) >> 16) * ((y << 16) >> 16)
+        return sums + low + (x >> 16) * (y >> 16)
+
+
+@always_inline
+def _pair[
+    lanes: Int, //, which: Int, signed: Bool
+](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
+    """The even or the odd bytes of each word as int16."""
+    comptime if signed:
+        var halves = bitcast[DType.int16, 2 * lanes](words)
+        comptime if which == EVEN:
+            halves = halves << 8
+        return bitcast[DType.uint32, lanes](halves >> 8)
+    elif which == EVEN:
+        return words & 0x00FF00FF
+    else:
+        var halves = bitcast[DType.uint16, 2 * lanes](words)
+        return bitcast[DType.uint32, lanes](halves >> 8)
+
+
+@no_inline
+def widen_words[
+    dtype: DType
+](elements: Reads[dtype], count: Int, to: Writes[dtype]):
+    """Writes the two pairs of each word, one behind the other.
+
+    Parameters:
+        dtype: Of the elements, 8 bits wide.
+
+    Args:
+        elements: The elements, and room for a register's rest behind them.
+        count: How many.
+        to: Where to, twice as much; may overlap all that is read, if it ends
+            where that ends.
+    """
+    comptime signed = dtype == DType.int8
+    for i in range(0, count, WORD * LANES):
+        var words = (
+            elements.unsafe_offset(i)
+            .unsafe_bitcast[UInt32]()
+            .unsafe_load[width=LANES, alignment=1]()
+        )
+        to.unsafe_offset(2 * i).unsafe_bitcast[UInt32]().unsafe_store[
+            alignment=1
+        ](0, _pair[EVEN, signed](words).interleave(_pair[ODD, signed](words)))
+
+
+@no_inline
+def widen_panel[
+    dtype: DType
+](panel: Reads[dtype], words: Int, to: Writes[dtype]):
+    """Writes the pairs of a panel: even and odd ones of each word in turn, those of
+    all filters side by side.
+
+    Parameters:
+        dtype: Of the activations; the panel has the bits of int8.
+
+    Args:
+        panel: The panel, `[words][PANEL][WORD]`.
+        words: How many of each filter.
+        to: Where to, `[words][2][PANEL][WORD]`.
+    """
+    var source = panel.unsafe_bitcast[UInt32]()
+    var target = to.unsafe_bitcast[UInt32]()
+    for word in range(words):
+        comptime for lane in range(0, PANEL, LANES):
+            var filters = source.unsafe_load[width=LANES](word * PANEL + lane)
+            comptime for which in range(2):
+                target.unsafe_store(
+                    (2 * word + which) * PANEL + lane,
+                    _pair[which, True](filters),
+                )
+
+
+@no_inline
+def _multiply_pairs[
+    dtype: DType, rows: Int, panels: Int
+](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
+    """Multiplies `rows` pixels by `panels` panels, both of them wide."""
+    comptime vectors = panels * PANEL // LANES
+    comptime Words = SIMD[DType.uint32, LANES]
+    var acc = Array[SIMD[DType.int32, LANES], rows * vectors](fill=0)
+    var weights = filter.elements.unsafe_bitcast[UInt32]()
+    var row_stride = activation.row_stride
+    var panel_stride = filter.panel_stride // WORD
+    for j in range(activation.chunks):
+        var pixels = activation.elements.unsafe_offset(
+            Int(activation.offsets[unsafe_offset=j])
+        )
+        for pair in range(2 * activation.words(j)):
+            var b = Array[Words, vectors](fill=Words(0))
+            comptime for v in range(vectors):
+                comptime panel = v * LANES // PANEL
+                comptime lane = v * LANES % PANEL
+                b[v] = weights.unsafe_load[width=LANES](
+                    panel * panel_stride + pair * PANEL + lane
+                )
+            comptime for i in range(rows):
+                var a = Words(
+                    pixels.unsafe_offset(i * row_stride + WORD * pair)
+                    .unsafe_bitcast[UInt32]()
+                    .unsafe_load[alignment=1]()
+                )
+                comptime for v in range(vectors):
+                    acc[i * vectors + v] = _add_pairs(
+                        acc[i * vectors + v], a, b[v]
+                    )
+        weights = weights.unsafe_offset(2 * CHUNK_WORDS * PANEL)
+    var to = sums.elements.unsafe_bitcast[Int32]()
+    comptime for i in range(rows):
+        comptime for v in range(vectors):
+            to.unsafe_store(i * sums.stride + v * LANES, acc[i * vectors + v])
+
+
+@no_inline
+def _multiply_bytes[
+    dtype: DType, rows: Int, panels: Int
+](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
+    """Multiplies `rows` pixels of int8 by `panels` panels, with `sdot`."""
+    comptime vectors = panels * PANEL // LANES
+    var acc = Array[SIMD[DType.int32, LANES], rows * vectors](fill=0)
+    var weights = filter.elements.unsafe_bitcast[Int8]()
+    for j in range(activation.chunks):
+        var pixels = activation.elements.unsafe_offset(
+            Int(activation.offsets[unsafe_offset=j])
+        )
+        for word in range(activation.words(j)):
+            var b = Array[SIMD[DType.int8, WORD * LANES], vectors](fill=0)
+            comptime for v in range(vectors):
+                comptime panel = v * LANES // PANEL
+                comptime lane = v * LANES % PANEL
+                b[v] = weights.unsafe_load[width=WORD * LANES](
+                    panel * filter.panel_stride + WORD * (word * PANEL + lane)
+                )
+            comptime for i in range(rows):
+                var pixel = SIMD[DType.uint32, LANES](
+                    pixels.unsafe_offset(
+                        i * activation.row_stride + WORD * word
+                    )
+                    .unsafe_bitcast[UInt32]()
+                    .unsafe_load[alignment=1]()
+                )
+                comptime for v in range(vectors):
+                    acc[i * vectors + v] = llvm_intrinsic[
+                        "llvm.aarch64.neon.sdot.v4i32.v16i8",
+                        SIMD[DType.int32, LANES],
+                        has_side_effect=False,
+                    ](
+                        acc[i * vectors + v],
+                        bitcast[DType.int8, WORD * LANES](pixel),
+                        b[v],
+                    )
+        weights = weights.unsafe_offset(WORD * CHUNK_WORDS * PANEL)
+    var to = sums.elements.unsafe_bitcast[Int32]()
+    comptime for i in range(rows):
+        comptime for v in range(vectors):
+            to.unsafe_store(i * sums.stride + v * LANES, acc[i * vectors + v])
+
+
+struct Widening(DotUnit):
+    """Dot products of integers on every CPU."""
+
+    comptime kernel = KERNEL_WIDENING
+    comptime rows = CPU_TILE.rows
+    comptime single_rows = 0
+    comptime panels = CPU_TILE.panels
+    comptime single_panels = CPU_TILE.panels
+    comptime skips_zeros = True
+
+    @staticmethod
+    def feature(dtype: DType) -> Optional[Int]:
+        if dtype == DType.int8 or dtype == DType.uint8:
+            return ANY_CPU
+        return None
+
+    @staticmethod
+    def spread(dtype: DType) -> Int:
+        return 1 if _has_dot_product(dtype) else 2
+
+    @staticmethod
+    def build_refusal() -> Optional[String]:
+        return None
+
+    @staticmethod
+    def begin() -> Int:
+        return 0
+
+    @staticmethod
+    def end():
+        pass
+
+    @staticmethod
+    def multiply[
+        dtype: DType
+    ](
+        mut state: Int,
+        activation: ActivationTile[dtype],
+        filter: FilterTile[dtype],
+        sums: Sums,
+    ):
+        # Odd numbers of rows are not instantiated: the last one goes alone.
+        var rest = activation
+        var to = sums
+        while rest.rows > 0:
+            var rows = 1 if rest.rows == 1 else rest.rows // 2 * 2
+            comptime for panels in range(1, Self.panels + 1):
+                comptime for half in range(Self.rows // 2 + 1):
+                    comptime known = max(1, 2 * half)
+                    if rows == known and filter.panels == panels:
+                        comptime if _has_dot_product(dtype):
+                            _multiply_bytes[dtype, known, panels](
+                                rest, filter, to
+                            )
+                        else:
+                            _multiply_pairs[dtype, known, panels](
+                                rest, filter, to
+                            )
+            rest = rest.behind(rows)
+            to = to.behind(rows)
+
+    @staticmethod
+    def chunk_cycles(rows: Int, panels: Int) -> Float64:
+        var registers = Float64(rows * panels * PANEL // LANES)
+        var pair = max(LATENCY_CYCLES, registers * PAIR_CYCLES)
+        return Float64(2 * CHUNK_WORDS) * pair
