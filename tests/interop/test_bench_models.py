@@ -25,9 +25,11 @@ from maxconv.bench import report
 from maxconv.bench.device import CPU
 from maxconv.bench.models import catalogue, memory, run, variants, weights
 from maxconv.bench.models.catalogue import Source, build, load_catalogue
+from maxconv.bench.models.networks import Detector, UNet
 from maxconv.bench.models.run import Bench, distance, measure_models
 from maxconv.bench.models.variants import Prepared
 from maxconv.bench.record import ModelResult, Record
+from maxconv.torch._quantized import Quantize
 
 pytestmark = pytest.mark.torch
 
@@ -111,6 +113,41 @@ def test_a_model_is_built_as_the_list_says() -> None:
     torch.testing.assert_close(once, again, rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"tests.interop.small_models.lost is not to be had here:"):
         build(source("lost"))
+
+
+# Networks of our own.
+
+
+@pytest.mark.parametrize(("name", "size", "count"), [("yolov8n", 64, 3.15e6), ("unet", 32, 7.76e6)])
+def test_networks_that_no_library_builds(name: str, size: int, count: float) -> None:
+    """They have the parameters of the published ones, and all of them stays in integers."""
+    made = load_catalogue().models[name]
+    model = build(made)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(count, rel=0.003)
+    weights.draw(model, lambda batch: [torch.randn(batch, 3, size, size)])
+    x = torch.randn(2, 3, size, size)
+    with torch.inference_mode():
+        wanted = weights.tensors(model(x))
+        fast, converted = mt.convert(model)
+        assert distance(fast(x), wanted) < 1e-4
+        small, quantized = mt.quantize(model, [x])
+        assert distance(small(x), wanted) < 1
+    assert converted.traced == ["(model)"] and not converted.left
+    floats = [layer.name for layer in quantized.layers if not layer.became.endswith("uint8")]
+    heads = [f"{kind}.{level}.2" for level in range(3) for kind in ("boxes", "classes")]
+    assert floats == (heads if name == "yolov8n" else ["leave"])
+    # Of the image.
+    assert [type(part) for part in small.modules()].count(Quantize) == 1
+
+
+def test_the_shapes_of_the_networks() -> None:
+    x = torch.zeros(1, 3, 64, 96)
+    with torch.inference_mode():
+        levels = Detector(classes=5).eval()(x)
+        assert [level.shape for level in levels] == [
+            (1, 64 + 5, 64 // step, 96 // step) for step in (8, 16, 32)
+        ]
+        assert UNet(classes=4, width=8).eval()(x).shape == (1, 4, 64, 96)
 
 
 # Weights.

@@ -319,6 +319,32 @@ def test_what_is_known_is_asked() -> None:
         converted(X[0])
 
 
+@pytest.mark.parametrize(
+    ("divide", "known"),
+    [
+        (lambda x: list(x.chunk(2, 1)), True),
+        # Two of two channels each.
+        (lambda x: list(torch.chunk(x, 3, dim=1)), True),
+        (lambda x: [part * 2 for part in x.split((3, 1), 1)], True),
+        # How many pixels there are is not known, nor channels behind a sum.
+        (lambda x: list(x.chunk(2, 3)), False),
+        (lambda x: list((x + 1).chunk(2, 1)), False),
+        (lambda x: list(x.split(2, 1)), False),
+    ],
+)
+def test_parts_that_are_looped_over(divide: Callable[[Tensor], list[Tensor]], known: bool) -> None:
+    """A loop over what a tensor is divided into is traced where the model tells how often."""
+    model = network(
+        lambda m, x: torch.cat([part + 1 for part in divide(m.relu(m.bn(m.conv(x))))], 1),
+        conv=conv(),
+        bn=nn.BatchNorm2d(4),
+        relu=nn.ReLU(),
+    )
+    converted, report = mt.convert(model)
+    same(converted, model, X)
+    assert bool(report.traced) == known
+
+
 class Dense(nn.Module):
     def __init__(self) -> None:
         super().__init__()

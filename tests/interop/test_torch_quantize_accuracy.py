@@ -82,10 +82,16 @@ def test_digits() -> None:
     ):
         result, report = mt.quantize(net, [images[:200]], **options)
         assert accuracy(result) >= whole - 0.5, f"{options}\n{report}"
-        assert len(layers(result)) == 6
+        assert len(layers(result)) == 7
         found = found or types(result, images[:2])
     # Integers from the first convolution to the last, residuals too.
-    assert list(found.values()) == [*[(U8, U8)] * 2, (U8, U8, U8), *[(U8, U8)] * 2, (U8, F32, F32)]
+    assert list(found.values()) == [
+        *[(U8, U8)] * 2,
+        (U8, U8, U8),
+        *[(U8, U8)] * 2,
+        (U8, F32, F32),
+        (U8, F32),
+    ]
 
 
 # The demo's denoiser ------------------------------------------------------------------------------
@@ -101,17 +107,22 @@ class Denoiser(nn.Module):
 
 
 @pytest.mark.parametrize("activations", ["per_tensor", "per_channel"])
-def test_the_denoiser(activations: str) -> None:
-    """A tenth of a dB, at most, on the demo's photograph; another one chooses the scales."""
+@pytest.mark.parametrize("noise", [(25,), (5, 15, 25, 50)])
+def test_the_denoiser(noise: tuple[int, ...], activations: str) -> None:
+    """A tenth of a dB, at most, on the demo's photograph; another one chooses the scales.
+
+    Also where it has noise of several levels: ranges are as wide as the largest needs.
+    """
     with np.load(denoise.WEIGHTS) as arrays:
         net = Denoiser(train_denoise.from_arrays(arrays)).eval()
 
-    def noisy(photo: Any, seed: int) -> Tensor:
-        image = denoise.add_noise(photo, 25, seed).transpose(2, 0, 1)
+    def noisy(photo: Any, level: int, seed: int) -> Tensor:
+        image = denoise.add_noise(photo, level, seed).transpose(2, 0, 1)
         return train_denoise.channels_last(np.ascontiguousarray(image[None]))
 
     other = train_denoise.read_photo("coffee.png", 0.5).transpose(1, 2, 0)[:96, :96]
-    result, report = mt.quantize(net, [noisy(other, 1)], activations=activations)
+    batches = [noisy(other, level, seed) for seed, level in enumerate(noise, 1)]
+    result, report = mt.quantize(net, batches, activations=activations)
     assert [layer.became for layer in report.layers] == [
         *["uint8 -> uint8"] * 7,
         "uint8 -> float32",
@@ -121,7 +132,7 @@ def test_the_denoiser(activations: str) -> None:
 
     @torch.no_grad()
     def psnr(model: nn.Module) -> float:
-        restored = model(noisy(photo, 0))[0].permute(1, 2, 0).numpy()
+        restored = model(noisy(photo, 25, 0))[0].permute(1, 2, 0).numpy()
         return float(denoise.psnr(photo, restored))
 
     whole = psnr(net)

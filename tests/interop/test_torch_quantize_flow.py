@@ -27,6 +27,9 @@ from tests.interop.torch_tensors import draw, last
 from torch import Tensor, nn
 from torch.nn import functional
 
+import maxconv.torch as mt
+from maxconv._calibration import Quantization
+from maxconv.torch._excitation import Product, QuantizedMean, QuantizedProduct
 from maxconv.torch._quantized import Dequantize, Quantize, max_pool
 
 
@@ -46,8 +49,9 @@ def test_residual_blocks_have_no_floats_between(dtype: torch.dtype) -> None:
         "c": (dtype, dtype),
         # The mean reads floats, so the residual is one.
         "d": (dtype, F32, F32),
+        "fc": (dtype, F32),
     }
-    assert sum(isinstance(part, Quantize) for part in result.modules()) == 1
+    assert sum(isinstance(part, Quantize) for part in result.modules()) == 2
     assert sum(isinstance(part, Dequantize) for part in result.modules()) == 1
     short = str(dtype).removeprefix("torch.")
     assert became(report)["b"] == f"{short} -> {short}"
@@ -70,6 +74,7 @@ BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "pad with ones": (lambda x: functional.pad(x, (1, 2), value=1.0), False),
     "reflect": (lambda x: functional.pad(x, (1, 2, 0, 1), mode="reflect"), True),
     "permute": (lambda x: x.permute(0, 1, 3, 2), True),
+    "list": (lambda x: torch.cat(list(x.chunk(2, 1))[::-1], 1), True),
     "shuffle": (lambda x: functional.channel_shuffle(x, 2), True),
     "view": (lambda x: x.reshape(x.shape[0], 4, -1).flatten(2).view(x.shape), True),
     "chunk": (lambda x: torch.cat([x.chunk(2, 1)[1], x.chunk(2, 1)[0]], 1), True),
@@ -136,6 +141,118 @@ def test_modules_that_integers_go_through(name: str) -> None:
     net = network(lambda self, x: self.b(self.m(self.a(x))), a=conv(), m=MODULES[name], b=conv())
     result, _ = quantized(net)
     assert types(result, X) == {"a": (U8, U8), "b": (U8, F32)}
+
+
+TRANSPOSED: dict[str, tuple[nn.Module, bool]] = {
+    "2 taps, 2 steps": (nn.ConvTranspose2d(4, 4, 2, 2), True),
+    "4 taps, 2 steps": (nn.ConvTranspose2d(4, 4, 4, 2), True),
+    "groups": (nn.ConvTranspose2d(4, 4, (2, 3), (2, 3), groups=2, bias=False), True),
+    "longer": (nn.ConvTranspose2d(4, 4, 2, 2, output_padding=1), False),
+    # Phases with taps on one side and on the other: several convolutions.
+    "a border": (nn.ConvTranspose2d(4, 4, 4, 2, 1), False),
+}
+
+
+@pytest.mark.parametrize("name", list(TRANSPOSED))
+def test_transposed_convolutions(name: str) -> None:
+    """One convolution computes all phases, which are interleaved as integers."""
+    module, passes = TRANSPOSED[name]
+    net = network(
+        lambda self, x: self.b(torch.relu(self.m(torch.relu(self.a(x))))),
+        a=conv(),
+        m=module,
+        b=conv(),
+    )
+    result, report = quantized(net)
+    found = types(result, X)
+    if not passes:
+        assert found == {"a": (U8, F32), "b": (U8, F32)}
+        return
+    assert found == {"a": (U8, U8), "m": (U8, U8), "b": (U8, F32)}
+    assert [layer.kind for layer in report.layers] == ["Conv2d", "ConvTranspose2d", "Conv2d"]
+    torch.testing.assert_close(result(X[0]), result(X)[0])
+    _, report = quantized(net, activations="per_channel")
+    assert report.layers[2].note == "per tensor: input: m is a ConvTranspose2d"
+
+
+@pytest.mark.parametrize("dtype", [U8, I8])
+def test_linear_layers(dtype: torch.dtype) -> None:
+    """Of vectors and of the pixels of an image, whose channels are last then."""
+
+    def forward(self: Any, x: Tensor) -> Any:
+        pixels = self.inner(torch.relu(self.a(x)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.last(torch.flatten(self.b(pixels), 1))
+
+    net = network(
+        forward, a=conv(), inner=nn.Linear(4, 6, bias=False), b=conv(6, 2), last=nn.Linear(144, 3)
+    )
+    result, report = quantized(net, dtype=dtype)
+    assert types(result, X) == {
+        "a": (dtype, dtype),
+        "inner": (dtype, dtype),
+        "b": (dtype, dtype),
+        "last": (dtype, F32),
+    }
+    assert {layer.name: layer.kind for layer in report.layers}["inner"] == "Linear"
+    _, report = quantized(net, dtype=dtype, keep=["last"])
+    assert became(report)["last"] == "float"
+
+
+def test_linear_layers_whose_weight_is_read_stay() -> None:
+    net = network(
+        lambda self, x: self.fc(self.a(x)) * self.fc.weight.sum(), a=conv(), fc=nn.Linear(8, 3)
+    )
+    _, report = quantized(net)
+    assert became(report) == {"a": "uint8 -> float32"}
+
+
+class Excited(nn.Module):
+    """A block of squeeze and excitation between two convolutions."""
+
+    def __init__(self, pool: nn.Module | None) -> None:
+        super().__init__()
+        self.a, self.b = conv(4, 8), conv(8, 4)
+        self.pool, self.first, self.second = pool, nn.Conv2d(8, 3, 1), nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        x = functional.silu(self.a(x))
+        mean = x.mean((2, 3), keepdim=True) if self.pool is None else self.pool(x)
+        factor = torch.sigmoid(self.second(torch.relu(self.first(mean))))
+        return self.b(factor * x)
+
+
+@pytest.mark.parametrize("dtype", [U8, I8])
+@pytest.mark.parametrize("pool", [None, nn.AdaptiveAvgPool2d(1)])
+def test_squeeze_and_excitation(pool: nn.Module | None, dtype: torch.dtype) -> None:
+    """Integers are averaged and multiplied; each image has factors of its own."""
+    net = Excited(pool).eval()
+    result, report = quantized(net, dtype=dtype)
+    assert types(result, X) == {
+        "a": (dtype, dtype),
+        "first": (dtype, dtype),
+        "second": (dtype, F32),
+        "b": (dtype, F32),
+    }
+    assert {layer.kind: layer.became for layer in report.layers}["Product"] == (
+        f"{str(dtype)[6:]} -> {str(dtype)[6:]}"
+    )
+    assert [type(part) for part in result.modules()].count(QuantizedMean) == 1
+    for one, both in zip((result(X[:1]), result(X[1:])), result(X).split(1), strict=True):
+        torch.testing.assert_close(one, both)
+    if pool is not None:
+        torch.testing.assert_close(result(X[0]), result(X)[0])
+
+
+def test_what_a_product_computes() -> None:
+    product = Product(mt.Conv2d(4, 8, 1))
+    x, factor = integers(2, 8, 5, 3, dtype=U8), draw(2, 8, 1, 1)
+    before, after = Quantization(0.25, 7, "uint8"), Quantization(0.5, 11, "int8")
+    values = product((x.double() - 7) * 0.25, factor.double())
+    wanted = (values / 0.5).round().add(11).clamp(-128, 127)
+    off = (QuantizedProduct(product, before, after)(x, factor) - wanted).abs()
+    # Where float32 rounds to the other side of a half.
+    assert off.max() <= 1 and off.mean() < 0.02
+    torch.testing.assert_close(QuantizedProduct(product, before, None)(x, factor), values.float())
 
 
 def test_other_ranks() -> None:

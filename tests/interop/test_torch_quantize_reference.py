@@ -124,7 +124,7 @@ def test_integers_from_convolution_to_convolution() -> None:
     assert (first.output_scale, first.output_zero_point) == (0.05, 0)
     assert (second.input_scale, second.output_scale, second.error) == (0.05, None, None)
     assert list(types(result, X).values()) == [(U8, U8), (U8, F32)]
-    assert "2 of 2 convolutions quantized\n" in str(report)
+    assert "2 of 2 layers quantized\n" in str(report)
     assert not any(parameter.requires_grad for parameter in result.parameters())
 
 

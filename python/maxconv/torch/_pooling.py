@@ -23,7 +23,7 @@ from ._functional import is_plain_memory, is_watched
 from ._plan import gpu_target, raw_stream
 from ._tracing import is_plain, opened_modules, recorded
 
-__all__ = ["global_avg_pool", "pool_globally"]
+__all__ = ["GLOBAL_POOLS", "averaged", "global_avg_pool", "pool_globally", "pooled"]
 
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -146,6 +146,9 @@ class GlobalAvgPool3d(_ToOnePixel, nn.AdaptiveAvgPool3d):
 
     rank = 3
 
+
+#: What ``convert`` makes of PyTorch's.
+GLOBAL_POOLS: Final = (GlobalAvgPool1d, GlobalAvgPool2d, GlobalAvgPool3d)
 
 _MODULES: Final[dict[type[nn.Module], type[nn.Module]]] = {
     nn.AdaptiveAvgPool1d: GlobalAvgPool1d,

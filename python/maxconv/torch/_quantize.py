@@ -14,6 +14,7 @@ from .._calibration import Calibration, check_method, check_percentile
 from .._checks import check_device, check_number
 from ._convert import convert
 from ._dtypes import INTEGER_NAMES, listed
+from ._excitation import mark_products
 from ._modules import _Conv
 from ._quantize_emit import make_convolution, make_quantizer, values_of, write
 from ._quantize_graphs import Alone, compare, probes
@@ -48,8 +49,9 @@ def quantize(
 
     A convolution gives integers where all that read its output are convolutions of integers, also
     behind a max pooling, a concatenation and whatever else moves elements; there no floats are in
-    memory, and residuals are integers too. Elsewhere it gives floats. What is no convolution stays
-    as it is, and so do transposed convolutions.
+    memory, and residuals are integers too. Elsewhere it gives floats. Linear layers, transposed
+    convolutions that are one convolution, and squeeze and excitation are taken for convolutions.
+    What is none stays as it is. Biases make up for what rounding a filter does on average.
 
     A graph that PyTorch has quantized (``convert_pt2e``; its nodes quantize and dequantize) keeps
     the scales that it has, and needs no batches.
@@ -66,8 +68,9 @@ def quantize(
             int8.
         activations: ``"per_channel"`` gives each channel a scale where the filters around can take
             it; the report says why not elsewhere. ``"per_tensor"`` gives all the same.
-        keep: Names of convolutions, or of modules whose convolutions, stay as they are.
-        max_error: Convolutions stay as they are where rounding makes a larger error in them alone:
+        keep: Names of convolutions and linear layers, or of modules with some, that stay as they
+            are.
+        max_error: Layers stay as they are where rounding makes a larger error in them alone:
             the norm of the error, relative to that of the output.
         channels_last: As of ``maxconv.torch.convert``.
 
@@ -97,10 +100,12 @@ def quantize(
     listed = _listed(batches)
     with torch.inference_mode(False), torch.no_grad():
         converted, conversion = convert(model, channels_last=channels_last)
+        mark_products(converted)
         quantizer = _Quantizer(converted, conversion, listed, options)
         quantizer.keep(keep)
         quantizer.run()
         floats, _ = convert(model, channels_last=channels_last)
+        mark_products(floats)
         return quantizer.model, quantizer.report(floats)
 
 
@@ -186,6 +191,12 @@ class _Quantizer:
         for layer in self._layers():
             if not layer.conv.weight.isfinite().all():
                 self.kept[layer.name] = "its weight holds NaN or infinity"
+        #: What is a convolution of integers alone, by name.
+        self.others = {
+            layer.name: layer.kind
+            for layer in self._layers()
+            if layer.form is not None or layer.product is not None
+        }
 
     def keep(self, names: Collection[str]) -> None:
         """Leaves convolutions as they are, by their names or those of modules around them."""
@@ -248,6 +259,8 @@ class _Quantizer:
                         for reader in plan.moments(place, node):
                             add(plan.model, reader, _observer(calibration, node), node)
                 for layer in plan.layers.values():
+                    if layer.product is None:
+                        add(plan.model, layer.node, layer.observe, layer.input)
                     if layer.residual is not None:
                         check = _shape_check(unequal, layer.name)
                         add(plan.model, layer.node.next, check, layer.node, layer.residual)
@@ -268,7 +281,7 @@ class _Quantizer:
                 for layer in plan.layers.values():
                     found[layer.name] = difference = Difference()
                     tensors = [layer.node, layer.input]
-                    tensors += [] if layer.residual is None else [layer.residual]
+                    tensors += [t for t in (layer.residual, layer.factor) if t is not None]
                     add(plan.model, layer.node.next, _comparison(difference, layer), *tensors)
             self._run_batches()
         self.errors |= found
@@ -291,13 +304,15 @@ class _Quantizer:
         """
         layers = {layer.name: layer for layer in self._layers()}
         whole, totals = self._compare(floats)
+        # A linear layer is nothing that ``convert`` replaces.
         kinds = {entry.name: entry.kind for entry in self.conversion.replaced}
+        kinds |= self.others
         left = {e.name: e for e in self.conversion.left if "conv" in e.kind.lower()}
         rows = []
         for name in dict.fromkeys((*kinds, *left, *layers)):
             if name in layers:
                 layer = layers[name]
-                kind = kinds.get(name, type(layer.conv).__name__)
+                kind = kinds.get(name, layer.kind)
                 row = _quantized_row(layer, kind, self.errors[name], self.options)
                 rows.append(replace(row, total_error=totals[name].relative))
             elif name in left:
@@ -413,12 +428,12 @@ def _comparison(difference: Difference, layer: Layer) -> Callable[..., None]:
     quantizer = make_quantizer(layer.before, device)
     adder = None if layer.beside is None else make_quantizer(layer.beside, device)
 
-    def compare_outputs(wanted: Tensor, input: Tensor, residual: Tensor | None = None) -> None:
-        if residual is not None and layer.beside is not None and adder is not None:
-            residual = adder(residual)
+    def compare_outputs(wanted: Tensor, input: Tensor, other: Tensor | None = None) -> None:
+        if other is not None and layer.beside is not None and adder is not None:
+            other = adder(other)
             if not layer.adds_integers:
-                residual = values_of(layer.beside, residual).to(wanted.dtype)
-        output = conv(quantizer(input), residual)
+                other = values_of(layer.beside, other).to(wanted.dtype)
+        output = conv(quantizer(input), other)
         actual = output if layer.after is None else values_of(layer.after, output)
         compare(difference, actual, wanted)
 

@@ -6,19 +6,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from .._calibration import Quantization, quantize_filter
 from ._commuting import make_integral
+from ._excitation import QuantizedProduct, write_mean
 from ._modules import _Conv
 from ._quantize_plan import Layer, Place, Plan
-from ._quantized import Dequantize, Quantize, QuantizedConv, Rounding
+from ._quantized import Dequantize, Quantize, QuantizedConv, Rounding, added_module
 
-__all__ = ["added_module", "make_convolution", "make_quantizer", "values_of", "write"]
+__all__ = ["make_convolution", "make_quantizer", "values_of", "write"]
 
 
-def make_convolution(layer: Layer) -> QuantizedConv:
+def make_convolution(layer: Layer) -> QuantizedConv | QuantizedProduct:
     """Returns the convolution of integers that a layer becomes."""
+    if layer.product is not None:
+        coming = None if layer.after is None else _known(layer.after)
+        return QuantizedProduct(layer.product, _known(layer.before), coming).to(
+            layer.conv.weight.device
+        )
     rounding = Rounding(
         _known(layer.before),
         None if layer.after is None else _known(layer.after),
@@ -36,7 +42,36 @@ def make_convolution(layer: Layer) -> QuantizedConv:
         rounding,
         layer.beta,
         layer.conv.weight.dtype,
+        layer.form,
+        _shift(layer, weight, torch.from_numpy(integers), torch.from_numpy(scales)),
     )
+
+
+def _shift(layer: Layer, weight: Tensor, integers: Tensor, scales: Tensor) -> Tensor | None:
+    """Returns what makes up, in the bias, for the rounding of a filter.
+
+    Rounding moves an output by the filter's errors times the input: on average, by their products
+    with the mean of each channel of the input.
+
+    Args:
+        layer: Whose input's means are known.
+        weight: The filter that was rounded, float64.
+        integers: What it became.
+        scales: What steps of it stand for.
+    """
+    if layer.means.count == 0:
+        return None
+    conv = layer.conv
+    means = layer.means.mean.to(weight.device)
+    known = _known(layer.before)
+    if known.per_channel:
+        means = means / torch.as_tensor(known.scale, device=means.device).double()
+    whole = integers.to(weight.device).double() * scales.to(weight.device).double().view(
+        -1, *(1,) * (conv.rank + 1)
+    )
+    errors = (whole - weight).flatten(2).sum(2)
+    filters = errors.view(conv.groups, -1, errors.shape[1])
+    return -(filters * means.view(conv.groups, 1, -1)).sum(2).view(-1)
 
 
 def make_quantizer(place: Place, device: torch.device) -> Quantize:
@@ -70,15 +105,6 @@ def values_of(place: Place, integers: Tensor) -> Tensor:
     return (integers.float() - known.zero_point) * scale
 
 
-def added_module(model: GraphModule, base: str, module: nn.Module) -> str:
-    """Adds a module under a name that is free, and returns that."""
-    number = 0
-    while hasattr(model, f"{base}_{number}"):
-        number += 1
-    model.add_submodule(f"{base}_{number}", module)
-    return f"{base}_{number}"
-
-
 def write(plan: Plan) -> None:
     """Has a traced model convolve integers, in place; all places are calibrated."""
     _Writer(plan).run()
@@ -98,7 +124,8 @@ class _Writer:
             keywords: dict[str, Any] = {}
             if layer.residual is not None:
                 keywords["residual"] = self._residual(layer)
-            node.args = (self._integers(layer.input, layer.before, layer),)
+            others = () if layer.factor is None else (layer.factor,)
+            node.args = (self._integers(layer.input, layer.before, layer), *others)
             node.kwargs = keywords
             self.model.set_submodule(str(node.target), make_convolution(layer))
         for node, inputs in plan.moving.items():
@@ -109,6 +136,13 @@ class _Writer:
                 if x not in plan.of_node:
                     node.replace_input_with(x, self._rounded(x, place, node))
             make_integral(self.model, plan.modules, node, _known(place).zero_point)
+        for node in plan.means:
+            (x,) = node.all_input_nodes
+            place = plan.of_node.get(x)
+            if place is not None:
+                write_mean(
+                    self.model, plan.modules, node, _known(place), place.makers[0].conv.weight.dtype
+                )
         self.model.delete_all_unused_submodules()
         self.graph.lint()
         self.model.recompile()

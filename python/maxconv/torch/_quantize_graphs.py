@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from ._graphs import ConvertedGraph
 from ._modules import _Conv
-from ._quantize_emit import added_module
 from ._quantize_report import Difference
+from ._quantized import added_module
 from ._reading import reads_weights
 from ._sites import is_own
 

@@ -6,17 +6,43 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from .._calibration import Quantization
 from .._fields import Activation
 from ._commuting import inputs_of, is_channelwise
 from ._dtypes import DTYPES
+from ._excitation import Product, is_mean
 from ._modules import _Conv
 from ._patterns import is_metadata, module_of, mutates
+from ._quantize_forms import Form, as_convolution
 
 __all__ = ["Layer", "Place", "Plan"]
+
+
+@dataclass
+class Means:
+    """The mean of each channel of some images."""
+
+    total: Tensor | float = 0.0
+    """The sum of each channel's values, float64."""
+    count: int = 0
+    """How many values of a channel there are."""
+
+    def observe(self, images: Tensor) -> None:
+        """Takes images ``[N, C, *spatial]`` into account."""
+        values = images.detach().transpose(0, 1).flatten(1)
+        self.total = self.total + values.sum(1, dtype=torch.float64)
+        self.count += values.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """``[C]``, float64."""
+        assert isinstance(self.total, Tensor)
+        return self.total / self.count
+
 
 #: Activations of which a multiple is the activation of that multiple.
 _HOMOGENEOUS = (Activation.NONE, Activation.RELU, Activation.LEAKY_RELU)
@@ -57,12 +83,33 @@ class Layer:
     input: Node
     residual: Node | None
     beta: float
+    form: Form | None = None
+    """What is around the convolution where it computes another layer."""
+    product: Product | None = None
+    """What it is, where it is none: the convolution is then that of the image."""
+    factor: Node | None = None
+    """The numbers of a product."""
+    means: Means = field(default_factory=Means)
+    """Of its input, in the convolution's form."""
     before: Place = field(init=False)
     """Of its input."""
     beside: Place | None = None
     """Of its residual, where that consists of integers somewhere."""
     after: Place | None = None
     """Of its output; ``None`` where that consists of floats."""
+
+    @property
+    def kind(self) -> str:
+        """What it was."""
+        if self.form is not None:
+            return self.form.kind
+        return type(self.product or self.conv).__name__
+
+    def observe(self, x: Tensor) -> None:
+        """Takes an input into account."""
+        if self.form is not None:
+            x = self.form.enter(x)
+        self.means.observe(x if x.dim() == self.conv.rank + 2 else x.unsqueeze(0))
 
     @property
     def adds_integers(self) -> bool:
@@ -92,10 +139,15 @@ class Plan:
         self.layers: dict[Node, Layer] = {}
         self.places: list[Place] = []
         calls = Counter(n.target for n in model.graph.nodes if n.op == "call_module")
+        #: Modules whose parameters the graph reads besides calling them.
+        self.read = {
+            str(n.target).rpartition(".")[0] for n in model.graph.nodes if n.op == "get_attr"
+        }
         for node in model.graph.nodes:
             layer = self._layer(node, f"{prefix}{node.target}" if name is None else name)
             if layer is not None and layer.name not in kept and calls[node.target] == 1:
                 self.layers[node] = layer
+        self.means = [node for node in model.graph.nodes if is_mean(node, self.modules)]
         #: Whether a tensor may be written to between two of its readers.
         self.writes = any(mutates(node, self.modules) for node in model.graph.nodes)
         self.moving = {
@@ -113,8 +165,16 @@ class Plan:
             place.per_tensor = self._why_per_tensor(place)
 
     def _layer(self, node: Node, name: str) -> Layer | None:
-        conv = module_of(node, self.modules)
-        if not isinstance(conv, _Conv) or conv.weight.dtype not in DTYPES:
+        conv: nn.Module | None = module_of(node, self.modules)
+        if isinstance(conv, Product):
+            return self._product(node, name, conv)
+        form = None
+        if not isinstance(conv, _Conv):
+            other = None if str(node.target) in self.read else as_convolution(conv, _given(node))
+            if other is None:
+                return None
+            conv, form = other
+        if conv.weight.dtype not in DTYPES:
             return None
         given = node.args[0] if node.args else node.kwargs.get("input")
         residual = node.kwargs.get("residual", node.args[1] if len(node.args) > 1 else None)
@@ -123,7 +183,15 @@ class Plan:
         if not known or not (residual is None or isinstance(residual, Node)):
             return None
         assert isinstance(given, Node) and isinstance(beta, int | float)
-        return Layer(name, node, conv, given, residual, float(beta))
+        return Layer(name, node, conv, given, residual, float(beta), form)
+
+    def _product(self, node: Node, name: str, product: Product) -> Layer | None:
+        x, factor = node.args
+        image = self.layers.get(x)  # type: ignore[arg-type] # a node
+        if image is None or not isinstance(factor, Node):
+            return None
+        conv, given = image.conv, image.node
+        return Layer(name, node, conv, given, None, 1.0, product=product, factor=factor)
 
     # Which give integers ------------------------------------------------------------------------
 
@@ -178,9 +246,11 @@ class Plan:
 
     def _takes_integers(self, node: Node, user: Node) -> bool:
         if user in self.layers:
-            return True
+            return self.layers[user].factor is not node
         if is_metadata(user):
             return not (user.args[1:] and user.args[1] == "dtype")
+        if user in self.means:
+            return True
         return user in self.moving and node in self.moving[user]
 
     def _connect(self) -> None:
@@ -218,8 +288,13 @@ class Plan:
         if place.adders:
             return f"it is the residual of {place.adders[0].name}"
         for node in place.members:
+            if any(user in self.means for user in node.users):
+                return "a mean reads it"
             if node not in self.layers and not is_channelwise(node, self.modules):
                 return f"{node.name} moves elements from channel to channel"
+        for layer in (*place.readers, *place.makers):
+            if layer.form is not None or layer.product is not None:
+                return f"{layer.name} is a {layer.kind}"
         if len({layer.conv.rank for layer in place.readers}) > 1:
             return "convolutions of several ranks read it"
         for layer in place.makers:
@@ -229,3 +304,8 @@ class Plan:
                 if spec.kind not in _HOMOGENEOUS:
                     return f"scales do not pass {spec.kind.name.lower()} of {layer.name}"
         return ""
+
+
+def _given(node: Node) -> list[object]:
+    """Returns the arguments of a call, those with names too."""
+    return [*node.args, *node.kwargs.values()]

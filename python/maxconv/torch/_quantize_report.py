@@ -97,7 +97,7 @@ class QuantizationReport:
     def __str__(self) -> str:
         """The report as a table."""
         count = sum(layer.quantized for layer in self.layers)
-        first = f"{count} of {len(self.layers)} convolutions quantized"
+        first = f"{count} of {len(self.layers)} layers quantized"
         if self.error is not None and self.sqnr is not None:
             first += f"; error of the outputs {self.error:.2g} ({self.sqnr:.1f} dB)"
         head = ("layer", "was", "became", "input", "output", "error", "dB", "total", "")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn import functional
 
 from .._calibration import Quantization
@@ -19,18 +20,21 @@ from ._functional import convolve
 from ._inference import refuse_training
 from ._loading import guard_integers
 from ._modules import _Conv
+from ._quantize_forms import Form
 from ._tracing import recorded
 
 __all__ = [
+    "Constants",
     "Dequantize",
     "Quantize",
     "QuantizedConv",
     "Rounding",
+    "added_module",
     "max_pool",
     "repeated_nearest",
 ]
 
-_Self = TypeVar("_Self", bound="_Constants")
+_Self = TypeVar("_Self", bound="Constants")
 
 
 def _rounded(x: Tensor, factor: Tensor, zero_point: int, dtype: torch.dtype) -> Tensor:
@@ -81,7 +85,16 @@ def max_pool(
 # Modules ----------------------------------------------------------------------------------------
 
 
-class _Constants(nn.Module):
+def added_module(model: GraphModule, base: str, module: nn.Module) -> str:
+    """Adds a module under a name that is free, and returns that."""
+    number = 0
+    while hasattr(model, f"{base}_{number}"):
+        number += 1
+    model.add_submodule(f"{base}_{number}", module)
+    return f"{base}_{number}"
+
+
+class Constants(nn.Module):
     """A module for inference whose floats are float32 whatever dtype a model is brought to."""
 
     def _apply(self: _Self, fn: Callable[..., Any], recurse: bool = True) -> _Self:
@@ -105,7 +118,7 @@ class _Constants(nn.Module):
         return super().train(mode)
 
 
-class Quantize(_Constants):
+class Quantize(Constants):
     """Makes integers of floats.
 
     Args:
@@ -134,7 +147,7 @@ class Quantize(_Constants):
         return f"{self.dtype}, zero_point={self.zero_point}"
 
 
-class Dequantize(_Constants):
+class Dequantize(Constants):
     """Makes floats of integers.
 
     Args:
@@ -170,7 +183,7 @@ class Rounding:
     """``None`` where the residual consists of floats, or there is none."""
 
 
-class QuantizedConv(_Constants):
+class QuantizedConv(Constants):
     """A convolution of integers, for inference.
 
     Args:
@@ -181,6 +194,8 @@ class QuantizedConv(_Constants):
         rounding: The integers around it.
         beta: Factor of the residual.
         out_dtype: Of floats that come out.
+        form: What is around the convolution where it computes another layer.
+        shift: ``[K]``, what is added to the bias.
     """
 
     weight: Tensor
@@ -195,11 +210,16 @@ class QuantizedConv(_Constants):
         rounding: Rounding,
         beta: float,
         out_dtype: torch.dtype,
+        form: Form | None = None,
+        shift: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.form = form
         before, after, residual = rounding.input, rounding.output, rounding.residual
         scale = scales.double()
         bias = None if conv.bias is None else conv.bias.detach().double()
+        if shift is not None:
+            bias = shift if bias is None else bias + shift
         if not before.per_channel:
             scale = scale * float(before.scale)
         self.out_scale: float | None = None
@@ -250,13 +270,18 @@ class QuantizedConv(_Constants):
         """Convolves integers.
 
         Args:
-            input: int8 or uint8, ``[N, C, *spatial]`` or ``[C, *spatial]``.
+            input: int8 or uint8, ``[N, C, *spatial]`` or ``[C, *spatial]``, or what the form takes.
             residual: Of the output's shape and dtype.
 
         Raises:
             TypeError: A tensor is none, or of another dtype.
             ValueError: A shape or a device is not allowed.
         """
+        if self.form is not None:
+            return self.form.leave(self._convolve(self.form.enter(input), residual), input)
+        return self._convolve(input, residual)
+
+    def _convolve(self, input: Tensor, residual: Tensor | None) -> Tensor:
         if self.upsample != 1:
             factors = self.upsample
             each = (factors,) * self.rank if isinstance(factors, int) else tuple(factors)

@@ -23,9 +23,8 @@ from ._aten import activation_of, arguments_of
 from ._dtypes import INTEGER_NAMES
 from ._modules import Conv1d, Conv2d, Conv3d, _Conv
 from ._patterns import own_tensor
-from ._quantize_emit import added_module
 from ._quantize_report import QuantizationReport, QuantizedLayer
-from ._quantized import Dequantize, Quantize, QuantizedConv, Rounding, max_pool
+from ._quantized import Dequantize, Quantize, QuantizedConv, Rounding, added_module, max_pool
 
 __all__ = ["convert_reference", "is_reference"]
 

@@ -29,6 +29,7 @@ from torch import fx, nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import Attribute
 
+from ._dividing import parts_of
 from ._functional import conv1d, conv2d, conv3d
 from ._graphs import ConvertedGraph
 from ._modules import _Conv
@@ -149,9 +150,16 @@ class _Proxy(Proxy):
         frame = sys._getframe(1)
         count = _unpacks(frame)
         if count is None:
+            count = parts_of(self.node, self.tracer.called)
+        if count is None:
             return cast(Iterator[Any], self.tracer.iter(self))
         whole: Any = self.tracer.create_proxy("call_function", unpacked, (self, count), {})
         return iter([whole[i] for i in range(count)])
+
+    def __len__(self) -> int:
+        # Whoever makes a list asks for it too.
+        count = parts_of(self.node, self.tracer.called)
+        return self.tracer.refuse("it asks for the length of a value") if count is None else count
 
     def __hash__(self) -> int:
         if _asks(sys._getframe(1)):
@@ -201,7 +209,6 @@ for _name in (
 ):
     setattr(_Proxy, f"__{_name}__", _recorded(_name))
 for _name, _why in {
-    "len": "it asks for the length of a value",
     "int": "it makes a number of a value",
     "float": "it makes a number of a value",
     "complex": "it makes a number of a value",
@@ -282,6 +289,10 @@ class _Tracer(fx.Tracer):
         if isinstance(a, dict) and type(a).__module__.split(".")[0] not in ("builtins", "torch"):
             self.refuse(f"it makes a {type(a).__name__}")
         return super().create_arg(a)
+
+    def called(self, node: Node) -> nn.Module | None:
+        """Returns the module that a node calls, or ``None``."""
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def proxy(self, node: Node) -> Proxy:
         """Returns the proxy of a node."""

@@ -34,11 +34,13 @@ from ._op import _CHANNELS_FIRST, _new_output, _unflatten, define
 from ._weights import last_in_memory
 
 __all__ = [
+    "SideBySide",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
     "convolve_transposed",
     "read_transposed",
+    "side_by_side",
 ]
 
 # What is no tensor is as in the schema of ``maxconv::conv``.
@@ -201,6 +203,52 @@ def _conv_transpose(
             y = _op.call(input, part, bias, None, None, phase.arguments, True, constant)
             place.copy_(_cut(y, phase, place.shape[2:]))
     return output
+
+
+class SideBySide:
+    """A transposed convolution whose phases lie side by side in the channels of one convolution."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        first = plan.phases[0]
+        self.padding = tuple(max(axis.pad_before, 0) for axis in first.axes)
+        """Zeros on both sides, a dimension."""
+        self.dilation = tuple(first.arguments.dilation)
+        """The convolution's."""
+
+    def filters(self, weight: Tensor) -> Tensor:
+        """Returns the convolution's filters ``[K, C / groups, *taps]``."""
+        return _part(weight, self._plan, self._plan.phases)
+
+    def spread(self, bias: Tensor) -> Tensor:
+        """Returns the convolution's bias."""
+        return _spread(bias, self._plan, constant=False)
+
+    def interleave(self, y: Tensor, input: Tensor) -> Tensor:
+        """Returns the output, for what the convolution gives of an input; both have a batch."""
+        return _shuffled(y, input, self._plan, channels_last=True)
+
+
+@lru_cache(maxsize=4096)
+def _side_by_side(
+    taps: tuple[int, ...], flat: Flat, output_padding: tuple[int, ...]
+) -> SideBySide | None:
+    plan = _plan(taps, flat, output_padding)
+    alike = all(axis.pad_before == axis.pad_after for axis in plan.phases[0].axes)
+    return SideBySide(plan) if plan.merged and alike else None
+
+
+def side_by_side(
+    taps: tuple[int, ...], arguments: ConvArguments, output_padding: tuple[int, ...]
+) -> SideBySide | None:
+    """Returns the one convolution that computes all phases; ``None`` if that takes several.
+
+    Args:
+        taps: The filter's size.
+        arguments: What else is no tensor, as ``read_transposed`` returns it.
+        output_padding: What is added to the end of the output, a dimension.
+    """
+    return _side_by_side(taps, arguments.flatten(), output_padding)
 
 
 def _cut(y: Tensor, phase: _Phase, sizes: Sequence[int]) -> Tensor:

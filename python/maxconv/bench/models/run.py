@@ -32,8 +32,9 @@ __all__ = ["YARDSTICK", "Bench", "distance", "measure_models", "measure_starts"]
 YARDSTICK = 2
 
 #: The same of what rounds to integers, of the largest output: the untrained models of the list lose
-#: more of it than trained ones.
-INTEGER_TOLERANCE = 0.5
+#: more of it than trained ones, the 63 convolutions of yolov8n most. What is wrong is off by more
+#: than the output is large.
+INTEGER_TOLERANCE = 0.8
 
 #: Calls before the last check and before memory is read: ``reduce-overhead`` captures in its
 #: second.
