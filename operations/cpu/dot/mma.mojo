@@ -4,6 +4,7 @@ of `ROW_BYTES` of products of each a step."""
 from std.collections import Optional
 
 from ...conv.memory import Reads, Writes
+from ..unit import MultiplyUnit
 
 
 @fieldwise_init
@@ -73,18 +74,14 @@ struct Sums(ImplicitlyCopyable, Movable):
         )
 
 
-trait DotUnit:
+trait DotUnit(MultiplyUnit):
     """Instructions that add up neighbouring products, and their register
     tile."""
 
     comptime kernel: Int
     """The `KERNEL_*` code."""
-    comptime rows: Int
-    """Pixels of the largest register tile."""
     comptime single_rows: Int
     """Pixels up to which a tile takes `single_panels`."""
-    comptime panels: Int
-    """Filter panels of a larger tile."""
     comptime single_panels: Int
     """Filter panels of a small tile."""
 

@@ -26,11 +26,12 @@ from ...conv.fields import (
     PANEL,
     ROW_BYTES,
 )
-from ...conv.memory import sum_type
+from ...conv.memory import Writes, sum_type
 from ...conv.panels import interleaved_products
 from ...conv.registry import kernel_name
 from ..config import LANES
 from ..features import ANY_CPU, AVX512_BF16, AVX512_VNNI, AVX_VNNI
+from ..unit import ONES, opaque
 from .mma import ActivationTile, DotUnit, FilterTile, Sums
 
 comptime WORD = 4
@@ -43,9 +44,29 @@ comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
 
 
+def _uses_sdot(dtype: DType, lanes: Int) -> Bool:
+    """Whether one instruction multiplies integers of any Arm CPU."""
+    return (
+        dtype == DType.int8
+        and lanes == 4
+        and CompilationTarget.has_neon_int8_dotprod()
+    )
+
+
+def _name(kernel: Int, dtype: DType, lanes: Int) -> String:
+    """The instruction that multiplies."""
+    if kernel == KERNEL_AVX512_BF16:
+        return "vdpbf16ps"
+    if kernel != KERNEL_WIDENING:
+        return "vpdpbusd"
+    if CompilationTarget.is_x86():
+        return "vpmaddwd"
+    return "sdot" if _uses_sdot(dtype, lanes) else "int32 multiply-add"
+
+
 @always_inline
 def _instruction[
-    lanes: Int, //, name: StaticString, sum_type: DType
+    lanes: Int, //, name: String, sum_type: DType
 ](
     sums: SIMD[sum_type, lanes],
     pixel: SIMD[DType.uint32, lanes],
@@ -134,9 +155,7 @@ def _widened[
 ) -> SIMD[DType.int32, lanes]:
     """Adds the four products of a word of each filter."""
     comptime signed = dtype == DType.int8
-    comptime if signed and lanes == 4 and (
-        CompilationTarget.has_neon_int8_dotprod()
-    ):
+    comptime if _uses_sdot(dtype, lanes):
         return llvm_intrinsic[
             "llvm.aarch64.neon.sdot.v4i32.v16i8",
             SIMD[DType.int32, lanes],
@@ -165,12 +184,10 @@ def _multiply[
     filters: SIMD[DType.uint32, lanes],
 ) -> SIMD[sum_type, lanes]:
     """Adds the products of a word of each filter."""
-    comptime if kernel == KERNEL_AVX512_BF16:
-        return _instruction["vdpbf16ps", sum_type](sums, pixel, filters)
-    elif kernel == KERNEL_AVX512_VNNI:
-        return _instruction["vpdpbusd", sum_type](sums, pixel, filters)
-    elif kernel == KERNEL_AVX_VNNI:
-        return _instruction["{vex} vpdpbusd", sum_type](sums, pixel, filters)
+    comptime if kernel != KERNEL_WIDENING:
+        comptime encoding = "{vex} " if kernel == KERNEL_AVX_VNNI else ""
+        comptime name = encoding + _name(kernel, dtype, lanes)
+        return _instruction[name, sum_type](sums, pixel, filters)
     else:
         return rebind[SIMD[sum_type, lanes]](
             _widened[dtype](
@@ -219,6 +236,51 @@ def _multiply_tile[
     comptime for i in range(rows):
         comptime for v in range(vectors):
             to.unsafe_store(i * sums.stride + v * lanes, acc[i * vectors + v])
+
+
+@always_inline
+def _multiply_again[
+    lanes: Int, sum_type: DType, //, kernel: Int, dtype: DType
+](
+    sums: SIMD[sum_type, lanes],
+    mut pixel: SIMD[DType.uint32, lanes],
+    filters: SIMD[DType.uint32, lanes],
+) -> SIMD[sum_type, lanes]:
+    """`_multiply` of a word that may have been multiplied before: of its bytes as
+    if they were wide already, where that is a step of its own."""
+    pixel = opaque(pixel)
+    comptime if kernel != KERNEL_WIDENING or _uses_sdot(dtype, lanes):
+        return _multiply[kernel, dtype](sums, pixel, filters)
+    else:
+        var even = _add_pairs(
+            rebind[SIMD[DType.int32, lanes]](sums), pixel, filters
+        )
+        pixel = opaque(pixel)
+        return rebind[SIMD[sum_type, lanes]](_add_pairs(even, pixel, filters))
+
+
+@no_inline
+def _multiply_registers[
+    dtype: DType, kernel: Int, lanes: Int, rows: Int, panels: Int
+](chunks: Int, sums: Writes[DType.float32]):
+    """`_multiply_tile` of operands that stay in registers."""
+    comptime sums_type = sum_type(dtype)
+    comptime vectors = panels * PANEL // lanes
+    comptime Words = SIMD[DType.uint32, lanes]
+    var acc = Array[SIMD[sums_type, lanes], rows * vectors](fill=0)
+    var a = Words(ONES)
+    var b = Array[Words, vectors](fill=Words(0))
+    comptime for v in range(vectors):
+        a = opaque(a)
+        b[v] = a
+    for _ in range(chunks * CHUNK_WORDS):
+        comptime for at in range(rows * vectors):
+            acc[at] = _multiply_again[kernel, dtype](
+                acc[at], a, b[at % vectors]
+            )
+    var to = sums.unsafe_bitcast[Scalar[sums_type]]()
+    comptime for at in range(rows * vectors):
+        to.unsafe_store(at * lanes, acc[at])
 
 
 struct VectorUnit[
@@ -308,6 +370,19 @@ struct VectorUnit[
                         ](rest, filter, to)
             rest = rest.behind(rows)
             to = to.behind(rows)
+
+    @staticmethod
+    def instruction(dtype: DType) -> String:
+        var bits = Self.lanes * 8 * WORD
+        return String(t"{_name(Self.code, dtype, Self.lanes)}, {bits} bits")
+
+    @staticmethod
+    def multiply_registers[
+        dtype: DType
+    ](chunks: Int, sums: Writes[DType.float32]):
+        _multiply_registers[
+            dtype, Self.code, Self.lanes, Self.rows, Self.panels
+        ](chunks, sums)
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:
