@@ -67,8 +67,8 @@ def test_every_kernel_of_dot_products_has_an_instruction() -> None:
 
 
 def test_the_peak_is_above_a_convolution_and_not_far() -> None:
-    """On one thread: other programs hold up two more than one."""
-    meter = PeakMeter("float32", 1)
+    """By the time of one thread: what other programs take is not in it."""
+    meter = PeakMeter("float32", 1, clock=time.thread_time)
     found = meter.peak()
     assert found is None
     x = torch.randn(1, 256, 32, 32).to(memory_format=torch.channels_last)
@@ -81,9 +81,9 @@ def test_the_peak_is_above_a_convolution_and_not_far() -> None:
             for _ in range(40):
                 meter.burst()
                 for _ in range(40):
-                    start = time.perf_counter()
+                    start = time.thread_time()
                     conv(x)
-                    best = max(best, operations / (time.perf_counter() - start))
+                    best = max(best, operations / (time.thread_time() - start))
                 found = meter.peak()
                 assert found is not None
                 # Clocks change: another round may find both at the same one.
@@ -131,9 +131,9 @@ def test_a_call_takes_long_enough() -> None:
     found = meter.peak()
     assert found is not None
     assert found.per_second == pytest.approx(2e9)
-    assert (found.unit, found.calls) == ("abacus", 15)
+    assert (found.unit, found.calls) == ("abacus", 30)
     # 20 ms a call, once that is known.
-    assert chunks[-15:] == [20_000] * 15
+    assert chunks[-30:] == [20_000] * 30
     assert len(slept) == 3
 
 

@@ -20,7 +20,7 @@ __all__ = ["PeakMeter"]
 _CALL_S = 0.02
 
 #: Calls of a burst, and the pause before it, as before those of contenders.
-_CALLS, _PAUSE_S = 5, 0.01
+_CALLS, _PAUSE_S = 10, 0.01
 
 #: Half the steps of the first call, which is too short to count.
 _FIRST_CHUNKS = 64
