@@ -85,13 +85,21 @@ def write(address: Int64, value: Int64):
 
 
 def sentence(error: Error) -> Int64:
-    """The address of an error's text, which ends with a zero. `free_sentence`
-    takes it back.
+    """The address of an error's text, see `text_of`.
 
     Args:
         error: The error.
     """
-    var message = String(error)
+    return text_of(String(error))
+
+
+def text_of(message: String) -> Int64:
+    """The address of a text, which ends with a zero. `free_sentence` takes it
+    back.
+
+    Args:
+        message: The text.
+    """
     var bytes = message.as_bytes()
     var text = external_call["malloc", Writes[DType.uint8]](len(bytes) + 1)
     for i in range(len(bytes)):

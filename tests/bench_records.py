@@ -15,7 +15,15 @@ from maxconv.bench.cpu.workload import convolutions
 from maxconv.bench.device import CPU, DEVICES, TOLERANCE
 from maxconv.bench.entrant import BARE, FUSED, Key
 from maxconv.bench.environment import Machine
-from maxconv.bench.record import Forward, Functions, Measurement, ModelResult, Record, Result
+from maxconv.bench.record import (
+    Forward,
+    Functions,
+    Measurement,
+    ModelResult,
+    Peak,
+    Record,
+    Result,
+)
 from maxconv.bench.statistics import Timing, summarize
 
 NAMED = load_problems()
@@ -97,6 +105,7 @@ def record(**changes: Any) -> Record:
         models=[],
         memory=[Memory("vae.up_256", 16 << 20, 8 << 20, 2 << 20, 3 << 19)],
         functions=Functions(("resnet50.conv2_3x3", "audio.dilated"), True, 0.002, 0.0021),
+        peak=Peak("float32 FMA, 256 bits", 2, 400e9, 20),
     )
     return dataclasses.replace(made, **changes)
 
@@ -120,6 +129,7 @@ def models_record(**changes: Any) -> Record:
         results=[],
         memory=[],
         functions=None,
+        peak=None,
         models=[
             ModelResult(
                 "resnet50",
@@ -175,5 +185,6 @@ def gpu_record(**changes: Any) -> Record:
         ],
         memory=[],
         functions=None,
+        peak=None,
     )
     return dataclasses.replace(made, **changes)

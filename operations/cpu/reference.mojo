@@ -9,9 +9,9 @@ from ..conv.known import KnownFilter, KnownProblem
 from ..conv.memory import Writes
 from ..conv.operands import Arguments, Device, Operands, OperandTypes
 from ..conv.problem import SPATIAL, ConvProblem
-from ..conv.registry import ConvKernel
 from .config import fused_input_refusal
 from .form import finished
+from .kernel import CpuKernel
 from .pixel import Pixel, load_activation
 from .pool import Pool
 from .scheduler import Schedule, Tasks
@@ -32,7 +32,7 @@ struct ReferencePlan(ImplicitlyCopyable, Movable, Writable):
         writer.write("one output after the other, summed in float64")
 
 
-struct Reference[P: Pool](ConvKernel):
+struct Reference[P: Pool](CpuKernel):
     """Every output from its definition. Runs where it is asked for, and where
     no other kernel adds up integers exactly.
 

@@ -2,7 +2,7 @@
 
 A library is for a family of types. A CPU has one library of all kernels. A GPU has one that chooses
 the kernel, which the CPU runs, one for each kernel, one for the mean over pixels, and one for group
-normalization.
+normalization. The benchmark has one more for a CPU: the peak of its multiplications.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "chooser_file",
     "host_file",
     "kernel_file",
+    "peak_file",
 ]
 
 #: The folder of the Mojo files with the libraries' C functions.
@@ -130,6 +131,18 @@ def beside_file(root: str, dtype: str, architecture: str) -> Path:
     family = Family(dtype, dtype, dtype, scaled=False)
     what = f"{BESIDE[root]} for {architecture}"
     return _built(root, family, what, *_any_cpu(), "--target-accelerator", architecture)
+
+
+def peak_file(dtype: str) -> Path:
+    """Returns the library of what multiplies a type on this machine's CPU, from the cache or made.
+
+    Args:
+        dtype: Of activation and filter.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    return _built("peak", Family(dtype, "float32", dtype, scaled=False), "loop of the peak")
 
 
 def _any_cpu() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ on pointers.
 
 A CPU has one library of all kernels. A GPU has one that chooses the kernel, which this machine's
 CPU runs, one for each kernel, which is built when it is chosen first, one for the mean over pixels,
-and one for group normalization.
+and one for group normalization. The benchmark has one more, of what multiplies on a CPU.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ._library_files import (
     chooser_file,
     host_file,
     kernel_file,
+    peak_file,
 )
 from ._targets import BLACKWELL, HOPPER
 from .activations import ActivationSpec
@@ -49,12 +50,14 @@ __all__ = [
     "Host",
     "Library",
     "Mean",
+    "Multiplier",
     "Prepared",
     "any_host",
     "beside",
     "chooser",
     "host",
     "kernel",
+    "multiplier",
     "prepare_gpu",
 ]
 
@@ -153,9 +156,13 @@ class Library:
 
     def error(self, text: int) -> ValueError:
         """Returns the error whose text a function returned, and frees the text."""
-        message = ctypes.string_at(text).decode()
-        self._free(text)
-        return ValueError(message)
+        return ValueError(self.text(text))
+
+    def text(self, address: int) -> str:
+        """Returns a text that a function made, and frees it there."""
+        message = ctypes.string_at(address).decode()
+        self._free(address)
+        return message
 
 
 class Prepared:
@@ -218,6 +225,37 @@ class Host(Library):
             ValueError: The geometry is not one that the kernels take.
         """
         return Prepared(self, self.made(self._prepare, *call.pointers()))
+
+
+class Multiplier(Library):
+    """What multiplies a type on this machine's CPU, with operands that stay in registers."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._unit = self.function("unit", 3)
+        self._multiply = self.function("multiply", 4)
+
+    def unit(self, threads: int, parallel: int) -> str:
+        """Returns the instruction that multiplies, for people.
+
+        Args:
+            threads: How many may run.
+            parallel: The address of ``GOMP_parallel``.
+        """
+        return self.text(self.made(self._unit, threads, parallel))
+
+    def multiply(self, chunks: int, threads: int, parallel: int) -> int:
+        """Multiplies as fast as the threads can.
+
+        Args:
+            chunks: Steps of each task of a thread; the time is proportional to them.
+            threads: How many may run.
+            parallel: The address of ``GOMP_parallel``.
+
+        Returns:
+            How many products were computed, and added up.
+        """
+        return self.made(self._multiply, chunks, threads, parallel)
 
 
 class Chooser(Library):
@@ -480,6 +518,18 @@ def host(family: Family) -> Host:
 def any_host() -> Host | None:
     """Returns a library of this machine's CPU that is loaded already, for what all of them do."""
     return next((found for found in list(_libraries.values()) if isinstance(found, Host)), None)
+
+
+def multiplier(dtype: str) -> Multiplier:
+    """Returns what multiplies a type on this machine's CPU, built now if it is missing.
+
+    Args:
+        dtype: Of activation and filter.
+
+    Raises:
+        LibraryError: It cannot be built; see ``maxconv.library_path``.
+    """
+    return _loaded(("peak", dtype), Multiplier, lambda: peak_file(dtype))
 
 
 def chooser(family: Family, while_building: Callable[[], None] | None = None) -> Chooser:

@@ -34,6 +34,7 @@ from maxconv.bench.models.variants import VARIANTS
 from maxconv.bench.record import (
     Functions,
     Measurement,
+    Peak,
     Record,
     load,
     peers,
@@ -95,13 +96,50 @@ def test_the_summary() -> None:
     assert fused.worst_problem == "resnet50.conv2_expand"
     assert made["times as fast as torch, 1-D and 3-D", BARE, KERNEL].problems == 1
     assert ("times as fast as max, 1-D and 3-D", BARE, KERNEL) not in made
+    assert not any("peak" in what for what, *_ in made)
+
+
+def test_the_summary_of_shares() -> None:
+    shown = record()
+    first, second, deep, _ = shown.results
+    peak = Peak("float32 FMA, 256 bits", 2, 400e9, 20)
+    assert shown.peak == peak
+    # The first takes a millisecond.
+    assert first.share(peak) == pytest.approx(first.flops / 1e-3 / 400e9)
+    assert first.share(peak, BARE, CALL) == pytest.approx(first.flops / 1.05e-3 / 400e9)
+    assert first.share(None) is None
+    assert dataclasses.replace(first, measurements=[]).share(peak) is None
+    made = {(row.what, row.work, row.figure): row for row in summary(shown.results, peak)}
+    row = made["of the peak, 2-D", BARE, KERNEL]
+    shares = [entry.share(peak) for entry in (first, second)]
+    assert None not in shares
+    assert row.geometric_mean == pytest.approx((shares[0] * shares[1]) ** 0.5)  # type: ignore[operator]
+    assert (row.worst, row.worst_problem) == (shares[1], second.name)
+    assert made["of the peak, 2-D depthwise", BARE, KERNEL].worst == deep.share(peak)
+    assert ("of the peak, 2-D", FUSED, CALL) in made
 
 
 # The record.
 
 
+def test_a_record_without_a_peak() -> None:
+    """Those of GPUs, of models, and those that were made before it was measured."""
+    bare = record(peak=None)
+    assert "peak" not in json.loads(bare.to_json())
+    assert load_text(bare) == bare
+    for text in (report.render_text([bare]), report.render_text([gpu_record()])):
+        assert "peak" not in text
+    assert rows_of(report.render_text([bare]), "resnet50.conv2_3x3")[0][4:6] == ["231", "800*"]
+
+
+def test_integers_are_no_floating_point() -> None:
+    text = report.render_text([record(dtype="uint8")])
+    assert "The peak is 400 GOP/s" in text
+    assert "GFLOP/s" not in text
+
+
 def test_a_record_follows_its_schema_and_comes_back() -> None:
-    alone = record(commit=None, functions=None, memory=[])
+    alone = record(commit=None, functions=None, memory=[], peak=None)
     for made in (record(), alone, gpu_record(), models_record()):
         text = made.to_json()
         jsonschema.validate(json.loads(text), SCHEMA)
@@ -116,8 +154,7 @@ def test_a_record_without_percentiles() -> None:
     made = record(results=[one])
     jsonschema.validate(json.loads(made.to_json()), SCHEMA)
     assert load_text(made) == made
-    row = next(line for line in report.render_text([made]).splitlines() if "unet.down1" in line)
-    assert re.split(r"\s{2,}", row)[2:4] == ["1000", "-"]
+    assert rows_of(report.render_text([made]), "unet.down1")[0][2:4] == ["1000", "-"]
 
 
 def load_text(made: Record) -> Record:
@@ -127,9 +164,10 @@ def load_text(made: Record) -> Record:
 def test_the_schema_is_one_and_names_every_field() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     made = json.loads(record().to_json())
-    assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == set(made)
+    assert set(SCHEMA["properties"]) == {*SCHEMA["required"], "peak"} == set(made)
     bad = [("device", "tpu"), ("dtype", "int4"), ("date", "yesterday"), ("format", 2)]
     bad += [("starts", {"jit": 1.0}), ("starts", {"eager": 0})]
+    bad += [("peak", None), ("peak", {**made["peak"], "per_second": 0}), ("peak", {"unit": "FMA"})]
     for key, value in bad:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**made, key: value}, SCHEMA)
@@ -262,13 +300,17 @@ def test_the_tables_for_people() -> None:
     assert lines[0].endswith("commit 0123456789")
     kernel, call, fused, *_ = rows_of(text, "resnet50.conv2_3x3")
     shape = ["resnet50.conv2_3x3", "1x56x56x64 -> 64 3x3 p1x1"]
-    assert kernel == [*shape, "1000", "920-1160", "231", "800*", "1500", "0.80x", "1.50x"]
+    assert kernel == [*shape, "1000", "920-1160", "231", "58%", "800*", "1500", "0.80x", "1.50x"]
     assert call[:3] == [*shape, "1050"]
     assert call[-2:] == ["0.81x", "1.48x"]
-    assert fused == [*shape, "1020", "938-1183", "227", "1000", "0.98x"]
+    assert fused == [*shape, "1020", "938-1183", "227", "57%", "1000", "0.98x"]
     expand = rows_of(text, "resnet50.conv2_expand")[0]
-    assert expand[5:] == ["1250", "2000*", "1.25x", "2.00x"]
+    assert expand[6:] == ["1250", "2000*", "1.25x", "2.00x"]
     assert rows_of(text, "geometric mean")[0][-2:] == ["1.19x", "4.48x"]
+    # Of little, more digits.
+    assert rows_of(text, "mobilenet.dw_14")[0][5] == "0.5%"
+    assert "The peak is 400 GFLOP/s: float32 FMA, 256 bits, of operands that stay in" in text
+    assert re.search(r"of the peak, 2-D +bare +kernel +39% +26% +resnet50", text)
     assert "Without max: resnet50.conv2_expand: Failed to compile." in text
     assert "Without torch (filter reordered before): resnet50.conv2_expand: no kernel." in text
     assert "Without max (filter as an input): audio.dilated: the process dies of SIGSEGV." in text
@@ -361,7 +403,7 @@ def test_the_document() -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     expected = ["resnet50.conv2_3x3", "1x56x56x64 -> 64 3x3 p1x1", "1000", "920-1160", "231"]
-    assert [*expected, "800*", "1500", "0.80x", "1.50x"] in cells
+    assert [*expected, "58%", "800*", "1500", "0.80x", "1.50x"] in cells
     assert "## With bias, ReLU and a residual: the kernel alone" in text
     for table in text.split("\n\n"):
         if table.startswith("|"):

@@ -13,9 +13,9 @@ from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal
 from ..epilogue import TileStore
+from ..kernel import CpuKernel
 from ..pool import Pool
 from .image_row import (
     COLUMNS,
@@ -220,7 +220,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct Depthwise[P: Pool](ConvKernel):
+struct Depthwise[P: Pool](CpuKernel):
     """Convolutions of one channel and one filter a group.
 
     Parameters:

@@ -18,7 +18,6 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import HostBuffer, Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel
 from ..config import (
     LANES,
     fused_input_refusal,
@@ -26,6 +25,7 @@ from ..config import (
     vector_registers,
 )
 from ..epilogue import TileStore
+from ..kernel import CpuKernel
 from ..pixel import load_channels
 from ..pool import Pool
 from .image_row import COLUMNS, ColumnTile, ImageRow, Span
@@ -340,7 +340,7 @@ struct FewFiltersPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct FewFilters[P: Pool](ConvKernel):
+struct FewFilters[P: Pool](CpuKernel):
     """Convolutions whose filters fill less than a panel.
 
     Parameters:

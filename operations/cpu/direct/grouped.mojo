@@ -15,9 +15,9 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel
 from ..config import LANES, fused_input_refusal
 from ..epilogue import TileStore
+from ..kernel import CpuKernel
 from ..pool import Pool
 from .image_row import (
     COLUMNS,
@@ -185,7 +185,7 @@ struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct Grouped[P: Pool](ConvKernel):
+struct Grouped[P: Pool](CpuKernel):
     """Convolutions of several narrow groups to a panel.
 
     Parameters:

@@ -15,6 +15,7 @@ from ...conv.fields import KERNEL_AMX, PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.panels import chunk_products
 from ..features import AMX_BF16, AMX_FP16, AMX_INT8
+from ..unit import ONES, tile_outputs
 from .mma import ActivationTile, DotUnit, FilterTile, Sums
 
 comptime TILE_ROWS = 16
@@ -230,6 +231,45 @@ struct Amx(DotUnit):
                         )
                         return
                 _multiply_tile[dtype, 1, panels](activation, filter, sums, 0)
+
+    @staticmethod
+    def instruction(dtype: DType) -> String:
+        return _instruction(dtype)
+
+    @staticmethod
+    @no_inline
+    def multiply_registers[
+        dtype: DType
+    ](chunks: Int, sums: Writes[DType.float32]):
+        """See `MultiplyUnit`: the operands come by way of the sums' memory."""
+        comptime tiles = Self.rows // TILE_ROWS
+        comptime stride = Self.panels * PANEL * size_of[DType.float32]()
+        var words = sums.unsafe_bitcast[UInt32]()
+        for i in range(tile_outputs[Self]()):
+            words[unsafe_offset=i] = ONES
+        _configure(TILE_ROWS)
+        comptime for tile in range(tiles):
+            _load[_FIRST_ACTIVATION + tile](sums.as_imm(), stride)
+        comptime for p in range(Self.panels):
+            _load[_FIRST_FILTER + p](sums.as_imm(), stride)
+        for _ in range(chunks):
+            comptime for p in range(Self.panels):
+                comptime for tile in range(tiles):
+                    _multiply[
+                        dtype,
+                        tile * Self.panels + p,
+                        _FIRST_ACTIVATION + tile,
+                        _FIRST_FILTER + p,
+                    ]()
+        comptime for tile in range(tiles):
+            comptime for p in range(Self.panels):
+                _store[tile * Self.panels + p](
+                    sums.unsafe_offset(
+                        tile * TILE_ROWS * Self.panels * PANEL + p * PANEL
+                    ),
+                    stride,
+                )
+        Self.end()
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:

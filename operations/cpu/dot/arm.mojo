@@ -12,9 +12,10 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
 from ...conv.fields import KERNEL_MMLA, PANEL
-from ...conv.memory import Reads, sum_type
+from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
 from ..features import ARM_BF16, ARM_I8MM
+from ..unit import ONES, opaque
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 
 comptime Words = SIMD[DType.uint32, 4]
@@ -27,14 +28,19 @@ comptime FILTER_PAIRS = PANEL // 2
 """Registers of filters, and of sums for each pair of pixels."""
 
 
-def _instruction(dtype: DType) -> String:
-    """The instruction that multiplies activations of a type, behind what lets an
-    assembler take it whatever the target is."""
+def _name(dtype: DType) -> String:
+    """The instruction that multiplies activations of a type."""
     if dtype == DType.bfloat16:
-        return ".arch_extension bf16\n bfmmla $0.4s, $1.8h, $2.8h"
-    if dtype == DType.int8:
-        return ".arch_extension i8mm\n smmla $0.4s, $1.16b, $2.16b"
-    return ".arch_extension i8mm\n usmmla $0.4s, $1.16b, $2.16b"
+        return "bfmmla"
+    return "smmla" if dtype == DType.int8 else "usmmla"
+
+
+def _instruction(dtype: DType) -> String:
+    """The same with its operands, behind what lets an assembler take it whatever
+    the target is."""
+    if dtype == DType.bfloat16:
+        return ".arch_extension bf16\n " + _name(dtype) + " $0.4s, $1.8h, $2.8h"
+    return ".arch_extension i8mm\n " + _name(dtype) + " $0.4s, $1.16b, $2.16b"
 
 
 @always_inline
@@ -135,6 +141,30 @@ def _multiply_tile[
             )
 
 
+@no_inline
+def _multiply_registers[
+    dtype: DType, emulated: Bool
+](chunks: Int, sums: Writes[DType.float32]):
+    """`_multiply_tile` of operands that stay in registers."""
+    comptime sums_type = sum_type(dtype)
+    comptime pairs = MAX_ROWS // 2
+    var acc = Array[SIMD[sums_type, 4], pairs * FILTER_PAIRS](fill=0)
+    var b = opaque(Words(ONES))
+    var a = Array[Words, pairs](fill=0)
+    comptime for i in range(pairs):
+        b = opaque(b)
+        a[i] = b
+    for _ in range(chunks * CHUNK_WORDS // 2):
+        comptime for at in range(pairs * FILTER_PAIRS):
+            b = opaque(b)
+            acc[at] = _multiply_pairs[dtype, sums_type, emulated](
+                acc[at], a[at // FILTER_PAIRS], b
+            )
+    var to = sums.unsafe_bitcast[Scalar[sums_type]]()
+    comptime for at in range(pairs * FILTER_PAIRS):
+        to.unsafe_store(4 * at, acc[at])
+
+
 struct MatrixUnit[emulated: Bool](DotUnit):
     """Arm's matrix multiplications.
 
@@ -186,6 +216,16 @@ struct MatrixUnit[emulated: Bool](DotUnit):
                 _multiply_tile[dtype, rows, Self.emulated](
                     activation, filter, sums
                 )
+
+    @staticmethod
+    def instruction(dtype: DType) -> String:
+        return _name(dtype)
+
+    @staticmethod
+    def multiply_registers[
+        dtype: DType
+    ](chunks: Int, sums: Writes[DType.float32]):
+        _multiply_registers[dtype, Self.emulated](chunks, sums)
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:

@@ -12,10 +12,11 @@ from ...conv.memory import Writes, element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.quantization import MAX_PRODUCTS
-from ...conv.registry import ConvKernel, kernel_name
+from ...conv.registry import kernel_name
 from ..epilogue import TileStore
 from ..features import feature_refusal
 from ..gemm.launch import panels_refusal
+from ..kernel import CpuKernel
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
@@ -170,7 +171,7 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
         )
 
 
-struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
+struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
     """Register tiles of dot products, of any convolution of 8 or 16 bits whose
     filter is packed in panels of its own.
 
@@ -182,6 +183,7 @@ struct DotProduct[P: Pool, U: DotUnit](ConvKernel):
     comptime code = Self.U.kernel
     comptime Plan = DotPlan
     comptime Queue = Self.P
+    comptime Unit = Self.U
     comptime takes_any_block = True
 
     @staticmethod

@@ -5,6 +5,7 @@ from std.collections import Optional
 
 from ...conv.fields import ROW_BYTES
 from ...conv.memory import Reads, Writes
+from ..unit import MultiplyUnit
 
 comptime WORD = 4
 """Bytes whose products a lane adds up."""
@@ -96,18 +97,14 @@ struct Sums(ImplicitlyCopyable, Movable):
         )
 
 
-trait DotUnit:
+trait DotUnit(MultiplyUnit):
     """Instructions that add up neighbouring products, and their register
     tile."""
 
     comptime kernel: Int
     """The `KERNEL_*` code."""
-    comptime rows: Int
-    """Pixels of the largest register tile."""
     comptime single_rows: Int
     """Pixels up to which a tile takes `single_panels`."""
-    comptime panels: Int
-    """Filter panels of a larger tile."""
     comptime single_panels: Int
     """Filter panels of a small tile."""
     comptime skips_zeros: Bool

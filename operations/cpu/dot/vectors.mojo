@@ -19,19 +19,32 @@ from ...conv.fields import (
     KERNEL_AVX_VNNI,
     PANEL,
 )
-from ...conv.memory import sum_type
+from ...conv.memory import Writes, sum_type
 from ...conv.panels import interleaved_products
 from ...conv.registry import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
-from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
+from ..unit import ONES, opaque
+from .mma import (
+    CHUNK_WORDS,
+    WORD,
+    ActivationTile,
+    DotUnit,
+    FilterTile,
+    Sums,
+)
 
 comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
 
 
+def _name(kernel: Int) -> String:
+    """The instruction that multiplies."""
+    return "vdpbf16ps" if kernel == KERNEL_AVX512_BF16 else "vpdpbusd"
+
+
 @always_inline
 def _instruction[
-    lanes: Int, //, name: StaticString, sum_type: DType
+    lanes: Int, //, name: String, sum_type: DType
 ](
     sums: SIMD[sum_type, lanes],
     pixel: SIMD[DType.uint32, lanes],
@@ -59,12 +72,10 @@ def _multiply[
     filters: SIMD[DType.uint32, lanes],
 ) -> SIMD[sum_type, lanes]:
     """Adds the products of a word of each filter."""
-    comptime if kernel == KERNEL_AVX512_BF16:
-        return _instruction["vdpbf16ps", sum_type](sums, pixel, filters)
-    elif kernel == KERNEL_AVX512_VNNI:
-        return _instruction["vpdpbusd", sum_type](sums, pixel, filters)
-    else:
-        return _instruction["{vex} vpdpbusd", sum_type](sums, pixel, filters)
+    comptime encoding = "{vex} " if kernel == KERNEL_AVX_VNNI else ""
+    return _instruction[encoding + _name(kernel), sum_type](
+        sums, pixel, filters
+    )
 
 
 @no_inline
@@ -107,6 +118,29 @@ def _multiply_tile[
     comptime for i in range(rows):
         comptime for v in range(vectors):
             to.unsafe_store(i * sums.stride + v * lanes, acc[i * vectors + v])
+
+
+@no_inline
+def _multiply_registers[
+    dtype: DType, kernel: Int, lanes: Int, rows: Int, panels: Int
+](chunks: Int, sums: Writes[DType.float32]):
+    """`_multiply_tile` of operands that stay in registers."""
+    comptime sums_type = sum_type(dtype)
+    comptime vectors = panels * PANEL // lanes
+    comptime Words = SIMD[DType.uint32, lanes]
+    var acc = Array[SIMD[sums_type, lanes], rows * vectors](fill=0)
+    var a = Words(ONES)
+    var b = Array[Words, vectors](fill=Words(0))
+    comptime for v in range(vectors):
+        a = opaque(a)
+        b[v] = a
+    for _ in range(chunks * CHUNK_WORDS):
+        comptime for at in range(rows * vectors):
+            a = opaque(a)
+            acc[at] = _multiply[kernel](acc[at], a, b[at % vectors])
+    var to = sums.unsafe_bitcast[Scalar[sums_type]]()
+    comptime for at in range(rows * vectors):
+        to.unsafe_store(at * lanes, acc[at])
 
 
 struct VectorUnit[
@@ -193,6 +227,19 @@ struct VectorUnit[
                         ](rest, filter, to)
             rest = rest.behind(rows)
             to = to.behind(rows)
+
+    @staticmethod
+    def instruction(dtype: DType) -> String:
+        var bits = Self.lanes * 8 * WORD
+        return String(t"{_name(Self.code)}, {bits} bits")
+
+    @staticmethod
+    def multiply_registers[
+        dtype: DType
+    ](chunks: Int, sums: Writes[DType.float32]):
+        _multiply_registers[
+            dtype, Self.code, Self.lanes, Self.rows, Self.panels
+        ](chunks, sums)
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:

@@ -18,6 +18,7 @@ from ...conv.fields import KERNEL_WIDENING, PANEL
 from ...conv.memory import Reads, Writes
 from ..config import CPU_TILE, LANES
 from ..features import ANY_CPU
+from ..unit import ONES, opaque
 from .mma import (
     CHUNK_WORDS,
     WORD,
@@ -156,12 +157,38 @@ def widen_panel[
                 )
 
 
+@always_inline
+def _add[
+    dtype: DType
+](
+    sums: SIMD[DType.int32, LANES],
+    pixel: SIMD[DType.uint32, LANES],
+    filters: SIMD[DType.uint32, LANES],
+) -> SIMD[DType.int32, LANES]:
+    """Adds the products of a pair of 16 bits, or of a word of bytes where an
+    instruction does."""
+    comptime if _has_dot_product(dtype):
+        return llvm_intrinsic[
+            "llvm.aarch64.neon.sdot.v4i32.v16i8",
+            SIMD[DType.int32, LANES],
+            has_side_effect=False,
+        ](
+            sums,
+            bitcast[DType.int8, WORD * LANES](pixel),
+            bitcast[DType.int8, WORD * LANES](filters),
+        )
+    else:
+        return _add_pairs(sums, pixel, filters)
+
+
 @no_inline
-def _multiply_pairs[
+def _multiply_tile[
     dtype: DType, rows: Int, panels: Int
 ](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
-    """Multiplies `rows` pixels by `panels` panels, both of them wide."""
+    """Multiplies `rows` pixels by `panels` panels, both as wide as `spread`
+    says."""
     comptime vectors = panels * PANEL // LANES
+    comptime spread = Widening.spread(dtype)
     comptime Words = SIMD[DType.uint32, LANES]
     var acc = Array[SIMD[DType.int32, LANES], rows * vectors](fill=0)
     var weights = filter.elements.unsafe_bitcast[UInt32]()
@@ -171,25 +198,25 @@ def _multiply_pairs[
         var pixels = activation.elements.unsafe_offset(
             Int(activation.offsets[unsafe_offset=j])
         )
-        for pair in range(2 * activation.words(j)):
+        for step in range(spread * activation.words(j)):
             var b = Array[Words, vectors](fill=Words(0))
             comptime for v in range(vectors):
                 comptime panel = v * LANES // PANEL
                 comptime lane = v * LANES % PANEL
                 b[v] = weights.unsafe_load[width=LANES](
-                    panel * panel_stride + pair * PANEL + lane
+                    panel * panel_stride + step * PANEL + lane
                 )
             comptime for i in range(rows):
                 var a = Words(
-                    pixels.unsafe_offset(i * row_stride + WORD * pair)
+                    pixels.unsafe_offset(i * row_stride + WORD * step)
                     .unsafe_bitcast[UInt32]()
                     .unsafe_load[alignment=1]()
                 )
                 comptime for v in range(vectors):
-                    acc[i * vectors + v] = _add_pairs(
+                    acc[i * vectors + v] = _add[dtype](
                         acc[i * vectors + v], a, b[v]
                     )
-        weights = weights.unsafe_offset(2 * CHUNK_WORDS * PANEL)
+        weights = weights.unsafe_offset(spread * CHUNK_WORDS * PANEL)
     var to = sums.elements.unsafe_bitcast[Int32]()
     comptime for i in range(rows):
         comptime for v in range(vectors):
@@ -197,48 +224,26 @@ def _multiply_pairs[
 
 
 @no_inline
-def _multiply_bytes[
+def _multiply_registers[
     dtype: DType, rows: Int, panels: Int
-](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
-    """Multiplies `rows` pixels of int8 by `panels` panels, with `sdot`."""
+](chunks: Int, sums: Writes[DType.float32]):
+    """`_multiply_tile` of operands that stay in registers."""
     comptime vectors = panels * PANEL // LANES
+    comptime spread = Widening.spread(dtype)
+    comptime Words = SIMD[DType.uint32, LANES]
     var acc = Array[SIMD[DType.int32, LANES], rows * vectors](fill=0)
-    var weights = filter.elements.unsafe_bitcast[Int8]()
-    for j in range(activation.chunks):
-        var pixels = activation.elements.unsafe_offset(
-            Int(activation.offsets[unsafe_offset=j])
-        )
-        for word in range(activation.words(j)):
-            var b = Array[SIMD[DType.int8, WORD * LANES], vectors](fill=0)
-            comptime for v in range(vectors):
-                comptime panel = v * LANES // PANEL
-                comptime lane = v * LANES % PANEL
-                b[v] = weights.unsafe_load[width=WORD * LANES](
-                    panel * filter.panel_stride + WORD * (word * PANEL + lane)
-                )
-            comptime for i in range(rows):
-                var pixel = SIMD[DType.uint32, LANES](
-                    pixels.unsafe_offset(
-                        i * activation.row_stride + WORD * word
-                    )
-                    .unsafe_bitcast[UInt32]()
-                    .unsafe_load[alignment=1]()
-                )
-                comptime for v in range(vectors):
-                    acc[i * vectors + v] = llvm_intrinsic[
-                        "llvm.aarch64.neon.sdot.v4i32.v16i8",
-                        SIMD[DType.int32, LANES],
-                        has_side_effect=False,
-                    ](
-                        acc[i * vectors + v],
-                        bitcast[DType.int8, WORD * LANES](pixel),
-                        b[v],
-                    )
-        weights = weights.unsafe_offset(WORD * CHUNK_WORDS * PANEL)
-    var to = sums.elements.unsafe_bitcast[Int32]()
-    comptime for i in range(rows):
-        comptime for v in range(vectors):
-            to.unsafe_store(i * sums.stride + v * LANES, acc[i * vectors + v])
+    var a = Words(ONES)
+    var b = Array[Words, vectors](fill=Words(0))
+    comptime for v in range(vectors):
+        a = opaque(a)
+        b[v] = a
+    for _ in range(spread * chunks * CHUNK_WORDS):
+        comptime for at in range(rows * vectors):
+            a = opaque(a)
+            acc[at] = _add[dtype](acc[at], a, b[at % vectors])
+    var to = sums.unsafe_bitcast[Int32]()
+    comptime for at in range(rows * vectors):
+        to.unsafe_store(at * LANES, acc[at])
 
 
 struct Widening(DotUnit):
@@ -291,16 +296,24 @@ struct Widening(DotUnit):
                 comptime for half in range(Self.rows // 2 + 1):
                     comptime known = max(1, 2 * half)
                     if rows == known and filter.panels == panels:
-                        comptime if _has_dot_product(dtype):
-                            _multiply_bytes[dtype, known, panels](
-                                rest, filter, to
-                            )
-                        else:
-                            _multiply_pairs[dtype, known, panels](
-                                rest, filter, to
-                            )
+                        _multiply_tile[dtype, known, panels](rest, filter, to)
             rest = rest.behind(rows)
             to = to.behind(rows)
+
+    @staticmethod
+    def instruction(dtype: DType) -> String:
+        if _has_dot_product(dtype):
+            return "sdot, 128 bits"
+        var name = "vpmaddwd" if CompilationTarget.is_x86() else (
+            "int32 multiply-add"
+        )
+        return String(t"{name}, {8 * WORD * LANES} bits")
+
+    @staticmethod
+    def multiply_registers[
+        dtype: DType
+    ](chunks: Int, sums: Writes[DType.float32]):
+        _multiply_registers[dtype, Self.rows, Self.panels](chunks, sums)
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:

@@ -9,7 +9,7 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel, kernel_name
+from ...conv.registry import kernel_name
 from ..config import (
     CPU_TILE,
     fused_input_refusal,
@@ -17,6 +17,7 @@ from ..config import (
     reads_in_place,
 )
 from ..epilogue import TileStore
+from ..kernel import CpuKernel
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
@@ -127,7 +128,7 @@ def panels_refusal(kernel: Int, problem: ConvProblem) -> Optional[String]:
     return None
 
 
-struct ImplicitGemm[P: Pool](ConvKernel):
+struct ImplicitGemm[P: Pool](CpuKernel):
     """Register tiles of pixels by filters, of any convolution whose filter is
     packed in panels.
 
@@ -181,7 +182,7 @@ struct ImplicitGemm[P: Pool](ConvKernel):
         plan.schedule.run(GemmTasks(_params(plan, problem, arguments)), queue)
 
 
-struct Pointwise[P: Pool](ConvKernel):
+struct Pointwise[P: Pool](CpuKernel):
     """The implicit GEMM of a convolution whose activation is its matrix.
 
     Parameters:

@@ -11,9 +11,10 @@ from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
-from ...conv.panels import interleaved_products
+from ...conv.panels import chunk_products, interleaved_products
 from ..config import CPU_TILE, LANES
 from ..panel import load_filters, load_pairs, widened
+from ..unit import MultiplyUnit, opaque
 
 
 comptime MIN_RUN = 8
@@ -319,3 +320,37 @@ def multiply[
                         accumulate,
                     )
                     return
+
+
+struct Fma(MultiplyUnit):
+    """Multiply-adds of float32, into which these kernels widen other types."""
+
+    comptime rows = CPU_TILE.rows
+    comptime panels = CPU_TILE.panels
+
+    @staticmethod
+    def instruction(dtype: DType) -> String:
+        """See `MultiplyUnit`: of any type the same."""
+        comptime bits = LANES * 8 * size_of[DType.float32]()
+        return String(t"float32 FMA, {bits} bits")
+
+    @staticmethod
+    @no_inline
+    def multiply_registers[
+        dtype: DType
+    ](chunks: Int, sums: Writes[DType.float32]):
+        comptime vectors = Self.panels * PANEL // LANES
+        var acc = Array[Vector, Self.rows * vectors](fill=0)
+        var a = Vector(1)
+        var b = Array[Vector, vectors](fill=0)
+        comptime for j in range(vectors):
+            a = opaque(a)
+            b[j] = a
+        for _ in range(chunks * chunk_products(dtype)):
+            comptime for i in range(Self.rows):
+                a = opaque(a)
+                comptime for j in range(vectors):
+                    comptime at = i * vectors + j
+                    acc[at] = a.fma(b[j], acc[at])
+        comptime for at in range(Self.rows * vectors):
+            sums.unsafe_store(at * LANES, acc[at])

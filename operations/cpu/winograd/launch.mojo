@@ -8,10 +8,10 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import HostBuffer
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import ConvKernel
 from ..config import fused_input_refusal, integer_refusal
 from ..epilogue import TileStore
 from ..gemm.launch import panels_refusal
+from ..kernel import CpuKernel
 from ..pool import Pool
 from .candidates import choose_cut, is_faster
 from .kernel import BlockTasks, FilterTasks, InputTasks, WinogradParams
@@ -31,7 +31,7 @@ def _is_small_square(problem: ConvProblem) -> Bool:
     )
 
 
-struct Winograd[P: Pool](ConvKernel):
+struct Winograd[P: Pool](CpuKernel):
     """Few taps with fewer multiplications: F(2x2, 3x3) and F(3x3, 2x2).
 
     Parameters:

@@ -378,10 +378,8 @@ def _measure_cpu(
     # First, since it is short and may fail.
     measured = "maxconv" in args.contenders and not is_narrow(args.dtype)
     memory = measure_memory(problems, args.dtype) if measured else []
-    results, functions = measure_problems(
-        problems, args.dtype, protocol, args.contenders, args.work
-    )
-    return replace(record, results=results, memory=memory, functions=functions)
+    found = measure_problems(problems, args.dtype, protocol, args.contenders, args.work)
+    return replace(record, memory=memory, **found._asdict())
 
 
 def _measure_gpu(

@@ -140,6 +140,8 @@ def _problem(result: Result, record: Record) -> list[str]:
         return [*row, "-", "-", "-"]
     row.append(f"{result.flops / seconds / 1e12:.1f}")
     row.append(f"{result.nbytes / seconds / 1e9:.0f}")
+    if (of_peak := result.share(record.peak)) is not None:
+        return [*row, f"{of_peak:.0%} products"]
     limits = LIMITS.get(record.machine.gpu or "")
     if limits is None:
         return [*row, "-"]

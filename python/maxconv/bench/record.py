@@ -19,10 +19,12 @@ from .timing import Protocol
 __all__ = [
     "FORMAT",
     "NETWORKS",
+    "OF_THE_PEAK",
     "Forward",
     "Functions",
     "Measurement",
     "ModelResult",
+    "Peak",
     "Ratio",
     "Record",
     "Result",
@@ -34,6 +36,9 @@ __all__ = [
 
 #: Version of the JSON form; ``benchmarks/record.schema.json`` describes it.
 FORMAT = 4
+
+#: What the summary calls maxconv's share of a CPU's peak.
+OF_THE_PEAK = "of the peak"
 
 #: What ``--problems`` takes for the convolutions of real networks.
 NETWORKS = "networks"
@@ -67,6 +72,19 @@ class Measurement:
         """Returns the seconds of a figure, or ``None`` where it was not timed."""
         timing: Timing | None = getattr(self, figure)
         return None if timing is None else timing.median_s
+
+
+@dataclass(frozen=True)
+class Peak:
+    """How fast a CPU multiplies a type where operands stay in registers."""
+
+    unit: str
+    """The instruction."""
+    threads: int
+    per_second: float
+    """Operations, a multiply-add as two: FLOP/s, or OP/s of integers."""
+    calls: int
+    """Of which the fastest counts."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,11 @@ class Result:
         """Returns how many times as fast as a peer maxconv is, at the medians."""
         over, under = (self.median(name, work, figure) for name in (peer, MAXCONV))
         return None if over is None or under is None else over / under
+
+    def share(self, peak: Peak | None, work: str = BARE, figure: str = KERNEL) -> float | None:
+        """Returns maxconv's operations a second as a share of a peak, at the median."""
+        seconds = self.median(MAXCONV, work, figure)
+        return None if seconds is None or peak is None else self.flops / seconds / peak.per_second
 
     def opponent(self, work: str = BARE, figure: str = KERNEL) -> tuple[str, float] | None:
         """Returns the fastest of the others and its seconds, or ``None``."""
@@ -255,6 +278,8 @@ class Record:
     """Seconds of each variant's first call in the process, of a model of one convolution."""
     memory: Sequence[Memory] = ()
     functions: Functions | None = None
+    peak: Peak | None = None
+    """That of the dtype; of convolutions on a CPU, since it is measured."""
 
     @property
     def of_networks(self) -> bool:
@@ -265,7 +290,9 @@ class Record:
     def to_json(self) -> str:
         """Returns the record as JSON, with its summary."""
         made = {"format": FORMAT, **asdict(self)}
-        made["summary"] = [asdict(ratio) for ratio in summary(self.results)]
+        if self.peak is None:
+            del made["peak"]
+        made["summary"] = [asdict(ratio) for ratio in summary(self.results, self.peak)]
         return json.dumps(made, indent=1) + "\n"
 
     @classmethod
@@ -286,6 +313,7 @@ class Record:
             functions = read.pop("functions")
             if functions is not None:
                 functions = Functions(**{**functions, "names": tuple(functions["names"])})
+            peak = read.pop("peak", None)
             return cls(
                 machine=Machine(**machine),
                 protocol=Protocol(**read.pop("protocol")),
@@ -293,6 +321,7 @@ class Record:
                 models=[_model(entry) for entry in read.pop("models")],
                 memory=[Memory(**entry) for entry in read.pop("memory")],
                 functions=functions,
+                peak=peak and Peak(**peak),
                 **read,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -346,11 +375,15 @@ def peers(results: Sequence[Result], work: str, figure: str) -> list[str]:
     ]
 
 
-def summary(results: Sequence[Result]) -> list[Ratio]:
+def summary(results: Sequence[Result], peak: Peak | None = None) -> list[Ratio]:
     """Returns the ratios over problems that the project's targets are about.
 
-    Speeds (``times as fast as``) are worst where they are smallest, costs (``times the time``)
-    where they are largest. What has no problem is left out.
+    Speeds (``times as fast as``, ``of the peak``) are worst where they are smallest, costs
+    (``times the time``) where they are largest. What has no problem is left out.
+
+    Args:
+        results: Of the problems.
+        peak: What ``of the peak`` is about; without it there is none of these.
     """
     groups = {
         "2-D": [result for result in results if result.rank == 2 and not result.depthwise],
@@ -361,6 +394,7 @@ def summary(results: Sequence[Result]) -> list[Ratio]:
     for work in WORKS:
         for peer in CONTENDERS[1:]:
             rows += _speeds(peer, groups, work)
+        rows += _shares(peak, groups, work)
     for figure in FIGURES:
         for group, members in groups.items():
             fusing = {result.name: result.fusing(MAXCONV, figure) for result in members}
@@ -374,6 +408,15 @@ def _speeds(peer: str, groups: Mapping[str, Sequence[Result]], work: str) -> Ite
         for figure in FIGURES:
             ratios = {result.name: result.ratio(peer, work, figure) for result in members}
             yield _over(f"times as fast as {peer}, {group}", work, figure, ratios, min)
+
+
+def _shares(
+    peak: Peak | None, groups: Mapping[str, Sequence[Result]], work: str
+) -> Iterator[Ratio | None]:
+    for group, members in groups.items():
+        for figure in FIGURES:
+            shares = {result.name: result.share(peak, work, figure) for result in members}
+            yield _over(f"{OF_THE_PEAK}, {group}", work, figure, shares, min)
 
 
 def _over(

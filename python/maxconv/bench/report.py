@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .cpu.memory import ALLOWANCE
-from .device import ACTIVATIONS
+from .device import ACTIVATIONS, is_narrow
 from .entrant import BARE, CALL, FIGURES, FUSED, KERNEL, MAXCONV, WORKS
 from .models.report import notes as model_notes
 from .models.report import tables as model_tables
 from .networks import tables as network_tables
-from .record import Functions, Record, Result, peers, summary
+from .record import OF_THE_PEAK, Functions, Peak, Record, Result, peers, summary
 from .statistics import geometric_mean
 
 __all__ = ["check_one_commit", "render_markdown", "render_text"]
@@ -127,11 +127,11 @@ def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
             yield title, _Table(header, rows, left)
         return
     activation = ACTIVATIONS[record.activation]
-    yield "Summary", _summary(record.results)
+    yield "Summary", _summary(record)
     for work in WORKS:
         for figure in FIGURES:
             title = f"{_WORKS[work].format(activation=activation)}: {_FIGURES[figure]}"
-            if table := _speeds(record.results, work, figure, gpu=record.device == "gpu"):
+            if table := _speeds(record, work, figure):
                 yield title, table
     if table := _fusing(record.results):
         yield "Time of the fused work, as a multiple of the convolution's alone", table
@@ -141,14 +141,24 @@ def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
         yield "Memory", _memory(record)
 
 
-def _speeds(results: Sequence[Result], work: str, figure: str, *, gpu: bool) -> _Table | None:
+def _unit(record: Record) -> tuple[str, float]:
+    """Returns what speeds are shown in, and how many operations a second that is."""
+    if record.device == "gpu":
+        return "TFLOP/s", 1e12
+    return ("GOP/s" if is_narrow(record.dtype) else "GFLOP/s"), 1e9
+
+
+def _speeds(record: Record, work: str, figure: str) -> _Table | None:
     """Returns the problems' times; ``None`` if maxconv has none."""
+    results, peak = record.results, record.peak
     names = peers(results, work, figure)
-    unit, scale = ("TFLOP/s", 1e12) if gpu else ("GFLOP/s", 1e9)
+    unit, scale = _unit(record)
     header = ["problem", "convolution", f"{MAXCONV}, us", "p10-p90", unit]
+    header += [OF_THE_PEAK] if peak else []
     header += [f"{name}, us" for name in names] + [f"/ {name}" for name in names]
     rows = []
     ratios: dict[str, list[float]] = {name: [] for name in names}
+    shares = []
     for result in results:
         own = result.best(MAXCONV, work, figure)
         seconds = own and own.median(figure)
@@ -159,6 +169,9 @@ def _speeds(results: Sequence[Result], work: str, figure: str, *, gpu: bool) -> 
         row = [result.name, result.problem, _time(seconds)]
         row.append(f"{_time(low)}-{_time(high)}" if low and high else _NONE)
         row.append(_number(result.flops / seconds / scale))
+        if (share := result.share(peak, work, figure)) is not None:
+            row.append(_share(share))
+            shares.append(share)
         for name in names:
             best = result.best(name, work, figure)
             other = "*" if best and best.variant else ""
@@ -171,7 +184,9 @@ def _speeds(results: Sequence[Result], work: str, figure: str, *, gpu: bool) -> 
     if not rows:
         return None
     means = [_ratio(geometric_mean(ratios[name]) if ratios[name] else None) for name in names]
-    rows.append(["geometric mean", *[""] * (len(header) - len(means) - 1), *means])
+    last = ["geometric mean", *[""] * 4]
+    last += [_share(geometric_mean(shares))] if shares else []
+    rows.append([*last, *[""] * len(names), *means])
     return _Table(header, rows, left=2)
 
 
@@ -223,19 +238,13 @@ def _memory(record: Record) -> _Table:
     return _Table(header, rows)
 
 
-def _summary(results: Sequence[Result]) -> _Table:
-    rows = [
-        [
-            ratio.what,
-            ratio.work,
-            ratio.figure,
-            _ratio(ratio.geometric_mean),
-            _ratio(ratio.worst),
-            ratio.worst_problem,
-            str(ratio.problems),
-        ]
-        for ratio in summary(results)
-    ]
+def _summary(record: Record) -> _Table:
+    rows = []
+    for ratio in summary(record.results, record.peak):
+        shown = _share if ratio.what.startswith(OF_THE_PEAK) else _ratio
+        values = (shown(ratio.geometric_mean), shown(ratio.worst))
+        names = (ratio.what, ratio.work, ratio.figure)
+        rows.append([*names, *values, ratio.worst_problem, str(ratio.problems)])
     header = ["maxconv is or takes", "work", "figure", "geometric mean", "worst", "of", "problems"]
     return _Table(header, rows, left=3)
 
@@ -270,6 +279,8 @@ def _notes(record: Record) -> list[str]:
                     words.setdefault((str(entry.key), said), []).append(result.name)
         for (key, said), names in words.items():
             notes.append(f"{what} {key}: {_listed(names, len(record.results))}: {said}.")
+    if record.peak is not None:
+        notes.append(_peak(record.peak, *_unit(record)))
     if record.memory:
         notes.append(
             f"Memory beyond input, output and packed filter; {ALLOWANCE >> 20} MiB are allowed."
@@ -280,6 +291,14 @@ def _notes(record: Record) -> list[str]:
             f"Other programs were running (load {machine.load}): measure again on a quiet machine."
         )
     return notes
+
+
+def _peak(peak: Peak, unit: str, scale: float) -> str:
+    threads = f"{peak.threads} thread{'s' * (peak.threads != 1)}"
+    return (
+        f"The peak is {_number(peak.per_second / scale)} {unit}: {peak.unit}, of operands that "
+        f"stay in registers, {threads}."
+    )
 
 
 def _listed(names: Sequence[str], of: int) -> str:
@@ -308,3 +327,7 @@ def _ratio(value: float | None) -> str:
     if value is None:
         return _NONE
     return f"{value:.1f}x" if value >= 10 else f"{value:.2f}x"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"

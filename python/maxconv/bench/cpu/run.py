@@ -5,26 +5,38 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from maxconv._problems import NamedProblem
 from maxconv._progress import progress
+from maxconv.torch._threads import threads
 
 from ..device import is_narrow
 from ..entrant import MAX, MAXCONV, Entrant, Key
 from ..environment import usable_threads
 from ..measure import measure_problem
-from ..record import Functions, Result
+from ..record import Functions, Peak, Result
 from ..timing import Protocol, interleave
 from . import integers, peers_max, peers_torch
 from .memory import Memory, largest, measure
 from .ours import OwnGraphs, Through, kinds, through_functions
+from .peak import PeakMeter
 from .workload import Workload
 
-__all__ = ["measure_memory", "measure_problems"]
+__all__ = ["Measured", "measure_memory", "measure_problems"]
 
 _MEMORY_PROBLEMS = 4
+
+
+class Measured(NamedTuple):
+    """What was found."""
+
+    results: list[Result]
+    functions: Functions | None = None
+    peak: Peak | None = None
+    """Of the type's multiplications, if maxconv takes part."""
 
 
 def measure_problems(
@@ -33,14 +45,15 @@ def measure_problems(
     protocol: Protocol,
     contenders: Collection[str],
     works: Collection[str],
-) -> tuple[list[Result], Functions | None]:
+) -> Measured:
     """Measures problems, family by family, and the public functions on one problem of each.
 
     Args:
         problems: What to measure.
         dtype: Storage type.
         protocol: How often and how long.
-        contenders: The names of those that take part; without maxconv no functions are measured.
+        contenders: The names of those that take part; without maxconv neither functions nor the
+            peak are measured.
         works: The kinds of work.
 
     Raises:
@@ -48,7 +61,7 @@ def measure_problems(
         maxconv.library.LibraryError: maxconv's kernels cannot be compiled.
     """
     if is_narrow(dtype):
-        return _measure_integers(problems, dtype, protocol, contenders, works), None
+        return _measure_integers(problems, dtype, protocol, contenders, works)
     families: dict[str, list[NamedProblem]] = {}
     for named in problems:
         families.setdefault(named.family or "others", []).append(named)
@@ -58,8 +71,9 @@ def measure_problems(
             with progress(f"compiling maxconv's graphs: {'; '.join(map(str, wanted))}"):
                 graphs.models(wanted)
     results: list[Result] = []
-    functions = None
+    functions = peak = None
     with peers_torch.session(usable_threads()):
+        meter = _meter(dtype, contenders)
         for family, members in families.items():
             calls: dict[str, dict[Key, Entrant]] = {}
             missing: dict[str, dict[Key, str]] = {}
@@ -76,15 +90,31 @@ def measure_problems(
                     reasons |= missing.get(named.name, {})
                     reasons = {key: why for key, why in reasons.items() if key.work in works}
                     reference = peers_torch.reference(work)
+                    if meter is not None:
+                        meter.burst()
                     results.append(
                         measure_problem(named, entrants, reference, dtype, protocol, reasons)
                     )
+        if meter is not None:
+            meter.burst()
+            peak = meter.peak()
         if graphs is not None:
             firsts = [Workload.make(members[0], dtype) for members in families.values()]
             with progress("compiling and timing maxconv's public functions"):
                 through = through_functions(firsts, dtype)
                 functions = _measure_functions(through, firsts, graphs, protocol)
-    return results, functions
+    return Measured(results, functions, peak)
+
+
+def _meter(dtype: str, contenders: Collection[str]) -> PeakMeter | None:
+    """Returns what measures the peak, within PyTorch's session.
+
+    ``None`` where maxconv does not take part, or PyTorch's threads cannot be used.
+    """
+    number = usable_threads()
+    if MAXCONV not in contenders or threads() != number:
+        return None
+    return PeakMeter(dtype, number)
 
 
 def _measure_integers(
@@ -93,11 +123,13 @@ def _measure_integers(
     protocol: Protocol,
     contenders: Collection[str],
     works: Collection[str],
-) -> list[Result]:
+) -> Measured:
     """Measures problems of 8-bit integers, one after the other."""
     graphs = integers.IntegerGraphs() if MAXCONV in contenders else None
     results = []
+    peak = None
     with peers_torch.session(usable_threads()):
+        meter = _meter(dtype, contenders)
         for number, named in enumerate(problems, start=1):
             with progress(f"timing {named.name} ({number} of {len(problems)})"):
                 work = integers.IntegerWorkload.make(named)
@@ -107,10 +139,15 @@ def _measure_integers(
                 entrants = {key: made for key, made in entrants.items() if key.work in works}
                 missing = {key: why for key, why in missing.items() if key.work in works}
                 reference = integers.reference(work)
+                if meter is not None:
+                    meter.burst()
                 results.append(
                     measure_problem(named, entrants, reference, dtype, protocol, missing)
                 )
-    return results
+        if meter is not None:
+            meter.burst()
+            peak = meter.peak()
+    return Measured(results, peak=peak)
 
 
 def _max_contenders(
