@@ -8,7 +8,10 @@ from std.utils import IndexList
 from .conv.access import ActivationSource, OutputTarget
 from .conv.depth_to_space import validate_single_pixels
 from .conv.epilogue import Epilogue, validate_operands, validate_scale
-from .conv.fields import GEOMETRY_FILTER_LAYOUT
+from .conv.fields import (
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_RESIDUAL_ZERO_POINT,
+)
 from .conv.memory import Reads, operand
 from .conv.operands import Arguments
 from .conv.problem import ConvProblem, Geometry
@@ -139,7 +142,9 @@ def read_call[
     comptime if scaled:
         factors = operand(scale)
     var quantization = Quantization(geometry, operand(scalars))
-    quantization.validate[x.dtype, output.dtype]()
+    quantization.validate[x.dtype, output.dtype](
+        Float32(geometry[GEOMETRY_RESIDUAL_ZERO_POINT])
+    )
     return OpCall(
         geometry,
         problem,

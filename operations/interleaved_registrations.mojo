@@ -176,7 +176,7 @@ def convolve_blocks[
 
 
 def convolve_interleaved[
-    scaled: Bool
+    scaled: Bool, centered: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -193,6 +193,7 @@ def convolve_interleaved[
 
     Parameters:
         scaled: As `ConvInterleavedGpu.execute` has it, like all that follow.
+        centered: The same.
 
     Args:
         output: The same.
@@ -226,7 +227,17 @@ def convolve_interleaved[
         scale,
         scalars,
     )
-    Gpu.convolve[KnownProblem.nothing(), scaled](
+    comptime known = KnownProblem(
+        ANY_KERNEL,
+        False,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        centered,
+    )
+    Gpu.convolve[known, scaled](
         call.problem,
         call.arguments(
             MemoryActivation[x.dtype, INTERLEAVED](operand(x)),
@@ -354,11 +365,14 @@ struct ConvInterleavedGpu:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, scaled: Bool = False
+        target: StaticString,
+        dtype: DType,
+        scaled: Bool = False,
+        centered: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=TENSOR_RANK, ...],
         x: InputTensor[dtype=dtype, rank=TENSOR_RANK, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=TENSOR_RANK, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -370,8 +384,9 @@ struct ConvInterleavedGpu:
 
         Parameters:
             target: Where: gpu.
-            dtype: Of activation and filter.
+            dtype: Of the activation; the filter is of int8.
             scaled: Whether each filter's sums are multiplied with its `scale`.
+            centered: Whether the activation has a zero point.
 
         Args:
             output: `[N, K / 4, P, Q, 4]`.
@@ -390,7 +405,7 @@ struct ConvInterleavedGpu:
         comptime assert is_gpu[target](), (
             OP_CONV_INTERLEAVED_GPU + " runs on a GPU only"
         )
-        convolve_interleaved[scaled](
+        convolve_interleaved[scaled, centered](
             output,
             x,
             filter,
@@ -409,11 +424,14 @@ struct ConvInterleavedUnfusedGpu:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, scaled: Bool = False
+        target: StaticString,
+        dtype: DType,
+        scaled: Bool = False,
+        centered: Bool = False,
     ](
         output: OutputTensor[rank=TENSOR_RANK, ...],
         x: InputTensor[dtype=dtype, rank=TENSOR_RANK, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=TENSOR_RANK, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -428,7 +446,7 @@ struct ConvInterleavedUnfusedGpu:
         comptime assert is_gpu[target](), (
             OP_CONV_INTERLEAVED_UNFUSED_GPU + " runs on a GPU only"
         )
-        convolve_interleaved[scaled](
+        convolve_interleaved[scaled, centered](
             output,
             x,
             filter,

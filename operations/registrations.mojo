@@ -286,6 +286,7 @@ struct ConvGpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        centered: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -299,13 +300,14 @@ struct ConvGpu:
     ) raises:
         """Runs the convolution.
 
-        All parameters and operands are those of `ConvCpu.execute`.
+        All parameters and operands are those of `ConvCpu.execute`, but for
+        `centered`: whether the activation has a zero point.
         """
         comptime assert is_gpu[target](), OP_CONV_GPU + " runs on a GPU only"
         convolve[
             Gpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel, exact, groups, channels, filters, taps, stride, centered
             ),
             scaled,
             depth_to_space,
@@ -399,6 +401,7 @@ struct ConvFusedInputGpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        centered: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -413,7 +416,7 @@ struct ConvFusedInputGpu:
         """Runs the convolution of an activation that may not be in memory:
         `x` loads each element through the work that the graph compiler fused.
 
-        All other parameters and operands are those of `ConvCpu.execute`.
+        All other parameters and operands are those of `ConvGpu.execute`.
         """
         comptime assert is_gpu[target](), (
             OP_CONV_FUSED_INPUT_GPU + " runs on a GPU only"
@@ -421,7 +424,7 @@ struct ConvFusedInputGpu:
         convolve[
             Gpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel, exact, groups, channels, filters, taps, stride, centered
             ),
             scaled,
             depth_to_space,
