@@ -28,6 +28,7 @@ from operations.conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_LENGTH,
     GEOMETRY_PRECISION,
+    GEOMETRY_RESIDUAL_ZERO_POINT,
     PRECISION_FLOAT32,
     SCALARS_LENGTH,
 )
@@ -164,7 +165,9 @@ struct Call(Movable):
         for i in range(RANK):
             out_shape[i] = Int(sizes[unsafe_offset=RANK + i])
         self.arrangement = DepthToSpace(self.geometry, self.problem, out_shape)
-        self.quantization().validate[TYPE, OUTPUT_TYPE]()
+        self.quantization().validate[TYPE, OUTPUT_TYPE](
+            Float32(self.geometry[GEOMETRY_RESIDUAL_ZERO_POINT])
+        )
 
     def output(self, address: Int64) -> Output:
         """The output of a call.

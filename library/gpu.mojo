@@ -20,7 +20,9 @@ from std.sys.defines import get_defined_int
 
 from kernel import Kernel
 from library.call import (
+    OUTPUT_TYPE,
     SCALED,
+    TYPE,
     Call,
     CallArguments,
     free_sentence,
@@ -34,6 +36,7 @@ from operations.conv.plans import Planned
 from operations.conv.registry import Registry
 from operations.nvidia.device import target_capability
 from operations.nvidia.stream import Stream
+from operations.nvidia.summed_output import takes_sums
 
 comptime KERNEL = get_defined_int["kernel", KERNEL_AUTO]()
 """The `KERNEL_*` code of the kernel."""
@@ -92,6 +95,12 @@ def maxconv_prepare(
     try:
         ref found = opened(device)
         var call = Call(shapes, filter, geometry, scalars)
+        comptime if takes_sums(CallArguments.types(SCALED), centered=False):
+            raise Error(
+                t"input: {TYPE} and an output of {OUTPUT_TYPE} are not"
+                t" supported by a GPU's libraries; graphs take them"
+            )
+        call.quantization().refuse_zero_point()
         var planned = REGISTRY.plan[CallArguments.types(SCALED), KERNELS](
             KERNEL,
             call.problem,

@@ -10,14 +10,12 @@ from extensibility import (
 )
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
-from std.collections import Optional
 from std.utils import IndexList
 
+from .calls import read_call, read_geometry
 from .conv.access import ActivationSource, MemoryActivation, OutputTarget
 from .conv.blocks import BlockedActivation, BlockedOutput
-from .conv.epilogue import Epilogue, validate_operands, validate_scale
 from .conv.fields import (
-    GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_INPUT_BATCH_LAST,
     GEOMETRY_OUTPUT_BATCH_LAST,
     INTERLEAVED,
@@ -34,10 +32,6 @@ from .conv.interleave import (
 )
 from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
 from .conv.memory import Reads, operand
-from .conv.operands import Arguments
-from .conv.problem import ConvProblem, Geometry
-from .conv.quantization import Quantization, filter_dtype
-from .conv.target import Target
 from .cpu.convolve import Cpu
 from .nvidia.convolve import Gpu
 from .outputs import target_of
@@ -121,46 +115,32 @@ def convolve_blocks[
     Raises:
         Naming the argument, its value and what is allowed.
     """
-    comptime assert filter.dtype == filter_dtype(x.dtype)
     comptime assert TENSOR_RANK in (x.rank, output.rank)
-    var decoded = Geometry(operand(geometry), geometry.size())
+    var decoded = read_geometry(geometry)
     var placed = Placed.of(
         "input", x.shape(), decoded[GEOMETRY_INPUT_BATCH_LAST] != 0
     )
     var out_placed = Placed.of(
         "output", output.shape(), decoded[GEOMETRY_OUTPUT_BATCH_LAST] != 0
     )
-    var problem = ConvProblem(decoded, placed.shape, out_placed.shape)
-    problem.validate(
-        decoded[GEOMETRY_FILTER_LAYOUT], filter.size(), filter.dtype
+    var call = read_call[scaled](
+        decoded,
+        placed.shape,
+        out_placed.shape,
+        output,
+        x,
+        filter,
+        bias,
+        residual,
+        scale,
+        scalars,
     )
-    if problem.groups != 1:
+    if call.problem.groups != 1:
         raise Error(
-            t"groups: {problem.groups} is not supported from"
+            t"groups: {call.problem.groups} is not supported from"
             t" {placed.layout.name()} to {out_placed.layout.name()}; 1 is"
             t" allowed"
         )
-    validate_operands(
-        problem,
-        decoded,
-        scalars.size(),
-        bias.size(),
-        rebind[IndexList[output.rank]](residual.shape()),
-        output.shape(),
-    )
-    var factors = Optional[Reads[DType.float32]]()
-    validate_scale(problem, scale.size(), scaled)
-    comptime if scaled:
-        factors = operand(scale)
-    var epilogue = Epilogue(
-        decoded,
-        operand(scalars),
-        operand(bias),
-        operand(residual),
-        factors,
-    )
-    var quantization = Quantization(decoded, operand(scalars))
-    quantization.validate[x.dtype, output.dtype]()
 
     comptime known = KnownProblem(
         kernel, False, 1, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
@@ -170,17 +150,15 @@ def convolve_blocks[
         Source: ActivationSource, Output: OutputTarget
     ](activation: Source, target: Output) raises {imm}:
         Cpu.convolve[known, scaled](
-            problem,
-            Arguments(
+            call.problem,
+            call.arguments(
                 activation,
                 rebind[Reads[Source.dtype]](
                     operand(filter).unsafe_bitcast[Scalar[Source.dtype]]()
                 ),
-                epilogue,
                 target,
-                quantization,
             ),
-            decoded,
+            call.geometry,
             ctx,
         )
 
@@ -198,7 +176,7 @@ def convolve_blocks[
 
 
 def convolve_interleaved[
-    scaled: Bool
+    scaled: Bool, centered: Bool
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -215,6 +193,7 @@ def convolve_interleaved[
 
     Parameters:
         scaled: As `ConvInterleavedGpu.execute` has it, like all that follow.
+        centered: The same.
 
     Args:
         output: The same.
@@ -231,50 +210,41 @@ def convolve_interleaved[
         Naming the argument, its value and what is allowed.
     """
     comptime assert x.rank == TENSOR_RANK
-    comptime assert x.dtype == filter.dtype
-    # Both are in host memory.
-    var decoded = Geometry(operand(geometry), geometry.size())
     comptime layout = BlockLayout(INTERLEAVED, batch_last=False)
-    var x_shape = rebind[IndexList[TENSOR_RANK]](x.shape())
-    var out_shape = rebind[IndexList[TENSOR_RANK]](output.shape())
-    var problem = ConvProblem(
-        decoded,
-        layout.channels_last_shape("input", x_shape),
-        layout.channels_last_shape("output", out_shape),
+    var call = read_call[scaled, interleaved=True](
+        read_geometry(geometry),
+        layout.channels_last_shape(
+            "input", rebind[IndexList[TENSOR_RANK]](x.shape())
+        ),
+        layout.channels_last_shape(
+            "output", rebind[IndexList[TENSOR_RANK]](output.shape())
+        ),
+        output,
+        x,
+        filter,
+        bias,
+        residual,
+        scale,
+        scalars,
     )
-    problem.validate(
-        decoded[GEOMETRY_FILTER_LAYOUT],
-        filter.size(),
-        filter.dtype,
-        interleaved=True,
+    comptime known = KnownProblem(
+        ANY_KERNEL,
+        False,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        centered,
     )
-    validate_operands(
-        problem,
-        decoded,
-        scalars.size(),
-        bias.size(),
-        rebind[IndexList[TENSOR_RANK]](residual.shape()),
-        out_shape,
-    )
-    var factors = Optional[Reads[DType.float32]]()
-    validate_scale(problem, scale.size(), scaled)
-    comptime if scaled:
-        factors = operand(scale)
-    Gpu.convolve[KnownProblem.nothing(), scaled](
-        problem,
-        Arguments(
+    Gpu.convolve[known, scaled](
+        call.problem,
+        call.arguments(
             MemoryActivation[x.dtype, INTERLEAVED](operand(x)),
-            rebind[Reads[x.dtype]](operand(filter)),
-            Epilogue(
-                decoded,
-                operand(scalars),
-                operand(bias),
-                operand(residual),
-                factors,
-            ),
+            operand(filter).unsafe_bitcast[Scalar[x.dtype]](),
             target_of(output),
         ),
-        decoded,
+        call.geometry,
         ctx,
     )
 
@@ -395,11 +365,14 @@ struct ConvInterleavedGpu:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, scaled: Bool = False
+        target: StaticString,
+        dtype: DType,
+        scaled: Bool = False,
+        centered: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=TENSOR_RANK, ...],
         x: InputTensor[dtype=dtype, rank=TENSOR_RANK, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=TENSOR_RANK, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -411,8 +384,9 @@ struct ConvInterleavedGpu:
 
         Parameters:
             target: Where: gpu.
-            dtype: Of activation and filter.
+            dtype: Of the activation; the filter is of int8.
             scaled: Whether each filter's sums are multiplied with its `scale`.
+            centered: Whether the activation has a zero point.
 
         Args:
             output: `[N, K / 4, P, Q, 4]`.
@@ -431,7 +405,7 @@ struct ConvInterleavedGpu:
         comptime assert is_gpu[target](), (
             OP_CONV_INTERLEAVED_GPU + " runs on a GPU only"
         )
-        convolve_interleaved[scaled](
+        convolve_interleaved[scaled, centered](
             output,
             x,
             filter,
@@ -450,11 +424,14 @@ struct ConvInterleavedUnfusedGpu:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType, scaled: Bool = False
+        target: StaticString,
+        dtype: DType,
+        scaled: Bool = False,
+        centered: Bool = False,
     ](
         output: OutputTensor[rank=TENSOR_RANK, ...],
         x: InputTensor[dtype=dtype, rank=TENSOR_RANK, ...],
-        filter: InputTensor[dtype=dtype, rank=1, ...],
+        filter: InputTensor[rank=1, ...],
         bias: InputTensor[rank=1, ...],
         residual: InputTensor[rank=TENSOR_RANK, ...],
         scale: InputTensor[dtype=DType.float32, rank=1, ...],
@@ -469,7 +446,7 @@ struct ConvInterleavedUnfusedGpu:
         comptime assert is_gpu[target](), (
             OP_CONV_INTERLEAVED_UNFUSED_GPU + " runs on a GPU only"
         )
-        convolve_interleaved[scaled](
+        convolve_interleaved[scaled, centered](
             output,
             x,
             filter,

@@ -11,21 +11,16 @@ from extensibility import (
 )
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
-from std.collections import Optional
 from std.utils import IndexList
 
+from .calls import OpCall, read_call, read_geometry
 from .conv.access import (
     ActivationSource,
     GraphActivation,
     MemoryActivation,
     OutputTarget,
 )
-from .conv.depth_to_space import (
-    DepthToSpace,
-    DepthToSpaceOutput,
-    validate_single_pixels,
-)
-from .conv.epilogue import Epilogue, validate_operands, validate_scale
+from .conv.depth_to_space import DepthToSpace, DepthToSpaceOutput
 from .conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
@@ -41,9 +36,8 @@ from .conv.fields import (
 )
 from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
 from .conv.memory import Reads, operand
-from .conv.operands import Arguments, Device
+from .conv.operands import Device
 from .conv.problem import ConvProblem, Geometry
-from .conv.quantization import Quantization, filter_dtype
 from .conv.target import Target
 from .cpu.convolve import Cpu
 from .cpu.pool import CpuContext, MaxPool
@@ -91,53 +85,29 @@ def convolve[
     Raises:
         Naming the argument, its value and what is allowed.
     """
-    # Both are in host memory on every target.
-    var decoded = Geometry(operand(geometry), geometry.size())
-    var out_shape = rebind[IndexList[x.rank]](output.shape())
-    var problem = ConvProblem(decoded, x.shape(), out_shape)
-    comptime if not depth_to_space:
-        validate_single_pixels(decoded)
-    problem.validate(
-        decoded[GEOMETRY_FILTER_LAYOUT], filter.size(), filter.dtype
+    var call = read_call[scaled, depth_to_space=depth_to_space](
+        read_geometry(geometry),
+        x.shape(),
+        rebind[IndexList[x.rank]](output.shape()),
+        output,
+        x,
+        filter,
+        bias,
+        residual,
+        scale,
+        scalars,
     )
-    validate_operands(
-        problem,
-        decoded,
-        scalars.size(),
-        bias.size(),
-        rebind[IndexList[x.rank]](residual.shape()),
-        out_shape,
-    )
-    var factors = Optional[Reads[DType.float32]]()
-    validate_scale(problem, scale.size(), scaled)
-    comptime if scaled:
-        factors = operand(scale)
-    var epilogue = Epilogue(
-        decoded,
-        operand(scalars),
-        operand(bias),
-        operand(residual),
-        factors,
-    )
-    comptime assert filter.dtype == filter_dtype(x.dtype)
-    var quantization = Quantization(decoded, operand(scalars))
-    quantization.validate[x.dtype, output.dtype]()
     _load[On, known, scaled, depth_to_space](
         output,
         x,
         operand(filter).unsafe_bitcast[Scalar[x.dtype]](),
-        epilogue,
-        quantization,
-        problem,
-        decoded,
+        call,
         ctx,
     )
 
 
 def _load[
     filter_type: DType,
-    bias_type: DType,
-    residual_type: DType,
     //,
     On: Target,
     known: KnownProblem,
@@ -147,10 +117,7 @@ def _load[
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
     filter: Reads[filter_type],
-    epilogue: Epilogue[bias_type, residual_type],
-    quantization: Quantization,
-    problem: ConvProblem,
-    geometry: Geometry,
+    call: OpCall,
     ctx: DeviceContext,
 ) raises:
     """Takes the activation out of its tensor: a pointer, or fused work."""
@@ -163,10 +130,7 @@ def _load[
             output.shape(),
             GraphActivation[filter_type, x.rank](data, x.in_fusion),
             filter,
-            epilogue,
-            quantization,
-            problem,
-            geometry,
+            call,
             ctx,
         )
     else:
@@ -175,10 +139,7 @@ def _load[
             output.shape(),
             MemoryActivation[filter_type](data),
             filter,
-            epilogue,
-            quantization,
-            problem,
-            geometry,
+            call,
             ctx,
         )
 
@@ -187,8 +148,6 @@ def _run[
     Output: OutputTarget,
     rank: Int,
     Source: ActivationSource,
-    bias_type: DType,
-    residual_type: DType,
     //,
     On: Target,
     known: KnownProblem,
@@ -199,33 +158,25 @@ def _run[
     out_shape: IndexList[rank],
     activation: Source,
     filter: Reads[Source.dtype],
-    epilogue: Epilogue[bias_type, residual_type],
-    quantization: Quantization,
-    problem: ConvProblem,
-    geometry: Geometry,
+    call: OpCall,
     ctx: DeviceContext,
 ) raises:
     """Runs the convolution, whose filters may be pixels of a larger image."""
     comptime if depth_to_space:
+        var places = DepthToSpace(call.geometry, call.problem, out_shape)
         On.convolve[known, scaled](
-            problem,
-            Arguments(
-                activation,
-                filter,
-                epilogue,
-                DepthToSpaceOutput(
-                    output, DepthToSpace(geometry, problem, out_shape)
-                ),
-                quantization,
+            call.problem,
+            call.arguments(
+                activation, filter, DepthToSpaceOutput(output, places)
             ),
-            geometry,
+            call.geometry,
             ctx,
         )
     else:
         On.convolve[known, scaled](
-            problem,
-            Arguments(activation, filter, epilogue, output, quantization),
-            geometry,
+            call.problem,
+            call.arguments(activation, filter, output),
+            call.geometry,
             ctx,
         )
 
@@ -335,6 +286,7 @@ struct ConvGpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        centered: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -348,13 +300,14 @@ struct ConvGpu:
     ) raises:
         """Runs the convolution.
 
-        All parameters and operands are those of `ConvCpu.execute`.
+        All parameters and operands are those of `ConvCpu.execute`, but for
+        `centered`: whether the activation has a zero point.
         """
         comptime assert is_gpu[target](), OP_CONV_GPU + " runs on a GPU only"
         convolve[
             Gpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel, exact, groups, channels, filters, taps, stride, centered
             ),
             scaled,
             depth_to_space,
@@ -448,6 +401,7 @@ struct ConvFusedInputGpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        centered: Bool = False,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -462,7 +416,7 @@ struct ConvFusedInputGpu:
         """Runs the convolution of an activation that may not be in memory:
         `x` loads each element through the work that the graph compiler fused.
 
-        All other parameters and operands are those of `ConvCpu.execute`.
+        All other parameters and operands are those of `ConvGpu.execute`.
         """
         comptime assert is_gpu[target](), (
             OP_CONV_FUSED_INPUT_GPU + " runs on a GPU only"
@@ -470,7 +424,7 @@ struct ConvFusedInputGpu:
         convolve[
             Gpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel, exact, groups, channels, filters, taps, stride, centered
             ),
             scaled,
             depth_to_space,

@@ -88,6 +88,7 @@ struct ConvUnfusedGpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        centered: Bool = False,
     ](
         output: OutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -101,7 +102,8 @@ struct ConvUnfusedGpu:
     ) raises:
         """Runs the convolution.
 
-        All parameters and operands are those of `ConvCpu.execute`.
+        All parameters and operands are those of `ConvCpu.execute`, but for
+        `centered`: whether the activation has a zero point.
         """
         comptime assert is_gpu[target](), (
             OP_CONV_UNFUSED_GPU + " runs on a GPU only"
@@ -109,7 +111,7 @@ struct ConvUnfusedGpu:
         convolve[
             Gpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel, exact, groups, channels, filters, taps, stride, centered
             ),
             scaled,
             depth_to_space,

@@ -112,6 +112,12 @@ trait OutputTarget(DeviceValue, TrivialRegisterPassable):
         """Whether the images are neighbours in memory, and not the pixels."""
         return False
 
+    def addresses(self) -> Int:
+        """The addresses that a plan looks at, or 0 if the fused work stores."""
+        comptime if Self.stores:
+            return 0
+        return Int(self.data())
+
     @always_inline
     def compute[
         width: Int, alignment: Int = width

@@ -3,7 +3,7 @@
 Of an accumulator value `v` of output element `[n, ..., k]` the epilogue makes
 
     final_activation(activation(scale[k] * v + bias[k])
-                     + beta * residual[n, ..., k])
+                     + beta * (residual[n, ..., k] - residual_zero_point))
 
 in float32, rounds it once to the output's type, passes it to what the graph
 compiler fused behind the op, and stores it.
@@ -13,7 +13,7 @@ from std.collections import Optional
 from std.math import exp, tanh
 from std.sys._assembly import inlined_assembly
 from std.sys.info import is_gpu, is_nvidia_gpu, size_of
-from std.utils import IndexList
+from std.utils import IndexList, StaticTuple
 
 from .device_value import DeviceValue
 from .memory import CACHE_LINE, Reads
@@ -32,6 +32,7 @@ from .fields import (
     GEOMETRY_FINAL_ACTIVATION,
     GEOMETRY_HAS_BIAS,
     GEOMETRY_HAS_RESIDUAL,
+    GEOMETRY_RESIDUAL_ZERO_POINT,
     SCALAR_ACTIVATION_P0,
     SCALAR_ACTIVATION_P1,
     SCALAR_BETA,
@@ -214,7 +215,6 @@ struct Activation(DeviceValue, ImplicitlyCopyable, Movable):
         return _with_nan(v, tanh(v))
 
 
-@fieldwise_init
 struct Epilogue[bias_type: DType, residual_type: DType](
     DeviceValue, ImplicitlyCopyable, Movable
 ):
@@ -234,6 +234,49 @@ struct Epilogue[bias_type: DType, residual_type: DType](
     var beta: Float32
     var activation: Activation
     var final_activation: Activation
+    var residual_zero_point: StaticTuple[
+        Float32, 1 if Self.residual_type.is_integral() else 0
+    ]
+    """Of a residual of integers; of another there is none."""
+
+    def __init__(
+        out self,
+        *,
+        has_bias: Bool,
+        has_residual: Bool,
+        has_scale: Bool,
+        scale: Reads[DType.float32],
+        bias: Reads[Self.bias_type],
+        residual: Reads[Self.residual_type],
+        beta: Float32,
+        activation: Activation,
+        final_activation: Activation,
+        residual_zero_point: Float32 = 0,
+    ):
+        """Gathers the fields.
+
+        Args:
+            has_bias: See the fields, like the others.
+            has_residual: The same.
+            has_scale: The same.
+            scale: The same.
+            bias: The same.
+            residual: The same.
+            beta: The same.
+            activation: The same.
+            final_activation: The same.
+            residual_zero_point: The same.
+        """
+        self.has_bias = has_bias
+        self.has_residual = has_residual
+        self.has_scale = has_scale
+        self.scale = scale
+        self.bias = bias
+        self.residual = residual
+        self.beta = beta
+        self.activation = activation
+        self.final_activation = final_activation
+        self.residual_zero_point = {fill = residual_zero_point}
 
     def __init__(
         out self,
@@ -271,6 +314,9 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             scalars[unsafe_offset=SCALAR_FINAL_P0],
             scalars[unsafe_offset=SCALAR_FINAL_P1],
         )
+        self.residual_zero_point = {
+            fill = Float32(geometry[GEOMETRY_RESIDUAL_ZERO_POINT])
+        }
 
     @staticmethod
     def identity() -> Self:
@@ -326,6 +372,33 @@ struct Epilogue[bias_type: DType, residual_type: DType](
             self.load_bias[width, alignment](filter),
             self.load_residual[width, alignment](offset),
         )
+
+    @always_inline
+    def stored[
+        sum_type: DType, //, dtype: DType, width: Int, alignment: Int = 1
+    ](self, sums: SIMD[sum_type, width], filter: Int, offset: Int) -> SIMD[
+        dtype, width
+    ]:
+        """`apply` of sums, rounded to the output's type; an output of int32
+        takes them as they are.
+
+        Parameters:
+            sum_type: Of the sums.
+            dtype: Of the output.
+            width: How many filters.
+            alignment: As for `apply`.
+
+        Args:
+            sums: The accumulators.
+            filter: As for `apply`.
+            offset: As for `apply`.
+        """
+        comptime if dtype == DType.int32:
+            return sums.cast[dtype]()
+        else:
+            return self.apply[width, alignment](
+                sums.cast[DType.float32](), filter, offset
+            ).cast[dtype]()
 
     @always_inline
     def scaled[
@@ -436,9 +509,29 @@ struct Epilogue[bias_type: DType, residual_type: DType](
         """
         var result = v
         if self.has_residual:
-            var c = residual.cast[DType.float32]()
-            result = c.fma(SIMD[DType.float32, width](self.beta), result)
+            result = self.real_residual(residual).fma(
+                SIMD[DType.float32, width](self.beta), result
+            )
         return self.final_activation.apply[width](result)
+
+    @always_inline
+    def real_residual[
+        width: Int, //
+    ](self, residual: SIMD[Self.residual_type, width]) -> SIMD[
+        DType.float32, width
+    ]:
+        """Elements of the residual, less its zero point.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            residual: As they are stored.
+        """
+        var values = residual.cast[DType.float32]()
+        comptime if Self.residual_type.is_integral():
+            values -= self.residual_zero_point[0]
+        return values
 
 
 def validate_scale(problem: ConvProblem, scale: Int, scaled: Bool) raises:

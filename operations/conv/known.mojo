@@ -11,7 +11,6 @@ comptime ANY_KERNEL = -1
 """A `config=` that is known only when the op is called."""
 
 
-@fieldwise_init
 struct KnownProblem(ImplicitlyCopyable, Movable):
     """What a graph knows of a problem; `UNKNOWN` stands for the rest, and
     `SEVERAL` for a number of groups, channels or filters that is not 1. Both
@@ -30,6 +29,41 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
     """Along w."""
     var stride: Int
     """Along w."""
+    var centered: Bool
+    """Whether a GPU's activation of integers has a zero point; a CPU's may have
+    one in any case."""
+
+    def __init__(
+        out self,
+        kernel: Int,
+        exact: Bool,
+        groups: Int,
+        channels: Int,
+        filters: Int,
+        taps: Int,
+        stride: Int,
+        centered: Bool = False,
+    ):
+        """Gathers the fields.
+
+        Args:
+            kernel: See the fields, like the others.
+            exact: The same.
+            groups: The same.
+            channels: The same.
+            filters: The same.
+            taps: The same.
+            stride: The same.
+            centered: The same.
+        """
+        self.kernel = kernel
+        self.exact = exact
+        self.groups = groups
+        self.channels = channels
+        self.filters = filters
+        self.taps = taps
+        self.stride = stride
+        self.centered = centered
 
     @staticmethod
     def nothing() -> KnownProblem:

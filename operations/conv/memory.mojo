@@ -18,9 +18,9 @@ def element_bytes(dtype: DType) -> Int:
     """Bytes of an element that a convolution reads or writes.
 
     Args:
-        dtype: Its type: float32, or one of 16 or 8 bits.
+        dtype: Its type: float32, int32, or one of 16 or 8 bits.
     """
-    if dtype == DType.float32:
+    if dtype == DType.float32 or dtype == DType.int32:
         return 4
     return 2 if dtype.is_half_float() else 1
 

@@ -226,8 +226,7 @@ struct Arguments[
         var addresses = Int(self.filter)
         comptime if not Self.Source.fused:
             addresses |= Int(self.activation.data())
-        comptime if not Self.Output.stores:
-            addresses |= Int(self.output.data())
+        addresses |= self.output.addresses()
         if epilogue.has_scale:
             addresses |= Int(epilogue.scale)
         if epilogue.has_bias:

@@ -11,12 +11,12 @@ Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018.)
 """
 
 from std.math import isfinite
+from std.memory import bitcast
 from std.utils.numerics import max_finite, min_finite
 
 from .device_value import DeviceValue
 from .fields import (
     GEOMETRY_OUTPUT_ZERO_POINT,
-    GEOMETRY_RESIDUAL_ZERO_POINT,
     GEOMETRY_ZERO_POINT,
     SCALAR_OUTPUT_FACTOR,
 )
@@ -51,7 +51,6 @@ struct Quantization(DeviceValue, ImplicitlyCopyable, Movable):
 
     var zero_point: Int32
     """Of the activation."""
-    var residual_zero_point: Float32
     var output_zero_point: Float32
     var output_factor: Float32
     """Steps of the output in 1."""
@@ -59,7 +58,7 @@ struct Quantization(DeviceValue, ImplicitlyCopyable, Movable):
     @staticmethod
     def none() -> Quantization:
         """Nothing of it."""
-        return Quantization(0, 0, 0, 1)
+        return Quantization(0, 0, 1)
 
     def __init__(out self, geometry: Geometry, scalars: Reads[DType.float32]):
         """Reads it off the op's operands.
@@ -69,37 +68,39 @@ struct Quantization(DeviceValue, ImplicitlyCopyable, Movable):
             scalars: `SCALARS_LENGTH` values in host memory.
         """
         self.zero_point = Int32(geometry[GEOMETRY_ZERO_POINT])
-        self.residual_zero_point = Float32(
-            geometry[GEOMETRY_RESIDUAL_ZERO_POINT]
-        )
         self.output_zero_point = Float32(geometry[GEOMETRY_OUTPUT_ZERO_POINT])
         self.output_factor = scalars[unsafe_offset=SCALAR_OUTPUT_FACTOR]
 
-    def refuse_on_gpu(self) raises:
-        """Refuses what a GPU's kernels do not compute.
+    def refuse_zero_point(self) raises:
+        """Refuses what a kernel does not compute that is not given the sums of
+        filters.
 
         Raises:
             Naming the argument, its value and what is allowed.
         """
         if self.zero_point != 0:
             raise Error(
-                t"zero_point: {self.zero_point} is not supported on a GPU; 0 is"
+                t"zero_point: {self.zero_point} is not supported by what was"
+                t" compiled for this GPU; 0 is"
             )
 
-    def validate[input: DType, output: DType](self) raises:
+    def validate[
+        input: DType, output: DType
+    ](self, residual_zero_point: Float32) raises:
         """Checks that types hold what is asked of them.
 
         Parameters:
             input: Of the activation.
             output: Of residual and output.
 
+        Args:
+            residual_zero_point: Of the residual.
+
         Raises:
             Naming the argument, its value and what is allowed.
         """
         _validate_zero_point[input]("zero_point", Float32(self.zero_point))
-        _validate_zero_point[output](
-            "residual_zero_point", self.residual_zero_point
-        )
+        _validate_zero_point[output]("residual_zero_point", residual_zero_point)
         _validate_zero_point[output]("out_zero_point", self.output_zero_point)
         var allowed = isfinite(self.output_factor) and self.output_factor > 0
         comptime if not output.is_integral():
@@ -110,6 +111,69 @@ struct Quantization(DeviceValue, ImplicitlyCopyable, Movable):
                 t" output of {output}; positive numbers whose reciprocal is a"
                 t" float32 are, and 1 alone for floats"
             )
+
+
+comptime _ROUNDER = Float32(3 << 22)
+"""1.5 * 2^23: a sum with it has no fraction bits, and its low bits are the integer
+that small numbers are rounded to, ties to even."""
+
+
+@fieldwise_init
+struct Steps(DeviceValue, TrivialRegisterPassable):
+    """How values become integers of 8 bits: the formula above. The limits are
+    integers less the zero point, or those of an activation, whichever are
+    narrower: nothing changes if numbers meet them before they are rounded."""
+
+    var factor: Float32
+    var low: Float32
+    var high: Float32
+    var zero_point: Int32
+
+    @staticmethod
+    def of[
+        dtype: DType
+    ](quantization: Quantization, low: Float32, high: Float32) -> Steps:
+        """Those of an output.
+
+        Parameters:
+            dtype: Of the output.
+
+        Args:
+            quantization: Its factor and zero point.
+            low: Limit of the values.
+            high: The other one.
+        """
+        var zero = quantization.output_zero_point
+        var factor = quantization.output_factor
+        return Steps(
+            factor,
+            max(low * factor, min_finite[dtype]().cast[DType.float32]() - zero),
+            min(
+                high * factor, max_finite[dtype]().cast[DType.float32]() - zero
+            ),
+            zero.cast[DType.int32](),
+        )
+
+    @always_inline
+    def apply[
+        width: Int, //, dtype: DType
+    ](self, value: SIMD[DType.float32, width]) -> SIMD[dtype, width]:
+        """The integers; NaN becomes the least.
+
+        Parameters:
+            width: How many.
+            dtype: Of the output.
+
+        Args:
+            value: The values.
+        """
+        comptime Vector = SIMD[DType.float32, width]
+        var steps = value * self.factor
+        steps = steps.gt(self.low).select(steps, Vector(self.low))
+        steps = steps.lt(self.high).select(steps, Vector(self.high))
+        comptime bits = bitcast[DType.int32, 1](_ROUNDER)
+        var whole = bitcast[DType.int32, width](steps + _ROUNDER)
+        return (whole + (self.zero_point - bits)).cast[dtype]()
 
 
 def _validate_zero_point[dtype: DType](name: String, value: Float32) raises:

@@ -10,7 +10,6 @@ from ..conv.fields import ACTIVATIONS, ACTIVATION_NONE, PANEL
 from ..conv.memory import CACHE_LINE, Writes
 from ..conv.operands import Arguments
 from ..conv.problem import ConvProblem
-from ..conv.quantization import Quantization
 from .accumulators import Accumulators, OutputTile
 from .form import (
     FORM_IDENTITY,
@@ -61,7 +60,6 @@ def _store_columns[
             comptime if kind == FORM_RESIDUAL:
                 other = real_residual[width](
                     form.epilogue,
-                    form.quantization,
                     output,
                     pixel,
                     filter + at,
@@ -184,7 +182,6 @@ def _scale_and_add_bias(
 
 def _add_residual(
     epilogue: Epilogue,
-    quantization: Quantization,
     output: Some[OutputTarget],
     problem: ConvProblem,
     tile: OutputTile,
@@ -202,7 +199,6 @@ def _add_residual(
                 var v = row.unsafe_load[width=width](j)
                 var other = real_residual[width](
                     epilogue,
-                    quantization,
                     output,
                     pixel,
                     tile.filter + j,
@@ -217,7 +213,6 @@ def _add_residual(
 @no_inline
 def _apply_steps(
     epilogue: Epilogue,
-    quantization: Quantization,
     output: Some[OutputTarget],
     problem: ConvProblem,
     tile: OutputTile,
@@ -229,9 +224,7 @@ def _apply_steps(
         _scale_and_add_bias(epilogue, tile, sums, row_stride)
     _activate(epilogue.activation, sums, tile.rows, tile.filters, row_stride)
     if epilogue.has_residual:
-        _add_residual(
-            epilogue, quantization, output, problem, tile, sums, row_stride
-        )
+        _add_residual(epilogue, output, problem, tile, sums, row_stride)
     _activate(
         epilogue.final_activation, sums, tile.rows, tile.filters, row_stride
     )
@@ -406,7 +399,6 @@ def _store_tile[
             _to_floats(accumulators, tile)
         _apply_steps(
             form.epilogue,
-            form.quantization,
             output,
             problem,
             tile,

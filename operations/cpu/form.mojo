@@ -7,9 +7,9 @@ from ..conv.access import OutputTarget
 from ..conv.epilogue import Activation, Epilogue, clamped
 from ..conv.fields import ACTIVATION_CLAMP, ACTIVATION_NONE, ACTIVATION_RELU
 from ..conv.operands import Arguments
-from ..conv.quantization import Quantization
+from ..conv.quantization import Quantization, Steps
 from .pixel import Pixel
-from .rounding import Steps, rounded
+from .rounding import rounded
 
 comptime FORM_IDENTITY = 0
 """Nothing is done to a sum."""
@@ -239,7 +239,6 @@ def real_residual[
     width: Int
 ](
     epilogue: Epilogue,
-    quantization: Quantization,
     output: Some[OutputTarget],
     pixel: Pixel,
     filter: Int,
@@ -252,18 +251,16 @@ def real_residual[
 
     Args:
         epilogue: The epilogue, which has a residual.
-        quantization: What belongs to it.
         output: The output, which says how the residual is laid out.
         pixel: The pixel.
         filter: The first filter.
         offset: The first element's row-major offset in the output.
     """
-    var values = output.load_beside[width=width](
-        epilogue.residual, pixel.n, pixel.at, filter, offset
-    ).cast[DType.float32]()
-    comptime if type_of(epilogue).residual_type.is_integral():
-        values -= quantization.residual_zero_point
-    return values
+    return epilogue.real_residual(
+        output.load_beside[width=width](
+            epilogue.residual, pixel.n, pixel.at, filter, offset
+        )
+    )
 
 
 def finished[
@@ -291,7 +288,6 @@ def finished[
     if epilogue.has_residual:
         var other = real_residual[1](
             epilogue,
-            arguments.quantization,
             arguments.output,
             pixel,
             filter,

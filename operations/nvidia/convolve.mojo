@@ -25,7 +25,7 @@ from ..conv.known import (
     KnownFilter,
     KnownProblem,
 )
-from ..conv.memory import element_bytes
+from ..conv.memory import Reads, element_bytes
 from ..conv.operands import Arguments, OperandTypes
 from ..conv.problem import ConvProblem, Geometry
 from ..conv.registry import has_kernel
@@ -36,6 +36,12 @@ from .packing import pack_filter
 from .patches import merged_patches
 from .registry import GPU_REGISTRY
 from .stream import Stream
+from .summed_output import SUM_TYPE, kernel_types, takes_sums, with_sums
+from .zero_point import (
+    ZeroPointTable,
+    fill_zero_point_table,
+    zero_point_elements,
+)
 
 
 comptime _FEWEST_FILTERS = 8
@@ -76,7 +82,8 @@ def convolve[
     comptime types = type_of(arguments).types(scaled)
     var device = device_of(stream.ctx)
     check_type(types, device.capability)
-    arguments.quantization.refuse_on_gpu()
+    comptime if types.output != SUM_TYPE:
+        arguments.quantization.refuse_zero_point()
     var merged = merged_patches(problem, types, requested)
     var planned = GPU_REGISTRY.find_plan[types, kernels](
         requested, merged, arguments.operands(exact=exact), device
@@ -92,9 +99,7 @@ def convolve[
 
 
 def convolve_any_layout[
-    kernels: Int,
-    known: KnownFilter,
-    scaled: Bool,
+    kernels: Int, known: KnownFilter, scaled: Bool, centered: Bool
 ](
     ctx: DeviceContext,
     problem: ConvProblem,
@@ -111,6 +116,7 @@ def convolve_any_layout[
         kernels: Which kernels to compile, a bit each.
         known: What is known of the filter.
         scaled: Whether each filter has a scale.
+        centered: Whether the activation has a zero point.
 
     Args:
         ctx: The device, in whose own queue to run; nothing is waited for.
@@ -125,7 +131,7 @@ def convolve_any_layout[
         filter is packed for a CPU: why; what the driver refused.
     """
     comptime Call = type_of(arguments)
-    comptime run = convolve[kernels, known, scaled]
+    comptime run = _convolve_integers[kernels, known, scaled, centered]
     var stream = Stream(ctx)
     comptime if Call.Source.interleaved > 0:
         # No other layout of a filter goes with it: `ConvProblem.validate`.
@@ -152,6 +158,58 @@ def convolve_any_layout[
         _ = packed^
 
 
+def _convolve_integers[
+    kernels: Int, known: KnownFilter, scaled: Bool, centered: Bool
+](
+    mut stream: Stream,
+    problem: ConvProblem,
+    arguments: Arguments,
+    *,
+    requested: Int,
+    exact: Bool,
+) raises:
+    """`convolve`, which of integers gets the sums where kernels do not compute
+    what is made of them, and what a zero point takes from them."""
+    comptime Call = type_of(arguments)
+    comptime if not takes_sums(Call.types(scaled), centered):
+        convolve[kernels, known, scaled](
+            stream, problem, arguments, requested=requested, exact=exact
+        )
+    else:
+        comptime run = convolve[kernels, known, False]
+        var zero_point = arguments.quantization.zero_point
+        var elements = zero_point_elements(problem)
+        if zero_point == 0 or elements == 0:
+            run(
+                stream,
+                problem,
+                with_sums(arguments, ZeroPointTable.nothing()),
+                requested=requested,
+                exact=exact,
+            )
+            return
+        var memory = stream.ctx.enqueue_create_buffer[DType.int32](elements)
+        var table = fill_zero_point_table(
+            stream,
+            problem,
+            rebind[Reads[DType.int8]](arguments.filter_elements()),
+            zero_point,
+            memory.unsafe_ptr()
+            .unsafe_mut_cast[True]()
+            .unsafe_origin_cast[MutUntrackedOrigin](),
+            interleaved=Call.Source.interleaved > 0,
+        )
+        run(
+            stream,
+            problem,
+            with_sums(arguments, table),
+            requested=requested,
+            exact=exact,
+        )
+        # Freed in the stream's order, after the kernels.
+        _ = memory^
+
+
 struct Gpu(Target):
     """The GPU that an op is compiled for, in MAX's queue."""
 
@@ -164,12 +222,14 @@ struct Gpu(Target):
         geometry: Geometry,
         ctx: DeviceContext,
     ) raises:
-        comptime types = type_of(arguments).types(scaled)
+        comptime types = kernel_types(
+            type_of(arguments).types(scaled), known.centered
+        )
         comptime kernels = GPU_REGISTRY.needed(
             types, target_capability(), known
         )
         comptime filter = _known_filter(kernels, known, types)
-        convolve_any_layout[kernels, filter, scaled](
+        convolve_any_layout[kernels, filter, scaled, known.centered](
             ctx,
             problem,
             arguments,

@@ -4,6 +4,8 @@ from std.collections import Optional
 
 from ..conv.fields import (
     GPU_DTYPES,
+    KERNEL_SM90,
+    KERNEL_UNALIGNED,
     HOPPER_DTYPES,
     COPY_BYTES,
     TILE_FILTERS,
@@ -12,6 +14,7 @@ from ..conv.known import UNKNOWN, KnownProblem
 from ..conv.memory import element_bytes
 from ..conv.operands import Operands, OperandTypes
 from ..conv.registry import kernel_name
+from .summed_output import SUM_TYPE
 from .device import is_blackwell, is_hopper
 from .patches import may_merge_patches
 
@@ -93,6 +96,8 @@ def tensor_core_refusal(kernel: Int, types: OperandTypes) -> Optional[String]:
         and types.residual == types.output
     ):
         return None
+    if kernel in (KERNEL_SM90, KERNEL_UNALIGNED) and gives_sums(types):
+        return None
     return String(
         t"{kernel_name(kernel)} takes float32, bfloat16, float16,"
         t" float8_e4m3fn, float8_e5m2 and int8, and gives float32, bfloat16 or"
@@ -108,9 +113,20 @@ def takes_mma_types(types: OperandTypes) -> Bool:
     Args:
         types: Of the operands.
     """
+    if gives_sums(types):
+        return True
     return (
         is_output_type(types.input) or types.input == DType.int8
     ) and is_output_type(types.output)
+
+
+def gives_sums(types: OperandTypes) -> Bool:
+    """Whether an op of integers stores its sums (summed_output.mojo).
+
+    Args:
+        types: Of the operands, as kernels see them.
+    """
+    return types.input.is_integral() and types.output == SUM_TYPE
 
 
 def is_output_type(dtype: DType) -> Bool:

@@ -294,24 +294,34 @@ class ConvArguments:
         """Steps of the output in 1."""
         return 1.0 if self.out_scale is None else 1 / self.out_scale
 
-    def check_types(self, dtype: str, *, on_gpu: bool) -> None:
+    def refuse_integers(self) -> None:
+        """Refuses what the GPUs' libraries, which PyTorch's functions call, do not take.
+
+        Raises:
+            ValueError: The output is of integers, or the input has a zero point.
+        """
+        if self.out_dtype in INTEGERS:
+            raise ValueError(
+                f"out_dtype: {self.out_dtype} is not supported by PyTorch's functions on a GPU; "
+                f"{', '.join(DTYPE_BYTES)} are allowed"
+            )
+        if self.zero_point:
+            raise ValueError(
+                f"zero_point: {self.zero_point} is not supported by PyTorch's functions on a GPU; "
+                "0 is allowed"
+            )
+
+    def check_types(self, dtype: str) -> None:
         """Checks what goes with the types of input and output.
 
         Args:
             dtype: Of the input.
-            on_gpu: Whether it is on a GPU.
 
         Raises:
-            ValueError: A type has no such zero point, integers have no scale or floats have one, or
-                a GPU has no such output.
+            ValueError: A type has no such zero point, or integers have no scale or floats have one.
         """
         out_dtype = self.out_dtype or dtype
         if out_dtype in INTEGERS:
-            if on_gpu:
-                raise ValueError(
-                    f"out_dtype: {out_dtype} is not supported on a GPU; "
-                    f"{', '.join(DTYPE_BYTES)} are allowed, and quantize_linear makes int8 of them"
-                )
             if self.out_scale is None:
                 raise ValueError(
                     f"out_scale: None beside out_dtype={out_dtype}; a positive number is needed"
@@ -319,10 +329,6 @@ class ConvArguments:
         elif self.out_scale is not None:
             raise ValueError(
                 f"out_scale: {self.out_scale} beside an output of {out_dtype}; None is allowed"
-            )
-        if self.zero_point and on_gpu:
-            raise ValueError(
-                f"zero_point: {self.zero_point} is not supported on a GPU; 0 is allowed"
             )
         for name, value, of in (
             ("zero_point", self.zero_point, dtype),

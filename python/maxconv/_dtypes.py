@@ -63,7 +63,7 @@ FILTER_BYTES: Mapping[str, int] = {**DTYPE_BYTES, **GPU_BYTES}
 #: Storage types of activations, and their sizes in bytes.
 INPUT_BYTES: Mapping[str, int] = {**FILTER_BYTES, UINT8: 1}
 
-#: Storage types of residuals and outputs, and their sizes in bytes; the integers on CPUs.
+#: Storage types of residuals and outputs, and their sizes in bytes.
 OUTPUT_BYTES: Mapping[str, int] = CPU_BYTES
 
 #: numpy's type for the elements of each storage type; for those that it lacks, of their bits.

@@ -25,7 +25,7 @@ from ._graph import (
     unfused_when_complete,
 )
 from ._problem import ConvProblem, encode
-from ._signature import Operands, known_problem, known_to_cpu, op_parameters
+from ._signature import Operands, centered, known_problem, known_to_cpu, op_parameters
 
 __all__ = [
     "Tensors",
@@ -144,7 +144,7 @@ def convolution(
         TensorType(
             DType[out_dtype], output_shape(problem, [Dim(n) for n in problem.output_shape]), device
         ),
-        known=known_problem(problem, kernel, precision)
+        known={**known_problem(problem, kernel, precision), **centered(arguments)}
         if device.is_gpu()
         else known_to_cpu(problem, kernel),
         fused_input=problem.taps == 1 and not reads and is_computed(x),

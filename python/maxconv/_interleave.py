@@ -39,7 +39,7 @@ from ._graph import (
 from ._operands import bias_operand, input_operand, residual_operand, scale_operand
 from ._packing import PackedFilter, cast_array, to_krsc
 from ._problem import ConvProblem, encode
-from ._signature import Operands
+from ._signature import Operands, centered
 
 __all__ = ["CPU_DTYPES", "convolve_interleaved", "is_interleaved", "pairing_refusal"]
 
@@ -131,10 +131,10 @@ def convolve_interleaved(
     if refusal := pairing_refusal(str(names[0]), str(names[1]), on_gpu=on_gpu):
         raise ValueError(f"input_layout: {refusal}")
     both = f"from {names[0]} to {names[1]}" if names[0] != names[1] else f"in {names[0]}"
-    allowed = (INT8,) if on_gpu else CPU_DTYPES
+    allowed = tuple(INTEGERS) if on_gpu else CPU_DTYPES
     check_same_dtype("input", dtype, allowed, f"is allowed {both}")
     out_dtype = arguments.output_dtype(dtype)
-    arguments.check_types(dtype, on_gpu=on_gpu)
+    arguments.check_types(dtype)
     kernel = arguments.kernel(device, interleaved=True)
     of_filter = filter_dtype(dtype)
     given = filter_argument(filter, filter_layout, rank=2, dtype=of_filter, device=device)
@@ -181,7 +181,7 @@ def convolve_interleaved(
         geometry=host_constant(geometry),
         scalars=host_constant(scalars),
     )
-    known = None if on_gpu else {"kernel": int(kernel)}
+    known = centered(arguments) if on_gpu else {"kernel": int(kernel)}
     result = emit(operands, output, known=known, interleaved=True)
     return to_channels_first(result) if first else result
 

@@ -104,7 +104,7 @@ def read_call(
     value, first = input_operand(x, input_layout, arguments.rank, others=others)
     dtype, device = value.dtype.name, value.device
     out_dtype = arguments.output_dtype(dtype)
-    arguments.check_types(dtype, on_gpu=device.is_gpu())
+    arguments.check_types(dtype)
     of_filter = filter_dtype(dtype)
     given = filter_argument(
         filter, filter_layout, rank=arguments.rank, dtype=of_filter, device=device
@@ -305,13 +305,13 @@ def input_operand(
     first = _channels_first(input_layout, rank, others)
     check_device("input", value.device)
     dtype = check_dtype("input", value.dtype, dtypes)
-    everywhere = {**DTYPE_BYTES, **GPU_BYTES} if value.device.is_gpu() else CPU_BYTES
+    everywhere = {**CPU_BYTES, **GPU_BYTES} if value.device.is_gpu() else CPU_BYTES
     if dtype not in everywhere:
-        anywhere = [name for name in GPU_BYTES if name not in HOPPER_DTYPES]
+        anywhere = [name for name in {**GPU_BYTES, **INTEGERS} if name not in HOPPER_DTYPES]
         raise ValueError(
             f"input: dtype {dtype} on device {value.device} is not supported; on a CPU "
             f"{', '.join(CPU_BYTES)} are allowed, on a GPU {', '.join(DTYPE_BYTES)}, "
-            f"{' and '.join(anywhere)}, and on one of compute capability 9.0, 10.0 or 10.3 "
+            f"{', '.join(anywhere)}, and on one of compute capability 9.0, 10.0 or 10.3 "
             f"{' and '.join(HOPPER_DTYPES)}"
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.

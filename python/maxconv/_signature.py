@@ -10,11 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from ._dtypes import INPUT_BYTES, OUTPUT_BYTES, bias_dtype
+from ._arguments import ConvArguments
+from ._dtypes import INPUT_BYTES, INTEGERS, OUTPUT_BYTES, UINT8, bias_dtype
 from ._fields import COPY_BYTES, SEVERAL, STEM_CHANNELS, Kernel, Precision
 from ._problem import ConvProblem
 
-__all__ = ["Operands", "filters_missing", "known_problem", "known_to_cpu", "op_parameters"]
+__all__ = [
+    "Operands",
+    "centered",
+    "filters_missing",
+    "known_problem",
+    "known_to_cpu",
+    "op_parameters",
+]
+
+#: Bytes of a sum of integers, which kernels store where the op makes the output of it.
+_SUM_BYTES = 4
 
 #: Products of an output element from which on tensor cores gain more than wider pixels cost: by an
 #: estimate of both, not measured.
@@ -122,7 +133,8 @@ def filters_missing(problem: ConvProblem, dtype: str, out_dtype: str, kernel: Ke
         and channels * INPUT_BYTES[dtype] % COPY_BYTES == 0
         and kernel in (Kernel.AUTO, Kernel.SM90, Kernel.SM100)
     )
-    piece = COPY_BYTES // OUTPUT_BYTES[out_dtype]
+    sums = out_dtype in INTEGERS or dtype == UINT8
+    piece = COPY_BYTES // (_SUM_BYTES if sums else OUTPUT_BYTES[out_dtype])
     # Of an enlarged image's filters there are as many as places in a block.
     piece //= math.gcd(piece, math.prod(problem.upsample))
     return -filters % piece if tiled else 0
@@ -153,6 +165,18 @@ def known_problem(
         if isinstance(count, int):
             known[name] = count // problem.groups
     return known
+
+
+def centered(arguments: ConvArguments) -> dict[str, bool | int]:
+    """Returns the parameter of a GPU's op that says of an activation that it has a zero point.
+
+    Kernels then store sums, of which the op takes what belongs to the zero point
+    (operations/nvidia/summed_output.mojo).
+
+    Args:
+        arguments: Of the convolution.
+    """
+    return {"centered": True} if arguments.zero_point else {}
 
 
 def known_to_cpu(problem: ConvProblem, kernel: Kernel = Kernel.AUTO) -> dict[str, bool | int]:

@@ -267,7 +267,7 @@ def run(
         args = [activation, weights, last, parameters, kernel.geometry, kernel.gather]
     else:
         kind = DataType.UINT8 if stored(operands.bias).itemsize == 1 else DataType.BFLOAT16
-        maps = _maps(kernel, operands, (activation, weights, output), kind)
+        maps = tensor_maps(kernel, operands, (activation, weights, output), kind)
         last = maps[-1]
         if isinstance(operands, WithResidual) and not kernel.rows:
             last = _residual_map(kernel, operands, residual)
@@ -292,7 +292,7 @@ def with_pointer(parameters: bytes, placeholder: int, pointer: DevicePointer) ->
     return parameters.replace(old, int(pointer).to_bytes(8, "little"))
 
 
-def _maps(
+def tensor_maps(
     kernel: Kernel,
     operands: Operands,
     pointers: tuple[SupportsInt, SupportsInt, SupportsInt],
@@ -370,7 +370,7 @@ def case(kernel: Kernel, operands: Operands) -> Case:
     parameters = Struct(kernel.parameters, ((offsets[0], -1), (offsets[1], 2)))
     maps = [
         Map(array, tensor.descriptor)
-        for array, tensor in zip((0, 1, -1), _maps(kernel, operands, (0, 0, 0)), strict=True)
+        for array, tensor in zip((0, 1, -1), tensor_maps(kernel, operands, (0, 0, 0)), strict=True)
     ]
     name = re.search(r"\.entry (\w+)", kernel.ptx)
     assert name is not None

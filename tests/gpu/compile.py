@@ -43,6 +43,7 @@ GRAPHS = {
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,
+    "integers": network.integers,
     "interleaved": interleaved.graph,
     "layers": network.layers,
     "quantized": network.quantized,

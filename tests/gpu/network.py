@@ -58,6 +58,9 @@ QUANTIZED = {"first": _integers(3, 3, 32, 64) * 30, "second": _integers(3, 3, 64
 QUANTIZED_SCALE = np.float32(2.0) ** (np.arange(64) % 3 - 9).astype(np.float32)
 QUANTIZED_BIAS = np.arange(64, dtype=np.float32) - 32
 
+#: Zero points of ``integers``: of the input, the residual and the first output.
+INTEGER_ZERO, INTEGER_RESIDUAL_ZERO, INTEGER_OUT_ZERO = 101, 77, 93
+
 OUTPUTS = ("plain", "computed", "stored", "converted")
 
 
@@ -221,6 +224,47 @@ def quantized(dtype: str) -> Graph:
             **wide,
         )
         g.output(first, maxconv.quantize_linear(second, 0.25, -20))
+    return g
+
+
+def integers(dtype: str) -> Graph:
+    """Returns a graph of two convolutions of 8-bit integers with zero points.
+
+    Inputs: images of 32 channels, and a residual of 64. Outputs: integers of the first, with a
+    scale a filter, bias, ReLU and half the residual; float32 of the second, of the first's output.
+    """
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, TensorType
+
+    gpu, kind = DeviceRef.GPU(), DType[dtype]
+    types = [TensorType(kind, ("n", "h", "w", channels), gpu) for channels in (32, 64)]
+    library = maxconv.kernel_library()
+    with Graph(f"integers_{dtype}", input_types=types, kernel_library=library) as g:
+        x, residual = (value.tensor for value in g.inputs)
+        first = maxconv.conv2d(
+            x,
+            QUANTIZED["first"],
+            padding=1,
+            zero_point=INTEGER_ZERO,
+            scale=QUANTIZED_SCALE,
+            bias=QUANTIZED_BIAS,
+            activation="relu",
+            residual=residual,
+            beta=0.5,
+            residual_zero_point=INTEGER_RESIDUAL_ZERO,
+            out_dtype=kind,
+            out_scale=0.5,
+            out_zero_point=INTEGER_OUT_ZERO,
+        )
+        second = maxconv.conv2d(
+            first,
+            QUANTIZED["second"],
+            padding=1,
+            zero_point=INTEGER_OUT_ZERO,
+            scale=2.0**-9,
+            out_dtype=DType.float32,
+        )
+        g.output(first, second)
     return g
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.gpu.network import QUANTIZED, QUANTIZED_BIAS, QUANTIZED_SCALE, quantized
+from tests.gpu.network import (
+    INTEGER_OUT_ZERO,
+    INTEGER_RESIDUAL_ZERO,
+    INTEGER_ZERO,
+    QUANTIZED,
+    QUANTIZED_BIAS,
+    QUANTIZED_SCALE,
+    quantized,
+)
+from tests.gpu.network import integers as integer_graph
 from tests.reference import conv_reference
 
 if TYPE_CHECKING:
@@ -54,3 +63,28 @@ def test_quantized(gpu_session: InferenceSession, gpu: Device) -> None:
         wanted = integers(added / 0.25, -20)
         assert len(np.unique(wanted)) > min(50, wanted.size // 8)
         np.testing.assert_array_equal(second, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_zero_points(gpu_session: InferenceSession, gpu: Device, dtype: str) -> None:
+    from max.driver import CPU, Buffer
+
+    model = gpu_session.load(integer_graph(dtype))
+    rng, limits = np.random.default_rng(6), np.iinfo(dtype)
+    for shape in ((2, 9, 11), (1, 40, 37), (3, 1, 1)):
+        x, residual = (
+            rng.integers(limits.min, limits.max + 1, (*shape, channels)).astype(dtype)
+            for channels in (32, 64)
+        )
+        first, second = (
+            output.to(CPU()).to_numpy()
+            for output in model.execute(*(Buffer.from_numpy(a).to(gpu) for a in (x, residual)))
+        )
+        scaled = sums(x.astype(np.float64) - INTEGER_ZERO, QUANTIZED["first"]) * QUANTIZED_SCALE
+        added = 0.5 * (residual.astype(np.float64) - INTEGER_RESIDUAL_ZERO)
+        steps = np.rint((np.maximum(scaled + QUANTIZED_BIAS, 0) + added) / 0.5)
+        wanted = np.clip(steps + INTEGER_OUT_ZERO, limits.min, limits.max)
+        assert len(np.unique(wanted)) > min(50, wanted.size // 8)
+        np.testing.assert_array_equal(first, wanted)
+        of_second = sums(wanted - INTEGER_OUT_ZERO, QUANTIZED["second"]) * 2.0**-9
+        np.testing.assert_array_equal(second, of_second)

@@ -19,6 +19,7 @@ PROGRAMS = [
     "tests/gpu/sm90_visitors.mojo",
     "tests/gpu/chain.mojo",
     "tests/gpu/direct.mojo",
+    "tests/gpu/integers.mojo",
     "tests/gpu/pooling.mojo",
 ]
 

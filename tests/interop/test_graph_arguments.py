@@ -165,14 +165,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "zero_point: 128 is not allowed beside int8; -128 to 127 are",
     ),
     (
-        {"x": "gpu_int8", "out_dtype": "bfloat16", "zero_point": 3},
+        {"x": "gpu_int8", "out_dtype": "int8"},
         ValueError,
-        "zero_point: 3 is not supported on a GPU; 0 is allowed",
-    ),
-    (
-        {"x": "gpu_int8", "out_dtype": "int8", "out_scale": 1.0},
-        ValueError,
-        "out_dtype: int8 is not supported on a GPU; float32, bfloat16, float16 are allowed, and q",
+        "out_scale: None beside out_dtype=int8; a positive number is needed",
     ),
     (
         {"config": "fast"},

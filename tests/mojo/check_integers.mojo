@@ -94,6 +94,8 @@ struct IntegerCase[in_type: DType, out_type: DType, scaled: Bool]:
     var zero: Int
     """The activation's zero point."""
     var quantization: Quantization
+    var residual_zero: Float32
+    """The residual's."""
     var outputs: HostBuffer[Self.out_type]
 
     def __init__(out self, spec: Case) raises:
@@ -112,11 +114,13 @@ struct IntegerCase[in_type: DType, out_type: DType, scaled: Bool]:
             output_zero = out_low + spec.seed() * 29 % BYTES
         self.quantization = Quantization(
             Int32(self.zero),
-            Float32(residual_zero),
             Float32(output_zero),
             OUTPUT_FACTOR if Self.out_type.is_integral() else Float32(1),
         )
-        self.quantization.validate[Self.in_type, Self.out_type]()
+        self.residual_zero = Float32(residual_zero)
+        self.quantization.validate[Self.in_type, Self.out_type](
+            self.residual_zero
+        )
         ref p = self.spec.problem
         var count = p.gemm_m() * p.filters
         self.outputs = HostBuffer[Self.out_type](count)
@@ -157,7 +161,7 @@ struct IntegerCase[in_type: DType, out_type: DType, scaled: Bool]:
             v = min(max(v, LOW), HIGH)
         if spec.has_residual:
             var other = Float32(self.residual(offset))
-            v += BETA * (other - self.quantization.residual_zero_point)
+            v += BETA * (other - self.residual_zero)
             if spec.activation == ACTIVATION_CLAMP:
                 v = min(max(v, LOW), HIGH)
         comptime if Self.out_type.is_integral():
@@ -221,6 +225,7 @@ def check[
             final_activation=activation if ends_clamped else Activation(
                 ACTIVATION_NONE, 0, 0
             ),
+            residual_zero_point=expected.residual_zero,
         ),
         MemoryOutput(out),
         expected.quantization,

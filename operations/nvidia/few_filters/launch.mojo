@@ -94,7 +94,7 @@ struct FewFilters(GpuKernel):
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
         """Refuses what the multiply does not take, and work fused in front."""
-        if types.input == DType.int8 or not takes_mma_types(types):
+        if types.input.is_integral() or not takes_mma_types(types):
             return String(
                 t"{kernel_name(Self.code)} takes and gives float32, bfloat16"
                 t" and float16 on a GPU; here {types.input} and {types.output}"

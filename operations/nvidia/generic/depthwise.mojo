@@ -19,6 +19,7 @@ from ...conv.epilogue import Epilogue
 from ...conv.fields import ACTIVATION_SILU
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
+from ...conv.quantization import filter_dtype
 from ..epilogue.activations import DeviceActivation, keep_branch, run_time
 from ..overlap import wait_for_earlier_kernels
 from ..pipeline.device_memory import prefetch_line
@@ -160,7 +161,7 @@ struct DepthwiseKernel[
     )
     def run(
         activation: Self.Source,
-        filter: Reads[Self.dtype],
+        filter: Reads[filter_dtype(Self.dtype)],
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: DepthwiseGeometry,
@@ -197,7 +198,9 @@ struct DepthwiseKernel[
     @staticmethod
     @always_inline
     def _pack_filter(
-        filter: Reads[Self.dtype], geometry: DepthwiseGeometry, slab: UInt32
+        filter: Reads[filter_dtype(Self.dtype)],
+        geometry: DepthwiseGeometry,
+        slab: UInt32,
     ) -> Self.SharedFilter:
         """Loads the block's filters into shared memory, `[taps][filters]`."""
         var shared = external_memory[

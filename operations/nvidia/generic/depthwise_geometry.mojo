@@ -33,9 +33,16 @@ comptime LANES = 32
 comptime FILTER_BYTES = 48 * 1024
 """Shared memory for a block's filters, at most."""
 
-comptime MAX_EXACT_TAPS = 1024
-"""Taps whose products of int8 float32 adds up exactly: 1024 times 128 squared
-are 2 ** 24."""
+
+def exact_taps(dtype: DType) -> Int:
+    """Taps whose products float32 adds up exactly: up to a sum of 2 ** 24.
+
+    Args:
+        dtype: Of the activation: int8 or uint8, beside filters of int8.
+    """
+    var largest = 255 if dtype == DType.uint8 else 128
+    return (1 << 24) // (largest * 128)
+
 
 comptime ACCESS_BYTES = CHUNK_BYTES
 """Bytes that a thread reads of a pixel, at most."""

@@ -16,7 +16,7 @@ from .depthwise import DepthwiseKernel
 from .depthwise_geometry import (
     DEPTHWISE_CANDIDATES,
     FILTER_BYTES,
-    MAX_EXACT_TAPS,
+    exact_taps,
     RESIDENT,
     THREADS,
     DepthwiseGeometry,
@@ -114,13 +114,12 @@ struct Depthwise(GpuKernel):
                 t"depthwise keeps filters in {FILTER_BYTES} bytes of shared"
                 t" memory, too few for {problem.taps()} taps"
             )
-        if (
-            operands.types.input == DType.int8
-            and problem.taps() > MAX_EXACT_TAPS
-        ):
+        var input = operands.types.input
+        var taps = exact_taps(input)
+        if input.is_integral() and problem.taps() > taps:
             return String(
-                t"depthwise adds up the products of at most {MAX_EXACT_TAPS}"
-                t" taps of int8 without rounding; here {problem.taps()}"
+                t"depthwise adds up the products of at most {taps}"
+                t" taps of {input} without rounding; here {problem.taps()}"
             )
         var items = items_of(problem, Phases.of(problem))
         if items >= MAX_INDEX // 2:
@@ -198,7 +197,7 @@ struct Depthwise(GpuKernel):
                         shared_bytes=plan.filter_bytes,
                     ),
                     arguments.activation,
-                    arguments.filter,
+                    arguments.filter_elements(),
                     arguments.epilogue,
                     arguments.output,
                     geometry,
@@ -262,7 +261,7 @@ def _launch_strips[
                         shared_bytes=plan.strips.shared_bytes,
                     ),
                     arguments.activation.data(),
-                    arguments.filter,
+                    arguments.filter_elements(),
                     arguments.epilogue,
                     arguments.output,
                     StripGeometry.of(problem, plan.strips),

@@ -19,6 +19,7 @@ from ...conv.access import OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
+from ...conv.quantization import filter_dtype
 from ..overlap import wait_for_earlier_kernels
 from ..pipeline.async_copy import await_copies, close_copies, copy_chunk
 from ..pipeline.chunks import CHUNK_BYTES
@@ -151,7 +152,7 @@ struct StripKernel[
     )
     def run(
         activation: Reads[Self.dtype],
-        filter: Reads[Self.dtype],
+        filter: Reads[filter_dtype(Self.dtype)],
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: StripGeometry,
@@ -277,7 +278,7 @@ struct StripKernel[
     @staticmethod
     @always_inline
     def _pack_filter(
-        filter: Reads[Self.dtype],
+        filter: Reads[filter_dtype(Self.dtype)],
         geometry: StripGeometry,
         block: StripBlock,
         to: SharedBytes,

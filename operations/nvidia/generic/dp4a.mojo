@@ -38,15 +38,21 @@ comptime Words = SIMD[DType.int32, VECTOR]
 
 
 @always_inline
-def dot(a: Int32, b: Int32, sum: Int32) -> Int32:
-    """Adds the products of 4 signed bytes to a sum (PTX ISA, "dp4a").
+def dot[dtype: DType](a: Int32, b: Int32, sum: Int32) -> Int32:
+    """Adds the products of 4 bytes to a sum (PTX ISA, "dp4a").
+
+    Parameters:
+        dtype: Of the first ones: int8 or uint8.
 
     Args:
-        a: Four int8.
+        a: Four of `dtype`.
         b: Four int8.
         sum: What they are added to; what is beyond 32 bits is lost.
     """
-    return llvm_intrinsic["llvm.nvvm.idp4a.s.s", Int32](a, b, sum)
+    comptime name = "llvm.nvvm.idp4a.u.s" if dtype == DType.uint8 else (
+        "llvm.nvvm.idp4a.s.s"
+    )
+    return llvm_intrinsic[name, Int32](a, b, sum)
 
 
 struct StepLoads[columns: Int, rows: Int, threads: Int, width: Int](
@@ -308,7 +314,9 @@ struct Dp4aKernel[
                         comptime at = (i * VECTOR + e) * Self.quads + j
                         var total = sums[at]
                         comptime for f in range(VECTOR):
-                            total[f] = dot(a[e], b[j][f], total[f])
+                            total[f] = dot[Self.Source.dtype](
+                                a[e], b[j][f], total[f]
+                            )
                         sums[at] = total
 
     @staticmethod
@@ -354,15 +362,13 @@ struct Dp4aKernel[
             var at = geometry.pixel(own)
             var n, p, q = Int(at[IMAGE]), Int(at[1]), Int(at[2])
             var offset = geometry.output.offset(n, k, p, q)
-            # Of integers the only rounding before the epilogue's.
-            var value = epilogue.apply[VECTOR, Self.filter_width](
-                total.cast[DType.float32](), k, offset
-            )
             # As a tensor the output has K / 4 planes of 4 channels.
             output.store[VECTOR, Self.filter_width](
                 n,
                 IndexList[SPATIAL](k // VECTOR, p, q),
                 0,
                 offset,
-                value.cast[Self.Output.dtype](),
+                epilogue.stored[Self.Output.dtype, VECTOR, Self.filter_width](
+                    total, k, offset
+                ),
             )

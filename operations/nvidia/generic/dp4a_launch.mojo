@@ -9,7 +9,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.registry import kernel_name
 from ..inspect import GpuKernel, PtxWriter
-from ..legality import is_output_type, memory_refusal
+from ..legality import gives_sums, is_output_type, memory_refusal
 from ..stream import LaunchGrid, Stream
 from .dp4a import Dp4aKernel
 from .dp4a_geometry import Dp4aGeometry, dp4a_refusal, reads_vectors
@@ -86,11 +86,14 @@ struct Dp4a(GpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Refuses what is not int8, and work fused in front."""
-        if types.input != DType.int8 or not is_output_type(types.output):
+        """Refuses what are not integers, and work fused in front."""
+        if not types.input.is_integral() or not (
+            is_output_type(types.output) or gives_sums(types)
+        ):
             return String(
-                t"{kernel_name(Self.code)} takes int8, and gives float32,"
-                t" bfloat16 or float16; here {types.input} and {types.output}"
+                t"{kernel_name(Self.code)} takes int8 and uint8, and gives"
+                t" float32, bfloat16, float16 or sums; here {types.input} and"
+                t" {types.output}"
             )
         return memory_refusal(Self.code, types)
 

@@ -20,6 +20,7 @@ from max.gpu import (
 )
 from max.gpu.primitives.warp import shuffle_xor
 from std.math import ceildiv
+from std.memory import bitcast
 from std.sys.info import size_of
 from std.utils import StaticTuple
 
@@ -28,6 +29,7 @@ from ...conv.device_value import DeviceValue
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads, sum_type
 from ...conv.problem import ConvProblem
+from ...conv.quantization import filter_dtype
 from ...conv.divisor import Divisor
 from ..limits import WARP
 from ..overlap import wait_for_earlier_kernels
@@ -216,16 +218,25 @@ struct GemvKernel[
         var sum = Self._sum(sums, lane, lanes)
         if stores:
             var at = geometry.pixel(UInt32(first + lane))
-            var value = epilogue.finish[1](
-                sum.cast[DType.float32]() * scale, bias, residual
-            )
-            output.store[1](
-                Int(at[IMAGE]),
-                spatial(at),
-                k,
-                offset,
-                value.cast[Self.Output.dtype](),
-            )
+            comptime if Self.Output.dtype == DType.int32:
+                output.store[1](
+                    Int(at[IMAGE]),
+                    spatial(at),
+                    k,
+                    offset,
+                    sum.cast[Self.Output.dtype](),
+                )
+            else:
+                var value = epilogue.finish[1](
+                    sum.cast[DType.float32]() * scale, bias, residual
+                )
+                output.store[1](
+                    Int(at[IMAGE]),
+                    spatial(at),
+                    k,
+                    offset,
+                    value.cast[Self.Output.dtype](),
+                )
 
     @staticmethod
     @always_inline
@@ -284,7 +295,9 @@ struct GemvKernel[
                     b = b if valid else Self.Loaded(0)
                     a = a if valid else Self.Loaded(0)
                 var x = a.cast[Self.sum_type]()
-                var y = b.cast[Self.sum_type]()
+                var y = bitcast[filter_dtype(Self.dtype), Self.width](b).cast[
+                    Self.sum_type
+                ]()
                 comptime for j in range(0, Self.width, Self.partial_sums):
                     sums[m] = x.slice[Self.partial_sums, offset=j]().fma(
                         y.slice[Self.partial_sums, offset=j](), sums[m]

@@ -24,6 +24,7 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads, sum_type
+from ...conv.quantization import filter_dtype
 from ..geometry import GpuGeometry, spatial
 from ..overlap import wait_for_earlier_kernels
 from .dp4a import dot
@@ -65,8 +66,10 @@ struct GroupedKernel[
     """
 
     comptime dtype = Self.Source.dtype
+    comptime filter_type = filter_dtype(Self.dtype)
     comptime sum_type = sum_type(Self.dtype)
     comptime Loaded = SIMD[Self.dtype, Self.width]
+    comptime Weights = SIMD[Self.filter_type, Self.width]
     comptime Sums = StaticTuple[Scalar[Self.sum_type], THREAD_PIXELS]
 
     @staticmethod
@@ -75,7 +78,7 @@ struct GroupedKernel[
     )
     def run(
         activation: Self.Source,
-        filter: Reads[Self.dtype],
+        filter: Reads[Self.filter_type],
         epilogue: Epilogue[Self.bias_type, Self.residual_type],
         output: Self.Output,
         geometry: GpuGeometry,
@@ -122,7 +125,7 @@ struct GroupedKernel[
     @always_inline
     def _sum(
         activation: Self.Source,
-        filter: Reads[Self.dtype],
+        filter: Reads[Self.filter_type],
         geometry: GpuGeometry,
         rows: Rows[PIXELS],
         line: Int,
@@ -156,12 +159,12 @@ struct GroupedKernel[
     @staticmethod
     @always_inline
     def _add(
-        a: Self.Loaded, b: Self.Loaded, sum: Scalar[Self.sum_type]
+        a: Self.Loaded, b: Self.Weights, sum: Scalar[Self.sum_type]
     ) -> Scalar[Self.sum_type]:
         """Adds the products of neighbouring channels to a sum."""
-        comptime if Self.dtype == DType.int8 and Self.width == VECTOR:
+        comptime if Self.dtype.is_integral() and Self.width == VECTOR:
             return rebind[Scalar[Self.sum_type]](
-                dot(
+                dot[Self.dtype](
                     bitcast[DType.int32, 1](a)[0],
                     bitcast[DType.int32, 1](b)[0],
                     rebind[Int32](sum),
@@ -199,13 +202,10 @@ struct GroupedKernel[
                 comptime for j in range(1, THREAD_PIXELS):
                     if i == j:
                         sum = sums[j]
-                var value = epilogue.apply[1](
-                    sum.cast[DType.float32](), k, offset
-                )
                 output.store[1](
                     Int(at[3]),
                     spatial(at),
                     k,
                     offset,
-                    value.cast[Self.Output.dtype](),
+                    epilogue.stored[Self.Output.dtype, 1](sum, k, offset),
                 )

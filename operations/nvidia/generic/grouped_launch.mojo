@@ -106,7 +106,7 @@ struct Grouped(GpuKernel):
                         shared_bytes=Rows[PIXELS].bytes(),
                     ),
                     arguments.activation,
-                    arguments.filter,
+                    arguments.filter_elements(),
                     arguments.epilogue,
                     arguments.output,
                     plan.geometry,

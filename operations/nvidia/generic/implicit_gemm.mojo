@@ -25,6 +25,7 @@ from std.utils import StaticTuple
 from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads, sum_type
+from ...conv.quantization import filter_dtype
 from ..geometry import GpuGeometry, spatial
 from ..overlap import wait_for_earlier_kernels
 from .rows import THREADS, Rows, Shared
@@ -107,6 +108,7 @@ struct DirectKernel[
     """
 
     comptime FusedWork = Epilogue[Self.bias_type, Self.residual_type]
+    comptime filter_type = filter_dtype(Self.Source.dtype)
     comptime sum_type = sum_type(Self.Source.dtype)
     """Of what is staged too."""
     comptime Loaded = SIMD[Self.sum_type, Self.width]
@@ -128,7 +130,7 @@ struct DirectKernel[
     )
     def run(
         activation: Self.Source,
-        filter: Reads[Self.Source.dtype],
+        filter: Reads[Self.filter_type],
         epilogue: Self.FusedWork,
         output: Self.Output,
         geometry: GpuGeometry,
@@ -205,7 +207,7 @@ struct DirectKernel[
     @always_inline
     def _multiply(
         activation: Self.Source,
-        filter: Reads[Self.Source.dtype],
+        filter: Reads[Self.filter_type],
         geometry: GpuGeometry,
         staged: Shared[Self.sum_type],
         rows: Rows[Self.tile.pixels],
@@ -277,7 +279,7 @@ struct DirectKernel[
         mut pixels: StaticTuple[Self.Loaded, Self.pixel_loads],
         mut weights: StaticTuple[Self.Loaded, Self.filter_loads],
         activation: Self.Source,
-        filter: Reads[Self.Source.dtype],
+        filter: Reads[Self.filter_type],
         geometry: GpuGeometry,
         rows: Rows[Self.tile.pixels],
         channel: Int,
@@ -406,13 +408,12 @@ struct DirectKernel[
             var k = filter + column
             var offset = (pixel + row) * Int(geometry.filters) + k
             var at = rows.output(row)
-            var value = epilogue.apply[store_width, store_width](
-                sums.cast[DType.float32](), k, offset
-            )
             output.store[store_width](
                 Int(at[3]),
                 spatial(at),
                 k,
                 offset,
-                value.cast[Self.Output.dtype](),
+                epilogue.stored[Self.Output.dtype, store_width, store_width](
+                    sums, k, offset
+                ),
             )

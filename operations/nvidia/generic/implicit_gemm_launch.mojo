@@ -132,7 +132,7 @@ struct ImplicitGemm(GpuKernel):
                             + Rows[tile.pixels].bytes(),
                         ),
                         arguments.activation,
-                        arguments.filter,
+                        arguments.filter_elements(),
                         arguments.epilogue,
                         arguments.output,
                         plan.geometry,

@@ -7,6 +7,7 @@ from ...conv.access import ActivationSource, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL, ConvProblem
+from ...conv.quantization import filter_dtype
 from ..overlap import wait_for_earlier_kernels
 
 
@@ -17,7 +18,7 @@ def reference_kernel[
     residual_type: DType,
 ](
     activation: Source,
-    filter: Reads[Source.dtype],
+    filter: Reads[filter_dtype(Source.dtype)],
     epilogue: Epilogue[bias_type, residual_type],
     output: Output,
     problem: ConvProblem,
@@ -47,15 +48,16 @@ def reference_kernel[
         var n, z = divmod(zn, problem.output[0])
         var at = IndexList[SPATIAL](z, p, q)
         var sum = _sum(activation, filter, problem, n, at, k)
-        var value = epilogue.apply[1](sum.cast[DType.float32](), k, offset)
-        output.store[1](n, at, k, offset, value.cast[Output.dtype]())
+        output.store[1](
+            n, at, k, offset, epilogue.stored[Output.dtype, 1](sum, k, offset)
+        )
 
 
 def _sum[
     Source: ActivationSource
 ](
     activation: Source,
-    filter: Reads[Source.dtype],
+    filter: Reads[filter_dtype(Source.dtype)],
     problem: ConvProblem,
     n: Int,
     at: IndexList[SPATIAL],

@@ -81,7 +81,7 @@ struct Reference(GpuKernel):
         queue.enqueue[kernel](
             LaunchGrid(plan.blocks, THREADS),
             arguments.activation,
-            arguments.filter,
+            arguments.filter_elements(),
             arguments.epilogue,
             arguments.output,
             problem,

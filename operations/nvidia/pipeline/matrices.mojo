@@ -10,6 +10,7 @@ from std.sys.info import size_of
 from std.sys.intrinsics import _RegisterPackType
 from std.utils import StaticTuple
 
+from ...conv.quantization import filter_dtype
 from ..tma.copy import SharedAddress
 
 comptime Sums[dtype: DType] = SIMD[sum_type_of(dtype), 4]
@@ -18,12 +19,12 @@ comptime Sums[dtype: DType] = SIMD[sum_type_of(dtype), 4]
 
 
 def sum_type_of(dtype: DType) -> DType:
-    """The type of the sums: int32 for int8, otherwise float32.
+    """The type of the sums: int32 for integers, otherwise float32.
 
     Args:
         dtype: Of the elements.
     """
-    return DType.int32 if dtype == DType.int8 else DType.float32
+    return DType.int32 if dtype.is_integral() else DType.float32
 
 
 @always_inline
@@ -79,7 +80,8 @@ def multiply[
 
     Parameters:
         dtype: Of the elements: bfloat16, float16, int8, or float32, of which
-            the tensor cores read 10 bits of the fraction.
+            the tensor cores read 10 bits of the fraction; uint8 of the rows
+            beside int8 of the columns.
 
     Args:
         sums: The sums.
@@ -91,8 +93,7 @@ def multiply[
     """
     comptime sum_type = sum_type_of(dtype)
     comptime Sum = Scalar[sum_type]
-    comptime kind = _element[dtype]()
-    comptime total = "s32" if dtype == DType.int8 else "f32"
+    comptime total = "s32" if dtype.is_integral() else "f32"
     comptime depth = 32 // size_of[dtype]()
     comptime name = String(
         "mma.sync.aligned.m16n8k",
@@ -100,9 +101,9 @@ def multiply[
         ".row.col.",
         total,
         ".",
-        kind,
+        _element[dtype](),
         ".",
-        kind,
+        _element[filter_dtype(dtype)](),
         ".",
         total,
         " {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
@@ -112,7 +113,7 @@ def multiply[
     var new = inlined_assembly[
         name,
         _RegisterPackType[Sum, Sum, Sum, Sum],
-        constraints=integers if dtype == DType.int8 else floats,
+        constraints=integers if dtype.is_integral() else floats,
         has_side_effect=False,
     ](
         rows[0],
@@ -137,8 +138,10 @@ def _element[dtype: DType]() -> StaticString:
         return "f16"
     elif dtype == DType.int8:
         return "s8"
+    elif dtype == DType.uint8:
+        return "u8"
     else:
         comptime assert (
             dtype == DType.float32
-        ), "bfloat16, float16, float32 or int8"
+        ), "bfloat16, float16, float32, int8 or uint8"
         return "tf32"

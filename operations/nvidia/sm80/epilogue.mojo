@@ -68,6 +68,8 @@ struct TileEpilogue[
     comptime Ahead = Ahead[Self.bias_type, Self.residual_type, ...]
     comptime placed = Self.Output.computes or Self.Output.stores
     """Whether something is fused behind, which asks where a pixel is."""
+    comptime takes_sums = Self.Output.dtype == DType.int32
+    """Whether the output makes of the sums what the epilogue is."""
     comptime chunk = CHUNK_BYTES // size_of[Self.Output.dtype]()
     """Filters that a thread stores at once where they are aligned."""
 
@@ -157,6 +159,9 @@ struct TileEpilogue[
     @always_inline
     def _store[width: Int](self, sums: SharedAddress, ahead: Self.Ahead[width]):
         """As `store`, `width` neighbouring filters at a time."""
+        comptime if Self.takes_sums:
+            self._store_rows[width](Self.FusedWork.identity(), sums, ahead)
+            return
         if self.work.is_identity():
             self._store_rows[width](Self.FusedWork.identity(), sums, ahead)
             return
@@ -178,6 +183,9 @@ struct TileEpilogue[
     @always_inline
     def _known[activation: Int, final: Int](self) -> Self.FusedWork:
         """The epilogue, whose formulas the compiler then knows."""
+        var zero_point = Float32(0)
+        comptime if Self.residual_type.is_integral():
+            zero_point = self.work.residual_zero_point[0]
         return Self.FusedWork(
             has_bias=self.work.has_bias,
             has_residual=self.work.has_residual,
@@ -194,6 +202,7 @@ struct TileEpilogue[
                 self.work.final_activation.p0,
                 self.work.final_activation.p1,
             ),
+            residual_zero_point=zero_point,
         )
 
     @always_inline
@@ -223,6 +232,15 @@ struct TileEpilogue[
             var next = SIMD[Self.residual_type, width](0)
             if work.has_residual and row + rows < last:
                 next = self._residual[width](row + rows, column)
+            comptime if Self.takes_sums:
+                self._write[width](
+                    row,
+                    column,
+                    self._sum[width](sums, row, column).cast[
+                        Self.Output.dtype
+                    ](),
+                )
+                continue
             # Of integers the only rounding before the epilogue's.
             var scaled = work.scaled[width, width](
                 Self._sum[width](sums, row, column).cast[DType.float32](),

@@ -144,7 +144,9 @@ def _conv_fake(
     """Returns an output of the right shape and strides; checks sizes where all are known."""
     flat, channels_last, _ = _unflatten(others)
     arguments = ConvArguments.of_flat(flat)
-    arguments.check_types(NAMES[input.dtype], on_gpu=input.is_cuda)
+    if input.is_cuda:
+        arguments.refuse_integers()
+    arguments.check_types(NAMES[input.dtype])
     if arguments.upsample is not None:
         kind = NAMES[input.dtype]
         check_beside_upsample(arguments.upsample, kind, residual=residual is not None)

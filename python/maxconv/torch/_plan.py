@@ -221,7 +221,9 @@ class Plan:
         index: int,
     ) -> None:
         input, weight, bias, residual, scale = tensors
-        arguments.check_types(NAMES[input.dtype], on_gpu=index >= 0)
+        if index >= 0:
+            arguments.refuse_integers()
+        arguments.check_types(NAMES[input.dtype])
         problem = check_sizes(input.shape, weight.shape, arguments)
         batch, *spatial, filters = cast("tuple[int, ...]", problem.output_shape)
         if bias is not None:

@@ -73,6 +73,8 @@ struct CollectiveEpilogue[
     comptime epilogue = Self.config.epilogue
     comptime fused_output = Self.Output.computes or Self.Output.stores
     comptime stores = not Self.Visitor.discards
+    comptime takes_sums = Self.out_type == DType.int32
+    """Whether the output makes of the sums what visitors would."""
     comptime tma_store = (
         Self.epilogue.tma_store and not Self.fused_output and Self.stores
     )
@@ -259,19 +261,22 @@ struct CollectiveEpilogue[
             tile: The consumer's part; its `pixel` is the consumer's first.
         """
         var state = begun
-        comptime if not Self.fused_output and Self.stores:
-            if params.visitor.is_identity():
-                self._store_plain(map, params, sums, geometry, tile)
-                return
-        if params.visitor.has_forms():
-            comptime for form in range(Self.Visitor.forms):
-                if params.visitor.is_form[form]():
-                    self._store_visited[form](
-                        map, params, state, sums, geometry, tile
-                    )
+        comptime if Self.takes_sums:
+            self._store_plain(map, params, sums, geometry, tile)
+        else:
+            comptime if not Self.fused_output and Self.stores:
+                if params.visitor.is_identity():
+                    self._store_plain(map, params, sums, geometry, tile)
                     return
-        comptime if Self.Visitor.looped:
-            self._store_looped(map, params, state, sums, geometry, tile)
+            if params.visitor.has_forms():
+                comptime for form in range(Self.Visitor.forms):
+                    if params.visitor.is_form[form]():
+                        self._store_visited[form](
+                            map, params, state, sums, geometry, tile
+                        )
+                        return
+            comptime if Self.Visitor.looped:
+                self._store_looped(map, params, state, sums, geometry, tile)
 
     @always_inline
     def _store_plain(
@@ -289,7 +294,9 @@ struct CollectiveEpilogue[
                 buffer,
                 self.place,
                 0,
-                values_of[Self.layout, i, 0, Self.values](sums),
+                values_of[
+                    Self.layout, i, 0, Self.values, as_bits=Self.takes_sums
+                ](sums),
             )
             self._store_buffer(
                 map, params, buffer, geometry, tile, UInt32(i), False

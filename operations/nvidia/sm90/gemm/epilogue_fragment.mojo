@@ -281,11 +281,12 @@ def write_fragment[
                 packed[i] = bitcast[DType.uint32, 1](pair.cast[dtype]())
             _store_matrices[place.swapped](buffer + place.matrices(at), packed)
         else:
-            comptime assert dtype == DType.float32
+            # Of int32 values are the bits.
+            comptime assert dtype == DType.float32 or dtype == DType.int32
             comptime for i in range(MATRIX_VALUES):
-                shared_pointer[dtype](buffer + place.word[i](at)).unsafe_store(
-                    0, values[first + i].cast[dtype]()
-                )
+                shared_pointer[DType.float32](
+                    buffer + place.word[i](at)
+                ).unsafe_store(0, values[first + i])
 
 
 @always_inline

@@ -17,6 +17,8 @@ def values_of[
     subtile: Int,
     first: Int,
     size: Int,
+    *,
+    as_bits: Bool = False,
 ](sums: Accumulators[rows, columns, dtype]) -> SIMD[DType.float32, size]:
     """Some of a thread's values of a sub-tile, which are neighbours in the
     accumulators, rounded to float32.
@@ -29,6 +31,7 @@ def values_of[
         subtile: The sub-tile, in the order of visits.
         first: The first value.
         size: How many.
+        as_bits: As for `Accumulators.value`.
 
     Args:
         sums: The consumer's values, waited for.
@@ -45,7 +48,7 @@ def values_of[
     comptime held = Accumulators[rows, columns, dtype].width
     comptime for i in range(size):
         comptime if column + i < held:
-            values[i] = sums.value(row, column + i)
+            values[i] = sums.value[as_bits=as_bits](row, column + i)
     return values
 
 

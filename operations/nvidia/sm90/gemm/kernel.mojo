@@ -18,6 +18,7 @@ from std.utils import StaticTuple
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Reads
+from ....conv.quantization import filter_dtype
 from ...epilogue.callbacks import EpilogueVisitor
 from ...epilogue.params import EpilogueParams
 from ...im2col.tiles import TileGeometry
@@ -72,7 +73,8 @@ struct ConvKernel[
     Parameters:
         in_type: Of activation and filter; see `tensor_core_refusal`.
         Output: The output, of bfloat16, float16 or float32, as is the
-            residual, and what the graph compiler fused behind it.
+            residual, and what the graph compiler fused behind it; or of int32
+            what takes sums.
         Visitor: What is made of the values before they are stored.
         config: The configuration.
     """
@@ -83,6 +85,7 @@ struct ConvKernel[
     comptime filter_stages = Self.config.num_filter_pipeline_stages
     comptime FilterPosition = RingPosition[Self.filter_stages]
     comptime Scheduler = TileScheduler[Self.config]
+    comptime filter_type = filter_dtype(Self.in_type)
     comptime sum_type = sum_type_of(Self.in_type)
     comptime Accumulated = Accumulators[
         Self.config.mma_rows(), Self.config.mma_columns(), Self.sum_type
@@ -520,13 +523,13 @@ struct ConvKernel[
         var pixels = activation + first_pixel * ROW_BYTES
         var filters = filter + first_filter * ROW_BYTES
         comptime if Self.config.swapped:
-            accumulators.multiply[Self.in_type, overwrite=overwrite](
-                filters, pixels
-            )
+            accumulators.multiply[
+                Self.filter_type, Self.in_type, overwrite=overwrite
+            ](filters, pixels)
         else:
-            accumulators.multiply[Self.in_type, overwrite=overwrite](
-                pixels, filters
-            )
+            accumulators.multiply[
+                Self.in_type, Self.filter_type, overwrite=overwrite
+            ](pixels, filters)
 
     @staticmethod
     @always_inline

@@ -35,7 +35,7 @@ def problem_refusal(
     Args:
         config: The configuration.
         traversal: Of a problem that is valid (`ConvProblem.validate`).
-        out_type: Of the output: float32, or a type of 16 bits.
+        out_type: Of the output: float32, int32, or a type of 16 bits.
         whole_pieces: Whether pixels of the output must be multiples of
             `COPY_BYTES`: a visitor reads tensors of the output's shape, and
             work fused behind takes whole pieces. Threads that load rows of

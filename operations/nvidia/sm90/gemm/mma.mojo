@@ -23,13 +23,13 @@ from ..wgmma import MMA_M, matrix_descriptor
 
 
 def sum_type_of(dtype: DType) -> DType:
-    """The type of accumulators: of int8 int32's bits, which `wgmma_async` of MAX
+    """The type of accumulators: of integers int32's bits, which `wgmma_async` of MAX
     calls uint32; else float32.
 
     Args:
         dtype: Of activation and filter.
     """
-    return DType.uint32 if dtype == DType.int8 else DType.float32
+    return DType.uint32 if dtype.is_integral() else DType.float32
 
 
 struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
@@ -61,13 +61,14 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
 
     @always_inline
     def multiply[
-        dtype: DType, *, overwrite: Bool = False
+        row_type: DType, column_type: DType, *, overwrite: Bool = False
     ](mut self, row_tile: SharedAddress, column_tile: SharedAddress):
         """Starts multiplying one stage, and closes the group that `wait`
         waits for.
 
         Parameters:
-            dtype: Of activation and filter.
+            row_type: Of the tile whose rows are the accumulators' rows.
+            column_type: Of the other one, of the same size.
             overwrite: Whether to replace the values instead of adding to them.
 
         Args:
@@ -75,7 +76,7 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
             column_tile: The tile whose rows are the accumulators' columns.
         """
         comptime steps = ROW_BYTES // MMA_K_BYTES
-        comptime depth = MMA_K_BYTES // size_of[dtype]()
+        comptime depth = MMA_K_BYTES // size_of[row_type]()
         wgmma_fence_aligned()
         comptime for k in range(steps):
             comptime for b in range(Self.blocks):
@@ -83,14 +84,16 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
                     MMA_M,
                     Self.columns,
                     depth,
-                    a_type=dtype,
-                    b_type=dtype,
+                    a_type=row_type,
+                    b_type=column_type,
                     scale_d=0 if overwrite and k == 0 else 1,
                 ](
                     matrix_descriptor[
-                        dtype, b * MMA_M * ROW_BYTES + k * MMA_K_BYTES
+                        row_type, b * MMA_M * ROW_BYTES + k * MMA_K_BYTES
                     ](row_tile),
-                    matrix_descriptor[dtype, k * MMA_K_BYTES](column_tile),
+                    matrix_descriptor[column_type, k * MMA_K_BYTES](
+                        column_tile
+                    ),
                     self.values[b],
                 )
         wgmma_commit_group_sync()
@@ -121,8 +124,14 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
                 ](self.values[b][r])
 
     @always_inline
-    def value(self, block: Int, register: Int) -> Float32:
+    def value[
+        *, as_bits: Bool = False
+    ](self, block: Int, register: Int) -> Float32:
         """A sum, rounded to float32; after `wait[0]`.
+
+        Parameters:
+            as_bits: Whether integers are not rounded, but int32's bits are
+                taken for float32's.
 
         Args:
             block: Of 64 rows.
@@ -131,5 +140,7 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
         var sum = self.values[block][register]
         comptime if Self.sum_type == DType.float32:
             return rebind[Float32](sum)
+        elif as_bits:
+            return bitcast[DType.float32, 1](sum)[0]
         else:
             return bitcast[DType.int32, 1](sum)[0].cast[DType.float32]()
