@@ -12,6 +12,7 @@ from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments, OperandTypes
 from ..conv.problem import SPATIAL
 from ..conv.quantization import Steps
+from .epilogue.activations import run_time
 from .zero_point import ZeroPointTable
 
 comptime SUM_TYPE = DType.int32
@@ -158,10 +159,16 @@ struct SummedOutput[
             work.scaled[width, alignment](Vector(1), k),
             work.load_bias[width, alignment](k),
         )
-        v = work.add_residual[width](
-            work.activation.apply[width](v),
-            work.load_residual[width, alignment](offset),
-        )
+        # One copy of all formulas serves both activations.
+        var activation = work.activation
+        for step in range(run_time(2)):
+            v = activation.apply[width](v)
+            if step == 0:
+                if work.has_residual:
+                    v = work.real_residual(
+                        work.load_residual[width, alignment](offset)
+                    ).fma(Vector(work.beta), v)
+                activation = work.final_activation
         comptime if Self.Inner.dtype.is_integral():
             self.inner.store[width, alignment](
                 n, at, filter, offset, self.steps.apply[Self.Inner.dtype](v)
