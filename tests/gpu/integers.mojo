@@ -426,7 +426,8 @@ def main() raises:
         comptime for i in range(len(TYPES)):
             comptime in_type = TYPES[i][0]
             comptime out_type = TYPES[i][1]
-            for kind in materialize[KINDS]():
+            comptime for j in range(len(KINDS)):
+                var kind = materialize[KINDS[j]]()
                 var check = Check[in_type, out_type](ctx, named, kind)
                 comptime for kernel in KERNELS:
                     ran += check.check[kernel]()
