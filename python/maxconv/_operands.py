@@ -311,8 +311,8 @@ def input_operand(
         raise ValueError(
             f"input: dtype {dtype} on device {value.device} is not supported; on a CPU "
             f"{', '.join(CPU_BYTES)} are allowed, on a GPU {', '.join(DTYPE_BYTES)}, "
-            f"{', '.join(anywhere)}, and on one of compute capability 9.0, 10.0 or 10.3 "
-            f"{' and '.join(HOPPER_DTYPES)}"
+            f"{', '.join(anywhere[:-1])} and {anywhere[-1]}, and on one of compute "
+            f"capability 9.0, 10.0 or 10.3 {' and '.join(HOPPER_DTYPES)}"
         )
     # A wrong rank is reported with the problem's other errors, by whoever builds the problem.
     if first and value.rank == rank + 2:

@@ -184,8 +184,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"x": "float8"},
         ValueError,
         "input: dtype float8_e4m3fn on device cpu:0 is not supported; on a CPU float32, bfloat16, "
-        "float16, int8, uint8 are allowed, on a GPU float32, bfloat16, float16, float8_e4m3fn and "
-        "int8, and on one of compute capability 9.0, 10.0 or 10.3 float8_e5m2",
+        "float16, int8, uint8 are allowed, on a GPU float32, bfloat16, float16, float8_e4m3fn, "
+        "int8 and uint8, and on one of compute capability 9.0, 10.0 or 10.3 float8_e5m2",
     ),
     ({"x": "integers"}, ValueError, "out_dtype: None stands for the input's int8, which is no typ"),
     ({"x": "gpu_int8"}, ValueError, "out_dtype: None stands for the input's int8, which is no typ"),
