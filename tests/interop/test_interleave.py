@@ -188,7 +188,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"x": "half"},
         ValueError,
-        "input: dtype bfloat16 does not match; int8 or uint8 is allowed in NC/4HW4",
+        "input: dtype bfloat16 does not match; int8 or uint8 is allowed in",
     ),
     (
         {"x": "host_wide"},
