@@ -12,7 +12,7 @@ from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments, OperandTypes
 from ..conv.problem import SPATIAL
 from ..conv.quantization import Steps
-from .epilogue.activations import run_time
+from .run_time import run_time
 from .zero_point import ZeroPointTable
 
 comptime SUM_TYPE = DType.int32

@@ -46,18 +46,6 @@ def keep_branch():
 
 
 @always_inline
-def run_time(value: Int) -> UInt32:
-    """A number that the compiler does not know: a loop up to it stays one.
-
-    Args:
-        value: The number.
-    """
-    return inlined_assembly[
-        "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
-    ](value)
-
-
-@always_inline
 def _map[
     text: StaticString, size: Int
 ](v: SIMD[DType.float32, size]) -> SIMD[DType.float32, size]:

@@ -7,13 +7,8 @@ from std.utils import StaticTuple
 
 from ...conv.epilogue import Epilogue
 from ...conv.problem import ConvProblem
-from .activations import (
-    FAST,
-    DeviceActivation,
-    keep_branch,
-    run_time,
-    silu_of_half,
-)
+from .activations import FAST, DeviceActivation, keep_branch, silu_of_half
+from ..run_time import run_time
 from .callbacks import LOOPED, EpilogueVisitor, Subtile, Visited
 from .channels import ChannelState, ChannelVector, ColumnState
 from .layout import Fragments, ResidualTile, VisitLayout

@@ -20,7 +20,8 @@ from ...conv.fields import ACTIVATION_SILU
 from ...conv.memory import Reads
 from ...conv.problem import SPATIAL
 from ...conv.quantization import filter_dtype
-from ..epilogue.activations import DeviceActivation, keep_branch, run_time
+from ..epilogue.activations import DeviceActivation, keep_branch
+from ..run_time import run_time
 from ..overlap import wait_for_earlier_kernels
 from ..pipeline.device_memory import prefetch_line
 from .depthwise_geometry import (

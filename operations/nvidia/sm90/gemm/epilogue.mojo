@@ -15,7 +15,7 @@ from std.utils import IndexList, StaticTuple
 
 from ....conv.access import OutputTarget
 from ....conv.operands import OperandTypes
-from ...epilogue.activations import run_time
+from ...run_time import run_time
 from ...epilogue.callbacks import (
     LOOPED,
     EpilogueVisitor,

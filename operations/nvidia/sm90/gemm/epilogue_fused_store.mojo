@@ -10,7 +10,7 @@ consumer's threads share the buffer out anew.
 from std.sys.info import size_of
 
 from ....conv.access import OutputTarget
-from ...epilogue.activations import run_time
+from ...run_time import run_time
 from ...im2col.tiles import OutputShape, TileGeometry
 from ...pipeline.chunks import CHUNK_BYTES, load_chunk, swizzled
 from ...tma.copy import SharedAddress

@@ -15,7 +15,7 @@ from std.sys.info import size_of
 
 from ....conv.access import OutputTarget
 from ....conv.memory import Reads
-from ...epilogue.activations import run_time
+from ...run_time import run_time
 from ...im2col.tiles import TileGeometry
 from ...limits import WARP
 from ...pipeline.async_copy import await_copies, close_copies, copy_part

@@ -13,12 +13,8 @@ from ....conv.fields import (
     ACTIVATION_SILU,
 )
 from ....conv.memory import Reads
-from ...epilogue.activations import (
-    DeviceActivation,
-    keep_branch,
-    run_time,
-    silu_of_half,
-)
+from ...epilogue.activations import DeviceActivation, keep_branch, silu_of_half
+from ...run_time import run_time
 from ...limits import WARPGROUP
 from ...pipeline.chunks import CHUNK_BYTES
 from ...pipeline.device_memory import prefetch_line, store_if

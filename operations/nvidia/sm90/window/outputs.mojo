@@ -13,7 +13,8 @@ from ....conv.fields import (
 )
 from ....conv.memory import Reads
 from ....conv.problem import SPATIAL
-from ...epilogue.activations import DeviceActivation, keep_branch, run_time
+from ...epilogue.activations import DeviceActivation, keep_branch
+from ...run_time import run_time
 from ...geometry import IMAGE, spatial
 from ...pipeline.device_memory import prefetch_bytes
 from .geometry import TilePlace, WindowGeometry
