@@ -247,7 +247,8 @@ def test_layouts_and_types_are_refused(answers: Callable[[str], list[str]]) -> N
         "None",
         "dp4a takes activations in NC/4HW4; here NHWC",
         "sm80 takes activations in NHWC; here NC/4HW4",
-        "dp4a takes int8, and gives float32, bfloat16 or float16; here bfloat16 and bfloat16",
+        "dp4a takes int8 and uint8, and gives float32, bfloat16, float16 or sums; here bfloat16 and"
+        " bfloat16",
         "dp4a reads the activation from memory, but here other work is fused in front of it",
         "dp4a takes a GPU of compute capability 6.1 or more",
         "None",

@@ -120,6 +120,8 @@ struct Tensors[in_type: DType, out_type: DType]:
     var output_shape: IndexList[4]
     var x: HostBuffer[Self.in_type]
     var residual: HostBuffer[Self.out_type]
+    var residual_zero: Float32
+    """The residual's zero point."""
     var memory: HostBuffer[Self.out_type]
     """The output, with what lies around it."""
     var last: HostBuffer[Self.out_type]
@@ -131,6 +133,7 @@ struct Tensors[in_type: DType, out_type: DType]:
         layouts: Layouts,
         x: HostBuffer[Self.in_type],
         residual: HostBuffer[Self.out_type],
+        residual_zero: Float32,
     ):
         """Brings tensors with the channels last into the layouts."""
         ref p = problem
@@ -142,6 +145,7 @@ struct Tensors[in_type: DType, out_type: DType]:
             p.batch * p.input[1] * p.input[2] * p.channels
         )
         self.residual = HostBuffer[Self.out_type](count)
+        self.residual_zero = residual_zero
         self.memory = HostBuffer[Self.out_type](count + 2 * GUARD)
         self.last = HostBuffer[Self.out_type](count + 2 * GUARD)
         reorder(
@@ -205,7 +209,7 @@ def check_integers[
         residual.elements[unsafe_offset=i] = Scalar[out_type](
             expected.residual(i)
         )
-    var tensors = Tensors(p, layouts, x, residual)
+    var tensors = Tensors(p, layouts, x, residual, expected.residual_zero)
     return check[scaled=scaled, modulus=BYTES](
         spec, tensors, expected.outputs, expected.quantization, pool
     )
@@ -237,7 +241,7 @@ def check_floats[
             if spec.activation == ACTIVATION_CLAMP:
                 v = _activated(spec.activation, v)
         outputs.elements[unsafe_offset=i] = v
-    var tensors = Tensors(p, layouts, x, residual)
+    var tensors = Tensors(p, layouts, x, residual, 0)
     return check[scaled=False, modulus=FILTER_MODULUS](
         spec, tensors, outputs, Quantization.none(), pool
     )
@@ -354,6 +358,7 @@ def check_in[
             final_activation=activation if ends_clamped else Activation(
                 ACTIVATION_NONE, 0, 0
             ),
+            residual_zero_point=tensors.residual_zero,
         ),
         output,
         quantization,

@@ -15,8 +15,7 @@ from std.sys.info import size_of
 from std.collections import Optional
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
-from ...conv.memory import Reads, Writes
-from ...conv.operands import OperandTypes
+from ...conv.memory import Reads, Writes, element_bytes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..accumulators import Accumulators, OutputTile
@@ -87,25 +86,46 @@ comptime STAGES = 2
 """Register tiles whose sums are in memory at once."""
 
 
-def widened_elements[
+def panels_together[
     U: DotUnit
-](types: OperandTypes, panel: PanelLayout, panels: Int) -> Int:
-    """Elements of the panels that are wide at once: as many as stay in L1, at
-    least those of a register tile. 0 if the unit multiplies them as they are.
+](dtype: DType, panel: PanelLayout, panels: Int, tile_panels: Int) -> Int:
+    """Panels of a block that a pixel is multiplied by before the next pixel is:
+    all of them if they stay in L1, otherwise those of a register tile.
 
     Parameters:
         U: The instructions.
 
     Args:
-        types: Of the operands.
+        dtype: Of the activations.
+        panel: The order of the panels' elements.
+        panels: Of the largest block.
+        tile_panels: Of a register tile.
+    """
+    var elements = U.spread(dtype) * panels * panel.sums_offset()
+    if elements * element_bytes(dtype) <= L1_FILTER_BYTES:
+        return panels
+    return tile_panels
+
+
+def widened_elements[
+    U: DotUnit
+](dtype: DType, panel: PanelLayout, panels: Int) -> Int:
+    """Elements of the panels that are wide at once; 0 if the unit multiplies
+    them as they are.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        dtype: Of the activations.
         panel: The order of the panels' elements.
         panels: Of the largest block.
     """
-    var spread = U.spread(types.input)
+    var spread = U.spread(dtype)
     if spread == 1:
         return 0
-    var bytes = spread * panel.sums_offset()
-    return max(U.panels * bytes, min(panels * bytes, L1_FILTER_BYTES))
+    var together = panels_together[U](dtype, panel, panels, U.panels)
+    return spread * together * panel.sums_offset()
 
 
 def tile_sums[U: DotUnit]() -> Int:
@@ -348,11 +368,12 @@ def _multiply_block[
     """Multiplies a block whose activations lie as the cut says."""
     var strips = Strips.of[U](params.blocking, block.lines, block.columns)
     var tiles = TilePipeline[U](params, block, activation, scratch)
-    comptime element = size_of[params.Source.dtype]()
-    comptime spread = U.spread(params.Source.dtype)
-    var bytes = spread * block.panels * params.panel.sums_offset() * element
-    # A pixel's outputs are written together where its panels stay in L1.
-    var together = block.panels if bytes <= L1_FILTER_BYTES else strips.panels
+    var together = panels_together[U](
+        params.Source.dtype,
+        params.panel,
+        params.blocking.cut.panels,
+        strips.panels,
+    )
     for group in range(0, block.panels, together):
         var end = min(group + together, block.panels)
         tiles.widen(group, end)

@@ -98,7 +98,9 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
             elements = max(elements, U.rows * stride)
         var widened = _floats[DType.uint8](
             widened_elements[U](
-                types, problem.panel_layout(types.input), blocking.cut.panels
+                types.input,
+                problem.panel_layout(types.input),
+                blocking.cut.panels,
             )
         )
         var scratch = (

@@ -1,5 +1,5 @@
-"""Dot products in vector registers: a lane adds up the products that 4 bytes hold,
-for each of a panel's filters.
+"""Dot products in vector registers of x86: a lane adds up the products that 4 bytes
+hold, for each of a panel's filters.
 
 - AVX512-BF16: `vdpbf16ps`, two products of bfloat16. Sums are float32 and round
   to nearest even; denormal operands and sums count as zeros.
@@ -9,7 +9,7 @@ for each of a panel's filters.
 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.)
 """
 
-from std.collections import Array, Optional
+from std.collections import Optional
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
@@ -19,19 +19,11 @@ from ...conv.fields import (
     KERNEL_AVX_VNNI,
     PANEL,
 )
-from ...conv.memory import Writes, sum_type
-from ...conv.panels import interleaved_products
+from ...conv.memory import sum_type
 from ...conv.registry import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
-from ..unit import ONES, opaque
-from .mma import (
-    CHUNK_WORDS,
-    WORD,
-    ActivationTile,
-    DotUnit,
-    FilterTile,
-    Sums,
-)
+from .mma import CHUNK_WORDS, WORD
+from .vector_tile import VectorUnit
 
 comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
@@ -44,7 +36,7 @@ def _name(kernel: Int) -> String:
 
 @always_inline
 def _instruction[
-    lanes: Int, //, name: String, sum_type: DType
+    lanes: Int, sum_type: DType, //, name: String
 ](
     sums: SIMD[sum_type, lanes],
     pixel: SIMD[DType.uint32, lanes],
@@ -63,100 +55,25 @@ def _instruction[
     ](pixel, filters, sums)
 
 
-@always_inline
-def _multiply[
-    lanes: Int, sum_type: DType, //, kernel: Int
-](
-    sums: SIMD[sum_type, lanes],
-    pixel: SIMD[DType.uint32, lanes],
-    filters: SIMD[DType.uint32, lanes],
-) -> SIMD[sum_type, lanes]:
-    """Adds the products of a word of each filter."""
-    comptime encoding = "{vex} " if kernel == KERNEL_AVX_VNNI else ""
-    return _instruction[encoding + _name(kernel), sum_type](
-        sums, pixel, filters
-    )
-
-
-@no_inline
-def _multiply_tile[
-    dtype: DType, kernel: Int, lanes: Int, rows: Int, panels: Int
-](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
-    """Multiplies `rows` pixels by `panels` panels."""
-    comptime sums_type = sum_type(dtype)
-    comptime vectors = panels * PANEL // lanes
-    comptime step = interleaved_products(dtype)
-    comptime Words = SIMD[DType.uint32, lanes]
-    var acc = Array[SIMD[sums_type, lanes], rows * vectors](fill=0)
-    var weights = filter.elements.unsafe_bitcast[UInt32]()
-    var row_stride = activation.row_stride
-    var panel_stride = filter.panel_stride // step
-    for j in range(activation.chunks):
-        var pixels = activation.elements.unsafe_offset(
-            Int(activation.offsets[unsafe_offset=j])
-        )
-        for word in range(activation.words(j)):
-            var b = Array[Words, vectors](fill=Words(0))
-            comptime for v in range(vectors):
-                comptime panel = v * lanes // PANEL
-                comptime lane = v * lanes % PANEL
-                b[v] = weights.unsafe_load[width=lanes](
-                    panel * panel_stride + word * PANEL + lane
-                )
-            comptime for i in range(rows):
-                var a = Words(
-                    pixels.unsafe_offset(i * row_stride + step * word)
-                    .unsafe_bitcast[UInt32]()
-                    .unsafe_load[alignment=1]()
-                )
-                comptime for v in range(vectors):
-                    acc[i * vectors + v] = _multiply[kernel](
-                        acc[i * vectors + v], a, b[v]
-                    )
-        weights = weights.unsafe_offset(CHUNK_WORDS * PANEL)
-    var to = sums.elements.unsafe_bitcast[Scalar[sums_type]]()
-    comptime for i in range(rows):
-        comptime for v in range(vectors):
-            to.unsafe_store(i * sums.stride + v * lanes, acc[i * vectors + v])
-
-
-@no_inline
-def _multiply_registers[
-    dtype: DType, kernel: Int, lanes: Int, rows: Int, panels: Int
-](chunks: Int, sums: Writes[DType.float32]):
-    """`_multiply_tile` of operands that stay in registers."""
-    comptime sums_type = sum_type(dtype)
-    comptime vectors = panels * PANEL // lanes
-    comptime Words = SIMD[DType.uint32, lanes]
-    var acc = Array[SIMD[sums_type, lanes], rows * vectors](fill=0)
-    var a = Words(ONES)
-    var b = Array[Words, vectors](fill=Words(0))
-    comptime for v in range(vectors):
-        a = opaque(a)
-        b[v] = a
-    for _ in range(chunks * CHUNK_WORDS):
-        comptime for at in range(rows * vectors):
-            a = opaque(a)
-            acc[at] = _multiply[kernel](acc[at], a, b[at % vectors])
-    var to = sums.unsafe_bitcast[Scalar[sums_type]]()
-    comptime for at in range(rows * vectors):
-        to.unsafe_store(at * lanes, acc[at])
-
-
-struct VectorUnit[
-    code: Int, lanes: Int, max_rows: Int, tile_panels: Int, cycles: Float64
-](DotUnit):
+struct X86Unit[
+    code: Int,
+    register_lanes: Int,
+    max_rows: Int,
+    tile_panels: Int,
+    cycles: Float64,
+](VectorUnit):
     """Dot products in vector registers.
 
     Parameters:
         code: The `KERNEL_*` code.
-        lanes: Of a register.
+        register_lanes: Lanes of a register.
         max_rows: Pixels of the largest register tile, an even number.
         tile_panels: Its panels.
         cycles: Of a multiplication of whole registers.
     """
 
     comptime kernel = Self.code
+    comptime lanes = Self.register_lanes
     comptime rows = Self.max_rows
     comptime single_rows = 0
     comptime panels = Self.tile_panels
@@ -197,49 +114,20 @@ struct VectorUnit[
             )
 
     @staticmethod
-    def begin() -> Int:
-        return 0
-
-    @staticmethod
-    def end():
-        pass
-
-    @staticmethod
-    def multiply[
+    def add[
         dtype: DType
     ](
-        mut state: Int,
-        activation: ActivationTile[dtype],
-        filter: FilterTile[dtype],
-        sums: Sums,
-    ):
-        # Odd numbers of rows are not instantiated: the last one goes alone.
-        var rest = activation
-        var to = sums
-        while rest.rows > 0:
-            var rows = 1 if rest.rows == 1 else rest.rows // 2 * 2
-            comptime for panels in range(1, Self.panels + 1):
-                comptime for half in range(Self.max_rows // 2 + 1):
-                    comptime known = max(1, 2 * half)
-                    if rows == known and filter.panels == panels:
-                        _multiply_tile[
-                            dtype, Self.code, Self.lanes, known, panels
-                        ](rest, filter, to)
-            rest = rest.behind(rows)
-            to = to.behind(rows)
+        sums: SIMD[sum_type(dtype), Self.lanes],
+        pixel: SIMD[DType.uint32, Self.lanes],
+        filters: SIMD[DType.uint32, Self.lanes],
+    ) -> SIMD[sum_type(dtype), Self.lanes]:
+        comptime encoding = "{vex} " if Self.code == KERNEL_AVX_VNNI else ""
+        return _instruction[encoding + _name(Self.code)](sums, pixel, filters)
 
     @staticmethod
     def instruction(dtype: DType) -> String:
         var bits = Self.lanes * 8 * WORD
         return String(t"{_name(Self.code)}, {bits} bits")
-
-    @staticmethod
-    def multiply_registers[
-        dtype: DType
-    ](chunks: Int, sums: Writes[DType.float32]):
-        _multiply_registers[
-            dtype, Self.code, Self.lanes, Self.rows, Self.panels
-        ](chunks, sums)
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:
@@ -248,11 +136,11 @@ struct VectorUnit[
         return Float64(CHUNK_WORDS) * step
 
 
-comptime Avx512Bf16 = VectorUnit[KERNEL_AVX512_BF16, PANEL, 14, 2, 1.0]
+comptime Avx512Bf16 = X86Unit[KERNEL_AVX512_BF16, PANEL, 14, 2, 1.0]
 """AVX512-BF16: with two panels 28 of 32 registers hold sums."""
 
-comptime Avx512Vnni = VectorUnit[KERNEL_AVX512_VNNI, PANEL, 14, 2, 0.5]
+comptime Avx512Vnni = X86Unit[KERNEL_AVX512_VNNI, PANEL, 14, 2, 0.5]
 """AVX512-VNNI, in the same tile."""
 
-comptime AvxVnni = VectorUnit[KERNEL_AVX_VNNI, PANEL // 2, 6, 1, 0.5]
+comptime AvxVnni = X86Unit[KERNEL_AVX_VNNI, PANEL // 2, 6, 1, 0.5]
 """AVX-VNNI: 12 of 16 registers hold sums."""

@@ -9,24 +9,17 @@ all pixels of a block. On Arm `sdot` adds four products of int8 as they are.
 Arm Architecture Reference Manual, SDOT.)
 """
 
-from std.collections import Array, Optional
+from std.collections import Optional
 from std.memory import bitcast
 from std.sys.info import CompilationTarget
 from std.sys.intrinsics import llvm_intrinsic
 
 from ...conv.fields import KERNEL_WIDENING, PANEL
-from ...conv.memory import Reads, Writes
+from ...conv.memory import Reads, Writes, sum_type
 from ..config import CPU_TILE, LANES
 from ..features import ANY_CPU
-from ..unit import ONES, opaque
-from .mma import (
-    CHUNK_WORDS,
-    WORD,
-    ActivationTile,
-    DotUnit,
-    FilterTile,
-    Sums,
-)
+from .mma import CHUNK_WORDS, WORD
+from .vector_tile import VectorUnit
 
 comptime EVEN = 0
 """Of a word, bytes 0 and 2."""
@@ -157,99 +150,11 @@ def widen_panel[
                 )
 
 
-@always_inline
-def _add[
-    dtype: DType
-](
-    sums: SIMD[DType.int32, LANES],
-    pixel: SIMD[DType.uint32, LANES],
-    filters: SIMD[DType.uint32, LANES],
-) -> SIMD[DType.int32, LANES]:
-    """Adds the products of a pair of 16 bits, or of a word of bytes where an
-    instruction does."""
-    comptime if _has_dot_product(dtype):
-        return llvm_intrinsic[
-            "llvm.aarch64.neon.sdot.v4i32.v16i8",
-            SIMD[DType.int32, LANES],
-            has_side_effect=False,
-        ](
-            sums,
-            bitcast[DType.int8, WORD * LANES](pixel),
-            bitcast[DType.int8, WORD * LANES](filters),
-        )
-    else:
-        return _add_pairs(sums, pixel, filters)
-
-
-@no_inline
-def _multiply_tile[
-    dtype: DType, rows: Int, panels: Int
-](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
-    """Multiplies `rows` pixels by `panels` panels, both as wide as `spread`
-    says."""
-    comptime vectors = panels * PANEL // LANES
-    comptime spread = Widening.spread(dtype)
-    comptime Words = SIMD[DType.uint32, LANES]
-    var acc = Array[SIMD[DType.int32, LANES], rows * vectors](fill=0)
-    var weights = filter.elements.unsafe_bitcast[UInt32]()
-    var row_stride = activation.row_stride
-    var panel_stride = filter.panel_stride // WORD
-    for j in range(activation.chunks):
-        var pixels = activation.elements.unsafe_offset(
-            Int(activation.offsets[unsafe_offset=j])
-        )
-        for step in range(spread * activation.words(j)):
-            var b = Array[Words, vectors](fill=Words(0))
-            comptime for v in range(vectors):
-                comptime panel = v * LANES // PANEL
-                comptime lane = v * LANES % PANEL
-                b[v] = weights.unsafe_load[width=LANES](
-                    panel * panel_stride + step * PANEL + lane
-                )
-            comptime for i in range(rows):
-                var a = Words(
-                    pixels.unsafe_offset(i * row_stride + WORD * step)
-                    .unsafe_bitcast[UInt32]()
-                    .unsafe_load[alignment=1]()
-                )
-                comptime for v in range(vectors):
-                    acc[i * vectors + v] = _add[dtype](
-                        acc[i * vectors + v], a, b[v]
-                    )
-        weights = weights.unsafe_offset(spread * CHUNK_WORDS * PANEL)
-    var to = sums.elements.unsafe_bitcast[Int32]()
-    comptime for i in range(rows):
-        comptime for v in range(vectors):
-            to.unsafe_store(i * sums.stride + v * LANES, acc[i * vectors + v])
-
-
-@no_inline
-def _multiply_registers[
-    dtype: DType, rows: Int, panels: Int
-](chunks: Int, sums: Writes[DType.float32]):
-    """`_multiply_tile` of operands that stay in registers."""
-    comptime vectors = panels * PANEL // LANES
-    comptime spread = Widening.spread(dtype)
-    comptime Words = SIMD[DType.uint32, LANES]
-    var acc = Array[SIMD[DType.int32, LANES], rows * vectors](fill=0)
-    var a = Words(ONES)
-    var b = Array[Words, vectors](fill=Words(0))
-    comptime for v in range(vectors):
-        a = opaque(a)
-        b[v] = a
-    for _ in range(spread * chunks * CHUNK_WORDS):
-        comptime for at in range(rows * vectors):
-            a = opaque(a)
-            acc[at] = _add[dtype](acc[at], a, b[at % vectors])
-    var to = sums.unsafe_bitcast[Int32]()
-    comptime for at in range(rows * vectors):
-        to.unsafe_store(at * LANES, acc[at])
-
-
-struct Widening(DotUnit):
+struct Widening(VectorUnit):
     """Dot products of integers on every CPU."""
 
     comptime kernel = KERNEL_WIDENING
+    comptime lanes = LANES
     comptime rows = CPU_TILE.rows
     comptime single_rows = 0
     comptime panels = CPU_TILE.panels
@@ -271,34 +176,27 @@ struct Widening(DotUnit):
         return None
 
     @staticmethod
-    def begin() -> Int:
-        return 0
-
-    @staticmethod
-    def end():
-        pass
-
-    @staticmethod
-    def multiply[
+    def add[
         dtype: DType
     ](
-        mut state: Int,
-        activation: ActivationTile[dtype],
-        filter: FilterTile[dtype],
-        sums: Sums,
-    ):
-        # Odd numbers of rows are not instantiated: the last one goes alone.
-        var rest = activation
-        var to = sums
-        while rest.rows > 0:
-            var rows = 1 if rest.rows == 1 else rest.rows // 2 * 2
-            comptime for panels in range(1, Self.panels + 1):
-                comptime for half in range(Self.rows // 2 + 1):
-                    comptime known = max(1, 2 * half)
-                    if rows == known and filter.panels == panels:
-                        _multiply_tile[dtype, known, panels](rest, filter, to)
-            rest = rest.behind(rows)
-            to = to.behind(rows)
+        sums: SIMD[sum_type(dtype), Self.lanes],
+        pixel: SIMD[DType.uint32, Self.lanes],
+        filters: SIMD[DType.uint32, Self.lanes],
+    ) -> SIMD[sum_type(dtype), Self.lanes]:
+        var integers = rebind[SIMD[DType.int32, LANES]](sums)
+        comptime if _has_dot_product(dtype):
+            integers = llvm_intrinsic[
+                "llvm.aarch64.neon.sdot.v4i32.v16i8",
+                SIMD[DType.int32, LANES],
+                has_side_effect=False,
+            ](
+                integers,
+                bitcast[DType.int8, WORD * LANES](pixel),
+                bitcast[DType.int8, WORD * LANES](filters),
+            )
+        else:
+            integers = _add_pairs(integers, pixel, filters)
+        return rebind[SIMD[sum_type(dtype), Self.lanes]](integers)
 
     @staticmethod
     def instruction(dtype: DType) -> String:
@@ -308,12 +206,6 @@ struct Widening(DotUnit):
             "int32 multiply-add"
         )
         return String(t"{name}, {8 * WORD * LANES} bits")
-
-    @staticmethod
-    def multiply_registers[
-        dtype: DType
-    ](chunks: Int, sums: Writes[DType.float32]):
-        _multiply_registers[dtype, Self.rows, Self.panels](chunks, sums)
 
     @staticmethod
     def chunk_cycles(rows: Int, panels: Int) -> Float64:
