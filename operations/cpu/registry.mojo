@@ -28,10 +28,10 @@ comptime CpuKernels[P: Pool] = _Kernels[
     DotProduct[P, Avx512Vnni],
     DotProduct[P, AvxVnni],
     DotProduct[P, MatrixUnit[emulated=False]],
-    DotProduct[P, Widening],
     FewFilters[P],
     Pointwise[P],
     Winograd[P],
+    DotProduct[P, Widening],
     ImplicitGemm[P],
     Reference[P],
 ]

@@ -262,10 +262,15 @@ DOT_KERNELS = (
 CPU_KERNELS = (
     Kernel.DEPTHWISE,
     Kernel.GROUPED,
-    *DOT_KERNELS,
+    Kernel.AMX,
+    Kernel.AVX512_BF16,
+    Kernel.AVX512_VNNI,
+    Kernel.AVX_VNNI,
+    Kernel.MMLA,
     Kernel.FEW_FILTERS,
     Kernel.POINTWISE,
     Kernel.WINOGRAD,
+    Kernel.WIDENING,
     Kernel.IMPLICIT_GEMM,
     Kernel.REFERENCE,
 )

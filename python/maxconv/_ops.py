@@ -202,8 +202,8 @@ def conv2d(
             ``"widening"``; on a GPU also ``"gemv"`` and ``"sm80"``, on one of compute capability
             9.0 ``"sm90"``, ``"unaligned"``, ``"diagonal"``, ``"stem"`` and ``"window"``, on one of
             10.0 or 10.3 ``"sm100"``; in ``"NC/4HW4"`` ``"dp4a"``. Interleaved on a CPU it is
-            ``"reference"`` or one from ``"amx"`` to ``"widening"``. It raises in the call where it
-            cannot; ``"auto"`` or ``None`` leaves the choice to the op.
+            ``"reference"``, ``"widening"`` or one from ``"amx"`` to ``"mmla"``. It raises in the
+            call where it cannot; ``"auto"`` or ``None`` leaves the choice to the op.
         precision: What is left of float32 operands when they are multiplied: ``"tf32"`` lets a GPU
             round them to tf32 (10 bits of mantissa, float32's exponent), which its tensor cores
             take; the norm of the result's error is then about 3e-4 of the result's. With

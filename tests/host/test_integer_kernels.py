@@ -6,6 +6,7 @@ sums are 64-bit integers, its zero points the least, the largest and others.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,11 @@ from maxconv._fields import Activation, Layout
 from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems
 
-EVERYWHERE = {"reference", "depthwise", "grouped", "widening"}
+EVERYWHERE = {"reference", "depthwise", "grouped", "widening", "winograd"}
 """The kernels of integers that every CPU has."""
+
+MAX_WINOGRAD_PRODUCTS = (2**31 - 1) // (255 * 128) // 4
+"""Of an output: winograd's sums are 4 times as large."""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,27 @@ def test_depthwise_beyond_float32(checker: Checker) -> None:
         groups=5,
     )
     assert checker.check("large", line_of(problem, *EPILOGUES[1])) == {"reference"}
+
+
+@pytest.mark.parametrize("taps", [2, 3])
+def test_the_largest_sums(checker: Checker, taps: int) -> None:
+    """As many products as winograd takes, whose scaled sums fill int32: all of one sign."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(5, 4),
+        channels=MAX_WINOGRAD_PRODUCTS // taps**2 // 4 * 4,
+        filters=17,
+        filter_size=(taps, taps),
+        stride=(1, 1),
+        dilation=(1, 1),
+        pad_before=(0, 0),
+        pad_after=(0, 0),
+        groups=1,
+    )
+    deeper = dataclasses.replace(problem, channels=problem.channels + 4)
+    none = (False, False, Activation.NONE, Layout.RSCF)
+    assert "winograd" in checker.check("extremes", line_of(problem, *none))
+    assert "winograd" not in checker.check("extremes", line_of(deeper, *none))
 
 
 def test_arm(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from operations.conv.fields import (
     ACTIVATION_RELU,
     KERNEL_MMLA,
     KERNEL_WIDENING,
+    KERNEL_WINOGRAD,
     LAYOUT_PACKED,
 )
 from operations.conv.known import UNKNOWN_FILTER
@@ -47,6 +48,9 @@ from operations.cpu.dot.vectors import Avx512Vnni, AvxVnni
 from operations.cpu.dot.widening import Widening
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
+from operations.cpu.winograd.candidates import Cuts as WinogradCuts
+from operations.cpu.winograd.launch import Winograd
+from operations.cpu.winograd.scheduler import WinogradPlan
 
 comptime LOW = -50
 comptime HIGH = 60
@@ -260,6 +264,10 @@ def check[
             wrong += check_cuts[Widening, scaled](
                 kernel, expected, arguments, memory, pool
             )
+            if kernel == KERNEL_WINOGRAD:
+                wrong += check_winograd_cuts[scaled](
+                    expected, arguments, memory, pool
+                )
             if kernel == KERNEL_WIDENING:
                 wrong += check_cuts[MatrixUnit[emulated=True], scaled](
                     KERNEL_MMLA, expected, arguments, memory, pool
@@ -326,6 +334,106 @@ def check_cuts[
     return wrong
 
 
+def check_winograd_cuts[
+    scaled: Bool
+](
+    expected: IntegerCase,
+    arguments: Arguments,
+    memory: HostBuffer[expected.out_type],
+    mut pool: MaxPool,
+) raises -> Int:
+    """Runs the Winograd kernel with every cut that some number of threads may
+    choose from.
+
+    Returns:
+        How many runs were wrong.
+    """
+    var p = expected.spec.problem
+    var wrong = 0
+    if not p.has_outputs():
+        return 0
+    for threads in [1, 3, 16]:
+        var cuts = WinogradCuts(p, expected.in_type, threads)
+        for index in range(cuts.count()):
+            var value = Scalar[expected.out_type](
+                materialize[POISONS]()[index % 2]
+            )
+            poison(memory.elements, p.gemm_m() * p.filters, value)
+            Winograd[MaxPool].launch[known=UNKNOWN_FILTER, scaled=scaled](
+                WinogradPlan(p, expected.in_type, cuts.table[index], threads),
+                p,
+                arguments,
+                pool,
+            )
+            wrong += Int(
+                not is_right(
+                    expected,
+                    KERNEL_WINOGRAD,
+                    memory.elements.unsafe_offset(GUARD),
+                    value,
+                )
+            )
+    return wrong
+
+
+def check_extremes(spec: Case, mut pool: MaxPool) raises -> Int:
+    """Runs all kernels on the largest products of one sign: no sum wraps that an
+    output is made of.
+
+    Args:
+        spec: A problem without padding.
+        pool: The threads.
+
+    Returns:
+        How many runs were wrong.
+    """
+    ref p = spec.problem
+    var count = p.gemm_m() * p.filters
+    var x_count = p.batch * p.input[1] * p.input[2] * p.channels
+    var x = HostBuffer[DType.uint8](x_count)
+    var raw = HostBuffer[DType.int8](p.filters * p.gemm_k())
+    var out = HostBuffer[DType.float32](count)
+    for i in range(p.filters * p.gemm_k()):
+        raw.elements[unsafe_offset=i] = -128
+    var wrong = 0
+    for zero in [0, 255]:
+        for i in range(x_count):
+            x.elements[unsafe_offset=i] = UInt8(255 - zero)
+        var arguments = Arguments(
+            MemoryActivation(x.elements.as_imm()),
+            raw.elements.as_imm().unsafe_bitcast[UInt8](),
+            Epilogue[DType.float32, DType.float32].identity(),
+            MemoryOutput(out.elements),
+            Quantization(Int32(zero), 0, 1),
+        )
+        comptime types = type_of(arguments).types(False)
+        var operands = arguments.operands(exact=True)
+        var want = Float32(p.gemm_k() * -128 * (255 - 2 * zero))
+        for kernel in CPU_REGISTRY.codes():
+            var device = Device(0, pool.threads())
+            if CPU_REGISTRY.refusal[types](kernel, p, operands, device):
+                continue
+            for i in range(count):
+                out.elements[unsafe_offset=i] = 0.5
+            convolve[ALL_KERNELS, False](
+                pool, p, arguments, layout=spec.layout, requested=kernel
+            )
+            for i in range(count):
+                if out.elements[unsafe_offset=i] != want:
+                    var got = out.elements[unsafe_offset=i]
+                    print(
+                        t"WRONG {spec.name} {kernel_name(kernel)}: element {i}"
+                        t" is {got}, not {want}"
+                    )
+                    wrong += 1
+                    break
+            print(t"RAN {spec.name} {kernel_name(kernel)} uint8")
+    _ = x^
+    _ = raw^
+    _ = out^
+    return wrong
+
+
 def is_right(
     expected: IntegerCase,
     kernel: Int,
@@ -367,6 +475,10 @@ def main() raises:
         if line.byte_length() == 0:
             break
         var spec = parse(line)
+        if spec.name == "extremes":
+            var wrong = check_extremes(spec, pool)
+            print(t"DONE {spec.name} {wrong}", flush=True)
+            continue
         var wrong = check[DType.int8, DType.int8, True](spec, pool)
         wrong += check[DType.uint8, DType.uint8, True](spec, pool)
         wrong += check[DType.int8, DType.float32, False](spec, pool)

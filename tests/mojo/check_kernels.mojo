@@ -190,16 +190,20 @@ def check_cuts(
     Returns:
         How many runs were wrong.
     """
+    comptime dtype = type_of(arguments).Source.dtype
     var p = spec.problem
     var wrong = 0
     if not p.has_outputs():
         return 0
     for threads in [1, 3, 16]:
-        var cuts = Cuts(p, threads)
+        var cuts = Cuts(p, dtype, threads)
         for index in range(cuts.count()):
             poison(memory.elements, p.gemm_m() * p.filters, POISON)
             Winograd[MaxPool].launch[known=UNKNOWN_FILTER, scaled=False](
-                WinogradPlan(p, cuts.table[index], threads), p, arguments, pool
+                WinogradPlan(p, dtype, cuts.table[index], threads),
+                p,
+                arguments,
+                pool,
             )
             wrong += Int(
                 not is_right(

@@ -8,17 +8,19 @@ deep: 16 steps of `PANEL` multiply-adds, one for each position.
 from std.collections import Optional
 from std.math import ceildiv
 
+from ...conv.fields import PANEL
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..config import CPU_TILE
+from ..dot.scheduler import gathered_stride
 from ..gemm.candidates import MAX_BLOCK_ELEMENTS
-from ..gemm.scheduler import row_stride
 from .scheduler import (
     BLOCK_TILES,
     UNITS_AT_ONCE,
     Cut,
     TileGrid,
     position_depth,
+    transformed_bytes,
 )
 from .transforms import MAX_TAPS, POSITIONS
 
@@ -47,6 +49,17 @@ comptime READ_FILTER_COST = 2.0
 comptime READ_INPUT_COST = 0.2
 """Fetching a tile's transformed inputs, one channel, from L3."""
 
+comptime INTEGER_TRANSFORMS = 1.3
+"""How much longer than those of floats the transforms of integer filters take,
+in units, which are half as long: registers hold twice as many, which are made
+wide first."""
+
+comptime INTEGER_OUTPUTS = 2.0
+"""The same of sums, of which registers hold as many."""
+
+comptime MAX_FILTER_BYTES = 12 << 20
+"""Transformed filters of integers that stay in L3, which all tasks read."""
+
 comptime STEP_COST = 1500.0
 """Starting the threads a second time."""
 
@@ -63,17 +76,21 @@ struct Cuts(Candidates):
     in blocks, panels in blocks."""
 
     var problem: ConvProblem
+    var input: DType
+    """The type of activation and filter."""
     var threads: Int
     var table: List[Cut]
 
-    def __init__(out self, problem: ConvProblem, threads: Int):
+    def __init__(out self, problem: ConvProblem, input: DType, threads: Int):
         """Lists the cuts.
 
         Args:
             problem: The convolution, with at least one output.
+            input: The type of activation and filter.
             threads: How many threads there are.
         """
         self.problem = problem
+        self.input = input
         self.threads = threads
         self.table = List[Cut]()
         var tiles = TileGrid(problem).count()
@@ -86,8 +103,10 @@ struct Cuts(Candidates):
                 if ceildiv(units, parts) != last:
                     last = ceildiv(units, parts)
                     self._append(False, block, last)
-            for count in range(1, min(units, UNITS_AT_ONCE) + 1):
-                self._append(True, block, count)
+            # Sums of integers are not added to.
+            if not input.is_integral():
+                for count in range(1, min(units, UNITS_AT_ONCE) + 1):
+                    self._append(True, block, count)
             most = most * 2 // 3
 
     def _append(mut self, shares_input: Bool, tiles: Int, units: Int):
@@ -119,7 +138,12 @@ struct Cuts(Candidates):
         var tiles = cut.tiles
         if cut.shares_input:
             tiles = TileGrid(self.problem).count()
-        return POSITIONS * tiles * row_stride(position_depth(self.problem))
+        var depth = position_depth(self.problem)
+        return (
+            POSITIONS
+            * tiles
+            * gathered_stride(depth, transformed_bytes(self.input))
+        )
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`."""
@@ -129,11 +153,15 @@ struct Cuts(Candidates):
         var depth = Float64(position_depth(problem))
         var tiles = Float64(min(cut.tiles, count))
         var panels = Float64(cut.panels)
-        var task = tiles * panels * (depth + OUTPUT_COST)
+        var output_cost = OUTPUT_COST
         var preparation = depth
         var filter_cost = SMALL_FILTER_COST
         if problem.filter[2] == MAX_TAPS:
             filter_cost = LARGE_FILTER_COST
+        if self.input.is_integral():
+            output_cost *= INTEGER_OUTPUTS
+            filter_cost *= INTEGER_TRANSFORMS
+        var task = tiles * panels * (depth + output_cost)
         if cut.shares_input:
             task += depth * (panels * filter_cost + tiles * READ_INPUT_COST)
             preparation *= Float64(count) * INPUT_COST
@@ -167,29 +195,38 @@ def _even_block(count: Int, most: Int) -> Int:
     return ceildiv(ceildiv(count, blocks), rows) * rows
 
 
-def choose_cut(problem: ConvProblem, threads: Int) -> Cut:
+def choose_cut(problem: ConvProblem, input: DType, threads: Int) -> Cut:
     """The cut that the model finds fastest.
 
     Args:
         problem: The convolution, with at least one output.
+        input: The type of activation and filter.
         threads: How many threads there are.
     """
-    var candidates = Cuts(problem, threads)
+    var candidates = Cuts(problem, input, threads)
     return candidates.table[cheapest(candidates).index]
 
 
-def is_faster(problem: ConvProblem, threads: Int) -> Bool:
+def is_faster(problem: ConvProblem, input: DType, threads: Int) -> Bool:
     """Whether the model finds this kernel faster than the implicit GEMM, all of
     whose threads it supposes to be busy.
 
     Args:
         problem: The convolution.
+        input: The type of activation and filter.
         threads: How many threads there are.
     """
     if not problem.has_outputs():
+        return False
+    var filter = (
+        POSITIONS * position_depth(problem) * problem.groups * problem.panels()
+    ) * PANEL
+    if input.is_integral() and (
+        filter * transformed_bytes(input) > MAX_FILTER_BYTES
+    ):
         return False
     var steps = Float64(
         problem.groups * problem.gemm_m() * problem.panels() * problem.gemm_k()
     )
     var gemm = steps / Float64(POSITIONS * threads)
-    return cheapest(Cuts(problem, threads)).cost * MARGIN < gemm
+    return cheapest(Cuts(problem, input, threads)).cost * MARGIN < gemm

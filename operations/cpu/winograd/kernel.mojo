@@ -9,12 +9,16 @@
 """
 
 from std.math import ceildiv
+from std.sys.info import size_of
 
 from ...conv.fields import PANEL
-from ...conv.memory import Reads, Writes
+from ...conv.memory import Reads, Writes, sum_type
+from ...conv.panels import chunk_products
 from ...conv.problem import ConvProblem
+from ..accumulators import Accumulators, OutputTile
 from ..config import CPU_TILE
-from ..accumulators import OutputTile
+from ..dot.mma import ActivationTile, FilterTile, Sums
+from ..dot.widening import Widening
 from ..epilogue import TileStore
 from ..gemm.mma import (
     MAX_RUNS,
@@ -26,17 +30,30 @@ from ..gemm.mma import (
 from ..gemm.scheduler import TileCursor, Tiling
 from ..pixel import Pixel
 from ..scheduler import Tasks
-from .scheduler import FILTER_DEPTH, INPUT_TILES, WinogradPlan
+from .scheduler import (
+    FILTER_DEPTH,
+    INPUT_TILES,
+    MAX_INTEGER_PRODUCTS,
+    WinogradPlan,
+)
 from .transforms import (
     MAX_TAPS,
     MIN_TAPS,
     POSITIONS,
+    WORD_CHANNELS,
     Patch,
     tile_extent,
+    transform_integer_panel,
     transform_panel,
     transform_patch,
     transform_sums,
+    transformed_type,
 )
+
+comptime MAX_CHUNKS = ceildiv(
+    MAX_INTEGER_PRODUCTS, MIN_TAPS**2 * chunk_products(DType.int8)
+)
+"""Chunks of the deepest sums of a position."""
 
 
 @fieldwise_init
@@ -50,10 +67,12 @@ struct WinogradParams[dtype: DType](ImplicitlyCopyable, Movable):
     var activation: Reads[Self.dtype]
     var filter: Reads[Self.dtype]
     """Packed."""
+    var zero_point: Int32
+    """Of the activation."""
     var output: TileStore
     var problem: ConvProblem
     var plan: WinogradPlan
-    var shared: Writes[DType.float32]
+    var shared: Writes[transformed_type(Self.dtype)]
     """The operand that is transformed first."""
 
 
@@ -93,7 +112,7 @@ def transform_inputs(
     group: Int,
     tile: Int,
     tiles: Int,
-    to: Writes[DType.float32],
+    to: Writes[transformed_type(params.dtype)],
 ):
     """Transforms the inputs of some tiles, the last one twice if their number
     is odd.
@@ -122,7 +141,7 @@ def transform_inputs(
         )
         for t in range(problem.filter[0]):
             var pixel = origin.tap(problem, t, 0, 0)
-            var patch = Patch[dtype](x, problem, pixel)
+            var patch = Patch[dtype](x, problem, pixel, params.zero_point)
             if not pixel.is_inside(problem, 0):
                 patch.bottom = 0
             var target = to.unsafe_offset(i * plan.input.row + t * channels)
@@ -141,7 +160,7 @@ def transform_filter(
     panel: Int,
     begin: Int,
     end: Int,
-    to: Writes[DType.float32],
+    to: Writes[transformed_type(params.dtype)],
 ):
     """Transforms a slice of a filter panel.
 
@@ -166,15 +185,27 @@ def transform_filter(
         var first = to.unsafe_offset((at - begin) * PANEL)
         comptime for known in range(MIN_TAPS, MAX_TAPS + 1):
             if taps == known:
-                transform_panel[dtype, known](
-                    filters,
-                    t * taps * layout.row_depth + channel,
-                    layout.row_depth,
-                    channels,
-                    count,
-                    first,
-                    plane,
-                )
+                var step = t * taps * layout.row_depth + channel
+                comptime if dtype.is_integral():
+                    transform_integer_panel[known](
+                        filters.unsafe_bitcast[Int8](),
+                        step,
+                        layout.row_depth,
+                        channels,
+                        count,
+                        first.unsafe_bitcast[Int16](),
+                        plane,
+                    )
+                else:
+                    transform_panel[dtype, known](
+                        filters,
+                        step,
+                        layout.row_depth,
+                        channels,
+                        count,
+                        first.unsafe_bitcast[Float32](),
+                        plane,
+                    )
         at += count
 
 
@@ -245,20 +276,23 @@ struct BlockTasks[dtype: DType](Tasks):
     def run(self, task: Int, scratch: Writes[DType.float32]):
         ref plan = self.params.plan
         var block = Block(self.params.problem, plan, task)
-        if plan.cut.shares_input:
-            _run_panels(self.params, block, scratch)
-        else:
-            _run_tiles(self.params, block, scratch)
+        comptime if not Self.dtype.is_integral():
+            if plan.cut.shares_input:
+                _run_panels(self.params, block, scratch)
+                return
+        _run_tiles(self.params, block, scratch)
 
 
-def _run_panels(
-    params: WinogradParams, block: Block, scratch: Writes[DType.float32]
-):
+def _run_panels[
+    dtype: DType
+](params: WinogradParams[dtype], block: Block, scratch: Writes[DType.float32]):
     """Computes a block from the shared input, slice by slice of its filters."""
+    comptime transformed = transformed_type(dtype)
     ref problem = params.problem
     ref plan = params.plan
     var first = block.group * problem.panels() + block.panel
-    var sums = scratch.unsafe_offset(plan.cut.panels * plan.filter.elements())
+    var filter = scratch.unsafe_bitcast[Scalar[transformed]]()
+    var sums = scratch.unsafe_offset(plan.own)
     var input = params.shared.unsafe_offset(
         block.group * plan.input.elements() + block.tile * plan.input.row
     )
@@ -270,14 +304,14 @@ def _run_panels(
                 first + panel,
                 begin,
                 end,
-                scratch.unsafe_offset(panel * plan.filter.elements()),
+                filter.unsafe_offset(panel * plan.filter.elements()),
             )
         _multiply_positions(
             plan,
             block.tiles,
             block.panels,
             input.unsafe_offset(begin).as_imm(),
-            scratch.as_imm(),
+            filter.as_imm(),
             end - begin,
             sums,
             begin > 0,
@@ -285,15 +319,17 @@ def _run_panels(
     _store_sums(params, block, block.panel, block.panels, sums)
 
 
-def _run_tiles(
-    params: WinogradParams, block: Block, scratch: Writes[DType.float32]
-):
+def _run_tiles[
+    dtype: DType
+](params: WinogradParams[dtype], block: Block, scratch: Writes[DType.float32]):
     """Computes a block, all of whose panels read the inputs that it transforms.
     """
+    comptime transformed = transformed_type(dtype)
     ref problem = params.problem
     ref plan = params.plan
-    var sums = scratch.unsafe_offset(plan.input.elements())
-    transform_inputs(params, block.group, block.tile, block.tiles, scratch)
+    var input = scratch.unsafe_bitcast[Scalar[transformed]]()
+    var sums = scratch.unsafe_offset(plan.own)
+    transform_inputs(params, block.group, block.tile, block.tiles, input)
     var end = block.panel + block.panels
     for panel in range(block.panel, end, plan.panels_at_once):
         var panels = min(plan.panels_at_once, end - panel)
@@ -304,7 +340,7 @@ def _run_tiles(
             plan,
             block.tiles,
             panels,
-            scratch.as_imm(),
+            input.as_imm(),
             filter.as_imm(),
             plan.depth,
             sums,
@@ -313,12 +349,14 @@ def _run_tiles(
         _store_sums(params, block, panel, panels, sums)
 
 
-def _multiply_positions(
+def _multiply_positions[
+    transformed: DType
+](
     plan: WinogradPlan,
     tiles: Int,
     panels: Int,
-    input: Reads[DType.float32],
-    filter: Reads[DType.float32],
+    input: Reads[transformed],
+    filter: Reads[transformed],
     depth: Int,
     sums: Writes[DType.float32],
     accumulate: Bool,
@@ -326,57 +364,139 @@ def _multiply_positions(
     """Multiplies tiles by panels, for every position: its inputs come from L1
     for all panels but the first."""
     var tiling = Tiling(1, tiles)
-    var operand = TileOperand(
-        Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row
-    )
     for position in range(POSITIONS):
         var inputs = input.unsafe_offset(position * plan.input.plane)
         for panel in range(0, panels, CPU_TILE.panels):
-            var weights = FilterOperand[DType.float32](
-                panels=filter.unsafe_offset(
-                    panel * plan.filter.elements()
-                    + position * plan.filter.plane
-                ),
-                panel_stride=plan.filter.elements(),
-                ahead=filter,
-                interval=0,
+            var weights = filter.unsafe_offset(
+                panel * plan.filter.elements() + position * plan.filter.plane
             )
             var to = sums.unsafe_offset(
                 panel // CPU_TILE.panels * plan.sums.elements()
                 + position * plan.sums.plane
             )
-            var cursor = TileCursor(tiling, 0)
-            for _ in range(tiling.per_line):
-                var rows = cursor.next()
-                operand.runs[0] = Run(
-                    inputs.unsafe_offset(rows.row * plan.input.row), 0, depth
-                )
-                multiply(
-                    rows.rows,
-                    min(CPU_TILE.panels, panels - panel),
-                    operand,
-                    0,
-                    weights,
-                    to.unsafe_offset(rows.row * plan.sums.row),
-                    plan.sums.row,
+            var at_once = min(CPU_TILE.panels, panels - panel)
+            comptime if transformed == DType.float32:
+                _multiply_floats(
+                    plan,
+                    tiling,
+                    inputs.unsafe_bitcast[Float32](),
+                    weights.unsafe_bitcast[Float32](),
+                    filter.unsafe_bitcast[Float32](),
+                    at_once,
+                    depth,
+                    to,
                     accumulate,
                 )
+            else:
+                _multiply_pairs(
+                    plan,
+                    tiles,
+                    inputs.unsafe_bitcast[Int8](),
+                    weights.unsafe_bitcast[Int8](),
+                    at_once,
+                    depth,
+                    to,
+                )
+
+
+@always_inline
+def _multiply_floats(
+    plan: WinogradPlan,
+    tiling: Tiling,
+    inputs: Reads[DType.float32],
+    weights: Reads[DType.float32],
+    ahead: Reads[DType.float32],
+    panels: Int,
+    depth: Int,
+    to: Writes[DType.float32],
+    accumulate: Bool,
+):
+    """Multiplies the tiles by the panels of a register tile, for a position."""
+    var operand = TileOperand(
+        Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row
+    )
+    var filter = FilterOperand[DType.float32](
+        panels=weights,
+        panel_stride=plan.filter.elements(),
+        ahead=ahead,
+        interval=0,
+    )
+    var cursor = TileCursor(tiling, 0)
+    for _ in range(tiling.per_line):
+        var rows = cursor.next()
+        operand.runs[0] = Run(
+            inputs.unsafe_offset(rows.row * plan.input.row), 0, depth
+        )
+        multiply(
+            rows.rows,
+            panels,
+            operand,
+            0,
+            filter,
+            to.unsafe_offset(rows.row * plan.sums.row),
+            plan.sums.row,
+            accumulate,
+        )
+
+
+@always_inline
+def _multiply_pairs(
+    plan: WinogradPlan,
+    tiles: Int,
+    inputs: Reads[DType.int8],
+    weights: Reads[DType.int8],
+    panels: Int,
+    depth: Int,
+    to: Writes[DType.float32],
+):
+    """The same with integers of 16 bits, whose bytes are given."""
+    comptime bytes = size_of[DType.int16]()
+    # As far apart as the words of a chunk of 8 bits are, made wide.
+    comptime chunk = bytes * chunk_products(DType.int8)
+    comptime words = chunk_products(DType.int8) // WORD_CHANNELS
+    var chunks = ceildiv(depth * bytes, chunk)
+    var offsets = Array[Int32, MAX_CHUNKS](uninitialized=True)
+    for i in range(chunks):
+        offsets[i] = Int32(i * chunk)
+    var last = depth // WORD_CHANNELS - (chunks - 1) * words
+    var state = Widening.begin()
+    for row in range(0, tiles, Widening.rows):
+        Widening.multiply(
+            state,
+            ActivationTile[DType.int8](
+                inputs.unsafe_offset(row * plan.input.row * bytes),
+                min(Widening.rows, tiles - row),
+                plan.input.row * bytes,
+                Reads[DType.int32](
+                    unsafe_from_address=Int(offsets.unsafe_ptr())
+                ),
+                chunks,
+                chunks,
+                last,
+            ),
+            FilterTile[DType.int8](
+                weights, plan.filter.elements() * bytes, panels
+            ),
+            Sums(to.unsafe_offset(row * plan.sums.row), plan.sums.row),
+        )
+    _ = offsets
 
 
 @no_inline
 def _transform_tiles[
-    taps: Int
+    sums_type: DType, //, taps: Int
 ](
     plan: WinogradPlan,
     tile: Int,
     tiles: Int,
     columns: Int,
-    sums: Reads[DType.float32],
-    to: Writes[DType.float32],
+    sums: Reads[sums_type],
+    to: Writes[sums_type],
 ):
     """Transforms the sums of neighbouring tiles of a line.
 
     Parameters:
+        sums_type: Of the sums.
         taps: Of the filter along an axis.
 
     Args:
@@ -403,8 +523,10 @@ def _transform_tiles[
             )
 
 
-def _store_sums(
-    params: WinogradParams,
+def _store_sums[
+    dtype: DType
+](
+    params: WinogradParams[dtype],
     block: Block,
     panel: Int,
     panels: Int,
@@ -412,6 +534,7 @@ def _store_sums(
 ):
     """Transforms the sums of some panels and stores the outputs, line by line
     of tiles."""
+    comptime Sum = Scalar[sum_type(dtype)]
     ref problem = params.problem
     ref plan = params.plan
     var units = ceildiv(panels, CPU_TILE.panels)
@@ -432,22 +555,55 @@ def _store_sums(
                     done,
                     run,
                     columns,
-                    sums.as_imm(),
-                    pixels,
+                    sums.as_imm().unsafe_bitcast[Sum](),
+                    pixels.unsafe_bitcast[Sum](),
                 )
         var image, p = divmod(line, plan.grid.image_lines)
         for r in range(min(extent, problem.output[1] - extent * p)):
             var first = image * problem.output[1] + extent * p + r
             var q = extent * place
-            params.output.store(
-                problem,
+            _store(
+                params,
                 OutputTile(
                     first * problem.output[2] + q,
                     min(extent * run, problem.output[2] - q),
                     block.group * problem.gemm_n() + filter,
                     filters,
                 ),
+                block.group * problem.panels() + panel,
                 pixels.unsafe_offset(r * row),
                 columns,
             )
         done += run
+
+
+@always_inline
+def _store[
+    dtype: DType
+](
+    params: WinogradParams[dtype],
+    tile: OutputTile,
+    panel: Int,
+    sums: Writes[DType.float32],
+    columns: Int,
+):
+    """Stores neighbouring outputs of an image row, of the panels from the
+    `panel`th of all groups on."""
+    comptime if dtype.is_integral():
+        # Inputs were transformed without their zero point.
+        var layout = params.problem.panel_layout(dtype)
+        params.output.store_integers(
+            params.problem,
+            tile,
+            Accumulators[DType.int32](
+                sums,
+                columns,
+                params.filter.unsafe_offset(
+                    panel * layout.elements() + layout.sums_offset()
+                ).unsafe_bitcast[Int32](),
+                layout.elements() // size_of[DType.int32](),
+                zero_point=0,
+            ),
+        )
+    else:
+        params.output.store(params.problem, tile, sums, columns)

@@ -8,15 +8,21 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import HostBuffer
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ..config import fused_input_refusal, integer_refusal
+from ..config import fused_input_refusal
+from ..dot.widening import Widening
 from ..epilogue import TileStore
 from ..gemm.launch import panels_refusal
 from ..kernel import CpuKernel
 from ..pool import Pool
 from .candidates import choose_cut, is_faster
 from .kernel import BlockTasks, FilterTasks, InputTasks, WinogradParams
-from .scheduler import WinogradPlan
-from .transforms import MAX_TAPS, MIN_TAPS
+from .scheduler import MAX_INTEGER_PRODUCTS, WinogradPlan
+from .transforms import (
+    MAX_TAPS,
+    MIN_TAPS,
+    WORD_CHANNELS,
+    transformed_type,
+)
 
 
 def _is_small_square(problem: ConvProblem) -> Bool:
@@ -29,6 +35,21 @@ def _is_small_square(problem: ConvProblem) -> Bool:
         problem.filter[1] == problem.filter[2]
         and MIN_TAPS <= problem.filter[2] <= MAX_TAPS
     )
+
+
+def _integer_refusal(problem: ConvProblem) -> Optional[String]:
+    """Why the kernel cannot take a problem of integers, or None."""
+    if problem.group_channels() % WORD_CHANNELS != 0:
+        return String(
+            t"winograd reads {WORD_CHANNELS} channels of integers at once; here"
+            t" a group has {problem.group_channels()}"
+        )
+    if problem.gemm_k() > MAX_INTEGER_PRODUCTS:
+        return String(
+            t"winograd's int32 holds sums of {MAX_INTEGER_PRODUCTS} products"
+            t" whatever they are, but here an output has {problem.gemm_k()}"
+        )
+    return None
 
 
 struct Winograd[P: Pool](CpuKernel):
@@ -49,8 +70,12 @@ struct Winograd[P: Pool](CpuKernel):
 
     @staticmethod
     def type_refusal(types: OperandTypes) -> Optional[String]:
-        var refusal = integer_refusal(Self.code, types)
-        return refusal if refusal else fused_input_refusal(Self.code, types)
+        if types.input.is_integral() and Widening.spread(types.input) == 1:
+            return String(
+                t"winograd multiplies integers of 16 bits, but this CPU"
+                t" multiplies {types.input} as it is"
+            )
+        return fused_input_refusal(Self.code, types)
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
@@ -64,6 +89,8 @@ struct Winograd[P: Pool](CpuKernel):
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
         var refusal = panels_refusal(Self.code, problem)
+        if not refusal and operands.types.input.is_integral():
+            refusal = _integer_refusal(problem)
         if refusal or _is_small_square(problem):
             return refusal
         return String(
@@ -74,14 +101,20 @@ struct Winograd[P: Pool](CpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        return _is_small_square(problem) and is_faster(problem, device.units)
+        return _is_small_square(problem) and is_faster(
+            problem, operands.types.input, device.units
+        )
 
     @staticmethod
     def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> WinogradPlan:
+        var input = operands.types.input
         return WinogradPlan(
-            problem, choose_cut(problem, device.units), device.units
+            problem,
+            input,
+            choose_cut(problem, input, device.units),
+            device.units,
         )
 
     @staticmethod
@@ -93,18 +126,21 @@ struct Winograd[P: Pool](CpuKernel):
         arguments: Arguments,
         mut queue: Self.P,
     ) raises:
-        var memory = HostBuffer[DType.float32](plan.shared(problem))
+        comptime dtype = type_of(arguments).Source.dtype
+        var memory = HostBuffer[transformed_type(dtype)](plan.shared(problem))
         var params = WinogradParams(
             arguments.activation.data(),
             arguments.filter,
+            arguments.quantization.zero_point,
             TileStore(arguments),
             problem,
             plan,
             memory.elements,
         )
-        if plan.cut.shares_input:
-            plan.preparation.run(InputTasks(params), queue)
-        else:
+        comptime if not dtype.is_integral():
+            if plan.cut.shares_input:
+                plan.preparation.run(InputTasks(params), queue)
+        if not plan.cut.shares_input:
             plan.preparation.run(FilterTasks(params), queue)
         plan.multiplication.run(BlockTasks(params), queue)
         _ = memory^

@@ -6,14 +6,16 @@ transform their part of the other operand.
 """
 
 from std.math import ceildiv
+from std.sys.info import size_of
 
-from ...conv.fields import PANEL
+from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.problem import ConvProblem
+from ...conv.quantization import MAX_PRODUCTS
 from ..config import CPU_TILE
+from ..dot.scheduler import gathered_stride
 from ..gemm.mma import tile_rows
-from ..gemm.scheduler import row_stride
 from ..scheduler import Schedule
-from .transforms import POSITIONS, tile_extent
+from .transforms import INTEGER_SCALE_BITS, POSITIONS, tile_extent
 
 comptime BLOCK_TILES = 192
 """Output tiles of the largest task."""
@@ -32,6 +34,9 @@ comptime INPUT_TILES = 2
 comptime FILTER_DEPTH = 64
 """Products of a filter panel's slice that a task of the preparation transforms.
 """
+
+comptime MAX_INTEGER_PRODUCTS = MAX_PRODUCTS >> INTEGER_SCALE_BITS
+"""Products of 8-bit integers whose scaled sum int32 holds whatever they are."""
 
 
 @fieldwise_init
@@ -71,18 +76,20 @@ struct Planes(ImplicitlyCopyable, Movable):
     var row: Int
     """Elements between two rows."""
     var plane: Int
-    """Elements between two positions: an odd number of `PANEL`s, so that
+    """Elements between two positions: an odd number of cache lines, so that
     positions do not compete for one cache set."""
 
-    def __init__(out self, rows: Int, row: Int):
+    def __init__(out self, rows: Int, row: Int, element: Int):
         """Room for some rows.
 
         Args:
             rows: How many.
-            row: Elements of each, whole `PANEL`s.
+            row: Elements of each, whole cache lines.
+            element: Bytes of each.
         """
+        comptime line = ROW_BYTES
         self.row = row
-        self.plane = (rows * row // PANEL | 1) * PANEL
+        self.plane = (rows * row * element // line | 1) * (line // element)
 
     def elements(self) -> Int:
         """Of all positions."""
@@ -123,18 +130,24 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
     """The transformed filter: of a panel, or of a slice of it."""
     var sums: Planes
     """Of a register tile's panels."""
+    var own: Int
+    """Float32 values of the operand that a task transforms, in its memory."""
     var preparation: Schedule
     var multiplication: Schedule
     var threads: Int
 
-    def __init__(out self, problem: ConvProblem, cut: Cut, threads: Int):
+    def __init__(
+        out self, problem: ConvProblem, input: DType, cut: Cut, threads: Int
+    ):
         """Cuts a problem.
 
         Args:
             problem: The convolution, with at least one output.
+            input: The type of activation and filter.
             cut: The cut.
             threads: How many threads there are.
         """
+        var element = transformed_bytes(input)
         self.threads = threads
         self.cut = cut
         self.taps = problem.filter[2]
@@ -148,9 +161,13 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         else:
             tiles = cut.tiles
         self.panels_at_once = min(UNITS_AT_ONCE * CPU_TILE.panels, cut.panels)
-        self.input = Planes(tile_rows(tiles), row_stride(self.depth))
-        self.filter = Planes(self.slice, PANEL)
-        self.sums = Planes(tile_rows(cut.tiles), CPU_TILE.columns())
+        self.input = Planes(
+            tile_rows(tiles), gathered_stride(self.depth, element), element
+        )
+        self.filter = Planes(self.slice, PANEL, element)
+        self.sums = Planes(
+            tile_rows(cut.tiles), CPU_TILE.columns(), size_of[DType.float32]()
+        )
         self.tile_blocks = ceildiv(self.grid.count(), cut.tiles)
         self.panel_blocks = ceildiv(panels, cut.panels)
         var first = problem.groups * panels * ceildiv(self.depth, FILTER_DEPTH)
@@ -161,18 +178,19 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         var outputs = (
             self.grid.extent**2 * tile_rows(cut.tiles) * CPU_TILE.columns()
         )
+        self.own = ceildiv(own * element, ROW_BYTES) * PANEL
         self.preparation = Schedule(problem, first, threads, 0)
         self.multiplication = Schedule(
             problem,
             problem.groups * self.panel_blocks * self.tile_blocks,
             threads,
-            own
+            self.own
             + ceildiv(self.panels_at_once, CPU_TILE.panels)
             * (self.sums.elements() + outputs),
         )
 
     def shared(self, problem: ConvProblem) -> Int:
-        """Float32 values of the operand that is transformed first.
+        """Elements of the operand that is transformed first.
 
         Args:
             problem: The convolution.
@@ -200,6 +218,17 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
             t" {self.cut.panels * PANEL} filters, {self.slice} products deep;"
             t" {self.threads} threads"
         )
+
+
+def transformed_bytes(input: DType) -> Int:
+    """Bytes of a transformed input or filter value.
+
+    Args:
+        input: The type of activation and filter.
+    """
+    return size_of[DType.int16]() if input.is_integral() else size_of[
+        DType.float32
+    ]()
 
 
 def position_depth(problem: ConvProblem) -> Int:

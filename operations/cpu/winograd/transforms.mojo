@@ -30,10 +30,18 @@ and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
 section 4.1.) The rows of `G` and the columns of `A^T` evaluate polynomials at
 the points 0, 1, -1 and infinity, up to a factor. `B^T` depends on the points
 alone. All factors are powers of two, so that sums of small integers stay exact.
+
+Integers of 8 bits take `2 G`: transformed filters are integers then, of 16 bits
+like transformed inputs, and outputs come out 4 times as large, exactly.
 """
+
+from std.math import iota
+from std.memory import bitcast
+from std.sys.intrinsics import masked_load
 
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
+from ...conv.panels import interleaved_products
 from ...conv.problem import ConvProblem
 from ..config import LANES
 from ..panel import load_filters
@@ -51,7 +59,29 @@ comptime MAX_TAPS = 3
 comptime POSITIONS = PATCH * PATCH
 """Products of a tile, each the element of a matrix product of its own."""
 
-comptime Vector = SIMD[DType.float32, LANES]
+comptime WORD_CHANNELS = interleaved_products(DType.int8)
+"""Channels of integers that lie side by side in a filter panel."""
+
+comptime INTEGER_SCALE_BITS = 2
+"""Bits by which the sums of integers are larger than outputs."""
+
+
+def transformed_type(dtype: DType) -> DType:
+    """The type of transformed inputs and filters.
+
+    Args:
+        dtype: Of activation and filter.
+    """
+    return DType.int16 if dtype.is_integral() else DType.float32
+
+
+def transformed_lanes(dtype: DType) -> Int:
+    """Those of a register of transformed inputs.
+
+    Args:
+        dtype: Of activation and filter.
+    """
+    return 2 * LANES if dtype.is_integral() else LANES
 
 
 @always_inline
@@ -65,7 +95,9 @@ def tile_extent(taps: Int) -> Int:
 
 
 @always_inline
-def _input_row[i: Int](d: Array[Vector, PATCH]) -> Vector:
+def _input_row[
+    dtype: DType, lanes: SIMDLength, //, i: Int
+](d: Array[SIMD[dtype, lanes], PATCH]) -> SIMD[dtype, lanes]:
     """Row `i` of `B^T d`."""
     comptime if i == 0:
         return d[0] - d[2]
@@ -78,24 +110,29 @@ def _input_row[i: Int](d: Array[Vector, PATCH]) -> Vector:
 
 
 @always_inline
-def _filter_row[taps: Int, i: Int](g: Array[Vector, taps]) -> Vector:
-    """Row `i` of `G g`."""
-    # The taps that are multiplied by 1 at both points, 1 and -1.
-    var even = g[0]
-    comptime if taps == MAX_TAPS:
-        even = g[0] + g[2]
-    comptime if i == 0:
-        return g[0]
-    elif i == 1:
-        return (even + g[1]) * 0.5
-    elif i == 2:
-        return (even - g[1]) * 0.5
+def _filter_row[
+    dtype: DType, lanes: SIMDLength, //, taps: Int, i: Int
+](g: Array[SIMD[dtype, lanes], taps]) -> SIMD[dtype, lanes]:
+    """Row `i` of `G g`, or of `2 G g` of integers."""
+    comptime if i == 0 or i == PATCH - 1:
+        var tap = g[0 if i == 0 else taps - 1]
+        return tap + tap if dtype.is_integral() else tap
     else:
-        return g[taps - 1]
+        # The taps that are multiplied by 1 at both points, 1 and -1.
+        var even = g[0]
+        comptime if taps == MAX_TAPS:
+            even = g[0] + g[2]
+        var sum = even + g[1] if i == 1 else even - g[1]
+        comptime if dtype.is_integral():
+            return sum
+        else:
+            return sum * 0.5
 
 
 @always_inline
-def _output_row[taps: Int, i: Int](m: Array[Vector, PATCH]) -> Vector:
+def _output_row[
+    dtype: DType, lanes: SIMDLength, //, taps: Int, i: Int
+](m: Array[SIMD[dtype, lanes], PATCH]) -> SIMD[dtype, lanes]:
     """Row `i` of `A^T m`."""
     comptime if i == 0:
         return (m[1] + m[2]) + m[0]
@@ -130,9 +167,19 @@ struct Patch[dtype: DType](ImplicitlyCopyable, Movable):
     """The first column inside the image."""
     var right: Int
     """The first column behind it."""
+    var zero_point: Int32
+    """Of the activation."""
+
+    comptime Vector = SIMD[
+        transformed_type(Self.dtype), transformed_lanes(Self.dtype)
+    ]
 
     def __init__(
-        out self, x: Reads[Self.dtype], problem: ConvProblem, pixel: Pixel
+        out self,
+        x: Reads[Self.dtype],
+        problem: ConvProblem,
+        pixel: Pixel,
+        zero_point: Int32,
     ):
         """The patch whose first pixel is given.
 
@@ -140,7 +187,9 @@ struct Patch[dtype: DType](ImplicitlyCopyable, Movable):
             x: A channel of the activation's first pixel.
             problem: The convolution.
             pixel: The pixel, inside the image along d.
+            zero_point: Of the activation.
         """
+        self.zero_point = zero_point
         self.column = problem.channels
         self.row = problem.input[2] * problem.channels
         self.origin = x.unsafe_offset(pixel.input_offset(problem))
@@ -161,7 +210,7 @@ struct Patch[dtype: DType](ImplicitlyCopyable, Movable):
     @always_inline
     def load[
         inside: Bool, whole: Bool
-    ](self, i: Int, j: Int, channel: Int, count: Int) -> Vector:
+    ](self, i: Int, j: Int, channel: Int, count: Int) -> Self.Vector:
         """Neighbouring channels of a pixel, or zeros.
 
         Parameters:
@@ -178,10 +227,40 @@ struct Patch[dtype: DType](ImplicitlyCopyable, Movable):
             if not (
                 self.top <= i < self.bottom and self.left <= j < self.right
             ):
-                return Vector(0)
-        return load_channels[Self.dtype, LANES, whole](
-            self.origin.unsafe_offset(i * self.row + j * self.column + channel),
-            count,
+                return Self.Vector(0)
+        var source = self.origin.unsafe_offset(
+            i * self.row + j * self.column + channel
+        )
+        comptime lanes = transformed_lanes(Self.dtype)
+        comptime if Self.dtype.is_integral():
+            return rebind[Self.Vector](
+                _load_bytes[Self.dtype, lanes, whole](source, count).cast[
+                    DType.int16
+                ]()
+                - self.zero_point.cast[DType.int16]()
+            )
+        else:
+            return rebind[Self.Vector](
+                load_channels[Self.dtype, lanes, whole](source, count)
+            )
+
+
+@always_inline
+def _load_bytes[
+    dtype: DType, lanes: Int, whole: Bool
+](source: Reads[dtype], count: Int) -> SIMD[dtype, lanes]:
+    """Neighbouring values of 8 bits, of which there are `count` if not `whole`,
+    a multiple of `WORD_CHANNELS`; the other lanes are zeros."""
+    comptime if whole:
+        return source.unsafe_load[width=lanes]()
+    else:
+        comptime words = lanes // WORD_CHANNELS
+        return bitcast[dtype, lanes](
+            masked_load[words](
+                source.unsafe_bitcast[UInt32](),
+                iota[DType.int32, words]().lt(Int32(count // WORD_CHANNELS)),
+                SIMD[DType.uint32, words](0),
+            )
         )
 
 
@@ -192,10 +271,11 @@ def _input_vector[
     patch: Patch[dtype],
     channel: Int,
     count: Int,
-    to: Writes[DType.float32],
+    to: Writes[transformed_type(dtype)],
     plane: Int,
 ):
     """Transforms a vector of channels of a patch."""
+    comptime Vector = Patch[dtype].Vector
     comptime for i in range(PATCH):
         var columns = Array[Vector, PATCH](fill=Vector(0))
         comptime for j in range(PATCH):
@@ -212,7 +292,12 @@ def _input_vector[
 @no_inline
 def transform_patch[
     dtype: DType, inside: Bool
-](patch: Patch[dtype], channels: Int, to: Writes[DType.float32], plane: Int):
+](
+    patch: Patch[dtype],
+    channels: Int,
+    to: Writes[transformed_type(dtype)],
+    plane: Int,
+):
     """Writes `B^T d B` of each channel; lanes are channels.
 
     Parameters:
@@ -222,13 +307,14 @@ def transform_patch[
     Args:
         patch: The pixels.
         channels: How many.
-        to: Where the first position's channels go; `LANES - 1` values may be
-            written behind them.
+        to: Where the first position's channels go; all but one value of a
+            register may be written behind them.
         plane: Elements between two positions.
     """
-    var whole = channels // LANES * LANES
-    for channel in range(0, whole, LANES):
-        _input_vector[dtype, inside, True](patch, channel, LANES, to, plane)
+    comptime lanes = transformed_lanes(dtype)
+    var whole = channels // lanes * lanes
+    for channel in range(0, whole, lanes):
+        _input_vector[dtype, inside, True](patch, channel, lanes, to, plane)
     if whole < channels:
         _input_vector[dtype, inside, False](
             patch, whole, channels - whole, to, plane
@@ -264,39 +350,106 @@ def transform_panel[
     """
     for at in range(0, channels * PANEL, LANES):
         var channel, lane = divmod(at, PANEL)
-        var columns = Array[Vector, PATCH * taps](fill=Vector(0))
-        comptime for s in range(taps):
-            var g = Array[Vector, taps](fill=Vector(0))
-            comptime for r in range(taps):
-                g[r] = load_filters[dtype, LANES](
+        var g = Array[SIMD[DType.float32, LANES], taps * taps](fill=0)
+        comptime for r in range(taps):
+            comptime for s in range(taps):
+                g[r * taps + s] = load_filters[dtype, LANES](
                     panel, step + r * row + s * tap + channel, lane
                 )
-            comptime for i in range(PATCH):
-                columns[i * taps + s] = _filter_row[taps, i](g)
-        comptime for i in range(PATCH):
-            var row = Array[Vector, taps](fill=Vector(0))
-            comptime for s in range(taps):
-                row[s] = columns[i * taps + s]
-            comptime for j in range(PATCH):
-                to.unsafe_store(
-                    (i * PATCH + j) * plane + at, _filter_row[taps, j](row)
+        _transform_filters[taps](g, to.unsafe_offset(at), plane)
+
+
+@no_inline
+def transform_integer_panel[
+    taps: Int
+](
+    panel: Reads[DType.int8],
+    step: Int,
+    row: Int,
+    tap: Int,
+    channels: Int,
+    to: Writes[DType.int16],
+    plane: Int,
+):
+    """Writes `4 G g G^T` of each channel of a filter panel of integers; lanes are
+    filters, two channels of each.
+
+    Parameters:
+        taps: Of the filter along an axis.
+
+    Args:
+        panel: The panel.
+        step: The first channel's product of the first tap, like the next three
+            a multiple of `WORD_CHANNELS`.
+        row: Products between two taps along h.
+        tap: Products between two taps along w.
+        channels: How many.
+        to: Where the first position's `[channels / 2][PANEL][2]` go.
+        plane: Elements between two positions.
+    """
+    comptime Vector = SIMD[DType.int16, 2 * LANES]
+    comptime pairs = WORD_CHANNELS // 2
+    for word in range(channels // WORD_CHANNELS):
+        comptime for lane in range(0, PANEL, LANES):
+            comptime for pair in range(pairs):
+                var g = Array[Vector, taps * taps](fill=0)
+                comptime for r in range(taps):
+                    comptime for s in range(taps):
+                        var at = (step + r * row + s * tap) // WORD_CHANNELS
+                        var words = panel.unsafe_load[
+                            width=WORD_CHANNELS * LANES
+                        ](((at + word) * PANEL + lane) * WORD_CHANNELS)
+                        g[r * taps + s] = bitcast[DType.int16, 2 * LANES](
+                            bitcast[DType.uint32, 2 * LANES](
+                                words.cast[DType.int16]()
+                            ).deinterleave()[pair]
+                        )
+                _transform_filters[taps](
+                    g,
+                    to.unsafe_offset(
+                        ((word * pairs + pair) * PANEL + lane) * 2
+                    ),
+                    plane,
                 )
 
 
 @always_inline
+def _transform_filters[
+    dtype: DType, lanes: SIMDLength, //, taps: Int
+](g: Array[SIMD[dtype, lanes], taps * taps], to: Writes[dtype], plane: Int,):
+    """Writes a vector of filters, transformed: `g` row by row."""
+    comptime Vector = SIMD[dtype, lanes]
+    var columns = Array[Vector, PATCH * taps](fill=Vector(0))
+    comptime for s in range(taps):
+        var column = Array[Vector, taps](fill=Vector(0))
+        comptime for r in range(taps):
+            column[r] = g[r * taps + s]
+        comptime for i in range(PATCH):
+            columns[i * taps + s] = _filter_row[taps, i](column)
+    comptime for i in range(PATCH):
+        var row = Array[Vector, taps](fill=Vector(0))
+        comptime for s in range(taps):
+            row[s] = columns[i * taps + s]
+        comptime for j in range(PATCH):
+            to.unsafe_store((i * PATCH + j) * plane, _filter_row[taps, j](row))
+
+
+@always_inline
 def transform_sums[
-    taps: Int
+    dtype: DType, //, taps: Int
 ](
-    sums: Reads[DType.float32],
+    sums: Reads[dtype],
     plane: Int,
     filters: Int,
-    to: Writes[DType.float32],
+    to: Writes[dtype],
     row: Int,
     column: Int,
 ):
-    """Writes `A^T m A` of a tile's sums; lanes are filters.
+    """Writes `A^T m A` of a tile's sums, or a fourth of it of integers; lanes are
+    filters.
 
     Parameters:
+        dtype: Of the sums.
         taps: Of the filter along an axis.
 
     Args:
@@ -308,6 +461,7 @@ def transform_sums[
         column: Elements between two outputs.
     """
     comptime extent = tile_extent(taps)
+    comptime Vector = SIMD[dtype, LANES]
     for filter in range(0, filters, LANES):
         var rows = Array[Vector, extent * PATCH](fill=Vector(0))
         comptime for j in range(PATCH):
@@ -323,6 +477,7 @@ def transform_sums[
             comptime for j in range(PATCH):
                 m[j] = rows[i * PATCH + j]
             comptime for j in range(extent):
-                to.unsafe_store(
-                    i * row + j * column + filter, _output_row[taps, j](m)
-                )
+                var outputs = _output_row[taps, j](m)
+                comptime if dtype.is_integral():
+                    outputs = outputs >> INTEGER_SCALE_BITS
+                to.unsafe_store(i * row + j * column + filter, outputs)
