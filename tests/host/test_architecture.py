@@ -268,3 +268,9 @@ def test_a_forbidden_mojo_import_is_seen(tmp_path: Path, module: str, line: str)
     assert len(found) == 1
     path.write_text("from std.utils import IndexList\n")
     assert not broken_rules(mojo_graph(mojo_modules(tmp_path)))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by these alone: of two with one name it collects one."""
+    files = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert sorted(files) == sorted(set(files))

@@ -230,7 +230,7 @@ def test_a_cpu_multiplies_dot_products_where_it_can(
 
 
 @pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", "avx_vnni", ""])
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("uint8", marks=pytest.mark.extended)])
 def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -> None:
     usable = dot_kernels("int8", features={*features.split(",")})
     finished = subprocess.run(
@@ -244,7 +244,7 @@ def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -
         text=True,
         check=True,
     )
-    assert json.loads(finished.stdout)["problem"]["kernel"] == [*usable, "widening"][0]
+    assert json.loads(finished.stdout)["problem"]["kernel"] == [*usable, "winograd"][0]
 
 
 @pytest.mark.parametrize("layout", ["NC/4HW4", "NC/32HW32", "C/16HWN16"])

@@ -81,17 +81,17 @@ def test_integers(
 
 def test_saturation() -> None:
     """Values beyond the output's type become its ends, and NaN its least."""
-    x, w = torch.full((1, 1, 1, 6), 127, dtype=torch.int8), torch.ones(6, 1, 1, 1).to(torch.int8)
+    x, w = torch.full((1, 1, 1, 6), 127, dtype=torch.uint8), torch.ones(6, 1, 1, 1).to(torch.int8)
     factors = [1e30, -1e30, float("inf"), float("nan"), 1.0, -1.0]
     output = mt.conv2d(
         x,
         w,
         scale=torch.tensor(factors),
-        out_dtype=torch.int8,
+        out_dtype=torch.uint8,
         out_scale=1.0,
-        out_zero_point=-5,
+        out_zero_point=5,
     )
-    assert output[0, :, 0, 0].tolist() == [127, -128, 127, -128, 122, -128]
+    assert output[0, :, 0, 0].tolist() == [255, 0, 255, 0, 132, 0]
 
 
 def test_a_compiled_model_has_the_operator() -> None:
