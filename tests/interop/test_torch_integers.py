@@ -79,19 +79,26 @@ def test_integers(
     assert torch.equal(output.double(), exact)
 
 
-def test_saturation() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "zero", "ends"),
+    [
+        (torch.int8, -5, [127, -128, 127, -128, 122, -128]),
+        (torch.uint8, 5, [255, 0, 255, 0, 132, 0]),
+    ],
+)
+def test_saturation(dtype: Any, zero: int, ends: list[int]) -> None:
     """Values beyond the output's type become its ends, and NaN its least."""
-    x, w = torch.full((1, 1, 1, 6), 127, dtype=torch.uint8), torch.ones(6, 1, 1, 1).to(torch.int8)
+    x, w = torch.full((1, 1, 1, 6), 127, dtype=dtype), torch.ones(6, 1, 1, 1).to(torch.int8)
     factors = [1e30, -1e30, float("inf"), float("nan"), 1.0, -1.0]
     output = mt.conv2d(
         x,
         w,
         scale=torch.tensor(factors),
-        out_dtype=torch.uint8,
+        out_dtype=dtype,
         out_scale=1.0,
-        out_zero_point=5,
+        out_zero_point=zero,
     )
-    assert output[0, :, 0, 0].tolist() == [255, 0, 255, 0, 132, 0]
+    assert output[0, :, 0, 0].tolist() == ends
 
 
 def test_a_compiled_model_has_the_operator() -> None:

@@ -11,6 +11,7 @@ from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
+from ..gemm.scheduler import gathered_stride
 from ..gemm.tile_io import copy_width
 from .mma import CHUNK_WORDS, DotUnit
 from .scheduler import (
@@ -20,7 +21,6 @@ from .scheduler import (
     Blocking,
     Cut,
     Strips,
-    gathered_stride,
 )
 
 comptime MAX_BLOCK_BYTES = 512 * 1024

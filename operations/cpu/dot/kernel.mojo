@@ -20,7 +20,7 @@ from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..accumulators import Accumulators, OutputTile
 from ..epilogue import TileStore
-from ..gemm.scheduler import RowTile
+from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 from .scheduler import (
@@ -29,7 +29,6 @@ from .scheduler import (
     Block,
     Blocking,
     Strips,
-    gathered_stride,
 )
 from .tile_io import (
     copy_rectangle,

@@ -16,6 +16,7 @@ from ...conv.registry import kernel_name
 from ..epilogue import TileStore
 from ..features import feature_refusal
 from ..gemm.launch import panels_refusal
+from ..gemm.scheduler import gathered_stride
 from ..kernel import CpuKernel
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
@@ -29,7 +30,7 @@ from .kernel import (
     widened_elements,
 )
 from .mma import DotUnit
-from .scheduler import ACCESS_IMAGE, Block, Blocking, gathered_stride
+from .scheduler import ACCESS_IMAGE, Block, Blocking
 
 
 @fieldwise_init

@@ -3,7 +3,7 @@ lie."""
 
 from std.math import ceildiv
 
-from ...conv.fields import PANEL, ROW_BYTES
+from ...conv.fields import PANEL
 from ...conv.problem import ConvProblem
 from .mma import CHUNK_WORDS, DotUnit
 
@@ -16,19 +16,6 @@ taps of a filter row lie side by side, or are whole chunks."""
 
 comptime ACCESS_MATRIX = 2
 """The activation is the implicit GEMM's matrix as it lies in memory."""
-
-
-def gathered_stride(depth: Int, element: Int) -> Int:
-    """Elements between two gathered rows: room for the gather's excess, and an
-    odd number of cache lines, so that the rows of a tile do not compete for
-    one cache set.
-
-    Args:
-        depth: Products of a row.
-        element: Bytes of each.
-    """
-    var unit = ROW_BYTES // element
-    return ((ceildiv(depth, unit) + 1) | 1) * unit
 
 
 @fieldwise_init

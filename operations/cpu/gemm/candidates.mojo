@@ -18,7 +18,7 @@ from .scheduler import (
     MAX_BLOCK_TILES,
     Blocking,
     Tiling,
-    row_stride,
+    gathered_stride,
 )
 from .strips import copies_pay, longest_slice, strip_elements
 
@@ -229,7 +229,9 @@ def _blocking(
     var depth = _slice_depth(problem, access, panel.depth())
     var panels = problem.panels()
     var units = ceildiv(panels, CPU_TILE.panels)
-    var tile_elements = tiling.rows * row_stride(depth)
+    var tile_elements = tiling.rows * gathered_stride(
+        depth, size_of[DType.float32]()
+    )
     if access == ACCESS_STRIPS:
         tile_elements = strip_elements(
             problem, tiling.rows, depth, cut.group_count

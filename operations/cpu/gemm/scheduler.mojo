@@ -1,8 +1,9 @@
 """How the implicit GEMM is cut into tasks."""
 
 from std.math import ceildiv
+from std.sys.info import size_of
 
-from ...conv.fields import PANEL
+from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE
 from .mma import tile_rows
@@ -157,7 +158,7 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
 
     def gathered_stride(self) -> Int:
         """Elements between two gathered rows."""
-        return row_stride(self.depth)
+        return gathered_stride(self.depth, size_of[DType.float32]())
 
     def units(self) -> Int:
         """Register tiles side by side over a group's panels of a task."""
@@ -211,15 +212,17 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-def row_stride(depth: Int) -> Int:
+def gathered_stride(depth: Int, element: Int) -> Int:
     """Elements between two gathered rows: room for the gather's excess, and an
     odd number of cache lines, so that the rows of a tile do not compete for
     one cache set.
 
     Args:
         depth: Products of a row.
+        element: Bytes of each.
     """
-    return ((ceildiv(depth, PANEL) + 1) | 1) * PANEL
+    var unit = ROW_BYTES // element
+    return ((ceildiv(depth, unit) + 1) | 1) * unit
 
 
 @fieldwise_init

@@ -12,8 +12,8 @@ from ...conv.fields import PANEL
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..config import CPU_TILE
-from ..dot.scheduler import gathered_stride
 from ..gemm.candidates import MAX_BLOCK_ELEMENTS
+from ..gemm.scheduler import gathered_stride
 from .scheduler import (
     BLOCK_TILES,
     UNITS_AT_ONCE,

@@ -13,34 +13,17 @@ from std.sys.info import size_of
 
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes, sum_type
-from ...conv.panels import chunk_products
 from ...conv.problem import ConvProblem
 from ..accumulators import Accumulators, OutputTile
 from ..config import CPU_TILE
-from ..dot.mma import ActivationTile, FilterTile, Sums
-from ..dot.widening import Widening
 from ..epilogue import TileStore
-from ..gemm.mma import (
-    MAX_RUNS,
-    FilterOperand,
-    Run,
-    TileOperand,
-    multiply,
-)
-from ..gemm.scheduler import TileCursor, Tiling
 from ..pixel import Pixel
 from ..scheduler import Tasks
-from .scheduler import (
-    FILTER_DEPTH,
-    INPUT_TILES,
-    MAX_INTEGER_PRODUCTS,
-    WinogradPlan,
-)
+from .mma import multiply_positions
+from .scheduler import FILTER_DEPTH, INPUT_TILES, WinogradPlan
 from .transforms import (
     MAX_TAPS,
     MIN_TAPS,
-    POSITIONS,
-    WORD_CHANNELS,
     Patch,
     tile_extent,
     transform_integer_panel,
@@ -49,11 +32,6 @@ from .transforms import (
     transform_sums,
     transformed_type,
 )
-
-comptime MAX_CHUNKS = ceildiv(
-    MAX_INTEGER_PRODUCTS, MIN_TAPS**2 * chunk_products(DType.int8)
-)
-"""Chunks of the deepest sums of a position."""
 
 
 @fieldwise_init
@@ -306,7 +284,7 @@ def _run_panels[
                 end,
                 filter.unsafe_offset(panel * plan.filter.elements()),
             )
-        _multiply_positions(
+        multiply_positions(
             plan,
             block.tiles,
             block.panels,
@@ -336,7 +314,7 @@ def _run_tiles[
         var filter = params.shared.unsafe_offset(
             (block.group * problem.panels() + panel) * plan.filter.elements()
         )
-        _multiply_positions(
+        multiply_positions(
             plan,
             block.tiles,
             panels,
@@ -347,139 +325,6 @@ def _run_tiles[
             False,
         )
         _store_sums(params, block, panel, panels, sums)
-
-
-def _multiply_positions[
-    transformed: DType
-](
-    plan: WinogradPlan,
-    tiles: Int,
-    panels: Int,
-    input: Reads[transformed],
-    filter: Reads[transformed],
-    depth: Int,
-    sums: Writes[DType.float32],
-    accumulate: Bool,
-):
-    """Multiplies tiles by panels, for every position: its inputs come from L1
-    for all panels but the first."""
-    var tiling = Tiling(1, tiles)
-    for position in range(POSITIONS):
-        var inputs = input.unsafe_offset(position * plan.input.plane)
-        for panel in range(0, panels, CPU_TILE.panels):
-            var weights = filter.unsafe_offset(
-                panel * plan.filter.elements() + position * plan.filter.plane
-            )
-            var to = sums.unsafe_offset(
-                panel // CPU_TILE.panels * plan.sums.elements()
-                + position * plan.sums.plane
-            )
-            var at_once = min(CPU_TILE.panels, panels - panel)
-            comptime if transformed == DType.float32:
-                _multiply_floats(
-                    plan,
-                    tiling,
-                    inputs.unsafe_bitcast[Float32](),
-                    weights.unsafe_bitcast[Float32](),
-                    filter.unsafe_bitcast[Float32](),
-                    at_once,
-                    depth,
-                    to,
-                    accumulate,
-                )
-            else:
-                _multiply_pairs(
-                    plan,
-                    tiles,
-                    inputs.unsafe_bitcast[Int8](),
-                    weights.unsafe_bitcast[Int8](),
-                    at_once,
-                    depth,
-                    to,
-                )
-
-
-@always_inline
-def _multiply_floats(
-    plan: WinogradPlan,
-    tiling: Tiling,
-    inputs: Reads[DType.float32],
-    weights: Reads[DType.float32],
-    ahead: Reads[DType.float32],
-    panels: Int,
-    depth: Int,
-    to: Writes[DType.float32],
-    accumulate: Bool,
-):
-    """Multiplies the tiles by the panels of a register tile, for a position."""
-    var operand = TileOperand(
-        Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row
-    )
-    var filter = FilterOperand[DType.float32](
-        panels=weights,
-        panel_stride=plan.filter.elements(),
-        ahead=ahead,
-        interval=0,
-    )
-    var cursor = TileCursor(tiling, 0)
-    for _ in range(tiling.per_line):
-        var rows = cursor.next()
-        operand.runs[0] = Run(
-            inputs.unsafe_offset(rows.row * plan.input.row), 0, depth
-        )
-        multiply(
-            rows.rows,
-            panels,
-            operand,
-            0,
-            filter,
-            to.unsafe_offset(rows.row * plan.sums.row),
-            plan.sums.row,
-            accumulate,
-        )
-
-
-@always_inline
-def _multiply_pairs(
-    plan: WinogradPlan,
-    tiles: Int,
-    inputs: Reads[DType.int8],
-    weights: Reads[DType.int8],
-    panels: Int,
-    depth: Int,
-    to: Writes[DType.float32],
-):
-    """The same with integers of 16 bits, whose bytes are given."""
-    comptime bytes = size_of[DType.int16]()
-    # As far apart as the words of a chunk of 8 bits are, made wide.
-    comptime chunk = bytes * chunk_products(DType.int8)
-    comptime words = chunk_products(DType.int8) // WORD_CHANNELS
-    var chunks = ceildiv(depth * bytes, chunk)
-    var offsets = Array[Int32, MAX_CHUNKS](uninitialized=True)
-    for i in range(chunks):
-        offsets[i] = Int32(i * chunk)
-    var last = depth // WORD_CHANNELS - (chunks - 1) * words
-    var state = Widening.begin()
-    for row in range(0, tiles, Widening.rows):
-        Widening.multiply(
-            state,
-            ActivationTile[DType.int8](
-                inputs.unsafe_offset(row * plan.input.row * bytes),
-                min(Widening.rows, tiles - row),
-                plan.input.row * bytes,
-                Reads[DType.int32](
-                    unsafe_from_address=Int(offsets.unsafe_ptr())
-                ),
-                chunks,
-                chunks,
-                last,
-            ),
-            FilterTile[DType.int8](
-                weights, plan.filter.elements() * bytes, panels
-            ),
-            Sums(to.unsafe_offset(row * plan.sums.row), plan.sums.row),
-        )
-    _ = offsets
 
 
 @no_inline

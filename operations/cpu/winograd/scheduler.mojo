@@ -12,8 +12,8 @@ from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.problem import ConvProblem
 from ...conv.quantization import MAX_PRODUCTS
 from ..config import CPU_TILE
-from ..dot.scheduler import gathered_stride
 from ..gemm.mma import tile_rows
+from ..gemm.scheduler import gathered_stride
 from ..scheduler import Schedule
 from .transforms import INTEGER_SCALE_BITS, POSITIONS, tile_extent
 
