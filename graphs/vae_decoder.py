@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
-from max.graph.weights import load_weights
+from max.graph.weights import WeightData, load_weights
 from PIL import Image
 
 import maxconv
@@ -301,9 +301,17 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise ValueError(f"weights: {path} is not a file")
     if path.suffix == ".npz":
         return dict(np.load(path))
-    stored = {name: weight.data() for name, weight in load_weights([path]).items()}
-    # numpy has no bfloat16.
-    return {name: np.from_dlpack(data.astype(DType.float32)) for name, data in stored.items()}
+    return {name: to_float32(weight.data()) for name, weight in load_weights([path]).items()}
+
+
+def to_float32(data: WeightData) -> Floats:
+    """Returns a weight as float32."""
+    if data.dtype != DType.bfloat16:
+        return np.from_dlpack(data).astype(np.float32)
+    # The upper half of a float32. numpy has no bfloat16, and MAX would compile a graph that casts.
+    halves = data.to_buffer().view(DType.uint16).to_numpy()
+    wide: Floats = (halves.astype(np.uint32) << 16).view(np.float32)
+    return wide
 
 
 def read_latents(path: Path, channels: int) -> Floats:

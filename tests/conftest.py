@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -126,6 +127,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
             return next(together, "") or super()._split_scope(nodeid)
 
     return LoadFilesTogether(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector what lives until the end: thousands of tests, and libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

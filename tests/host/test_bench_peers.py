@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.bench_records import NAMED
 
-from maxconv.bench.cpu import peers_max, peers_torch
+from maxconv.bench.cpu import integers, peers_max, peers_torch
 from maxconv.bench.cpu.peers_max import Attempt, Unit, max_arguments, read_answer, try_all
 from maxconv.bench.cpu.peers_torch import IN_TORCH, REORDERED
 from maxconv.bench.cpu.workload import Workload
@@ -303,3 +303,31 @@ def test_torch_keeps_its_outputs_until_the_end() -> None:
     assert len({output.data_ptr() for output in outputs}) == 3
     del outputs
     assert len(left) == 3
+
+
+@pytest.mark.parametrize(
+    ("features", "machine", "wrong"),
+    [
+        (("avx2", "fma"), "x86_64", True),
+        (("avx2", "avx512f", "avx512bw"), "x86_64", True),
+        (("avx2", "avx_vnni"), "x86_64", False),
+        (("avx2", "avx512f", "avx512_vnni"), "x86_64", False),
+        (("asimd",), "aarch64", False),
+    ],
+)
+def test_where_torchs_integers_saturate(
+    features: tuple[str, ...], machine: str, wrong: bool
+) -> None:
+    assert integers.saturates(features, machine) == wrong
+
+
+def test_torchs_integers_are_timed_where_they_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = integers.IntegerWorkload.make(NAMED["odd.one_of_everything"])
+    for features, tolerance in ((("avx2",), math.inf), (("avx2", "avx_vnni"), None)):
+        monkeypatch.setattr(integers, "cpu_features", lambda features=features: features)
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        entrants, missing = integers.contenders(work, ["torch"])
+        assert entrants
+        assert not missing
+        assert all(entrant.tolerance == tolerance for entrant in entrants.values())
+        assert all(bool(entrant.note) == (tolerance is not None) for entrant in entrants.values())

@@ -246,6 +246,29 @@ def test_a_call_that_does_not_convolve_often_enough_ends_the_run() -> None:
         measure({OURS: [2] * 8}, {OURS: [2, 2]})
 
 
+def test_an_entrant_may_say_how_far_it_may_lie() -> None:
+    """Of torch's integers, which saturate where a CPU has no VNNI: timed, with its error."""
+    far = Entrant(FakeRun([3.0], 1), note="saturates", tolerance=math.inf)
+    protocol = dataclasses.replace(CPU.full, pause_s=0, calls=3, discarded=1, rounds=2)
+    reference = {BARE: np.full((1, 1, 1, 1), 2, np.float32)}
+
+    def made(entrant: Entrant) -> list[Measurement]:
+        return measuring.measure_entrants(
+            "a", {TORCH: entrant}, reference, lambda key: 0.01, protocol, {}
+        )
+
+    (measurement,) = made(far)
+    assert measurement.kernel is not None
+    assert measurement.error == pytest.approx(1 / 3)
+    assert measurement.note == "saturates"
+    for bad in (
+        Entrant(FakeRun([3.0], 1)),
+        dataclasses.replace(far, kernel=FakeRun([math.nan], 1)),
+    ):
+        with pytest.raises(Mismatch, match="a: torch: the output is off"):
+            made(bad)
+
+
 def test_a_wrong_output_of_max_is_recorded() -> None:
     made = by_key(measure({OURS: [2] * 8, MAX: [4] * 8}, {OURS: [2], MAX: [2]}))
     assert (made[MAX].kernel, made[MAX].call) == (None, None)

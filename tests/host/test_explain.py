@@ -229,8 +229,9 @@ def test_a_cpu_multiplies_dot_products_where_it_can(
         assert "this CPU has no amx_bf16, or MAXCONV_CPU_FEATURES leaves" in answer["reason"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", "avx_vnni", ""])
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("uint8", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -> None:
     usable = dot_kernels("int8", features={*features.split(",")})
     finished = subprocess.run(

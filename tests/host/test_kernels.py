@@ -168,6 +168,7 @@ def test_image_rows_around_the_register_tile(checker: Checker, size: int) -> Non
     assert "implicit_gemm" in check_everything(checker, f"row{size}", problem)
 
 
+@pytest.mark.extended
 def test_filter_too_large_for_caches(checker: Checker) -> None:
     """Panels are fetched ahead, in several slices, by whole and partial register tiles."""
     problem = ConvProblem(

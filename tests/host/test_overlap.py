@@ -27,6 +27,7 @@ def test_kernels_of_bfloat16_wait(tmp_path_factory: pytest.TempPathFactory) -> N
     overlap.check(files)
 
 
+@pytest.mark.extended
 def test_dp4a_waits(tmp_path: Path) -> None:
     overlap.check(inspect.emit(tmp_path, HOPPER, "int8", "dp4a"))
 
@@ -40,6 +41,7 @@ def test_kernels_of_other_types_wait(tmp_path: Path, target: str, dtype: str) ->
     overlap.check(inspect.emit(tmp_path, target, dtype))
 
 
+@pytest.mark.extended
 def test_no_other_gpu_has_the_instructions(tmp_path: Path) -> None:
     """Ampere refuses them; its launches have no attribute either."""
     files = inspect.emit(tmp_path, "sm_80", "float32", "grouped")

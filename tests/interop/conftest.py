@@ -49,6 +49,12 @@ def models(request: pytest.FixtureRequest, session: InferenceSession) -> dict[st
 
 
 @pytest.fixture(scope="session")
+def further_models(request: pytest.FixtureRequest, session: InferenceSession) -> dict[str, Model]:
+    """The same of those that files declare in ``EXTENDED``."""
+    return compile_together(session, declared(_files(request), "EXTENDED"))
+
+
+@pytest.fixture(scope="session")
 def overridden(request: pytest.FixtureRequest, session: InferenceSession) -> dict[str, Model]:
     """The same of those that files declare in ``OVERRIDDEN``."""
     return compile_together(session, declared(_files(request), "OVERRIDDEN"))

@@ -3,7 +3,7 @@
 A graph takes MAX half a minute to compile, most of it the same for all. A file names its graphs in
 ``GRAPHS`` and takes them compiled from the fixture ``models``; running one file compiles only its
 own. Files about ``override_max`` have ``OVERRIDDEN`` and the fixture ``overridden``: they run in
-another process.
+another process. Extended tests take theirs from ``EXTENDED``, by the fixture ``further_models``.
 """
 
 from __future__ import annotations

@@ -329,7 +329,9 @@ def test_batches_are_what_the_model_is_called_with() -> None:
     assert len({report.to_json() for report in reports}) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.extended)]
+)
 def test_types_of_16_bits(dtype: torch.dtype) -> None:
     net = network(lambda self, x: self.b(torch.relu(self.a(x))), a=conv(), b=conv()).to(dtype)
     result, report = quantize(net, [x.to(dtype) for x in BATCHES])

@@ -136,7 +136,11 @@ MODULES: dict[str, nn.Module] = {
 }
 
 
-@pytest.mark.parametrize("name", list(MODULES))
+# What enlarges an image has a library of its own.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.extended if n == "Upsample" else ()) for n in MODULES],
+)
 def test_modules_that_integers_go_through(name: str) -> None:
     net = network(lambda self, x: self.b(self.m(self.a(x))), a=conv(), m=MODULES[name], b=conv())
     result, _ = quantized(net)

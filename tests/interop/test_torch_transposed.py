@@ -167,7 +167,9 @@ def test_filters_are_made_once_and_follow_the_weight(monkeypatch: pytest.MonkeyP
         current()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.extended)]
+)
 @pytest.mark.parametrize("taps", [2, 3])
 def test_half_precision_with_a_wide_bias(dtype: torch.dtype, taps: int) -> None:
     x, w, b = draw(2, 8, 5, 4, dtype=dtype), draw(8, 6, taps, taps, dtype=dtype), draw(6)

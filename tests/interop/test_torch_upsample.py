@@ -65,6 +65,7 @@ def test_images_of_few_filters_and_without_a_batch() -> None:
     assert mt.conv2d(x[None][:0], w, None, 1, 1, upsample=2).shape == (0, 3, 18, 10)
 
 
+@pytest.mark.extended
 def test_16_bits() -> None:
     dtype = torch.bfloat16
     x, w, b = draw(1, 6, 5, 7, dtype=dtype), draw(8, 6, 3, 3, dtype=dtype), draw(8, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,20 +109,23 @@ def taps(rows: int, columns: int, filters: int = 3) -> Array:
     return RNG.standard_normal((4, rows, columns, filters)).astype(np.float32)
 
 
-# Name: filter, and arguments as the graph function takes them. Compiling the graph takes a second
-# or two for each phase, so most cases have few; the property above has all kinds of them.
-CASES: dict[str, tuple[Array, dict[str, Any]]] = {
-    "padding, dilation": (taps(3, 2), {"padding": (1, 0, 0, 1), "dilation": (2, 3)}),
+# Name: filter, and arguments as the graph function takes them. A graph compiles each phase for some
+# seconds, so most cases have few; the property above has all kinds of them.
+USUAL: dict[str, tuple[Array, dict[str, Any]]] = {
     "upsample 4x4": (taps(4, 4), {"stride": 2, "padding": 1}),
     "upsample 2x2, merged": (taps(2, 2), {"stride": (2, 2), "bias": BIAS, "activation": "relu"}),
+    "weight, merged": (taps(2, 2), {"stride": 2}),
+    "input": (taps(3, 3, 2), {"stride": (2, 1), "groups": 2}),
+    "channels first": (taps(3, 3), {"stride": 1, "padding": 1, "bias": BIAS}),
+}
+FURTHER: dict[str, tuple[Array, dict[str, Any]]] = {
+    "padding, dilation": (taps(3, 2), {"padding": (1, 0, 0, 1), "dilation": (2, 3)}),
     "cut phases": (taps(2, 2), {"stride": (2, 1), "padding": (3, 0, 0, 1)}),
     "groups": (taps(3, 3, 2), {"stride": (1, 2), "groups": 2, "padding": 1}),
     "weight": (taps(3, 3), {"stride": (2, 1), "padding": 1}),
-    "weight, merged": (taps(2, 2), {"stride": 2}),
-    "input": (taps(3, 3, 2), {"stride": (2, 1), "groups": 2}),
     "input with empty phases": (taps(1, 1), {"stride": (1, 2)}),
-    "channels first": (taps(3, 3), {"stride": 1, "padding": 1, "bias": BIAS}),
 }
+CASES = USUAL | FURTHER
 LAYOUTS = {"KRSC": (0, 1, 2, 3), "RSCF": (1, 2, 3, 0), "FCRS": (0, 3, 1, 2)}
 
 
@@ -148,55 +152,70 @@ LAID_OUT: dict[str, tuple[str, Array]] = {}
 for _i, (_name, (_w, _)) in enumerate(CASES.items()):
     _layout = list(LAYOUTS)[_i % 3]
     LAID_OUT[_name] = _layout, np.ascontiguousarray(_w.transpose(LAYOUTS[_layout]))
-FILTER_INPUTS = [name for name in CASES if name.startswith("input")]
-# By the names that they have in the graph.
-WEIGHTS = {
-    name.replace(", ", "_"): LAID_OUT[name][1] for name in CASES if name.startswith("weight")
-}
 
 
-def build(name: str, module: Module) -> Graph:
-    """The graph of all cases."""
-    from max.dtype import DType
-    from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+class Transposed:
+    """A graph of cases, and what it computes."""
 
-    cpu = DeviceRef.CPU()
-    types = [TensorType(DType.float32, ("n", "h", "w", 4), cpu)]
-    types += [TensorType(DType.float32, LAID_OUT[case][1].shape, cpu) for case in FILTER_INPUTS]
-    library = maxconv.kernel_library()
-    with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
-        x, *filters = (value.tensor for value in graph.inputs)
-        outputs = []
-        for case, (_, arguments) in CASES.items():
-            layout, array = LAID_OUT[case]
-            filter: Any = array
-            if case in FILTER_INPUTS:
-                filter = filters[FILTER_INPUTS.index(case)]
-            elif case.startswith("weight"):
-                filter = Weight(case.replace(", ", "_"), DType.float32, array.shape, cpu)
-            first = case == "channels first"
-            y = maxconv.conv2d_transpose(
-                ops.permute(x, [0, 3, 1, 2]) if first else x, filter, filter_layout=layout,
-                input_layout="NCHW" if first else "NHWC", **arguments,
-            )  # fmt: skip
-            outputs.append(ops.permute(y, [0, 2, 3, 1]) if first else y)
-        graph.output(*outputs)
-    return graph
+    def __init__(self, cases: Iterable[str]) -> None:
+        self.cases = list(cases)
+        self.inputs = [case for case in self.cases if case.startswith("input")]
+
+    def weights(self) -> dict[str, Array]:
+        """By the names that they have in the graph."""
+        names = (case for case in self.cases if case.startswith("weight"))
+        return {case.replace(", ", "_"): LAID_OUT[case][1] for case in names}
+
+    def build(self, name: str, module: Module) -> Graph:
+        from max.dtype import DType
+        from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+
+        cpu = DeviceRef.CPU()
+        types = [TensorType(DType.float32, ("n", "h", "w", 4), cpu)]
+        types += [TensorType(DType.float32, LAID_OUT[case][1].shape, cpu) for case in self.inputs]
+        library = maxconv.kernel_library()
+        with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
+            x, *filters = (value.tensor for value in graph.inputs)
+            outputs = []
+            for case in self.cases:
+                layout, array = LAID_OUT[case]
+                filter: Any = array
+                if case in self.inputs:
+                    filter = filters[self.inputs.index(case)]
+                elif case.startswith("weight"):
+                    filter = Weight(case.replace(", ", "_"), DType.float32, array.shape, cpu)
+                first = case == "channels first"
+                y = maxconv.conv2d_transpose(
+                    ops.permute(x, [0, 3, 1, 2]) if first else x, filter, filter_layout=layout,
+                    input_layout="NCHW" if first else "NHWC", **CASES[case][1],
+                )  # fmt: skip
+                outputs.append(ops.permute(y, [0, 2, 3, 1]) if first else y)
+            graph.output(*outputs)
+        return graph
+
+    def check(self, model: Model) -> None:
+        for image in (X, RNG.standard_normal((1, 3, 9, 4)).astype(np.float32)):
+            results = model.execute(image, *(LAID_OUT[name][1] for name in self.inputs))
+            for name, result in zip(self.cases, results, strict=True):
+                reference = expected(name, image)
+                assert result.shape == reference.shape, name
+                # At most 60 products a sum, of numbers of size about 1; each rounds once.
+                bound = 60 * 4 * math.sqrt(60) * 2.0**-24
+                np.testing.assert_allclose(result.to_numpy(), reference, atol=bound, err_msg=name)
 
 
-GRAPHS = {"transpose": Source(build, lambda: WEIGHTS)}
+usual, further = Transposed(USUAL), Transposed(FURTHER)
+GRAPHS = {"transpose": Source(usual.build, usual.weights)}
+EXTENDED = {"transpose_further": Source(further.build, further.weights)}
 
 
 def test_graphs(models: dict[str, Model]) -> None:
-    for image in (X, RNG.standard_normal((1, 3, 9, 4)).astype(np.float32)):
-        filters = [LAID_OUT[name][1] for name in FILTER_INPUTS]
-        results = models["transpose"].execute(image, *filters)
-        for name, result in zip(CASES, results, strict=True):
-            reference = expected(name, image)
-            assert result.shape == reference.shape, name
-            # At most 60 products a sum, of numbers of size about 1; each rounds once.
-            bound = 60 * 4 * math.sqrt(60) * 2.0**-24
-            np.testing.assert_allclose(result.to_numpy(), reference, atol=bound, err_msg=name)
+    usual.check(models["transpose"])
+
+
+@pytest.mark.extended
+def test_further_graphs(further_models: dict[str, Model]) -> None:
+    further.check(further_models["transpose_further"])
 
 
 @pytest.fixture(scope="module")

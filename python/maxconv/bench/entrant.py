@@ -119,6 +119,8 @@ class Entrant:
     """Gives the time of a call as a user makes it."""
     note: str = ""
     """What a reader of the record must know."""
+    tolerance: float | None = None
+    """How far outputs may lie from the reference, where that is not the type's usual distance."""
 
     def runs(self) -> Iterator[tuple[str, Run]]:
         """Yields what is timed, by figure."""

@@ -107,7 +107,7 @@ def measure_entrants(
         name: What an error calls the problem.
         entrants: The contenders.
         references: What they must compute, by work.
-        tolerance: How far an output may lie from the reference.
+        tolerance: How far an output may lie from the reference, unless its entrant says so.
         protocol: How often and how long.
         missing: Why contenders that are not in ``entrants`` are not.
         go_on: Whether a wrong output is recorded, whoever's it is, and the rest measured.
@@ -119,8 +119,9 @@ def measure_entrants(
     missing = dict(missing)
     for key, entrant in entrants.items():
         expected = references[key.work]
+        allowed = tolerance(key) if entrant.tolerance is None else entrant.tolerance
         try:
-            errors[key] = max(run.error(expected, tolerance(key)) for _, run in entrant.runs())
+            errors[key] = max(run.error(expected, allowed) for _, run in entrant.runs())
         except Mismatch as error:
             if key.contender != MAX and not go_on:
                 raise Mismatch(f"{name}: {key}: {error}") from error

@@ -6,6 +6,8 @@ work is a residual block's: bias, residual, ReLU.
 
 from __future__ import annotations
 
+import math
+import platform
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from torch import Tensor
 
 import maxconv
 from maxconv._checks import LAYOUTS
+from maxconv._doctor import cpu_features
 from maxconv._dtypes import UINT8
 from maxconv._emit import emit, operand_types, shape_carrier, symbolic_output
 from maxconv._fields import Activation, Layout, encode_scalars
@@ -43,6 +46,13 @@ ZERO_POINT, SCALE = 128, 1 / 32
 
 #: Of an output behind a ReLU, which has only one side.
 RELU_ZERO_POINT = 0
+
+#: CPU features with which torch's engines add products exactly. An x86 CPU that has none of them
+#: adds two products of 8 bits in 16, where they saturate: times are right, numbers are not.
+EXACT_SUMS = {"amx_int8", "avx512_vnni", "avx_vnni"}
+
+#: What a record says of such numbers.
+SATURATES = "adds two products in 16 bits, where they saturate, on a CPU without VNNI"
 
 
 @dataclass(frozen=True)
@@ -241,8 +251,21 @@ def contenders(
                 continue
             count = convolutions(work.problem)
             single = _Numbers.of(Loop(function, 1), kind) if count > 1 else None
-            entrants[key] = Entrant(_Numbers.of(Loop(function, count), kind), single)
+            entrant = Entrant(_Numbers.of(Loop(function, count), kind), single)
+            if key.contender == TORCH and saturates(cpu_features(), platform.machine()):
+                entrant = replace(entrant, note=SATURATES, tolerance=math.inf)
+            entrants[key] = entrant
     return entrants, missing
+
+
+def saturates(features: Collection[str], machine: str) -> bool:
+    """Returns whether torch's quantized operators give wrong sums on a CPU.
+
+    Args:
+        features: The CPU's, as ``doctor`` names them.
+        machine: As ``platform.machine`` names it.
+    """
+    return machine == "x86_64" and not EXACT_SUMS.intersection(features)
 
 
 def _ours(work: IntegerWorkload, kind: str) -> Callable[[], Tensor]:
