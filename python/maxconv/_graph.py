@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -87,10 +88,22 @@ def op_name(device: DeviceRef, *, fused_input: bool = False) -> str:
 # A library that has one of maxconv's ops has all of them.
 _ANY_OP = op_name(DeviceRef.CPU())
 
+# Files that were found to have the ops. MAX would read them anew for each graph.
+_KNOWN: set[frozenset[Path]] = set()
+
+
+def _has_kernels(graph: Graph) -> bool:
+    """Returns whether ``graph`` was given maxconv's kernels."""
+    library = graph._kernel_library
+    paths = frozenset(library.library_paths())
+    if paths not in _KNOWN and _ANY_OP in library:
+        _KNOWN.add(paths)
+    return paths in _KNOWN
+
 
 def require_kernels(graph: Graph) -> None:
     """Raises ``ValueError`` unless ``graph`` was given maxconv's kernels."""
-    if _ANY_OP not in graph._kernel_library:
+    if not _has_kernels(graph):
         raise ValueError(
             f"graph: {graph.name!r} does not know maxconv's ops; build it with "
             "Graph(..., kernel_library=maxconv.kernel_library()) or "
@@ -104,7 +117,7 @@ def import_kernels(graph: Graph) -> None:
     Raises:
         ValueError: It is a subgraph, which has what the graph around it was given.
     """
-    if _ANY_OP in graph._kernel_library:
+    if _has_kernels(graph):
         return
     from max._core import Operation
 

@@ -269,7 +269,7 @@ def test_no_images(network: Network) -> None:
 def test_refusals(network: Network) -> None:
     operands = operands_of("odd.groups_uneven")
     with pytest.raises(ValueError, match="filter_layout: PACKED is packed for a CPU; a GPU takes"):
-        network.run(PackedOperands(operands.problem), layout=Layout.PACKED)
+        network.run(PackedOperands(operands.problem, network.types.dtype), layout=Layout.PACKED)
     with pytest.raises(
         ValueError, match=r"config: depthwise cannot take .* one input channel a gro"
     ):
@@ -310,7 +310,11 @@ def test_precision(network: Network, name: str) -> None:
 
 
 class PackedOperands(Operands):
-    """Operands whose filter has as many elements as a packed one."""
+    """Operands whose filter has as many elements as one that a CPU packs."""
+
+    def __init__(self, problem: ConvProblem, dtype: str) -> None:
+        super().__init__(problem)
+        self.dtype = dtype
 
     def filter(self, layout: Layout) -> Floats:
         from maxconv._packing import packed_length
@@ -321,6 +325,6 @@ class PackedOperands(Operands):
             filters=int(p.filters),
             group_channels=int(p.group_channels),
             groups=p.groups,
-            dtype="float32",
+            dtype=self.dtype,
         )
         return np.zeros(length, np.float32)

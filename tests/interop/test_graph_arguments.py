@@ -254,6 +254,26 @@ def test_a_graph_without_the_kernels() -> None:
         maxconv.conv2d(bare.inputs[0].tensor, W)
 
 
+def test_the_kernels_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading what a library has takes MAX half a second, which each graph would wait for."""
+    from max.dtype import DType
+    from max.graph import DeviceRef, Graph, KernelLibrary, TensorType
+
+    types = [TensorType(DType.float32, (1, 4, 4, 6), DeviceRef.CPU())]
+    read: list[str] = []
+    contains = KernelLibrary.__contains__
+
+    def counted(library: KernelLibrary, kernel: str) -> bool:
+        read.append(kernel)
+        return contains(library, kernel)
+
+    for name in ("first", "second"):
+        with Graph(name, input_types=types, kernel_library=maxconv.kernel_library()) as graph:
+            maxconv.conv2d(graph.inputs[0].tensor, np.ones((3, 3, 6, 6), np.float32))
+        monkeypatch.setattr(KernelLibrary, "__contains__", counted)
+    assert not read
+
+
 @pytest.mark.parametrize(("rank", "name"), [(1, "conv1d"), (3, "conv3d")])
 def test_other_ranks_name_their_own_dimensions(graph: Graph, rank: int, name: str) -> None:
     function = getattr(maxconv, name)
