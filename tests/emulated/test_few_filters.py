@@ -13,6 +13,7 @@ from tests import ptx
 from tests.emulated.convolution import Array, with_pointer
 from tests.emulated.operands import OUTPUT, Operands, with_fused
 from tests.emulated.values import loaded, stored
+from tests.emulated.ways import bare_or_fused
 
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
@@ -198,8 +199,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
     return [Launch.of(line, folder) for line in lines[: len(PROBLEMS)]]
 
 
-@pytest.mark.parametrize("index", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
-@pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
+@bare_or_fused(PROBLEMS)
 def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None:
     problem = PROBLEMS[index]
     operands = Operands.random(problem.conv, index)

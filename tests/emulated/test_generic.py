@@ -13,6 +13,7 @@ from tests import ptx
 from tests.emulated.convolution import bfloat16, floats
 from tests.emulated.operands import with_fused
 from tests.emulated.values import stored
+from tests.emulated.ways import bare_or_fused
 from tests.reference import conv_reference
 
 from maxconv._problem import ConvProblem
@@ -115,8 +116,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
     return [Launch.of(line, folder) for line in lines]
 
 
-@pytest.mark.parametrize("index", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
-@pytest.mark.parametrize("fused", [False, True], ids=["bare", "fused"])
+@bare_or_fused(PROBLEMS)
 def test_sums_are_exact(launches: list[Launch], index: int, fused: bool) -> None:
     """Of small integers; outputs are rounded to their type."""
     problem, launch = PROBLEMS[index].conv, launches[index]

@@ -23,6 +23,7 @@ from maxconv.bench.report import render_text
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.torch
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made.json"

@@ -202,6 +202,7 @@ def test_graph_op_takes_the_graph_functions(compiled: list[str]) -> None:
     assert compiled == ["block"]
 
 
+@pytest.mark.extended
 def test_the_op_works_through_graph_op() -> None:
     output = TensorType(DType.float32, ("n", "p", "q", "k"), CPU)
 

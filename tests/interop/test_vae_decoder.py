@@ -106,6 +106,7 @@ def decode(model: Model, latents: Floats) -> Floats:
     return pixels
 
 
+@pytest.mark.extended
 @pytest.mark.torch
 @pytest.mark.parametrize(("height", "width"), [(6, 5), (3, 8), (1, 1)])
 def test_the_decoder_equals_float64(
@@ -120,6 +121,7 @@ def test_the_decoder_equals_float64(
     np.testing.assert_allclose(pixels, expected, rtol=0, atol=TOLERANCE * largest)
 
 
+@pytest.mark.extended
 @pytest.mark.torch
 def test_the_tolerance_is_far_below_what_a_mistake_costs(
     weights: dict[str, Floats], rng: np.random.Generator
@@ -290,6 +292,7 @@ def test_pixels_become_an_image() -> None:
     assert np.asarray(vae.to_image(pixels)).tolist() == expected
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("model")
 def test_the_program_decodes_a_file(tmp_path: Path, weights: dict[str, Floats]) -> None:
     checkpoint, latents, out = (tmp_path / name for name in ("w.safetensors", "z.npy", "out.png"))
