@@ -129,12 +129,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return LoadFilesTogether(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """Spares the garbage collector what lives until the end: thousands of tests, and libraries."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves extended tests out, and begins with what takes longest where two processes share."""
     if "extended" not in config.option.markexpr:
@@ -148,6 +142,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _place(nodeid: str) -> int:
     places = (place for place, file in enumerate(LONGEST) if nodeid.startswith(file))
     return next(places, len(LONGEST))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _younger_objects_are_collected() -> None:
+    """Spares the garbage collector what was there before a file's tests began.
+
+    Thousands of tests, libraries and compiled graphs live until the end; to look through all of
+    them takes seconds.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
