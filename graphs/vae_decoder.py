@@ -304,14 +304,13 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
     return {name: to_float32(weight.data()) for name, weight in load_weights([path]).items()}
 
 
-def to_float32(data: WeightData) -> Floats:
+def to_float32(data: WeightData) -> npt.NDArray[Any]:
     """Returns a weight as float32."""
     if data.dtype != DType.bfloat16:
-        return np.from_dlpack(data).astype(np.float32)
+        return np.from_dlpack(data.astype(DType.float32))
     # The upper half of a float32. numpy has no bfloat16, and MAX would compile a graph that casts.
     halves = data.to_buffer().view(DType.uint16).to_numpy()
-    wide: Floats = (halves.astype(np.uint32) << 16).view(np.float32)
-    return wide
+    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 def read_latents(path: Path, channels: int) -> Floats:

@@ -255,7 +255,7 @@ def test_a_graph_without_the_kernels() -> None:
 
 
 def test_the_kernels_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading what a library has takes MAX half a second, which each graph would wait for."""
+    """Reading what a library has takes MAX seconds, which each graph would wait for."""
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, KernelLibrary, TensorType
 

@@ -236,6 +236,7 @@ def contenders(
     """
     entrants: dict[Key, Entrant] = {}
     missing: dict[Key, str] = {}
+    inexact = saturates(cpu_features(), platform.machine())
     for kind in WORKS:
         for key, make in ((Key(TORCH, kind), _torch), (Key(MAXCONV, kind, IN_TORCH), _ours)):
             if key.contender not in names:
@@ -252,7 +253,7 @@ def contenders(
             count = convolutions(work.problem)
             single = _Numbers.of(Loop(function, 1), kind) if count > 1 else None
             entrant = Entrant(_Numbers.of(Loop(function, count), kind), single)
-            if key.contender == TORCH and saturates(cpu_features(), platform.machine()):
+            if key.contender == TORCH and inexact:
                 entrant = replace(entrant, note=SATURATES, tolerance=math.inf)
             entrants[key] = entrant
     return entrants, missing
