@@ -111,6 +111,24 @@ def test_the_largest_sums(checker: Checker, taps: int) -> None:
     assert "winograd" not in checker.check("extremes", line_of(deeper, *none))
 
 
+@pytest.mark.parametrize("filters", [1, 2, 3, 4, 5, 33])
+def test_pixels_of_several_register_tiles(checker: Checker, filters: int) -> None:
+    """Sums of several tiles are stored together; up to 4 filters have a tile of their own."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(9, 53),
+        channels=72,
+        filters=filters,
+        filter_size=(3, 1 + filters % 3),
+        stride=(1, 1 + filters % 2),
+        dilation=(1, 1),
+        pad_before=(1, 0),
+        pad_after=(0, 1),
+        groups=1,
+    )
+    assert "widening" in checker.check("tiles", line_of(problem, *EPILOGUES[filters % 4]))
+
+
 def test_arm(tmp_path: Path) -> None:
     """What runs on an Arm CPU compiles, with its instructions."""
     target = ("--target-triple", "aarch64-unknown-linux-gnu", "--target-cpu", "neoverse-n1")

@@ -1,8 +1,8 @@
 """Depthwise convolution on the CPU: lanes are channels, registers are pixels.
 
 A tile is `COLUMNS` neighbouring output pixels of one image row by one vector
-of channels. Where every tap of a tile lies inside the image's width no tap is
-checked. The common filter widths at stride 1 and 2 slide: an input pixel is
+of channels, where every tap lies inside the image's width: no tap is checked.
+Pixels at the edges are tiles of their own. The common filter widths at stride 1 and 2 slide: an input pixel is
 loaded once for all the outputs that it reaches.
 """
 
@@ -20,12 +20,23 @@ from ..pool import Pool
 from .image_row import (
     COLUMNS,
     MAX_SPAN_FILTERS,
-    ColumnTile,
     ImageRow,
     InputRow,
     Span,
 )
 from .launch import RowPlan, RowTasks, SpanKernel, exactness_refusal
+from .sums import DirectOutput, ScratchSums, SumTarget
+
+
+def edge_columns(taps: Int, stride: Int) -> Int:
+    """Pixels of a tile at the edge of an image: as many as "same" padding lets
+    read outside it.
+
+    Args:
+        taps: Of a filter row.
+        stride: Along w.
+    """
+    return max(1, taps // 2 // stride) if taps > 0 else 1
 
 
 @always_inline
@@ -36,11 +47,12 @@ def _slide[
     checked: Bool,
     taps: Int,
     stride: Int,
+    columns: Int,
 ](
     row: InputRow[x_type],
     filter: Reads[filter_type],
     channel: Int,
-    mut acc: Array[SIMD[DType.float32, width], COLUMNS],
+    mut acc: Array[SIMD[DType.float32, width], columns],
 ):
     """Adds one filter row of `taps` side by side: each input pixel is loaded
     once, for all the output pixels that it reaches."""
@@ -50,32 +62,32 @@ def _slide[
         weights[s] = filter.unsafe_load[width=width](s * row.channels).cast[
             DType.float32
         ]()
-    comptime for j in range((COLUMNS - 1) * stride + taps):
+    comptime for j in range((columns - 1) * stride + taps):
         var value = row.load[width, checked](j, channel)
         comptime for s in range(taps):
             comptime if j >= s and (j - s) % stride == 0 and (
                 j - s
-            ) // stride < COLUMNS:
+            ) // stride < columns:
                 comptime q = (j - s) // stride
                 acc[q] = value.fma(weights[s], acc[q])
 
 
 @always_inline
 def _step[
-    x_type: DType, filter_type: DType, width: Int, checked: Bool
+    x_type: DType, filter_type: DType, width: Int, checked: Bool, columns: Int
 ](
     row: InputRow[x_type],
     filter: Reads[filter_type],
     problem: ConvProblem,
     channel: Int,
-    mut acc: Array[SIMD[DType.float32, width], COLUMNS],
+    mut acc: Array[SIMD[DType.float32, width], columns],
 ):
     """Adds one filter row of any length, stride and dilation, tap by tap."""
     for s in range(problem.filter[2]):
         var weight = filter.unsafe_load[width=width](s * row.channels).cast[
             DType.float32
         ]()
-        comptime for i in range(COLUMNS):
+        comptime for i in range(columns):
             acc[i] = row.load[width, checked](
                 s * problem.dilation[2] + i * problem.stride[2], channel
             ).fma(weight, acc[i])
@@ -89,67 +101,100 @@ def _tile[
     checked: Bool,
     taps: Int,
     stride: Int,
+    columns: Int,
 ](
     row: ImageRow[x_type],
     filter: Reads[filter_type],
     q: Int,
     channel: Int,
-    to: Writes[DType.float32],
-    column_stride: Int,
+    target: Some[SumTarget],
 ):
-    """Computes `COLUMNS` neighbouring pixels by `width` channels.
+    """Computes `columns` neighbouring pixels by `width` channels.
 
     With `taps` 0 the filter's width, stride and dilation are run-time values.
     """
     ref problem = row.problem
-    var acc = Array[SIMD[DType.float32, width], COLUMNS](fill=0)
+    var acc = Array[SIMD[DType.float32, width], columns](fill=0)
     for t in range(row.depth.begin, row.depth.end):
         for r in range(row.height.begin, row.height.end):
             var tap = (t * problem.filter[1] + r) * problem.filter[2]
             var weights = filter.unsafe_offset(tap * problem.channels + channel)
             var pixels = row.input(q, t, r)
             comptime if taps > 0:
-                _slide[x_type, filter_type, width, checked, taps, stride](
-                    pixels, weights, channel, acc
-                )
+                _slide[
+                    x_type, filter_type, width, checked, taps, stride, columns
+                ](pixels, weights, channel, acc)
             else:
-                _step[x_type, filter_type, width, checked](
+                _step[x_type, filter_type, width, checked, columns](
                     pixels, weights, problem, channel, acc
                 )
-    comptime for i in range(COLUMNS):
-        to.unsafe_store(i * column_stride, acc[i])
+    var bias = target.bias[width](channel)
+    comptime for i in range(columns):
+        target.store[width](q + i, channel, acc[i], bias)
+
+
+@always_inline
+def _tiles[
+    x_type: DType,
+    filter_type: DType,
+    width: Int,
+    checked: Bool,
+    taps: Int,
+    stride: Int,
+    columns: Int,
+](
+    row: ImageRow[x_type],
+    filter: Reads[filter_type],
+    q: Int,
+    span: Span,
+    target: Some[SumTarget],
+):
+    """Computes `columns` pixels by the channels of a span, the last vector of
+    which overlaps the one before where they do not divide."""
+    var channel = span.begin
+    while channel < span.end:
+        channel = min(channel, span.end - width)
+        _tile[x_type, filter_type, width, checked, taps, stride, columns](
+            row, filter, q, channel, target
+        )
+        channel += width
 
 
 @no_inline
 def _span[
-    x_type: DType, filter_type: DType, width: Int, taps: Int, stride: Int
+    x_type: DType,
+    filter_type: DType,
+    width: Int,
+    taps: Int,
+    stride: Int,
+    Target: SumTarget,
 ](
     row: ImageRow[x_type],
     filter: Reads[filter_type],
     span: Span,
-    to: Writes[DType.float32],
-    column_stride: Int,
+    target: Target,
 ):
-    """Computes a span of at least `width` channels; the last vector overlaps
-    the one before where they do not divide."""
+    """Computes a span of at least `width` channels and `edge_columns` pixels:
+    tiles of `COLUMNS` pixels that read nothing outside the image, and narrower
+    ones beside them. The last tile of each may overlap others."""
+    comptime edge = edge_columns(taps, stride)
     # A copy: as far as the compiler knows, a sum's store may change an argument.
     var local = row
-    var tile = ColumnTile(span)
-    while tile.next(local, span):
-        var sums = to.unsafe_offset((tile.q - span.q) * column_stride)
-        var channel = span.begin
-        while channel < span.end:
-            channel = min(channel, span.end - width)
-            var here = sums.unsafe_offset(channel - span.begin)
-            if tile.inside:
-                _tile[x_type, filter_type, width, False, taps, stride](
-                    local, filter, tile.q, channel, here, column_stride
-                )
-            else:
-                _tile[x_type, filter_type, width, True, taps, stride](
-                    local, filter, tile.q, channel, here, column_stride
-                )
-            channel += width
+    var inside = local.inside(span)
+    if inside.count() < COLUMNS:
+        inside.end = inside.begin
+    for q in range(span.q, inside.begin, edge):
+        _tiles[x_type, filter_type, width, True, taps, stride, edge](
+            local, filter, min(q, span.q_end - edge), span, target
+        )
+    for q in range(inside.begin, inside.end, COLUMNS):
+        _tiles[x_type, filter_type, width, False, taps, stride, COLUMNS](
+            local, filter, min(q, inside.end - COLUMNS), span, target
+        )
+    for q in range(inside.end, span.q_end, edge):
+        _tiles[x_type, filter_type, width, True, taps, stride, edge](
+            local, filter, min(q, span.q_end - edge), span, target
+        )
 
 
 @fieldwise_init
@@ -169,22 +214,9 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     def compute[
         dtype: DType
     ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
-        ref problem = row.problem
+        var target = ScratchSums(to, span)
         if span.filters() >= LANES:
-            if problem.dilation[2] == 1:
-                comptime for taps in range(3, 8, 2):
-                    comptime for stride in range(1, 3):
-                        if (
-                            problem.filter[2] == taps
-                            and problem.stride[2] == stride
-                        ):
-                            _span[dtype, Self.filter_type, LANES, taps, stride](
-                                row, self.filter, span, to, span.filters()
-                            )
-                            return
-            _span[dtype, Self.filter_type, LANES, 0, 0](
-                row, self.filter, span, to, span.filters()
-            )
+            self._compute(row, span, target)
             return
         var part = span
         comptime for halving in range(1, 5):
@@ -193,13 +225,40 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
                 part.end = part.begin + width
                 if part.end <= span.end:
                     _span[dtype, Self.filter_type, width, 0, 0](
-                        row,
-                        self.filter,
-                        part,
-                        to.unsafe_offset(part.begin - span.begin),
-                        span.filters(),
+                        row, self.filter, part, target
                     )
                     part.begin = part.end
+
+    def finish[
+        dtype: DType
+    ](self, row: ImageRow[dtype], span: Span, output: DirectOutput) -> Bool:
+        comptime if dtype == DType.float32:
+            if span.filters() >= LANES:
+                self._compute(row, span, output)
+                return True
+        return False
+
+    @always_inline
+    def _compute[
+        dtype: DType
+    ](self, row: ImageRow[dtype], span: Span, target: Some[SumTarget]):
+        """Computes a span of at least a vector of filters."""
+        ref problem = row.problem
+        if problem.dilation[2] == 1:
+            comptime for taps in range(3, 8, 2):
+                comptime for stride in range(1, 3):
+                    if (
+                        problem.filter[2] == taps
+                        and problem.stride[2] == stride
+                        and span.q_end - span.q >= edge_columns(taps, stride)
+                    ):
+                        _span[dtype, Self.filter_type, LANES, taps, stride](
+                            row, self.filter, span, target
+                        )
+                        return
+        _span[dtype, Self.filter_type, LANES, 0, 0](
+            row, self.filter, span, target
+        )
 
 
 @fieldwise_init
@@ -288,6 +347,7 @@ struct Depthwise[P: Pool](CpuKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
+                DirectOutput.of(arguments, problem.filters),
             ),
             queue,
         )

@@ -443,6 +443,7 @@ struct FewFilters[P: Pool](CpuKernel):
                 arguments.activation.data(),
                 0,
                 TileStore(arguments),
+                None,
             ),
             queue,
         )

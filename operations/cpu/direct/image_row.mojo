@@ -4,6 +4,8 @@ Shared by the kernels that convolve directly, without a matrix: a tile is
 `COLUMNS` neighbouring output pixels of one image row.
 """
 
+from std.math import ceildiv
+
 from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from ..pixel import Pixel
@@ -96,6 +98,20 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
         self.depth = TapRange(problem, 0, origin.at[0])
         self.height = TapRange(problem, 1, origin.at[1])
 
+    def inside(self, span: Span) -> Columns:
+        """The columns of a span all of whose taps lie inside the width.
+
+        Args:
+            span: The span.
+        """
+        ref problem = self.problem
+        var stride = problem.stride[2]
+        var last = problem.input[2] - problem.span(2) - self.w
+        var begin = min(span.q_end, max(span.q, ceildiv(-self.w, stride)))
+        if last < 0:
+            return Columns(begin, begin)
+        return Columns(begin, max(begin, min(span.q_end, last // stride + 1)))
+
     @always_inline
     def input(self, q: Int, t: Int, r: Int) -> InputRow[Self.dtype]:
         """The row of the input image that a filter row reads.
@@ -120,6 +136,18 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
             self.problem.channels,
             self.zero,
         )
+
+
+@fieldwise_init
+struct Columns(ImplicitlyCopyable, Movable):
+    """Output columns `[begin, end)`."""
+
+    var begin: Int
+    var end: Int
+
+    def count(self) -> Int:
+        """How many."""
+        return self.end - self.begin
 
 
 @fieldwise_init

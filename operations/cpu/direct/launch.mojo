@@ -12,6 +12,7 @@ from ..accumulators import OutputTile
 from ..epilogue import TileStore
 from ..scheduler import Schedule, Tasks
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
+from .sums import DirectOutput
 
 comptime MAX_TASK_ROWS = 16
 """Image rows of the largest task of a direct kernel: neighbouring rows read
@@ -121,6 +122,24 @@ trait SpanKernel(Deinitable, ImplicitlyCopyable):
         """
         ...
 
+    def finish[
+        dtype: DType
+    ](self, row: ImageRow[dtype], span: Span, output: DirectOutput) -> Bool:
+        """Computes a span and stores its outputs, if the kernel can.
+
+        Parameters:
+            dtype: Of the activation.
+
+        Args:
+            row: The image row.
+            span: Which columns and filters.
+            output: The output of the row.
+
+        Returns:
+            Whether it has.
+        """
+        return False
+
 
 @always_inline
 def _run_row[
@@ -131,6 +150,7 @@ def _run_row[
     activation: Reads[dtype],
     zero: Float32,
     output: TileStore,
+    direct: Optional[DirectOutput],
     index: Int,
     part: Span,
     sums: Writes[DType.float32],
@@ -138,6 +158,8 @@ def _run_row[
     """Computes a part of a row of the output image, of any size."""
     var row = ImageRow(activation, problem, index, zero)
     var first = index * problem.output[2]
+    if direct and kernel.finish(row, part, direct.value().behind(first)):
+        return
     var block = kernel.filters_at_once(part.filters())
     for filter in range(part.begin, part.end, block):
         var filters = min(part.end - filter, block)
@@ -173,6 +195,8 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     """What stands for 0 in it, where it is integers."""
     var output: TileStore
     """The epilogue and the output."""
+    var direct: Optional[DirectOutput]
+    """The output, if sums may go there from registers."""
 
     def run(self, task: Int, scratch: Writes[DType.float32]):
         var row_blocks = ceildiv(self.plan.image_rows, self.plan.rows)
@@ -187,6 +211,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
                 self.activation,
                 self.zero,
                 self.output,
+                self.direct,
                 index,
                 part,
                 scratch,

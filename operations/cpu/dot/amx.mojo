@@ -16,7 +16,7 @@ from ...conv.memory import Reads, Writes
 from ...conv.panels import chunk_products
 from ..features import AMX_BF16, AMX_FP16, AMX_INT8
 from ..unit import ONES, tile_outputs
-from .mma import ActivationTile, DotUnit, FilterTile, Sums
+from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 
 comptime TILE_ROWS = 16
 """Rows of a tile."""
@@ -176,10 +176,11 @@ struct Amx(DotUnit):
 
     comptime kernel = KERNEL_AMX
     comptime rows = 2 * TILE_ROWS
+    comptime tiles = 1
     comptime single_rows = TILE_ROWS
     comptime panels = 2
     comptime single_panels = 4
-    comptime skips_zeros = False
+    comptime step_words = CHUNK_WORDS
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:

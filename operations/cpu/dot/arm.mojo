@@ -175,10 +175,11 @@ struct MatrixUnit[emulated: Bool](DotUnit):
 
     comptime kernel = KERNEL_MMLA
     comptime rows = MAX_ROWS
+    comptime tiles = 1
     comptime single_rows = 0
     comptime panels = 1
     comptime single_panels = 1
-    comptime skips_zeros = True
+    comptime step_words = 2
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:

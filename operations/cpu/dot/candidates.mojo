@@ -44,8 +44,11 @@ comptime FILTER_BYTES_PER_CYCLE = 8.0
 comptime STORE_CYCLES = 0.5
 """Of an output: epilogue, rounding and store."""
 
-comptime TILE_CYCLES = 120.0
+comptime TILE_CYCLES = 20.0
 """Of a register tile, whatever its depth: its sums go through L1."""
+
+comptime STORED_CYCLES = 100.0
+"""Of what is stored together, however little: what the epilogue does is asked."""
 
 comptime CONFLICT_SHARE = 1.4
 """Of a register tile whose rows compete for sets of L1."""
@@ -99,36 +102,34 @@ def access_refusal[
         access: An `ACCESS_*` code.
     """
     var unit = chunk_products(types.input)
+    var step = U.step_words * interleaved_products(types.input)
     if access == ACCESS_MATRIX:
         if U.flips(types.input):
             return String("activations are copied, to flip their signs")
-        if U.spread(types.input) > 1:
-            return String("activations are copied, to make them wide")
         if types.interleaved != 0:
             return String("a pixel's channels are not side by side")
         if (
             problem.groups > 1
             or types.fused_input
             or not problem.is_pointwise()
-            or problem.channels % unit != 0
+            or problem.channels % step != 0
         ):
-            return String("the activation is not a matrix of whole chunks")
+            return String(
+                t"the activation is not a matrix of rows of {step} products"
+            )
     if access == ACCESS_IMAGE:
         if problem.dilation[2] != 1 and problem.group_channels() % unit != 0:
             return String("taps of a filter row are not side by side")
-        if (
-            U.spread(types.input) > 1
-            and problem.group_channels() % interleaved_products(types.input)
-            != 0
-        ):
-            return String("words of neighbouring pixels overlap")
     return None
 
 
-def make_blocking(
-    problem: ConvProblem, types: OperandTypes, cut: Cut
-) -> Blocking:
+def make_blocking[
+    U: DotUnit
+](problem: ConvProblem, types: OperandTypes, cut: Cut) -> Blocking:
     """What follows from a cut.
+
+    Parameters:
+        U: The instructions.
 
     Args:
         problem: The convolution.
@@ -158,6 +159,8 @@ def make_blocking(
             panel.products - (panel.row_depth - unit), panel.interleaved
         ),
     )
+    if cut.access == ACCESS_MATRIX and U.spread(types.input) > 1:
+        blocking.block_elements = cut.columns * problem.channels
     if cut.access == ACCESS_GATHER:
         blocking.row_stride = gathered_stride(
             panel.depth(), element_bytes(types.input)
@@ -241,7 +244,7 @@ struct Cuts[U: DotUnit](Candidates):
 
     def _append(mut self, cut: Cut):
         """Adds a cut."""
-        self.table.append(make_blocking(self.problem, self.types, cut))
+        self.table.append(make_blocking[Self.U](self.problem, self.types, cut))
 
     def count(self) -> Int:
         return len(self.table)
@@ -326,7 +329,9 @@ def _copy_cycles[
         pieces = problem.filter[0] * blocking.input_lines
         if problem.groups > 1 or types.fused_input:
             pieces *= blocking.input_columns
-    var cycles = bytes / COPY_BYTES_PER_CYCLE + Float64(pieces) * PIECE_CYCLES
+    var cycles = Float64(pieces) * PIECE_CYCLES
+    if cut.access != ACCESS_MATRIX:
+        cycles += bytes / COPY_BYTES_PER_CYCLE
     if U.spread(types.input) > 1:
         cycles += bytes / WIDENED_BYTES_PER_CYCLE
     return cycles
@@ -339,7 +344,7 @@ def _multiply_cycles[
     ref cut = blocking.cut
     var strips = Strips.of[U](blocking, cut.lines, cut.columns)
     var step = min(cut.panels, strips.panels)
-    var tiles = strips.count * strips.tiles() * ceildiv(cut.panels, step)
+    var across = strips.count * ceildiv(cut.panels, step)
     var chunk = U.chunk_cycles(strips.rows, step)
     if cut.access == ACCESS_MATRIX:
         var apart = L1_WAY_BYTES // gcd(
@@ -348,11 +353,13 @@ def _multiply_cycles[
         if ceildiv(strips.rows, apart) > L1_WAYS // 2:
             chunk *= CONFLICT_SHARE
     var chunks = Float64(blocking.chunks)
-    comptime if U.skips_zeros:
+    comptime if U.step_words < CHUNK_WORDS:
         chunks = Float64(blocking.words()) / Float64(CHUNK_WORDS)
     var tile = chunk * chunks + TILE_CYCLES
+    var strip = Float64(strips.tiles()) * tile
+    strip += Float64(strips.stores()) * STORED_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
-    return Float64(tiles) * tile + Float64(outputs) * STORE_CYCLES
+    return Float64(across) * strip + Float64(outputs) * STORE_CYCLES
 
 
 @fieldwise_init

@@ -22,6 +22,7 @@ from ..accumulators import Accumulators, OutputTile
 from ..epilogue import TileStore
 from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
+from .few_filters import MAX_FEW_FILTERS, unpack_filters
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 from .scheduler import (
     ACCESS_IMAGE,
@@ -36,12 +37,18 @@ from .tile_io import (
     write_offsets,
     write_straight_offsets,
 )
+from .vector_tile import L1_SLICE_BYTES
 from .widening import widen_panel, widen_words
 
 
 comptime L1_FILTER_BYTES = 24 * 1024
 """Packed filter that stays in L1 beside a register tile's activations and
 outputs."""
+
+
+comptime SLICED_ROWS = 48
+"""Pixels of a block by which a slice is multiplied long enough that making the
+next one wide does not matter."""
 
 
 @fieldwise_init
@@ -81,8 +88,14 @@ struct DotScratch[dtype: DType](ImplicitlyCopyable, Movable):
     """Panels that are widened."""
 
 
-comptime STAGES = 2
-"""Register tiles whose sums are in memory at once."""
+def stages[U: DotUnit]() -> Int:
+    """Buffers of sums: where one register tile is stored at a time, it is while
+    the next is multiplied.
+
+    Parameters:
+        U: The instructions.
+    """
+    return 2 if U.tiles == 1 else 1
 
 
 def panels_together[
@@ -106,9 +119,48 @@ def panels_together[
     return tile_panels
 
 
+def few_filters[U: DotUnit](problem: ConvProblem, dtype: DType) -> Int:
+    """The filters of a problem that has few, as the unit takes them; otherwise
+    0.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        problem: The convolution.
+        dtype: Of the activations.
+    """
+    var few = problem.groups == 1 and problem.filters <= MAX_FEW_FILTERS
+    return problem.filters if few and U.takes_few(dtype) else 0
+
+
+def widens_slices[
+    U: DotUnit
+](problem: ConvProblem, dtype: DType, blocking: Blocking) -> Bool:
+    """Whether panels are made wide slice by slice: such as do not stay in L1,
+    where the pixels of a block are stored together, and are not few.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        problem: The convolution.
+        dtype: Of the activations.
+        blocking: The cut.
+    """
+    ref cut = blocking.cut
+    if U.spread(dtype) == 1 or few_filters[U](problem, dtype) > 0:
+        return False
+    var panel = problem.panel_layout(dtype)
+    if panels_together[U](dtype, panel, cut.panels, 0) > 0:
+        return False
+    var strips = Strips.of[U](blocking, cut.lines, cut.columns)
+    return strips.count * strips.stores() == 1 and strips.stored >= SLICED_ROWS
+
+
 def widened_elements[
     U: DotUnit
-](dtype: DType, panel: PanelLayout, panels: Int) -> Int:
+](problem: ConvProblem, dtype: DType, blocking: Blocking) -> Int:
     """Elements of the panels that are wide at once; 0 if the unit multiplies
     them as they are.
 
@@ -116,24 +168,31 @@ def widened_elements[
         U: The instructions.
 
     Args:
+        problem: The convolution.
         dtype: Of the activations.
-        panel: The order of the panels' elements.
-        panels: Of the largest block.
+        blocking: The cut.
     """
     var spread = U.spread(dtype)
     if spread == 1:
         return 0
+    if widens_slices[U](problem, dtype, blocking):
+        return U.panels * L1_SLICE_BYTES
+    var panel = problem.panel_layout(dtype)
+    var panels = blocking.cut.panels
     var together = panels_together[U](dtype, panel, panels, U.panels)
+    # Few filters are unpacked behind their panel.
+    if few_filters[U](problem, dtype) > 0:
+        together += 1
     return spread * together * panel.sums_offset()
 
 
 def tile_sums[U: DotUnit]() -> Int:
-    """Sums of a register tile.
+    """Sums that are stored together.
 
     Parameters:
         U: The instructions.
     """
-    return U.rows * max(U.panels, U.single_panels) * PANEL
+    return U.tiles * U.rows * max(U.panels, U.single_panels) * PANEL
 
 
 def run_task[
@@ -188,7 +247,13 @@ def run_task[
     comptime if U.flips(dtype):
         flip_signs(scratch.block, blocking.block_elements)
     comptime if spread > 1:
-        widen_words(copied.as_imm(), blocking.block_elements, scratch.block)
+        if blocking.cut.access == ACCESS_MATRIX:
+            widen_words(
+                activation, block.columns * blocking.row_stride, scratch.block
+            )
+            activation = scratch.block.as_imm()
+        else:
+            widen_words(copied.as_imm(), blocking.block_elements, scratch.block)
     _multiply_block[U](params, block, activation, scratch, state)
     U.end()
 
@@ -210,8 +275,8 @@ struct Place(ImplicitlyCopyable, Movable):
 
 
 struct TilePipeline[U: DotUnit, Source: ActivationSource]:
-    """The register tiles of a block, one after the other: while one is being
-    multiplied, the one before it is stored. The stages are two buffers of sums.
+    """The register tiles of a block, one after the other: with two stages, which
+    are buffers of sums, one is stored while the next is being multiplied.
 
     Parameters:
         U: The instructions.
@@ -228,6 +293,10 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
     """The tile that is not stored yet."""
     var widened: Int
     """The first panel that is wide in the worker's memory."""
+    var few: Int
+    """Filters that are few, or 0."""
+    var slices: Bool
+    """See `widens_slices`."""
 
     def __init__(
         out self,
@@ -251,6 +320,11 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         self.stage = 0
         self.pending = None
         self.widened = 0
+        comptime dtype = Self.Source.dtype
+        self.few = few_filters[Self.U](params.problem, dtype)
+        self.slices = widens_slices[Self.U](
+            params.problem, dtype, params.blocking
+        )
 
     @always_inline
     def widen(mut self, panel: Int, end: Int):
@@ -260,17 +334,28 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
             panel: The first, of the block.
             end: Behind the last.
         """
-        comptime if Self.U.spread(Self.Source.dtype) > 1:
+        comptime spread = Self.U.spread(Self.Source.dtype)
+        comptime if spread > 1:
+            if self.slices:
+                return
             self.widened = panel
             var words = self.params.blocking.chunks * CHUNK_WORDS
             for i in range(panel, end):
+                var to = self.scratch.filter.unsafe_offset(
+                    (i - panel) * self._widened_stride()
+                )
                 widen_panel(
                     _filter_tile(self.params, self.block, i, 1).elements,
                     words,
-                    self.scratch.filter.unsafe_offset(
-                        (i - panel) * self._widened_stride()
-                    ),
+                    to,
                 )
+                if self.few > 0:
+                    unpack_filters(
+                        to.as_imm(),
+                        spread * words,
+                        self.few,
+                        to.unsafe_offset(self._widened_stride()),
+                    )
 
     @always_inline
     def _widened_stride(self) -> Int:
@@ -282,17 +367,21 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
     @always_inline
     def _filter(self, place: Place) -> FilterTile[Self.Source.dtype]:
         """The panels of a tile, as the unit multiplies them."""
+        var packed = _filter_tile(
+            self.params, self.block, place.panel, place.panels
+        )
         comptime if Self.U.spread(Self.Source.dtype) == 1:
-            return _filter_tile(
-                self.params, self.block, place.panel, place.panels
-            )
+            return packed
+        if self.slices:
+            packed.wide = self.scratch.filter
+            return packed
         var stride = self._widened_stride()
+        var panel = place.panel - self.widened + (1 if self.few > 0 else 0)
         return FilterTile[Self.Source.dtype](
-            self.scratch.filter.unsafe_offset(
-                (place.panel - self.widened) * stride
-            ).as_imm(),
+            self.scratch.filter.unsafe_offset(panel * stride).as_imm(),
             stride,
             place.panels,
+            self.few,
         )
 
     @always_inline
@@ -314,7 +403,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         first: Int,
         rows: Int,
     ):
-        """Multiplies a tile, and stores the one before it.
+        """Multiplies a tile, and stores it or the one before it.
 
         Args:
             state: Of the unit.
@@ -343,7 +432,10 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         Self.U.multiply(state, tile, self._filter(place), self._sums(place))
         self.finish()
         self.pending = place
-        self.stage = 1 - self.stage
+        comptime if stages[Self.U]() == 1:
+            self.finish()
+        else:
+            self.stage = 1 - self.stage
 
     @always_inline
     def finish(mut self):
@@ -377,8 +469,8 @@ def _multiply_block[
         var end = min(group + together, block.panels)
         tiles.widen(group, end)
         for line in range(strips.count):
-            for first in range(0, strips.positions, strips.rows):
-                var rows = min(strips.rows, strips.positions - first)
+            for first in range(0, strips.positions, strips.stored):
+                var rows = min(strips.stored, strips.positions - first)
                 for panel in range(group, end, strips.panels):
                     tiles.compute(
                         state,

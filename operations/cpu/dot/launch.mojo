@@ -22,10 +22,10 @@ from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .kernel import (
-    STAGES,
     DotParams,
     DotScratch,
     run_task,
+    stages,
     tile_sums,
     widened_elements,
 )
@@ -98,14 +98,10 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
             )
             elements = max(elements, U.rows * stride)
         var widened = _floats[DType.uint8](
-            widened_elements[U](
-                types.input,
-                problem.panel_layout(types.input),
-                blocking.cut.panels,
-            )
+            widened_elements[U](problem, types.input, blocking)
         )
         var scratch = (
-            STAGES * tile_sums[U]()
+            stages[U]() * tile_sums[U]()
             + _floats[DType.int32](blocking.chunks)
             + _floats[DType.uint8](
                 U.spread(types.input)
@@ -156,7 +152,9 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
     def run(self, task: Int, scratch: Writes[DType.float32]):
         ref params = self.params
         ref blocking = params.blocking
-        var offsets = scratch.unsafe_offset(STAGES * tile_sums[Self.U]())
+        var offsets = scratch.unsafe_offset(
+            stages[Self.U]() * tile_sums[Self.U]()
+        )
         comptime dtype = Self.Source.dtype
         var filter = offsets.unsafe_offset(
             _floats[DType.int32](blocking.chunks)

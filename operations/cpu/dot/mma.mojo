@@ -61,7 +61,6 @@ struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
         return rest
 
 
-@fieldwise_init
 struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
     """The panels of a register tile.
 
@@ -74,6 +73,31 @@ struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
     var panel_stride: Int
     """Elements between two panels."""
     var panels: Int
+    var filters: Int
+    """0 unless they are few, which do not lie in panels (few_filters.mojo)."""
+    var wide: Optional[Writes[Self.dtype]]
+    """Where a slice of the panels is made wide, unless they are."""
+
+    def __init__(
+        out self,
+        elements: Reads[Self.dtype],
+        panel_stride: Int,
+        panels: Int,
+        filters: Int = 0,
+    ):
+        """Of panels as the unit multiplies them.
+
+        Args:
+            elements: See the fields, like the others.
+            panel_stride: The same.
+            panels: The same.
+            filters: The same.
+        """
+        self.elements = elements
+        self.panel_stride = panel_stride
+        self.panels = panels
+        self.filters = filters
+        self.wide = None
 
 
 @fieldwise_init
@@ -103,13 +127,16 @@ trait DotUnit(MultiplyUnit):
 
     comptime kernel: Int
     """The `KERNEL_*` code."""
+    comptime tiles: Int
+    """Register tiles, pixels behind pixels, whose sums are stored together: what
+    a store costs beside its outputs is shared."""
     comptime single_rows: Int
     """Pixels up to which a tile takes `single_panels`."""
     comptime single_panels: Int
     """Filter panels of a small tile."""
-    comptime skips_zeros: Bool
-    """Whether the words of zeros that fill up a filter row are not
-    multiplied."""
+    comptime step_words: Int
+    """Words of a pixel that are read together: only so many of the zeros that
+    fill up a filter row are multiplied."""
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:
@@ -140,6 +167,15 @@ trait DotUnit(MultiplyUnit):
             dtype: Of the activations.
         """
         return 1
+
+    @staticmethod
+    def takes_few(dtype: DType) -> Bool:
+        """Whether there is a register tile of few filters (few_filters.mojo).
+
+        Args:
+            dtype: Of the activations.
+        """
+        return False
 
     @staticmethod
     def build_refusal() -> Optional[String]:
@@ -176,7 +212,7 @@ trait DotUnit(MultiplyUnit):
 
         Args:
             state: Of the registers, since `begin`.
-            activation: The activations, at most `rows` of them.
+            activation: The activations, at most `rows` times `tiles` of them.
             filter: The panels, at most as many as the rows leave room for.
             sums: Where the sums go, whole panels of each row.
         """

@@ -145,7 +145,9 @@ struct Strips(ImplicitlyCopyable, Movable):
     var positions: Int
     """Of a strip."""
     var rows: Int
-    """Positions of a tile; the last one of a strip may have fewer."""
+    """Positions of a register tile; the last one of a strip may have fewer."""
+    var stored: Int
+    """Positions whose sums are stored together, in whole register tiles."""
     var panels: Int
     """Filter panels of a tile, where the block has as many."""
 
@@ -163,13 +165,22 @@ struct Strips(ImplicitlyCopyable, Movable):
         """
         var count = 1 if blocking.flat else lines
         var positions = blocking.positions(lines, columns) // count
-        var rows = ceildiv(positions, ceildiv(positions, U.rows))
+        var tiles = ceildiv(positions, U.rows)
+        var rows = U.rows
+        # What multiplies one tile at a time cuts a strip into equal ones.
+        comptime if U.tiles == 1:
+            rows = ceildiv(positions, tiles)
+        var stored = rows * ceildiv(tiles, ceildiv(tiles, U.tiles))
         var panels = U.single_panels if rows <= U.single_rows else U.panels
-        return Strips(count, positions, rows, panels)
+        return Strips(count, positions, rows, stored, panels)
 
     def tiles(self) -> Int:
-        """Tiles of a strip."""
+        """Register tiles of a strip."""
         return ceildiv(self.positions, self.rows)
+
+    def stores(self) -> Int:
+        """How often sums of a strip are stored."""
+        return ceildiv(self.positions, self.stored)
 
 
 @fieldwise_init

@@ -2,12 +2,53 @@
 words of several pixels, one at a time, by vectors of filters."""
 
 from std.collections import Array
+from std.math import ceildiv
+from std.sys.info import size_of
 
-from ...conv.fields import PANEL
-from ...conv.memory import Writes, sum_type
+from ...conv.fields import PANEL, ROW_BYTES
+from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
 from ..unit import ONES, opaque
-from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
+from .mma import (
+    CHUNK_WORDS,
+    WORD,
+    ActivationTile,
+    DotUnit,
+    FilterTile,
+    Sums,
+)
+
+
+comptime L1_SLICE_BYTES = 16 * 1024
+"""Packed filter that stays in L1 while all pixels of a tile are multiplied by it."""
+
+comptime L1_SLICE_CHUNKS = L1_SLICE_BYTES // (ROW_BYTES * PANEL)
+"""The same in chunks of a panel."""
+
+comptime SUMS_BYTES = 6 * 1024
+"""Of the sums that are stored together."""
+
+
+def tiles_together(rows: Int, panels: Int) -> Int:
+    """Register tiles whose sums stay in L1 until they are stored.
+
+    Args:
+        rows: Pixels of a register tile.
+        panels: Its panels.
+    """
+    return max(
+        1, SUMS_BYTES // (rows * panels * PANEL * size_of[DType.float32]())
+    )
+
+
+@fieldwise_init
+struct Slice(ImplicitlyCopyable, Movable):
+    """Chunks of products that follow each other."""
+
+    var first: Int
+    var count: Int
+    var row_rest: Int
+    """Chunks of the filter row from the first one on."""
 
 
 trait VectorUnit(DotUnit):
@@ -37,6 +78,20 @@ trait VectorUnit(DotUnit):
         ...
 
     @staticmethod
+    def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):
+        """Makes words of a panel as wide as `spread` says.
+
+        Parameters:
+            dtype: Of the operands.
+
+        Args:
+            panel: The words, `[words][PANEL][WORD]`.
+            words: How many of each filter.
+            to: Where to.
+        """
+        ...
+
+    @staticmethod
     def begin() -> Int:
         return 0
 
@@ -53,20 +108,7 @@ trait VectorUnit(DotUnit):
         filter: FilterTile[dtype],
         sums: Sums,
     ):
-        # Odd numbers of rows are not instantiated: the last one goes alone.
-        var rest = activation
-        var to = sums
-        while rest.rows > 0:
-            var rows = 1 if rest.rows == 1 else rest.rows // 2 * 2
-            comptime for panels in range(1, Self.panels + 1):
-                comptime for half in range(Self.rows // 2 + 1):
-                    comptime known = max(1, 2 * half)
-                    if rows == known and filter.panels == panels:
-                        _multiply_tile[Self, dtype, known, panels](
-                            rest, filter, to
-                        )
-            rest = rest.behind(rows)
-            to = to.behind(rows)
+        multiply_panels[Self, dtype](activation, filter, sums)
 
     @staticmethod
     def multiply_registers[
@@ -75,52 +117,158 @@ trait VectorUnit(DotUnit):
         _multiply_registers[Self, dtype](chunks, sums)
 
 
-@no_inline
-def _multiply_tile[
-    U: VectorUnit, dtype: DType, rows: Int, panels: Int
+def multiply_panels[
+    U: VectorUnit, dtype: DType
 ](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
-    """Multiplies `rows` pixels by `panels` panels, both as wide as `spread`
-    says."""
+    """Multiplies all pixels of a tile by panels, slice by slice of the products:
+    each slice of the filter stays in L1 for all pixels.
+
+    Parameters:
+        U: The instructions.
+        dtype: Of the operands.
+
+    Args:
+        activation: The activations, as wide as `U.spread` says.
+        filter: The panels, as wide unless `wide` says where to make them so.
+        sums: Where the sums go, whole panels of each pixel.
+    """
+    comptime spread = U.spread(dtype)
+    comptime chunk = CHUNK_WORDS * WORD * PANEL // size_of[dtype]()
+    var slices = ceildiv(
+        activation.chunks, L1_SLICE_CHUNKS // (spread * filter.panels)
+    )
+    var length = ceildiv(activation.chunks, slices)
+    for first in range(0, activation.chunks, length):
+        var count = min(length, activation.chunks - first)
+        var here = filter
+        here.elements = filter.elements.unsafe_offset(first * spread * chunk)
+        comptime if spread > 1:
+            if filter.wide:
+                var wide = filter.wide.value()
+                here.elements = wide.as_imm()
+                here.panel_stride = count * spread * chunk
+                for panel in range(filter.panels):
+                    U.widen(
+                        filter.elements.unsafe_offset(
+                            panel * filter.panel_stride + first * chunk
+                        ),
+                        count * CHUNK_WORDS,
+                        wide.unsafe_offset(panel * here.panel_stride),
+                    )
+        _multiply_slice[U, dtype](
+            activation,
+            here,
+            sums,
+            Slice(
+                first,
+                count,
+                activation.row_chunks - first % activation.row_chunks,
+            ),
+        )
+
+
+@always_inline
+def _multiply_slice[
+    U: VectorUnit, dtype: DType
+](
+    activation: ActivationTile[dtype],
+    filter: FilterTile[dtype],
+    sums: Sums,
+    slice: Slice,
+):
+    """Adds the products of a slice to the sums of all pixels, register tile by
+    register tile."""
+    # Odd numbers of rows are not instantiated: the last one goes alone.
+    var rest = activation
+    var to = sums
+    while rest.rows > 0:
+        var rows = min(U.rows, rest.rows)
+        if rows > 1:
+            rows = rows // 2 * 2
+        var tiles = rest.rows // rows if rows == U.rows else 1
+        comptime for panels in range(1, U.panels + 1):
+            comptime for half in range(U.rows // 2 + 1):
+                comptime known = max(1, 2 * half)
+                if rows == known and filter.panels == panels:
+                    _multiply_tiles[U, dtype, known, panels](
+                        rest, filter, to, slice, tiles
+                    )
+        rest = rest.behind(tiles * rows)
+        to = to.behind(tiles * rows)
+
+
+@no_inline
+def _multiply_tiles[
+    U: VectorUnit, dtype: DType, rows: Int, panels: Int
+](
+    activation: ActivationTile[dtype],
+    filter: FilterTile[dtype],
+    sums: Sums,
+    slice: Slice,
+    tiles: Int,
+):
+    """Multiplies so many times `rows` pixels by `panels` panels, both as wide as
+    `spread` says. The first slice begins the sums."""
     comptime sums_type = sum_type(dtype)
     comptime vectors = panels * PANEL // U.lanes
     comptime spread = U.spread(dtype)
     comptime word_elements = interleaved_products(dtype)
     comptime Words = SIMD[DType.uint32, U.lanes]
-    var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
-    var weights = filter.elements.unsafe_bitcast[UInt32]()
+    comptime chunk_words = spread * CHUNK_WORDS * PANEL
+    var to = sums.elements.unsafe_bitcast[Scalar[sums_type]]()
+    var elements = activation.elements
+    var weights_of_slice = filter.elements.unsafe_bitcast[UInt32]()
     var row_stride = activation.row_stride
     var panel_stride = filter.panel_stride // word_elements
-    for j in range(activation.chunks):
-        var pixels = activation.elements.unsafe_offset(
-            Int(activation.offsets[unsafe_offset=j])
-        )
-        for word in range(activation.words(j)):
-            comptime for part in range(spread):
-                var step = spread * word + part
-                var b = Array[Words, vectors](fill=Words(0))
+    for _ in range(tiles):
+        var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
+        if slice.first > 0:
+            comptime for i in range(rows):
                 comptime for v in range(vectors):
-                    comptime panel = v * U.lanes // PANEL
-                    comptime lane = v * U.lanes % PANEL
-                    b[v] = weights.unsafe_load[width=U.lanes](
-                        panel * panel_stride + step * PANEL + lane
+                    acc[i * vectors + v] = to.unsafe_load[width=U.lanes](
+                        i * sums.stride + v * U.lanes
                     )
-                comptime for i in range(rows):
-                    var a = Words(
-                        pixels.unsafe_offset(
-                            i * row_stride + word_elements * step
-                        )
-                        .unsafe_bitcast[UInt32]()
-                        .unsafe_load[alignment=1]()
-                    )
+        var weights = weights_of_slice
+        var row_rest = slice.row_rest
+        for j in range(slice.first, slice.first + slice.count):
+            var pixels = elements.unsafe_offset(
+                Int(activation.offsets[unsafe_offset=j])
+            )
+            var words = CHUNK_WORDS
+            row_rest -= 1
+            if row_rest == 0:
+                words = activation.last_words
+                row_rest = activation.row_chunks
+            for word in range(words):
+                comptime for part in range(spread):
+                    var step = spread * word + part
+                    var b = Array[Words, vectors](fill=Words(0))
                     comptime for v in range(vectors):
-                        acc[i * vectors + v] = U.add[dtype](
-                            acc[i * vectors + v], a, b[v]
+                        comptime panel = v * U.lanes // PANEL
+                        comptime lane = v * U.lanes % PANEL
+                        b[v] = weights.unsafe_load[width=U.lanes](
+                            panel * panel_stride + step * PANEL + lane
                         )
-        weights = weights.unsafe_offset(spread * CHUNK_WORDS * PANEL)
-    var to = sums.elements.unsafe_bitcast[Scalar[sums_type]]()
-    comptime for i in range(rows):
-        comptime for v in range(vectors):
-            to.unsafe_store(i * sums.stride + v * U.lanes, acc[i * vectors + v])
+                    comptime for i in range(rows):
+                        var a = Words(
+                            pixels.unsafe_offset(
+                                i * row_stride + word_elements * step
+                            )
+                            .unsafe_bitcast[UInt32]()
+                            .unsafe_load[alignment=1]()
+                        )
+                        comptime for v in range(vectors):
+                            acc[i * vectors + v] = U.add[dtype](
+                                acc[i * vectors + v], a, b[v]
+                            )
+            weights = weights.unsafe_offset(chunk_words)
+        comptime for i in range(rows):
+            comptime for v in range(vectors):
+                to.unsafe_store(
+                    i * sums.stride + v * U.lanes, acc[i * vectors + v]
+                )
+        to = to.unsafe_offset(rows * sums.stride)
+        elements = elements.unsafe_offset(rows * row_stride)
 
 
 @no_inline

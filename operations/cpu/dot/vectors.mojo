@@ -19,11 +19,11 @@ from ...conv.fields import (
     KERNEL_AVX_VNNI,
     PANEL,
 )
-from ...conv.memory import sum_type
+from ...conv.memory import Reads, Writes, sum_type
 from ...conv.registry import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
 from .mma import CHUNK_WORDS, WORD
-from .vector_tile import VectorUnit
+from .vector_tile import VectorUnit, tiles_together
 
 comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
@@ -75,10 +75,11 @@ struct X86Unit[
     comptime kernel = Self.code
     comptime lanes = Self.register_lanes
     comptime rows = Self.max_rows
+    comptime tiles = tiles_together(Self.max_rows, Self.tile_panels)
     comptime single_rows = 0
     comptime panels = Self.tile_panels
     comptime single_panels = Self.tile_panels
-    comptime skips_zeros = True
+    comptime step_words = 1
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:
@@ -112,6 +113,11 @@ struct X86Unit[
                 t"{kernel_name(Self.code)}: the compiler takes this CPU for one"
                 t" without AVX-512"
             )
+
+    @staticmethod
+    def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):
+        # `spread` is 1.
+        pass
 
     @staticmethod
     def add[

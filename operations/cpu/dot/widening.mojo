@@ -1,9 +1,9 @@
 """Dot products of 8-bit integers on every CPU: integers become 16 bits wide, and
 `vpmaddwd` adds two products on x86, where elsewhere the compiler multiplies them.
 
-A word of 4 bytes is two pairs of 16 bits, its even bytes and its odd ones. Both
-operands become pairs in memory: a block's activations once, filter panels once for
-all pixels of a block. On Arm `sdot` adds four products of int8 as they are.
+A word of 4 bytes is two pairs of 16 bits. Both operands become pairs in memory: a
+block's activations once, filter panels once for all pixels of a block. On Arm
+`sdot` adds four products of int8 as they are.
 
 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, PMADDWD;
 Arm Architecture Reference Manual, SDOT.)
@@ -18,14 +18,9 @@ from ...conv.fields import KERNEL_WIDENING, PANEL
 from ...conv.memory import Reads, Writes, sum_type
 from ..config import CPU_TILE, LANES
 from ..features import ANY_CPU
-from .mma import CHUNK_WORDS, WORD
-from .vector_tile import VectorUnit
-
-comptime EVEN = 0
-"""Of a word, bytes 0 and 2."""
-
-comptime ODD = 1
-"""Of a word, bytes 1 and 3."""
+from .few_filters import multiply_few
+from .mma import CHUNK_WORDS, WORD, ActivationTile, FilterTile, Sums
+from .vector_tile import VectorUnit, multiply_panels, tiles_together
 
 comptime PAIR_CYCLES = 0.5
 """Of the products of a pair of 16 bits with a register of filters: a
@@ -79,56 +74,49 @@ def _add_pairs(
         return sums + low + (x >> 16) * (y >> 16)
 
 
-@always_inline
-def _pair[
-    lanes: Int, //, which: Int, signed: Bool
-](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
-    """The even or the odd bytes of each word as int16."""
-    comptime if signed:
-        var halves = bitcast[DType.int16, 2 * lanes](words)
-        comptime if which == EVEN:
-            halves = halves << 8
-        return bitcast[DType.uint32, lanes](halves >> 8)
-    elif which == EVEN:
-        return words & 0x00FF00FF
-    else:
-        var halves = bitcast[DType.uint16, 2 * lanes](words)
-        return bitcast[DType.uint32, lanes](halves >> 8)
-
-
 @no_inline
 def widen_words[
     dtype: DType
 ](elements: Reads[dtype], count: Int, to: Writes[dtype]):
-    """Writes the two pairs of each word, one behind the other.
+    """Writes elements as 16 bits.
 
     Parameters:
         dtype: Of the elements, 8 bits wide.
 
     Args:
-        elements: The elements, and room for a register's rest behind them.
+        elements: The elements.
         count: How many.
         to: Where to, twice as much; may overlap all that is read, if it ends
             where that ends.
     """
-    comptime signed = dtype == DType.int8
-    for i in range(0, count, WORD * LANES):
-        var words = (
-            elements.unsafe_offset(i)
-            .unsafe_bitcast[UInt32]()
-            .unsafe_load[width=LANES, alignment=1]()
-        )
-        to.unsafe_offset(2 * i).unsafe_bitcast[UInt32]().unsafe_store[
-            alignment=1
-        ](0, _pair[EVEN, signed](words).interleave(_pair[ODD, signed](words)))
+    comptime wide = DType.int16 if dtype == DType.int8 else DType.uint16
+    comptime vector = WORD * LANES
+    var target = to.unsafe_bitcast[Scalar[wide]]()
+    var whole = count // vector * vector
+    for i in range(0, whole, vector):
+        var bytes = elements.unsafe_load[width=vector](i)
+        target.unsafe_store[alignment=1](i, bytes.cast[wide]())
+    for i in range(whole, count):
+        target[unsafe_offset=i] = elements[unsafe_offset=i].cast[wide]()
+
+
+@always_inline
+def _pair[
+    lanes: Int, //, which: Int
+](words: SIMD[DType.uint32, lanes]) -> SIMD[DType.uint32, lanes]:
+    """The first or the second two bytes of each word, as two int16."""
+    comptime first = UInt32(16 * which)
+    var low = bitcast[DType.int32, lanes](words << (24 - first)) >> 24
+    var high = bitcast[DType.int32, lanes](words << (16 - first)) >> 24
+    return bitcast[DType.uint32, lanes]((low & 0xFFFF) | (high << 16))
 
 
 @no_inline
 def widen_panel[
     dtype: DType
 ](panel: Reads[dtype], words: Int, to: Writes[dtype]):
-    """Writes the pairs of a panel: even and odd ones of each word in turn, those of
-    all filters side by side.
+    """Writes the pairs of a panel: both of each word in turn, those of all
+    filters side by side.
 
     Parameters:
         dtype: Of the activations; the panel has the bits of int8.
@@ -145,8 +133,7 @@ def widen_panel[
             var filters = source.unsafe_load[width=LANES](word * PANEL + lane)
             comptime for which in range(2):
                 target.unsafe_store(
-                    (2 * word + which) * PANEL + lane,
-                    _pair[which, True](filters),
+                    (2 * word + which) * PANEL + lane, _pair[which](filters)
                 )
 
 
@@ -156,10 +143,11 @@ struct Widening(VectorUnit):
     comptime kernel = KERNEL_WIDENING
     comptime lanes = LANES
     comptime rows = CPU_TILE.rows
+    comptime tiles = tiles_together(CPU_TILE.rows, CPU_TILE.panels)
     comptime single_rows = 0
     comptime panels = CPU_TILE.panels
     comptime single_panels = CPU_TILE.panels
-    comptime skips_zeros = True
+    comptime step_words = 1
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:
@@ -172,8 +160,31 @@ struct Widening(VectorUnit):
         return 1 if _has_dot_product(dtype) else 2
 
     @staticmethod
+    def takes_few(dtype: DType) -> Bool:
+        return Self.spread(dtype) > 1
+
+    @staticmethod
     def build_refusal() -> Optional[String]:
         return None
+
+    @staticmethod
+    def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):
+        widen_panel(panel, words, to)
+
+    @staticmethod
+    def multiply[
+        dtype: DType
+    ](
+        mut state: Int,
+        activation: ActivationTile[dtype],
+        filter: FilterTile[dtype],
+        sums: Sums,
+    ):
+        comptime if Self.takes_few(dtype):
+            if filter.filters > 0:
+                multiply_few[Self, dtype](activation, filter, sums)
+                return
+        multiply_panels[Self, dtype](activation, filter, sums)
 
     @staticmethod
     def add[

@@ -12,6 +12,8 @@ from ...conv.fields import PANEL
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..config import CPU_TILE
+from ..dot.kernel import few_filters
+from ..dot.widening import Widening
 from ..gemm.candidates import MAX_BLOCK_ELEMENTS
 from ..gemm.scheduler import gathered_stride
 from .scheduler import (
@@ -217,6 +219,8 @@ def is_faster(problem: ConvProblem, input: DType, threads: Int) -> Bool:
         threads: How many threads there are.
     """
     if not problem.has_outputs():
+        return False
+    if input.is_integral() and few_filters[Widening](problem, input) > 0:
         return False
     var filter = (
         POSITIONS * position_depth(problem) * problem.groups * problem.panels()

@@ -163,20 +163,17 @@ def _multiply_pairs(
     var chunks = _chunks(depth)
     var last = depth // WORD_CHANNELS - (chunks - 1) * words
     var state = Widening.begin()
-    for row in range(0, tiles, Widening.rows):
-        Widening.multiply(
-            state,
-            ActivationTile[DType.int8](
-                inputs.unsafe_offset(row * plan.input.row * bytes),
-                min(Widening.rows, tiles - row),
-                plan.input.row * bytes,
-                offsets,
-                chunks,
-                chunks,
-                last,
-            ),
-            FilterTile[DType.int8](
-                weights, plan.filter.elements() * bytes, panels
-            ),
-            Sums(to.unsafe_offset(row * plan.sums.row), plan.sums.row),
-        )
+    Widening.multiply(
+        state,
+        ActivationTile[DType.int8](
+            inputs,
+            tiles,
+            plan.input.row * bytes,
+            offsets,
+            chunks,
+            chunks,
+            last,
+        ),
+        FilterTile[DType.int8](weights, plan.filter.elements() * bytes, panels),
+        Sums(to, plan.sums.row),
+    )
