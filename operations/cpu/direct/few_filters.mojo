@@ -443,7 +443,6 @@ struct FewFilters[P: Pool](CpuKernel):
                 arguments.activation.data(),
                 0,
                 TileStore(arguments),
-                None,
             ),
             queue,
         )

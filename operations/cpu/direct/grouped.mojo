@@ -250,7 +250,6 @@ struct Grouped[P: Pool](CpuKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
-                None,
             ),
             queue,
         )

@@ -175,7 +175,6 @@ def _run_row[
             )
 
 
-@fieldwise_init
 struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     """The tasks of a plan.
 
@@ -197,6 +196,35 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     """The epilogue and the output."""
     var direct: Optional[DirectOutput]
     """The output, if sums may go there from registers."""
+
+    def __init__(
+        out self,
+        kernel: Self.Kernel,
+        plan: RowPlan,
+        problem: ConvProblem,
+        activation: Reads[Self.element_type],
+        zero: Float32,
+        output: TileStore,
+        direct: Optional[DirectOutput] = None,
+    ):
+        """The tasks of a launch.
+
+        Args:
+            kernel: See the fields, like the others.
+            plan: The same.
+            problem: The same.
+            activation: The same.
+            zero: The same.
+            output: The same.
+            direct: The same.
+        """
+        self.kernel = kernel
+        self.plan = plan
+        self.problem = problem
+        self.activation = activation
+        self.zero = zero
+        self.output = output
+        self.direct = direct
 
     def run(self, task: Int, scratch: Writes[DType.float32]):
         var row_blocks = ceildiv(self.plan.image_rows, self.plan.rows)
