@@ -157,6 +157,8 @@ class Model:
 
     variables: dict[str, Variable] = field(default_factory=dict)
     constraints: list[Constraint] = field(default_factory=list)
+    tunables: list[str] = field(default_factory=list)
+    """The names of the tunable variables."""
 
     def add(self, variable: Variable) -> str:
         """Adds a variable, and returns its name.
@@ -167,6 +169,8 @@ class Model:
         if variable.name in self.variables:
             raise ValueError(f"variable: {variable.name} is there already")
         self.variables[variable.name] = variable
+        if variable.role is Role.TUNABLE:
+            self.tunables.append(variable.name)
         return variable.name
 
     def require(
@@ -191,11 +195,6 @@ class Model:
     def bounds(self, term: Term) -> tuple[int, int]:
         """Returns the least and the largest value of a term."""
         return self.variables[term].bounds if isinstance(term, str) else (term, term)
-
-    @property
-    def tunables(self) -> tuple[str, ...]:
-        """The names of the tunable variables, in order."""
-        return tuple(v.name for v in self.variables.values() if v.role is Role.TUNABLE)
 
     @property
     def raw_size(self) -> int:

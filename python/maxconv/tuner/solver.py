@@ -149,9 +149,37 @@ class Solver:
         taken: Sequence[tuple[int, ...]],
     ) -> dict[str, int] | None:
         """Solves once; None if it is infeasible."""
-        base = self._base.copy() if limits or taken else self._base
+        # What bounds one variable is its domain for a while; a copy takes longer than a solve.
+        bounded: dict[str, Sequence[int]] = {}
+        further = []
         for constraint in limits:
+            if constraint.kind in (Kind.EQ, Kind.IN) and len(constraint.names) == 1:
+                name = constraint.target
+                before = bounded.get(name, self.model.variables[name].domain)
+                asked = (term for term in constraint.operands if isinstance(term, int))
+                bounded[name] = [value for value in asked if value in before]
+            else:
+                further.append(constraint)
+        if not all(bounded.values()):
+            return None
+        base = self._base.copy() if further or taken else self._base
+        for constraint in further:
             base.add(constraint)
+        try:
+            for name, domain in bounded.items():
+                base.restrict(name, domain)
+            return self._solved(base, hints, taken)
+        finally:
+            for name in bounded:
+                base.restrict(name, self.model.variables[name].domain)
+
+    def _solved(
+        self,
+        base: _Translation,
+        hints: Assignment | None,
+        taken: Sequence[tuple[int, ...]],
+    ) -> dict[str, int] | None:
+        """Solves a translation."""
         names = [*self.model.tunables]
         if taken:
             base.cp.add_forbidden_assignments([base.variables[name] for name in names], taken)
@@ -229,6 +257,16 @@ class _Translation:
             literal = self.cp.new_bool_var(str(constraint))
             made.only_enforce_if(literal)
             self.literals[constraint] = literal
+
+    def restrict(self, name: str, values: Sequence[int]) -> None:
+        """Sets a variable's domain."""
+        if isinstance(values, range):
+            domain = self._module.Domain(values[0], values[-1])
+        else:
+            domain = self._module.Domain.from_values(list(values))
+        held = self.cp.proto.variables[self.variables[name].index].domain
+        held.clear()
+        held.extend(domain.flattened_intervals())
 
     def _variable(self, variable: Variable) -> Any:
         if isinstance(variable.domain, range):
