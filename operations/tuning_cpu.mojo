@@ -5,6 +5,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from .conv.fields import KERNEL_IMPLICIT_GEMM, PANEL
+from .conv.memory import Writes
 from .conv.operands import Device, Operands
 from .conv.problem import ConvProblem
 from .cpu.config import CPU_TILE
@@ -43,6 +44,21 @@ def named_cut(values: Values) -> NamedCut:
         ),
         depth=Int(values[unsafe_offset=5]),
     )
+
+
+def write_cut(cut: NamedCut, values: Writes[DType.int64]):
+    """Writes a cut as the numbers of `TunedCpuGemm.fields`.
+
+    Args:
+        cut: The cut.
+        values: Where to.
+    """
+    values[unsafe_offset=0] = Int64(cut.access)
+    values[unsafe_offset=1] = Int64(cut.tile_rows)
+    values[unsafe_offset=2] = Int64(cut.tiles)
+    values[unsafe_offset=3] = Int64(cut.filters.group_count)
+    values[unsafe_offset=4] = Int64(cut.filters.unit_count)
+    values[unsafe_offset=5] = Int64(cut.depth)
 
 
 struct TunedCpuGemm(TunedKernel):

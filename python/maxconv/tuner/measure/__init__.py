@@ -1,0 +1,8 @@
+"""Measures candidates: right first, then how long."""
+
+from __future__ import annotations
+
+from .base import Measurer, Outcome, Protocol
+from .cpu import CpuMeasurer
+
+__all__ = ["CpuMeasurer", "Measurer", "Outcome", "Protocol"]
