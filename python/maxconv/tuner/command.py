@@ -14,7 +14,7 @@ from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from .._library import OPERATIONS, fingerprint
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
-from .measure import CpuMeasurer
+from .measure import CpuMeasurer, executor_of
 from .records import Environment, Records
 from .search import SEARCHES
 from .session import Progress, Result, tune
@@ -62,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--search", choices=tuple(SEARCHES), default="genetic", help="by default genetic"
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything random; by default 0")
+    parser.add_argument(
+        "--executor", metavar="ADDRESS", help="measure elsewhere: dask://HOST:PORT of a scheduler"
+    )
     parser.add_argument(
         "--records", type=Path, metavar="FILE", help="where trials are kept, and read again"
     )
@@ -118,7 +121,7 @@ def this_environment() -> Environment:
 def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:
     """Searches one space."""
     search = SEARCHES[args.search](space, args.seed)
-    measurer = CpuMeasurer(space)
+    measurer = CpuMeasurer(space, make=executor_of(args.executor))
     try:
         with _reports(name) as report:
             return tune(

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .base import Measurer, Outcome, Protocol
 from .cpu import CpuMeasurer
+from .executors import executor_of
 
-__all__ = ["CpuMeasurer", "Measurer", "Outcome", "Protocol"]
+__all__ = ["CpuMeasurer", "Measurer", "Outcome", "Protocol", "executor_of"]

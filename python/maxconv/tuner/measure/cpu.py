@@ -58,6 +58,7 @@ class Worker:
             self.close()
             raise WorkerError("crashed: its process ended") from error
         except FuturesTimeoutError as error:
+            future.cancel()
             self.kill()
             raise WorkerError(f"hung: its process took more than {seconds:.0f} s") from error
 
@@ -69,13 +70,13 @@ class Worker:
         # One of another machine is not ours to kill.
         if isinstance(executor, ProcessPoolExecutor):
             os.kill(self._process, signal.SIGKILL)
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(wait=False)
 
     def close(self) -> None:
         """Lets the process end."""
         executor, self._executor = self._executor, None
         if executor is not None:
-            executor.shutdown(wait=True, cancel_futures=True)
+            executor.shutdown(wait=True)
 
 
 class WorkerError(RuntimeError):
