@@ -138,6 +138,7 @@ struct TunedCpuGemm(TunedKernel):
                 tiles.append(tiling.tiles() if tiling.rows == count else 0)
             facts.add("tiles_of_rows", tiles)
             facts.add("longest_depth", longest_depth(problem, types, code))
+        var panel = problem.panel_layout(types.input)
         var depths = self._depths(access)
         facts.add("depths", depths)
         var strides = List[Int]()
@@ -148,7 +149,7 @@ struct TunedCpuGemm(TunedKernel):
         for depth in depths:
             var elements = List[Int]()
             for count in rows:
-                elements.append(strip_elements(problem, count, depth, 1))
+                elements.append(strip_elements(problem, panel, count, depth, 1))
             facts.add("strip_elements", elements)
 
     def _depths(self, access: List[Int]) -> List[Int]:
