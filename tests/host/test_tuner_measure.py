@@ -106,7 +106,7 @@ def test_many_configurations_compute_the_convolution(dtype: str) -> None:
     for place, problem in enumerate(PROBLEMS):
         for units in (1, 3):
             space = open_space(problem, "cpu", dtype=dtype, units=units)
-            outcomes = measure_cuts(request(space), drawn(space, 200, place))
+            outcomes = measure_cuts(request(space), drawn(space, 60, place))
             assert {outcome.error for outcome in outcomes} == {None}
 
 
@@ -256,8 +256,9 @@ def test_a_search_measures_until_its_budget_is_spent(space: Space, tmp_path: Pat
     search = RandomSearch(space, 1, RandomSettings(16))
     with Records(tmp_path / "r.sqlite", HERE) as records:
         result = tune(space, search, Formula(space), budget=40, records=records, report=told.append)
-        assert len(records.of(space)) == 40
-    # And what dispatch chooses.
+        # And what dispatch chooses.
+        assert [record.search for record in records.of(space)].count("dispatch") == 1
+        assert len(records.of(space)) == 41
     assert len(result.trials) == 41
     assert [progress.spent for progress in told] == [16, 32, 40]
     assert result.gain > 1.5
@@ -282,15 +283,15 @@ def test_an_interrupted_search_keeps_its_rounds_and_goes_on(space: Space, tmp_pa
             records=records,
         )
         assert stopped.interrupted
-        assert len(records.of(space)) == 16
+        assert len(records.of(space)) == 17
     with Records(path, HERE) as records:
         search = RandomSearch(space, 1, RandomSettings(8))
         result = tune(space, search, Formula(space), budget=8, records=records)
         assert not result.interrupted
-        assert len(records.of(space)) == 24
+        assert len(records.of(space)) == 25
         # None is measured twice.
         keys = [tuple(sorted(r.configuration.items())) for r in records.of(space)]
-        assert len(set(keys)) == 24
+        assert len(set(keys)) == 25
     assert len(result.trials) == 25
 
 
@@ -309,6 +310,21 @@ class _Once(Formula):
         if self._calls == self._interrupt_at:
             raise KeyboardInterrupt
         return super().measure(configurations, incumbent)
+
+
+def test_times_of_rounds_compare_on_a_machine_whose_speed_changes(space: Space) -> None:
+    class Changing(Formula):
+        def _seconds(self, values: Configuration) -> float:
+            return super()._seconds(values) * (1 + self.asked % 3)
+
+    measurer = Changing(space)
+    result = tune(space, RandomSearch(space, 1, RandomSettings(8)), measurer, budget=32)
+    steady = Formula(space)
+    # The first measurement, of what dispatch chooses, is in a slow second.
+    for trial in result.trials:
+        if trial.seconds is not None:
+            expected = 2 * steady._seconds(configuration(space, trial.candidate.values))
+            assert trial.seconds == pytest.approx(expected)
 
 
 def test_nothing_is_found_where_dispatch_is_best(space: Space) -> None:
@@ -336,9 +352,10 @@ def test_the_command_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         small = open_space(parse_problem("1x8x8x16:16x3x3"), "cpu", units=1)
         found = records.of(small)
         assert {(record.search, record.seed, record.error) for record in found} == {
-            ("random", 3, None)
+            ("random", 3, None),
+            ("dispatch", 3, None),
         }
-        assert len(found) == 5
+        assert len(found) == 6
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from .solver import InfeasibleError
 from .space import Space, configuration
 from .trials import Candidate, Trial, best, candidate_of
 
-__all__ = ["Progress", "Result", "tune"]
+__all__ = ["DISPATCH", "Progress", "Result", "tune"]
+
+#: What records call the search that chooses without the tuner.
+DISPATCH = "dispatch"
 
 
 @dataclass(frozen=True)
@@ -105,13 +108,17 @@ def tune(
     baseline = _measured(measurer, space, [first], None)[0]
     if baseline.seconds is None:
         raise ValueError(f"dispatch: its own choice fails: {baseline.error}")
-    if first.counts:
-        history = [t for t in history if t.candidate.key != first.key] + [baseline]
+    # One yardstick serves all sessions: what its first measurement was.
+    if known := [t for t in history if t.candidate.key == first.key and t.seconds is not None]:
+        baseline = known[0]
+    elif first.counts:
+        history.append(baseline)
+        if records is not None:
+            records.write(space, [baseline], search=DISPATCH, seed=seed)
     started, spent, failed, interrupted = clock(), 0, 0, False
     try:
         while spent < budget and (proposed := search.propose(history)):
-            leader = best([*history, baseline]) or baseline
-            trials = _measured(measurer, space, proposed[: budget - spent], leader)
+            trials = _measured(measurer, space, proposed[: budget - spent], baseline)
             if records is not None:
                 records.write(space, trials, search=name, seed=seed)
             history += trials
@@ -123,8 +130,8 @@ def tune(
                     trials=len(history),
                     budget=budget,
                     spent=spent,
-                    baseline=baseline.seconds,
-                    best=(found and found.seconds) or baseline.seconds,
+                    baseline=baseline.seconds or 0.0,
+                    best=(found and found.seconds) or 0.0,
                     invalid=(search.invalid + failed) / search.proposed,
                     seconds_left=(clock() - started) / spent * (budget - spent),
                 )
@@ -166,19 +173,20 @@ def _confirmed(
 
 
 def _measured(
-    measurer: Measurer, space: Space, candidates: Sequence[Candidate], leader: Trial | None
+    measurer: Measurer, space: Space, candidates: Sequence[Candidate], baseline: Trial | None
 ) -> list[Trial]:
-    """Measures candidates beside a leader.
+    """Measures candidates beside what dispatch chooses.
 
-    Their seconds are as many times the leader's as they were beside it: a machine's speed changes
-    from round to round, and rounds are compared.
+    Their seconds are as many times its as they were beside it: a machine's speed changes from round
+    to round, and rounds are compared. The best so far would be a bad yardstick: its own time is the
+    luckiest of many, and from round to round the luck would multiply.
     """
-    incumbent = None if leader is None else configuration(space, leader.candidate.values)
+    incumbent = None if baseline is None else configuration(space, baseline.candidate.values)
     trials = []
     asked = [configuration(space, candidate.values) for candidate in candidates]
     for candidate, outcome in zip(candidates, measurer.measure(asked, incumbent), strict=True):
         seconds = outcome.seconds
-        if seconds is not None and outcome.incumbent and leader is not None and leader.seconds:
-            seconds *= leader.seconds / outcome.incumbent
+        if seconds and outcome.incumbent and baseline is not None and baseline.seconds:
+            seconds *= baseline.seconds / outcome.incumbent
         trials.append(Trial(candidate, seconds, outcome.spread, outcome.error))
     return trials
