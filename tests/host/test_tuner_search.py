@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maxconv import _cli as cli
 from maxconv._problems import parse_problem
 from maxconv.tuner import records as recording
 from maxconv.tuner.cost import CostModel, CostSettings, Study
@@ -297,7 +298,11 @@ def test_a_trial_ran_or_failed(cpu: Space) -> None:
 
 @pytest.mark.parametrize(("name", "package"), [("genetic", "xgboost"), ("tpe", "optuna")])
 def test_a_missing_package_is_told(
-    name: str, package: str, cpu: Space, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    package: str,
+    cpu: Space,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     original = importlib.import_module
 
@@ -310,3 +315,8 @@ def test_a_missing_package_is_told(
     message = rf"{package} is not installed; pip install 'maxconv\[tune\]'"
     with pytest.raises(ImportError, match=message):
         SEARCHES[name](cpu, 1)
+    capsys.readouterr()
+    problem = ["--conv", "1x8x8x16:16x3x3", "--units", "1"]
+    assert cli.main(["tune", *problem, "--search", name]) == 1
+    told = capsys.readouterr().err
+    assert told == f"maxconv tune: {package} is not installed; pip install 'maxconv[tune]'\n"

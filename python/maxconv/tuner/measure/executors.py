@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from .._extra import MissingExtraError
-
 __all__ = ["SCHEMES", "DaskExecutor", "executor_of"]
 
 #: What an address may begin with.
@@ -22,8 +20,8 @@ def executor_of(address: str | None) -> Callable[[], Executor] | None:
         address: ``dask://HOST:PORT``, of a Dask scheduler whose workers have maxconv, or ``None``.
 
     Raises:
-        ValueError: The address begins otherwise, or nothing is behind that.
-        MissingExtraError: Dask's ``distributed`` is not installed.
+        ValueError: The address begins otherwise, nothing is behind that, or Dask's ``distributed``
+            is not installed.
     """
     if address is None:
         return None
@@ -75,6 +73,6 @@ def _distributed() -> Any:
     try:
         return importlib.import_module("distributed")
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "distributed is not installed; pip install distributed installs it"
+        raise ValueError(
+            "executor: dask:// needs the package distributed; pip install distributed installs it"
         ) from error
