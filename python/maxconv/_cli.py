@@ -35,6 +35,7 @@ COMMANDS = {
     ),
     "doctor": Command("maxconv._doctor", "show versions, hardware, and which kernel runs and why"),
     "build": Command("maxconv._build", "compile what PyTorch's calls need, for an image"),
+    "tune": Command("maxconv.tuner.command", "search a kernel's configurations", "tune"),
     "inspect": Command("maxconv._inspect", "show the GPU kernels' PTX, or what they take"),
 }
 

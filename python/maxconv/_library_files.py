@@ -2,7 +2,8 @@
 
 A library is for a family of types. A CPU has one library of all kernels. A GPU has one that chooses
 the kernel, which the CPU runs, one for each kernel, one for the mean over pixels, and one for group
-normalization. The benchmark has one more for a CPU: the peak of its multiplications.
+normalization. The benchmark has one more for a CPU: the peak of its multiplications; the tuner one
+of the limits of kernels' configurations, and one that runs a kernel by configurations on a CPU.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ __all__ = [
     "Family",
     "beside_file",
     "chooser_file",
+    "cuts_file",
     "host_file",
     "kernel_file",
     "peak_file",
+    "rules_file",
 ]
 
 #: The folder of the Mojo files with the libraries' C functions.
@@ -145,6 +148,31 @@ def peak_file(dtype: str) -> Path:
     return _built("peak", Family(dtype, "float32", dtype, scaled=False), "loop of the peak")
 
 
+def rules_file() -> Path:
+    """Returns the library of what the tuner asks of kernels, from the cache or made now.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    family = Family("float32", "float32", "float32", scaled=False)
+    return _built("tune", family, "", doing="compiling the limits of maxconv's kernels")
+
+
+def cuts_file(dtype: str, out_dtype: str) -> Path:
+    """Returns the library that runs the implicit GEMM as a tuner says, from the cache or made now.
+
+    Args:
+        dtype: Of activation and filter.
+        out_dtype: Of the output.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    family = Family(dtype, "float32", out_dtype, scaled=False)
+    doing = f"compiling maxconv's implicit GEMM for the tuner, {dtype}"
+    return _built("tune_cpu", family, "", doing=doing)
+
+
 def _any_cpu() -> tuple[str, ...]:
     """Returns the compiler's options for code that launches kernels: nearly any CPU runs it."""
     cpu = _ANY_CPU.get(platform.machine())
@@ -152,7 +180,12 @@ def _any_cpu() -> tuple[str, ...]:
 
 
 def _built(
-    root: str, family: Family, what: str, *options: str, modules: Sequence[Path] = ()
+    root: str,
+    family: Family,
+    what: str,
+    *options: str,
+    modules: Sequence[Path] = (),
+    doing: str | None = None,
 ) -> Path:
     """Returns the library of a root of ``SOURCE``, from the cache or made now.
 
@@ -165,6 +198,7 @@ def _built(
         options: Of the compiler.
         modules: Folders of what the root imports beside the packages; the options tell one from
             another.
+        doing: What is told meanwhile; by default that ``what`` is compiled for PyTorch.
     """
     defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
     includes = [part for folder in (SOURCE.parent, *modules) for part in ("-I", str(folder))]
@@ -173,7 +207,7 @@ def _built(
     def make(file: Path) -> None:
         run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))
 
-    doing = f"compiling maxconv's {what} for PyTorch, {family.dtype}"
+    doing = doing or f"compiling maxconv's {what} for PyTorch, {family.dtype}"
     return cached(_file_name(root), _entry(root, family, *options), make, doing)
 
 

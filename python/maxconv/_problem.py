@@ -528,6 +528,29 @@ class ConvProblem:
             batch_last=batch_last,
         )
 
+    def numbers(self) -> list[int]:
+        """Returns the problem as ``ConvProblem.of_numbers`` of the operations reads it.
+
+        Batch, channels, filters and groups; three values each (depth, height, width) of input,
+        filter, stride, dilation, padding before and padding after.
+
+        Raises:
+            ValueError: A size is symbolic.
+        """
+        self._need_static("numbers")
+        missing = 3 - self.spatial_rank
+        numbers = [self.batch, self.channels, self.filters, self.groups]
+        for values, fill in (
+            (self.input_size, 1),
+            (self.filter_size, 1),
+            (self.stride, 1),
+            (self.dilation, 1),
+            (self.pad_before, 0),
+            (self.pad_after, 0),
+        ):
+            numbers += [*[fill] * missing, *values]
+        return [int(number) for number in numbers]
+
     def _need_static(self, what: str) -> None:
         if not self.is_static:
             raise ValueError(

@@ -59,7 +59,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obj
 
 
 def test_the_commands() -> None:
-    assert set(cli.COMMANDS) == {"demo", "bench", "build", "doctor", "inspect"}
+    assert set(cli.COMMANDS) == {"demo", "bench", "build", "doctor", "inspect", "tune"}
     finished = run("--help")
     assert finished.returncode == 0
     for name, command in cli.COMMANDS.items():

@@ -22,7 +22,14 @@ from maxconv.bench.models.catalogue import load_catalogue
 
 SCHEMA = ROOT.parent / "shared" / "pixi" / "schema.json"
 # What a package on PyPI is called on a conda channel, where the names differ.
-CONDA_NAMES = {"max": "modular", "matplotlib": "matplotlib-base", "torch": "pytorch-cpu"}
+CONDA_NAMES = {
+    "max": "modular",
+    "matplotlib": "matplotlib-base",
+    "ortools": "ortools-python",
+    "torch": "pytorch-cpu",
+    "xgboost": "py-xgboost-cpu",
+    "xgboost-cpu": "py-xgboost-cpu",
+}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -98,7 +105,7 @@ def test_max_mojo_and_torch_are_pinned() -> None:
     # A range would make pip fetch CUDA packages.
     assert str(test["torch"].specifier) == "==2.13.0"
     assert str(requirements("bench")["torch"].specifier) == "==2.13.0"
-    extras = {"torch", "demo", "bench", "plot", "models", "test"}
+    extras = {"torch", "demo", "bench", "plot", "models", "test", "tune"}
     assert set(PROJECT["optional-dependencies"]) == extras
 
 

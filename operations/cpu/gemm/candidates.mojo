@@ -184,37 +184,63 @@ struct Blockings(Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: the slices and the sums of a task stay in L2."""
         ref blocking = self.table[index]
-        var read = blocking.tiling.rows * blocking.depth * blocking.group_count
-        var block = blocking.tiles * max(read, blocking.tile_elements)
-        if blocking.tiles > 1 and block > MAX_BLOCK_ELEMENTS:
-            return String(
-                t"a task's slice has {block} activations; at most"
-                t" {MAX_BLOCK_ELEMENTS} stay in L2"
-            )
-        var sums = blocking.sums() * CPU_TILE.elements()
-        if sums <= CPU_TILE.max_accumulators:
-            return None
         if self.finest:
             var finest = self.finest.value()
             if finest == FilterCut(blocking.group_count, blocking.units()):
-                return None
-        return String(
-            t"a task has {sums} sums; at most {CPU_TILE.max_accumulators} stay"
-            t" in L2"
-        )
+                return _slice_refusal(blocking)
+        return cache_refusal(blocking)
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`: in vector multiply-adds."""
-        ref blocking = self.table[index]
-        var products = blocking.products
-        var rows = blocking.tiles * blocking.tiling.rows
-        var columns = blocking.panels * PANEL
-        var multiply = rows * blocking.panels * products
-        var read = (rows + columns) * products * 4 // BYTES_PER_STEP
-        if blocking.access == ACCESS_GATHER:
-            read += rows * products // GATHERED_PER_STEP
-        var rounds = ceildiv(blocking.tasks(), self.threads)
-        return Float64((multiply + read) * blocking.group_count * rounds)
+        return blocking_cost(self.table[index], self.threads)
+
+
+def _slice_refusal(blocking: Blocking) -> Optional[String]:
+    """Why the slice of a task does not stay in L2, or None."""
+    var read = blocking.tiling.rows * blocking.depth * blocking.group_count
+    var block = blocking.tiles * max(read, blocking.tile_elements)
+    if blocking.tiles == 1 or block <= MAX_BLOCK_ELEMENTS:
+        return None
+    return String(
+        t"a task's slice has {block} activations; at most"
+        t" {MAX_BLOCK_ELEMENTS} stay in L2"
+    )
+
+
+def cache_refusal(blocking: Blocking) -> Optional[String]:
+    """Why the slice, or the sums, of a task do not stay in L2, or None.
+
+    Args:
+        blocking: The cut.
+    """
+    var refusal = _slice_refusal(blocking)
+    if refusal:
+        return refusal
+    var sums = blocking.sums() * CPU_TILE.elements()
+    if sums <= CPU_TILE.max_accumulators:
+        return None
+    return String(
+        t"a task has {sums} sums; at most {CPU_TILE.max_accumulators} stay in"
+        t" L2"
+    )
+
+
+def blocking_cost(blocking: Blocking, threads: Int) -> Float64:
+    """The model's time of a cut, in vector multiply-adds.
+
+    Args:
+        blocking: The cut.
+        threads: How many threads there are.
+    """
+    var products = blocking.products
+    var rows = blocking.tiles * blocking.tiling.rows
+    var columns = blocking.panels * PANEL
+    var multiply = rows * blocking.panels * products
+    var read = (rows + columns) * products * 4 // BYTES_PER_STEP
+    if blocking.access == ACCESS_GATHER:
+        read += rows * products // GATHERED_PER_STEP
+    var rounds = ceildiv(blocking.tasks(), threads)
+    return Float64((multiply + read) * blocking.group_count * rounds)
 
 
 def _blocking(
@@ -225,8 +251,31 @@ def _blocking(
     cut: FilterCut,
     panel: PanelLayout,
 ) -> Blocking:
-    """A cut of pixels and filters."""
+    """A cut of pixels and filters, into slices of the usual depth."""
     var depth = _slice_depth(problem, access, panel.depth())
+    return blocking_of(problem, access, tiling, tiles, cut, panel, depth)
+
+
+def blocking_of(
+    problem: ConvProblem,
+    access: Int,
+    tiling: Tiling,
+    tiles: Int,
+    cut: FilterCut,
+    panel: PanelLayout,
+    depth: Int,
+) -> Blocking:
+    """A cut.
+
+    Args:
+        problem: The convolution, not depthwise.
+        access: An `ACCESS_*` code.
+        tiling: Of the output pixels.
+        tiles: Register tiles of a task's pixels.
+        cut: Of the filters.
+        panel: The order of the packed filter's elements.
+        depth: Products of a slice, a multiple of `PANEL`.
+    """
     var panels = problem.panels()
     var units = ceildiv(panels, CPU_TILE.panels)
     var tile_elements = tiling.rows * gathered_stride(
@@ -234,7 +283,7 @@ def _blocking(
     )
     if access == ACCESS_STRIPS:
         tile_elements = strip_elements(
-            problem, tiling.rows, depth, cut.group_count
+            problem, panel, tiling.rows, depth, cut.group_count
         )
     return Blocking(
         access=access,

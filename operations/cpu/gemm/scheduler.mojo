@@ -59,9 +59,20 @@ struct Tiling(ImplicitlyCopyable, Movable):
             lines: How many.
             length: Pixels of each.
         """
+        self = Self(lines, length, most_rows=CPU_TILE.rows)
+
+    def __init__(out self, lines: Int, length: Int, *, most_rows: Int):
+        """The same, into tiles of no more pixels than are given.
+
+        Args:
+            lines: How many.
+            length: Pixels of each.
+            most_rows: Pixels of a tile, from 1 to `CPU_TILE.rows`; even, unless
+                it is 1 or `CPU_TILE.rows`.
+        """
         self.lines = lines
         self.length = length
-        self.per_line = ceildiv(length, CPU_TILE.rows)
+        self.per_line = ceildiv(length, most_rows)
         self.rows = tile_rows(
             min(length, 2 * ceildiv(ceildiv(length, 2), self.per_line))
         )

@@ -94,12 +94,19 @@ struct GemmCandidates(Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or shares tiles where every
         multiprocessor has one."""
-        ref config = self.table[self.rows[index]].config
+        var row = self.rows[index]
+        var refusal = self.config_refusal(self.table[row].config)
+        return refusal if refusal else self.refusals[row]
+
+    def config_refusal(self, config: Conv2dConfig) -> Optional[String]:
+        """`refusal` of a configuration that need not be in the table.
+
+        Args:
+            config: The configuration.
+        """
         var refusal = config.problem_refusal(self.problem)
         if not refusal and self.residual:
             refusal = residual_refusal(config.num_epi_load_stages)
-        if not refusal:
-            refusal = self.refusals[self.rows[index]]
         if refusal or config.split_k() == 1:
             return refusal
         var waves = predict(config, self.problem, self.device.units).waves

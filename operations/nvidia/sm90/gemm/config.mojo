@@ -12,6 +12,7 @@ from std.utils import IndexList
 from ...im2col.traversal import ROW_BYTES
 from ...limits import (
     MAX_BOX,
+    MAX_CLUSTER,
     MAX_MMA_N,
     MAX_SHARED_BYTES,
     PATTERN_BYTES,
@@ -20,6 +21,7 @@ from ...limits import (
 )
 from ...pipeline.barrier import BARRIER_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
+from ...split_k import MAX_SPLIT_K
 from ..wgmma import MMA_M
 from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
 
@@ -35,6 +37,9 @@ comptime GATHERED_ROWS = WARPGROUP // (ROW_BYTES // CHUNK_BYTES)
 
 comptime BLOCK_REGISTERS = 64 * 1024
 """Registers of a multiprocessor, which one block has to itself."""
+
+comptime SUM_BYTES = 4
+"""Of an accumulator."""
 
 comptime SPARE_REGISTERS = 72
 """Registers of a consumer's thread beside its accumulators."""
@@ -399,6 +404,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t" each load an equal multiple of 8 of"
                 t" {self.block_tile_shape[1]} filters"
             )
+        if self.cluster_size() > MAX_CLUSTER:
+            return String(
+                t"cluster_shape: {self.cluster_size()} blocks are more than"
+                t" {MAX_CLUSTER}"
+            )
         if self.block_tile_shape[1] // self.cluster_shape[0] > MAX_BOX:
             return String(
                 t"block_tile_shape: a box holds at most {MAX_BOX} filters"
@@ -446,8 +456,24 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 )
         return self._refused_split()
 
+    def exchange_bytes(self) -> Int:
+        """Bytes that blocks exchange of a tile that they share, where the rings
+        were: of every consumer's accumulators, shares and sums."""
+        return 2 * self.consumers * self.accumulators() * WARPGROUP * SUM_BYTES
+
     def _refused_split(self) -> Optional[String]:
         """Why blocks cannot share a tile so, or None."""
+        var k = self.cluster_shape[2]
+        if k != 1 and k != MAX_SPLIT_K:
+            return String(
+                t"cluster_shape: {k} blocks along K are not 1 or {MAX_SPLIT_K}"
+            )
+        if self.splits() and self.exchange_bytes() > self.loads_bytes():
+            return String(
+                t"cluster_shape: blocks along K exchange"
+                t" {self.exchange_bytes()} bytes, but the rings have"
+                t" {self.loads_bytes()}"
+            )
         if (
             self.splits()
             and self.accumulators() % (4 * self.cluster_shape[2]) != 0

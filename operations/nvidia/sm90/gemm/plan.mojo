@@ -167,7 +167,20 @@ struct GemmCandidates(Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or would leave
         multiprocessors without a tile for nothing."""
-        ref config = self.offered[index // self.ways].config
+        var refusal = self.config_refusal(
+            self.config(index), self.split_k(index)
+        )
+        return refusal if refusal else self.refusals[index // self.ways]
+
+    def config_refusal(
+        self, config: Sm90Config, split_k: Int
+    ) -> Optional[String]:
+        """`refusal` of a configuration that need not be in the table.
+
+        Args:
+            config: The configuration.
+            split_k: Blocks that share a tile.
+        """
         var refusal = problem_refusal(
             config,
             self.traversal,
@@ -175,10 +188,7 @@ struct GemmCandidates(Candidates):
             whole_pieces=not self.any_filters,
         )
         if not refusal:
-            refusal = self.refusals[index // self.ways]
-        if not refusal:
             refusal = _idle_refusal(config, self.traversal)
-        var split_k = self.split_k(index)
         if refusal or split_k == 1:
             return refusal
         refusal = split_refusal(config, self.traversal, split_k)
@@ -220,12 +230,24 @@ struct GemmCandidates(Candidates):
             index: Of a candidate that does not refuse.
         """
         ref row = self.offered[index // self.ways]
-        return row.correction * predicted_seconds(
-            row.config,
+        return row.correction * self.config_cost(
+            row.config, self.split_k(index)
+        )
+
+    def config_cost(self, config: Sm90Config, split_k: Int) -> Float64:
+        """The model's time of a configuration that need not be in the table, in
+        seconds.
+
+        Args:
+            config: The configuration, which `config_refusal` does not refuse.
+            split_k: Blocks that share a tile.
+        """
+        return predicted_seconds(
+            config,
             self.problem,
             self.traversal,
             self.device.units,
-            self.split_k(index),
+            split_k,
             self.types,
             self.work,
         )

@@ -76,7 +76,9 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         config: The configuration.
     """
 
-    comptime consumer_bytes = Self.config.accumulators() * WARPGROUP * 4
+    comptime consumer_bytes = Self.config.exchange_bytes() // (
+        2 * Self.config.consumers
+    )
     """Of a consumer's accumulators."""
 
     var barriers: SharedAddress
@@ -141,8 +143,7 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
             geometry: The problem.
         """
         comptime assert (
-            2 * Self.config.consumers * Self.consumer_bytes
-            <= Self.config.loads_bytes()
+            Self.config.exchange_bytes() <= Self.config.loads_bytes()
         ), "the rings hold every consumer's shares and sums"
         self.free().init(
             Int(geometry.split_k.count.value) * Self.config.consumers

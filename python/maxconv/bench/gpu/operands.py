@@ -113,18 +113,7 @@ def geometry(problem: ConvProblem) -> list[int]:
     Batch, channels, filters and groups; three values each (depth, height, width) of input, filter,
     stride, dilation, padding before and padding after.
     """
-    missing = 3 - problem.spatial_rank
-    numbers = [problem.batch, problem.channels, problem.filters, problem.groups]
-    for values, fill in (
-        (problem.input_size, 1),
-        (problem.filter_size, 1),
-        (problem.stride, 1),
-        (problem.dilation, 1),
-        (problem.pad_before, 0),
-        (problem.pad_after, 0),
-    ):
-        numbers += [*[fill] * missing, *values]
-    return [int(number) for number in numbers]
+    return problem.numbers()
 
 
 def set_count(named: NamedProblem, dtype: str) -> int:
