@@ -195,7 +195,7 @@ def read_table(path: Path) -> list[Row]:
     for place, entry in enumerate(entries):
         try:
             found.append(_row(entry))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TableError(f"tuned table: row {place} of {path}: {error!r}") from error
     if len({row.key for row in found}) != len(found):
         raise TableError(f"tuned table: {path} has two rows of one problem")
@@ -206,6 +206,7 @@ def _row(entry: Any) -> Row:
     """Returns a row, checked.
 
     Raises:
+        AttributeError: Something is no mapping or no text.
         KeyError: A key is missing.
         TypeError: Something is of another type.
         ValueError: Something is not as it must be.
