@@ -16,19 +16,16 @@ from maxconv import _cli as cli
 from maxconv import _tuned as tuned
 from maxconv._fields import Kernel
 from maxconv._problems import parse_problem
-from maxconv._tuned import (
+from maxconv._tuned import FILE_VARIABLE, TABLE_VARIABLE, derived, text_of
+from maxconv._tuned_table import (
     CUT_FIELDS,
-    FILE_VARIABLE,
     KERNEL,
-    TABLE_VARIABLE,
     Device,
     Row,
     TableError,
     Timing,
-    derived,
     kernel_versions,
     read_table,
-    text_of,
     this_device,
     write_table,
 )
@@ -367,6 +364,27 @@ def test_the_kernels_read_a_whole_file_or_none(untuned: list[list[str]], tmp_pat
         assert probe("", str(file))[0] == untuned
 
 
+def test_the_users_own_table_is_used_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "tuned.yaml"
+    monkeypatch.setattr(tuned, "user_table", lambda: table)
+    monkeypatch.delenv(TABLE_VARIABLE, raising=False)
+    assert tuned._file() is None
+    write_table(table, [row()])
+    # Of another machine, all of it.
+    assert tuned._file() is None
+    write_table(table, [row(), row(**ours())])
+    file = tuned._file()
+    assert file
+    assert file.read_text() == text_of(derived([row()], HERE, VERSIONS))
+    monkeypatch.setenv(TABLE_VARIABLE, str(tmp_path / "missing.yaml"))
+    with pytest.warns(RuntimeWarning, match=r"what was tuned is not used: .*missing\.yaml"):
+        assert tuned._file() is None
+    monkeypatch.setenv(TABLE_VARIABLE, "")
+    assert tuned._file() is None
+
+
 def test_a_process_decides_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tuned, "_decided", [])
     monkeypatch.setenv(FILE_VARIABLE, "of another process")
@@ -383,10 +401,19 @@ def test_a_process_decides_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         tuned.use_no_table()
 
 
-def test_a_configuration_is_confirmed_as_calls_run_it(space: Space) -> None:
+def test_a_configuration_is_confirmed_as_calls_run_it(
+    space: Space,
+    untuned: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What was tuned before is not what it is compared with.
+    write_table(tmp_path / "tuned.yaml", [row(**ours())])
+    monkeypatch.setenv(TABLE_VARIABLE, str(tmp_path / "tuned.yaml"))
     measurer = CpuMeasurer(space, Protocol(confirming=3, burst_s=1e-6))
     try:
         kernel = measurer.dispatched()
+        assert kernel == untuned[0][0]
         outcome = measurer.confirm(row().configuration)
         refused = measurer.confirm({**row().configuration, "tiles": 9})
     finally:
@@ -398,3 +425,20 @@ def test_a_configuration_is_confirmed_as_calls_run_it(space: Space) -> None:
     assert made.after > 0
     assert made.gain[0] <= made.gain[1] <= made.gain[2]
     assert str(refused.error).startswith(f"{FILE_VARIABLE}: the kernels did not take it: ")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("used", [True, False])
+def test_a_graphs_op_plans_what_was_tuned(tmp_path: Path, used: bool) -> None:
+    table = tmp_path / "tuned.yaml"
+    count = os.cpu_count() or 1
+    write_table(table, [row(threads=threads + 1, **ours()) for threads in range(count)])
+    command = [sys.executable, "-m", "maxconv", "doctor", "--json", "--conv", "1x12x12x64:64x3x3"]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, TABLE_VARIABLE: str(table) if used else ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(ended.stdout)["problem"]["reason"].startswith("tuned: ") is used

@@ -14,7 +14,7 @@ from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from .._machine import cpu_model
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
-from .._tuned import kernel_versions, read_table, this_device, user_table
+from .._tuned_table import kernel_versions, read_table, this_device, user_table
 from .measure import CpuMeasurer, executor_of
 from .measure.base import Configuration
 from .records import Environment, Records

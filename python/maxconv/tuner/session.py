@@ -68,9 +68,9 @@ class Result:
     @property
     def gain(self) -> float:
         """How many times as fast the best one is."""
-        if self.best is None or not self.best.seconds:
+        if self.best is None or self.confirmation is None:
             return 1.0
-        return self.dispatch / self.best.seconds
+        return self.confirmation.gain[1]
 
 
 def tune(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._tuned import CUT_FIELDS, KERNEL, Device, Row, Timing, read_table, write_table
+from .._tuned_table import CUT_FIELDS, KERNEL, Device, Row, Timing, read_table, write_table
 from .measure.base import Configuration, Outcome
 from .space import Space
 

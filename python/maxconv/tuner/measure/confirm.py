@@ -20,7 +20,8 @@ from ..._fields import Kernel, Layout, encode_scalars
 from ..._library_files import Family
 from ..._native import Call, host
 from ..._openmp import installed_parallel
-from ..._tuned import CUT_FIELDS, FILE_VARIABLE, Line, text_of, use_file
+from ..._tuned import FILE_VARIABLE, Line, text_of, use_file
+from ..._tuned_table import CUT_FIELDS
 from .base import Configuration, Outcome, summarize
 from .cuts import CutRequest
 from .oracle import operands

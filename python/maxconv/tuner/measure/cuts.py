@@ -87,7 +87,8 @@ class _Prepared:
 
     def dispatched(self) -> str:
         """Returns the name of the kernel that dispatch chooses."""
-        return self._host.explain(self._dispatched, self._request.threads)[0]
+        call = self._dispatched
+        return self._host.explain(call, self._request.threads)[0]
 
     def choice(self) -> dict[str, int]:
         """Returns what the kernel's own search chooses."""
