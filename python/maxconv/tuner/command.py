@@ -7,6 +7,7 @@ import argparse
 from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
+from .gpu import command as gpu
 from .space import TARGET_NAMES, open_space
 
 __all__ = ["add_arguments", "run"]
@@ -40,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-space", action="store_true", help="print what there is to search, and end"
     )
+    parser.add_argument("--seed", type=int, default=0, help="of everything random; by default 0")
+    gpu.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         ValueError: A problem is none, an argument is not allowed, or no kernel takes the problem.
         LibraryError: The library that kernels are asked through cannot be built.
     """
+    if gpu.asks(args):
+        return gpu.run(args)
     named = problems(args)
     spaces = [
         open_space(

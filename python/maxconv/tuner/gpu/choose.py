@@ -22,9 +22,10 @@ from ..search.genetic import GeneticSettings
 from ..space import Space, open_space
 from ..trials import candidates_of
 from .configurations import Configurations, Listed, table_rows, without_split
+from .cover import greedy
 from .problems import DTYPE, Measured
 
-__all__ = ["ChoiceSettings", "choose", "greedy"]
+__all__ = ["ChoiceSettings", "choose"]
 
 #: How a configuration was found.
 DRESSED, NEIGHBOUR, GENETIC = "dressed", "neighbour", "genetic"
@@ -133,35 +134,14 @@ def choose(
 
 
 def _guesses(ratios: npt.NDArray[np.float64], settings: ChoiceSettings) -> npt.NDArray[np.float64]:
-    """Returns ratios with the model's error, drawn several times, one below the other."""
-    generator = np.random.default_rng(settings.seed)
-    shape = (settings.draws, *ratios.shape)
-    errors = np.exp(generator.normal(0.0, settings.error, shape))
-    return (ratios * errors).reshape(-1, ratios.shape[1])
+    """Returns gains with the model's error, drawn several times, one below the other.
 
-
-def greedy(
-    ratios: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], most: int
-) -> list[int]:
-    """Returns the columns that gain most together, the first most; each gains something.
-
-    Args:
-        ratios: Of each problem (rows) the time with a configuration (columns) over the time
-            without; NaN where it does not run.
-        weights: Of the problems.
-        most: Columns at most.
+    A gain is the logarithm of the table's time over a configuration's, or 0.
     """
-    gains = -np.log(np.where(np.isnan(ratios), 1.0, np.minimum(ratios, 1.0)))
-    best = np.zeros(len(ratios))
-    chosen: list[int] = []
-    while len(chosen) < most:
-        more = weights @ np.maximum(gains - best[:, None], 0.0)
-        column = int(more.argmax()) if more.size else 0
-        if not more.size or more[column] <= 1e-9:
-            break
-        chosen.append(column)
-        best = np.maximum(best, gains[:, column])
-    return chosen
+    generator = np.random.default_rng(settings.seed)
+    errors = generator.normal(0.0, settings.error, (settings.draws, *ratios.shape))
+    gains = np.maximum(-np.log(ratios) - errors, 0.0)
+    return np.nan_to_num(gains).reshape(-1, ratios.shape[1])
 
 
 def _representatives(spaces: Sequence[Space], count: int) -> list[Space]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..kernels import KernelSpace
+if TYPE_CHECKING:
+    from ..kernels import KernelSpace
 
-__all__ = ["NOT_IN_TABLE", "Configurations", "Listed", "table_rows"]
+
+__all__ = ["NOT_IN_TABLE", "Configurations", "Listed", "table_rows", "without_split"]
 
 #: The row of a configuration that is not in the hand-written table.
 NOT_IN_TABLE = -1

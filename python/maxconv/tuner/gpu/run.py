@@ -20,7 +20,7 @@ from typing import Any
 
 from ..._program import LIBRARIES, Pipe, ProgramError, find_assembler
 from .assembler import assembling
-from .build import PROGRAM, Folder, Task
+from .folder import PROGRAM, Folder, Task
 
 __all__ = ["RESULTS", "WORKS", "Protocol", "Result", "Timed", "measure", "read_results"]
 
@@ -134,7 +134,10 @@ def measure(
     begin = clock()
     out.mkdir(parents=True, exist_ok=True)
     path = out / RESULTS
-    done = {(result.name, result.work) for result in read_results(path)} if path.exists() else set()
+    done = set()
+    if path.exists():
+        _cut(path)
+        done = {(result.name, result.work) for result in read_results(path)}
     left = [(t, w) for w in works for t in held.tasks if (t.name, w) not in done]
     if not left:
         return 0
@@ -142,7 +145,7 @@ def measure(
     libraries = (folder / LIBRARIES).absolute()
     environment = {}
     if (assembler := find_assembler()) and workers:
-        environment = assembling(assembler, out / "cubins")
+        environment = assembling(assembler, folder / "cubins")
         report(
             _assembled(command, libraries, environment, len(held.configurations.listed), workers)
         )
@@ -161,6 +164,12 @@ def measure(
             print(json.dumps(asdict(result)), file=lines, flush=True)
             report(f"{place + 1}/{len(left)} {result.name} {work}: {_summary(result)}")
     return 0
+
+
+def _cut(path: Path) -> None:
+    """Removes a last line that was not written to its end."""
+    text = path.read_bytes()
+    path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def read_results(path: Path) -> list[Result]:
