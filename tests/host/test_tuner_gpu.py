@@ -146,6 +146,23 @@ def test_it_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert (folder / "asked").read_text() == asked
 
 
+def test_kernels_are_assembled_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maxconv.tuner.gpu.run.find_assembler", lambda: "/usr/bin/ptxas")
+    folder = tmp_path / "f"
+    held = built(folder, task("a", 1))
+    texts: list[str] = []
+    arguments = {"minutes": 1.0, "protocol": QUICK, "report": texts.append, "workers": 2}
+    assert measure(folder, held, folder / "out", **arguments) == 0  # type: ignore[arg-type]
+    assert texts[0].startswith("assembled 8 of 8 configurations in ")
+    asked = (folder / "asked").read_text().splitlines()
+    assert sorted(asked[:8]) == [f"load {index}" for index in range(8)]
+    assert (folder / "cubins" / "ptxas").is_file()
+    held = built(tmp_path / "g", faults={"start": "x"})
+    with pytest.raises(ProgramError, match="no GPU"):
+        measure(tmp_path / "g", held, tmp_path / "out", **arguments)  # type: ignore[arg-type]
+    assert texts[-1] == "assembled 0 of 8 configurations in 0 s; failed: no GPU"
+
+
 def test_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "f"
     held = built(folder, faults={"start": "x"})

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from ..._program import LIBRARIES, Pipe, ProgramError, find_assembler
 from .assembler import assembling
 from .folder import PROGRAM, Folder, Task
+from .preload import preload
 
 __all__ = ["RESULTS", "WORKS", "Protocol", "Result", "Timed", "measure", "read_results"]
 
@@ -146,9 +146,7 @@ def measure(
     environment = {}
     if (assembler := find_assembler()) and workers:
         environment = assembling(assembler, folder / "cubins")
-        report(
-            _assembled(command, libraries, environment, len(held.configurations.listed), workers)
-        )
+        report(preload(command, libraries, environment, len(held.configurations.listed), workers))
     with ExitStack() as stack:
         program = Pipe(command, libraries, protocol.timeout_s, environment)
         stack.enter_context(program)
@@ -300,36 +298,6 @@ def _reason(answer: Mapping[str, Any]) -> str:
     if "wrong" in answer:
         return f"wrong: {answer['wrong']} of {answer['elements']} elements"
     return f"refused: {answer.get('refusal', answer)}"
-
-
-def _assembled(
-    command: Sequence[str],
-    libraries: Path,
-    environment: Mapping[str, str],
-    count: int,
-    workers: int,
-) -> str:
-    """Assembles all kernels, by several processes; returns how that went."""
-    begin = time.monotonic()
-
-    def load(first: int) -> list[str]:
-        failed = []
-        try:
-            with Pipe(command, libraries, environment=environment) as program:
-                for index in range(first, count, workers):
-                    try:
-                        program.ask("load", index)
-                    except ProgramError as error:
-                        failed.append(f"{index}: {error}")
-                        program.revive()
-        except ProgramError as error:
-            failed.append(str(error))
-        return failed
-
-    with ThreadPoolExecutor(workers) as pool:
-        failures = [text for texts in pool.map(load, range(workers)) for text in texts]
-    text = f"assembled {count} configurations in {time.monotonic() - begin:.0f} s"
-    return f"{text}; failed: {'; '.join(failures)}" if failures else text
 
 
 def _driver() -> str:
